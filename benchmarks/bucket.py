@@ -34,20 +34,16 @@ class Bucket(ThreadingHTTPServer):
         self.guard = threading.Lock()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Answering(BaseHTTPRequestHandler):
+    """Answers requests in full, or with the range that they ask for."""
+
     protocol_version = "HTTP/1.1"
-    server: Bucket
 
     def log_message(self, *args: object) -> None:
-        pass
+        """Write nothing."""
 
-    def _asked(self) -> tuple[str, dict[str, str]]:
-        """Return the key and the parameters of the request."""
-        address = urlsplit(self.path)
-        query = {name: values[0] for name, values in parse_qs(address.query, keep_blank_values=True).items()}
-        return unquote(address.path).removeprefix(f"/{NAME}").lstrip("/"), query
-
-    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        """Answer with a status, headers and a body."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -55,8 +51,32 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
+    def answer_range(self, content: bytes, **headers: str) -> bool:
+        """Answer with what the request asks for of an object; False where it has nothing of that."""
+        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if asked is None:
+            self.answer(200, content, **headers)
+            return True
+        first, last = asked[1], asked[2]
+        begin = int(first) if first else max(0, len(content) - int(last))
+        end = min(len(content), int(last) + 1) if first and last else len(content)
+        if begin < end:
+            where = f"bytes {begin}-{end - 1}/{len(content)}"
+            self.answer(206, content[begin:end], Content_Range=where, **headers)
+        return begin < end
+
+
+class _Handler(Answering):
+    server: Bucket
+
+    def _asked(self) -> tuple[str, dict[str, str]]:
+        """Return the key and the parameters of the request."""
+        address = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(address.query, keep_blank_values=True).items()}
+        return unquote(address.path).removeprefix(f"/{NAME}").lstrip("/"), query
+
     def _fail(self, status: int, code: str) -> None:
-        self._answer(status, f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode())
+        self.answer(status, f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode())
 
     def _store(self, key: str, content: bytes) -> None:
         """Put an object under the conditions of the request."""
@@ -74,8 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
                 if name.lower().startswith("x-amz-meta-")
             }
         if self.command == "PUT":
-            return self._answer(200, ETag=_tag(content))
-        return self._answer(200, _document("CompleteMultipartUploadResult", f"<ETag>{_tag(content)}</ETag>"))
+            return self.answer(200, ETag=_tag(content))
+        return self.answer(200, _document("CompleteMultipartUploadResult", f"<ETag>{_tag(content)}</ETag>"))
 
     def do_PUT(self) -> None:
         key, query = self._asked()
@@ -83,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "uploadId" not in query:
             return self._store(key, body)
         self.server.uploads[query["uploadId"]][int(query["partNumber"])] = body
-        return self._answer(200, ETag=_tag(body))
+        return self.answer(200, ETag=_tag(body))
 
     def do_POST(self) -> None:
         key, query = self._asked()
@@ -93,12 +113,12 @@ class _Handler(BaseHTTPRequestHandler):
                 name = f"upload-{len(self.server.uploads)}"
                 self.server.uploads[name] = {}
             started = f"<Key>{escape(key)}</Key><UploadId>{name}</UploadId>"
-            return self._answer(200, _document("InitiateMultipartUploadResult", started))
+            return self.answer(200, _document("InitiateMultipartUploadResult", started))
         if "delete" in query:
             keys = re.findall(r"<Key>([^<]*)</Key>", body.decode())
             for one in keys:
                 self.server.objects.pop(one, None)
-            return self._answer(
+            return self.answer(
                 200, _document("DeleteResult", "".join(f"<Deleted><Key>{k}</Key></Deleted>" for k in keys))
             )
         parts = self.server.uploads[query["uploadId"]]
@@ -108,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         key, query = self._asked()
         if "uploadId" not in query:
             self.server.objects.pop(key, None)
-        self._answer(204)
+        self.answer(204)
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -123,16 +143,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("If-Match", _tag(content)) != _tag(content):
             return self._fail(412, "PreconditionFailed")
         headers = {"ETag": _tag(content), "Last_Modified": _HTTP_DATE, **self.server.metadata.get(key, {})}
-        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if asked is None:
-            return self._answer(200, content, **headers)
-        first, last = asked[1], asked[2]
-        begin = int(first) if first else max(0, len(content) - int(last))
-        end = min(len(content), int(last) + 1) if first and last else len(content)
-        if begin >= end:
-            return self._fail(416, "InvalidRange")
-        where = f"bytes {begin}-{end - 1}/{len(content)}"
-        return self._answer(206, content[begin:end], Content_Range=where, **headers)
+        if not self.answer_range(content, **headers):
+            self._fail(416, "InvalidRange")
+        return None
 
     def _list(self, prefix: str, delimiter: str) -> None:
         found, folders = "", set()
@@ -149,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         for folder in sorted(folders):
             found += f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>"
-        self._answer(200, _document("ListBucketResult", f"<IsTruncated>false</IsTruncated>{found}"))
+        self.answer(200, _document("ListBucketResult", f"<IsTruncated>false</IsTruncated>{found}"))
 
 
 def _tag(content: bytes) -> str:

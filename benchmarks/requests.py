@@ -23,7 +23,7 @@ from benchmarks.results import write
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader
 from inshrink_core.archive.storage import Storage, object_at
-from inshrink_core.archive.storage.blocks import forget_all
+from inshrink_core.archive.storage.blocks import CACHE
 from inshrink_core.archive.storage.contract import Range
 from inshrink_core.chain import Archive
 
@@ -172,7 +172,7 @@ ACTS = {"open": opened, "restore the last step": restored, "read one tensor": on
 
 def measure_far(path: Path, kind: type[CountingStorage], act: str, scratch: Path) -> dict[str, object]:
     """Read an archive through a storage that counts and waits."""
-    forget_all()
+    CACHE.clear()
     begun = time.perf_counter()
     reader, far = counting_reader(ArchiveReader.open(path).storage, kind)
     ACTS[act](reader, scratch)

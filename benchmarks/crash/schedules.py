@@ -22,10 +22,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from benchmarks.memory_storage import MemoryStorage, StoredObjects
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, PartWriter, commit_parts, remove_frames
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.storage.contract import Creation, Lock
-from inshrink_core.archive.storage.memory import MemoryStorage, _Objects
 from inshrink_core.errors import ConflictError, LockedError
 
 URL = "simulated://archive"
@@ -40,7 +40,7 @@ class Place:
     """Where the archive lies: its objects, and who holds its lock."""
 
     def __init__(self) -> None:
-        self.objects = _Objects()
+        self.objects = StoredObjects()
         self.alone: Process | None = None
         self.shared: list[Process] = []
 

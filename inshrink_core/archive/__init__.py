@@ -5,7 +5,7 @@ It knows bytes, not tensors. ``docs/format.md`` is the specification.
 
 from inshrink_core.archive.check import Problem, check_archive
 from inshrink_core.archive.frame_reader import FrameReader
-from inshrink_core.archive.frame_writer import FrameSink, FrameWriter
+from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.layout import FORMAT_VERSION
 from inshrink_core.archive.maintenance import (
     Rewrite,
@@ -17,7 +17,7 @@ from inshrink_core.archive.maintenance import (
 from inshrink_core.archive.parts import Committed, PartWriter, commit_parts
 from inshrink_core.archive.reader import ArchiveReader, is_archive, open_storage
 from inshrink_core.archive.segment import MAX_SMALL_FILES
-from inshrink_core.archive.storage import LocalStorage, MemoryStorage, Storage
+from inshrink_core.archive.storage import LocalStorage, Storage
 from inshrink_core.archive.writer import ArchiveWriter
 
 __all__ = [
@@ -27,10 +27,8 @@ __all__ = [
     "ArchiveWriter",
     "Committed",
     "FrameReader",
-    "FrameSink",
     "FrameWriter",
     "LocalStorage",
-    "MemoryStorage",
     "PartWriter",
     "Problem",
     "Rewrite",

@@ -13,23 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from inshrink_core.archive.digest import is_sound
+from inshrink_core.archive import layout
 from inshrink_core.archive.frame_reader import FrameFile, read_envelope
-from inshrink_core.archive.layout import (
-    FRAME,
-    FRAME_FOLDER,
-    FRAME_MAGIC,
-    MAX_SEGMENT_NBYTES,
-    REBUILD_REMEDY,
-    SMALL_FRAME_NBYTES,
-    damaged,
-    file_number,
-    joined,
-    parse_frame_name,
-    trailed_spans,
-)
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedStorage
+from inshrink_core.archive.segment import is_sound
 from inshrink_core.archive.storage import OverlaidStorage, Storage, storage_error, storage_errors
 from inshrink_core.errors import ConflictError, DamagedError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.execution import NotRegularError
@@ -114,7 +102,8 @@ class Catalog:
             f"{self.manifest_problem.what}, and it alone tells which frame is the last one: "
             "others may be gone without a trace",
             where=where,
-            remedy=f"{REBUILD_REMEDY}; a step whose branch is named too (--branch) is read all the same",
+            remedy=f"{layout.REBUILD_REMEDY}; a step whose branch is named too (--branch) is read all the "
+            "same",
         ) from self.manifest_problem
 
     def require_whole_frames(self, where: str) -> None:
@@ -122,9 +111,8 @@ class Catalog:
         if not self.pending:
             return
         first = self.pending[0]
-        lost = sorted(set(range(first.n_parts)) - {file.number for file in first.files})
         raise ConflictError(
-            f"the frame of step {first.step} waits for {parts_in_words(lost, first.n_parts)}",
+            f"the frame of step {first.step} waits for {missing_parts(first)}",
             where=where,
             remedy="run the parts that are missing (`inshrink compress … --part I/N`), or give up those that "
             f"are there: inshrink commit {where} --discard",
@@ -146,6 +134,12 @@ def parts_in_words(numbers: Sequence[int], n_parts: int) -> str:
     """
     names = ", ".join(f"{number + 1}/{n_parts}" for number in numbers)
     return f"parts {names}" if len(numbers) > 1 else f"part {names}"
+
+
+def missing_parts(frame: FrameInfo) -> str:
+    """Name the parts of a frame that are not there."""
+    there = {file.number for file in frame.files}
+    return parts_in_words([n for n in range(frame.n_parts) if n not in there], frame.n_parts)
 
 
 class _Scan(NamedTuple):
@@ -171,7 +165,7 @@ def scan_frame(file: FrameFile) -> tuple[FrameInfo, bytes]:
     envelope = read_envelope(file)
     header = envelope.header
     if file.offset is not None and header.n_parts > 1:
-        raise damaged("a part of a frame lies in a segment", file.where)
+        raise layout.damaged("a part of a frame lies in a segment", file.where)
     if file.offset is None and file.path != header.path:
         raise DamagedError(
             "the frame's name contradicts its header",
@@ -191,15 +185,14 @@ def _scan(storage: Storage, path: str) -> _Scan:
         where = f"{storage.name}, {path}"
         with storage_errors("the segment cannot be read", where):
             nbytes = storage.size(path)
-        if not 0 < nbytes <= MAX_SEGMENT_NBYTES:
-            raise damaged(
+            content = storage.read(path, 0, min(nbytes, layout.MAX_SEGMENT_NBYTES))
+        if not 0 < nbytes <= layout.MAX_SEGMENT_NBYTES:
+            raise layout.damaged(
                 "no segment has this size",
                 where,
-                expected=f"at most {MAX_SEGMENT_NBYTES} bytes",
+                expected=f"at most {layout.MAX_SEGMENT_NBYTES} bytes",
                 found=f"{nbytes}",
             )
-        with storage_errors("the segment cannot be read", where):
-            content = storage.read(path, 0, nbytes)
         return _scan_segment(storage, path, content)
     except (DamagedError, StorageError) as error:
         return _Scan(problems=(error,), tail_lost=True)
@@ -208,7 +201,7 @@ def _scan(storage: Storage, path: str) -> _Scan:
 def _scan_segment(storage: Storage, path: str, content: bytes) -> _Scan:
     """Find the frames of a segment; behind what is none, go on where the next one begins."""
     held = OverlaidStorage(storage, {path: content})
-    ends = trailed_spans(FRAME, content)
+    ends = layout.trailed_spans(layout.FRAME, content)
     frames: list[tuple[FrameInfo, bytes]] = []
     problems: list[InshrinkError] = []
     begin = known_to = 0
@@ -218,7 +211,7 @@ def _scan_segment(storage: Storage, path: str, content: bytes) -> _Scan:
         except DamagedError as error:
             if begin == known_to:
                 problems.append(error)
-            begin = content.find(FRAME_MAGIC, begin + 1)
+            begin = content.find(layout.FRAME_MAGIC, begin + 1)
         else:
             frames.append(found)
             begin = known_to = begin + found[0].nbytes
@@ -227,15 +220,15 @@ def _scan_segment(storage: Storage, path: str, content: bytes) -> _Scan:
 
 def _frame_at(file: FrameFile, before: list[tuple[FrameInfo, bytes]]) -> tuple[FrameInfo, bytes]:
     """Read a frame of a segment."""
-    if not 0 < file.nbytes <= SMALL_FRAME_NBYTES:
-        raise damaged("no frame of a segment is here", file.where)
+    if not 0 < file.nbytes <= layout.SMALL_FRAME_NBYTES:
+        raise layout.damaged("no frame of a segment is here", file.where)
     info, archive_id = scan_frame(file)
     first = before[-1][0].generation + 1 if before else 1
-    if not first <= info.generation <= file_number(file.path):
-        raise damaged(
+    if not first <= info.generation <= layout.file_number(file.path):
+        raise layout.damaged(
             "the frame's generation does not fit its segment",
             file.where,
-            expected=f"{first} to {file_number(file.path)}",
+            expected=f"{first} to {layout.file_number(file.path)}",
             found=f"{info.generation}",
         )
     return info, archive_id
@@ -243,18 +236,20 @@ def _frame_at(file: FrameFile, before: list[tuple[FrameInfo, bytes]]) -> tuple[F
 
 def is_archive_storage(storage: Storage) -> bool:
     """Tell whether a folder is an archive: it has a manifest, or a frame where frames lie."""
-    return MANIFEST_NAME in storage.list("") or _has_frames(storage, storage.list(FRAME_FOLDER))
+    return MANIFEST_NAME in storage.list("") or _has_frames(storage, storage.list(layout.FRAME_FOLDER))
 
 
 def _has_frames(storage: Storage, names: Iterable[str]) -> bool:
     """Tell whether a file that is called as a frame is begins as one."""
-    return any(_is_frame(storage, f"{FRAME_FOLDER}/{name}") for name in names if file_number(name))
+    return any(
+        _is_frame(storage, f"{layout.FRAME_FOLDER}/{name}") for name in names if layout.file_number(name)
+    )
 
 
 def _is_frame(storage: Storage, path: str) -> bool:
     """Tell whether a file begins as a frame does; a pipe does not."""
     try:
-        return storage.read(path, 0, len(FRAME_MAGIC)) == FRAME_MAGIC
+        return storage.read(path, 0, len(layout.FRAME_MAGIC)) == layout.FRAME_MAGIC
     except NotRegularError:
         return False
 
@@ -289,7 +284,7 @@ def load_catalog(storage: Storage) -> Catalog:
 def _load(storage: Storage) -> Catalog:
     manifest, problem, nbytes = None, None, 0
     content, names = storage.together(
-        [partial(storage.whole, MANIFEST_NAME), partial(storage.list, FRAME_FOLDER)]
+        [partial(storage.whole, MANIFEST_NAME), partial(storage.list, layout.FRAME_FOLDER)]
     )
     if isinstance(names, Exception):
         raise names
@@ -319,8 +314,8 @@ def _reconcile(
     listed = manifest.frames if manifest else ()
     named = {path for frame in listed for path in frame.paths}
     removed = set(manifest.tombstones) if manifest else set()
-    found_files = {f"{FRAME_FOLDER}/{name}" for name in names}
-    others = {path: number for path in found_files - named if (number := file_number(path))}
+    found_files = {f"{layout.FRAME_FOLDER}/{name}" for name in names}
+    others = {path: number for path in found_files - named if (number := layout.file_number(path))}
     present = (found_files & named).union(others)
     buried = {path for path in others if _frame_generation(path) in removed}
     ignored: set[str] = set()
@@ -400,7 +395,7 @@ def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:
     groups: dict[FrameInfo, list[FrameInfo]] = {}
     for part in parts:
         groups.setdefault(replace(part, nbytes=0), []).append(part)
-    yield from map(joined, groups.values())
+    yield from map(layout.joined, groups.values())
 
 
 def _contradiction(storage: Storage, part: FrameInfo) -> DamagedError:
@@ -413,7 +408,7 @@ def _contradiction(storage: Storage, part: FrameInfo) -> DamagedError:
 
 def _frame_generation(path: str) -> int:
     """Return the generation of a frame that is a file of its own; 0 for a segment."""
-    parsed = parse_frame_name(path.rpartition("/")[2])
+    parsed = layout.parse_frame_name(path.rpartition("/")[2])
     return parsed[0] if parsed else 0
 
 

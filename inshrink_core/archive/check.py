@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from inshrink_core.archive.catalog import Catalog, parts_in_words
-from inshrink_core.archive.digest import frame_digest
+from inshrink_core.archive.catalog import Catalog, missing_parts, parts_in_words
 from inshrink_core.archive.frame_reader import FrameReader
 from inshrink_core.archive.layout import FRAME_FOLDER, REBUILD_REMEDY, file_number
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader, open_storage
+from inshrink_core.archive.segment import frame_digest
 from inshrink_core.archive.storage import LOCK_NAME, Storage, object_at
-from inshrink_core.archive.storage.blocks import forget_all
+from inshrink_core.archive.storage.blocks import CACHE
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.execution import temporary_name
 from inshrink_core.frame import FrameInfo
@@ -77,7 +77,7 @@ def check_archive(
     ...     check_archive(path)
     ()
     """
-    forget_all()
+    CACHE.clear()
     try:
         storage = open_storage(path)
         reader = ArchiveReader(storage)
@@ -112,8 +112,7 @@ def _check_catalog(catalog: Catalog, name: str) -> Iterator[Problem]:
             what = f"{which}the frame of step {frame.step} is missing"
             yield Problem(f"{name}, {file.path}", what, "fetch the file from where the archive came from")
     for frame in catalog.pending:
-        lost = sorted(set(range(frame.n_parts)) - {file.number for file in frame.files})
-        what = f"the frame of step {frame.step} waits for {parts_in_words(lost, frame.n_parts)}"
+        what = f"the frame of step {frame.step} waits for {missing_parts(frame)}"
         yield Problem(f"{name}, {frame.path}", what, _PENDING, True)
     if catalog.manifest_problem is None:
         for frame in catalog.unlisted:

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self
 
-from inshrink_core.archive.document import decompress_document, unpack_value
-from inshrink_core.archive.index import INDEX_DICTIONARY, FrameIndex, block_entries, parse_index
+from inshrink_core.archive.document import unpack_value
+from inshrink_core.archive.index import FrameIndex, block_entries
 from inshrink_core.archive.layout import (
     FRAME,
     FRAME_HEADER_NBYTES,
@@ -19,7 +19,7 @@ from inshrink_core.archive.layout import (
     damaged,
 )
 from inshrink_core.archive.storage import Storage, storage_errors
-from inshrink_core.archive.storage.blocks import ENDS, Span, cached_bytes, fetch, forget, is_cached
+from inshrink_core.archive.storage.blocks import CACHE, Span, fetch
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.frame import BlockEntry, FrameInfo, FramePart
 
@@ -74,24 +74,19 @@ class FrameFile(NamedTuple):
 
     def is_held(self, offset: int, nbytes: int) -> bool:
         """Tell whether bytes were fetched ahead."""
-        return bool(self.digest) and is_cached(self.digest, offset, nbytes)
+        return CACHE.has(self.digest, offset, nbytes)
 
     def suffix(self, nbytes: int) -> tuple[bytes, int]:
         """Return the last bytes, and the length of the frame; of a file of its own, what the system says."""
-        if self.digest:
-            nbytes = min(nbytes, self.nbytes)
-            held = cached_bytes(self.digest, self.nbytes - nbytes, nbytes)
-            if held is not None:
-                return held, self.nbytes
-        if self.offset is not None:
-            nbytes = min(nbytes, self.nbytes)
-            return self.read(self.nbytes - nbytes, nbytes), self.nbytes
-        with _frame_errors(self.where):
-            return self.storage.suffix(self.path, nbytes)
+        size = self.nbytes
+        if self.offset is None and not self.is_held(size - min(nbytes, size), min(nbytes, size)):
+            with _frame_errors(self.where):
+                size = self.storage.size(self.path)
+        return self.read(size - min(nbytes, size), min(nbytes, size)), size
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Read exactly, in Inshrink's errors: a frame may vanish or shrink between two calls."""
-        held = cached_bytes(self.digest, offset, nbytes) if self.digest else None
+        held = CACHE.get(self.digest, offset, nbytes)
         if held is not None:
             return held
         with _frame_errors(self.where):
@@ -129,25 +124,20 @@ class FrameEnvelope(NamedTuple):
 def fetch_ends(storage: Storage, parts: Iterable[FramePart]) -> None:
     """Fetch the ends of frames with their indexes; a second time only where an index is longer than that."""
     files = [FrameFile.of(storage, part) for part in parts]
-    fetch(storage, [file.end for file in files], ENDS)
+    fetch(storage, [file.end for file in files])
     longer = []
     for file in files:
-        fields = cached_bytes(file.digest, file.nbytes - TRAILER_NBYTES, TRAILER_NBYTES)
+        fields = CACHE.get(file.digest, file.nbytes - TRAILER_NBYTES, TRAILER_NBYTES)
         with contextlib.suppress(DamagedError):  # told when it is read
             trailer = Trailer.parse(FRAME, fields or b"", file.nbytes, file.where)
             longer.append(file.span(trailer.offset, file.nbytes - trailer.offset))
-    fetch(storage, longer, ENDS)
+    fetch(storage, longer)
 
 
 def has_ends(storage: Storage, parts: Iterable[FramePart]) -> bool:
     """Tell whether the ends of frames are in memory."""
     ends = (FrameFile.of(storage, part).end for part in parts)
-    return all(is_cached(end.digest, end.offset, end.nbytes) for end in ends)
-
-
-def fetch_whole(storage: Storage, parts: Iterable[FramePart]) -> None:
-    """Fetch frames as they are."""
-    fetch(storage, [FrameFile.of(storage, part).span(0, part.nbytes) for part in parts])
+    return all(CACHE.has(end.digest, end.offset, end.nbytes) for end in ends)
 
 
 def read_envelope(file: FrameFile, listed: FrameHeader | None = None) -> FrameEnvelope:
@@ -168,55 +158,28 @@ def read_envelope(file: FrameFile, listed: FrameHeader | None = None) -> FrameEn
     DamagedError, IncompatibleError
         It is not a whole frame of a version known here.
     """
-    where = file.where
     suffix, size = file.suffix(_SUFFIX_NBYTES)
-    if listed is not None and file.is_held(size - len(suffix), len(suffix)):
-        found = _held_envelope(file, listed)
-        if found is not None:
-            return found
-        forget(file.digest)
-        suffix, size = file.suffix(_SUFFIX_NBYTES)
-    head = file.read(0, min(FRAME_HEADER_NBYTES, size))
-    header = FrameHeader.parse(head, where)
-    fields = suffix[-TRAILER_NBYTES:]
-    trailer = Trailer.parse(FRAME, fields, size, where)
-    beyond = size - trailer.offset
-    tail = suffix[-beyond:] if beyond <= len(suffix) else file.read(trailer.offset, beyond)
-    covered = tail[:-TRAILER_NBYTES]
-    trailer.check_crc(FRAME, fields, head, covered, where)
-    return _envelope(header, trailer, covered)
-
-
-def _envelope(header: FrameHeader, trailer: Trailer, covered: bytes) -> FrameEnvelope:
-    n_small = len(covered) - trailer.nbytes
-    return FrameEnvelope(header, trailer, covered[n_small:], covered[:n_small])
-
-
-def _held_envelope(file: FrameFile, listed: FrameHeader) -> FrameEnvelope | None:
-    """Return what surrounds the blocks of a frame whose end is held; None if it is not the one listed."""
-    with contextlib.suppress(InshrinkError):
-        fields = file.read(file.nbytes - TRAILER_NBYTES, TRAILER_NBYTES)
-        trailer = Trailer.parse(FRAME, fields, file.nbytes, file.where)
-        covered = file.read(trailer.offset, file.nbytes - trailer.offset - TRAILER_NBYTES)
-        for header in (listed, listed._replace(external=True)):
-            with contextlib.suppress(DamagedError):
-                trailer.check_crc(FRAME, fields, header.pack(), covered, file.where)
-                return _envelope(header, trailer, covered)
-    return None
-
-
-def read_index(file: FrameFile, envelope: FrameEnvelope, parent: FrameIndex | None) -> FrameIndex:
-    """Return the index of a frame, resolved against its parent's (None for a keyframe).
-
-    Raises
-    ------
-    DamagedError
-        The index contradicts itself, its parent or the file.
-    """
-    where, trailer = file.where, envelope.trailer
-    raw = decompress_document(envelope.document, trailer.raw_nbytes, where, INDEX_DICTIONARY)
-    several = envelope.header.n_parts > 1
-    return parse_index(raw, parent, trailer.offset, envelope.small, where, several=several)
+    held = listed is not None and file.is_held(size - len(suffix), len(suffix))
+    try:
+        if listed is not None and held:
+            headers = [listed, listed._replace(external=True)]
+        else:
+            headers = [FrameHeader.parse(file.read(0, min(FRAME_HEADER_NBYTES, size)), file.where)]
+        fields = suffix[-TRAILER_NBYTES:]
+        trailer = Trailer.parse(FRAME, fields, size, file.where)
+        beyond = size - trailer.offset
+        tail = suffix[-beyond:] if beyond <= len(suffix) else file.read(trailer.offset, beyond)
+        covered = tail[:-TRAILER_NBYTES]
+        n_small = len(covered) - trailer.nbytes
+        for header in headers:
+            if trailer.covers(fields, header.pack(), covered):
+                return FrameEnvelope(header, trailer, covered[n_small:], covered[:n_small])
+        raise damaged("the checksum of the frame's index does not match", file.where)
+    except InshrinkError:
+        if not held:
+            raise
+    CACHE.drop(file.digest)
+    return read_envelope(file)
 
 
 _CONTENT: Final = "content"
@@ -305,12 +268,6 @@ class FrameReader:
             first, own = (self.meta_of(one).get(_MEMORY) for one in (min(self._parts), part))
             apart -= {_MEMORY} if joined_memory([first, own]) == joined_memory([own, first]) else set()
         return apart
-
-    def place_of(self, entry: BlockEntry) -> int:
-        """Return which of the frame's tensors a tensor is."""
-        part = self._parts[entry.part]
-        at = part.index.tensors.keys.index(entry.key)
-        return at if part.index.places is None else part.index.places[at]
 
     @property
     def overhead_nbytes(self) -> int:
@@ -429,7 +386,7 @@ class _PartReader:
     def _checked(self, entry: BlockEntry, payload: bytes) -> bytes:
         crc = crc32c(payload)
         if crc != entry.crc:
-            forget(self.file.digest)
+            CACHE.drop(self.file.digest)
             raise DamagedError(
                 f"the checksum of block '{entry.key}' at offset {entry.offset} does not match",
                 where=self._where,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, pack_value
 from inshrink_core.archive.index import (
     INDEX_DICTIONARY,
@@ -17,117 +17,18 @@ from inshrink_core.archive.index import (
     SmallBlocks,
     pack_index,
 )
-from inshrink_core.archive.layout import (
-    FRAME,
-    TRAILER_NBYTES,
-    FrameHeader,
-    Trailer,
-    align,
-    crc32c,
-    joined,
-)
 from inshrink_core.archive.storage import Creation, Storage, storage_errors
 from inshrink_core.errors import InputError
 from inshrink_core.frame import FrameInfo
 
 
-class FrameSink(ABC):
-    """A frame that is being written, in one part or in several; it is dropped unless it is committed.
+class _FrameFile:
+    """One file of a frame that is being written: the frame, or a part of it."""
 
-    Parameters
-    ----------
-    release
-        Called once the frame is committed or aborted.
-    """
-
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._release, self._open = release, True
-
-    @abstractmethod
-    def add(
-        self,
-        key: str,
-        codec: str,
-        payload: bytes | bytearray | memoryview,
-        *,
-        attributes: tuple[Any, ...] = (),
-        attachment: bool = False,
-        place: int | None = None,
-    ) -> None:
-        """Append a block (`FrameWriter.add`)."""
-
-    @abstractmethod
-    def commit(self, meta: Mapping[str, Any]) -> FrameInfo:
-        """Make the frame durable and list it (`FrameWriter.commit`)."""
-
-    @abstractmethod
-    def _drop(self) -> None:
-        """Leave nothing of what was written."""
-
-    def abort(self) -> None:
-        """Drop the frame; harmless after `commit`."""
-        if self._open:
-            self._close()
-            self._drop()
-
-    def _close(self) -> None:
-        self._open = False
-        self._release()
-
-    @contextlib.contextmanager
-    def _aborting(self, what: str, where: str) -> Iterator[None]:
-        """Leave nothing of the frame where something fails."""
-        try:
-            with storage_errors(what, where):
-                yield
-        except BaseException:
-            self.abort()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.abort()
-
-
-class FrameWriter(FrameSink):
-    """One frame being written; made by `ArchiveWriter.begin`.
-
-    As a context manager it aborts on an exception, and when `commit` was not called. Memory is
-    bounded by one payload, the small blocks (64 KiB) and the index.
-
-    Parameters
-    ----------
-    file
-        Where its bytes go.
-    where
-        The archive, for messages.
-    header
-        What the frame is.
-    parent
-        Resolved index of the parent, from which a delta frame inherits; None in a keyframe.
-    publish
-        Called with the frame once all bytes are written; commits the file and lists the frame.
-    release
-        Called once the frame is committed or aborted.
-    """
-
-    def __init__(
-        self,
-        file: Creation,
-        where: str,
-        header: FrameHeader,
-        parent: FrameIndex | None,
-        publish: Callable[[FrameInfo], None],
-        release: Callable[[], None],
-    ) -> None:
-        super().__init__(release)
-        self._file = file
-        self._header, self._parent, self._publish = header, parent, publish
-        self.where = f"{where}, frame of step {header.step}"
-        self._seen: set[tuple[str, bool]] = set()
-        self._columns: tuple[list[Any], list[Any]] = ([], [])
+    def __init__(self, file: Creation, header: layout.FrameHeader, parent: FrameIndex | None) -> None:
+        self.file = file
+        self._header, self._parent = header, parent
+        self._blocks: tuple[list[Any], list[Any]] = ([], [])
         self._runs = [0]
         self._nbytes: list[int] = []
         self._back: list[int] = []
@@ -136,7 +37,105 @@ class FrameWriter(FrameSink):
         self._places: list[int] = []
         self._digest = hashlib.sha256()
         self._offset = 0
-        self._write(header.pack())
+
+    def begin(self) -> None:
+        self._write(self._header.pack())
+
+    def add(self, block: tuple[Any, ...], content: bytes | memoryview, place: int | None) -> None:
+        """Append a tensor, or without a place an attachment."""
+        back = self._small.add(len(self._nbytes), content)
+        if back is None:
+            self._write(bytes(layout.align(self._offset, len(content)) - self._offset))
+            self._write(content)
+            self._crcs.append(layout.crc32c(content))
+        if (len(self._runs) % 2 == 0) != (place is None):  # the last run is of the other sort
+            self._runs.append(0)
+        self._runs[-1] += 1
+        if place is not None:
+            self._places.append(place)
+        self._blocks[place is None].append(block)
+        self._nbytes.append(len(content))
+        self._back.append(back or 0)
+
+    def finish(self, meta: Mapping[str, Any]) -> FrameInfo:
+        """Write the small blocks, the index and the trailer."""
+        tensors, attachments = (
+            BlockColumns(*zip(*rows, strict=True)) if rows else BlockColumns() for rows in self._blocks
+        )
+        index = FrameIndex(
+            tensors,
+            attachments,
+            tuple(self._runs),
+            tuple(self._nbytes),
+            tuple(self._crcs),
+            {key: pack_value(value) for key, value in meta.items()},
+            tuple(self._back),
+            places=tuple(self._places) if self._header.n_parts > 1 else None,
+        )
+        raw = pack_index(index, self._parent)
+        document = compress_document(raw, INDEX_DICTIONARY)
+        tail = bytes(self._small.content) + document
+        file_nbytes = self._offset + len(tail) + layout.TRAILER_NBYTES
+        trailer = layout.Trailer(self._offset, file_nbytes, len(document), len(raw))
+        self._write(tail)
+        self._write(trailer.pack(layout.FRAME, self._header.pack(), tail))
+        return self._header.info(self._offset, self._digest.digest())
+
+    def _write(self, content: bytes | memoryview) -> None:
+        self.file.write(content)
+        self._digest.update(content)
+        self._offset += len(content)
+
+
+class FrameWriter:
+    """One frame being written, in one file or in several parts; made by `ArchiveWriter.begin`.
+
+    As a context manager it aborts on an exception, and when `commit` was not called. Memory is
+    bounded by one payload, the small blocks (64 KiB) and the index.
+
+    Parameters
+    ----------
+    storage
+        Where it lies.
+    headers
+        What the frame is, for each file that is written.
+    parents
+        Resolved index of each part of the parent, by number, from which a delta frame inherits.
+    publish
+        Called with the files and the frame once all bytes are written; commits and lists them.
+    release
+        Called once the frame is committed or aborted.
+    route
+        The place among the files of a tensor, by its key.
+    apart
+        For each file, what its meta has beside the frame's.
+    create
+        Makes a file; by default the storage does.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        headers: Sequence[layout.FrameHeader],
+        parents: Mapping[int, FrameIndex],
+        publish: Callable[[Sequence[Creation], FrameInfo], None],
+        release: Callable[[], None],
+        *,
+        route: Callable[[str], int] = lambda key: 0,
+        apart: Sequence[Mapping[str, Any]] = (),
+        create: Callable[[str], Creation] | None = None,
+    ) -> None:
+        self.where = f"{storage.name}, frame of step {headers[0].step}"
+        self._publish, self._release, self._route = publish, release, route
+        self._apart = apart or ({},) * len(headers)
+        self._seen: set[tuple[str, bool]] = set()
+        self._next, self._open = 0, True
+        self._files: list[_FrameFile] = []
+        with self._aborting("the frame cannot be written", storage.name):
+            for header in headers:
+                created = (create or storage.create)(header.path)
+                self._files.append(_FrameFile(created, header, parents.get(header.part)))
+                self._files[-1].begin()
 
     def add(
         self,
@@ -186,31 +185,24 @@ class FrameWriter(FrameSink):
             )
         if not (isinstance(key, str) and isinstance(codec, str)):
             raise InputError("key and codec of a block are text", where=self.where)
-        following = self._places[-1] + 1 if self._places else 0
-        if place is not None and place < following:
+        place = self._next if place is None else place
+        if place < self._next:
             raise InputError(
                 f"block '{key}' is not in the frame's order",
                 where=self.where,
-                expected=f"a place from {following} on",
+                expected=f"a place from {self._next} on",
                 found=f"{place}",
             )
         pack_value([key, codec, attributes])
-        content = _as_bytes(payload)
-        back = self._small.add(len(self._nbytes), content)
-        if back is None:
-            padding = align(self._offset, len(content)) - self._offset
-            self._write(bytes(padding))
-            self._write(content)
-            self._crcs.append(crc32c(content))
-        if (len(self._runs) % 2 == 0) != attachment:  # the last run is of the other sort
-            self._runs.append(0)
-        self._runs[-1] += 1
+        content = payload if isinstance(payload, bytes) else memoryview(payload)
+        if isinstance(content, memoryview):
+            content = content.cast("B") if content.nbytes else b""  # an empty one cannot be cast
+        with self._aborting("the frame cannot be written", self.where):
+            file = self._files[0 if attachment else self._route(key)]
+            file.add((key, codec, attributes), content, None if attachment else place)
         self._seen.add((key, attachment))
         if not attachment:
-            self._places.append(following if place is None else place)
-        self._columns[attachment].append((key, codec, attributes))
-        self._nbytes.append(len(content))
-        self._back.append(back or 0)
+            self._next = place + 1
 
     def commit(self, meta: Mapping[str, Any]) -> FrameInfo:
         """Write the index, make the frame durable, and list it in the manifest.
@@ -233,178 +225,40 @@ class FrameWriter(FrameSink):
         self._require_open()
         if not all(isinstance(key, str) for key in meta):
             raise InputError("meta has text keys only", where=self.where)
-        index = FrameIndex(
-            _columns(self._columns[0]),
-            _columns(self._columns[1]),
-            tuple(self._runs),
-            tuple(self._nbytes),
-            tuple(self._crcs),
-            {key: pack_value(value) for key, value in meta.items()},
-            tuple(self._back),
-            places=tuple(self._places) if self._header.n_parts > 1 else None,
-        )
-        raw = pack_index(index, self._parent)
-        info = self._finish(compress_document(raw, INDEX_DICTIONARY), len(raw))
         with self._aborting("the frame cannot be committed", self.where):
-            self._publish(info)
+            rows = [file.finish({**meta, **own}) for file, own in zip(self._files, self._apart, strict=True)]
+            info = layout.joined(rows)
+            self._publish([file.file for file in self._files], info)
         self._close()
         return info
 
-    def _drop(self) -> None:
-        self._file.abort()
+    def abort(self) -> None:
+        """Drop the frame; harmless after `commit`."""
+        if self._open:
+            self._close()
+            with contextlib.ExitStack() as stack:
+                for file in self._files:
+                    stack.callback(file.file.abort)
 
-    def drop(self) -> None:
-        """Drop the frame, and what was not published of it, too."""
-        self.abort()
-        self._file.abort()
+    def _close(self) -> None:
+        self._open = False
+        self._release()
 
-    def _finish(self, document: bytes, raw_nbytes: int) -> FrameInfo:
-        """Write what follows the large blocks."""
-        tail = bytes(self._small.content) + document
-        file_nbytes = self._offset + len(tail) + TRAILER_NBYTES
-        trailer = Trailer(self._offset, file_nbytes, len(document), raw_nbytes)
-        self._write(tail)
-        self._write(trailer.pack(FRAME, self._header.pack(), tail))
-        return self._header.info(self._offset, self._digest.digest())
-
-    def _write(self, content: bytes | memoryview) -> None:
-        with self._aborting("the frame cannot be written", self.where):
-            self._file.write(content)
-        self._digest.update(content)
-        self._offset += len(content)
+    @contextlib.contextmanager
+    def _aborting(self, what: str, where: str) -> Iterator[None]:
+        try:
+            with storage_errors(what, where):
+                yield
+        except BaseException:
+            self.abort()
+            raise
 
     def _require_open(self) -> None:
         if not self._open:
             raise InputError("the frame was committed or aborted already", where=self.where)
 
+    def __enter__(self) -> Self:
+        return self
 
-class PartedFrameWriter(FrameSink):
-    """A frame in several parts that one writer writes.
-
-    Parameters
-    ----------
-    parts
-        Each writes one part, and publishes nothing.
-    publish
-        Called with the frame once all parts are written.
-    release
-        Called once the frame is committed or aborted.
-    route
-        Returns the part of a tensor by its key.
-    apart
-        By part, what its meta says beside the frame's.
-    """
-
-    def __init__(
-        self,
-        parts: Sequence[FrameWriter],
-        publish: Callable[[FrameInfo], None],
-        release: Callable[[], None],
-        route: Callable[[str], int],
-        apart: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        super().__init__(release)
-        self._parts, self._publish = parts, publish
-        self._route, self._apart = route, apart or ({},) * len(parts)
-        self._where = parts[0].where
-        self._next = 0
-
-    def add(
-        self,
-        key: str,
-        codec: str,
-        payload: bytes | bytearray | memoryview,
-        *,
-        attributes: tuple[Any, ...] = (),
-        attachment: bool = False,
-        place: int | None = None,
-    ) -> None:
-        """Append a block to its part (`FrameWriter.add`)."""
-        place = self._next if place is None else place
-        with self._aborting("the frame cannot be written", self._where):
-            part = self._parts[0 if attachment else self._route(key)]
-            part.add(key, codec, payload, attributes=attributes, attachment=attachment, place=place)
-            if not attachment:
-                self._next = place + 1
-
-    def commit(self, meta: Mapping[str, Any]) -> FrameInfo:
-        """Write every part, make all of them durable, and list the frame (`FrameWriter.commit`)."""
-        with self._aborting("the frame cannot be committed", self._where):
-            rows = [part.commit({**meta, **own}) for part, own in zip(self._parts, self._apart, strict=True)]
-            info = joined(rows)
-            self._publish(info)
-        self._close()
-        return info
-
-    def _drop(self) -> None:
-        with contextlib.ExitStack() as stack:
-            for part in self._parts:
-                stack.callback(part.drop)
-
-
-def begin_frame(
-    storage: Storage,
-    header: FrameHeader,
-    parents: Mapping[int, FrameIndex],
-    publish: Callable[[Sequence[Creation], FrameInfo], None],
-    release: Callable[[], None],
-    *,
-    route: Callable[[str], int] = lambda key: 0,
-    apart: Sequence[Mapping[str, Any]] = (),
-    grouped: Callable[[Storage, str], Creation] | None = None,
-) -> FrameSink:
-    """Begin the files of a frame.
-
-    Parameters
-    ----------
-    storage, header
-        Where it lies, and what it is: of its parts, the first, and how many there are.
-    parents
-        What each part inherits from, by number; nothing in a keyframe.
-    publish
-        Called with the files and the frame, when all of it is written.
-    release
-        Called once the frame is committed or aborted.
-    route, apart
-        As of `PartedFrameWriter`.
-    grouped
-        Makes the file of a frame in one part; by default the storage.
-    """
-    if header.n_parts == 1:
-        with storage_errors("the frame cannot be written", storage.name):
-            file = storage.create(header.path) if grouped is None else grouped(storage, header.path)
-        return FrameWriter(
-            file, storage.name, header, parents.get(0), lambda info: publish([file], info), release
-        )
-    files: list[Creation] = []
-    parts: list[FrameWriter] = []
-    with contextlib.ExitStack() as stack:
-        for number in range(header.n_parts):
-            own = header._replace(part=number)
-            with storage_errors("the frame cannot be written", storage.name):
-                files.append(stack.enter_context(storage.create(own.path)))
-            parts.append(
-                FrameWriter(files[-1], storage.name, own, parents.get(number), _nothing, _nothing_done)
-            )
-        stack.pop_all()
-    return PartedFrameWriter(parts, lambda info: publish(files, info), release, route, apart)
-
-
-def _nothing(info: FrameInfo) -> None:
-    """Publish nothing: the parts are published together."""
-
-
-def _nothing_done() -> None:
-    """Release nothing."""
-
-
-def _as_bytes(payload: bytes | bytearray | memoryview) -> bytes | memoryview:
-    """View any buffer as bytes; an empty one cannot be cast."""
-    if isinstance(payload, bytes):
-        return payload
-    view = memoryview(payload)
-    return view.cast("B") if view.nbytes else b""
-
-
-def _columns(blocks: list[Any]) -> BlockColumns:
-    return BlockColumns(*zip(*blocks, strict=True)) if blocks else BlockColumns()
+    def __exit__(self, *error: object) -> None:
+        self.abort()

@@ -12,7 +12,9 @@ import hashlib
 import itertools
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
 
 from inshrink_core.archive.document import compress_document, pack_value, unpack_value
 from inshrink_core.archive.layout import (
@@ -24,9 +26,6 @@ from inshrink_core.archive.layout import (
     is_small,
 )
 from inshrink_core.frame import BlockEntry
-
-_N_FIELDS: Final = 7
-"""Of the index of a frame; that of a part has one more."""
 
 MAX_ATTRIBUTES: Final = 16
 """Attributes of one block; a small number keeps reading linear in the size of the index."""
@@ -51,9 +50,6 @@ WORDS: Final = (
 
 INDEX_DICTIONARY: Final = pack_value(WORDS)
 """What an index is compressed with: a fixed part of the format."""
-
-_MAX_BLOCK_NBYTES: Final = MAX_STEP
-"""Sums of lengths are Python integers, so only the field's own width limits a block."""
 
 
 class BlockColumns(NamedTuple):
@@ -174,71 +170,73 @@ def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
     )
 
 
-class _MalformedError(Exception):
-    """A document of the wrong shape; becomes a DamagedError that names the frame."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
+"""Sums of lengths are Python integers, so only the field's own width limits a block."""
+
+
+class _Columns(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The blocks of one sort as they are stored; what the parent has is None."""
+
+    keys: tuple[str, ...] | None
+    codecs: tuple[tuple[str, ...], tuple[_Count, ...]] | None
+    attributes: tuple[tuple[_Count, ...], tuple[tuple[Any, ...], ...]] | None
+
+
+class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The index of a frame as it is stored."""
+
+    tensors: _Columns
+    attachments: _Columns
+    runs: tuple[_Count, ...]
+    lengths: tuple[_Count, ...]
+    crcs: bytes
+    changed: dict[str, bytes]
+    removed: tuple[str, ...]
+
+
+class _PartDocument(_Document):
+    """The index of a part."""
+
+    places: tuple[_Count, ...] | None
 
 
 def _require(condition: bool, what: str) -> None:
     if not condition:
-        raise _MalformedError(what)
+        raise ValueError(what)
 
 
-def _tuple_of(value: Any, item_type: type, what: str) -> tuple[Any, ...]:
-    _require(type(value) is tuple and all(type(item) is item_type for item in value), what)
-    return tuple(value)
-
-
-def _counts(value: Any, what: str) -> tuple[int, ...]:
-    counts = _tuple_of(value, int, what)
-    _require(all(0 <= count <= _MAX_BLOCK_NBYTES for count in counts), what)
-    return counts
-
-
-def _parse_codecs(value: Any) -> tuple[str, ...]:
-    _require(type(value) is tuple and len(value) == 2, "codecs")
-    names, numbers = _tuple_of(value[0], str, "codec names"), _counts(value[1], "codec numbers")
+def _parse_codecs(names: tuple[str, ...], numbers: tuple[int, ...]) -> tuple[str, ...]:
     _require(all(number < len(names) for number in numbers), "codec numbers")
     return tuple(names[number] for number in numbers)
 
 
-def _parse_attributes(value: Any) -> tuple[tuple[Any, ...], ...]:
-    _require(type(value) is tuple and len(value) == 2, "attributes")
-    widths, columns = _counts(value[0], "attribute widths"), _tuple_of(value[1], tuple, "attribute columns")
+def _parse_attributes(
+    widths: tuple[int, ...], columns: tuple[tuple[Any, ...], ...]
+) -> tuple[tuple[Any, ...], ...]:
     _require(max(widths, default=0) == len(columns) <= MAX_ATTRIBUTES, "attribute widths")
     rows: list[list[Any]] = [[] for _ in widths]
     for j, column in enumerate(columns):
         members = [row for row, width in zip(rows, widths, strict=True) if width > j]
-        _require(len(members) == len(column), "attribute columns")
         for row, item in zip(members, column, strict=True):
             row.append(item)
     return tuple(map(tuple, rows))
 
 
-def _parse_columns(value: Any, parent: BlockColumns | None) -> BlockColumns:
-    _require(type(value) is tuple and len(value) == 3, "block columns")
+def _resolve(stored: _Columns, parent: BlockColumns | None) -> BlockColumns:
     if parent is None:
-        _require(None not in value, "inheritance in a frame without reference")
+        _require(
+            None not in (stored.keys, stored.codecs, stored.attributes),
+            "inheritance in a frame without reference",
+        )
         parent = BlockColumns()
-    keys, codecs, attributes = value
     columns = BlockColumns(
-        parent.keys if keys is None else _tuple_of(keys, str, "block keys"),
-        parent.codecs if codecs is None else _parse_codecs(codecs),
-        parent.attributes if attributes is None else _parse_attributes(attributes),
+        parent.keys if stored.keys is None else stored.keys,
+        parent.codecs if stored.codecs is None else _parse_codecs(*stored.codecs),
+        parent.attributes if stored.attributes is None else _parse_attributes(*stored.attributes),
     )
     _require(len({len(column) for column in columns}) == 1, "columns of unequal length")
     _require(len(set(columns.keys)) == len(columns.keys), "a block key appears twice")
     return columns
-
-
-def _parse_meta(changed: Any, removed: Any, parent: FrameIndex | None) -> dict[str, bytes]:
-    _require(type(changed) is dict, "meta")
-    _require(all(type(key) is str and type(value) is bytes for key, value in changed.items()), "meta")
-    meta = dict(parent.meta) if parent is not None else {}
-    for key in _tuple_of(removed, str, "removed meta keys"):
-        _require(key in meta and key not in changed, "removed meta keys")
-        del meta[key]
-    meta.update(changed)
-    return meta
 
 
 def parse_index(
@@ -267,20 +265,28 @@ def parse_index(
         Not an index, or blocks that do not fill the space before it.
     """
     document = unpack_value(raw, where, lists=False)
+    kind = _PartDocument if several else _Document
     try:
-        _require(type(document) is tuple and len(document) == _N_FIELDS + several, "number of fields")
-        tensors, attachments, runs, lengths, crcs, changed, removed, *places_field = document
-        nbytes, back = _parse_lengths(_counts(lengths, "block lengths"))
+        stored = msgspec.convert(document, kind, builtin_types=(bytes,))
+        meta = dict(parent.meta) if parent else {}
+        for key in stored.removed:
+            _require(meta.pop(key, None) is not None and key not in stored.changed, "removed meta keys")
+        _require(len(stored.crcs) % 4 == 0, "block checksums")
+        nbytes, back = _parse_lengths(stored.lengths)
+        own = getattr(stored, "places", None)
+        own = parent.places if several and parent and own is None else own
+        ascending = all(one < other for one, other in itertools.pairwise(own or ()))
+        _require(ascending and several == (own is not None), "places of tensors")
         index = FrameIndex(
-            _parse_columns(tensors, parent and parent.tensors),
-            _parse_columns(attachments, parent and parent.attachments),
-            _counts(runs, "runs"),
+            _resolve(stored.tensors, parent and parent.tensors),
+            _resolve(stored.attachments, parent and parent.attachments),
+            stored.runs,
             nbytes,
-            _parse_crcs(crcs),
-            _parse_meta(changed, removed, parent),
+            struct.unpack(f"<{len(stored.crcs) // 4}I", stored.crcs),
+            meta | stored.changed,
             back,
             small,
-            _parse_part(places_field[0], parent) if several else None,
+            own,
         )
         _require(not several or len(index.places or ()) == len(index.tensors.keys), "places of tensors")
         _require(sum(index.runs[0::2]) == len(index.tensors.keys), "runs of tensors")
@@ -291,17 +297,9 @@ def parse_index(
         _require(_end_of_large(places) == end, "the large blocks do not end at the small ones")
         filled = sum(place.nbytes for place in places if place.small and not place.shared)
         _require(filled == len(small), "small blocks do not fill their space")
-    except _MalformedError as error:
+    except (ValueError, msgspec.ValidationError) as error:
         raise damaged(f"the frame's index is malformed: {error}", where) from error
     return index
-
-
-def _parse_part(value: Any, parent: FrameIndex | None) -> tuple[int, ...]:
-    """Return which of the frame's tensors those of a part are: ascending, as they are in it."""
-    places = parent.places if value is None and parent is not None else value
-    found = _counts(places, "places of tensors")
-    _require(all(one < other for one, other in itertools.pairwise(found)), "places of tensors")
-    return found
 
 
 def _parse_lengths(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -348,11 +346,6 @@ def _end_of_large(places: Iterable[_Place]) -> int:
     """Return where the blocks end that are not small."""
     ends = (place.offset + place.nbytes for place in places if not place.small)
     return max(ends, default=FRAME_HEADER_NBYTES)
-
-
-def _parse_crcs(value: Any) -> tuple[int, ...]:
-    _require(type(value) is bytes and len(value) % 4 == 0, "block checksums")
-    return struct.unpack(f"<{len(value) // 4}I", value)
 
 
 def block_entries(index: FrameIndex, part: int = 0) -> tuple[BlockEntry, ...]:

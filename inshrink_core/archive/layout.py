@@ -261,6 +261,11 @@ class FrameHeader(NamedTuple):
             return frame_path(self.generation, self.step)
         return part_path(self.generation, self.step, self.part)
 
+    @property
+    def parts(self) -> tuple[FrameHeader, ...]:
+        """The header of each part, of the frame alone where it has one."""
+        return tuple(self._replace(part=number) for number in range(self.n_parts))
+
     def pack(self) -> bytes:
         """Return the 88 bytes."""
         fields = _FRAME_FIELDS.pack(
@@ -409,7 +414,7 @@ class Trailer(NamedTuple):
 
     @classmethod
     def parse(cls, kind: FileKind, data: bytes, file_nbytes: int, where: str) -> Trailer:
-        """Read a trailer and check its lengths against the file's; `check_crc` completes the check.
+        """Read a trailer and check its lengths against the file's; `covers` completes the check.
 
         Raises
         ------
@@ -434,10 +439,9 @@ class Trailer(NamedTuple):
         return trailer
 
     @staticmethod
-    def check_crc(kind: FileKind, data: bytes, header: bytes, document: bytes, where: str) -> None:
-        """Raise DamagedError unless the checksum in the trailer's bytes `data` is right."""
-        if not is_sealed(data, _TRAILER_FIELDS.size, header, document):
-            raise damaged(f"the checksum of the {kind.name}'s {kind.document} does not match", where)
+    def covers(data: bytes, header: bytes, document: bytes) -> bool:
+        """Tell whether the checksum in the trailer's bytes `data` is right."""
+        return is_sealed(data, _TRAILER_FIELDS.size, header, document)
 
 
 def trailed_spans(kind: FileKind, content: bytes) -> dict[int, int]:

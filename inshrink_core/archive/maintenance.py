@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from inshrink_core.archive.digest import frame_chunks
-from inshrink_core.archive.frame_writer import FrameSink, begin_frame
+from inshrink_core.archive import layout
+from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.index import BlockColumns, FrameIndex
-from inshrink_core.archive.layout import FRAME_FOLDER, FrameHeader, frame_path, joined
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedFile, align_file, pack_directory, pack_header
 from inshrink_core.archive.reader import ArchiveReader
-from inshrink_core.archive.segment import MAX_SMALL_FILES, batches, discard, placed
+from inshrink_core.archive.segment import MAX_SMALL_FILES, batches, discard, frame_chunks, placed
 from inshrink_core.archive.storage import Creation, Storage, found_at, object_at, storage_at, storage_errors
 from inshrink_core.archive.writer import ArchiveWriter
 from inshrink_core.errors import DamagedError, ExistsError, InputError, InshrinkError, NotFoundError
@@ -54,15 +53,8 @@ def remove_frames(writer: ArchiveWriter, ids: Iterable[bytes]) -> None:
     known = {frame.frame_id: frame for frame in (*writer.reader.missing, *writer.reader.frames)}
     for frame_id in sorted(wanted - known.keys()):
         raise NotFoundError(f"there is no frame {frame_id.hex()}", where=writer.reader.path)
-    for frame in known.values():
-        if frame.kind is FrameKind.DELTA and frame.parent_id in wanted and frame.frame_id not in wanted:
-            raise InputError(
-                f"the frame of step {known[frame.parent_id].step} is the reference of step {frame.step}, "
-                "which stays",
-                where=writer.reader.path,
-                remedy="remove both, or re-key the one that stays",
-            )
-    writer.bury(known[frame_id] for frame_id in sorted(wanted))
+    with Rewrite(writer, ()) as rewrite:
+        rewrite.switch(known[frame_id] for frame_id in sorted(wanted))
 
 
 _FAILED: Final = "the archive cannot be rewritten"
@@ -102,7 +94,7 @@ class Rewrite:
         self._old = {frame.frame_id: frame for frame in sorted(frames, key=lambda frame: frame.generation)}
         self._new: dict[bytes, FrameInfo] = {}
         self._made: tuple[FrameInfo, ...] = ()
-        self._open: FrameSink | None = None
+        self._open: FrameWriter | None = None
         self._switched = False
         writer.flush(remote=False)
         first = writer.manifest.next_generation
@@ -118,7 +110,7 @@ class Rewrite:
 
     def begin(
         self, frame_id: bytes, *, kind: FrameKind, parent_id: bytes | None, external: bool = False
-    ) -> FrameSink:
+    ) -> FrameWriter:
         """Start the new version of a frame.
 
         Parameters
@@ -143,18 +135,14 @@ class Rewrite:
             raise InputError(f"frame {frame_id.hex()} is not to be rewritten", where=self._where)
         old, archive_id = self._old[frame_id], self._writer.manifest.archive_id
         place = (old.step, kind, old.branch, self._generations[frame_id], external)
-        header = FrameHeader(archive_id, frame_id, parent_id, *place, n_parts=old.n_parts)
+        header = layout.FrameHeader(archive_id, frame_id, parent_id, *place, n_parts=old.n_parts)
         parents: dict[int, FrameIndex] = {}
         if kind is FrameKind.DELTA and parent_id is not None:
             inherited = self._writer.reader.inherited(parent_id, old.n_parts)
             parents = {number: _inheriting_nothing(index.meta) for number, index in inherited.items()}
         parts, apart = self._parts_of(old) if old.n_parts > 1 else ({}, [])
-        self._open = begin_frame(
-            self._storage,
-            header,
-            parents,
-            self._publish,
-            self._release,
+        self._open = FrameWriter(
+            *(self._storage, header.parts, parents, self._publish, lambda: setattr(self, "_open", None)),
             route=lambda key: parts.get(key, 0),
             apart=apart,
         )
@@ -167,9 +155,6 @@ class Rewrite:
             {key: value for key, value in before.meta_of(number).items() if key in before.apart}
             for number in range(old.n_parts)
         ]
-
-    def _release(self) -> None:
-        self._open = None
 
     def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
         """Give a frame its name: it is not live, as its generation is buried."""
@@ -195,19 +180,17 @@ class Rewrite:
         if self._new.keys() != self._old.keys():
             raise InputError("not every frame was rewritten", where=self._where)
         removed = {frame.generation: frame for frame in (*gone, *self._old.values())}
-        stay = [f for f in self._writer.manifest.frames if f.generation not in removed]
-        frames = tuple(sorted((*stay, *self._new.values()), key=lambda frame: frame.generation))
-        _require_references(frames, self._where)
+        left = self._writer.manifest.without_frames(frozenset(removed))
+        frames = tuple(sorted((*left.frames, *self._new.values()), key=lambda frame: frame.generation))
+        _require_references(frames, removed.values(), self._where)
         fresh = set(self._generations.values())
         manifest = replace(
-            self._writer.manifest,
-            frames=frames,
-            tombstones=tuple(sorted({*self._writer.manifest.tombstones, *removed} - fresh)),
+            left, frames=frames, tombstones=tuple(one for one in left.tombstones if one not in fresh)
         )
         try:
             # The names of the new frames must be durable before a manifest lists them.
             with storage_errors(_FAILED, self._where):
-                self._storage.sync(FRAME_FOLDER)
+                self._storage.sync(layout.FRAME_FOLDER)
                 manifest = self._writer.without_remains(manifest, removed.values())
             self._made = manifest.frames
             self._writer.write_manifest(manifest, _FAILED)
@@ -249,16 +232,19 @@ def _inheriting_nothing(meta: Mapping[str, bytes]) -> FrameIndex:
     return FrameIndex(columns, columns, (), (), (), meta, places=(-1,))
 
 
-def _require_references(frames: Iterable[FrameInfo], where: str) -> None:
+def _require_references(frames: Iterable[FrameInfo], removed: Iterable[FrameInfo], where: str) -> None:
     """Refuse to leave a delta frame without its parent."""
     rows = tuple(frames)
-    known = {frame.frame_id for frame in rows}
+    gone = {frame.frame_id: frame for frame in removed}
+    for frame_id in {frame.frame_id for frame in rows}:
+        gone.pop(frame_id, None)
     for frame in rows:
-        if frame.kind is FrameKind.DELTA and frame.parent_id not in known:
+        if frame.kind is FrameKind.DELTA and frame.parent_id in gone:
             raise InputError(
-                f"the frame of step {frame.step} would lose its reference",
+                f"step {gone[frame.parent_id].step} is the reference of step {frame.step}, "
+                f"and step {frame.step} would lose it",
                 where=where,
-                remedy="rewrite it as a keyframe, or keep its parent",
+                remedy="remove both, or re-key the one that stays",
             )
 
 
@@ -348,7 +334,7 @@ def _write(reader: ArchiveReader, file: Creation, done: FrameDone | None) -> int
             parts.append(_copy(reader, frame, part, file, tell))
             files.append(PackedFile(parts[-1].path, begin, part.nbytes))
             end = begin + part.nbytes
-        frames.append(joined(parts))
+        frames.append(layout.joined(parts))
     old = reader.catalog.manifest
     manifest = Manifest(
         archive_id=old.archive_id, frames=tuple(frames), next_generation=reader.catalog.next_generation
@@ -398,7 +384,7 @@ def _copy(
         )
     if frame.n_parts > 1:
         return replace(frame, parts=(part._replace(digest=digest.digest()),), path=part.path)
-    own = frame_path(frame.generation, frame.step)
+    own = layout.frame_path(frame.generation, frame.step)
     return replace(frame, digest=digest.digest(), path=own, offset=None)
 
 
@@ -444,34 +430,21 @@ def _write_folder(reader: ArchiveReader, storage: Storage, made: list[str], done
     written = batches(reader.frames) if len(reader.frames) > MAX_SMALL_FILES else zip(reader.frames)
     for batch in written:
         lying = placed(batch, batch[-1].generation)
+        rows = [(frame, part) for frame in batch for part in frame.files]
+        copied: list[FrameInfo] = []
+        for group in [rows] if batch[0].n_parts == 1 else [[row] for row in rows]:
+            path = lying[0].path if batch[0].n_parts == 1 else group[0][1].path
+            with storage.create(path) as file:
+                copied += [_copy(reader, frame, part, file, tell) for frame, part in group]
+                file.commit()
+            made.append(path)
         if batch[0].n_parts > 1:
-            frames.append(_write_parts(reader, batch[0], storage, made, tell))
-            continue
-        with storage.create(lying[0].path) as file:
-            copied = [_copy(reader, frame, frame.files[0], file, tell) for frame in batch]
-            file.commit()
-        made.append(lying[0].path)
-        frames += [replace(place, digest=copy.digest) for place, copy in zip(lying, copied, strict=True)]
+            frames.append(layout.joined(copied))
+        else:
+            frames += [replace(place, digest=copy.digest) for place, copy in zip(lying, copied, strict=True)]
     if made:
-        storage.sync(FRAME_FOLDER)
+        storage.sync(layout.FRAME_FOLDER)
     manifest = replace(
         reader.catalog.manifest, frames=tuple(frames), next_generation=reader.catalog.next_generation
     )
     storage.replace(MANIFEST_NAME, manifest.pack(), None)
-
-
-def _write_parts(
-    reader: ArchiveReader,
-    frame: FrameInfo,
-    storage: Storage,
-    made: list[str],
-    tell: Callable[[int, int], None],
-) -> FrameInfo:
-    """Write the parts of a frame, and return it with their digests."""
-    parts = []
-    for part in frame.files:
-        with storage.create(part.path) as file:
-            parts.append(_copy(reader, frame, part, file, tell))
-            file.commit()
-        made.append(part.path)
-    return joined(parts)

@@ -7,26 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
-from inshrink_core.archive.layout import (
-    ID_NBYTES,
-    MANIFEST_HEADER_NBYTES,
-    MAX_BRANCH,
-    MAX_GENERATION,
-    MAX_PARTS,
-    MAX_SEGMENT_NBYTES,
-    MAX_STEP,
-    NO_ID,
-    REBUILD_REMEDY,
-    SMALL_FRAME_NBYTES,
-    ManifestHeader,
-    derive_frame_id,
-    file_number,
-    frame_path,
-    joined,
-    part_path,
-    segment_path,
-)
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import FrameInfo, FrameKind, FramePart
 
@@ -68,7 +50,7 @@ class Manifest:
         """Return the manifest after some of its frames were written elsewhere."""
         places = {frame.generation: frame for frame in moved}
         frames = tuple(places.get(frame.generation, frame) for frame in self.frames)
-        last = max((file_number(frame.path) for frame in places.values()), default=0)
+        last = max((layout.file_number(frame.path) for frame in places.values()), default=0)
         return replace(self, frames=frames, next_generation=max(self.next_generation, last + 1))
 
     def without_frames(self, generations: frozenset[int]) -> Manifest:
@@ -110,7 +92,7 @@ class Manifest:
             columns.append([frame.n_parts for frame in self.frames])
         raw = pack_value(columns)
         payload = compress_document(raw)
-        header = ManifestHeader(self.archive_id, len(payload), len(raw), has_segments, has_parts)
+        header = layout.ManifestHeader(self.archive_id, len(payload), len(raw), has_segments, has_parts)
         return header.pack(payload) + payload
 
     @classmethod
@@ -124,14 +106,14 @@ class Manifest:
         IncompatibleError
             A newer version.
         """
-        header = ManifestHeader.parse(data, where)
-        raw = decompress_document(data[MANIFEST_HEADER_NBYTES:], header.payload_raw_nbytes, where)
+        header = layout.ManifestHeader.parse(data, where)
+        raw = decompress_document(data[layout.MANIFEST_HEADER_NBYTES :], header.payload_raw_nbytes, where)
         document = unpack_value(raw, where, lists=False)
         try:
             return _parse_document(document, header)
         except (ValueError, TypeError) as error:
             raise DamagedError(
-                f"the manifest is malformed: {error}", where=where, remedy=REBUILD_REMEDY
+                f"the manifest is malformed: {error}", where=where, remedy=layout.REBUILD_REMEDY
             ) from error
 
 
@@ -142,12 +124,12 @@ def _places(frames: Iterable[FrameInfo]) -> Iterator[tuple[int, int]]:
         if file.offset is None:
             yield 0, 0
         else:
-            yield file_number(file.path), file.offset - ends.get(file.path, 0)
+            yield layout.file_number(file.path), file.offset - ends.get(file.path, 0)
             ends[file.path] = file.offset + file.nbytes
 
 
 def _derive(archive_id: bytes, frame: FrameInfo) -> bytes:
-    return derive_frame_id(archive_id, frame.parent_id, frame.step, frame.branch, frame.generation)
+    return layout.derive_frame_id(archive_id, frame.parent_id, frame.step, frame.branch, frame.generation)
 
 
 def _integers(value: Any, low: int, high: int, what: str) -> tuple[int, ...]:
@@ -162,26 +144,26 @@ def _ascending(values: tuple[int, ...], what: str) -> None:
 
 
 def _is_id(value: Any) -> bool:
-    return type(value) is bytes and len(value) == ID_NBYTES and value != NO_ID
+    return type(value) is bytes and len(value) == layout.ID_NBYTES and value != layout.NO_ID
 
 
-def _parse_document(document: Any, header: ManifestHeader) -> Manifest:
+def _parse_document(document: Any, header: layout.ManifestHeader) -> Manifest:
     n_fields = _N_FIELDS + 2 * header.has_segments + header.has_parts
     if type(document) is not tuple or len(document) != n_fields:
         raise ValueError("number of fields")
     ids, parents, *columns, digests, tombstones, next_generation = document[:_N_FIELDS]
-    steps = _integers(columns[0], 0, MAX_STEP, "steps")
+    steps = _integers(columns[0], 0, layout.MAX_STEP, "steps")
     kinds = _integers(columns[1], 0, 1, "kinds")
-    branches = _integers(columns[2], 0, MAX_BRANCH, "branches")
-    generations = _integers(columns[3], 1, MAX_GENERATION, "generations")
-    sizes = _integers(columns[4], 0, MAX_STEP, "sizes")
-    _integers(tombstones, 1, MAX_GENERATION, "tombstones")
-    _integers((next_generation,), 1, MAX_GENERATION + 1, "next generation")
+    branches = _integers(columns[2], 0, layout.MAX_BRANCH, "branches")
+    generations = _integers(columns[3], 1, layout.MAX_GENERATION, "generations")
+    sizes = _integers(columns[4], 0, layout.MAX_STEP, "sizes")
+    _integers(tombstones, 1, layout.MAX_GENERATION, "tombstones")
+    _integers((next_generation,), 1, layout.MAX_GENERATION + 1, "next generation")
     _ascending(generations, "generations")
     _ascending(tombstones, "tombstones")
     if type(ids) is not tuple or type(parents) is not tuple or type(digests) is not bytes:
         raise ValueError("columns")
-    counts = _integers(document[-1], 1, MAX_PARTS, "parts") if header.has_parts else (1,) * len(sizes)
+    counts = _integers(document[-1], 1, layout.MAX_PARTS, "parts") if header.has_parts else (1,) * len(sizes)
     if len({len(ids), len(parents), len(counts), *map(len, columns[:4])}) != 1:
         raise ValueError("columns of unequal length")
     if len(sizes) != sum(counts) or len(digests) != _DIGEST_NBYTES * len(sizes):
@@ -202,7 +184,7 @@ def _parse_document(document: Any, header: ManifestHeader) -> Manifest:
             raise ValueError("frame ids")
         nbytes, digest, (segment, offset) = next(files) if counts[row] == 1 else (0, b"", ("", None))
         info = FrameInfo(
-            frame_id=derive_frame_id(*identity) if frame_id is None else frame_id,
+            frame_id=layout.derive_frame_id(*identity) if frame_id is None else frame_id,
             parent_id=parent_id,
             step=steps[row],
             kind=FrameKind.DELTA if kinds[row] else FrameKind.KEYFRAME,
@@ -210,12 +192,14 @@ def _parse_document(document: Any, header: ManifestHeader) -> Manifest:
             generation=generations[row],
             nbytes=nbytes,
             digest=digest,
-            path=segment or frame_path(generations[row], steps[row]),
+            path=segment or layout.frame_path(generations[row], steps[row]),
             offset=offset,
             n_parts=counts[row],
         )
         if counts[row] > 1:
-            info = joined([replace(info, parts=_parse_parts(info, itertools.islice(files, counts[row])))])
+            info = layout.joined(
+                [replace(info, parts=_parse_parts(info, itertools.islice(files, counts[row])))]
+            )
         frames.append(info)
     return Manifest(
         archive_id=header.archive_id,
@@ -231,7 +215,7 @@ def _parse_parts(info: FrameInfo, files: Iterable[Any]) -> tuple[FramePart, ...]
     for number, (nbytes, digest, (segment, _)) in enumerate(files):
         if segment:
             raise ValueError("a part lies in a segment")
-        parts.append(FramePart(number, part_path(info.generation, info.step, number), nbytes, digest))
+        parts.append(FramePart(number, layout.part_path(info.generation, info.step, number), nbytes, digest))
     return tuple(parts)
 
 
@@ -242,8 +226,8 @@ def _parse_places(
     if columns is None:
         yield from itertools.repeat(("", None), len(sizes))
         return
-    segments = _integers(columns[0], 0, MAX_GENERATION, "segments")
-    gaps = _integers(columns[1], 0, MAX_SEGMENT_NBYTES, "offsets")
+    segments = _integers(columns[0], 0, layout.MAX_GENERATION, "segments")
+    gaps = _integers(columns[1], 0, layout.MAX_SEGMENT_NBYTES, "offsets")
     if not len(segments) == len(gaps) == len(sizes):
         raise ValueError("columns of unequal length")
     ends: dict[int, int] = {}
@@ -253,11 +237,11 @@ def _parse_places(
             continue
         begin = ends.get(segment, 0) + gap
         ends[segment] = begin + sizes[row]
-        if sizes[row] > SMALL_FRAME_NBYTES or ends[segment] > MAX_SEGMENT_NBYTES:
+        if sizes[row] > layout.SMALL_FRAME_NBYTES or ends[segment] > layout.MAX_SEGMENT_NBYTES:
             raise ValueError("offsets")
         if not generations[row] <= segment < next_generation:
             raise ValueError("segments")
-        yield segment_path(segment), begin
+        yield layout.segment_path(segment), begin
 
 
 def _row(parent: int, row: int) -> int:

@@ -7,21 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
-from inshrink_core.archive.layout import (
-    FORMAT_VERSION,
-    FRAME_FOLDER,
-    LARGE_ALIGNMENT,
-    MAX_STEP,
-    TRAILER_NBYTES,
-    FileKind,
-    Trailer,
-    check_version,
-    damaged,
-    is_sealed,
-    parse_frame_name,
-    sealed,
-)
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.storage import RangeFile, Storage
 from inshrink_core.errors import DamagedError
@@ -31,7 +18,7 @@ PACK_MAGIC: Final = b"INSHRNKP"
 _HEADER_FIELDS: Final = struct.Struct("<8sHH")
 
 PACK_HEADER_NBYTES: Final = _HEADER_FIELDS.size + 4
-PACKED: Final = FileKind("packed archive", "directory", b"INSQ", PACK_HEADER_NBYTES)
+PACKED: Final = layout.FileKind("packed archive", "directory", b"INSQ", PACK_HEADER_NBYTES)
 
 _SUFFIX_NBYTES: Final = 64 << 10
 """First read at the end: trailer, directory and manifest of some hundred frames, in one request."""
@@ -69,7 +56,7 @@ class PackedStorage(Storage):
 
     def __init__(self, file: RangeFile) -> None:
         super().__init__(file.name)
-        self._file, self.n_at_once = file, file.n_at_once
+        self._file, self.n_at_once = file, file.storage.n_at_once
         start = max(file.nbytes - _SUFFIX_NBYTES, PACK_HEADER_NBYTES)
         spans = (0, min(PACK_HEADER_NBYTES, file.nbytes)), (start, file.nbytes - start)
         header, suffix = self.together([partial(self._fetch, *span) for span in spans])
@@ -79,10 +66,11 @@ class PackedStorage(Storage):
             parse_header(header, self.name)
         self._suffix_offset = start
         self._suffix: bytes = suffix
-        tail = self._suffix[-TRAILER_NBYTES:]
-        trailer = Trailer.parse(PACKED, tail, file.nbytes, self.name)
+        tail = self._suffix[-layout.TRAILER_NBYTES :]
+        trailer = layout.Trailer.parse(PACKED, tail, file.nbytes, self.name)
         directory = self._range(trailer.offset, trailer.nbytes)
-        trailer.check_crc(PACKED, tail, header, directory, self.name)
+        if not trailer.covers(tail, header, directory):
+            raise layout.damaged("the checksum of the packed archive's directory does not match", self.name)
         self._files = {found.path: found for found in parse_directory(directory, trailer, self.name)}
 
     @property
@@ -119,7 +107,7 @@ class PackedStorage(Storage):
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
         """Return what calls return, made at the same time."""
-        return self._file.together(calls)
+        return self._file.storage.together(calls)
 
     def _range(self, offset: int, nbytes: int) -> bytes:
         """Return a span of the packed file, from memory where the first read brought it."""
@@ -153,12 +141,12 @@ def align_file(offset: int) -> int:
     >>> align_file(16), align_file(128)
     (64, 128)
     """
-    return -(-offset // LARGE_ALIGNMENT) * LARGE_ALIGNMENT
+    return -(-offset // layout.LARGE_ALIGNMENT) * layout.LARGE_ALIGNMENT
 
 
 def pack_header() -> bytes:
     """Return the first 16 bytes."""
-    return sealed(_HEADER_FIELDS.pack(PACK_MAGIC, FORMAT_VERSION, 0))
+    return layout.sealed(_HEADER_FIELDS.pack(PACK_MAGIC, layout.FORMAT_VERSION, 0))
 
 
 def parse_header(data: bytes, where: str) -> None:
@@ -172,12 +160,12 @@ def parse_header(data: bytes, where: str) -> None:
         A newer version.
     """
     if len(data) < PACK_HEADER_NBYTES or not data.startswith(PACK_MAGIC):
-        raise damaged("this is not a packed archive", where)
+        raise layout.damaged("this is not a packed archive", where)
     _, version, flags = _HEADER_FIELDS.unpack_from(data)
-    if not is_sealed(data, _HEADER_FIELDS.size):
-        raise damaged("the checksum of the packed archive's header does not match", where)
+    if not layout.is_sealed(data, _HEADER_FIELDS.size):
+        raise layout.damaged("the checksum of the packed archive's header does not match", where)
     if version:
-        check_version(version, where, "packed")
+        layout.check_version(version, where, "packed")
     if version == 0 or flags:
         raise DamagedError("a field of the packed archive's header is out of range", where=where)
 
@@ -194,11 +182,13 @@ def pack_directory(files: tuple[PackedFile, ...], offset: int) -> bytes:
     """
     raw = pack_value([[file.path for file in files], [file.nbytes for file in files]])
     directory = compress_document(raw)
-    trailer = Trailer(offset, offset + len(directory) + TRAILER_NBYTES, len(directory), len(raw))
+    trailer = layout.Trailer(
+        offset, offset + len(directory) + layout.TRAILER_NBYTES, len(directory), len(raw)
+    )
     return directory + trailer.pack(PACKED, pack_header(), directory)
 
 
-def parse_directory(directory: bytes, trailer: Trailer, where: str) -> tuple[PackedFile, ...]:
+def parse_directory(directory: bytes, trailer: layout.Trailer, where: str) -> tuple[PackedFile, ...]:
     """Return the files a directory names, in file order.
 
     Raises
@@ -211,10 +201,10 @@ def parse_directory(directory: bytes, trailer: Trailer, where: str) -> tuple[Pac
     try:
         files = _placed(document)
     except ValueError as error:
-        raise damaged(f"the packed archive's directory is malformed: {error}", where) from error
+        raise layout.damaged(f"the packed archive's directory is malformed: {error}", where) from error
     end = files[-1].offset + files[-1].nbytes
     if end != trailer.offset:
-        raise damaged(
+        raise layout.damaged(
             "the files of the packed archive do not end at its directory",
             where,
             expected=f"offset {trailer.offset}",
@@ -236,7 +226,7 @@ def _placed(document: Any) -> tuple[PackedFile, ...]:
         raise ValueError("a name appears twice, or there is no manifest")
     files, offset = [], PACK_HEADER_NBYTES
     for path, nbytes in zip(paths, sizes, strict=True):
-        if type(nbytes) is not int or not 0 <= nbytes <= MAX_STEP:
+        if type(nbytes) is not int or not 0 <= nbytes <= layout.MAX_STEP:
             raise ValueError("lengths")
         offset = align_file(offset)
         files.append(PackedFile(path, offset, nbytes))
@@ -249,4 +239,6 @@ def _is_known(path: object) -> bool:
     if type(path) is not str:
         return False
     folder, slash, name = path.rpartition("/")
-    return path == MANIFEST_NAME or (bool(slash) and folder == FRAME_FOLDER and bool(parse_frame_name(name)))
+    return path == MANIFEST_NAME or (
+        bool(slash) and folder == layout.FRAME_FOLDER and bool(layout.parse_frame_name(name))
+    )

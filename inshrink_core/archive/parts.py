@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Self
 
-from inshrink_core.archive.catalog import parts_in_words
-from inshrink_core.archive.frame_writer import FrameSink, FrameWriter
+from inshrink_core.archive import layout
+from inshrink_core.archive.catalog import Catalog, missing_parts, parts_in_words
+from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.index import FrameIndex
-from inshrink_core.archive.layout import (
-    FRAME_FOLDER,
-    MAX_PARTS,
-    FrameHeader,
-    derive_frame_id,
-    file_number,
-    joined,
-)
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.reader import ArchiveReader, is_archive
 from inshrink_core.archive.storage import Creation, Lock, Storage, storage_at, storage_errors
@@ -84,24 +77,40 @@ class PartWriter:
         salt: bytes = b"",
         generation: int | None = None,
     ) -> None:
-        if not (0 <= part < n_parts <= MAX_PARTS):
+        if not (0 <= part < n_parts <= layout.MAX_PARTS):
             raise InputError(
-                f"there is no {parts_in_words([part], n_parts)}", expected=f"I/N with 1 ≤ I ≤ N ≤ {MAX_PARTS}"
+                f"there is no {parts_in_words([part], n_parts)}",
+                expected=f"I/N with 1 ≤ I ≤ N ≤ {layout.MAX_PARTS}",
             )
         self.part, self.n_parts, self.salt = part, n_parts, salt
         self._frame: FrameWriter | None = None
         self._lock: Lock | None = None
         self.storage: Storage = storage_at(path)
-        self._path = os.fspath(path)
-        with storage_errors("the archive cannot be opened for writing", self._path):
+        self._path = path
+        self._open(generation)
+
+    def _open(self, generation: int | None) -> None:
+        with storage_errors("the archive cannot be opened for writing", os.fspath(self._path)):
+            known = hasattr(self, "reader")
             if generation is None:
-                self._lock = _with_patience(lambda: _shared(self.storage, path))
+                share = self.storage.share if known else lambda: _shared(self.storage, self._path)
+                self._lock = _with_patience(share)
             try:
-                self.reader: PartReader = PartReader(self.storage, self.part)
+                if known:
+                    self.reader.refresh()
+                else:
+                    self.reader: ArchiveReader = ArchiveReader(self.storage, self._own)
                 self._look(generation)
             except BaseException:
                 self.suspend()
                 raise
+
+    def _own(self, catalog: Catalog) -> Iterator[FrameInfo]:
+        """Yield this part of the frames that wait for others."""
+        for frame in catalog.pending:
+            for file in frame.files:
+                if file.number == self.part:
+                    yield replace(frame, nbytes=file.nbytes, digest=b"", path=file.path, parts=(file,))
 
     def _look(self, generation: int | None) -> None:
         """See what is there; once more where it changed meanwhile."""
@@ -136,15 +145,7 @@ class PartWriter:
         Raises as the constructor.
         """
         self.salt = salt
-        with storage_errors("the archive cannot be opened for writing", self._path):
-            if generation is None:
-                self._lock = _with_patience(self.storage.share)
-            try:
-                self.reader.refresh()
-                self._look(generation)
-            except BaseException:
-                self.suspend()
-                raise
+        self._open(generation)
 
     def begin(
         self,
@@ -154,7 +155,7 @@ class PartWriter:
         parent_id: bytes | None,
         branch: int = 0,
         external: bool = False,
-    ) -> FrameSink:
+    ) -> FrameWriter:
         """Start this part of the next frame (`ArchiveWriter.begin`).
 
         Raises
@@ -166,7 +167,7 @@ class PartWriter:
         waiting = self._waiting[0] if self._waiting else None
         generation = self._next if waiting is None else waiting.generation
         archive_id = self.reader.archive_id
-        frame_id = derive_frame_id(archive_id, parent_id, step, branch, generation, self.salt)
+        frame_id = layout.derive_frame_id(archive_id, parent_id, step, branch, generation, self.salt)
         if waiting is not None and (waiting.frame_id, waiting.kind) != (frame_id, kind):
             others = [file.number for file in waiting.files]
             raise ConflictError(
@@ -176,36 +177,32 @@ class PartWriter:
                 found=f"a {kind} of step {step}",
                 remedy=_agree(where),
             )
-        header = FrameHeader(
+        header = layout.FrameHeader(
             archive_id, frame_id, parent_id, step, kind, branch, generation, external, self.part, self.n_parts
         )
-        parent: FrameIndex | None = None
+        parents: Mapping[int, FrameIndex] = {}
         if kind is FrameKind.DELTA and parent_id is not None:
-            parent = self.reader.inherited(parent_id, self.n_parts).get(self.part)
-        with storage_errors("the frame cannot be written", where):
-            file = self.storage.create_once(header.path)
+            parents = self.reader.inherited(parent_id, self.n_parts)
         self._frame = FrameWriter(
-            file, where, header, parent, lambda info: self._publish(file, info), self._release
+            *(self.storage, (header,), parents, self._publish, lambda: setattr(self, "_frame", None)),
+            create=self.storage.create_once,
         )
         return self._frame
 
     def _holds(self, frame: FrameInfo) -> bool:
         return any(file.number == self.part for file in frame.files)
 
-    def _release(self) -> None:
-        self._frame = None
-
-    def _publish(self, file: Creation, info: FrameInfo) -> None:
+    def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
         """Give a part its name."""
         try:
-            file.commit()
+            files[0].commit()
         except FileExistsError as error:
             raise ConflictError(
                 f"another process has written {parts_in_words([self.part], self.n_parts)} of this frame",
                 where=f"{self.storage.name}, {info.path}",
                 remedy="what it wrote stays; run this part again",
             ) from error
-        self.storage.sync(FRAME_FOLDER)
+        self.storage.sync(layout.FRAME_FOLDER)
         self.reader.see(info)
         if self._waiting:
             self._waiting.pop(0)
@@ -237,28 +234,6 @@ class PartWriter:
         self.close()
 
 
-class PartReader(ArchiveReader):
-    """A reader that sees one part of frames that wait for others, too.
-
-    Parameters
-    ----------
-    storage, part
-        Where the archive lies, and which part.
-    """
-
-    def __init__(self, storage: Storage, part: int) -> None:
-        self._part = part
-        super().__init__(storage)
-
-    def refresh(self) -> None:
-        """See what was committed or removed since."""
-        super().refresh()
-        for frame in self.catalog.pending:
-            own = tuple(file for file in frame.files if file.number == self._part)
-            if own:
-                self.see(replace(frame, nbytes=own[0].nbytes, digest=b"", path=own[0].path, parts=own))
-
-
 def _shared(storage: Storage, path: str | os.PathLike[str]) -> Lock:
     """Return the shared lock of an archive, which is made where there is none."""
     if storage.exclusive and not is_archive(path):
@@ -278,17 +253,15 @@ def _with_patience(take: Callable[[], Lock]) -> Lock:
         time.sleep(0.05)
 
 
-def _require_one_job(reader: PartReader, n_parts: int) -> None:
+def _require_one_job(reader: ArchiveReader, n_parts: int) -> None:
     """Refuse to write into an archive whose frames wait for parts of another job."""
     pending = reader.catalog.pending
     waiting = {one.generation for one in pending}
     before = {None, *(frame.frame_id for frame in reader.frames if frame.generation not in waiting)}
     for frame in pending:
         if frame.n_parts != n_parts or frame.parent_id not in before:
-            lost = sorted(set(range(frame.n_parts)) - {file.number for file in frame.files})
             raise ConflictError(
-                f"the frame of step {frame.step}, which another job began, waits for "
-                f"{parts_in_words(lost, frame.n_parts)}",
+                f"the frame of step {frame.step}, which another job began, waits for {missing_parts(frame)}",
                 where=reader.path,
                 remedy=_agree(reader.path),
             )
@@ -336,7 +309,7 @@ class Gathering:
         with storage_errors("the archive cannot be opened for writing", os.fspath(path)):
             content, self._tag = self._storage.load(MANIFEST_NAME)
             self._manifest = Manifest.parse(content, f"{self._storage.name}, manifest")
-            taken = max(map(file_number, self._storage.names(FRAME_FOLDER)), default=0)
+            taken = max(map(layout.file_number, self._storage.names(layout.FRAME_FOLDER)), default=0)
         self.generation = max(self._manifest.next_generation, taken + 1)
 
     def commit(self, told: Sequence[Told]) -> None:
@@ -355,7 +328,7 @@ class Gathering:
             The store refused. Whether the frame is listed, the archive tells.
         """
         where, parts = self._storage.name, [one.part for one in told]
-        frame = joined(parts)
+        frame = layout.joined(parts)
         same = {(one.frame_id, one.kind, one.n_parts, one.generation) for one in parts}
         numbers = [file.number for file in frame.files]
         if len(same) != 1 or frame.generation != self.generation or numbers != [*range(frame.n_parts)]:

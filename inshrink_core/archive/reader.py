@@ -7,21 +7,20 @@ import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, parts_in_words
+from inshrink_core.archive.document import decompress_document
 from inshrink_core.archive.frame_reader import (
     FrameFile,
     FrameReader,
     fetch_ends,
-    fetch_whole,
     has_ends,
     read_envelope,
-    read_index,
 )
-from inshrink_core.archive.index import FrameIndex
+from inshrink_core.archive.index import INDEX_DICTIONARY, FrameIndex, parse_index
 from inshrink_core.archive.layout import FrameHeader
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage, is_packed
@@ -74,6 +73,8 @@ class ArchiveReader:
     ----------
     storage
         Where the archive lies; `open` makes one for a path or a URL.
+    unlisted
+        Returns frames to see beside those of a catalog: readable where they say, and in no manifest yet.
 
     Examples
     --------
@@ -92,8 +93,10 @@ class ArchiveReader:
     >>> folder.cleanup()
     """
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(
+        self, storage: Storage, unlisted: Callable[[Catalog], Iterable[FrameInfo]] = lambda catalog: ()
+    ) -> None:
+        self._storage, self._unlisted = storage, unlisted
         self._indices: OrderedDict[tuple[bytes, int], Mapping[int, FrameIndex]] = OrderedDict()
         self._caching = threading.Lock()
         self._walked = (b"", 0)
@@ -234,6 +237,8 @@ class ArchiveReader:
         """See what was committed or removed since."""
         self._catalog: Catalog = load_catalog(self._storage)
         self._chains: dict[bytes, tuple[FrameInfo, ...]] = {}
+        for info in tuple(self._unlisted(self._catalog)):
+            self.see(info)
 
     def see(self, info: FrameInfo) -> None:
         """See a frame that is readable where it says, and that no manifest lists yet."""
@@ -376,7 +381,7 @@ class ArchiveReader:
         """
         parts = [part for frame in frames for part in frame.files] if self.is_far else []
         if whole and sum(part.nbytes for part in parts) <= MOST_AHEAD_NBYTES:
-            fetch_whole(self._storage, parts)
+            fetch(self._storage, [FrameFile.of(self._storage, part).span(0, part.nbytes) for part in parts])
         fetch_ends(self._storage, parts)
 
     def windows(self, columns: Mapping[str, Iterable[tuple[FrameReader, BlockEntry]]]) -> Windows:
@@ -481,7 +486,10 @@ class ArchiveReader:
                 found=f"id {found.frame_id.hex()} of {found.nbytes} bytes",
                 remedy="restore the frame from a backup",
             )
-        return read_index(file, envelope, parent)
+        trailer = envelope.trailer
+        raw = decompress_document(envelope.document, trailer.raw_nbytes, file.where, INDEX_DICTIONARY)
+        several = header.n_parts > 1
+        return parse_index(raw, parent, trailer.offset, envelope.small, file.where, several=several)
 
 
 def _spans(blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> list[Span]:

@@ -6,10 +6,12 @@ import contextlib
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Self
 
+from inshrink_core.archive import layout
 from inshrink_core.archive.catalog import (
     Catalog,
     is_archive_storage,
@@ -17,27 +19,15 @@ from inshrink_core.archive.catalog import (
     parts_in_words,
     scan_frame,
 )
-from inshrink_core.archive.digest import digested
 from inshrink_core.archive.frame_reader import FrameFile
-from inshrink_core.archive.frame_writer import FrameSink, begin_frame
+from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.index import FrameIndex
-from inshrink_core.archive.layout import (
-    FRAME_FOLDER,
-    ID_NBYTES,
-    MAX_BRANCH,
-    MAX_GENERATION,
-    MAX_SEGMENT_NBYTES,
-    MAX_STEP,
-    SMALL_FRAME_NBYTES,
-    FrameHeader,
-    derive_frame_id,
-    joined,
-)
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import is_packed
 from inshrink_core.archive.reader import ArchiveReader
 from inshrink_core.archive.segment import (
     MAX_SMALL_FILES,
+    digested,
     discard,
     gathered,
     placed,
@@ -137,7 +127,7 @@ class ArchiveWriter:
         rebuild: bool = False,
         pending: str = "refuse",
     ) -> None:
-        self._frame: FrameSink | None = None
+        self._frame: FrameWriter | None = None
         self._grouped = grouped
         self._group: list[FrameInfo] = []
         self._flushed_at = time.monotonic()
@@ -157,13 +147,13 @@ class ArchiveWriter:
 
     def _prepare(self, archive_id: bytes | None, rebuild: bool, pending: str) -> None:
         storage, where = self.storage, self.storage.name
-        storage.recover(("", FRAME_FOLDER))
+        storage.recover(("", layout.FRAME_FOLDER))
         self._tag: Tag | None = _tag_of_manifest(storage)
         self._doubted = False
         if not is_archive_storage(storage):
-            new_id = os.urandom(ID_NBYTES) if archive_id is None else archive_id
-            if len(new_id) != ID_NBYTES or not any(new_id):
-                raise InputError(f"an archive id is {ID_NBYTES} bytes, not all zero")
+            new_id = os.urandom(layout.ID_NBYTES) if archive_id is None else archive_id
+            if len(new_id) != layout.ID_NBYTES or not any(new_id):
+                raise InputError(f"an archive id is {layout.ID_NBYTES} bytes, not all zero")
             self._write_manifest(Manifest(archive_id=new_id))
         catalog = load_catalog(storage)
         if not rebuild:
@@ -182,20 +172,23 @@ class ArchiveWriter:
             storage.delete(path)
         files = [file for frame in self._manifest.frames for file in frame.files if file.offset is None]
         storage.trust({file.path: file.digest for file in files})
-        self.reader: ArchiveReader = _GroupReader(OverlaidStorage(storage, self._held), self._group)
+        held = OverlaidStorage(storage, self._held)
+        self.reader: ArchiveReader = ArchiveReader(held, lambda catalog: self._group)
 
     def _repaired(self, catalog: Catalog) -> Manifest:
         """List what is whole and not listed, with the digest of what is there."""
         manifest = catalog.manifest.with_places(catalog.moved)
         for frame in catalog.unlisted:
-            manifest = manifest.with_frame(self._digested(frame))
+            manifest = manifest.with_frame(digested(self.storage, frame))
         return replace(manifest, next_generation=catalog.next_generation)
 
     def _settled(self, catalog: Catalog, pending: str) -> Catalog:
         """Let no frame be listed whose parts contradict each other, and none wait unless it may."""
         torn = contradictory(ArchiveReader(self.storage), catalog.unlisted)
         if pending == "discard":
-            first = min((frame.generation for frame in (*torn, *catalog.pending)), default=MAX_GENERATION)
+            first = min(
+                (frame.generation for frame in (*torn, *catalog.pending)), default=layout.MAX_GENERATION
+            )
             given_up = [frame for frame in (*catalog.unlisted, *catalog.pending) if frame.generation >= first]
             for frame in sorted(given_up, key=lambda frame: -frame.generation):
                 discard(self.storage, frame.paths)
@@ -207,9 +200,6 @@ class ArchiveWriter:
             catalog.require_whole_frames(self.storage.name)
         return catalog
 
-    def _digested(self, frame: FrameInfo) -> FrameInfo:
-        return digested(self.storage, frame)
-
     def begin(
         self,
         *,
@@ -220,7 +210,7 @@ class ArchiveWriter:
         external: bool = False,
         n_parts: int = 1,
         route: Callable[[str], int] = lambda key: 0,
-    ) -> FrameSink:
+    ) -> FrameWriter:
         """Start a frame.
 
         Parameters
@@ -260,27 +250,27 @@ class ArchiveWriter:
         if kind is FrameKind.DELTA and external:
             raise InputError("only a keyframe needs what is outside of the archive", where=where)
         generation = self.manifest.next_generation
-        if generation > MAX_GENERATION:
+        if generation > layout.MAX_GENERATION:
             raise InputError("the archive has used up its generations", where=where)
         if parent_id is not None:
             self.reader.info(parent_id)
         self._refuse_taken(parent_id, step, branch)
         archive_id = self._manifest.archive_id
-        frame_id = derive_frame_id(archive_id, parent_id, step, branch, generation)
-        header = FrameHeader(
+        frame_id = layout.derive_frame_id(archive_id, parent_id, step, branch, generation)
+        header = layout.FrameHeader(
             archive_id, frame_id, parent_id, step, kind, branch, generation, external, n_parts=n_parts
         )
         parents: Mapping[int, FrameIndex] = {}
         if kind is FrameKind.DELTA and parent_id is not None:
             parents = self.reader.inherited(parent_id, n_parts)
-        self._frame = begin_frame(
+        self._frame = FrameWriter(
             self.storage,
-            header,
+            header.parts,
             parents,
             self._publish,
-            self._release_frame,
+            lambda: setattr(self, "_frame", None),
             route=route,
-            grouped=_GroupedFile if self._grouped else None,
+            create=partial(_GroupedFile, self.storage) if self._grouped and n_parts == 1 else None,
         )
         return self._frame
 
@@ -292,9 +282,6 @@ class ArchiveWriter:
                     where=self.storage.name,
                 )
 
-    def _release_frame(self) -> None:
-        self._frame = None
-
     def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
         """Commit, then list; undo the commit if listing fails, so that an error means no frame."""
         first = files[0]
@@ -302,36 +289,37 @@ class ArchiveWriter:
             self._add_to_group(bytes(first.held), info)
             return
         self._flush_group()
-        manifest = self._manifest.with_frame(info)
-        with self._undone(manifest, info.paths):
-            for file in files:
-                file.commit()
-            self.storage.sync(FRAME_FOLDER)
-            self._write_manifest(manifest)
-        self.reader.refresh()
-        self.gather()
+        self._list(self._manifest.with_frame(info), info.paths, lambda: [file.commit() for file in files])
 
-    @contextlib.contextmanager
-    def _undone(self, manifest: Manifest, paths: Sequence[str]) -> Iterator[None]:
-        """After an error, delete the files that a manifest lists, unless the manifest is there."""
+    def _list(self, manifest: Manifest, paths: Sequence[str], commit: Callable[[], object]) -> None:
+        """Commit files, then list them; undo the commit if listing fails, so that an error means no frame."""
         try:
-            yield
-        except FileExistsError as error:
+            commit()
+            self.storage.sync(layout.FRAME_FOLDER)
+            self._write_manifest(manifest)
+        except BaseException as error:
+            taken = isinstance(error, FileExistsError)
+            if self._manifest is not manifest and not taken:
+                discard(self.storage, reversed(paths))
+            # After an interruption, closing tries to write the group again.
+            if isinstance(error, Exception) or self._manifest is manifest:
+                self._leave_group()
+            with contextlib.suppress(OSError, InshrinkError):
+                self.reader.refresh()
+            if not taken:
+                raise
             raise ConflictError(
                 "another writer has written this frame",
                 where=f"{self.storage.name}, {paths[0]}",
                 remedy="what it wrote stays; open the archive again",
             ) from error
-        except BaseException:
-            if self._manifest is not manifest:
-                discard(self.storage, reversed(paths))
-            with contextlib.suppress(OSError, InshrinkError):
-                self.reader.refresh()
-            raise
+        self._leave_group()
+        self.reader.refresh()
+        self.gather()
 
     def _add_to_group(self, content: bytes, info: FrameInfo) -> None:
         """Hold a frame in memory, where this writer's reader finds it, until its group is written."""
-        if sum(frame.nbytes for frame in self._group) + info.nbytes > MAX_SEGMENT_NBYTES:
+        if sum(frame.nbytes for frame in self._group) + info.nbytes > layout.MAX_SEGMENT_NBYTES:
             self._flush_group()
         self._group.append(info)
         self._held[info.path] = content
@@ -365,29 +353,15 @@ class ArchiveWriter:
         contents = [self._held[frame.path] for frame in self._group]
         lying = placed(self._group, self._group[-1].generation)
         manifest = self.manifest.with_places(lying)
-        try:
-            with (
-                storage_errors("the frames cannot be committed", self.storage.name),
-                self._undone(manifest, lying[0].paths),
-            ):
-                write_together(self.storage, lying, contents)
-                self.storage.sync(FRAME_FOLDER)
-                self._write_manifest(manifest)
-        except BaseException as error:
-            # After an interruption, closing tries again.
-            if isinstance(error, Exception) or self._manifest is manifest:
-                self._leave_group()
-                with contextlib.suppress(OSError, InshrinkError):
-                    self.reader.refresh()
-            raise
-        self._leave_group()
-        self.reader.refresh()
-        self.gather()
+        with storage_errors("the frames cannot be committed", self.storage.name):
+            paths = lying[0].paths
+            self._list(manifest, paths, lambda: write_together(self.storage, lying, contents))
 
     def _leave_group(self) -> None:
-        self._group.clear()
-        self._flushed_at = time.monotonic()
-        self._held.clear()
+        if self._group:
+            self._group.clear()
+            self._flushed_at = time.monotonic()
+            self._held.clear()
 
     def gather(self) -> None:
         """Write many small files as few; where the system refuses that, they stay as they are."""
@@ -414,7 +388,7 @@ class ArchiveWriter:
         listed = {path for frame in self._manifest.frames for path in frame.paths}
         for path in {path for frame in frames for path in frame.paths} - listed:
             self.storage.delete(path)
-        self.storage.sync(FRAME_FOLDER)
+        self.storage.sync(layout.FRAME_FOLDER)
 
     def _write_manifest(self, manifest: Manifest) -> None:
         content = manifest.pack()
@@ -472,20 +446,6 @@ class ArchiveWriter:
         with storage_errors(what, self.storage.name):
             self._write_manifest(manifest)
 
-    def bury(self, frames: Iterable[FrameInfo]) -> None:
-        """Remove frames; `remove_frames` checks that none is needed.
-
-        Tombstones come first: whatever happens after them, the frames stay removed.
-        """
-        gone = tuple(frames)
-        with storage_errors("the frames cannot be removed", self.storage.name):
-            self._flush_group()
-            manifest = self._manifest.without_frames(frozenset(frame.generation for frame in gone))
-            try:
-                self._replace_files(self.without_remains(manifest, gone))
-            finally:
-                self.reader.refresh()
-
     def without_remains(self, manifest: Manifest, gone: Iterable[FrameInfo]) -> Manifest:
         """Write the frames that stay of segments from which some go into new files.
 
@@ -513,7 +473,7 @@ class ArchiveWriter:
             manifest = replace(catalog.manifest, frames=(), next_generation=catalog.next_generation)
             for frame in sorted(catalog.by_id.values(), key=lambda frame: frame.generation):
                 rows = [scan_frame(FrameFile.of(self.storage, part))[0] for part in frame.files]
-                manifest = manifest.with_frame(self._digested(joined(rows)))
+                manifest = manifest.with_frame(digested(self.storage, layout.joined(rows)))
             self._write_manifest(manifest)
         self.reader.refresh()
 
@@ -574,7 +534,7 @@ class _GroupedFile(Creation):
 
     def write(self, content: bytes | bytearray | memoryview) -> None:
         """Append bytes."""
-        if self.held is not None and len(self.held) + len(content) > SMALL_FRAME_NBYTES:
+        if self.held is not None and len(self.held) + len(content) > layout.SMALL_FRAME_NBYTES:
             self._file, held = self._storage.create(self._path), self.held
             self.held = None
             self._file.write(held)
@@ -594,27 +554,13 @@ class _GroupedFile(Creation):
             self._file.abort()
 
 
-class _GroupReader(ArchiveReader):
-    """A reader that sees the frames of a group, too."""
-
-    def __init__(self, storage: Storage, group: list[FrameInfo]) -> None:
-        self._group = group
-        super().__init__(storage)
-
-    def refresh(self) -> None:
-        """See what was committed or removed since."""
-        super().refresh()
-        for info in self._group:
-            self.see(info)
-
-
 def _checked_place(step: Any, branch: Any, kind: Any, where: str) -> tuple[int, int, FrameKind]:
     """Accept numpy's integers too, which msgpack would not."""
     try:
         step, branch, kind = operator.index(step), operator.index(branch), FrameKind(kind)
     except (TypeError, ValueError) as error:
         raise InputError(f"a frame cannot be described so: {error}", where=where) from error
-    if not (0 <= step <= MAX_STEP and 0 <= branch <= MAX_BRANCH):
+    if not (0 <= step <= layout.MAX_STEP and 0 <= branch <= layout.MAX_BRANCH):
         raise InputError(f"step {step} or branch {branch} is out of range", where=where)
     return step, branch, kind
 
@@ -638,7 +584,7 @@ def _writable(path: str | os.PathLike[str], *, create: bool) -> tuple[Storage, b
         what = "there is no such archive" if found is None else "this is not an Inshrink archive"
         raise NotFoundError(what, where=where, remedy="`inshrink compress RUN -o ARCHIVE` makes one of a run")
     if isinstance(found, Storage):
-        found = None if set(found.list("")) <= {LOCK_NAME, FRAME_FOLDER} else found
+        found = None if set(found.list("")) <= {LOCK_NAME, layout.FRAME_FOLDER} else found
     if found is not None:
         raise ExistsError(
             "it exists and is not an Inshrink archive", where=where, remedy="choose another name"

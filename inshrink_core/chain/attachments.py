@@ -36,7 +36,7 @@ from inshrink_core.formats.disk import holding_files
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inshrink_core.archive import FrameReader, FrameSink
+    from inshrink_core.archive import FrameReader, FrameWriter
 
 
 DROPPED: Final = "dropped"
@@ -89,7 +89,7 @@ def encode_attachment(content: bytes, previous: bytes | None, *, renamed: bool =
 
 
 def add_attachments(
-    frame: FrameSink, attachments: Mapping[str, bytes], previous: Mapping[str, bytes] | None = None
+    frame: FrameWriter, attachments: Mapping[str, bytes], previous: Mapping[str, bytes] | None = None
 ) -> None:
     """Write attachments into a frame, given those of its reference frame."""
     for key, codec, payload in encode_attachments(attachments, previous):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from inshrink_core.archive import FrameSink
+from inshrink_core.archive import FrameWriter
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.attachments import (
     DROPPED,
@@ -30,7 +30,7 @@ TensorDone = Callable[[TensorSpec], None]
 """Called after each tensor; may raise to cancel."""
 
 
-def copy_frame(archive: Archive, info: FrameInfo, target: FrameSink) -> FrameInfo:
+def copy_frame(archive: Archive, info: FrameInfo, target: FrameWriter) -> FrameInfo:
     """Write a frame's blocks as they are into another frame, and commit it.
 
     Raises
@@ -106,7 +106,7 @@ def attachments_held(archive: Archive, info: FrameInfo, rest: Rest | None = None
 def rewrite_frame(
     archive: Archive,
     info: FrameInfo,
-    target: FrameSink,
+    target: FrameWriter,
     previous: Mapping[str, bytes] | None,
     *,
     rest: Rest | None = None,
@@ -153,7 +153,7 @@ def rewrite_frame(
 def rekey_frame(
     archive: Archive,
     info: FrameInfo,
-    target: FrameSink,
+    target: FrameWriter,
     *,
     view: Checkpoint | None = None,
     meta: Mapping[str, Any] | None = None,

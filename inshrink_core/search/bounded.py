@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.archive.digest import is_sound
+from inshrink_core.archive.segment import is_sound
 from inshrink_core.chain import ArchiveSize, ChainConfig, ChainWriter, archive_size, is_exact
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import CheckFailedError, DamagedError

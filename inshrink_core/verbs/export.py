@@ -22,7 +22,7 @@ from inshrink_core.verbs.shared.values import matching_names
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inshrink_core.archive import FrameSink
+    from inshrink_core.archive import FrameWriter
     from inshrink_core.chain import Archive, ArchiveSize
     from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSpec
     from inshrink_core.formats.carried import CarriedTensor
@@ -528,7 +528,7 @@ class _Step:
         return cast.relative_error
 
     @contextlib.contextmanager
-    def _one_frame(self, folder: Path, form: str) -> Iterator[FrameSink]:
+    def _one_frame(self, folder: Path, form: str) -> Iterator[FrameWriter]:
         """Make an archive of one keyframe; its id is a digest, so that the same export has the same bytes."""
         from inshrink_core.archive import ArchiveWriter
         from inshrink_core.frame import FrameKind

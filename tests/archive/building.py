@@ -1,8 +1,12 @@
 """Small archives for these tests; ``python -m tests.archive.building`` writes the golden ones."""
 
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, pack_archive
+from inshrink_core.errors import InshrinkError
 from inshrink_core.frame import FrameInfo
 
 ARCHIVE_ID = bytes(range(16))
@@ -58,6 +62,39 @@ def contents(reader: ArchiveReader, frame_id: bytes) -> Blocks:
     """Read every tensor of a frame."""
     frame = reader.frame(frame_id)
     return {entry.key: frame.read(entry) for entry in frame.entries if not entry.attachment}
+
+
+def read_all(path: Path) -> dict[int, Blocks]:
+    """Read every tensor of every frame, by step."""
+    reader = ArchiveReader.open(path)
+    return {frame.step: contents(reader, frame.frame_id) for frame in reader.frames}
+
+
+def read_what_is_there(path: Path) -> None:
+    """Read everything: each value is right, or a typed error says why there is none."""
+    with contextlib.suppress(InshrinkError):
+        reader = ArchiveReader.open(path)
+        for frame in reader.frames:
+            with contextlib.suppress(InshrinkError):
+                assert contents(reader, frame.frame_id) == blocks_of(frame.step)
+                assert reader.frame(frame.frame_id).meta == {**META, "step": frame.step}
+
+
+def flipped(whole: bytes, start: int = 0, stride: int = 97) -> Iterator[bytes]:
+    """Yield some bytes with every 97th bit flipped in turn."""
+    for bit in range(start, len(whole) * 8, stride):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        yield bytes(changed)
+
+
+def refuse(number: int) -> Callable:
+    """Return a call that the system refuses with an error's number."""
+
+    def refused(*_args, **_kwargs):
+        raise OSError(number, os.strerror(number))
+
+    return refused
 
 
 def make_golden(folder: Path) -> None:

@@ -5,6 +5,7 @@ import zlib
 import pytest
 
 from inshrink_core.archive import ArchiveWriter
+from tests.archive.building import build
 
 N_PARTS = 3
 _BEGIN = ArchiveWriter.begin
@@ -37,6 +38,12 @@ def n_parts(request):
     if n > 1:
         request.getfixturevalue("monkeypatch").setattr(ArchiveWriter, "begin", begin_in_parts)
     return n
+
+
+@pytest.fixture
+def path(tmp_path, n_parts):
+    """An archive of three frames."""
+    return build(tmp_path / "run.inshrink")
 
 
 def begin_in_parts(writer, **arguments):

@@ -16,11 +16,6 @@ from inshrink_core.errors import (
 from tests.archive.building import ARCHIVE_ID, META, append, blocks_of, build, contents
 
 
-@pytest.fixture
-def path(tmp_path):
-    return build(tmp_path / "run.inshrink")
-
-
 def steps(frames) -> list[int]:
     return [frame.step for frame in frames]
 

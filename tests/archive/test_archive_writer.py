@@ -27,23 +27,13 @@ from inshrink_core.errors import (
     StepConflictError,
     StorageError,
 )
-from tests.archive.building import ARCHIVE_ID, GOLDEN, append, blocks_of, build, contents
+from tests.archive.building import ARCHIVE_ID, GOLDEN, append, blocks_of, build, read_all, refuse
 
 MANIFEST = "inshrink-manifest"
 
 
-@pytest.fixture
-def path(tmp_path):
-    return build(tmp_path / "run.inshrink")
-
-
 def files_of(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-
-
-def read_all(path: Path) -> dict[int, dict[str, bytes]]:
-    reader = ArchiveReader.open(path)
-    return {frame.step: contents(reader, frame.frame_id) for frame in reader.frames}
 
 
 def test_same_input_gives_the_same_bytes(tmp_path):
@@ -365,13 +355,6 @@ def test_reader_sees_later_commits_after_refreshing(path):
 # ---- what the system refuses ---------------------------------------------------------------------
 
 
-def refuse(number: int):
-    def refused(*_args, **_kwargs):
-        raise OSError(number, os.strerror(number))
-
-    return refused
-
-
 @pytest.mark.parametrize("call", ["os.fsync", "pathlib.Path.replace"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
 def test_refused_commit_leaves_the_archive_as_it_was(path, monkeypatch, call, number):
@@ -415,18 +398,14 @@ def test_disk_that_fills_at_any_sync_of_a_commit_leaves_the_archive_sound(path, 
 
 
 @pytest.mark.one_part
-def test_disk_that_fills_while_a_block_is_written_aborts_the_frame(path):
+def test_disk_that_fills_while_a_block_is_written_aborts_the_frame(path, monkeypatch):
     before = files_of(path)
     with ArchiveWriter(path) as writer:
         frame = writer.begin(step=300, kind="keyframe", parent_id=None)
-
-        class FullDisk:
-            write = staticmethod(refuse(errno.ENOSPC))
-            close = staticmethod(frame._file._file.close)
-
-        frame._file._file = FullDisk()
-        with pytest.raises(StorageError, match="free some space"):
-            frame.add("a", "raw/1", bytes(5000))
+        with monkeypatch.context() as system:
+            system.setattr("inshrink_core.archive.storage.local._NewFile.write", refuse(errno.ENOSPC))
+            with pytest.raises(StorageError, match="free some space"):
+                frame.add("a", "raw/1", bytes(5000))
         append(writer, 400)
         remove_frames(writer, [writer.reader.head.frame_id])
     assert files_of(path).keys() == before.keys()

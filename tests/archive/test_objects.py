@@ -15,7 +15,7 @@ import inshrink_core
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, pack_archive, unpack_archive
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.storage import objects, storage_at, uploads
-from inshrink_core.archive.storage.blocks import forget_all
+from inshrink_core.archive.storage.blocks import CACHE
 from inshrink_core.archive.storage.uploads import queue_folder
 from inshrink_core.errors import ConflictError, InputError, LockedError, NotFoundError, StorageError
 from inshrink_core.testing.archives import ArchiveMachine
@@ -222,7 +222,7 @@ def test_the_next_writer_reads_what_the_last_one_kept_if_it_is_the_same(url, sto
     assert len(list(kept.iterdir())) == 3
     damaged = min(kept.iterdir())
     damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
-    forget_all()  # The next writer is another process.
+    CACHE.clear()  # The next writer is another process.
     with ArchiveWriter(url) as writer:
         store.asked.clear()
         read = [contents(writer.reader, frame.frame_id) for frame in writer.reader.frames]

@@ -33,16 +33,20 @@ from inshrink_core.errors import (
     NotFoundError,
     StorageError,
 )
-from tests.archive.building import GOLDEN, append, blocks_of, build, contents
+from tests.archive.building import (
+    GOLDEN,
+    append,
+    blocks_of,
+    build,
+    contents,
+    flipped,
+    read_all,
+    read_what_is_there,
+    refuse,
+)
 
 MANIFEST = "inshrink-manifest"
 STEPS = (0, 100, 200)
-FLIP_STRIDE = 97
-
-
-@pytest.fixture
-def path(tmp_path):
-    return build(tmp_path / "run.inshrink", STEPS)
 
 
 @pytest.fixture
@@ -50,11 +54,6 @@ def packed(path, tmp_path):
     target = tmp_path / "packed.inshrink"
     pack_archive(ArchiveReader.open(path), target)
     return target
-
-
-def read_all(path: Path) -> dict[int, dict[str, bytes]]:
-    reader = ArchiveReader.open(path)
-    return {frame.step: contents(reader, frame.frame_id) for frame in reader.frames}
 
 
 def test_packed_archive_reads_as_the_folder(path, packed):
@@ -165,11 +164,8 @@ def test_replacing_a_packed_archive_does_not_disturb_its_reader(path, packed):
 
 @pytest.mark.parametrize("call", ["os.fsync", "pathlib.Path.replace"])
 def test_refused_packing_leaves_nothing_behind(path, tmp_path, monkeypatch, call):
-    def refused(*_args, **_kwargs):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as system:
-        system.setattr(call, refused)
+        system.setattr(call, refuse(errno.ENOSPC))
         with pytest.raises(StorageError, match="free some space"):
             pack_archive(ArchiveReader.open(path), tmp_path / "p")
     assert sorted(found.name for found in tmp_path.iterdir()) == ["run.inshrink"]
@@ -214,19 +210,6 @@ def test_file_that_is_no_archive_is_told_apart(tmp_path):
 # ---- damage --------------------------------------------------------------------------------------
 
 
-def read_what_is_there(path: Path) -> None:
-    """Read everything: each value is right, or a typed error says why there is none."""
-    try:
-        reader = ArchiveReader.open(path)
-    except InshrinkError:
-        return
-    for frame in reader.frames:
-        try:
-            assert contents(reader, frame.frame_id) == blocks_of(frame.step)
-        except InshrinkError:
-            continue
-
-
 def is_reported(path: Path) -> bool:
     try:
         return bool(check_archive(path))
@@ -253,11 +236,9 @@ def test_packed_archive_cut_at_any_byte_is_reported_and_never_misread(small):
 def test_packed_archive_with_any_97th_bit_flipped_is_reported_and_never_misread(small):
     whole = small.read_bytes()
     for start in (0, 41):
-        for bit in range(start, len(whole) * 8, FLIP_STRIDE):
-            flipped = bytearray(whole)
-            flipped[bit // 8] ^= 1 << bit % 8
-            small.write_bytes(flipped)
-            assert is_reported(small), bit
+        for number, changed in enumerate(flipped(whole, start)):
+            small.write_bytes(changed)
+            assert is_reported(small), (start, number)
             read_what_is_there(small)
 
 

@@ -1,13 +1,13 @@
 """Packed archives on a web server are read by ranges; what cannot be read there is told."""
 
-import re
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from benchmarks.bucket import Answering
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, is_archive, pack_archive
 from inshrink_core.errors import DamagedError, InputError, MissingExtraError, NotFoundError, StorageError
 from inshrink_core.formats import open_run
@@ -18,23 +18,10 @@ pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
 STEPS = (0, 100, 200)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Answering):
     """Serves files by ranges, as web servers do; notes what is asked."""
 
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_):
-        pass
-
-    def answer(self, status, body=b"", **headers):
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def do_GET(self):
+    def do_GET(self):  # noqa: N802 - as http.server calls it
         path = self.path.removeprefix("/")
         self.server.asked.append((self.command, path, self.headers.get("Range")))
         if path == "denied":
@@ -42,13 +29,7 @@ class Handler(BaseHTTPRequestHandler):
         content = self.server.files.get(path)
         if content is None:
             return self.answer(404)
-        span = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if span is None:
-            return self.answer(200, content)
-        begin = int(span[1]) if span[1] else max(0, len(content) - int(span[2]))
-        end = min(len(content), int(span[2]) + 1) if span[1] and span[2] else len(content)
-        about = f"bytes {begin}-{end - 1}/{len(content)}"
-        return self.answer(206, content[begin:end], Content_Range=about)
+        return self.answer_range(content)
 
     do_HEAD = do_GET  # noqa: N815
 

@@ -10,7 +10,7 @@ import pytest
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, Rewrite, check_archive
 from inshrink_core.errors import InputError, InshrinkError, StorageError
 from inshrink_core.frame import FrameKind
-from tests.archive.building import META, append, blocks_of, build, contents
+from tests.archive.building import META, append, blocks_of, build, contents, refuse
 
 MANIFEST = "inshrink-manifest"
 STEPS = (0, 100, 200, 300)
@@ -193,12 +193,9 @@ def test_interrupted_and_without_its_manifest_every_frame_still_reads(tmp_path, 
 
 
 def test_refused_rewriting_is_told(path, monkeypatch):
-    def refused(*_args, **_kwargs):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
     before = state(path)
     with ArchiveWriter(path) as writer, monkeypatch.context() as system:
-        system.setattr("os.fsync", refused)
+        system.setattr("os.fsync", refuse(errno.EROFS))
         with pytest.raises(StorageError, match="read-only"):
             Rewrite(writer, [writer.reader.head])
     assert state(path) == before

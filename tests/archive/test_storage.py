@@ -2,18 +2,14 @@
 
 import contextlib
 import functools
-import uuid
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-import inshrink_core
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, LocalStorage, MemoryStorage
+from benchmarks.memory_storage import MemoryStorage
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, LocalStorage
 from inshrink_core.archive.storage import Lock, OverlaidStorage, registry, storage_at
 from inshrink_core.errors import ConflictError, InputError, LockedError
-from inshrink_core.testing.archives import ArchiveMachine
 from inshrink_core.testing.storages import StorageSuite
 from tests.archive.building import append, build
 
@@ -203,50 +199,6 @@ def test_an_archive_in_memory_has_the_bytes_of_one_on_the_disk(tmp_path):
     for name in ("inshrink-manifest", *(f"frames/{name}" for name in storage.list("frames"))):
         assert storage.load(name)[0] == (path / name).read_bytes()
     assert storage.list("frames") == LocalStorage(path).list("frames")
-
-
-def test_every_verb_works_on_an_archive_in_memory(tmp_path):
-    url = f"memory://{tmp_path}/digits.inshrink"
-    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    chosen = run.steps[:4]
-    for place in (tmp_path / "local", url):
-        inshrink_core.compress(run, place, steps=chosen[:2])
-        assert inshrink_core.compress(run, place, steps=chosen).appended == chosen[2:]
-    assert inshrink_core.open(url).steps == chosen
-    report = inshrink_core.verify(url, deep=True)
-    assert report.problems == ()
-    inshrink_core.verbs.prune(url, keep_last=2, apply=True)
-    assert inshrink_core.open(url).steps == chosen[2:]
-    inshrink_core.verbs.export(url, pack=f"{url}.packed")
-    inshrink_core.verbs.export(f"{url}.packed", unpack=f"{url}.again")
-    for place in (url, f"{url}.packed", f"{url}.again"):
-        inshrink_core.restore(place, tmp_path / Path(place).suffix[1:], steps=chosen[-1:])
-    inshrink_core.restore(tmp_path / "local", tmp_path / "expected", steps=chosen[-1:])
-    expected = {path.name: path.read_bytes() for path in (tmp_path / "expected").iterdir()}
-    for folder in ("inshrink", "packed", "again"):
-        assert {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()} == expected
-
-
-class InMemory(ArchiveMachine):
-    """The archive against a dictionary, without a disk."""
-
-    def new_place(self):
-        self._patched = pytest.MonkeyPatch()
-        self._patched.setattr(registry, "plugin", point)
-        return f"memory://machine/{uuid.uuid4().hex}"
-
-    def remove_place(self):
-        self._patched.undo()
-
-
-TestArchiveInMemory = InMemory.TestCase
-TestArchiveInMemory.settings = settings(
-    max_examples=15,
-    stateful_step_count=15,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
 
 
 def test_a_folder_that_two_make_at_a_time_stays_with_the_one_that_holds_its_lock(tmp_path):

@@ -13,7 +13,7 @@ import inshrink_core
 from inshrink_core import verbs
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, pack_archive, unpack_archive
 from inshrink_core.archive.storage import storage_at
-from inshrink_core.archive.storage.blocks import forget_all
+from inshrink_core.archive.storage.blocks import CACHE
 from inshrink_core.archive.storage.hub import HubStorage
 from inshrink_core.chain import Archive
 from inshrink_core.errors import ConflictError, ExistsError, InshrinkError, NotFoundError, StorageError
@@ -136,7 +136,7 @@ def test_steps_and_tensors_are_restored_from_an_address(address, archive, tmp_pa
 
 def test_reading_a_step_asks_a_request_a_frame_and_three_more(hub, address, archive, tmp_path):
     upload(archive, address)
-    forget_all()
+    CACHE.clear()
     before = len(hub.asked)
     inshrink_core.restore(address, tmp_path / "out")
     asked = [path for _, path in hub.asked[before:] if not path.startswith("/cdn/")]
@@ -216,7 +216,7 @@ def test_a_server_that_fails_now_and_then_is_asked_again(hub, address, archive, 
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     upload(archive, address)
     hub.fails["/resolve/|/cdn/"] = 3
-    forget_all()
+    CACHE.clear()
     assert Archive.open(address)[10].state_dict()
     assert hub.fails.pop("/resolve/|/cdn/") == 0
 

@@ -4,9 +4,16 @@ Everything that is written and read of an archive passes through a `Storage`. On
 and URLs; the rest of `inshrink_core.archive` knows objects by their names.
 """
 
-from inshrink_core.archive.storage.contract import Creation, Lock, RangeFile, Storage, Tag, checked
+from inshrink_core.archive.storage.contract import (
+    Creation,
+    Lock,
+    OverlaidStorage,
+    RangeFile,
+    Storage,
+    Tag,
+    checked,
+)
 from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
-from inshrink_core.archive.storage.memory import MemoryStorage, OverlaidStorage
 from inshrink_core.archive.storage.refusals import storage_error, storage_errors
 from inshrink_core.archive.storage.registry import found_at, object_at, storage_at
 from inshrink_core.text import is_url, was_url
@@ -16,7 +23,6 @@ __all__ = [
     "Creation",
     "LocalStorage",
     "Lock",
-    "MemoryStorage",
     "OverlaidStorage",
     "RangeFile",
     "Storage",

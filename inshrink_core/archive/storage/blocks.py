@@ -119,37 +119,11 @@ class BlockCache:
             self._nbytes = 0
 
 
-ENDS: Final = BlockCache(32 << 20)
-"""Ends of frames, with their indexes."""
-
-BLOCKS: Final = BlockCache(2 * MOST_AHEAD_NBYTES)
-"""Other bytes of frames."""
+CACHE: Final = BlockCache(3 * MOST_AHEAD_NBYTES)
+"""Of this process."""
 
 
-def cached_bytes(digest: bytes, offset: int, nbytes: int) -> bytes | None:
-    """Return bytes of a frame from a cache; None if they are in none."""
-    found = ENDS.get(digest, offset, nbytes)
-    return BLOCKS.get(digest, offset, nbytes) if found is None else found
-
-
-def is_cached(digest: bytes, offset: int, nbytes: int) -> bool:
-    """Tell whether bytes of a frame are cached."""
-    return ENDS.has(digest, offset, nbytes) or BLOCKS.has(digest, offset, nbytes)
-
-
-def forget_all() -> None:
-    """Empty the caches: later reads see what is stored now."""
-    ENDS.clear()
-    BLOCKS.clear()
-
-
-def forget(digest: bytes) -> None:
-    """Remove a frame from the caches."""
-    ENDS.drop(digest)
-    BLOCKS.drop(digest)
-
-
-def fetch(storage: Storage, spans: Iterable[Span], cache: BlockCache = BLOCKS) -> None:
+def fetch(storage: Storage, spans: Iterable[Span]) -> None:
     """Cache spans that are not cached yet, in one round trip and as few requests as possible.
 
     What cannot be fetched is not cached: reading it raises the error.
@@ -160,10 +134,8 @@ def fetch(storage: Storage, spans: Iterable[Span], cache: BlockCache = BLOCKS) -
         Where the frames are stored.
     spans
         Bytes of any frames in it.
-    cache
-        Which cache.
     """
-    missing = [s for s in dict.fromkeys(spans) if s.digest and not is_cached(s.digest, s.offset, s.nbytes)]
+    missing = [s for s in dict.fromkeys(spans) if s.digest and not CACHE.has(s.digest, s.offset, s.nbytes)]
     groups = list(_near(sorted(missing, key=lambda span: (span.path, span.at))))
     asked = []
     for group in groups:
@@ -178,7 +150,7 @@ def fetch(storage: Storage, spans: Iterable[Span], cache: BlockCache = BLOCKS) -
             frames.setdefault((span.digest, span.begin), []).append(span)
         for (digest, begin), members in frames.items():
             end = begin + max(span.offset + span.nbytes for span in members)
-            cache.put(digest, members[0].offset, content[members[0].at - one.offset : end - one.offset])
+            CACHE.put(digest, members[0].offset, content[members[0].at - one.offset : end - one.offset])
 
 
 def _near(spans: Sequence[Span]) -> Iterator[list[Span]]:

@@ -6,17 +6,19 @@ import contextlib
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Final, NamedTuple, NewType, NoReturn, Self
+from typing import Any, Final, NamedTuple, NewType, NoReturn, Self, TypeVar
 
 from inshrink_core.errors import ConflictError, InputError, UnsafePathError
 from inshrink_core.execution import is_temporary
 from inshrink_core.execution.mirror import Listed
 
-__all__ = ["Creation", "Lock", "RangeFile", "Storage", "Tag", "checked"]
+__all__ = ["Creation", "Lock", "OverlaidStorage", "RangeFile", "Storage", "Tag", "checked"]
+
+_T = TypeVar("_T")
 
 Tag = NewType("Tag", str)
 """Says which content an object has; only its storage knows how. Another content has another tag."""
@@ -61,27 +63,21 @@ class RangeFile:
 
     Attributes
     ----------
+    storage
+        Where it is stored.
     name
         The object, for messages.
     nbytes
         Its size.
-    n_at_once
-        As of its storage (`Storage.n_at_once`).
     """
 
-    n_at_once: int
-
     def __init__(self, storage: Storage, path: str) -> None:
+        self.storage, self._path = storage, path
         self.name, self.nbytes = f"{storage.name.rstrip('/')}/{path}", storage.size(path)
-        self._storage, self._path, self.n_at_once = storage, path, storage.n_at_once
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
-        return self._storage.read(self._path, offset, max(0, min(nbytes, self.nbytes - offset)))
-
-    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
-        """Return what calls of `read` return, made at the same time, or the error of each."""
-        return self._storage.together(calls)
+        return self.storage.read(self._path, offset, max(0, min(nbytes, self.nbytes - offset)))
 
 
 def _returned(call: Callable[[], Any]) -> Any:
@@ -90,11 +86,6 @@ def _returned(call: Callable[[], Any]) -> Any:
         return call()
     except Exception as error:
         return error
-
-
-def in_turn(calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
-    """Return what calls return, or the error of each."""
-    return [_returned(call) for call in calls]
 
 
 class Creation(ABC):
@@ -139,22 +130,20 @@ class Lock:
     ----------
     end
         Called when it is released.
+
+    Attributes
+    ----------
+    released
+        Whether `release` was called.
     """
 
-    _released = False
-
     def __init__(self, end: Callable[[], object] = lambda: None) -> None:
-        self._end = end
-
-    @property
-    def released(self) -> bool:
-        """Whether `release` was called."""
-        return self._released
+        self._end, self.released = end, False
 
     def release(self) -> None:
         """Let the next writer in; harmless when repeated."""
-        if not self._released:
-            self._released = True
+        if not self.released:
+            self.released = True
             self._end()
 
 
@@ -219,12 +208,6 @@ class Storage(ABC):
     def names(self, folder: str) -> tuple[str, ...]:
         """Return every name in a folder (empty: the archive's own), in any order, unfinished objects too."""
 
-    def suffix(self, path: str, nbytes: int) -> tuple[bytes, int]:
-        """Return the last `nbytes` bytes of an object, fewer only where it is smaller, and its size."""
-        size = self.size(path)
-        nbytes = min(nbytes, size)
-        return self.read(path, size - nbytes, nbytes), size
-
     def whole(self, path: str) -> bytes:
         """Return all of a small object; where the storage can, of one state, whatever replaces it."""
         return self.load(path)[0] if self.writable else self.read(path, 0, self.size(path))
@@ -237,7 +220,7 @@ class Storage(ABC):
         """Return what calls of methods that read return, made at the same time, or the error of each."""
         n_threads = min(self.n_at_once, len(calls))
         if n_threads <= 1:
-            return in_turn(calls)
+            return [_returned(call) for call in calls]
         with ThreadPoolExecutor(n_threads, thread_name_prefix="inshrink-read") as pool:
             return list(pool.map(_returned, calls))
 
@@ -432,3 +415,54 @@ class Storage(ABC):
         manifest is written last, and after an error the caller deletes what it made.
         """
         return contextlib.nullcontext(self)
+
+
+class OverlaidStorage(Storage):
+    """A storage some of whose objects are in memory, to read from.
+
+    Parameters
+    ----------
+    under
+        Where all others are stored.
+    held
+        Content of objects by path; may change.
+    """
+
+    writable = False
+
+    def __init__(self, under: Storage, held: MutableMapping[str, bytes]) -> None:
+        super().__init__(under.name)
+        self._under, self.held = under, held
+        self.n_at_once, self.exclusive = under.n_at_once, under.exclusive
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from the storage below."""
+        return self._under.bytes_read
+
+    @property
+    def requests(self) -> int:
+        """Requests to the storage below."""
+        return self._under.requests
+
+    def ask(self, path: str, question: Callable[[Storage], _T]) -> _T:
+        """Ask the storage below about an object."""
+        return question(self._under)
+
+    def read(self, path: str, offset: int, nbytes: int) -> bytes:
+        """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
+        content = self.held.get(path)
+        if content is not None:
+            return content[offset : offset + nbytes]
+        return self.ask(path, lambda under: under.read(path, offset, nbytes))
+
+    def size(self, path: str) -> int:
+        """Return the size of an object in bytes."""
+        content = self.held.get(path)
+        return self.ask(path, lambda under: under.size(path)) if content is None else len(content)
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        """Return every name in a folder."""
+        parts = [path.rpartition("/") for path in tuple(self.held)]
+        held = {name for parent, _, name in parts if parent == folder}
+        return tuple(held.union(self._under.names(folder)))

@@ -12,7 +12,8 @@ from typing import IO, Any, Final, NamedTuple
 
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.storage.contract import Creation, Tag, checked
-from inshrink_core.archive.storage.uploads import Listing, NewObject, UploadedStorage, digest_of
+from inshrink_core.archive.storage.local import digest_of
+from inshrink_core.archive.storage.uploads import Listing, NewObject, UploadedStorage
 from inshrink_core.errors import InputError, InshrinkError, MissingExtraError, StorageError
 from inshrink_core.execution.mirror import Listed
 from inshrink_core.text import count, printable, size, steps_in_short
@@ -112,6 +113,10 @@ class HubStorage(UploadedStorage):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.facts = {}
+        self._commits: dict[tuple[str, str], str] = {}
+        """By path and content, the last commit where that was listed: readers of older ones go on there."""
+        self._staged: dict[str, Any] = {}
+        """Operations of the library, by path, whose bytes are uploaded."""
 
     @functools.cached_property
     def repository(self) -> Repository:
@@ -182,49 +187,47 @@ class HubStorage(UploadedStorage):
 
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
-        found = self._found([checked(path)], self.repository.revision)
-        if not found:
-            raise FileNotFoundError(f"{self.name}/{path}")
-        return found[path]
+        for nbytes in self._found([checked(path)], self.repository.revision).values():
+            return nbytes
+        raise FileNotFoundError(f"{self.name}/{path}")
 
     def _found(self, paths: Collection[str], revision: str) -> dict[str, int]:
         """Return the sizes of those objects that are there at a revision."""
-        if not paths:
-            return {}
-        self.counted()
         places = {self._place(path): path for path in paths}
-        with _hub_errors(self.name):
-            rows = self._api.get_paths_info(**self._about, paths=list(places), revision=revision)
+        rows = self._info(list(places), revision) if places else ()
         sizes = ((places[row.path], getattr(row, "size", None)) for row in rows)
         return {path: int(nbytes) for path, nbytes in sizes if nbytes is not None}
 
+    def _info(self, places: list[str], revision: str) -> list[Any]:
+        self.counted()
+        with _hub_errors(self.name):
+            return list(self._api.get_paths_info(**self._about, paths=places, revision=revision))
+
     def names(self, folder: str) -> tuple[str, ...]:
         """Return every name in a folder; not those of the repository's own files."""
+        with contextlib.suppress(FileNotFoundError):
+            found = self._rows(self._place(folder), self.repository.revision, recursive=False)
+            names = (row.path.rpartition("/")[2] for row in found)
+            return tuple(name for name in names if folder or name not in _OF_THE_REPOSITORY)
+        return ()
+
+    def _rows(self, place: str, revision: str, *, recursive: bool) -> list[Any]:
+        """Return what is in a folder of the repository."""
         self.counted()
-        names: list[str] = []
-        with contextlib.suppress(FileNotFoundError), _hub_errors(self.name, folder):
-            rows = self._api.list_repo_tree(
-                **self._about,
-                path_in_repo=self._place(folder) or None,
-                revision=self.repository.revision,
-            )
-            names += (row.path.rpartition("/")[2] for row in rows)
-        return tuple(name for name in names if folder or name not in _OF_THE_REPOSITORY)
+        about = {**self._about, "revision": revision, "recursive": recursive}
+        with _hub_errors(self.name, place):
+            return list(self._api.list_repo_tree(path_in_repo=place or None, **about))
 
     def objects(self, path: str = "") -> Iterator[Listed]:
         """Return every object below this address, or the one that a path names, at the last commit."""
-        commit = self.head()
-        self.counted()
-        with contextlib.suppress(FileNotFoundError), _hub_errors(self.name, path):
-            about = {**self._about, "revision": commit}
-            at = "/".join(filter(None, (self.repository.folder, path)))
+        commit, folder = self.head(), self.repository.folder
+        with contextlib.suppress(FileNotFoundError):
             if path:
-                rows = self._api.get_paths_info(paths=[at], **about)
+                rows = self._info([f"{folder}/{path}".lstrip("/")], commit)
             else:
-                rows = self._api.list_repo_tree(path_in_repo=at or None, recursive=True, **about)
+                rows = self._rows(folder, commit, recursive=True)
             for row in rows:
                 if (size := getattr(row, "size", None)) is not None:
-                    folder = self.repository.folder
                     below = row.path.removeprefix(f"{folder}/") if folder else row.path
                     self._commits[below, row.blob_id] = commit
                     yield Listed(below, int(size), row.blob_id, 0)
@@ -232,11 +235,6 @@ class HubStorage(UploadedStorage):
     def read_listed(self, one: Listed, offset: int, nbytes: int) -> bytes:
         """Return bytes of an object at the commit that was listed, where it stays what it was."""
         return self._get(one.path, self._commits[one.path, one.tag], f"bytes={offset}-{offset + nbytes - 1}")
-
-    @functools.cached_property
-    def _commits(self) -> dict[tuple[str, str], str]:
-        """By path and content, the last commit where that was listed: readers of older ones go on there."""
-        return {}
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -257,7 +255,8 @@ class HubStorage(UploadedStorage):
 
     def create_once(self, path: str) -> Creation:
         """Begin an object that is uploaded when it is committed, and seen when `gather` has listed it."""
-        return NewObject(self, checked(path), lambda file: self._stage(path, file))
+        checked(path)
+        return NewObject.beside(self, lambda file: self._stage(path, file))
 
     def _stage(self, path: str, file: IO[bytes]) -> None:
         """Upload a file that a later commit, of any process, makes an object."""
@@ -274,18 +273,13 @@ class HubStorage(UploadedStorage):
                 addition.path_or_fileobj = file.read()
             self._staged[path] = addition
 
-    @functools.cached_property
-    def _staged(self) -> dict[str, Any]:
-        """Operations of the library, by path, whose bytes are uploaded."""
-        return {}
-
     def told(self, path: str) -> Any:
         """Return the operation that makes an object of what was uploaded."""
         return self._staged.pop(path, None)
 
     def gather(self, told: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
         """Replace an object together with those that it lists: in one commit."""
-        self.publish(dict(told), Listing(path, bytes(content), (), frozenset()), expected, ())
+        self.publish(dict(told), Listing(path, bytes(content)), expected, ())
 
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
         """Give an object new content, if it has the one expected at the commit before."""

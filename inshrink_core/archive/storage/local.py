@@ -10,12 +10,12 @@ import shutil
 import stat
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
-from inshrink_core.archive.storage.contract import Creation, Lock, RangeFile, Storage, Tag, checked, in_turn
+from inshrink_core.archive.storage.contract import Creation, Lock, RangeFile, Storage, Tag, checked
 from inshrink_core.errors import LockedError, StorageError
 from inshrink_core.execution import (
     NotRegularError,
@@ -29,6 +29,12 @@ from inshrink_core.execution import (
     temporary_path,
     write_durably,
 )
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # archives are read on such systems, and not written
+    fcntl = None
 
 LOCK_NAME: Final = "lock"
 _PID_NBYTES: Final = 32
@@ -63,10 +69,8 @@ class LocalFile(RangeFile):
         The file.
     """
 
-    n_at_once = 1
-
     def __init__(self, path: Path) -> None:
-        self.name = str(path)
+        self.storage, self.name = LocalStorage(path.parent), str(path)
         self._descriptor = open_regular(path)
         weakref.finalize(self, os.close, self._descriptor)
         self.nbytes = os.fstat(self._descriptor).st_size
@@ -74,10 +78,6 @@ class LocalFile(RangeFile):
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the file ends."""
         return _read_range(self._descriptor, offset, nbytes)
-
-    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
-        """Return what calls return, one after the other."""
-        return in_turn(calls)
 
 
 class LocalStorage(Storage):
@@ -120,16 +120,6 @@ class LocalStorage(Storage):
         finally:
             os.close(descriptor)
 
-    def suffix(self, path: str, nbytes: int) -> tuple[bytes, int]:
-        """Return the last bytes of a file, and its size."""
-        descriptor = open_regular(self._place(path))
-        try:
-            size = os.fstat(descriptor).st_size
-            nbytes = min(nbytes, size)
-            return self.counted(_read_range(descriptor, size - nbytes, nbytes)), size
-        finally:
-            os.close(descriptor)
-
     def size(self, path: str) -> int:
         """Return the size of a file in bytes."""
         found = self._place(path).stat()
@@ -158,16 +148,16 @@ class LocalStorage(Storage):
 
     def lock(self) -> Lock:
         """Return the right to write, which ends with its process."""
-        return _FileLock(self.root)
+        return _file_lock(self.root)
 
     def share(self) -> Lock:
         """Return the right to write parts, which ends with its process."""
-        return _FileLock(self.root, shared=True)
+        return _file_lock(self.root, shared=True)
 
     def load(self, path: str) -> tuple[bytes, Tag]:
         """Return the content of a file, and its digest as its tag."""
         content = self.whole(path)
-        return content, _tag(content)
+        return content, digest_of(content)
 
     def create(self, path: str, *, over: bool = False) -> Creation:
         """Begin a file under a temporary name beside its place."""
@@ -178,13 +168,13 @@ class LocalStorage(Storage):
         target = self._place(path)
         with self.held():
             try:
-                found = _tag(read_regular(target))
+                found = digest_of(read_regular(target))
             except (FileNotFoundError, NotRegularError):
                 found = None
             if found != expected:
                 raise self.overtaken(path)
             write_durably(target, content)
-        return _tag(content)
+        return digest_of(content)
 
     def delete(self, path: str) -> None:
         """Remove a file; harmless where there is none."""
@@ -214,17 +204,13 @@ class LocalStorage(Storage):
             raise
         except BaseException:
             if self.root.absolute() in made:
-                self._remove_remains()
+                with contextlib.suppress(OSError):  # leaves nothing of an archive that could not be made
+                    for folder in (*(path for path in self.root.iterdir() if path.is_dir()), self.root):
+                        _remove_temporaries(folder)
+                        (folder / LOCK_NAME).unlink(missing_ok=True)
+                        folder.rmdir()
                 remove_empty(made)
             raise
-
-    def _remove_remains(self) -> None:
-        """Leave nothing behind of an archive that could not be made."""
-        with contextlib.suppress(OSError):
-            for folder in (*(path for path in self.root.iterdir() if path.is_dir()), self.root):
-                _remove_temporaries(folder)
-                (folder / LOCK_NAME).unlink(missing_ok=True)
-                folder.rmdir()
 
     @contextlib.contextmanager
     def building(self) -> Iterator[LocalStorage]:
@@ -257,38 +243,7 @@ class LocalStorage(Storage):
                 time.sleep(0.001)
             yield
         finally:
-            with contextlib.suppress(
-                OSError, ImportError
-            ):  # a child that is being forked may have it open, too
-                _unlock(descriptor)
-            os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Whether nobody else holds a file or folder; some systems (NFS) have no locks of folders."""
-    try:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (OSError, ImportError):
-        return True
-    return True
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether somebody holds a file; one that is not there, or is no file, nobody does."""
-    try:
-        import fcntl
-
-        with open(open_regular(path, follow=False), "rb") as file:  # noqa: PTH123 - a descriptor
-            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (OSError, ImportError):
-        return False
-    return False
+            _unlock(descriptor)
 
 
 def require_own(folder: Path) -> None:
@@ -338,7 +293,8 @@ class _NewFile(Creation):
                 self._temporary.unlink(missing_ok=True)
 
 
-def _tag(content: bytes) -> Tag:
+def digest_of(content: bytes) -> Tag:
+    """Return the SHA-256 of a content, as its tag."""
     return Tag(hashlib.sha256(content).hexdigest())
 
 
@@ -348,8 +304,41 @@ def _remove_temporaries(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-class _FileLock(Lock):
-    """The right to write an archive: ``flock`` on a file inside of it, so that it ends with its process.
+def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Whether nobody else holds a file or folder; some systems (NFS) have no locks of folders."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether somebody holds a file; one that is not there, or is no file, nobody does."""
+    try:
+        descriptor = open_regular(path, follow=False)
+    except OSError:
+        return False
+    try:
+        return not _try_lock(descriptor, shared=True)
+    finally:
+        os.close(descriptor)
+
+
+def _unlock(descriptor: int) -> None:
+    """Unlock and close a file; a child that is being forked may have it open, too."""
+    with contextlib.suppress(OSError):
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    with contextlib.suppress(OSError):  # the lock ends also where the system complains
+        os.close(descriptor)
+
+
+def _file_lock(root: Path, *, shared: bool = False) -> Lock:
+    """Return the right to write an archive: ``flock`` on a file inside of it, which ends with its process.
 
     Parameters
     ----------
@@ -363,71 +352,50 @@ class _FileLock(Lock):
     LockedError
         Another process, or another writer of this one, holds it.
     """
-
-    def __init__(self, root: Path, *, shared: bool = False) -> None:
-        try:
-            import fcntl
-        except ImportError as error:
-            raise StorageError(
-                "archives can be written on systems with flock only", where=str(root)
-            ) from error
-        self._descriptor = open_regular(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, follow=False)
-        try:
-            fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            os.ftruncate(self._descriptor, 0)
-            if not shared:
-                os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
-        except BlockingIOError as error:
-            pid = os.pread(self._descriptor, _PID_NBYTES, 0).decode("ascii", "replace")
-            os.close(self._descriptor)
-            if pid == str(os.getpid()):
-                raise LockedError(
-                    f"this process is writing this archive already (process {pid})",
-                    where=str(root),
-                    remedy="close what writes it, such as a saver that was left open",
-                ) from error
-            holder = f" (process {pid})" if pid.isdigit() else ""
-            raise LockedError(
-                f"another process is writing this archive{holder}",
-                where=str(root),
-                remedy="wait until it has finished; readers need not wait",
-            ) from error
-        except BaseException:
-            os.close(self._descriptor)
+    if fcntl is None:
+        raise StorageError("archives can be written on systems with flock only", where=str(root))
+    descriptor = open_regular(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, follow=False)
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        if not shared:
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    except BaseException as error:
+        pid = os.pread(descriptor, _PID_NBYTES, 0).decode("ascii", "replace")
+        os.close(descriptor)
+        if not isinstance(error, BlockingIOError):
             raise
-        _LOCKS.add(self)
+        if pid == str(os.getpid()):
+            raise LockedError(
+                f"this process is writing this archive already (process {pid})",
+                where=str(root),
+                remedy="close what writes it, such as a saver that was left open",
+            ) from error
+        holder = f" (process {pid})" if pid.isdigit() else ""
+        raise LockedError(
+            f"another process is writing this archive{holder}",
+            where=str(root),
+            remedy="wait until it has finished; readers need not wait",
+        ) from error
 
-    @property
-    def released(self) -> bool:
-        """Whether `release` was called."""
-        return self._descriptor < 0
+    def end() -> None:
+        with contextlib.suppress(OSError):  # the pid is information only
+            os.ftruncate(descriptor, 0)
+        _unlock(descriptor)
 
-    def release(self) -> None:
-        """Let the next writer in; harmless when repeated."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            with contextlib.suppress(OSError):  # the pid is information only
-                os.ftruncate(descriptor, 0)
-            with contextlib.suppress(OSError):  # a child that is being forked may have it open, too
-                _unlock(descriptor)
-            with contextlib.suppress(OSError):  # the lock ends also where the system complains
-                os.close(descriptor)
-
-
-def _unlock(descriptor: int) -> None:
-    import fcntl
-
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    lock = Lock(end)
+    _LOCKS[lock] = descriptor
+    return lock
 
 
-_LOCKS: Final[WeakSet[_FileLock]] = WeakSet()
+_LOCKS: Final[WeakKeyDictionary[Lock, int]] = WeakKeyDictionary()
 
 
 def _forget_locks() -> None:
     """In a forked child: the lock ends with its process, not with the last worker that was forked from it."""
-    for lock in list(_LOCKS):
-        descriptor, lock._descriptor = lock._descriptor, -1
-        if descriptor >= 0:
+    for lock, descriptor in list(_LOCKS.items()):
+        if not lock.released:
+            lock.released = True
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 

@@ -324,19 +324,6 @@ class ObjectStorage(UploadedStorage):
                 raise
             return b""
 
-    def suffix(self, path: str, nbytes: int) -> tuple[bytes, int]:
-        """Return the last bytes of an object, and its size; one request where the store has such ranges."""
-        key = self.key(path)
-        if self.scheme == "az" or nbytes <= 0:
-            return super().suffix(path, nbytes)
-        try:
-            content, meta = self._get(key, range={"suffix": nbytes})
-        except ObjectRefusedError:
-            if self.size(path):
-                raise
-            return b"", 0
-        return content, meta["size"]
-
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
         key = self.key(path)

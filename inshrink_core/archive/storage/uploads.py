@@ -5,8 +5,8 @@ Each URL has a folder in `queue_folder`::
     run.inshrink-5c1f0a9e4b7d2c36/
       lock               held by the one process of this machine that writes the archive
       frames/…           finished frames; after their upload the newest stay, up to 256 MiB
-      waiting            a line of JSON: the manifest's name, the digests of what it may replace, and the
-                         frames to upload before it; then its content
+      waiting            a SHA-256, and the `Listing` that it is of: the manifest, the digests of what it may
+                         replace, and the frames to upload before it
 
 The manifest is uploaded after the frames it lists, and only over a content that it was made from. So a
 process that dies at any moment leaves a sound archive, and the next writer on this machine uploads the rest.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import re
@@ -29,11 +28,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import IO, Final, NamedTuple, TypeVar
+from typing import IO, Any, Final, TypeVar
 
-from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
-from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
-from inshrink_core.archive.storage.memory import OverlaidStorage
+import msgspec
+
+from inshrink_core.archive.storage.contract import Creation, Lock, OverlaidStorage, Storage, Tag, checked
+from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage, digest_of
 from inshrink_core.errors import ConflictError, InshrinkError, LockedError, StorageError, UnsafePathError
 from inshrink_core.execution import make_folders, read_regular, write_durably
 
@@ -51,6 +51,7 @@ _N_UPLOADS: Final = 4
 _MAX_PAUSE_S: Final = 60.0
 _RECORD_NAME: Final = "waiting"
 _MAX_RECORD_NBYTES: Final = 1 << 30
+_DIGEST_NBYTES: Final = 32
 _PIECE_NBYTES: Final = 4 << 20
 
 
@@ -67,12 +68,7 @@ def queue_folder(url: str) -> Path:
     return base.absolute() / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
 
-def digest_of(content: bytes) -> Tag:
-    """Return the SHA-256 of a content, as its tag."""
-    return Tag(hashlib.sha256(content).hexdigest())
-
-
-class Listing(NamedTuple):
+class Listing(msgspec.Struct, frozen=True):
     """The new content of an object that lists others.
 
     Parameters
@@ -87,8 +83,8 @@ class Listing(NamedTuple):
 
     path: str
     content: bytes
-    files: tuple[str, ...]
-    bases: frozenset[str | None]
+    files: tuple[str, ...] = ()
+    bases: tuple[str | None, ...] = ()
 
 
 class UploadedStorage(Storage):
@@ -165,7 +161,8 @@ class UploadedStorage(Storage):
 
     def create(self, path: str, *, over: bool = False) -> Creation:
         """Begin an object in a file without a name on the local disk; committing uploads it."""
-        return NewObject(self, checked(path), lambda file: self.upload(path, file, over=over))
+        checked(path)
+        return NewObject.beside(self, lambda file: self.upload(path, file, over=over))
 
     def lock(self) -> Lock:
         """Return a lock that keeps nobody out: of two writers, the second to commit is refused."""
@@ -220,8 +217,6 @@ class UploadQueue(OverlaidStorage):
         self._here: dict[str, int] = {}
         """Sizes of objects that can be read from the local disk."""
         self._queued: list[str] = []
-        self._unlisted: set[str] = set()
-        """Created, and in no listing yet."""
         self._gone: list[str] = []
         self._listing: Listing | None = None
         self._busy = self._closing = self._flushing = False
@@ -290,29 +285,33 @@ class UploadQueue(OverlaidStorage):
     def _resume(self) -> None:
         """Queue what the last writer left, if it still follows what the remote storage has."""
         try:
-            line, _, content = read_regular(self._folder / _RECORD_NAME, _MAX_RECORD_NBYTES).partition(b"\n")
-            record = json.loads(line)
-            path, digest, bases = record["path"], record["content"], frozenset(record["bases"])
-            listing = Listing(path, content, tuple(map(checked, record["after"])), bases)
+            record = read_regular(self._folder / _RECORD_NAME, _MAX_RECORD_NBYTES)
         except FileNotFoundError:
             return
-        except (ValueError, TypeError, KeyError, UnsafePathError) as error:
-            raise ConflictError("the upload queue is damaged", where=str(self._folder)) from error
-        if digest_of(content) != digest:
-            raise ConflictError("the upload queue is damaged", where=str(self._folder))
+        damage = ConflictError("the upload queue is damaged", where=str(self._folder))
+        if hashlib.sha256(record[_DIGEST_NBYTES:]).digest() != record[:_DIGEST_NBYTES]:
+            raise damage
         try:
-            now: str | None = self.load(path)[1]
-        except FileNotFoundError:
-            now = None
-        if now == digest:
+            listing = msgspec.msgpack.decode(record[_DIGEST_NBYTES:], type=Listing)
+            files = [path for path in listing.files if (self._folder / checked(path)).is_file()]
+        except (msgspec.DecodeError, UnsafePathError) as error:
+            raise damage from error
+        now = self._digest(listing.path)
+        if now == digest_of(listing.content):
             self._finish()
-        elif now in bases:
-            self._listing, self.held[path] = listing, content
-            self._queued = [one for one in listing.files if (self._folder / one).is_file()]
-            self._here = {one: (self._folder / one).stat().st_size for one in self._queued}
-            _logger.info("%d frames that were not uploaded yet are uploaded now", len(self._queued))
+        elif now in listing.bases:
+            self._listing, self.held[listing.path], self._queued = listing, listing.content, files
+            self._here = {path: (self._folder / path).stat().st_size for path in files}
+            _logger.info("%d frames that were not uploaded yet are uploaded now", len(files))
         else:
             raise ConflictError("another writer changed the archive", where=self.name)
+
+    def _digest(self, path: str) -> Tag | None:
+        """Return the digest of the object as this writer sees it; None if there is none."""
+        try:
+            return self.load(path)[1]
+        except FileNotFoundError:
+            return None
 
     def _quarantine(self, error: ConflictError) -> None:
         """Move the queue aside: it does not follow what is in the archive."""
@@ -343,44 +342,34 @@ class UploadQueue(OverlaidStorage):
     def create(self, path: str, *, over: bool = False) -> Creation:
         """Begin an object on the local disk."""
         self._require()
-        return _Queued(self._local.create(path), lambda: self._created(path))
+        file = self._local.create(path)
+        return NewObject(file.write, lambda: self._created(path, file), file.abort)
 
-    def _created(self, path: str) -> None:
-        """Upload an object that is finished on the disk."""
+    def _created(self, path: str, file: Creation) -> None:
+        """Finish an object on the disk, and queue it."""
+        file.commit()
         folder, _, name = path.rpartition("/")
         with self._changed:
             self._here[path] = (self._folder / path).stat().st_size
             self._queued.append(path)
-            self._unlisted.add(path)
-            if folder in self._names:
-                self._names[folder].add(name)
+            self._names.get(folder, set()).add(name)
             self._changed.notify_all()
 
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
         """Give an object new content, if its digest is the one expected: on the disk, then remotely."""
-        self._wait_for_room()
-        content = bytes(content)
-        try:
-            found: Tag | None = self.load(path)[1]
-        except FileNotFoundError:
-            found = None
+        self._require()
+        if self._is_full():
+            self._wait(lambda: not self._is_full())
+        content, found = bytes(content), self._digest(path)
         if found != expected:
             raise self.overtaken(path)
         with self._changed:
-            before = self._listing
-            files = tuple(sorted({*self._unlisted, *(before.files if before else ())}))
-            bases = frozenset({found, *(before.bases if before else ())})
-            record = {
-                "path": path,
-                "content": digest_of(content),
-                "after": files,
-                "bases": sorted(bases, key=str),
-            }
-            write_durably(self._folder / _RECORD_NAME, json.dumps(record).encode() + b"\n" + content)
-            self._unlisted.clear()
-            self._listing, self.held[path] = Listing(path, content, files, bases), content
-            if "" in self._names:
-                self._names[""].add(path)
+            bases = self._listing.bases if self._listing else ()
+            listing = Listing(path, content, tuple(sorted(self._queued)), (*bases, found))
+            record = msgspec.msgpack.encode(listing)
+            write_durably(self._folder / _RECORD_NAME, hashlib.sha256(record).digest() + record)
+            self._listing, self.held[path] = listing, content
+            self._names.get("", set()).add(path)
             self._changed.notify_all()
         return digest_of(content)
 
@@ -390,7 +379,6 @@ class UploadQueue(OverlaidStorage):
         with self._changed:
             self._names.get(folder, set()).discard(name)
             self.held.pop(path, None)
-            self._unlisted.discard(path)
             if path in self._queued and not self._busy:
                 self._queued.remove(path)
                 self._evict(path)
@@ -420,18 +408,21 @@ class UploadQueue(OverlaidStorage):
             store does not refuse any more, or by the next one on this machine.
         """
         self._require()
+        self._wait(lambda: not (self._is_pending() or self._busy))
+
+    def _wait(self, is_done: Callable[[], bool]) -> None:
+        """Upload at once until something is so; raise why it is not."""
         with self._changed:
             self._error, self._flushing = None, True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._is_done() or self._error is not None or self._closing)
-            self._flushing = False
-            done = self._is_done()
+            self._changed.wait_for(lambda: is_done() or self._error is not None or self._closing)
+            self._flushing, done = False, is_done()
         self._require()
         if not done:
             raise self._unfinished()
 
-    def _is_done(self) -> bool:
-        return not (self._is_pending() or self._busy)
+    def _is_full(self) -> bool:
+        return sum(self._here.get(path, 0) for path in self._queued) > MAX_QUEUED_NBYTES
 
     def _is_pending(self) -> bool:
         return bool(self._queued or self._gone or self._listing is not None)
@@ -455,20 +446,6 @@ class UploadQueue(OverlaidStorage):
                 where=self.name,
                 remedy=f"what it wrote stays; what was not uploaded lies in {self._folder}; open it again",
             )
-
-    def _wait_for_room(self) -> None:
-        def is_full() -> bool:
-            return sum(self._here.get(path, 0) for path in self._queued) > MAX_QUEUED_NBYTES
-
-        with self._changed:
-            self._flushing = is_full()
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not is_full() or self._error is not None)
-            self._flushing = False
-            full = is_full()
-        self._require()
-        if full:
-            raise self._unfinished()
 
     def _work(self) -> None:
         pause = 1.0
@@ -547,55 +524,42 @@ class UploadQueue(OverlaidStorage):
 
 
 class NewObject(Creation):
-    """A file without a name on the local disk, which committing gives to a function.
+    """An object whose bytes go to a local file, and what becomes of them.
 
     Parameters
     ----------
-    storage
-        Beside whose upload queue the file lies.
-    path
-        The name of the object.
+    write
+        Appends bytes.
     give
-        What commits the file.
+        Makes the file an object.
+    drop
+        Removes the file; harmless when repeated.
     """
 
-    def __init__(self, storage: Storage, path: str, give: Callable[[IO[bytes]], None]) -> None:
+    def __init__(
+        self, write: Callable[[Any], object], give: Callable[[], object], drop: Callable[[], object]
+    ) -> None:
+        self._write, self._give, self._drop = write, give, drop
+
+    @classmethod
+    def beside(cls, storage: Storage, give: Callable[[IO[bytes]], None]) -> NewObject:
+        """Return one in a file without a name, beside the upload queue of a storage."""
         folder = queue_folder(storage.name).parent
         make_folders(folder)
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open until it is committed
-        self._give = give
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open until it is committed
+        return cls(file.write, lambda: give(file), file.close)
 
     def write(self, content: bytes | bytearray | memoryview) -> None:
         """Append bytes."""
-        self._file.write(content)
+        self._write(content)
 
     def commit(self) -> None:
-        """Upload the file."""
+        """Make it an object."""
         try:
-            self._give(self._file)
+            self._give()
         finally:
-            self.abort()
-
-    def abort(self) -> None:
-        """Drop the bytes."""
-        self._file.close()
-
-
-class _Queued(Creation):
-    """A local file that is queued when it is finished."""
-
-    def __init__(self, file: Creation, queue: Callable[[], None]) -> None:
-        self._file, self._queue = file, queue
-
-    def write(self, content: bytes | bytearray | memoryview) -> None:
-        """Append bytes."""
-        self._file.write(content)
-
-    def commit(self) -> None:
-        """Make it durable here, and queue it."""
-        self._file.commit()
-        self._queue()
+            self._drop()
 
     def abort(self) -> None:
         """Leave nothing of it."""
-        self._file.abort()
+        self._drop()

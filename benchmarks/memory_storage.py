@@ -1,20 +1,17 @@
-"""Archives in memory, and objects in memory over another storage."""
+"""Archives in memory, for the harness and for tests: a storage without folders."""
 
 from __future__ import annotations
 
 import errno
 import os
 import threading
-from collections.abc import Callable, MutableMapping
-from typing import Final, TypeVar
+from typing import Final
 
 from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
 from inshrink_core.errors import LockedError
 
-_T = TypeVar("_T")
 
-
-class _Objects(dict[str, tuple[bytes, Tag]]):
+class StoredObjects(dict[str, tuple[bytes, Tag]]):
     """Content and tag of every object by its key; `one` is held where they are compared and changed."""
 
     def __init__(self) -> None:
@@ -31,26 +28,17 @@ class _Objects(dict[str, tuple[bytes, Tag]]):
         return tag
 
 
-_PROCESS: Final = _Objects()
+_PROCESS: Final = StoredObjects()
 """What all URLs of this process name."""
 
 
 class MemoryStorage(Storage):
-    """An archive in the memory of this process: for tests, and as an example of a storage without folders.
+    """An archive in the memory of this process.
 
     Parameters
     ----------
     name
         Its URL. Storages of one name have the same objects.
-
-    Examples
-    --------
-    >>> storage = MemoryStorage("memory://doctest/run.inshrink")
-    >>> with storage.create("frames/1") as creation:
-    ...     creation.write(b"some bytes")
-    ...     creation.commit()
-    >>> MemoryStorage("memory://doctest/run.inshrink").read("frames/1", 5, 100)
-    b'bytes'
     """
 
     n_at_once = 1
@@ -125,7 +113,7 @@ class MemoryStorage(Storage):
 class _NewObject(Creation):
     """Bytes that become an object."""
 
-    def __init__(self, objects: _Objects, key: str, *, over: bool) -> None:
+    def __init__(self, objects: StoredObjects, key: str, *, over: bool) -> None:
         self._objects, self._key, self._over = objects, key, over
         self._content = bytearray()
 
@@ -143,60 +131,3 @@ class _NewObject(Creation):
     def abort(self) -> None:
         """Let the bytes go."""
         self._content.clear()
-
-
-class OverlaidStorage(Storage):
-    """A storage some of whose objects are in memory, to read from.
-
-    Parameters
-    ----------
-    under
-        Where all others are stored.
-    held
-        Content of objects by path; may change.
-    """
-
-    writable = False
-
-    def __init__(self, under: Storage, held: MutableMapping[str, bytes]) -> None:
-        super().__init__(under.name)
-        self._under, self.held = under, held
-        self.n_at_once, self.exclusive = under.n_at_once, under.exclusive
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read from the storage below."""
-        return self._under.bytes_read
-
-    @property
-    def requests(self) -> int:
-        """Requests to the storage below."""
-        return self._under.requests
-
-    def ask(self, path: str, question: Callable[[Storage], _T]) -> _T:
-        """Ask the storage below about an object."""
-        return question(self._under)
-
-    def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
-        content = self.held.get(path)
-        if content is not None:
-            return content[offset : offset + nbytes]
-        return self.ask(path, lambda under: under.read(path, offset, nbytes))
-
-    def suffix(self, path: str, nbytes: int) -> tuple[bytes, int]:
-        """Return the last bytes of an object, and its size."""
-        if path in self.held:
-            return super().suffix(path, nbytes)
-        return self.ask(path, lambda under: under.suffix(path, nbytes))
-
-    def size(self, path: str) -> int:
-        """Return the size of an object in bytes."""
-        content = self.held.get(path)
-        return self.ask(path, lambda under: under.size(path)) if content is None else len(content)
-
-    def names(self, folder: str) -> tuple[str, ...]:
-        """Return every name in a folder."""
-        parts = [path.rpartition("/") for path in tuple(self.held)]
-        held = {name for parent, _, name in parts if parent == folder}
-        return tuple(held.union(self._under.names(folder)))
