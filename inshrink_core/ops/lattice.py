@@ -350,10 +350,6 @@ def gain_grade(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice)
     return _best_grade(counts, int((~inside).sum()))
 
 
-_EXTRA_PART = 1 << 16
-"""Large numbers whose bits are spread out at a time: 64-bit numbers, a megabyte for each bit of theirs."""
-
-
 @op
 def large_changes(
     tokens: Tensor, before: Tensor | None, after: Tensor, history: Tensor | None, spacing: int
@@ -378,49 +374,6 @@ def large_changes(
         turned = (history[at] & NEGATIVE) != 0
         changes[turned] = -changes[turned]
     z: NDArray[np.int64] = ((changes << 1) ^ (changes >> 63)).cpu().numpy()
-    return z
-
-
-@op
-def pack_extra(z: NDArray[np.int64]) -> bytes:
-    """Return the extra bits of large z, lowest bit first, filled up to a byte with zeros."""
-    # Whole bytes at the end of each part but the last: the bits of a part are put before the next one's.
-    left, parts = np.zeros(0, np.uint8), []
-    for begin in range(0, z.size, _EXTRA_PART):
-        part = z[begin : begin + _EXTRA_PART]
-        lengths = _places(part) - 2
-        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        bits = np.concatenate((left, (np.repeat(part, lengths) >> within & 1).astype(np.uint8)))
-        whole = bits.size // 8 * 8
-        parts.append(np.packbits(bits[:whole], bitorder="little").tobytes())
-        left = bits[whole:]
-    return b"".join((*parts, np.packbits(left, bitorder="little").tobytes()))
-
-
-def _places(z: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places of the highest bits: numbers below 2**27 are exact as float64."""
-    return np.frexp(z.astype(np.float64))[1].astype(np.int64) - 1
-
-
-@op
-def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> NDArray[np.int64] | None:
-    """Return the large z of tokens from their extra bits; None unless these are exactly enough."""
-    large = tokens[(tokens >= FIRST_LARGE) & (tokens < EXACT)].cpu().numpy().astype(np.int64) - FIRST_LARGE
-    lengths = large // 4 + 5
-    ends = np.cumsum(lengths)
-    n_bits = int(ends[-1]) if large.size else 0
-    stored = np.frombuffer(extra, np.uint8)
-    if (n_bits + 7) // 8 != stored.size or (n_bits % 8 and int(stored[-1]) >> n_bits % 8):
-        return None
-    z: NDArray[np.int64] = (4 | large % 4) << lengths
-    for begin in range(0, large.size, _EXTRA_PART):
-        span = slice(begin, begin + _EXTRA_PART)
-        first, last = int(ends[begin] - lengths[begin]), int(ends[span][-1])
-        bits = np.unpackbits(stored[first // 8 : (last + 7) // 8], bitorder="little")[first % 8 :]
-        bits = bits[: last - first]
-        starts = ends[span] - lengths[span] - first
-        weights = bits.astype(np.int64) << (np.arange(last - first) - np.repeat(starts, lengths[span]))
-        z[span] |= np.add.reduceat(weights, starts)
     return z
 
 

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.execution import new_array
 from inshrink_core.ops.changes import FIRST_LARGE, N_CLASSES, NEGATIVE, ChangeRule, Changes
 from inshrink_core.ops.cpu.compiled import Int16s, UInt8s, UInt32s, kernel, part
 
@@ -226,9 +225,9 @@ def _bits(words: Tensor) -> NDArray[Any]:
 def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None, rule: ChangeRule) -> Changes:
     """See `inshrink_core.ops.changes.find_changes`."""
     now, (old, known) = _bits(words), _history(history)
-    tokens, new = new_array(now.size, np.uint8), new_array(now.size, np.uint8)
+    tokens, new = np.empty(now.size, np.uint8), np.empty(now.size, np.uint8)
     # Pages that are not written take no memory.
-    extra = new_array(now.size * now.itemsize // 4 + 2, np.uint32)
+    extra = np.empty(now.size * now.itemsize // 4 + 2, np.uint32)
     block = np.empty(_BLOCK, now.dtype), np.empty(_BLOCK, np.uint8), np.empty(_BLOCK, np.uint8)
     n = _find(now, _bits(earlier), old, known, *block, tokens, new, extra)
     return Changes(torch.from_numpy(tokens), torch.from_numpy(new), extra[:n])
@@ -239,7 +238,7 @@ def apply_changes(
 ) -> tuple[Tensor, Tensor, bool]:
     """See `inshrink_core.ops.changes.apply_changes`."""
     before, (old, known) = _bits(earlier), _history(history)
-    words, new = new_array(before.size, before.dtype.type), new_array(before.size, np.uint8)
+    words, new = np.empty(before.size, before.dtype.type), np.empty(before.size, np.uint8)
     block = np.empty(_BLOCK, before.dtype), np.empty(_BLOCK, np.uint8)
     padded = np.concatenate((extra, np.zeros(_PADDING, np.uint32)))
     taken = _apply(tokens.numpy(), padded, before, old, known, *block, words, new)
@@ -252,7 +251,7 @@ def find_contexts(earlier: Tensor, history: Tensor | None, mapping: Tensor, rule
     """See `inshrink_core.ops.changes.find_contexts`."""
     before, (old, known) = _bits(earlier), _history(history)
     values = mapping.numpy()
-    out = new_array(before.size, values.dtype.type)
+    out = np.empty(before.size, values.dtype.type)
     places = np.empty(_BLOCK, np.int16)
     _contexts(before, old, known, values, rule.mantissa, rule.top, places, out)
     return torch.from_numpy(out)

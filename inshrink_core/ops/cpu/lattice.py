@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inshrink_core.execution import new_array
 from inshrink_core.ops.cpu.compiled import Float32s, Int32s, Int64s, UInt8s, kernel, part
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
@@ -308,14 +307,14 @@ def round_to_lattice(
     """See `lattice.round_to_lattice`."""
     n = values.numel()
     tokens, new, after = (
-        new_array(n, np.uint8, brief=True),
-        new_array(n, np.uint8),
-        new_array(n, np.int32),
+        np.empty(n, np.uint8),
+        np.empty(n, np.uint8),
+        np.empty(n, np.int32),
     )
     if isinstance(gain, Gain):
         # After a restore alone, so that torch will do.
         gain = matched_changes(values, integers, lattice, gain)
-    changes = new_array(_CHUNK, np.float32) if gain is None else gain.numpy()
+    changes = np.empty(_CHUNK, np.float32) if gain is None else gain.numpy()
     n_large, n_exact, largest = _round(
         values.numpy(),
         *_given(integers, history),
@@ -374,7 +373,7 @@ def advance(
 ) -> Advanced:
     """See `lattice.advance`."""
     n = tokens.numel()
-    after, new = new_array(n, np.int32), new_array(n, np.uint8)
+    after, new = np.empty(n, np.int32), np.empty(n, np.uint8)
     numbers = (*_given(integers, history), lattice.spacing, lattice.bound)
     valid = _advance(tokens.numpy(), large, *numbers, np.empty(_CHUNK, np.uint8), after, new)
     return Advanced(torch.from_numpy(after), torch.from_numpy(new), valid)
@@ -389,7 +388,7 @@ def _scale(integers: Int32s, unit: np.float32, values: Float32s) -> None:  # pra
 
 def scale_integers(integers: Tensor, unit: float) -> Tensor:
     """See `lattice.scale_integers`."""
-    values = new_array(integers.numel(), np.float32)
+    values = np.empty(integers.numel(), np.float32)
     _scale(integers.numpy(), _F32(unit), values)
     return torch.from_numpy(values)
 
@@ -459,7 +458,7 @@ def _write_extra(z: Int64s, bits: UInt8s) -> int:  # pragma: no cover - compiled
 
 
 def pack_extra(z: Int64s) -> bytes:
-    """See `lattice.pack_extra`."""
+    """Return the extra bits of large z, lowest bit first, filled up to a byte with zeros."""
     # Of 27 bits, 25 are extra.
     bits = np.zeros(4 * z.size + 1, np.uint8)
     n_bits = _write_extra(z, bits)
@@ -485,7 +484,12 @@ def _read_extra(tokens: UInt8s, bits: UInt8s, z: Int64s) -> None:  # pragma: no 
 
 
 def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> Int64s | None:
-    """See `lattice.unpack_extra`."""
+    """Return the large z of tokens from their extra bits; None unless these are exactly enough.
+
+    Of tokens on a device the large ones come here.
+    """
+    if not tokens.is_cpu:
+        tokens = tokens[tokens >= FIRST_LARGE].cpu()
     n_large, n_bits = _count_large(tokens.numpy())
     stored = np.frombuffer(extra, np.uint8)
     if (n_bits + 7) // 8 != stored.size or (n_bits % 8 and int(stored[-1]) >> n_bits % 8):

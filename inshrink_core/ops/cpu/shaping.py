@@ -18,7 +18,6 @@ from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic, register_jitable
 from torch import Tensor
 
-from inshrink_core.execution import new_array
 from inshrink_core.ops import shaping as reference
 from inshrink_core.ops.cpu.compiled import (
     Float32s,
@@ -539,7 +538,7 @@ def shape_changes(
 ) -> Shaped:
     """See `shaping.shape_changes`."""
     n, n_rows, both = factors.gains.shape[0], values.numel() // factors.gains.shape[0], by_row is not None
-    changes, leads = new_array(values.numel(), np.float32), np.zeros((n_rows, 2), np.int64)
+    changes, leads = np.empty(values.numel(), np.float32), np.zeros((n_rows, 2), np.int64)
     start, high = (values if base is None else base).numpy(), n_rows + -n_rows % _LANES
     # Along rows alone there is one more column, for what the last one feeds.
     wide = n + 2 * _LANES if both else n + 1
