@@ -24,7 +24,7 @@ from inshrink_core.codec import (
     TensorReference,
 )
 from inshrink_core.errors import ConfigError, InshrinkError
-from inshrink_core.execution import ordered_map, recycling
+from inshrink_core.execution import ordered_map
 from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import FileSource, peek, peek_sample
 from inshrink_core.values import real_numbers
@@ -130,8 +130,7 @@ class FramePlan:
         def result(spec: TensorSpec) -> TensorResult:
             return ready.get(spec.key) or self._encode(spec)
 
-        with recycling():  # what one tensor needed, and the state it had before, is memory for the next
-            yield from ordered_map(result, specs, threads=self._threads, weight=_weight)
+        yield from ordered_map(result, specs, threads=self._threads, weight=_weight)
 
 
 @dataclass(frozen=True)
@@ -230,8 +229,7 @@ class FrameEncoder:
             item = _glimpse(checkpoint, wanted[0], devices[0], spec, config.looks_at_sample(spec))
             return config.observe(item, before.get(spec.key))
 
-        with recycling():
-            statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
+        statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
         of_all: tuple[Sequence[TensorSpec], Sequence[Any]] = (members, statistics)
         if state.shards is not None:
             specs_of_all, seen, memory = state.shards.observations(members, statistics, state.memory)
