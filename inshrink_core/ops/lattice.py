@@ -171,8 +171,8 @@ def matched_changes(values: Tensor, integers: Tensor | None, lattice: Lattice, g
     return (y - o).round()
 
 
-def _next_history(changes: Tensor, turned: Tensor, history: Tensor) -> Tensor:
-    """History after changes; `turned` are the changes times the sign of the last ones."""
+def next_history(changes: Tensor, turned: Tensor, history: Tensor) -> Tensor:
+    """Return the history after changes; `turned` are the changes times the sign of the last ones."""
     context = history & CONTEXT_BITS
     aged = history + 3 * ((context > 0) & (context < OLDEST_CONTEXT)).to(torch.uint8)
     pair = torch.where(context == 0, 1, torch.where(turned > 0, 2, 3)).to(torch.uint8)
@@ -204,7 +204,7 @@ def round_to_lattice(
     values : Float32[Tensor, "n"]
         Contiguous, any device; what is not finite becomes `EXACT`.
     integers : Int32[Tensor, "n"] or None
-        N before the frame, within the bound; on the CPU. None: zeros.
+        N before the frame, within the bound. None: zeros, where the values are.
     history : UInt8[Tensor, "n"] or None
         Before the frame; None: no element has changed.
     lattice
@@ -219,10 +219,10 @@ def round_to_lattice(
     Returns
     -------
     Rounded
-        On the CPU. O(n).
+        Where the integers are. O(n).
     """
     if integers is None:
-        integers = torch.zeros(values.numel(), dtype=torch.int32)
+        integers = torch.zeros(values.numel(), dtype=torch.int32, device=values.device)
     before = integers.to(values.device).long()
     _, u = changes_from(values, integers.to(values.device), lattice)
     if isinstance(gain, Tensor):
@@ -238,7 +238,7 @@ def round_to_lattice(
     turned = torch.where((old & NEGATIVE) != 0, -q, q)
     tokens = _tokens_of((turned << 1) ^ (turned >> 63))
     tokens[exact], after[exact] = EXACT, 0
-    new = _next_history(q, turned, old)
+    new = next_history(q, turned, old)
     new[exact] = 0
     return Rounded(
         tokens.to(torch.uint8).to(integers.device),
@@ -280,13 +280,12 @@ def advance(
     q = torch.where((old & NEGATIVE) != 0, -turned, turned)
     after = lattice.spacing * q if integers is None else integers.long() + lattice.spacing * q
     after[exact] = 0
-    new = _next_history(q, turned, old)
+    new = next_history(q, turned, old)
     new[exact] = 0
     valid = not bool((after.abs() > lattice.bound).any())
     return Advanced(after.to(torch.int32), new, valid)
 
 
-@op
 def scale_integers(integers: Tensor, unit: float) -> Tensor:
     """Return the values ``N * unit`` that integers stand for, in memory of their own.
 
@@ -301,7 +300,7 @@ def scale_integers(integers: Tensor, unit: float) -> Tensor:
     Float32[Tensor, "n"]
         On the device of the integers.
     """
-    return integers.to(torch.float32) * float32(unit, integers)
+    return integers.to(torch.float32).mul_(float32(unit, integers))
 
 
 def _best_grade(counts: NDArray[np.int64], beyond: int) -> int:
@@ -377,7 +376,6 @@ def large_changes(
     return z
 
 
-@op
 def sum_tokens(tokens: Tensor, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the sums of the rows and of the columns of tokens in row-major order, at least one."""
     matrix = tokens.view(n_rows, -1)
