@@ -37,7 +37,7 @@ def new_buffer(nbytes: int) -> memoryview:
     """Return a writable buffer of any content; pages that are never written take no memory."""
     import numpy as np
 
-    return memoryview(np.empty(nbytes, np.uint8))
+    return np.empty(nbytes, np.uint8).data
 
 
 def free_disk(folder: Path) -> int:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from inshrink_core.errors import DamagedError, InputError
-from inshrink_core.ops.cpu.tables import TABLE_BITS, Tables, choose_tables, read_tables
+from inshrink_core.ops.cpu.tables import TABLE_BITS, choose_tables, read_tables
 from inshrink_core.ops.rans import (
     INITIAL_STATE,
     MAX_CONTEXTS,
@@ -112,14 +112,15 @@ def write_stream(
     """
     n = symbols.numel()
     counts = rans_counts(symbols, contexts, n_symbols, n_contexts).numpy()
-    n_counted = int(counts.sum())
+    by_symbol = counts.sum(0)
+    n_counted = int(by_symbol.sum())
     if n_counted != n:
         raise InputError(
             "a symbol or a context is out of range",
             expected=f"symbols below {n_symbols}, contexts below {n_contexts}",
             found=f"{n - n_counted} pairs outside",
         )
-    used = np.flatnonzero(counts.any(0))
+    (used,) = by_symbol.nonzero()
     if used.size == 1:
         return bytes((CONSTANT, int(used[0])))
     # Symbols beyond the last one that occurs have no place in any table.
@@ -131,26 +132,19 @@ def write_stream(
         return b""
     lanes, block_length = shape or stream_shape(n, chosen.data_bits)
     model = RansModel(chosen.rows, chosen.frequencies << (PRECISION - chosen.precision))
-    stream = _packed(chosen, rans_encode(symbols, contexts, model, lanes, block_length), block_length)
-    return stream if 8 * len(stream) <= stored_bits else b""
-
-
-def _packed(chosen: Tables, blocks: RansBlocks, block_length: int) -> bytes:
-    """Return the bytes of coded blocks and their model."""
-    lanes = blocks.states.shape[1]
-    shape = (lanes.bit_length() - 1) | chosen.precision << 4
-    counts = blocks.n_words.numpy().astype("<u4")
-    return b"".join(
-        (
-            bytes((RANS,)),
-            HEADER.pack(shape, block_length.bit_length() - 1, chosen.frequencies.shape[0] - 1),
-            chosen.packed.data,
-            # The last block has what remains of the words.
-            counts[:-1].data,
-            blocks.states.cpu().numpy().astype("<i4", copy=False).data,
-            blocks.words.cpu().numpy().astype("<i2", copy=False).data,
-        )
+    blocks = rans_encode(symbols, contexts, model, lanes, block_length)
+    lanes_and_precision = (lanes.bit_length() - 1) | chosen.precision << 4
+    parts = (
+        bytes((RANS,)),
+        HEADER.pack(lanes_and_precision, block_length.bit_length() - 1, chosen.frequencies.shape[0] - 1),
+        chosen.packed.data,
+        # The last block has what remains of the words.
+        blocks.n_words.numpy()[:-1].astype("<u4").data,
+        blocks.states.cpu().numpy().astype("<i4", copy=False).data,
+        blocks.words.cpu().numpy().astype("<i2", copy=False).data,
     )
+    stream = b"".join(parts)
+    return stream if 8 * len(stream) <= stored_bits else b""
 
 
 def read_stream(

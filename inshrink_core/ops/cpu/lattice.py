@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.cpu.compiled import Float32s, Int32s, Int64s, UInt8s, kernel, part
+from inshrink_core.ops.cpu.compiled import Float32s, Int32s, Int64s, UInt8s, any_large, kernel, part
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
@@ -22,6 +23,7 @@ from inshrink_core.ops.lattice import (
     Lattice,
     Rounded,
     matched_changes,
+    next_history,
 )
 
 _CHUNK = 2048
@@ -42,19 +44,20 @@ _FIRST_LEADING = (np.float32(FIRST_LARGE).view(np.int32) >> 21) - FIRST_LARGE
 _AGING = np.uint8(OLDEST_CONTEXT)
 _CONTEXT = np.uint8(CONTEXT_BITS)
 _SIGN = np.uint8(NEGATIVE)
+_LARGE = np.uint8(FIRST_LARGE)
+"""Large and exact tokens alone have this bit."""
 
 
-def _next_history(sign: int, old: int) -> int:
-    """History after a change of a sign."""
-    context = old & CONTEXT_BITS
-    if sign == 0:
-        return (old + (3 if 0 < context < OLDEST_CONTEXT else 0)) & 255
-    negative = int(sign < 0)
-    pair = 2 + (negative ^ (old >> 5 & 1))
-    return (pair if context else 1) + (negative << 5)
+def _histories_after(sign: int) -> NDArray[np.uint8]:
+    old = torch.arange(256, dtype=torch.uint8)
+    changes = torch.full((256,), sign)
+    histories: NDArray[np.uint8] = next_history(
+        changes, torch.where((old & NEGATIVE) != 0, -changes, changes), old
+    ).numpy()
+    return histories
 
 
-_NEXT_HISTORIES = np.array([[_next_history(sign, old) for old in range(256)] for sign in (0, 1, -1)], _U8)
+_NEXT_HISTORIES = np.stack([_histories_after(sign) for sign in (0, 1, -1)])
 """By sign of the change, the negative one last: for changes one by one, whose code has to be compiled."""
 
 
@@ -86,15 +89,6 @@ def turn(
         fresh = _U8((_U8(1) if context == _U8(0) else pair) + _U8(negative << _U8(5)))
         new[i] = fresh if moved else aged
     return np.int64(largest)
-
-
-@part
-def any_large(tokens: UInt8s) -> np.bool:  # pragma: no cover - compiled
-    """Whether one of a few tokens is large or exact: those alone have the highest bit."""
-    joined = _U8(0)
-    for i in range(tokens.size):
-        joined = _U8(joined | tokens[i])
-    return joined >= FIRST_LARGE
 
 
 @part
@@ -206,7 +200,7 @@ def advance_large(
     """Do over a chunk with large or exact tokens; return how many large it took, or -1: not valid."""
     taken, outside, top = 0, _I32(0), _I32(bound)
     for begin in range(0, tokens.size, _NEIGHBOURS):
-        if not any_large(tokens[begin : begin + _NEIGHBOURS]):
+        if not any_large(tokens[begin : begin + _NEIGHBOURS], _LARGE):
             continue
         for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
             if tokens[i] == EXACT:
@@ -380,26 +374,12 @@ def advance(
 
 
 @kernel
-def _scale(integers: Int32s, unit: np.float32, values: Float32s) -> None:  # pragma: no cover - compiled
-    """Turn integers into values."""
-    for i in range(integers.size):
-        values[i] = _F32(_F32(integers[i]) * unit)
-
-
-def scale_integers(integers: Tensor, unit: float) -> Tensor:
-    """See `lattice.scale_integers`."""
-    values = np.empty(integers.numel(), np.float32)
-    _scale(integers.numpy(), _F32(unit), values)
-    return torch.from_numpy(values)
-
-
-@kernel
 def _count_large(tokens: UInt8s) -> tuple[int, int]:  # pragma: no cover - compiled
     """Return how many tokens have extra bits, and how many bits."""
     n_large, quarters = 0, 0
     for begin in range(0, tokens.size, _NEIGHBOURS):
         part = tokens[begin : begin + _NEIGHBOURS]
-        if any_large(part):
+        if any_large(part, _LARGE):
             for i in range(part.size):
                 if FIRST_LARGE <= part[i] < EXACT:
                     n_large += 1
@@ -422,7 +402,7 @@ def _take_large(
     # A whole quotient below 2**26, which float64 has at hand: integers take five times as long to divide.
     at, share = 0, 1.0 / spacing
     for begin in range(0, tokens.size, _NEIGHBOURS):
-        if not any_large(tokens[begin : begin + _NEIGHBOURS]):
+        if not any_large(tokens[begin : begin + _NEIGHBOURS], _LARGE):
             continue
         for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
             change = np.int64(np.rint((after[i] - before[i * known]) * share))
@@ -470,7 +450,7 @@ def _read_extra(tokens: UInt8s, bits: UInt8s, z: Int64s) -> None:  # pragma: no 
     """Fill in z; four bytes that are not read from follow those that are."""
     at = taken = np.int64(0)
     for begin in range(0, tokens.size, _NEIGHBOURS):
-        if not any_large(tokens[begin : begin + _NEIGHBOURS]):
+        if not any_large(tokens[begin : begin + _NEIGHBOURS], _LARGE):
             continue
         for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
             if not FIRST_LARGE <= tokens[i] < EXACT:
@@ -497,23 +477,3 @@ def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> Int64s | None:
     z = np.empty(n_large, np.int64)
     _read_extra(tokens.numpy(), np.concatenate((stored, np.zeros(4, np.uint8))), z)
     return z
-
-
-@kernel
-def _sum_sides(tokens: UInt8s, rows: Int64s, columns: Int64s) -> None:  # pragma: no cover - compiled
-    """Add tokens to the sums of their row and column."""
-    n = columns.size
-    for row in range(rows.size):
-        line, total = tokens[row * n : (row + 1) * n], np.int64(0)
-        for i in range(n):
-            token = np.int64(line[i])
-            columns[i] += token
-            total += token
-        rows[row] = total
-
-
-def sum_tokens(tokens: Tensor, n_rows: int) -> tuple[Int64s, Int64s]:
-    """See `lattice.sum_tokens`."""
-    rows, columns = np.empty(n_rows, np.int64), np.zeros(tokens.numel() // n_rows, np.int64)
-    _sum_sides(tokens.numpy(), rows, columns)
-    return rows, columns

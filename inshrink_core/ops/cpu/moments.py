@@ -44,8 +44,6 @@ from inshrink_core.ops.moments import (
     octave_edges,
 )
 
-__all__: list[str] = []
-
 _F32, _F64, _I32, _U8 = np.float32, np.float64, np.int32, np.uint8
 
 _UNITS = half_octave_values(np.arange(LOWEST, HIGHEST + 1))

@@ -130,7 +130,7 @@ def choose_tables(counts: Int64s, precisions: Sequence[int], *, apart: bool = Fa
     """
     n_contexts = counts.shape[0]
     rows, pooled = np.arange(n_contexts), np.ascontiguousarray(counts)
-    if not apart:
+    if not apart and n_contexts > 1:
         rows, pooled, _ = pool_contexts(counts)
     candidates, best = [(rows, pooled)], None
     if len(pooled) > 1:
