@@ -24,7 +24,7 @@ from inshrink_core.codec import (
     TensorReference,
 )
 from inshrink_core.errors import ConfigError, InshrinkError
-from inshrink_core.execution import ordered_map, recycling
+from inshrink_core.execution import ordered_map
 from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import FileSource, peek, peek_sample
 from inshrink_core.values import real_numbers
@@ -130,8 +130,7 @@ class FramePlan:
         def result(spec: TensorSpec) -> TensorResult:
             return ready.get(spec.key) or self._encode(spec)
 
-        with recycling():  # what one tensor needed, and the state it had before, is memory for the next
-            yield from ordered_map(result, specs, threads=self._threads, weight=_weight)
+        yield from ordered_map(result, specs, threads=self._threads, weight=_weight)
 
 
 @dataclass(frozen=True)
@@ -214,8 +213,8 @@ class FrameEncoder:
         config_of = self._configs(checkpoint, members, alone=state.shards is None)
         wanted = [one.codec.companions() for one in role_codecs]
         wanted[0] = wanted[0].union(*(codec.companions() for codec in config_of.values()))
-        # Optimizer state is coded in host memory, whatever the device of the chain's own codec.
-        devices = [chain.device, *("cpu" for _ in role_codecs[1:])]
+        # Codecs that store exact bytes work in host memory.
+        devices = [chain.device if one.codec.lossy else "cpu" for one in role_codecs]
         restored, unchanged = state.restored, state.unchanged
         before = old if state.observed is None else state.observed
         context = FrameContext(
@@ -230,8 +229,7 @@ class FrameEncoder:
             item = _glimpse(checkpoint, wanted[0], devices[0], spec, config.looks_at_sample(spec))
             return config.observe(item, before.get(spec.key))
 
-        with recycling():
-            statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
+        statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
         of_all: tuple[Sequence[TensorSpec], Sequence[Any]] = (members, statistics)
         if state.shards is not None:
             specs_of_all, seen, memory = state.shards.observations(members, statistics, state.memory)
@@ -267,7 +265,8 @@ class FrameEncoder:
             codec = role_codecs[place].codec if place else config_of[spec.key]
             if spec.key in unchanged:
                 return _left(checkpoint, spec, codec.unchanged(spec, old.pop(spec.key)))
-            tensor = checkpoint.source.read(spec).to(devices[place])
+            read = checkpoint.source.read(spec)
+            digest, tensor = tensor_digest(read), read.to(devices[place])
             looked_at, moment = codec.encoding_companions(), past.pop(spec.key, None)
             if moment is not None:  # that of the frame before stands in for this frame's
                 looked_at -= {TensorRole.EXP_AVG, TensorRole.MOMENTUM}
@@ -280,7 +279,6 @@ class FrameEncoder:
             encoded = codec.encode(item, plan, old.pop(spec.key, None))
             counts = codec.lossy and spec.role in MODEL_ROLES
             error, norm = squared_error(item.tensor, encoded.reference) if counts else (0.0, 0.0)
-            digest = tensor_digest(item.tensor)
             exact = encoded.block.codec in lossless.codec.reads
             lasting = exact and _is_lasting(checkpoint, spec)
             origin = Origin(checkpoint.source, spec, digest) if lasting else None

@@ -15,7 +15,6 @@ from inshrink_core.execution import (
     default_threads,
     make_folders,
     read_regular,
-    recycling,
     sync_path,
     working_folder,
 )
@@ -108,7 +107,7 @@ def restore_folder(
             whole = work / "whole"
             view, threads = fitting(opened.on(device), [info], whole, "same", None, default_threads())
             shown = view.checkpoint(info)
-            with shown.prefetch(shown.specs, threads) as ahead, recycling():
+            with shown.prefetch(shown.specs, threads) as ahead:
                 write_checkpoint(ahead, whole, layout=restorable_layout(shown), limits=view.limits)
             (whole / LINEAGE_NAME).write_text(json.dumps(record), encoding="ascii")
             sync_path(whole / LINEAGE_NAME)

@@ -181,7 +181,7 @@ def grown(before: Shaping | None, moment: DecodedMoment) -> Shaping | None:
     if before is not None and n_seen.bit_count() > _DIGITS:
         return Shaping(n_seen + 1, before.columns, before.rows)
     decoded = moment()
-    values = as_float32(decoded).cpu().view(decoded.shape[0], -1)
+    values = as_float32(decoded).view(decoded.shape[0], -1)
     lowest, highest = values.aminmax()
     largest = max(-float(lowest), float(highest))
     if not 0 < largest < math.inf:

@@ -21,7 +21,6 @@ from inshrink_core.ops.streams import (
     HEADER,
     RANS,
     STATE_BITS,
-    Coded,
     read_stream,
     stream_shape,
     write_stream,
@@ -154,7 +153,7 @@ def decode_rans(
         raise DamagedError("coded symbols have an unknown mode", expected="0 to 2", found=str(mode))
     if contexts is not None:
         contexts = contexts.to(device)
-    return read_stream(Coded(body, n, n_symbols, n_contexts, device), contexts)
+    return read_stream(body, n, n_symbols, contexts, n_contexts, device)
 
 
 def estimate_bits_of_counts(counts: NDArray[np.int64]) -> float:
@@ -162,7 +161,7 @@ def estimate_bits_of_counts(counts: NDArray[np.int64]) -> float:
     n, n_symbols = int(counts.sum()), counts.shape[1]
     if np.count_nonzero(counts.any(0)) <= 1:
         return 16.0 if n else 0.0
-    _, bits = pool_contexts(counts)
+    _, _, bits = pool_contexts(counts)
     lanes, block_length = stream_shape(n, bits)
     states = STATE_BITS * lanes * -(-n // block_length)
     return min(bits + states + 8.0 * _HEADER_BYTES, 8.0 * worst_case_rans_bytes(n, n_symbols))

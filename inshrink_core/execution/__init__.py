@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from inshrink_core.execution.buffers import new_array as new_array
-from inshrink_core.execution.buffers import new_buffer as new_buffer
-from inshrink_core.execution.buffers import recycling as recycling
 from inshrink_core.execution.device import resolve_device as resolve_device
 from inshrink_core.execution.device import why_no_cuda as why_no_cuda
 from inshrink_core.execution.files import NotRegularError as NotRegularError
@@ -32,6 +29,7 @@ from inshrink_core.execution.kept import write_whole as write_whole
 from inshrink_core.execution.resources import Limits as Limits
 from inshrink_core.execution.resources import free_disk as free_disk
 from inshrink_core.execution.resources import memory_available as memory_available
+from inshrink_core.execution.resources import new_buffer as new_buffer
 from inshrink_core.execution.threads import default_threads as default_threads
 from inshrink_core.execution.threads import ordered_map as ordered_map
 from inshrink_core.execution.threads import prepare_process as prepare_process

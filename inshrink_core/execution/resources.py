@@ -33,6 +33,13 @@ def memory_available() -> int | None:
     return min(known, default=None)
 
 
+def new_buffer(nbytes: int) -> memoryview:
+    """Return a writable buffer of any content; pages that are never written take no memory."""
+    import numpy as np
+
+    return np.empty(nbytes, np.uint8).data
+
+
 def free_disk(folder: Path) -> int:
     """Return the free bytes of the file system in which a folder lies, or would lie."""
     place = folder.absolute()

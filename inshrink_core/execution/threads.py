@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import importlib
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+"""Parameters of glibc's ``mallopt``."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -25,10 +29,12 @@ def prepare_process() -> None:
     """Prepare a process of our own, whose workers are as many as its processors, for work with tensors.
 
     PyTorch computes in the calling thread alone from now on: it would give each worker a team of threads,
-    which wait for each other by spinning and take the processors from the workers. And the many objects
+    which wait for each other by spinning and take the processors from the workers. The many objects
     that PyTorch and numba are made of are never looked through for garbage, neither while they are imported
-    nor when the process ends.
+    nor when the process ends. Memory of tensors that were dropped serves the next ones: glibc would map each
+    large tensor anew, and the kernel would fill it with zeros.
     """
+    _reuse_memory()
     if not {"torch", "numba"} <= sys.modules.keys():
         gc.disable()
         try:
@@ -40,6 +46,14 @@ def prepare_process() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def _reuse_memory() -> None:
+    """Have glibc keep one heap for all threads, and up to 256 MB of free memory at its end."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
+        set_option = ctypes.CDLL(None).mallopt
+        for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 1 << 28)):
+            set_option(option, value)
 
 
 def ordered_map(
@@ -84,75 +98,23 @@ def ordered_map(
         for item in items:
             yield function(item)
         return
-    work = _Work(function)
+    window: deque[list[Any]] = deque()  # weight, item and future of each
+    heaviest = total = 0
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="inshrink") as pool:
         try:
-            yield from _windowed(work, pool, items, threads, weight or _one)
+            for item in items:
+                size = 1 if weight is None else weight(item)
+                heaviest, total = max(heaviest, size), total + size
+                window.append([size, item, pool.submit(function, item)])
+                while total > threads * heaviest:
+                    size, _, future = window.popleft()
+                    yield future.result()
+                    total -= size
+            # No more will come: of those that no thread has begun, the heaviest go first.
+            waiting = [entry for entry in window if entry[2].cancel()]
+            for entry in sorted(waiting, key=lambda entry: -entry[0]):
+                entry[2] = pool.submit(function, entry[1])
+            while window:
+                yield window.popleft()[2].result()
         finally:
-            work.cancel()
-
-
-def _one(item: object) -> int:
-    """All items take the same."""
-    return 1
-
-
-def _windowed(
-    work: _Work[Item, Result],
-    pool: ThreadPoolExecutor,
-    items: Iterable[Item],
-    threads: int,
-    weight: Callable[[Item], int],
-) -> Iterator[Result]:
-    """Admit items to the window, and yield results from its front."""
-    window: deque[tuple[int, Future[Result]]] = deque()
-    heaviest = held = 0
-    for item in items:
-        size = weight(item)
-        heaviest, held = max(heaviest, size), held + size
-        window.append((size, work.add(item, size)))
-        pool.submit(work.run_one)
-        while held > threads * heaviest:
-            freed, future = window.popleft()
-            yield future.result()
-            held -= freed
-    work.heaviest_first()
-    while window:
-        yield window.popleft()[1].result()
-
-
-class _Work(Generic[Item, Result]):
-    """Items that wait for a thread."""
-
-    def __init__(self, function: Callable[[Item], Result]) -> None:
-        self._function = function
-        self._waiting: deque[tuple[int, Item, Future[Result]]] = deque()
-        self._lock = threading.Lock()
-
-    def add(self, item: Item, size: int) -> Future[Result]:
-        """Let an item wait; return what will be its result."""
-        future: Future[Result] = Future()
-        with self._lock:
-            self._waiting.append((size, item, future))
-        return future
-
-    def heaviest_first(self) -> None:
-        """Start the heaviest of those that wait first, and of equal ones the first; no more will come."""
-        with self._lock:
-            self._waiting = deque(sorted(self._waiting, key=lambda one: -one[0]))
-
-    def cancel(self) -> None:
-        """Start nothing more."""
-        with self._lock:
-            self._waiting.clear()
-
-    def run_one(self) -> None:
-        """Compute one result."""
-        with self._lock:
-            if not self._waiting:
-                return
-            _, item, future = self._waiting.popleft()
-        try:
-            future.set_result(self._function(item))
-        except BaseException as error:  # whatever it is, it is raised where the result would be
-            future.set_exception(error)
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -18,16 +18,8 @@ from typing import Any
 from inshrink_core.execution.process import minimal_environment, start_python
 from inshrink_core.ops.cpu import machine
 
-_COMMANDS = (
-    ("compress", "{run}", "-o", "{folder}/a.inshrink"),
-    ("compress", "{run}", "-o", "{folder}/b.inshrink", "--codec", "lossless", "--optimizer", "exact"),
-    ("compress", "{run}", "-o", "{folder}/c.inshrink", "--optimizer", "compact"),
-    ("compress", "{run}", "-o", "{folder}/d.inshrink", "--codec", "inshrinkerator"),
-    ("restore", "{folder}/a.inshrink", "-o", "{folder}/a"),
-    ("restore", "{folder}/b.inshrink", "-o", "{folder}/b"),
-    ("restore", "{folder}/c.inshrink", "-o", "{folder}/c"),
-    ("restore", "{folder}/d.inshrink", "-o", "{folder}/d"),
-)
+_OPTIONS = ("", "--codec lossless --optimizer exact", "--optimizer compact", "--codec inshrinkerator")
+"""Of the archives that are written and restored."""
 
 
 _STDERR = 2
@@ -72,7 +64,7 @@ def _compile_level(level: str) -> None:
                 kernel.compile(signature)
 
 
-def _started(arguments: list[str], **variables: str) -> None:
+def _run(arguments: list[str], **variables: str) -> None:
     """Run Python so that its kernels are written; exit where it fails."""
     environment = minimal_environment() | variables | {machine.WRITE: "1"}
     process = start_python(arguments, errors=_STDERR, environment=environment)
@@ -96,15 +88,16 @@ def main(arguments: list[str]) -> int:
         run = Path(name) / "run"
         run.mkdir()
         _write_run(run)
-        for words in _COMMANDS:
-            command = [word.format(run=run, folder=name) for word in words]
-            _started(["-m", "inshrink_core", *command, "-q"])
+        for number, options in enumerate(_OPTIONS):
+            archive = str(Path(name) / f"{number}.inshrink")
+            _run(["-m", "inshrink_core", "compress", str(run), "-o", archive, "-q", *options.split()])
+            _run(["-m", "inshrink_core", "restore", archive, "-o", str(Path(name) / str(number)), "-q"])
     if "--all" in arguments:
         own = machine.choose_level()
         for level in machine.LEVELS:
             if level != own:
                 target = {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}
-                _started(["-m", "inshrink_core.ops", "--level", level], **target)
+                _run(["-m", "inshrink_core.ops", "--level", level], **target)
     note.write_text(asked)
     return 0
 

@@ -81,7 +81,7 @@ def distance_to_lattice(values: Tensor, integers: Tensor, unit: float) -> Distan
 
 
 def _squares(values: Tensor) -> list[float]:
-    finite = torch.where(values.isfinite(), values, 0.0).double()
-    padded = torch.nn.functional.pad(finite.square(), (0, -values.numel() % N_SUMS)).cpu()
+    finite = torch.where(values.isfinite(), values, 0.0).cpu().double()
+    padded = torch.nn.functional.pad(finite.square(), (0, -values.numel() % N_SUMS))
     sums: list[float] = padded.view(-1, N_SUMS).cumsum(0)[-1].tolist()
     return sums

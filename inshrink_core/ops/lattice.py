@@ -171,8 +171,8 @@ def matched_changes(values: Tensor, integers: Tensor | None, lattice: Lattice, g
     return (y - o).round()
 
 
-def _next_history(changes: Tensor, turned: Tensor, history: Tensor) -> Tensor:
-    """History after changes; `turned` are the changes times the sign of the last ones."""
+def next_history(changes: Tensor, turned: Tensor, history: Tensor) -> Tensor:
+    """Return the history after changes; `turned` are the changes times the sign of the last ones."""
     context = history & CONTEXT_BITS
     aged = history + 3 * ((context > 0) & (context < OLDEST_CONTEXT)).to(torch.uint8)
     pair = torch.where(context == 0, 1, torch.where(turned > 0, 2, 3)).to(torch.uint8)
@@ -204,7 +204,7 @@ def round_to_lattice(
     values : Float32[Tensor, "n"]
         Contiguous, any device; what is not finite becomes `EXACT`.
     integers : Int32[Tensor, "n"] or None
-        N before the frame, within the bound; on the CPU. None: zeros.
+        N before the frame, within the bound. None: zeros, where the values are.
     history : UInt8[Tensor, "n"] or None
         Before the frame; None: no element has changed.
     lattice
@@ -219,10 +219,10 @@ def round_to_lattice(
     Returns
     -------
     Rounded
-        On the CPU. O(n).
+        Where the integers are. O(n).
     """
     if integers is None:
-        integers = torch.zeros(values.numel(), dtype=torch.int32)
+        integers = torch.zeros(values.numel(), dtype=torch.int32, device=values.device)
     before = integers.to(values.device).long()
     _, u = changes_from(values, integers.to(values.device), lattice)
     if isinstance(gain, Tensor):
@@ -238,7 +238,7 @@ def round_to_lattice(
     turned = torch.where((old & NEGATIVE) != 0, -q, q)
     tokens = _tokens_of((turned << 1) ^ (turned >> 63))
     tokens[exact], after[exact] = EXACT, 0
-    new = _next_history(q, turned, old)
+    new = next_history(q, turned, old)
     new[exact] = 0
     return Rounded(
         tokens.to(torch.uint8).to(integers.device),
@@ -280,13 +280,12 @@ def advance(
     q = torch.where((old & NEGATIVE) != 0, -turned, turned)
     after = lattice.spacing * q if integers is None else integers.long() + lattice.spacing * q
     after[exact] = 0
-    new = _next_history(q, turned, old)
+    new = next_history(q, turned, old)
     new[exact] = 0
     valid = not bool((after.abs() > lattice.bound).any())
     return Advanced(after.to(torch.int32), new, valid)
 
 
-@op
 def scale_integers(integers: Tensor, unit: float) -> Tensor:
     """Return the values ``N * unit`` that integers stand for, in memory of their own.
 
@@ -301,7 +300,7 @@ def scale_integers(integers: Tensor, unit: float) -> Tensor:
     Float32[Tensor, "n"]
         On the device of the integers.
     """
-    return integers.to(torch.float32) * float32(unit, integers)
+    return integers.to(torch.float32).mul_(float32(unit, integers))
 
 
 def _best_grade(counts: NDArray[np.int64], beyond: int) -> int:
@@ -350,10 +349,6 @@ def gain_grade(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice)
     return _best_grade(counts, int((~inside).sum()))
 
 
-_EXTRA_PART = 1 << 16
-"""Large numbers whose bits are spread out at a time: 64-bit numbers, a megabyte for each bit of theirs."""
-
-
 @op
 def large_changes(
     tokens: Tensor, before: Tensor | None, after: Tensor, history: Tensor | None, spacing: int
@@ -381,50 +376,6 @@ def large_changes(
     return z
 
 
-@op
-def pack_extra(z: NDArray[np.int64]) -> bytes:
-    """Return the extra bits of large z, lowest bit first, filled up to a byte with zeros."""
-    # Whole bytes at the end of each part but the last: the bits of a part are put before the next one's.
-    left, parts = np.zeros(0, np.uint8), []
-    for begin in range(0, z.size, _EXTRA_PART):
-        part = z[begin : begin + _EXTRA_PART]
-        lengths = _places(part) - 2
-        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        bits = np.concatenate((left, (np.repeat(part, lengths) >> within & 1).astype(np.uint8)))
-        whole = bits.size // 8 * 8
-        parts.append(np.packbits(bits[:whole], bitorder="little").tobytes())
-        left = bits[whole:]
-    return b"".join((*parts, np.packbits(left, bitorder="little").tobytes()))
-
-
-def _places(z: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places of the highest bits: numbers below 2**27 are exact as float64."""
-    return np.frexp(z.astype(np.float64))[1].astype(np.int64) - 1
-
-
-@op
-def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> NDArray[np.int64] | None:
-    """Return the large z of tokens from their extra bits; None unless these are exactly enough."""
-    large = tokens[(tokens >= FIRST_LARGE) & (tokens < EXACT)].cpu().numpy().astype(np.int64) - FIRST_LARGE
-    lengths = large // 4 + 5
-    ends = np.cumsum(lengths)
-    n_bits = int(ends[-1]) if large.size else 0
-    stored = np.frombuffer(extra, np.uint8)
-    if (n_bits + 7) // 8 != stored.size or (n_bits % 8 and int(stored[-1]) >> n_bits % 8):
-        return None
-    z: NDArray[np.int64] = (4 | large % 4) << lengths
-    for begin in range(0, large.size, _EXTRA_PART):
-        span = slice(begin, begin + _EXTRA_PART)
-        first, last = int(ends[begin] - lengths[begin]), int(ends[span][-1])
-        bits = np.unpackbits(stored[first // 8 : (last + 7) // 8], bitorder="little")[first % 8 :]
-        bits = bits[: last - first]
-        starts = ends[span] - lengths[span] - first
-        weights = bits.astype(np.int64) << (np.arange(last - first) - np.repeat(starts, lengths[span]))
-        z[span] |= np.add.reduceat(weights, starts)
-    return z
-
-
-@op
 def sum_tokens(tokens: Tensor, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the sums of the rows and of the columns of tokens in row-major order, at least one."""
     matrix = tokens.view(n_rows, -1)

@@ -354,32 +354,37 @@ def squares_cover(squares: Tensor, values: Tensor) -> bool:
     return bool(fits.all())
 
 
+def _added(parts: Tensor) -> Tensor:
+    """Add up along the last dimension but one, from first to last: a scan on a GPU has another order."""
+    total = torch.zeros_like(parts[..., 0, :])
+    for k in range(parts.shape[-2]):
+        total = total + parts[..., k, :]
+    return total
+
+
 def _sums_of_rows(terms: Tensor) -> NDArray[np.float64]:
-    total = torch.zeros(len(terms), dtype=torch.float64)
-    for part in torch.split(terms, LINE, 1):
-        padded = torch.nn.functional.pad(part, (0, -part.shape[1] % N_SUMS))
-        sums = padded.reshape(len(terms), -1, N_SUMS).cumsum(1)[:, -1]
-        while sums.shape[1] > 1:
-            sums = sums[:, 0::2] + sums[:, 1::2]
-        total = total + sums[:, 0]
-    found: NDArray[np.float64] = total.numpy()
+    n_rows, n = terms.shape
+    line = min(LINE, n + -n % N_SUMS)
+    sums = _added(torch.nn.functional.pad(terms, (0, -n % line)).view(n_rows, -1, line // N_SUMS, N_SUMS))
+    while sums.shape[-1] > 1:
+        sums = sums[..., 0::2] + sums[..., 1::2]
+    found: NDArray[np.float64] = sums[..., 0].cpu().cumsum(1)[:, -1].numpy()
     return found
 
 
 def sum_sides(values: Tensor, n_rows: int, squared: bool) -> Sums:
     """Sum rows and columns of finite values in row-major order; or of their squares."""
     # A running sum begins with +0.0, which -0.0 does not change.
-    terms = values.cpu().double().view(n_rows, -1) + 0.0
+    terms = values.double().view(n_rows, -1) + 0.0
     if squared:
         terms *= terms
-    columns = torch.zeros(terms.shape[1], dtype=torch.float64)
-    for band in torch.split(terms, BAND):
-        columns = columns + band.cumsum(0)[-1]
-    return Sums(_sums_of_rows(terms), columns.numpy())
+    band = min(BAND, n_rows)
+    bands = torch.nn.functional.pad(terms, (0, 0, 0, -n_rows % band)).view(-1, band, terms.shape[1])
+    return Sums(_sums_of_rows(terms), _added(bands).cpu().cumsum(0)[-1].numpy())
 
 
-def _exponents(units: Units) -> Tensor:
-    rows, columns = map(torch.from_numpy, units)
+def _exponents(units: Units, device: torch.device) -> Tensor:
+    rows, columns = (torch.from_numpy(side).to(device) for side in units)
     return (rows[:, None] + columns[None, :]).view(-1)
 
 
@@ -390,19 +395,19 @@ def _values_of(exponents: Tensor) -> Tensor:
 
 def relative_square(values: Tensor, units: Units) -> float:
     """Return the sum of the squares of finite values in their units: the sums of rows from first to last."""
-    relative = values.cpu().double() * _values_of(-_exponents(units))
+    relative = values.double() * _values_of(-_exponents(units, values.device))
     return float(_sums_of_rows(relative.square().view(units.rows.size, -1)).cumsum()[-1])
 
 
 def row_reaches(values: Tensor, n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the largest magnitude of each row of finite values, in units of the columns alone."""
-    sizes = values.cpu().double().abs().view(n_rows, -1) * _values_of(torch.from_numpy(-columns))
-    reaches: NDArray[np.float64] = sizes.amax(1).numpy()
+    by_column = _values_of(torch.from_numpy(-columns).to(values.device))
+    reaches: NDArray[np.float64] = (values.double().abs().view(n_rows, -1) * by_column).amax(1).cpu().numpy()
     return reaches
 
 
 def _magnitudes(values: Tensor, units: Units) -> Tensor:
-    shares = values.abs() * _values_of(-_exponents(units).to(values.device)) * float(1 << FRACTION_BITS)
+    shares = values.abs() * _values_of(-_exponents(units, values.device)) * float(1 << FRACTION_BITS)
     return shares.clamp(max=float(MAX_MAGNITUDE)).to(torch.int64)
 
 
@@ -464,20 +469,19 @@ def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, held: 
     With ``y = log2(value) - unit / 2`` the octave is y to the nearest even integer, -127 to 127, and a code
     is near enough where it is at most `held` away from y.
     """
-    values, device = values.cpu(), values.device
     mantissas, exponents = torch.frexp(values.double())
-    # Of a power of two the logarithm is taken of one, so that a tie is one on every processor.
+    # Of a power of two the logarithm is taken of one, so that a tie is one on every processor; all others are
+    # further from an edge than logarithms differ.
     logarithms = (2 * mantissas).log2() + (exponents - 1)
-    wanted = logarithms - 0.5 * _exponents(units)
+    wanted = logarithms - 0.5 * _exponents(units, values.device)
     wanted = torch.where(values > 0, wanted, 0.0)
     codes = wanted.round().clamp(1 - ZERO_POINT, ZERO_POINT - 1) + ZERO_POINT
     if before is not None:
-        old = before.cpu().double()
+        old = before.double()
         codes = torch.where((old > 0) & ((wanted + ZERO_POINT - old).abs() <= held), old, codes)
-    return torch.where(values > 0, codes, 0.0).to(torch.uint8).to(device)
+    return torch.where(values > 0, codes, 0.0).to(torch.uint8)
 
 
-@op
 def carry_octaves(values: Tensor, units: Units, before: Tensor, rounded: Tensor) -> Tensor | None:
     """Return octaves that have moved, from those before, by what the values have moved.
 
@@ -558,7 +562,7 @@ def _distances(values: Tensor, units: Units) -> Tensor:
     """Return logarithms of values relative to their units, in 256ths of an octave."""
     mantissas, exponents = torch.frexp(values)
     above = torch.tensor(LOGARITHMS, device=values.device)[((2 * mantissas - 1) * 1024).int().clamp(0)]
-    return 256 * (exponents.long() - 1) + above - 128 * _exponents(units).to(values.device).view(-1)
+    return 256 * (exponents.long() - 1) + above - 128 * _exponents(units, values.device).view(-1)
 
 
 @op

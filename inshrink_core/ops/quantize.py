@@ -112,13 +112,11 @@ def assign(
     return symbols.to(lut.device)
 
 
-@op
 def gather_protected(values: Tensor, symbols: Tensor) -> Tensor:
     """Return the values whose symbol is `PROTECTED`, in tensor order, in the tensor's dtype, on the CPU."""
     return flattened(values)[symbols.to(values.device) == PROTECTED].cpu()
 
 
-@op
 def gather_decoded(symbols: Tensor, previous: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     """Return ``dequantize(previous, table, protected)`` where `symbols` is `PROTECTED`, in one pass.
 
@@ -137,13 +135,11 @@ def gather_decoded(symbols: Tensor, previous: Tensor, table: Tensor, protected: 
     return gather_protected(dequantize(previous, table, protected), symbols)
 
 
-@op
 def symbol_counts(symbols: Tensor) -> Tensor:
     """Count the symbols of a uint8 tensor: int64[256] on the CPU."""
     return torch.bincount(symbols.long(), minlength=256).cpu()
 
 
-@op
 def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     """Map symbols back to values; one table look-up each and no arithmetic.
 

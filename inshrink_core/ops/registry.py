@@ -54,11 +54,6 @@ def op(norm: _Op) -> _Op:
     return cast("_Op", call)
 
 
-def in_torch(call: _Op) -> _Op:
-    """Return the torch version of an op."""
-    return cast("_Op", call.__wrapped__)  # type: ignore[attr-defined]
-
-
 def _kernel(norm: Callable[..., Any], backend: str) -> Callable[..., Any]:
     """Return the kernel of an op for a back end, or its torch version where that has none."""
     folder = {"cpu": "cpu", "cuda": "triton"}.get(backend)

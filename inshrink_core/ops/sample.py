@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,16 +11,14 @@ from torch import Tensor
 
 from inshrink_core.errors import InputError
 from inshrink_core.ops.flat import as_float32, flattened
-from inshrink_core.ops.registry import op
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SAMPLE_RUN = 64
 
 SAMPLE_RUNS = 256
 """Runs of consecutive elements, evenly spaced: 2**14 values give a mean square to about 4 %, a spacing, which
 follows its fourth root, to 1 %."""
+
+_NO_INTEGERS, _NO_MOMENTS = np.zeros(1, np.int32), np.zeros(1, np.float32)
 
 
 def sample(values: Tensor) -> Tensor:
@@ -84,34 +82,20 @@ def sample_sums(
             )
     if places.size and not 0 <= int(places.min()) <= int(places.max()) < values.numel():
         raise InputError("a place is outside of its tensor", expected=f"0 to {values.numel() - 1}")
-    return add_sample(values, integers, second, unit, places)
+    from inshrink_core.ops.cpu.sample import add_mantissas
 
-
-@op
-def add_sample(
-    values: Tensor, integers: Tensor | None, second: Tensor | None, unit: float, places: NDArray[np.int64]
-) -> Sampled:
-    """Do what `sample_sums` documents, on arguments that were checked."""
-    sums = np.zeros((3, 257), np.int64)
     flat = flattened(values)
-    w = as_float32(sample(flat))
-    sums[0] = _exponent_sums(w * w)
-    if integers is not None:
-        # A power of two: the product is exact.
-        away = w - sample(integers).to(w.device, torch.float32) * unit
-        sums[1] = _exponent_sums(away * away)
-    if second is not None:
-        sums[2] = _exponent_sums(as_float32(sample(flattened(second))))
-    probe = as_float32(flat[torch.from_numpy(places).to(flat.device)])
-    return Sampled(sums, probe.cpu().numpy())
+    w = _host(sample(flat))
+    x = _NO_INTEGERS if integers is None else sample(integers).cpu().numpy()
+    m = _NO_MOMENTS if second is None else _host(sample(flattened(second)))
+    sums = np.zeros((3, 257), np.int64)
+    add_mantissas(w, x, int(integers is not None), m, int(second is not None), np.float32(unit), sums)
+    # What is not given is counted as zeros, and distances to them.
+    if integers is None:
+        sums[1] = 0
+    return Sampled(sums, _host(flat[torch.from_numpy(places).to(flat.device)]))
 
 
-def _exponent_sums(values: Tensor) -> NDArray[np.int64]:
-    bits = values.view(torch.int32)
-    exponents = ((bits >> 23) & 255).long()
-    mantissas = (bits & 0x7FFFFF) + ((exponents > 0).to(torch.int32) << 23)
-    sums = torch.zeros(257, dtype=torch.int64, device=values.device)
-    sums.index_add_(0, exponents, mantissas.long())
-    sums[256] = (exponents == 255).sum()
-    result: NDArray[np.int64] = sums.cpu().numpy()
-    return result
+def _host(values: Tensor) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = as_float32(values).cpu().numpy()
+    return found

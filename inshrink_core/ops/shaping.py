@@ -122,7 +122,7 @@ def shape_changes(
     base : Float32[Tensor, "n"] or None
         The values that training continued from, for matched gain.
     integers : Int32[Tensor, "n"]
-        N before the frame, on the CPU.
+        N before the frame.
     lattice
         The lattice.
     grade
@@ -234,12 +234,12 @@ def sketch_sides(
     -----
     O(64 rows n), twice that with rows.
     """
-    whole = values.cpu().double().mul_(2.0**up).round_()
+    whole = values.double().mul_(2.0**up).round_()
     down = 2.0 ** (-2 * up)
-    columns = (whole.T @ (whole @ torch.from_numpy(signs))).numpy() * down
+    columns = (whole.T @ (whole @ torch.from_numpy(signs).to(whole.device))).cpu().numpy() * down
     rows = None
     if row_signs is not None:
-        rows = (whole @ (whole.T @ torch.from_numpy(row_signs))).numpy() * down
+        rows = (whole @ (whole.T @ torch.from_numpy(row_signs).to(whole.device))).cpu().numpy() * down
     return Sketches(columns, rows, float(whole.square().sum()) * down)
 
 
@@ -434,6 +434,8 @@ def factorize(
     signs: NDArray[np.float64],
     trace: float,
     dampings: Sequence[float],
+    decomposing: Callable[..., float] = decompose,
+    feeding: Callable[..., tuple[float, float, int]] = feed_forward,
 ) -> tuple[Factors, ...]:
     """Return the factors of a matrix H from its sketch, for each of several dampings.
 
@@ -447,6 +449,8 @@ def factorize(
         Of H.
     dampings
         What is added to the diagonal, in means of that of H.
+    decomposing, feeding
+        `decompose` and `feed_forward`, as they are or compiled.
 
     Notes
     -----
@@ -454,18 +458,6 @@ def factorize(
     spread over the diagonal. Single float64 operations in a stated order: Cholesky, Jacobi's rotations in
     rows, no library. O(32² n).
     """
-    return factors_by(decompose, feed_forward, sketch, signs, trace, dampings)
-
-
-def factors_by(
-    decomposing: Callable[..., float],
-    feeding: Callable[..., tuple[float, float, int]],
-    sketch: NDArray[np.float64],
-    signs: NDArray[np.float64],
-    trace: float,
-    dampings: Sequence[float],
-) -> tuple[Factors, ...]:
-    """Return the factors, the two loops as they are or compiled."""
     (n, p), rank = sketch.shape, RANK
     found, gains = np.empty((n, rank)), np.empty((n, rank))
     room = np.empty((p, p)), np.empty((p, p)), np.empty((n, p)), np.empty((p, rank))

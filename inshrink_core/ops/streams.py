@@ -1,4 +1,4 @@
-"""Whole rANS streams: tables, blocks and the bytes they become, in one call a tensor.
+"""Whole rANS streams: tables, blocks and the bytes they become.
 
 The parameters in a stream follow the estimated size of the coded symbols, never the device:
 
@@ -12,14 +12,13 @@ The parameters in a stream follow the estimated size of the coded symbols, never
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from inshrink_core.errors import DamagedError, InputError
-from inshrink_core.ops.cpu.tables import TABLE_BITS, Tables, choose_tables, read_tables
+from inshrink_core.ops.cpu.tables import TABLE_BITS, choose_tables, read_tables
 from inshrink_core.ops.rans import (
     INITIAL_STATE,
     MAX_CONTEXTS,
@@ -31,7 +30,6 @@ from inshrink_core.ops.rans import (
     rans_decode,
     rans_encode,
 )
-from inshrink_core.ops.registry import op
 
 CONSTANT, RANS = 1, 2
 """First byte of what `write_stream` returns; 0 is for symbols that are packed in bits."""
@@ -46,7 +44,7 @@ MAX_LANES_LOG2 = 12
 MAX_BLOCK_LOG2 = 31
 """A place inside a block fits a signed 32-bit integer."""
 
-PRECISIONS = np.array((12, 10, 8, 6), np.int64)
+PRECISIONS = (12, 10, 8, 6)
 """Of tables. Coarser ones are shorter; two bits less cost about a thousandth of the data."""
 
 COARSE_BELOW = 1 << 17
@@ -79,17 +77,6 @@ def stream_shape(n: int, data_bits: float) -> tuple[int, int]:
     return lanes, 1 << min(max(per_block, SHORTEST_BLOCK_LOG2), whole, MAX_BLOCK_LOG2)
 
 
-class Coded(NamedTuple):
-    """A stream, and what its decoder knows: as given to `write_stream`, and where to decode."""
-
-    payload: memoryview
-    n: int
-    n_symbols: int
-    n_contexts: int
-    device: torch.device
-
-
-@op
 def write_stream(
     symbols: Tensor,
     contexts: Tensor | None,
@@ -125,65 +112,61 @@ def write_stream(
     """
     n = symbols.numel()
     counts = rans_counts(symbols, contexts, n_symbols, n_contexts).numpy()
-    check_counted(n, int(counts.sum()), n_symbols, n_contexts)
-    used = np.flatnonzero(counts.any(0))
-    if used.size == 1:
-        return bytes((CONSTANT, int(used[0])))
-    # Symbols beyond the last one that occurs have no place in any table.
-    precisions = PRECISIONS[: 1 if n >= COARSE_BELOW else None]
-    chosen = choose_tables(counts[:, : used[-1] + 1], precisions, apart=apart)
-    stored_bits = 8 * stored_bytes(n, n_symbols)
-    if chosen.n_bits + chosen.data_bits >= stored_bits:
-        return b""
-    lanes, block_length = shape or stream_shape(n, chosen.data_bits)
-    model = RansModel(chosen.rows, chosen.frequencies << (PRECISION - chosen.precision))
-    stream = _packed(chosen, rans_encode(symbols, contexts, model, lanes, block_length), block_length)
-    return stream if 8 * len(stream) <= stored_bits else b""
-
-
-def stored_bytes(n: int, n_symbols: int) -> int:
-    """Return the size of symbols in the fewest whole bits each."""
-    return (n * (n_symbols - 1).bit_length() + 7) // 8
-
-
-def check_counted(n: int, n_counted: int, n_symbols: int, n_contexts: int) -> None:
-    """Refuse symbols of which some were not counted."""
+    by_symbol = counts.sum(0)
+    n_counted = int(by_symbol.sum())
     if n_counted != n:
         raise InputError(
             "a symbol or a context is out of range",
             expected=f"symbols below {n_symbols}, contexts below {n_contexts}",
             found=f"{n - n_counted} pairs outside",
         )
-
-
-def _packed(chosen: Tables, blocks: RansBlocks, block_length: int) -> bytes:
-    """Return the bytes of coded blocks and their model."""
-    lanes = blocks.states.shape[1]
-    shape = (lanes.bit_length() - 1) | chosen.precision << 4
-    counts = blocks.n_words.numpy().astype("<u4")
-    return b"".join(
-        (
-            bytes((RANS,)),
-            HEADER.pack(shape, block_length.bit_length() - 1, chosen.frequencies.shape[0] - 1),
-            chosen.packed.data,
-            # The last block has what remains of the words.
-            counts[:-1].data,
-            blocks.states.cpu().numpy().astype("<i4", copy=False).data,
-            blocks.words.cpu().numpy().astype("<i2", copy=False).data,
-        )
+    (used,) = by_symbol.nonzero()
+    if used.size == 1:
+        return bytes((CONSTANT, int(used[0])))
+    # Symbols beyond the last one that occurs have no place in any table.
+    precisions = PRECISIONS[: 1 if n >= COARSE_BELOW else None]
+    chosen = choose_tables(counts[:, : used[-1] + 1], precisions, apart=apart)
+    # Symbols in the fewest whole bits each.
+    stored_bits = 8 * ((n * (n_symbols - 1).bit_length() + 7) // 8)
+    if chosen.n_bits + chosen.data_bits >= stored_bits:
+        return b""
+    lanes, block_length = shape or stream_shape(n, chosen.data_bits)
+    model = RansModel(chosen.rows, chosen.frequencies << (PRECISION - chosen.precision))
+    blocks = rans_encode(symbols, contexts, model, lanes, block_length)
+    lanes_and_precision = (lanes.bit_length() - 1) | chosen.precision << 4
+    parts = (
+        bytes((RANS,)),
+        HEADER.pack(lanes_and_precision, block_length.bit_length() - 1, chosen.frequencies.shape[0] - 1),
+        chosen.packed.data,
+        # The last block has what remains of the words.
+        blocks.n_words.numpy()[:-1].astype("<u4").data,
+        blocks.states.cpu().numpy().astype("<i4", copy=False).data,
+        blocks.words.cpu().numpy().astype("<i2", copy=False).data,
     )
+    stream = b"".join(parts)
+    return stream if 8 * len(stream) <= stored_bits else b""
 
 
-@op
-def read_stream(coded: Coded, contexts: Tensor | None) -> Tensor:
+def read_stream(
+    payload: memoryview,
+    n: int,
+    n_symbols: int,
+    contexts: Tensor | None,
+    n_contexts: int,
+    device: torch.device,
+) -> Tensor:
     """Decode a stream, of which nothing is trusted: the inverse of `write_stream`, behind its first byte.
 
     Parameters
     ----------
-    coded
-        What is to be decoded, of at least one symbol.
+    payload
+        The stream.
+    n, n_symbols, n_contexts
+        As given to `write_stream`; at least one symbol.
     contexts : UInt8[Tensor, "n"] or None
         As given to the encoder, on the device; one that is not below `n_contexts` counts as 0.
+    device
+        Where to decode.
 
     Returns
     -------
@@ -193,33 +176,10 @@ def read_stream(coded: Coded, contexts: Tensor | None) -> Tensor:
     Raises
     ------
     DamagedError
-        It is not the code of `n` symbols with these contexts. Nothing larger than it was allocated then,
+        It is not the code of `n` symbols with these contexts: a field is out of its range, the parts and the
+        length of the payload disagree, or words are left over. Nothing larger than it was allocated then,
         but for the symbols, where there are lanes enough.
     """
-    stream = parse_stream(coded)
-    symbols, intact = rans_decode(stream.blocks, contexts, stream.model, coded.n, stream.block_length)
-    if not intact:
-        raise DamagedError("a rANS stream does not end in its initial state and with its last word")
-    return symbols
-
-
-class RansStream(NamedTuple):
-    """A stream that was parsed and checked."""
-
-    model: RansModel
-    blocks: RansBlocks
-    block_length: int
-
-
-def parse_stream(coded: Coded) -> RansStream:
-    """Return the parts of a stream; nothing larger than the payload is allocated.
-
-    Raises
-    ------
-    DamagedError
-        A field is out of its range, or the parts and the length of the payload disagree.
-    """
-    payload, n, n_symbols, n_contexts, device = coded
     if len(payload) < HEADER.size:
         raise DamagedError("a rANS stream has no header", expected="3 bytes", found=str(len(payload)))
     shape, log2_block, n_tables = HEADER.unpack_from(payload)
@@ -236,10 +196,12 @@ def parse_stream(coded: Coded) -> RansStream:
             expected=f"lanes to 2**{MAX_LANES_LOG2}, at most {n_contexts} tables of 1 to {PRECISION} bits",
         )
     model, model_bytes = _read_model(payload[HEADER.size :], n_tables, n_symbols, n_contexts, precision)
-    body = memoryview(payload)[HEADER.size + model_bytes :]
-    return RansStream(
-        model, _parse_blocks(body, n, 1 << log2_lanes, 1 << log2_block, device), 1 << log2_block
-    )
+    body = payload[HEADER.size + model_bytes :]
+    blocks = _parse_blocks(body, n, 1 << log2_lanes, 1 << log2_block, device)
+    symbols, intact = rans_decode(blocks, contexts, model, n, 1 << log2_block)
+    if not intact:
+        raise DamagedError("a rANS stream does not end in its initial state and with its last word")
+    return symbols
 
 
 def _parse_blocks(

@@ -156,7 +156,7 @@ class _States:
     references: Mapping[str, TensorReference]
 
     def read(self, spec: TensorSpec) -> Tensor:
-        return self.references[spec.key].decoded_anew()
+        return self.references[spec.key].decoded_anew().cpu()
 
     def skeleton(self, layout: FileLayout) -> bytes:
         return b""

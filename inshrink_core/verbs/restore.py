@@ -164,7 +164,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
         from inshrink_core.chain.attachments import dropped_of
         from inshrink_core.chain.parts import frames_of
         from inshrink_core.chain.restoring import fitting
-        from inshrink_core.execution import default_threads, recycling
+        from inshrink_core.execution import default_threads
         from inshrink_core.formats import write_checkpoint
         from inshrink_core.formats.disk import check_names, check_target
         from inshrink_core.formats.write import LAYOUTS, NO_MATCH, restorable_layout
@@ -211,7 +211,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             target = check_target(directory, f"{folders[info]}/file").parent if nested else directory
             order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
             try:
-                with checkpoint.prefetch(order, threads) as ahead, recycling():
+                with checkpoint.prefetch(order, threads) as ahead:
                     paths += write_checkpoint(
                         ahead,
                         target,

@@ -8,7 +8,7 @@ from inshrink_core.ops.cpu import tables
 from inshrink_lab.published import adaptive
 
 _KERNELS = {
-    tables: ("choose_kernel", "fit_kernel", "pool_kernel", "read_kernel", "write_kernel", "_bit", "_put"),
+    tables: ("fit_kernel", "pool_kernel", "read_kernel", "write_kernel", "_bit", "_put"),
     adaptive: ("encode_kernel", "decode_kernel"),
 }
 

@@ -9,33 +9,14 @@ from inshrink_core.cli.output import _told_above
 from inshrink_core.ops.cpu import compiled
 
 
-def compile_for(listener, monkeypatch, *seconds):
-    for duration in seconds:
-        times = iter((0.0, duration))
-        monkeypatch.setattr(compiled.time, "perf_counter", lambda times=times: next(times))
+def test_compiling_is_told_once_a_second_has_passed_and_never_again(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "inshrink_core.ops.cpu.compiled")
+    listener, times = compiled._Compiling(), iter((1.0, 1.6, 2.2))
+    monkeypatch.setattr(compiled.time, "perf_counter", lambda: next(times))
+    for n_told in (0, 1, 1):
         listener.on_start(None)
         listener.on_end(None)
-
-
-def test_compiling_is_told_once_it_has_taken_a_second_and_never_again(monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "inshrink_core.ops.cpu.compiled")
-    listener = compiled._Compiling()
-    compile_for(listener, monkeypatch, 0.6)
-    assert caplog.messages == []
-    compile_for(listener, monkeypatch, 0.6, 5.0)
-    assert caplog.messages == ["compiling kernels, once after an installation"]
-
-
-def test_a_kernel_that_another_needs_counts_once(monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "inshrink_core.ops.cpu.compiled")
-    listener = compiled._Compiling()
-    times = iter((0.0, 0.6, 0.9))
-    monkeypatch.setattr(compiled.time, "perf_counter", lambda: next(times))
-    listener.on_start(None)
-    listener.on_start(None)
-    listener.on_end(None)
-    listener.on_end(None)
-    assert caplog.messages == []
+        assert caplog.messages == ["compiling kernels, once after an installation"] * n_told
 
 
 def test_the_line_stands_above_the_bar_and_nowhere_after_it():

@@ -6,7 +6,7 @@ from inshrink_core.ops import Backend
 from tests.ops import interpreted
 from tests.ops.interpreted import NEEDS_GPU, NEEDS_TRITON, checks_of, outcomes
 
-MODULES = ("lattice_checks", "rans_checks", "shaping_checks")
+MODULES = ("frame_checks", "lattice_checks", "rans_checks", "shaping_checks")
 CHECKS = [
     pytest.param(check, id=f"{module.removesuffix('_checks')}-{check.__name__.removeprefix('check_')}")
     for module in MODULES

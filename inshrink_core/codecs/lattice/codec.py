@@ -376,7 +376,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         lattice = lattice_of(spacing, spec.dtype)
         values, changes = as_float32(item.tensor), None
         if fed is not None:
-            changes = shaped_changes(values, torch.zeros(spec.numel, dtype=torch.int32), lattice, None, fed)
+            changes = shaped_changes(values, torch.zeros_like(values, dtype=torch.int32), lattice, None, fed)
         rounded = round_to_lattice(values, None, None, lattice, changes)
         after = _state_after(item, rounded, spacing, None, known)
         if after is None:

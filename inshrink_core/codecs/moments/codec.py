@@ -143,8 +143,8 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None, MomentsReference]):
         form, codes, draw = _rounded(item, self.preset, plan or MomentsPlan(), before)
         if codes is None:
             return None
-        # Where a chain keeps its states, which is in host memory, or where its keyframe was decoded.
-        device = "cpu" if before is None else before.device
+        # Where the chain's states are: those that an archive decoded may be in host memory.
+        device = item.tensor.device if before is None else before.device
         state = MomentsReference(spec.dtype, spec.shape, form, codes.on(device), draw)
         return Encoded(Block(self.bitstream, pack(state, before)), state)
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from inshrink_core.checkpoint import FLOATS, MODEL_ROLES, Checkpoint, TensorRole
 from inshrink_core.errors import InshrinkError
-from inshrink_core.execution import recycling
 from inshrink_core.formats.attribution.laws import (
     Attribution,
     Claims,
@@ -248,7 +247,6 @@ class Evidence(NamedTuple):
         return {key for key, margin in self.margins(claims).items() if margin >= _TOLD}
 
 
-@recycling()
 @holding_files()
 def gather(
     steps: Sequence[int],

@@ -13,12 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.execution import new_array
 from inshrink_core.ops.changes import FIRST_LARGE, N_CLASSES, NEGATIVE, ChangeRule, Changes
-from inshrink_core.ops.cpu.compiled import Int16s, UInt8s, UInt32s, kernel, part
+from inshrink_core.ops.cpu.compiled import Int16s, UInt8s, UInt32s, any_large, kernel, part, unsigned
 
 _U8, _U32, _U64 = np.uint8, np.uint32, np.uint64
-_UNSIGNED: dict[torch.dtype, Any] = {torch.int16: np.uint16, torch.int32: np.uint32}
 
 _BLOCK = 1024
 _GROUP = 16
@@ -65,15 +63,6 @@ def to_tokens(z: NDArray[Any], tokens: UInt8s, low: UInt8s) -> None:  # pragma: 
         low[i] = _U8(n)
 
 
-@part
-def any_large(tokens: UInt8s) -> np.bool:  # pragma: no cover - compiled
-    """Whether one of some tokens is large: those alone have a bit from the fifth on."""
-    joined = _U8(0)
-    for i in range(tokens.size):
-        joined = _U8(joined | tokens[i])
-    return joined >= _LARGE
-
-
 @kernel
 def _find(
     words: NDArray[Any],
@@ -106,10 +95,10 @@ def _find(
             z[i] = this
             odd[i] = _U8(this & one)
             out[i] = _U8(this) if this < kind(_LARGE) else _LARGE
-        if any_large(out):
+        if any_large(out, _LARGE):
             to_tokens(z, out, low)
             for group in range(0, now.size, _GROUP):
-                if not any_large(out[group : group + _GROUP]):
+                if not any_large(out[group : group + _GROUP], _LARGE):
                     continue
                 end = group + _GROUP if group + _GROUP < now.size else now.size
                 for i in range(group, end):
@@ -155,7 +144,7 @@ def _apply(
         for i in range(now.size):
             z[i] = kind(given[i])
         for group in range(0, now.size, _GROUP):
-            if not any_large(given[group : group + _GROUP]):
+            if not any_large(given[group : group + _GROUP], _LARGE):
                 continue
             if at > extra.size - _PADDING + 1:
                 return np.int64(-1)
@@ -218,19 +207,14 @@ def _history(history: Tensor | None) -> tuple[UInt8s, int]:
     return (_NOTHING, 0) if history is None else (history.numpy(), 1)
 
 
-def _bits(words: Tensor) -> NDArray[Any]:
-    """Unsigned words, so that right shifts bring in zeros and differences wrap."""
-    return words.numpy().view(_UNSIGNED[words.dtype])
-
-
 def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None, rule: ChangeRule) -> Changes:
     """See `inshrink_core.ops.changes.find_changes`."""
-    now, (old, known) = _bits(words), _history(history)
-    tokens, new = new_array(now.size, np.uint8), new_array(now.size, np.uint8)
+    now, (old, known) = unsigned(words), _history(history)
+    tokens, new = np.empty(now.size, np.uint8), np.empty(now.size, np.uint8)
     # Pages that are not written take no memory.
-    extra = new_array(now.size * now.itemsize // 4 + 2, np.uint32)
+    extra = np.empty(now.size * now.itemsize // 4 + 2, np.uint32)
     block = np.empty(_BLOCK, now.dtype), np.empty(_BLOCK, np.uint8), np.empty(_BLOCK, np.uint8)
-    n = _find(now, _bits(earlier), old, known, *block, tokens, new, extra)
+    n = _find(now, unsigned(earlier), old, known, *block, tokens, new, extra)
     return Changes(torch.from_numpy(tokens), torch.from_numpy(new), extra[:n])
 
 
@@ -238,8 +222,8 @@ def apply_changes(
     tokens: Tensor, extra: UInt32s, earlier: Tensor, history: Tensor | None, rule: ChangeRule
 ) -> tuple[Tensor, Tensor, bool]:
     """See `inshrink_core.ops.changes.apply_changes`."""
-    before, (old, known) = _bits(earlier), _history(history)
-    words, new = new_array(before.size, before.dtype.type), new_array(before.size, np.uint8)
+    before, (old, known) = unsigned(earlier), _history(history)
+    words, new = np.empty(before.size, before.dtype.type), np.empty(before.size, np.uint8)
     block = np.empty(_BLOCK, before.dtype), np.empty(_BLOCK, np.uint8)
     padded = np.concatenate((extra, np.zeros(_PADDING, np.uint32)))
     taken = _apply(tokens.numpy(), padded, before, old, known, *block, words, new)
@@ -250,9 +234,9 @@ def apply_changes(
 
 def find_contexts(earlier: Tensor, history: Tensor | None, mapping: Tensor, rule: ChangeRule) -> Tensor:
     """See `inshrink_core.ops.changes.find_contexts`."""
-    before, (old, known) = _bits(earlier), _history(history)
+    before, (old, known) = unsigned(earlier), _history(history)
     values = mapping.numpy()
-    out = new_array(before.size, values.dtype.type)
+    out = np.empty(before.size, values.dtype.type)
     places = np.empty(_BLOCK, np.int16)
     _contexts(before, old, known, values, rule.mantissa, rule.top, places, out)
     return torch.from_numpy(out)

@@ -17,6 +17,7 @@ from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import njit
 from numba.core import cgutils, event
 from numpy.typing import NDArray
+from torch import Tensor
 
 from inshrink_core.ops.cpu.machine import choose_level, enable_caching
 
@@ -66,6 +67,21 @@ inlined = compiled(**_OPTIONS, inline="always")
 """Decorates a function that one kernel calls at one place."""
 
 
+@part
+def any_large(tokens: UInt8s, least: np.uint8) -> np.bool:  # pragma: no cover - compiled
+    """Whether one of some tokens is large: those alone have a bit from that of the least on."""
+    joined = np.uint8(0)
+    for i in range(tokens.size):
+        joined = np.uint8(joined | tokens[i])
+    return joined >= least
+
+
+def unsigned(words: Tensor) -> NDArray[Any]:
+    """Return unsigned words, so that right shifts bring in zeros and differences wrap."""
+    values: NDArray[Any] = words.numpy()
+    return values.view(f"u{values.itemsize}")
+
+
 def load(b: Any, array: Any, place: Any, kind: Any) -> Any:
     """Read a vector of a kind from a place of an array, in LLVM's language: numba has no vectors."""
     return b.load(b.bitcast(b.gep(array, [place]), kind.as_pointer()), align=1)
@@ -84,28 +100,22 @@ def call(b: Any, name: str, kind: Any, *arguments: Any) -> Any:
 
 
 _TOLD_AFTER = 1.0
-"""Seconds of compiling from which on a user wonders what is going on."""
+"""Seconds after which a user wonders what is going on."""
 
 
 class _Compiling(event.Listener):  # type: ignore[misc, unused-ignore]
     """Says once, in the log, that kernels are being compiled, where that takes a second: the first use."""
 
     def __init__(self) -> None:
-        self._seconds, self._began, self._depth, self._told = 0.0, 0.0, 0, False
+        self._began, self._told = 0.0, False
 
     def on_start(self, _event: Any) -> None:
-        """Begin with a kernel, perhaps on behalf of another."""
-        if self._depth == 0:
-            self._began = time.perf_counter()
-        self._depth += 1
+        """Begin with a kernel."""
+        self._began = self._began or time.perf_counter()
 
     def on_end(self, _event: Any) -> None:
         """Be done with one."""
-        self._depth -= 1
-        so_far = self._seconds + time.perf_counter() - self._began
-        if self._depth == 0:
-            self._seconds = so_far
-        if so_far > _TOLD_AFTER and not self._told:
+        if not self._told and time.perf_counter() - self._began > _TOLD_AFTER:
             self._told = True
             logging.getLogger(__name__).info("compiling kernels, once after an installation")
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.execution import new_array
-from inshrink_core.ops.cpu.compiled import Float32s, Int32s, Int64s, UInt8s, kernel, part
+from inshrink_core.ops.cpu.compiled import Float32s, Int32s, Int64s, UInt8s, any_large, kernel, part
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
@@ -23,6 +23,7 @@ from inshrink_core.ops.lattice import (
     Lattice,
     Rounded,
     matched_changes,
+    next_history,
 )
 
 _CHUNK = 2048
@@ -43,19 +44,20 @@ _FIRST_LEADING = (np.float32(FIRST_LARGE).view(np.int32) >> 21) - FIRST_LARGE
 _AGING = np.uint8(OLDEST_CONTEXT)
 _CONTEXT = np.uint8(CONTEXT_BITS)
 _SIGN = np.uint8(NEGATIVE)
+_LARGE = np.uint8(FIRST_LARGE)
+"""Large and exact tokens alone have this bit."""
 
 
-def _next_history(sign: int, old: int) -> int:
-    """History after a change of a sign."""
-    context = old & CONTEXT_BITS
-    if sign == 0:
-        return (old + (3 if 0 < context < OLDEST_CONTEXT else 0)) & 255
-    negative = int(sign < 0)
-    pair = 2 + (negative ^ (old >> 5 & 1))
-    return (pair if context else 1) + (negative << 5)
+def _histories_after(sign: int) -> NDArray[np.uint8]:
+    old = torch.arange(256, dtype=torch.uint8)
+    changes = torch.full((256,), sign)
+    histories: NDArray[np.uint8] = next_history(
+        changes, torch.where((old & NEGATIVE) != 0, -changes, changes), old
+    ).numpy()
+    return histories
 
 
-_NEXT_HISTORIES = np.array([[_next_history(sign, old) for old in range(256)] for sign in (0, 1, -1)], _U8)
+_NEXT_HISTORIES = np.stack([_histories_after(sign) for sign in (0, 1, -1)])
 """By sign of the change, the negative one last: for changes one by one, whose code has to be compiled."""
 
 
@@ -87,15 +89,6 @@ def turn(
         fresh = _U8((_U8(1) if context == _U8(0) else pair) + _U8(negative << _U8(5)))
         new[i] = fresh if moved else aged
     return np.int64(largest)
-
-
-@part
-def any_large(tokens: UInt8s) -> np.bool:  # pragma: no cover - compiled
-    """Whether one of a few tokens is large or exact: those alone have the highest bit."""
-    joined = _U8(0)
-    for i in range(tokens.size):
-        joined = _U8(joined | tokens[i])
-    return joined >= FIRST_LARGE
 
 
 @part
@@ -207,7 +200,7 @@ def advance_large(
     """Do over a chunk with large or exact tokens; return how many large it took, or -1: not valid."""
     taken, outside, top = 0, _I32(0), _I32(bound)
     for begin in range(0, tokens.size, _NEIGHBOURS):
-        if not any_large(tokens[begin : begin + _NEIGHBOURS]):
+        if not any_large(tokens[begin : begin + _NEIGHBOURS], _LARGE):
             continue
         for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
             if tokens[i] == EXACT:
@@ -308,14 +301,14 @@ def round_to_lattice(
     """See `lattice.round_to_lattice`."""
     n = values.numel()
     tokens, new, after = (
-        new_array(n, np.uint8, brief=True),
-        new_array(n, np.uint8),
-        new_array(n, np.int32),
+        np.empty(n, np.uint8),
+        np.empty(n, np.uint8),
+        np.empty(n, np.int32),
     )
     if isinstance(gain, Gain):
         # After a restore alone, so that torch will do.
         gain = matched_changes(values, integers, lattice, gain)
-    changes = new_array(_CHUNK, np.float32) if gain is None else gain.numpy()
+    changes = np.empty(_CHUNK, np.float32) if gain is None else gain.numpy()
     n_large, n_exact, largest = _round(
         values.numpy(),
         *_given(integers, history),
@@ -374,24 +367,10 @@ def advance(
 ) -> Advanced:
     """See `lattice.advance`."""
     n = tokens.numel()
-    after, new = new_array(n, np.int32), new_array(n, np.uint8)
+    after, new = np.empty(n, np.int32), np.empty(n, np.uint8)
     numbers = (*_given(integers, history), lattice.spacing, lattice.bound)
     valid = _advance(tokens.numpy(), large, *numbers, np.empty(_CHUNK, np.uint8), after, new)
     return Advanced(torch.from_numpy(after), torch.from_numpy(new), valid)
-
-
-@kernel
-def _scale(integers: Int32s, unit: np.float32, values: Float32s) -> None:  # pragma: no cover - compiled
-    """Turn integers into values."""
-    for i in range(integers.size):
-        values[i] = _F32(_F32(integers[i]) * unit)
-
-
-def scale_integers(integers: Tensor, unit: float) -> Tensor:
-    """See `lattice.scale_integers`."""
-    values = new_array(integers.numel(), np.float32)
-    _scale(integers.numpy(), _F32(unit), values)
-    return torch.from_numpy(values)
 
 
 @kernel
@@ -400,7 +379,7 @@ def _count_large(tokens: UInt8s) -> tuple[int, int]:  # pragma: no cover - compi
     n_large, quarters = 0, 0
     for begin in range(0, tokens.size, _NEIGHBOURS):
         part = tokens[begin : begin + _NEIGHBOURS]
-        if any_large(part):
+        if any_large(part, _LARGE):
             for i in range(part.size):
                 if FIRST_LARGE <= part[i] < EXACT:
                     n_large += 1
@@ -423,7 +402,7 @@ def _take_large(
     # A whole quotient below 2**26, which float64 has at hand: integers take five times as long to divide.
     at, share = 0, 1.0 / spacing
     for begin in range(0, tokens.size, _NEIGHBOURS):
-        if not any_large(tokens[begin : begin + _NEIGHBOURS]):
+        if not any_large(tokens[begin : begin + _NEIGHBOURS], _LARGE):
             continue
         for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
             change = np.int64(np.rint((after[i] - before[i * known]) * share))
@@ -459,7 +438,7 @@ def _write_extra(z: Int64s, bits: UInt8s) -> int:  # pragma: no cover - compiled
 
 
 def pack_extra(z: Int64s) -> bytes:
-    """See `lattice.pack_extra`."""
+    """Return the extra bits of large z, lowest bit first, filled up to a byte with zeros."""
     # Of 27 bits, 25 are extra.
     bits = np.zeros(4 * z.size + 1, np.uint8)
     n_bits = _write_extra(z, bits)
@@ -471,7 +450,7 @@ def _read_extra(tokens: UInt8s, bits: UInt8s, z: Int64s) -> None:  # pragma: no 
     """Fill in z; four bytes that are not read from follow those that are."""
     at = taken = np.int64(0)
     for begin in range(0, tokens.size, _NEIGHBOURS):
-        if not any_large(tokens[begin : begin + _NEIGHBOURS]):
+        if not any_large(tokens[begin : begin + _NEIGHBOURS], _LARGE):
             continue
         for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
             if not FIRST_LARGE <= tokens[i] < EXACT:
@@ -485,7 +464,12 @@ def _read_extra(tokens: UInt8s, bits: UInt8s, z: Int64s) -> None:  # pragma: no 
 
 
 def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> Int64s | None:
-    """See `lattice.unpack_extra`."""
+    """Return the large z of tokens from their extra bits; None unless these are exactly enough.
+
+    Of tokens on a device the large ones come here.
+    """
+    if not tokens.is_cpu:
+        tokens = tokens[tokens >= FIRST_LARGE].cpu()
     n_large, n_bits = _count_large(tokens.numpy())
     stored = np.frombuffer(extra, np.uint8)
     if (n_bits + 7) // 8 != stored.size or (n_bits % 8 and int(stored[-1]) >> n_bits % 8):
@@ -493,23 +477,3 @@ def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> Int64s | None:
     z = np.empty(n_large, np.int64)
     _read_extra(tokens.numpy(), np.concatenate((stored, np.zeros(4, np.uint8))), z)
     return z
-
-
-@kernel
-def _sum_sides(tokens: UInt8s, rows: Int64s, columns: Int64s) -> None:  # pragma: no cover - compiled
-    """Add tokens to the sums of their row and column."""
-    n = columns.size
-    for row in range(rows.size):
-        line, total = tokens[row * n : (row + 1) * n], np.int64(0)
-        for i in range(n):
-            token = np.int64(line[i])
-            columns[i] += token
-            total += token
-        rows[row] = total
-
-
-def sum_tokens(tokens: Tensor, n_rows: int) -> tuple[Int64s, Int64s]:
-    """See `lattice.sum_tokens`."""
-    rows, columns = np.empty(n_rows, np.int64), np.zeros(tokens.numel() // n_rows, np.int64)
-    _sum_sides(tokens.numpy(), rows, columns)
-    return rows, columns

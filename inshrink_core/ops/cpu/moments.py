@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inshrink_core.execution import new_array
 from inshrink_core.ops.cpu.compiled import Float32s, Float64s, Int32s, Int64s, UInt8s, kernel, part
 from inshrink_core.ops.moments import (
     BAND,
@@ -44,8 +43,6 @@ from inshrink_core.ops.moments import (
     half_octave_values,
     octave_edges,
 )
-
-__all__: list[str] = []
 
 _F32, _F64, _I32, _U8 = np.float32, np.float64, np.int32, np.uint8
 
@@ -457,7 +454,7 @@ def _draw_octaves(
 
 def draw_octaves(values: Tensor, units: Units, draw: int) -> Tensor:
     """See `moments.draw_octaves`."""
-    elements = new_array(values.numel(), np.uint8)
+    elements = np.empty(values.numel(), np.uint8)
     _draw_octaves(values.numpy(), *units, draw, elements)
     return torch.from_numpy(elements)
 
@@ -470,7 +467,7 @@ def round_first(
 ) -> Codes | None:
     """See `moments.round_first`."""
     rows, columns = np.empty(n_rows, np.uint8), np.empty(values.numel() // n_rows, np.uint8)
-    elements = new_array(values.numel(), np.uint8)
+    elements = np.empty(values.numel(), np.uint8)
     squares, most = _NO_SQUARES if second is None else second.numpy(), -1.0 if allowed is None else allowed
     room = np.zeros(N_SUMS + 3 * n_rows + 5 * columns.size)
     numbers = (values.numpy(), squares, unit, most, _rooms.counts, room)
@@ -480,7 +477,7 @@ def round_first(
 def round_second(values: Tensor, n_rows: int, before: Codes | None, held: float | None) -> Codes | None:
     """See `moments.round_second`."""
     rows, columns = np.empty(n_rows, np.uint8), np.empty(values.numel() // n_rows, np.uint8)
-    elements = _NOTHING if held is None else new_array(values.numel(), np.uint8)
+    elements = _NOTHING if held is None else np.empty(values.numel(), np.uint8)
     known = (0, _NOTHING, _NOTHING, np.zeros(columns.size, np.uint8))
     if before is not None:
         old = before.elements.numpy() if elements.size else _NOTHING
@@ -492,7 +489,7 @@ def round_second(values: Tensor, n_rows: int, before: Codes | None, held: float 
 
 def round_vector(values: Tensor, before: int | None) -> Codes | None:
     """See `moments.round_vector`."""
-    codes = new_array(values.numel(), np.uint8)
+    codes = np.empty(values.numel(), np.uint8)
     ended = _round_vector(values.numpy().view(np.int32), before or 0, before is not None, codes)
     return _codes(ended, _NOTHING, _NOTHING, codes)
 
@@ -541,7 +538,7 @@ def _expand(
 
 def expand_units(rows: Tensor, columns: Tensor, elements: Tensor | None, base: int, scaled: bool) -> Tensor:
     """See `moments.expand_units`."""
-    values = new_array(rows.numel() * columns.numel(), np.float32)
+    values = np.empty(rows.numel() * columns.numel(), np.float32)
     # Without elements each octave is that of the unit.
     given = np.full(columns.numel(), ZERO_POINT, np.uint8) if elements is None else elements.numpy()
     octaves = elements is None or not scaled

@@ -13,12 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.cpu.compiled import UInt8s, kernel
+from inshrink_core.ops.cpu.compiled import UInt8s, kernel, unsigned
 from inshrink_core.ops.planes import Transform
-
-__all__: list[str] = []
-
-_UNSIGNED = {torch.uint8: np.uint8, torch.int16: np.uint16, torch.int32: np.uint32, torch.int64: np.uint64}
 
 _BLOCK = 1024
 """Words at a time."""
@@ -99,19 +95,14 @@ def _merge(
             part[i] = x ^ ((kind(zero - (x >> top)) >> one) & ordered)
 
 
-def _unsigned(words: Tensor) -> NDArray[Any]:
-    """Unsigned words, so that right shifts bring in zeros and differences wrap."""
-    return words.numpy().view(_UNSIGNED[words.dtype])
-
-
 def _reference(reference: Tensor | None, kind: Any) -> tuple[NDArray[Any], int]:
     """Words of the reference and 1; or a block that stands for all of them, and 0."""
-    return (np.zeros(_BLOCK, kind), 0) if reference is None else (_unsigned(reference), 1)
+    return (np.zeros(_BLOCK, kind), 0) if reference is None else (unsigned(reference), 1)
 
 
 def split_planes(words: Tensor, reference: Tensor | None, transform: int) -> Tensor:
     """See `inshrink_core.ops.planes.split_planes`."""
-    bits = _unsigned(words)
+    bits = unsigned(words)
     before, known = _reference(reference, bits.dtype)
     planes = np.empty((words.element_size(), bits.size), np.uint8)
     # Rotation brings the top bit, which is the sign, to the lowest place.
@@ -121,7 +112,7 @@ def split_planes(words: Tensor, reference: Tensor | None, transform: int) -> Ten
 
 def merge_planes(planes: Tensor, reference: Tensor | None, transform: int, out: Tensor) -> None:
     """See `inshrink_core.ops.planes.merge_planes`."""
-    bits = _unsigned(out)
+    bits = unsigned(out)
     before, known = _reference(reference, bits.dtype)
     sign = 1 << (8 * out.element_size() - 1)
     _merge(

@@ -16,8 +16,6 @@ from inshrink_core.ops.cpu.compiled import Float32s, Int64s, UInt8s, compiled
 from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PROTECTED
 
-__all__: list[str] = []
-
 _KEY_SHIFT = 16
 
 
@@ -70,12 +68,6 @@ def _histogram_products(values: Float32s, gradient: Float32s) -> Int64s:  # prag
 
 
 @compiled(nogil=True)
-def _assign(bits: NDArray[Any], shift: int, lut: UInt8s, out: UInt8s) -> None:  # pragma: no cover - compiled
-    for i in range(bits.size):
-        out[i] = lut[bits[i] >> shift]
-
-
-@compiled(nogil=True)
 def _assign_between(
     values: Float32s, gradient: Float32s, lut: UInt8s, low: int, high: int, out: UInt8s
 ) -> None:  # pragma: no cover - compiled
@@ -108,10 +100,10 @@ def assign(
     values: Tensor, lut: Tensor, gradient: Tensor | None = None, low: int = 0, high: int = MAGNITUDE_KEYS
 ) -> Tensor:
     """See `quantize.assign`."""
-    symbols = torch.empty(values.numel(), dtype=torch.uint8)
+    table = lut.cpu().numpy()
     if gradient is None:
         bits, shift = _bits(values)
-        _assign(bits, shift, lut.cpu().numpy(), symbols.numpy())
-    else:
-        _assign_between(_values(values), _values(gradient), lut.cpu().numpy(), low, high, symbols.numpy())
-    return symbols
+        return torch.from_numpy(table[bits >> shift])
+    symbols = np.empty(values.numel(), np.uint8)
+    _assign_between(_values(values), _values(gradient), table, low, high, symbols)
+    return torch.from_numpy(symbols)

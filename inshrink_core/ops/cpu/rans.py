@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.execution import new_array
 from inshrink_core.ops.cpu.compiled import Int64s, UInt8s, UInt16s, UInt32s, inlined, kernel, part
 from inshrink_core.ops.cpu.wide_rans import LANES, decode_steps, encode_steps, is_wide
 from inshrink_core.ops.rans import (
@@ -32,16 +31,13 @@ _CONTEXT_BITS = np.uint8(CONTEXT_MASK)
 _N_BYTES = 256
 """Symbols are bytes: what has an entry for each of them needs no bound on its index."""
 
-COUNTED = 1 << 31
-"""Symbols that 32-bit counters take without overflow."""
-
-CHUNK = 2048
+_CHUNK = 2048
 """Symbols counted at a time: their places are found in vectors before."""
 
-N_TABLES = 4
+_N_TABLES = 4
 
 _EVERY, _NONE = np.int64(-1), np.int64(0)
-_NO_CONTEXTS = np.zeros(max(2 * LANES, CHUNK), np.uint8)
+_NO_CONTEXTS = np.zeros(max(2 * LANES, _CHUNK), np.uint8)
 """Contexts where there are none: read again and again, because a kernel without them would have to be
 compiled, too."""
 
@@ -130,68 +126,58 @@ def decode_lanes(
     return np.int64(at)
 
 
-def host(tensor: Tensor) -> NDArray[Any]:
+def _host(tensor: Tensor) -> NDArray[Any]:
     """Return values where the kernels can read them."""
     return (tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.cpu().contiguous()).numpy()
 
 
-def contexts_of(contexts: Tensor | None) -> tuple[UInt8s, np.int64]:
+def _contexts_of(contexts: Tensor | None) -> tuple[UInt8s, np.int64]:
     """Contexts, and the mask for places in them."""
-    return (_NO_CONTEXTS, _NONE) if contexts is None else (host(contexts), _EVERY)
+    return (_NO_CONTEXTS, _NONE) if contexts is None else (_host(contexts), _EVERY)
 
 
-@inlined
-def count(
+@kernel
+def _count(
     symbols: UInt8s,
     contexts: UInt8s,
     every: np.int64,
-    n_contexts: int,
-    n_symbols: int,
     places: UInt16s,
     tables: UInt32s,
-    counts: Int64s,
+    counts: NDArray[np.int64],
 ) -> None:  # pragma: no cover - compiled
-    """Count fewer than 2**31 pairs; those out of range are not counted.
+    """Count fewer than 2**34 pairs; those out of range are not counted.
 
     Four tables in turn, because a counter that is incremented twice in a row waits for its own store. Their
     last places are for what is out of range, and rows as short as they can be stay in the first-level cache.
     """
+    n_contexts, n_symbols = counts.shape
     row = min(n_symbols + 1, _N_BYTES)
     size = (n_contexts + 1) * row
-    used = tables[: N_TABLES * size]
-    used[:] = _U32(0)
     top, last, wide, apart = _U8(row - 1), _U8(n_contexts), _U16(row), _U16(size)
-    for begin in range(0, symbols.size, CHUNK):
-        part = symbols[begin : begin + CHUNK]
+    for begin in range(0, symbols.size, _CHUNK):
+        part = symbols[begin : begin + _CHUNK]
         known = contexts[begin & every :]
         for i in range(part.size):
             context, symbol = _U8(known[i] & _CONTEXT_BITS), part[i]
             place = _U16(_U16(context if context < last else last) * wide)
             place = _U16(place + _U16(symbol if symbol < top else top))
-            places[i] = _U16(place + _U16(_U16(i & (N_TABLES - 1)) * apart))
+            places[i] = _U16(place + _U16(_U16(i & (_N_TABLES - 1)) * apart))
         for i in range(part.size):
-            used[places[i]] += _U32(1)
+            tables[places[i]] += _U32(1)
     for c in range(n_contexts):
         for s in range(n_symbols):
             total = np.int64(0)
-            for k in range(N_TABLES):
-                total += np.int64(used[k * size + c * row + s])
-            counts[c * n_symbols + s] = total
+            for k in range(_N_TABLES):
+                total += np.int64(tables[k * size + c * row + s])
+            counts[c, s] = total
 
 
 def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_contexts: int) -> Tensor:
     """See `inshrink_core.ops.rans.rans_counts`."""
-    values = host(symbols)
-    known, every = contexts_of(contexts)
-    n_rows = min(n_contexts, MAX_CONTEXTS)
-    total, found = np.zeros((n_contexts, n_symbols), np.int64), np.empty(n_rows * n_symbols, np.int64)
-    tables = np.empty(N_TABLES * (n_rows + 1) * min(n_symbols + 1, _N_BYTES), np.uint32)
-    for begin in range(0, values.size, COUNTED):
-        span = slice(begin, begin + COUNTED)
-        there = known[span] if every else known
-        count(values[span], there, every, n_rows, n_symbols, np.empty(CHUNK, np.uint16), tables, found)
-        total[:n_rows] += found.reshape(n_rows, n_symbols)
-    return torch.from_numpy(total)
+    counts, n_rows = np.zeros((n_contexts, n_symbols), np.int64), min(n_contexts, MAX_CONTEXTS)
+    tables = np.zeros(_N_TABLES * (n_rows + 1) * min(n_symbols + 1, _N_BYTES), np.uint32)
+    _count(_host(symbols), *_contexts_of(contexts), np.empty(_CHUNK, np.uint16), tables, counts[:n_rows])
+    return torch.from_numpy(counts)
 
 
 @inlined
@@ -229,7 +215,7 @@ def _fill(frequencies: Int64s, table: UInt32s, entries: UInt32s) -> None:  # pra
 
 
 @kernel
-def encode_blocks(
+def _encode_blocks(
     symbols: UInt8s,
     contexts: UInt8s,
     every: np.int64,
@@ -271,20 +257,20 @@ def rans_encode(
     symbols: Tensor, contexts: Tensor | None, model: RansModel, lanes: int, block_length: int
 ) -> RansBlocks:
     """See `inshrink_core.ops.rans.rans_encode`."""
-    values = host(symbols)
-    known, every = contexts_of(contexts)
+    values = _host(symbols)
+    known, every = _contexts_of(contexts)
     n_blocks, n_entries = -(-values.size // block_length), model.frequencies.size
     states, bases = np.empty((n_blocks, lanes), np.uint32), np.empty(MAX_CONTEXTS, np.uint32)
     table, entries = np.empty((n_entries, 4), np.uint32), np.empty(n_entries, np.uint32)
-    words, n_words = new_array(values.size, np.uint16), np.empty(n_blocks, np.int64)
+    words, n_words = np.empty(values.size, np.uint16), np.empty(n_blocks, np.int64)
     tables = (*model, bases, table, entries)
-    begin = encode_blocks(values, known, every, tables, states, words, n_words, block_length)
+    begin = _encode_blocks(values, known, every, tables, states, words, n_words, block_length)
     coded = torch.from_numpy(words[begin:].view(np.int16))
     return RansBlocks(coded, torch.from_numpy(n_words), torch.from_numpy(states.view(np.int32)))
 
 
 @kernel
-def decode_blocks(
+def _decode_blocks(
     words: UInt16s,
     n_words: Int64s,
     contexts: UInt8s,
@@ -339,14 +325,14 @@ def rans_decode(
     blocks: RansBlocks, contexts: Tensor | None, model: RansModel, n: int, block_length: int
 ) -> tuple[Tensor, bool]:
     """See `inshrink_core.ops.rans.rans_decode`."""
-    words, states = host(blocks.words).view(np.uint16), host(blocks.states).view(np.uint32).copy()
-    known, every = contexts_of(contexts)
-    symbols = new_array(n, np.uint8)
+    words, states = _host(blocks.words).view(np.uint16), _host(blocks.states).view(np.uint32).copy()
+    known, every = _contexts_of(contexts)
+    symbols = np.empty(n, np.uint8)
     bases = np.empty(MAX_CONTEXTS, np.uint32)
     table = np.empty(model.frequencies.shape[0] * _SIZE, np.uint32)
     tables = (*model, bases, table)
     n_words = blocks.n_words.numpy()
-    intact = decode_blocks(words, n_words, known, every, tables, states, symbols, block_length)
+    intact = _decode_blocks(words, n_words, known, every, tables, states, symbols, block_length)
     if not intact:
         symbols[:] = 0
     return torch.from_numpy(symbols), intact

@@ -6,8 +6,9 @@ float64 numbers below 2**53: exact in any order, fused or not, and as fast in ve
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic, register_jitable
 from torch import Tensor
 
-from inshrink_core.execution import new_array
 from inshrink_core.ops import shaping as reference
 from inshrink_core.ops.cpu.compiled import (
     Float32s,
@@ -539,7 +539,7 @@ def shape_changes(
 ) -> Shaped:
     """See `shaping.shape_changes`."""
     n, n_rows, both = factors.gains.shape[0], values.numel() // factors.gains.shape[0], by_row is not None
-    changes, leads = new_array(values.numel(), np.float32), np.zeros((n_rows, 2), np.int64)
+    changes, leads = np.empty(values.numel(), np.float32), np.zeros((n_rows, 2), np.int64)
     start, high = (values if base is None else base).numpy(), n_rows + -n_rows % _LANES
     # Along rows alone there is one more column, for what the last one feeds.
     wide = n + 2 * _LANES if both else n + 1
@@ -554,25 +554,11 @@ def shape_changes(
         whole = np.zeros((2, high, RANK), np.int16)
         whole[:, :n_rows] = by_row.gains, by_row.directions
         rows.reshape(-1, 2, RANK, _LANES)[:] = whole.reshape(2, -1, _LANES, RANK).transpose(1, 0, 3, 2)
-    _shape(
-        values.numpy(),
-        start,
-        base is not None,
-        integers.numpy(),
-        _F32(lattice.unit),
-        _F32(lattice.reciprocal),
-        grade,
-        columns,
-        rows,
-        2.0**-factors.shift,
-        0.0 if by_row is None else 2.0**-by_row.shift,
-        n,
-        down,
-        work.view(np.float32),
-        sums,
-        changes,
-        leads,
-    )
+    given = (values.numpy(), start, base is not None, integers.numpy())
+    numbers = (_F32(lattice.unit), _F32(lattice.reciprocal), grade)
+    scales = (2.0**-factors.shift, 0.0 if by_row is None else 2.0**-by_row.shift)
+    room = (down, work.view(np.float32), sums)
+    _shape(*given, *numbers, columns, rows, *scales, n, *room, changes, leads)
     lead, square = leads.sum(0).tolist()
     return Shaped(torch.from_numpy(changes), lead, square)
 
@@ -594,11 +580,9 @@ def sketch_sides(values: Tensor, up: int, signs: Float64s, row_signs: Float64s |
 
 register_jitable(reference.add_outer)
 register_jitable(reference.weigh)
-_decompose, _feed_forward = kernel(reference.decompose), kernel(reference.feed_forward)
-
-
-def factorize(
-    sketch: Float64s, signs: Float64s, trace: float, dampings: Sequence[float]
-) -> tuple[Factors, ...]:
-    """See `shaping.factorize`."""
-    return reference.factors_by(_decompose, _feed_forward, sketch, signs, trace, dampings)
+factorize = functools.partial(
+    reference.factorize.__wrapped__,  # type: ignore[attr-defined]
+    decomposing=kernel(reference.decompose),
+    feeding=kernel(reference.feed_forward),
+)
+"""See `shaping.factorize`."""

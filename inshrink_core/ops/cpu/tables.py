@@ -1,19 +1,20 @@
 """Probability tables of the context rANS coder: scaling counts, sharing tables, and their compact form.
 
-The kernels at the end are plain Python that numba compiles. They make no arrays and call nothing but each
-other, and look up what would be a loop over bits: each statement takes numba some milliseconds to compile, a
-loop or an array of its own some tens. Results go where the caller says. Every index is proved in range by a
-loop bound or a guard, because compiled code checks none.
+The kernels at the end are plain Python that numba compiles. They make no arrays, and look up what would be a
+loop over bits: each statement takes numba some milliseconds to compile, a loop or an array some tens. Results
+go where the caller says. Every index is proved in range by a loop bound or a guard, because compiled code
+checks none.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from inshrink_core.ops.cpu.compiled import Float64s, Int64s, UInt8s, brief, inlined, part
+from inshrink_core.ops.cpu.compiled import Float64s, Int64s, UInt8s, brief, part
 from inshrink_core.ops.rans import BIT_LENGTHS, PRECISION
 
 _SIZE = 1 << PRECISION
@@ -83,7 +84,7 @@ class Tables(NamedTuple):
     data_bits: float
 
 
-def pool_contexts(counts: Int64s) -> tuple[Int64s, float]:
+def pool_contexts(counts: Int64s) -> tuple[Int64s, Int64s, float]:
     """Choose which contexts share a table, merging greedily while tables and data together get smaller.
 
     Parameters
@@ -95,6 +96,8 @@ def pool_contexts(counts: Int64s) -> tuple[Int64s, float]:
     -------
     rows : ndarray of int64, (contexts,)
         Table of each context, numbered without gaps; 0 for a context that does not occur.
+    pooled : ndarray of int64, (tables, symbols)
+        How often each symbol occurs in the contexts of each table.
     bits : float
         Estimated bits of data and tables. O(contexts**2 · symbols).
     """
@@ -102,16 +105,17 @@ def pool_contexts(counts: Int64s) -> tuple[Int64s, float]:
     merged = np.empty((n, n_symbols + 1), np.int64)
     merged[:, :n_symbols] = counts
     counts.sum(1, out=merged[:, n_symbols])
-    leaders = np.where(merged[:, n_symbols] > 0, np.arange(n), -1)
+    places = np.arange(n)
+    leaders = np.where(merged[:, n_symbols] > 0, places, -1)
     pair_bits = np.full((n, n), -1.0)
     pool_kernel(merged, leaders, pair_bits)
-    leads = leaders == np.arange(n)
+    leads = leaders == places
     rows = np.where(leaders >= 0, (np.cumsum(leads) - 1)[leaders], 0)
     # One by one: numpy's sum of eight and more numbers takes another order.
-    return rows, sum(pair_bits.diagonal()[leads].tolist(), start=0.0)
+    return rows, merged[leads, :n_symbols], sum(pair_bits.diagonal()[leads].tolist(), start=0.0)
 
 
-def choose_tables(counts: Int64s, precisions: Int64s, *, apart: bool = False) -> Tables:
+def choose_tables(counts: Int64s, precisions: Sequence[int], *, apart: bool = False) -> Tables:
     """Choose the precision, and pooled tables or one for all, of least data and tables.
 
     Parameters
@@ -124,35 +128,28 @@ def choose_tables(counts: Int64s, precisions: Int64s, *, apart: bool = False) ->
     apart
         Whether each context has a table of its own, if not all have one: they are not pooled then.
     """
-    n_contexts, n_symbols = counts.shape
-    scratch = Scratch.of(n_contexts, n_symbols)
-    scratch.counts[: counts.size] = counts.ravel()
-    chosen = choose_kernel(n_contexts, n_symbols, apart, precisions, COSTS, scratch)
-    n_tables, precision, cost, n_bits = map(int, chosen)
-    tables = scratch.frequencies[: n_tables * n_symbols].reshape(n_tables, n_symbols).copy()
-    rows, packed = scratch.rows[:n_contexts].copy(), np.zeros((n_bits + 7) // 8, np.uint8)
-    write_kernel(rows, tables, precision, packed)
-    return Tables(rows, tables, precision, packed, n_bits, cost / (1 << COST_BITS))
-
-
-class Scratch(NamedTuple):
-    """Where `choose_kernel` works, flat: `counts` are given, `rows` and `frequencies` what it chose."""
-
-    counts: Int64s
-    rows: Int64s
-    frequencies: Int64s
-    tried: Int64s
-    merged: Int64s
-    leaders: Int64s
-    pair_bits: Float64s
-
-    @classmethod
-    def of(cls, n_contexts: int, n_symbols: int) -> Scratch:
-        """Return room for so many."""
-        n, whole = n_contexts * n_symbols, np.empty(2 * n_contexts, np.int64)
-        counts, frequencies, tried = np.empty((3, n), np.int64)
-        merged, pairs = np.empty(n + n_contexts, np.int64), np.empty(n_contexts**2)
-        return cls(counts, whole[:n_contexts], frequencies, tried, merged, whole[n_contexts:], pairs)
+    n_contexts = counts.shape[0]
+    rows, pooled = np.arange(n_contexts), np.ascontiguousarray(counts)
+    if not apart and n_contexts > 1:
+        rows, pooled, _ = pool_contexts(counts)
+    candidates, best = [(rows, pooled)], None
+    if len(pooled) > 1:
+        candidates.append((np.zeros_like(rows), pooled.sum(0, keepdims=True)))
+    n_used = np.count_nonzero(candidates[-1][1].any(0))
+    for rows, pooled in candidates:
+        for precision in precisions:
+            if n_used <= 1 << precision:
+                frequencies = np.empty_like(pooled)
+                cost, n_bits = fit_kernel(pooled, precision, COSTS, frequencies)
+                n_bits += n_contexts * (len(pooled) - 1).bit_length()
+                size = cost + (n_bits << COST_BITS)
+                if best is None or size < best[0]:
+                    best = size, rows, frequencies, precision, cost, n_bits
+    assert best is not None
+    _, rows, frequencies, precision, cost, n_bits = best
+    packed = np.zeros((n_bits + 7) // 8, np.uint8)
+    write_kernel(rows, frequencies, precision, packed)
+    return Tables(rows, frequencies, precision, packed, n_bits, cost / (1 << COST_BITS))
 
 
 def read_tables(
@@ -176,69 +173,7 @@ def read_tables(
     return rows, frequencies, int(read_kernel(packed, n_bits, precision, rows, frequencies))
 
 
-@inlined
-def choose_kernel(
-    n_contexts: int, n_symbols: int, apart: bool, precisions: Int64s, costs: Int64s, scratch: Scratch
-) -> tuple[int, int, int, int]:
-    """Do what `choose_tables` does; return how many tables, their precision, the data's cost, their bits."""
-    counts, rows, frequencies, tried, merged, leaders, pair_bits = scratch
-    n_columns = n_symbols + 1
-    for c in range(n_contexts):
-        total = 0
-        for s in range(n_symbols):
-            merged[c * n_columns + s] = counts[c * n_symbols + s]
-            total += counts[c * n_symbols + s]
-        merged[c * n_columns + n_symbols] = total
-        leaders[c] = c if total > 0 or apart else -1
-    table = merged[: n_contexts * n_columns].reshape(n_contexts, n_columns)
-    pairs = pair_bits[: n_contexts * n_contexts].reshape(n_contexts, n_contexts)
-    pairs[:] = -1.0
-    if not apart:
-        pool_kernel(table, leaders[:n_contexts], pairs)
-    n_pools, n_used = 0, 0
-    for c in range(n_contexts):
-        if leaders[c] == c:
-            # The counts of its pool take the place of those of a context that is done with.
-            for s in range(n_symbols):
-                counts[n_pools * n_symbols + s] = merged[c * n_columns + s]
-            for other in range(n_contexts):
-                if leaders[other] == c:
-                    rows[other] = n_pools
-            n_pools += 1
-        elif leaders[c] < 0:
-            rows[c] = 0
-    best, best_tables, best_precision, best_cost, best_bits = -1, 0, 0, 0, 0
-    for pooling in range(2 if n_pools > 1 else 1):
-        n_tables = n_pools if pooling == 0 else 1
-        if pooling == 1:
-            for s in range(n_symbols):
-                for k in range(1, n_pools):
-                    counts[s] += counts[k * n_symbols + s]
-        pooled = counts[: n_tables * n_symbols].reshape(n_tables, n_symbols)
-        found = tried[: n_tables * n_symbols].reshape(n_tables, n_symbols)
-        if pooling == 0:
-            for s in range(n_symbols):
-                there = 0
-                for k in range(n_tables):
-                    there |= pooled[k, s]
-                n_used += 1 if there > 0 else 0
-        for precision in precisions:
-            if n_used > 1 << precision:
-                continue
-            cost, n_bits = fit_kernel(pooled, precision, costs, found)
-            n_bits += n_contexts * BIT_LENGTHS[n_tables - 1]
-            size = cost + (n_bits << COST_BITS)
-            if best < 0 or size < best:
-                best, best_tables, best_precision = size, n_tables, precision
-                best_cost, best_bits = cost, n_bits
-                for k in range(n_tables * n_symbols):
-                    frequencies[k] = tried[k]
-    if best_tables == 1:
-        rows[:n_contexts] = 0
-    return best_tables, best_precision, best_cost, best_bits
-
-
-@inlined
+@brief
 def write_kernel(rows: Int64s, frequencies: Int64s, precision: int, packed: UInt8s) -> None:
     """Write table numbers and tables whose rows sum to ``2**precision`` into bytes of zeros.
 
@@ -373,7 +308,7 @@ def pool_kernel(merged: Int64s, leaders: Int64s, bits: Float64s) -> None:
             bits[c, best_i] = -1.0
 
 
-@inlined
+@brief
 def read_kernel(packed: UInt8s, n_bits: int, precision: int, rows: Int64s, frequencies: Int64s) -> int:
     """Read table numbers and frequencies (`write_kernel`); return how many bits they took, or -1."""
     n_tables, n_symbols = frequencies.shape

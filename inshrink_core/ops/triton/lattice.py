@@ -189,7 +189,7 @@ def round_to_lattice(
 ) -> Rounded:
     """See `inshrink_core.ops.lattice.round_to_lattice`."""
     if integers is None:
-        integers = torch.zeros(values.numel(), dtype=torch.int32)
+        integers = torch.zeros(values.numel(), dtype=torch.int32, device=values.device)
     device, home, n = values.device, integers.device, values.numel()
     n_blocks = triton.cdiv(n, RANKED)
     tokens, new = (torch.empty(n, dtype=torch.uint8, device=device) for _ in range(2))

@@ -22,7 +22,6 @@ from inshrink_core.errors import (
     named,
 )
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import recycling
 from inshrink_core.execution.progress import Counter
 from inshrink_core.report import Part, Report, plain_value
 from inshrink_core.request import Option, Request
@@ -173,7 +172,6 @@ class Compressing(
             chosen = tuple(step for step in chosen if step in opened)
             chain_config = chain_config.as_set()
         with ExitStack() as stack:
-            stack.enter_context(recycling())  # the next frame takes the memory of the one before
             if bounds is not None and chosen:
                 resumed = is_archive(self.archive)
                 bounded = stack.enter_context(
