@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from inshrink_core.archive import Rewrite
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.meta import METRICS
-from inshrink_core.chain.rekey import (
-    REKEYED,
-    attachments_held,
-    copy_frame,
-    rekey_frame,
-    rewrite_frame,
-    without_state,
-)
+from inshrink_core.chain.rekey import REKEYED, attachments_held, rewrite_frame, without_state
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.errors import InputError, MissingFrameError, NotFoundError, clipped, named
 from inshrink_core.execution.progress import Counter, OnProgress
@@ -90,48 +83,36 @@ def carry_out(
     nbytes = {info.frame_id: frame_size(archive, info).raw_total for info in again} if progress else {}
     count = Counter(progress, "prune", sum(nbytes.values()))
     with Rewrite(writer, again) as rewrite:
-        view = archive.sequential()
         # Copies first: they inherit nothing, so each is whole beside either version of its parent.
-        for info in plan.copied:
-            parent_id = plan.parents[info.frame_id]
-            with rewrite.begin(
-                info.frame_id,
-                kind=info.kind,
-                parent_id=parent_id,
-                external=archive.base_of(info) is not None,
-            ) as frame:
-                if plan.rests:
-                    previous = None
-                    if info.kind is FrameKind.DELTA and parent_id is not None:
-                        parent = writer.reader.info(parent_id)
-                        previous = attachments_held(archive, parent, plan.rests.get(parent_id))
+        for frames, alone in ((plan.copied, False), (plan.rekeyed, True)):
+            view = archive.sequential()
+            for info in frames:
+                parent_id, rest = plan.parents[info.frame_id], plan.rests.get(info.frame_id)
+                meta = archive.frame(info).meta if rest is None else rest.meta
+                attachments = previous = None
+                if alone or plan.rests:
+                    attachments = attachments_held(archive, info, rest)
+                if plan.rests and not alone and info.kind is FrameKind.DELTA and parent_id is not None:
+                    parent = writer.reader.info(parent_id)
+                    previous = attachments_held(archive, parent, plan.rests.get(parent_id))
+                with rewrite.begin(
+                    info.frame_id,
+                    kind=FrameKind.KEYFRAME if alone else info.kind,
+                    parent_id=parent_id,
+                    external=not alone and archive.base_of(info) is not None,
+                ) as frame:
                     rewrite_frame(
                         view,
                         info,
                         frame,
-                        previous,
-                        rest=plan.rests.get(info.frame_id),
-                        standing=plan.standing_of(info),
+                        {**meta, REKEYED: info.frame_id} if alone else meta,
+                        view=None if rest is None else rest.view,
+                        rekeyed=None if alone else plan.standing_of(info),
+                        attachments=attachments,
+                        previous=previous,
                         children=plan.children_of(info),
+                        done=partial(_report, count, info.step),
                     )
-                else:
-                    copy_frame(archive, info, frame)
-            count.add(nbytes.get(info.frame_id, 0), info.step)
-        view = archive.sequential()
-        for info in plan.rekeyed:
-            rest = plan.rests.get(info.frame_id)
-            with rewrite.begin(
-                info.frame_id, kind=FrameKind.KEYFRAME, parent_id=plan.parents[info.frame_id]
-            ) as frame:
-                rekey_frame(
-                    view,
-                    info,
-                    frame,
-                    view=None if rest is None else rest.view,
-                    meta=None if rest is None else {**rest.meta, REKEYED: info.frame_id},
-                    children=plan.children_of(info),
-                    done=partial(_report, count, info.step),
-                )
         rewrite.switch(gone)
     return plan
 

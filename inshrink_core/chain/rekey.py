@@ -16,7 +16,7 @@ from inshrink_core.chain.attachments import (
     tensor_digest,
 )
 from inshrink_core.chain.base import BASE, BaseRecord
-from inshrink_core.chain.meta import pack_attributes, spec_of
+from inshrink_core.chain.meta import spec_of
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.codec import TensorReference, codec_for_block
 from inshrink_core.errors import IncompatibleError
@@ -25,31 +25,6 @@ from inshrink_core.frame import Block, BlockEntry, FrameInfo
 REKEYED: Final = "rekeyed"
 """Key of meta: the id of the frame that was made from decoded values. Frames after it inherit the key, and
 know by the id that it does not speak of them."""
-
-TensorDone = Callable[[TensorSpec], None]
-"""Called after each tensor; may raise to cancel."""
-
-
-def copy_frame(archive: Archive, info: FrameInfo, target: FrameSink) -> FrameInfo:
-    """Write a frame's blocks as they are into another frame, and commit it.
-
-    Raises
-    ------
-    DamagedError, MissingFrameError
-        A block cannot be read.
-    StorageError
-        The system refused.
-    """
-    frame = archive.frame(info)
-    for entry in frame.entries:
-        target.add(
-            entry.key,
-            entry.codec,
-            frame.read(entry),
-            attributes=entry.attributes,
-            attachment=entry.attachment,
-        )
-    return target.commit(frame.meta)
 
 
 class Rest(NamedTuple):
@@ -107,13 +82,16 @@ def rewrite_frame(
     archive: Archive,
     info: FrameInfo,
     target: FrameSink,
-    previous: Mapping[str, bytes] | None,
+    meta: Mapping[str, Any],
     *,
-    rest: Rest | None = None,
-    standing: Collection[str] = (),
+    view: Checkpoint | None = None,
+    rekeyed: Collection[str] | None = None,
+    attachments: Mapping[str, bytes] | None = None,
+    previous: Mapping[str, bytes] | None = None,
     children: Sequence[FrameInfo] = (),
+    done: Callable[[TensorSpec], object] = lambda spec: None,
 ) -> FrameInfo:
-    """Write a frame upon another version of its parent, and commit it; every tensor decodes as before.
+    """Write a frame once more, and commit it; every tensor decodes as before.
 
     Parameters
     ----------
@@ -121,59 +99,14 @@ def rewrite_frame(
         The archive; a sequential view where several frames of one chain are written in order.
     info, target
         The frame, and the one to fill.
-    previous
-        The attachments of the parent's new version; None for a keyframe.
-    rest
-        Write this of it alone.
-    standing
-        Keys of tensors that the parent's new version lacks: they are re-keyed, decoded and compared.
-    children
-        Delta frames that will have the new frame as their reference.
-
-    Raises
-    ------
-    IncompatibleError, DamagedError, MissingFrameError, StorageError
-        As `rekey_frame`.
-    """
-    frame = archive.frame(info)
-    kept = None if rest is None else _blocks_of(archive, info, rest.view)
-    for entry in frame.entries:
-        if entry.attachment or (kept is not None and entry.key not in kept):
-            continue
-        if entry.key in standing:
-            spec = spec_of(entry, archive.where(info))
-            block = _rekeyed(archive, info, spec, entry, children)
-        else:
-            block = Block(entry.codec, frame.read(entry))
-        target.add(entry.key, block.codec, block.payload, attributes=entry.attributes)
-    add_attachments(target, attachments_held(archive, info, rest), previous)
-    return target.commit(frame.meta if rest is None else rest.meta)
-
-
-def rekey_frame(
-    archive: Archive,
-    info: FrameInfo,
-    target: FrameSink,
-    *,
-    view: Checkpoint | None = None,
-    meta: Mapping[str, Any] | None = None,
-    children: Sequence[FrameInfo] = (),
-    done: TensorDone | None = None,
-) -> FrameInfo:
-    """Write a frame as a keyframe that decodes to the same bits, and commit it.
-
-    Parameters
-    ----------
-    archive
-        The archive; a sequential view where several frames of one chain are re-keyed in order.
-    info
-        The frame.
-    target
-        The keyframe to fill.
-    view
-        What of the frame's checkpoint to write; by default all of it, in the frame's own order.
     meta
-        What describes the new frame; by default what describes the old one, and that it was re-keyed.
+        What describes the new frame.
+    view
+        What of the frame's checkpoint to write; by default all of it.
+    rekeyed
+        Keys of tensors that shall stand alone: they are decoded, encoded, and compared. By default all.
+    attachments, previous
+        The attachments, and those of the new version of the parent; by default, blocks as they are.
     children
         Delta frames that will have the new frame as their reference.
     done
@@ -190,26 +123,25 @@ def rekey_frame(
 
     Notes
     -----
-    Every tensor written is decoded again and compared. Memory is bounded by a few copies of the
-    largest tensor, beside the archive's own states.
+    Memory is bounded by a few copies of the largest tensor, beside the archive's own states.
     """
-    frame = archive.frame(info)
-    if view is None:
-        entries: Sequence[BlockEntry] = [entry for entry in frame.entries if not entry.attachment]
-        attachments = {
-            entry.key: archive.attachment(info, entry.key) for entry in frame.entries if entry.attachment
-        }
-    else:
-        entries = [entry for spec in view.specs for entry in archive.blocks(info, spec.key)]
-        attachments = dict(attachments_of(view))
-    for entry in entries:
-        spec = spec_of(entry, archive.where(info))
-        block = _rekeyed(archive, info, spec, entry, children)
-        target.add(entry.key, block.codec, block.payload, attributes=pack_attributes(spec))
-        if done is not None:
+    frame, where = archive.frame(info), archive.where(info)
+    kept = None if view is None else _blocks_of(archive, info, view)
+    for entry in frame.entries:
+        if entry.attachment:
+            if attachments is None:
+                target.add(entry.key, entry.codec, frame.read(entry), attachment=True)
+        elif kept is None or entry.key in kept:
+            spec = spec_of(entry, where)
+            if rekeyed is None or entry.key in rekeyed:
+                block = _rekeyed(archive, info, spec, entry, children)
+            else:
+                block = Block(entry.codec, frame.read(entry))
+            target.add(entry.key, block.codec, block.payload, attributes=entry.attributes)
             done(spec)
-    add_attachments(target, attachments)
-    return target.commit({**frame.meta, REKEYED: info.frame_id} if meta is None else meta)
+    if attachments is not None:
+        add_attachments(target, attachments, previous)
+    return target.commit(meta)
 
 
 def _rekeyed(
@@ -220,10 +152,10 @@ def _rekeyed(
     tensor, reference = archive.decode(info, entry.key)
     block = codec_for_block(entry.codec, where).rekey(spec, reference)
     decoded = codec_for_block(block.codec, where).decode(spec, block, None, archive.device)
-    same = tensor_digest(decoded.tensor) == tensor_digest(tensor)
+    same = tensor_digest(decoded.decoded()) == tensor_digest(tensor)
     for child in children:
         same = same and _child_digest(archive, child, entry.key, reference) == _child_digest(
-            archive, child, entry.key, decoded.reference
+            archive, child, entry.key, decoded
         )
     if not same:
         raise IncompatibleError(
@@ -243,4 +175,4 @@ def _child_digest(archive: Archive, child: FrameInfo, key: str, reference: Tenso
     where = archive.where(child)
     codec = codec_for_block(entry.codec, where)
     block = Block(entry.codec, frame.read(entry))
-    return tensor_digest(codec.decode(spec_of(entry, where), block, reference, archive.device).tensor)
+    return tensor_digest(codec.decode(spec_of(entry, where), block, reference, archive.device).decoded())

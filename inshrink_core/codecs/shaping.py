@@ -2,14 +2,14 @@
 
 Gradients of a matrix lie in few directions of its inputs; H, the sum of m'm over first moments m, says in
 which. An encoder holds a sketch of it from frame to frame. It is of first moments as the archive decodes
-them, so that another session, which has nothing else, goes on in the same way (`recalled`).
+them, so that another session, which has nothing else, goes on in the same way (`LatticeCodec.recall`).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import DecodedMoment, TensorInput
 from inshrink_core.codecs.foretold import bits_of
 from inshrink_core.ops.flat import as_float32
@@ -47,6 +48,10 @@ _SIDES: Final = (8, 1 << 14)
 
 _DIGITS: Final = 2
 """Binary digits set, at most, in the number of a frame whose first moment counts."""
+
+_OF_WEIGHTS: Final = (TensorRole.EXP_AVG, TensorRole.MOMENTUM)
+_OF_MASTERS: Final = (TensorRole.MOMENTUM,)
+"""What serves once where a chain has no first moment yet."""
 
 _TRIES: Final = 8
 """Thresholds that are tried at most."""
@@ -236,7 +241,7 @@ def known_of(item: TensorInput, before: Shaping | None, movement: float) -> tupl
     if item.moment_before is not None:
         known = grown(before, item.moment_before)
         return known, None if known is None else known.chosen(movement)
-    own = item.momentum if item.gradient is None else item.gradient
+    own = item.companion(*(_OF_WEIGHTS if item.spec.role is TensorRole.WEIGHT else _OF_MASTERS))
     if own is None or own.shape != item.spec.shape:
         return before, None
     once = grown(None, lambda: own)
@@ -274,23 +279,3 @@ def shaped_changes(
         if 0 <= lead <= 2 * slack or high - low <= _CLOSE:
             break
     return shape_changes(values, base, integers, lattice, low, *fed).changes if best is None else best
-
-
-class PastBlock(NamedTuple):
-    """What recalling needs of one frame: whether points were written, moved, shaped, and a first moment."""
-
-    is_lattice: bool
-    moved: bool
-    shaped: bool
-    moment: DecodedMoment | None
-
-
-def recalled(past: Iterable[PastBlock]) -> Shaping | None:
-    """Return what an encoder that wrote some frames of a chain would know, from its keyframe on."""
-    known: Shaping | None = None
-    for frame in past:
-        if not frame.is_lattice or (frame.moved and not frame.shaped):
-            known = None
-        elif frame.moved and frame.moment is not None:
-            known = grown(known, frame.moment)
-    return known

@@ -3,53 +3,16 @@
 D = (q_previous − q) mod B, over an alphabet of B symbols that holds those of both checkpoints; D is
 then grouped by the previous symbol, which the decoder knows, because bins differ in how often their
 parameters move and a busy bin would break the runs of a calm one (Agrawal et al., Inshrinkerator,
-SoCC 2024, "delta" and "parameter arrangement"). This module states the stages one by one; the coder
-of symbol streams runs them fused (`inshrink_core.ops.symbols.delta_events`).
+SoCC 2024, "delta" and "parameter arrangement"). `inshrink_core.ops.symbols.delta_events` computes it.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 NO_EXPECTATION = 256
 """Stands for "no symbol prevails in this group": no symbol has this value."""
-
-
-def alphabet_size(n_symbols: int, n_previous: int) -> int:
-    """Return B, the modulus of the delta: the larger of both alphabets.
-
-    Examples
-    --------
-    >>> alphabet_size(18, 10)
-    18
-    """
-    return max(n_symbols, n_previous)
-
-
-def modular_delta(previous: Tensor, symbols: Tensor, modulus: int) -> Tensor:
-    """Return D = (previous − symbols) mod `modulus`, which is its own inverse: the symbols, given D.
-
-    Parameters
-    ----------
-    previous, symbols
-        UInt8 tensors of one shape, values below `modulus`.
-    modulus
-        1 to 256.
-
-    Returns
-    -------
-    Tensor
-        uint8, same shape.
-
-    Examples
-    --------
-    >>> modular_delta(torch.tensor([1, 0]).byte(), torch.tensor([1, 3]).byte(), 4).tolist()
-    [0, 1]
-    """
-    return ((previous.to(torch.int16) - symbols.to(torch.int16)) % modulus).to(torch.uint8)
 
 
 def expected_symbols(

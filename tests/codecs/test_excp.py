@@ -19,7 +19,11 @@ MOMENTS = (TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ)
 
 
 def encode(tensor, config, reference=None, second=None):
-    item = TensorInput(spec=spec_of(tensor), tensor=tensor, second_moment=second)
+    item = TensorInput(
+        spec=spec_of(tensor),
+        tensor=tensor,
+        companions={TensorRole.EXP_AVG_SQ: second},
+    )
     plan = config.plan([item.spec], [config.observe(item, reference)])
     return config.encode(item, plan, reference)
 
@@ -32,7 +36,7 @@ class _WithSecondMoment(CodecSuite):
         if tensor.dtype.is_floating_point:
             noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(5))
             second = (noise * 1e-4) ** 2
-        return TensorInput(spec=spec, tensor=tensor, second_moment=second)
+        return TensorInput(spec=spec, tensor=tensor, companions={TensorRole.EXP_AVG_SQ: second})
 
 
 class TestExcpDefaults(_WithSecondMoment):
@@ -144,7 +148,7 @@ def encode_roles(codec, tensors, references, config):
         role: TensorInput(
             spec=specs[role],
             tensor=tensor,
-            second_moment=second if role is TensorRole.WEIGHT else None,
+            companions={TensorRole.EXP_AVG_SQ: second} if role is TensorRole.WEIGHT else {},
         )
         for role, tensor in tensors.items()
     }
@@ -179,7 +183,7 @@ def test_moments_decode_without_weight_plan_or_reference():
         reference = references[role] if role is TensorRole.WEIGHT else None
         spec = spec_of(second[role], "fc.weight", role)
         decoded = CODEC.decode(spec, encoded.block, reference)
-        assert state_bits(decoded.reference) == state_bits(encoded.reference)
+        assert state_bits(decoded) == state_bits(encoded.reference)
         assert len(encoded.block.payload) <= CODEC.worst_case_bytes(spec)
 
 

@@ -64,7 +64,7 @@ def test_a_width_outside_the_config_is_given_up():
     (second,) = encode([values], QdCodec(bits=5, spread=1), [first.reference])
     assert second.reference.grid.bits == 5
     decoded = CODEC.decode(spec_of(values, "layer0.weight"), second.block, first.reference)
-    assert state_bits(decoded.reference) == state_bits(second.reference)
+    assert state_bits(decoded) == state_bits(second.reference)
 
 
 def test_small_moves_cost_little_and_do_not_accumulate():
