@@ -395,7 +395,7 @@ class Encoded(NamedTuple):
 
 
 _Plan = TypeVar("_Plan")
-_State = TypeVar("_State", bound=TensorReference)
+_State = TypeVar("_State", bound=ShapedReference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -663,9 +663,8 @@ class EncoderState(Generic[_Plan]):
 
 def own_state(kind: type[_State], reference: TensorReference | None, spec: TensorSpec) -> _State | None:
     """Return a reference if it is a state of a kind, and of a tensor's dtype and shape."""
-    if not isinstance(reference, kind) or not isinstance(reference, ShapedReference):
-        return None
-    return reference if (reference.dtype, reference.shape) == (spec.dtype, spec.shape) else None
+    fits = isinstance(reference, kind) and (reference.dtype, reference.shape) == (spec.dtype, spec.shape)
+    return reference if isinstance(reference, kind) and fits else None
 
 
 _MOST_NBYTES = 1 << 62

@@ -20,7 +20,14 @@ from inshrink_core.chain.attachments import (
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_codec
 from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig, LargeError, large_errors
-from inshrink_core.chain.encoder import ChainState, FrameEncoder, PreparedFrame
+from inshrink_core.chain.encoder import (
+    HELD_NBYTES,
+    ChainState,
+    FrameEncoder,
+    Origin,
+    PreparedFrame,
+    RecalledReference,
+)
 from inshrink_core.chain.meta import (
     FOLDER,
     METRICS,
@@ -33,7 +40,6 @@ from inshrink_core.chain.meta import (
     spec_of,
 )
 from inshrink_core.chain.parts import Shards, Split, box_of, memory_of
-from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.codec import FALLBACK_CODEC, BaseReference, TensorReference, get_codec
@@ -273,7 +279,7 @@ class ChainWriter:
         """
         stored = stored_view(checkpoint, self.config.optimizer)
         attachments = dict(attachments_of(stored)) if self._is_first else {}
-        write = functools.partial(self._write, checkpoint, stored, attachments, quality, prepared)
+        write = functools.partial(self._write, checkpoint, attachments, quality, prepared)
         if keyframe is None and self.split is not None:
             keyframe = self.keyframe_is_due
         if not (self.keyframe_is_due if keyframe is None or self.parent is None else keyframe):
@@ -332,7 +338,6 @@ class ChainWriter:
     def _write(
         self,
         whole: Checkpoint,
-        stored: Checkpoint,
         attachments: Mapping[str, bytes],
         quality: Mapping[str, Any] | None,
         prepared: PreparedFrame | None,
@@ -342,6 +347,7 @@ class ChainWriter:
     ) -> Appended | None:
         """Write one frame; gives it up, leaving nothing, where its tensors reach `limit` bytes."""
         delta, parent = kind is FrameKind.DELTA, self.parent
+        stored = stored_view(whole, self.config.optimizer)
         references: dict[str, TensorReference] = {}
         digests: dict[str, bytes] = {}
         nbytes, squared_error, squared_norm = 0, 0.0, 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inshrink_core.chain.attachments import tensor_digest
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.parts import Shards
-from inshrink_core.chain.recall import HELD_NBYTES
-from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSource, TensorSpec
 from inshrink_core.codec import (
     FALLBACK_CODEC,
     AnyCodec,
@@ -35,6 +35,79 @@ if TYPE_CHECKING:
 
     from inshrink_core.codec import DecodedMoment
     from inshrink_core.frame import Block
+
+
+HELD_NBYTES = 1 << 16
+"""Up to this size a state is held: opening a file to read it again would take longer than coding it."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Origin(NamedTuple):
+    """Where a tensor was read, and the SHA-256 of what was read there."""
+
+    source: TensorSource
+    spec: TensorSpec
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecalledReference(TensorReference):
+    """The state of a tensor stored bit for bit; its values are read again whenever they are asked for.
+
+    Parameters
+    ----------
+    origin
+        Where they may still be; None where only the archive has them.
+    decode
+        Decodes the state from the archive. Called where the origin is gone, or has other values now.
+    history
+        What else of the state the next delta is coded relative to (`TensorReference.exact_state`), held
+        because no file has it.
+
+    Notes
+    -----
+    The digest makes sure that the values are bit for bit those a reader of the archive decodes: a delta
+    against any others would be lost.
+    """
+
+    origin: Origin | None
+    decode: Callable[[], TensorReference]
+    history: Tensor | None = None
+
+    def decoded(self) -> Tensor:
+        """Return the values; see `exact_state`."""
+        return self.exact_state()[0]
+
+    def exact_state(self) -> tuple[Tensor, Tensor | None]:
+        """Return the values, in memory of their own, and the history.
+
+        Raises
+        ------
+        DamagedError, MissingFrameError, IncompatibleError
+            They are not where they were read, and cannot be decoded either.
+        """
+        tensor = None if self.origin is None else _read_again(self.origin)
+        return self.decode().exact_state() if tensor is None else (tensor, self.history)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the history: nothing else is held."""
+        return 0 if self.history is None else self.history.nbytes
+
+
+def _read_again(origin: Origin) -> Tensor | None:
+    """Return a tensor from where it was read; None if it is not there any more."""
+    try:
+        # The digest below is a stronger check than the file's own.
+        tensor = peek(origin.source, origin.spec)
+    except InshrinkError as error:
+        _logger.info("tensor '%s' is decoded from the archive: %s", origin.spec.key, error)
+        return None
+    if tensor_digest(tensor) != origin.digest:
+        _logger.info("tensor '%s' is decoded from the archive: its file changed", origin.spec.key)
+        return None
+    return tensor
 
 
 _OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
@@ -101,8 +174,8 @@ class TensorJob(TensorInput):
         Returns what a tensor was restored to.
     moment_before
         As of `TensorInput`.
-    stored
-        Whether the tensor will be stored: then it is read with all checks of its file.
+    tensor
+        The values, where they were read already.
     """
 
     def __init__(
@@ -113,28 +186,25 @@ class TensorJob(TensorInput):
         *,
         restored: Callable[[TensorSpec], Tensor | None] = _never_restored,
         moment_before: DecodedMoment | None = None,
-        stored: bool = False,
+        tensor: Tensor | None = None,
     ) -> None:
         self.spec, self.moment_before, self.owned = spec, moment_before, True
         self._checkpoint, self._device, self._start = checkpoint, device, restored
-        self._read = checkpoint.source.read if stored else self._peek
-        self._values: Tensor | None = None
-
-    def _peek(self, spec: TensorSpec) -> Tensor:
-        return peek(self._checkpoint.source, spec)
+        self._values = tensor
 
     @property
     def tensor(self) -> Tensor:
         """The values, read once."""
-        if self._values is None:
-            self._values = self._read(self.spec).to(self._device)
+        return self._peeked() if self._values is None else self._values
+
+    def _peeked(self) -> Tensor:
+        self._values = peek(self._checkpoint.source, self.spec).to(self._device)
         return self._values
 
     @property
     def restored(self) -> Tensor | None:
         """The values that training last continued from, decoded."""
-        start = self._start(self.spec)
-        return None if start is None else start.to(self._device)
+        return None if (start := self._start(self.spec)) is None else start.to(self._device)
 
     @property
     def sample(self) -> Tensor:
@@ -233,7 +303,8 @@ class FrameEncoder:
         seen: tuple[Sequence[TensorSpec], Sequence[Any]] = (members, statistics)
         memory = state.memory
         if state.shards is not None:
-            *seen, memory = state.shards.observations(members, statistics, memory)
+            of_all, observed, memory = state.shards.observations(members, statistics, memory)
+            seen = of_all, observed
         context = FrameContext(
             learning_rates=_rates(checkpoint),
             memory=memory,
@@ -247,11 +318,11 @@ class FrameEncoder:
         plans |= {key: codec.plan([], [], beside) for key, codec in others.items()}
         moments = {spec.key: chain.first_moment(checkpoint, spec) for spec in members}
         past = {key: old[one.key] for key, one in moments.items() if one is not None and one.key in old}
-        is_known = isinstance(own, EncoderState)
+        known = own if isinstance(own, EncoderState) else None
         return FramePlan(
-            memory=own.remember(plans[id(own)]) if is_known else None,
+            memory=known.remember(plans[id(own)]) if known else None,
             members=members,
-            quality=own.predicted(plans[id(own)]) if is_known else None,
+            quality=known.predicted(plans[id(own)]) if known else None,
             _chain=chain,
             _checkpoint=checkpoint,
             _codecs=self._by_role | codecs,
@@ -363,7 +434,7 @@ class FramePlan:
             device,
             restored=self._restored,
             moment_before=None if moment is None else moment.decoded,
-            stored=True,
+            tensor=self._checkpoint.source.read(spec).to(device),
         )
         if before is not None and spec.key in self._unchanged:
             block = codec.rekey(spec, before, unchanged=True)

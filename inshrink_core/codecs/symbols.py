@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.coding.delta import NO_EXPECTATION, expected_symbols
-from inshrink_core.coding.events import decode_grouped, encode_grouped
+from inshrink_core.coding.events import NO_EXPECTATION, decode_grouped, encode_grouped, expected_symbols
 from inshrink_core.coding.huffman import (
     code_entries,
     decode_symbols_with,

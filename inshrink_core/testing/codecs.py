@@ -97,6 +97,18 @@ class CodecSuite:
         """Return the state after the block of a frame of one tensor."""
         return self.decoder(block).decode(spec_of(tensor, "layer0.weight"), block, reference)
 
+    def decode_checked(
+        self, tensor: Tensor, encoded: Encoded, reference: TensorReference | None = None
+    ) -> TensorReference:
+        """Decode a block; fail unless its size, the state and the values are as promised."""
+        spec = spec_of(tensor, "layer0.weight")
+        assert len(encoded.block.payload) <= self.codec.worst_case_bytes(spec)
+        decoded = self.decode_one(tensor, encoded.block, reference)
+        assert state_bits(decoded) == state_bits(encoded.reference)
+        assert bits(decoded.decoded()) == bits(encoded.reference.decoded())
+        self.assert_survives(tensor, decoded.decoded())
+        return decoded
+
     def decoder(self, block: Block) -> AnyCodec:
         """Return the codec under test, or the one it delegated a tensor to."""
         return self.codec if block.codec == self.codec.bitstream else codec_for_block(block.codec)
@@ -133,17 +145,14 @@ class CodecSuite:
 
     # The settings and what is said of them
 
-    def test_a_codec_is_made_again_from_its_settings(self) -> None:
+    def test_a_codec_is_found_by_its_name_and_made_again_from_its_settings(self) -> None:
         kind = type(self.codec)
         settings = json.loads(json.dumps(self.codec.settings()))
         assert make_codec(kind.name, settings) == self.codec
         assert make_codec(kind.name, kind().settings()) == kind()
         assert self.codec.bitstream.partition("/")[0] == self.codec.name
-
-    def test_a_codec_is_found_by_its_name_and_by_its_bitstream(self) -> None:
-        assert get_codec(self.codec.name) is type(self.codec)
-        assert make_codec(self.codec.name, self.codec.settings()) == self.codec
-        assert type(codec_for_block(self.codec.bitstream)) is type(self.codec)
+        assert get_codec(self.codec.name) is kind
+        assert type(codec_for_block(self.codec.bitstream)) is kind
 
     def test_every_value_of_a_knob_is_a_setting_from_fine_to_coarse(self) -> None:
         tuning, kind = self.codec.tuning, type(self.codec)
@@ -163,16 +172,11 @@ class CodecSuite:
     def test_encoder_and_decoder_reach_the_same_state_along_a_chain(self) -> None:
         frames = self.drifting_frames()
         encoder: list[TensorReference | None] = [None] * len(frames[0])
-        decoder: list[TensorReference | None] = [None] * len(frames[0])
+        decoder = list(encoder)
         for tensors in frames:
             encoded = self.encode_frame(tensors, encoder)
-            for i, (tensor, (block, reference)) in enumerate(zip(tensors, encoded, strict=True)):
-                spec = spec_of(tensor, f"layer{i}.weight")
-                decoded = self.decoder(block).decode(spec, block, decoder[i])
-                assert state_bits(reference) == state_bits(decoded)
-                assert bits(decoded.decoded()) == bits(reference.decoded())
-                self.assert_survives(tensor, decoded.decoded())
-                encoder[i], decoder[i] = reference, decoded
+            encoder = [one.reference for one in encoded]
+            decoder = list(map(self.decode_checked, tensors, encoded, decoder))
 
     def test_a_frame_upon_a_base_model_decodes_to_the_state_the_encoder_reached(self) -> None:
         if not self.codec.uses_base:
@@ -185,14 +189,8 @@ class CodecSuite:
         for one, other in zip(first[1:], again, strict=True):
             assert bytes(one.block.payload) == bytes(other.block.payload)
         second = self.encode_frame(later, [encoded.reference for encoded in first])
-        for i, (tensor, (block, reference)) in enumerate(zip(tensors, first, strict=True)):
-            spec = spec_of(tensor, f"layer{i}.weight")
-            assert len(block.payload) <= self.codec.worst_case_bytes(spec)
-            decoded = self.decoder(block).decode(spec, block, given[i])
-            assert state_bits(reference) == state_bits(decoded)
-            self.assert_survives(tensor, decoded.decoded())
-            next_one = self.decoder(second[i].block).decode(spec, second[i].block, decoded)
-            assert bits(next_one.decoded()) == bits(second[i].reference.decoded())
+        for tensor, began, base_state, last, ended in zip(tensors, first, given, later, second, strict=True):
+            self.decode_checked(last, ended, self.decode_checked(tensor, began, base_state))
         alone = self.encode_frame(tensors, [None] * len(tensors))
         sizes = [sum(len(one.block.payload) for one in frame) for frame in (first, alone)]
         assert sizes[0] < sizes[1]
@@ -214,10 +212,8 @@ class CodecSuite:
         first = self.encode_frame(frames[0], [None] * len(frames[0]))
         second = self.encode_frame(frames[1], [encoded.reference for encoded in first])
         for i in reversed(range(len(frames[1]))):
-            spec = spec_of(frames[1][i], f"layer{i}.weight")
-            one = self.decoder(first[i].block).decode(spec, first[i].block, None)
-            two = self.decoder(second[i].block).decode(spec, second[i].block, one)
-            assert bits(two.decoded()) == bits(second[i].reference.decoded())
+            one = self.decode_one(frames[0][i], first[i].block)
+            self.decode_checked(frames[1][i], second[i], one)
 
     # 3 device independence
 
@@ -229,12 +225,10 @@ class CodecSuite:
             fast = self.encode_frame(tensors, references)
             with force_backend(Backend.REFERENCE):
                 plain = self.encode_frame(tensors, references)
-                for i, (one, other) in enumerate(zip(fast, plain, strict=True)):
+                for tensor, one, other, before in zip(tensors, fast, plain, references, strict=True):
                     assert bytes(one.block.payload) == bytes(other.block.payload)
                     assert state_bits(one.reference) == state_bits(other.reference)
-                    spec = spec_of(tensors[i], f"layer{i}.weight")
-                    decoded = self.decoder(one.block).decode(spec, one.block, references[i])
-                    assert state_bits(decoded) == state_bits(one.reference)
+                    self.decode_checked(tensor, one, before)
             references = [encoded.reference for encoded in fast]
 
     def test_threads_do_not_change_the_bytes(self) -> None:
@@ -249,18 +243,10 @@ class CodecSuite:
     @pytest.mark.parametrize("edge", EDGE_TENSORS)
     def test_edge_tensors_survive_within_the_stated_size(self, edge: str) -> None:
         tensor = EDGE_TENSORS[edge]()
-        spec = spec_of(tensor, "layer0.weight")
         first = self.encode_one(tensor)
-        assert len(first.block.payload) <= self.codec.worst_case_bytes(spec)
-        one = self.decode_one(tensor, first.block)
-        self.assert_survives(tensor, one.decoded())
-        assert state_bits(one) == state_bits(first.reference)
         moved = tensor.flip(0) if tensor.dim() else tensor + 1
         second = self.encode_one(moved, first.reference)
-        assert len(second.block.payload) <= self.codec.worst_case_bytes(spec)
-        two = self.decode_one(moved, second.block, one)
-        self.assert_survives(moved, two.decoded())
-        assert state_bits(two) == state_bits(second.reference)
+        self.decode_checked(moved, second, self.decode_checked(tensor, first))
 
     @pytest.mark.parametrize("edge", ["special_floats", "bfloat16", "transposed", "scalar", "empty", "bool"])
     def test_a_tensor_marked_exact_survives_bit_for_bit(self, edge: str) -> None:
@@ -273,10 +259,7 @@ class CodecSuite:
         tensor = normal((30, 40), 1)
         for other in (normal((40, 30), 2), normal((30, 40), 2).bfloat16(), torch.tensor(1)):
             reference = self.encode_one(other).reference
-            encoded = self.encode_one(tensor, reference)
-            decoded = self.decode_one(tensor, encoded.block, reference)
-            assert state_bits(decoded) == state_bits(encoded.reference)
-            self.assert_survives(tensor, decoded.decoded())
+            self.decode_checked(tensor, self.encode_one(tensor, reference), reference)
 
     def test_an_unchanged_tensor_takes_a_few_bytes(self) -> None:
         tensor = normal((300, 300), 1)
@@ -300,9 +283,7 @@ class CodecSuite:
             decoded = self.decoder(block).decode(spec, block, state)
             assert bits(decoded.decoded()) == bits(state.decoded())
             moved = tensor.flip(0) if tensor.dim() else tensor + 1
-            following = self.encode_one(moved, decoded)
-            again = self.decode_one(moved, following.block, decoded)
-            assert state_bits(again) == state_bits(following.reference)
+            self.decode_checked(moved, self.encode_one(moved, decoded), decoded)
 
     # 6 re-key
 
@@ -316,9 +297,7 @@ class CodecSuite:
             block = self.codec.rekey(spec, reference)
             decoded = self.decoder(block).decode(spec, block, None)
             assert bits(decoded.decoded()) == bits(reference.decoded())
-            following = self.encode_one(tensor, decoded)
-            again = self.decode_one(tensor, following.block, decoded)
-            assert state_bits(again) == state_bits(following.reference)
+            self.decode_checked(tensor, self.encode_one(tensor, decoded), decoded)
 
     # Damaged payloads
 
@@ -378,8 +357,4 @@ class CodecSuite:
         encoder = decoder = None
         for tensor in frames:
             encoded = self.encode_one(tensor, encoder)
-            assert len(encoded.block.payload) <= self.codec.worst_case_bytes(spec_of(tensor, "layer0.weight"))
-            decoded = self.decode_one(tensor, encoded.block, decoder)
-            assert state_bits(decoded) == state_bits(encoded.reference)
-            self.assert_survives(tensor, decoded.decoded())
-            encoder, decoder = encoded.reference, decoded
+            encoder, decoder = encoded.reference, self.decode_checked(tensor, encoded, decoder)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
-from inshrink_core.codec import TensorInput, codec_for_block, get_codec
-from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.codec import TensorInput
+from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.testing.codecs import CodecSuite, state_bits
 from inshrink_lab.published.context import ContextCodec, ContextReference
@@ -104,14 +104,3 @@ def test_symbols_of_a_tensor_without_centroids_are_refused():
 
 def test_moments_are_taken_like_those_of_excp():
     assert CODEC.takes() == MODEL_ROLES | {TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ}
-
-
-def test_the_coder_is_no_choice():
-    for coder in ("lzma", "rans"):
-        with pytest.raises(ConfigError, match="adaptive"):
-            ContextCodec(coder=coder)
-
-
-def test_the_codec_is_found_by_name_and_by_bitstream():
-    assert get_codec("context") is ContextCodec
-    assert type(codec_for_block("context/1")) is ContextCodec

@@ -1,6 +1,5 @@
 """The Inshrinkerator codec keeps the laws, and its own promises: partition, codebooks, changes of config."""
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -9,15 +8,14 @@ import pytest
 import torch
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import TensorInput, codec_for_block, get_codec, make_codec
+from inshrink_core.codec import TensorInput
 from inshrink_core.codecs.inshrinkerator.block import round_to_bfloat16
 from inshrink_core.codecs.inshrinkerator.codec import (
     InshrinkeratorCodec,
     InshrinkeratorReference,
 )
-from inshrink_core.codecs.lossless import LosslessCodec
 from inshrink_core.codecs.symbols import encode_symbols
-from inshrink_core.errors import ConfigError, DamagedError, InputError
+from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.frame import Block
 from inshrink_core.testing.codecs import CodecSuite, state_bits
 from tests.strategies import bits, normal, spec_of
@@ -308,40 +306,6 @@ def test_the_largest_floats_stay_finite():
 # Configs
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"bins": 1},
-        {"bins": 255},
-        {"bins": 8.0},
-        {"bins": True},
-        {"prune": 0.96},
-        {"prune": -0.1},
-        {"prune": float("nan")},
-        {"protect": 0.6},
-        {"protect": "0.1"},
-        {"prune_metric": "fisher"},
-        {"fit": "kmeans"},
-        {"codebook": "keep"},
-    ],
-)
-def test_a_config_out_of_range_is_refused_by_name(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        InshrinkeratorCodec(**wrong)
-
-
-def test_a_config_is_json():
-    config = InshrinkeratorCodec(bins=12, prune=0.25)
-    assert InshrinkeratorCodec(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
-
-
-def test_another_codecs_settings_are_refused():
-    with pytest.raises(ConfigError, match="LosslessCodec"):
-        make_codec("inshrinkerator", LosslessCodec())
-    with pytest.raises(ConfigError, match="level"):
-        make_codec("inshrinkerator", LosslessCodec().settings())
-
-
 def test_a_block_of_symbols_is_refused_for_what_has_none():
     for tensor in (torch.zeros(4), torch.zeros(2, 2, dtype=torch.int64), torch.zeros(0, 2)):
         with pytest.raises(DamagedError, match="no inshrinkerator blocks"):
@@ -361,11 +325,6 @@ def test_lazily_negated_values_and_gradients_are_taken_as_what_they_are():
     config = InshrinkeratorCodec(prune=0.1, prune_metric="sensitivity")
     first = encode(negated, config, gradient=negated)
     assert bytes(first.block.payload) == bytes(encode(plain, config, gradient=plain).block.payload)
-
-
-def test_the_codec_is_found_by_name_and_by_bitstream():
-    assert get_codec("inshrinkerator") is InshrinkeratorCodec
-    assert isinstance(codec_for_block("inshrinkerator/1"), InshrinkeratorCodec)
 
 
 # Bytes

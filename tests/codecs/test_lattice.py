@@ -1,8 +1,5 @@
 """The lattice codec keeps the laws, and its own promises: closed loop, matched gain, re-keying."""
 
-import dataclasses
-import json
-
 import pytest
 import torch
 
@@ -11,15 +8,11 @@ from inshrink_core.codec import (
     BaseReference,
     FrameContext,
     TensorInput,
-    codec_for_block,
-    get_codec,
-    make_codec,
 )
 from inshrink_core.codecs.exact import encode_exact
 from inshrink_core.codecs.lattice.block import LatticeReference
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.codecs.lossless import LosslessCodec
-from inshrink_core.errors import ConfigError, DamagedError, InputError
+from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.frame import Block
 from inshrink_core.ops.sample import sample
 from inshrink_core.testing.codecs import CodecSuite, state_bits
@@ -251,37 +244,6 @@ def test_a_lattice_block_is_refused_for_what_has_none():
     for tensor in (torch.zeros(2, 2, dtype=torch.int64), torch.zeros(0, 2), torch.zeros(2).double()):
         with pytest.raises(DamagedError, match="no lattice"):
             CODEC.decode(spec_of(tensor), Block("lattice/1", b"\0"), None)
-
-
-def test_another_codecs_settings_are_refused():
-    with pytest.raises(ConfigError, match="LosslessCodec"):
-        make_codec("lattice", LosslessCodec())
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"coarseness": 0},
-        {"coarseness": True},
-        {"coarseness": float("nan")},
-        {"gamma": -1},
-        {"sensitivity": "on"},
-        {"shaping": "on"},
-    ],
-)
-def test_a_config_out_of_range_is_refused_by_name(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        LatticeCodec(**wrong)
-
-
-def test_a_config_is_json():
-    config = LatticeCodec(coarseness=3)
-    assert LatticeCodec(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
-
-
-def test_the_codec_is_found_by_name_and_by_bitstream():
-    assert get_codec("lattice") is LatticeCodec
-    assert isinstance(codec_for_block("lattice/1"), LatticeCodec)
 
 
 def test_a_state_takes_five_bytes_a_weight():

@@ -11,7 +11,7 @@ from inshrink_core.chain import Archive, ChainConfig, ChainState, ChainWriter, F
 from inshrink_core.codec import FrameContext, TensorInput, make_codec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.codecs.lattice.look_ahead import steps_to_look_at
-from inshrink_core.codecs.lattice.memory import Memory
+from inshrink_core.codecs.lattice.spacing import Memory
 from inshrink_core.errors import DamagedError
 from tests.builders import memory_checkpoint, memory_run
 from tests.codecs.lattice_chains import frame, item_of, moving

@@ -12,9 +12,8 @@ from inshrink_core.chain import Archive
 from inshrink_core.chain.encoder import TensorJob
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import BaseReference, FrameContext, PastFrame, TensorInput
-from inshrink_core.codecs.foretold import bits_of
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.codecs.shaping import Shaping, grown
+from inshrink_core.codecs.shaping import Shaping, bits_of, grown
 from inshrink_core.testing.codecs import CodecSuite, state_bits
 from tests.codecs.lattice_chains import frame, item_of, moving
 from tests.runs import write_run

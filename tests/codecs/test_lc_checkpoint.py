@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from inshrink_core.codec import TensorInput, codec_for_block, get_codec
-from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.codec import TensorInput
+from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.testing.codecs import CodecSuite
 from inshrink_lab.published.lc_checkpoint import (
@@ -127,14 +127,3 @@ def test_sums_beyond_the_dtype_stop_at_its_largest_number():
     payload = bytes([1, 1]) + struct.pack("<e", 1000.0) + b"\1\1"
     decoded = CODEC.decode(spec_of(largest), Block("lc-checkpoint/1", payload), reference)
     assert decoded.decoded().unique().tolist() == [65504.0]
-
-
-@pytest.mark.parametrize("setting", [{"bits": 0}, {"bits": 9}, {"representative": "median"}, {"coder": "x"}])
-def test_settings_out_of_range_are_refused(setting):
-    with pytest.raises(ConfigError):
-        LcCheckpointCodec(**setting)
-
-
-def test_the_codec_is_found_by_name_and_by_bitstream():
-    assert get_codec("lc-checkpoint") is LcCheckpointCodec
-    assert isinstance(codec_for_block("lc-checkpoint/1"), LcCheckpointCodec)

@@ -8,7 +8,7 @@ import torch
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput
 from inshrink_core.codecs.moments.codec import MomentsCodec, MomentsPlan
-from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.testing.codecs import CodecSuite
 from tests.strategies import normal
@@ -267,11 +267,6 @@ def test_a_negative_second_moment_is_stored_exactly():
     encoded = encode(values, TensorRole.EXP_AVG_SQ)
     assert encoded.block.codec == "lossless/1"
     assert torch.equal(encoded.reference.decoded(), values)
-
-
-def test_a_preset_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="preset"):
-        MomentsCodec(preset="tiny")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import struct
 import pytest
 import torch
 
-from inshrink_core.codec import TensorInput, codec_for_block, get_codec
-from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.codec import TensorInput
+from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.testing.codecs import CodecSuite, state_bits
 from inshrink_lab.published.grid import Grid, GridReference
@@ -120,17 +120,6 @@ def test_bounds_beyond_the_dtype_are_refused():
 def test_levels_meet_both_ends_exactly():
     levels = Grid(7, -0.1, 0.3).levels()
     assert (levels[0], levels[-1]) == (torch.tensor(-0.1).numpy(), torch.tensor(0.3).numpy())
-
-
-@pytest.mark.parametrize("setting", [{"bits": 0}, {"bits": 9}, {"bits": True}, {"coder": "raw"}, {"grid": 1}])
-def test_settings_out_of_range_are_refused(setting):
-    with pytest.raises(ConfigError):
-        UniformCodec(**setting)
-
-
-def test_the_codec_is_found_by_name_and_by_bitstream():
-    assert get_codec("uniform") is UniformCodec
-    assert isinstance(codec_for_block("uniform/1"), UniformCodec)
 
 
 def test_exact_blocks_still_decode_bit_for_bit():

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from inshrink_core.coding.delta import (
+from inshrink_core.coding.events import (
     NO_EXPECTATION,
     expected_symbols,
 )

@@ -55,7 +55,6 @@ from inshrink_core.codecs.lattice.look_ahead import (
     look_ahead_statistics,
     steps_to_look_at,
 )
-from inshrink_core.codecs.lattice.memory import positive
 from inshrink_core.codecs.lattice.plan import (
     LatticePlan,
     LatticeStatistics,
@@ -384,9 +383,12 @@ class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
         known, fed = self._known(item, plan, state) if self.uses_past else (None, None)
         chosen = choose_spacing(plan, item, state, fed)
         gain: Gain | None = None
-        restored = _restored(item)
+        restored = item.restored if is_matrix(spec) else None
         if restored is not None:
-            gain, chosen = choose_gain(values, restored, chosen, spec, state)
+            spec.check(restored)
+            base = as_float32(restored)
+            if bool(torch.isfinite(base).all()):
+                gain, chosen = choose_gain(values, base, chosen, spec, state)
         before, lattice, history = chosen.integers, chosen.lattice, state.history
         changes: Gain | Tensor | None = gain
         if fed is not None:
@@ -406,7 +408,7 @@ class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
         """Return what is known of first moments, and what to feed forward."""
         width = plan.widths.get(item.spec.key, 0.0)
         # Before any movement was seen, spacings are guesses at it.
-        seen = positive(plan.memory.get("movement"))
+        seen = plan.memory.get("movement", 0.0)
         movement = seen / width if seen and width else 1.0 / self.coarseness
         return known_of(item, None if state is None else state.shaping, movement)
 
@@ -420,15 +422,6 @@ def _is_finer(spec: TensorSpec, plan: LatticePlan) -> bool:
 
 def _base_of(reference: TensorReference | None) -> BaseReference | None:
     return reference if isinstance(reference, BaseReference) else None
-
-
-def _restored(item: TensorInput) -> Tensor | None:
-    """Values that training continued from, in float32; None where there are none to match."""
-    if not is_matrix(item.spec) or item.restored is None:
-        return None
-    item.spec.check(item.restored)
-    base = as_float32(item.restored)
-    return base if bool(torch.isfinite(base).all()) else None
 
 
 def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference, moved: bool) -> bool:

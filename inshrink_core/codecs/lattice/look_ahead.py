@@ -18,7 +18,6 @@ from torch import Tensor
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import LookAheadStep, TensorInput
 from inshrink_core.codecs.lattice.block import is_matrix, is_statistic
-from inshrink_core.codecs.lattice.memory import Memory, codes_of
 from inshrink_core.codecs.lattice.plan import (
     NO_PLACES,
     LatticeSettings,
@@ -28,7 +27,7 @@ from inshrink_core.codecs.lattice.plan import (
     predicted_cost,
     settled_factors,
 )
-from inshrink_core.codecs.lattice.spacing import exact_mean, geometric_mean
+from inshrink_core.codecs.lattice.spacing import Memory, codes_of, exact_mean, geometric_mean
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_sums
 

@@ -16,14 +16,16 @@ from torch import Tensor
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput, TensorReference
 from inshrink_core.codecs.lattice.block import LatticeReference, is_matrix, is_statistic, refined, snapped
-from inshrink_core.codecs.lattice.memory import Memory, codes_of, positive
 from inshrink_core.codecs.lattice.spacing import (
     MIN_EXPONENT,
+    Memory,
     Spacing,
+    codes_of,
     exact_mean,
     geometric_mean,
     held,
     lattice_of,
+    positive,
     sensitivity_factor,
     spacing_of,
 )
