@@ -221,7 +221,7 @@ def _load_ahead() -> None:
     import plotly.graph_objects as graph_objects
     from inshrink_app import pages, widgets
 
-    import inshrink_core.chain as _chain  # noqa: F401
+    import inshrink_core.chain.append as _chain  # noqa: F401
     import inshrink_core.verbs.compress as _compress  # noqa: F401
 
     # Plotly reads its schema and its template when the first figure is made and written.

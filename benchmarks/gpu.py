@@ -71,7 +71,7 @@ def way_of(
         values = walk[place].to(on)
         second = values.square() if role is TensorRole.EXP_AVG else None
         tensor = values.square() if role is TensorRole.EXP_AVG_SQ else values
-        item = TensorInput(spec=spec, tensor=tensor, second_moment=second)
+        item = TensorInput(spec=spec, tensor=tensor, companions={TensorRole.EXP_AVG_SQ: second})
         plan = codec.plan([spec], [codec.observe(item, state)], FrameContext(memory=memory))
         return codec.encode(item, plan, state), codec.remember(plan)
 
@@ -79,7 +79,7 @@ def way_of(
         state = memory = None
         for place in range(len(walk) - 1):
             made, memory = frame(place, state, memory, on)
-            decoded = codec.decode(spec, made.block, state, state_device).reference
+            decoded = codec.decode(spec, made.block, state, state_device)
             state = made.reference if role is TensorRole.WEIGHT else decoded
         return state, lambda: frame(len(walk) - 1, state, memory, on)[0]
 
@@ -90,7 +90,7 @@ def way_of(
     expected = (after if role is TensorRole.WEIGHT else plain.reference).decoded().cpu()
 
     def decode(payload: bytes) -> Tensor:
-        return codec.decode(spec, replace(block, payload=payload), state).tensor.to(device)
+        return codec.decode(spec, replace(block, payload=payload), state).decoded().to(device)
 
     return Way(
         lambda: bytes(encode().block.payload), decode, lambda found: torch.equal(found.cpu(), expected)

@@ -14,7 +14,9 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from inshrink_core.checkpoint import MODEL_ROLES, LayerType, TensorRole, TensorSpec
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.ops.distance import Distance
-
 
 _MEMORY: Final = 7
 """Peak memory of decoding one tensor over its bytes: values, state and what decoding needs on the way.
@@ -134,6 +135,10 @@ class Tuning:
         """Return the settings at one value of the knob."""
         turned = int(value) if self.knob.whole else value
         return {**self.beside, **dict.fromkeys(self.knob.settings, turned)}
+
+    def value(self, codec: AnyCodec) -> float:
+        """Return the value of the knob in a codec's settings."""
+        return float(getattr(codec, self.knob.settings[0]))
 
     def searched(self, layers: frozenset[LayerType | None]) -> tuple[Knob, ...]:
         """Return what a search turns on a run with these layer types."""
@@ -257,9 +262,10 @@ DecodedMoment: TypeAlias = "Callable[[], Tensor]"
 """Decodes a first moment or momentum."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInput:
     """One tensor to encode, and what the encoder may look at beside it. Never needed for decoding.
+
+    A chain reads each part when the codec asks for it (`inshrink_core.chain.encoder.TensorJob`).
 
     Parameters
     ----------
@@ -267,33 +273,55 @@ class TensorInput:
         Name, role, dtype and shape.
     tensor
         The values, in `spec.dtype`, any device, any strides.
-    gradient
-        Gradients of this parameter (recorded, or Adam's first moment as a proxy); None if unknown.
-    second_moment
-        Adam's second moment of this parameter; None if unknown.
-    momentum
-        SGD's momentum buffer of this parameter; None if unknown.
+    companions
+        Tensors of the same parameter, by role.
     restored
         The values that training last continued from after a restore; None where there was no restore.
     moment_before
-        Of this parameter in the frame before, for a codec with `Codec.uses_past`, which does not ask at every
-        frame; None where there is none.
+        Decodes the first moment of this parameter in the previous frame; None where there is none.
     owned
         True where nobody else will write to `tensor`: a state may then keep it instead of a copy.
-    sampled
-        True where `tensor` and its companions are flat samples (`inshrink_core.ops.sample.sample`) of
-        the tensors: for `Codec.observe` and `Codec.look_ahead` of a codec that says `Codec.looks_at_sample`.
     """
 
-    spec: TensorSpec
-    tensor: Tensor
-    gradient: Tensor | None = None
-    second_moment: Tensor | None = None
-    momentum: Tensor | None = None
-    restored: Tensor | None = None
-    moment_before: DecodedMoment | None = None
-    owned: bool = False
-    sampled: bool = False
+    def __init__(
+        self,
+        *,
+        spec: TensorSpec,
+        tensor: Tensor,
+        companions: Mapping[TensorRole, Tensor | None] = MappingProxyType({}),
+        restored: Tensor | None = None,
+        moment_before: DecodedMoment | None = None,
+        owned: bool = False,
+    ) -> None:
+        self.spec, self.moment_before, self.owned = spec, moment_before, owned
+        self._tensor, self._restored, self._companions = tensor, restored, companions
+
+    @property
+    def tensor(self) -> Tensor:
+        """The values."""
+        return self._tensor
+
+    @property
+    def restored(self) -> Tensor | None:
+        """The values that training last continued from after a restore."""
+        return self._restored
+
+    @property
+    def sample(self) -> Tensor:
+        """A flat sample of the values (`inshrink_core.ops.sample.sample`): all of a small tensor."""
+        return _sample(self.tensor)
+
+    def companion(self, *roles: TensorRole, sampled: bool = False) -> Tensor | None:
+        """Return the tensor of this parameter in the first of some roles that is known, or its sample."""
+        found = next((one for role in roles if (one := self._companions.get(role)) is not None), None)
+        return _sample(found) if sampled and found is not None else found
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    from inshrink_core.ops.flat import flattened
+    from inshrink_core.ops.sample import sample
+
+    return sample(flattened(tensor))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,16 +333,15 @@ class FrameContext:
     learning_rates
         Learning rate by parameter name, where the checkpoint's optimizer state says it.
     memory
-        What `Codec.remember` returned for the previous frame of the chain; in the first frame what
-        `Codec.initial_memory` returned, if the run could be looked at. None otherwise, and after a frame of
-        another codec.
+        What `EncoderState.remember` returned for the previous frame of the chain; in the first frame what
+        `EncoderState.initial_memory` returned. None otherwise, and after a frame of another codec.
     after_restore
         Whether the training that led here was restored from the previous frame of the chain.
     reaches
         How far the momentum of a parameter still moves it, over its state: the learning rate times the sum of
         the powers of beta1; by parameter name, where the checkpoint's optimizer state says it.
     spacings
-        `Codec.spacing` of the weights of this frame, by parameter name, for a codec of the optimizer's state.
+        `EncoderState.spacing` of the weights of this frame, by parameter name, for codecs of optimizer state.
     """
 
     learning_rates: Mapping[str, float] = field(default_factory=dict)
@@ -342,15 +369,8 @@ class LookAheadStep(NamedTuple):
     companions: bool
 
 
-class LookAheadInput(NamedTuple):
-    """One tensor at one `LookAheadStep`."""
-
-    place: int
-    item: TensorInput
-
-
 class PastFrame(NamedTuple):
-    """One tensor in one frame of a chain that was written before, for `Codec.recall`.
+    """One tensor in one frame of a chain that was written before, for `EncoderState.recall`.
 
     Parameters
     ----------
@@ -374,38 +394,24 @@ class Encoded(NamedTuple):
     reference: TensorReference
 
 
-class Decoded(NamedTuple):
-    """What `Codec.decode` returns: the values, and the state for the next delta."""
-
-    tensor: Tensor
-    reference: TensorReference
-
-
 _Plan = TypeVar("_Plan")
-_State = TypeVar("_State", bound=TensorReference)
+_State = TypeVar("_State", bound=ShapedReference)
 
 
 @dataclass(frozen=True, slots=True)
-class Codec(ABC, Generic[_Plan, _State]):
+class Codec(ABC, Generic[_Plan]):
     """A way to turn a checkpoint's tensors into blocks and back: the object is its settings.
 
     A subclass is a ``@dataclass(frozen=True, kw_only=True, slots=True)`` whose fields are JSON values, each
     with a default; what decodes a block must not depend on them. An object has no other state, so that one
-    serves any number of threads. ``_Plan`` is what one frame decides for all its tensors, ``_State`` the
-    state of a tensor that is not stored exactly.
+    serves any number of threads. ``_Plan`` is what one frame decides for all its tensors.
     """
 
     name: ClassVar[str]
     """Name users select it by."""
 
     bitstream: ClassVar[str]
-    """``name/version`` of the bytes it writes."""
-
-    reads: ClassVar[frozenset[str]]
-    """Every bitstream it decodes, its own included."""
-
-    state: ClassVar[type[TensorReference]]
-    """The class of its own states."""
+    """``name/version`` of the bytes it writes and decodes; what it does not cover is ``lossless/1``."""
 
     words: ClassVar[Mapping[str, Sequence[str]]] = {}
     """The words that a setting takes, by its name."""
@@ -415,14 +421,6 @@ class Codec(ABC, Generic[_Plan, _State]):
 
     constants: ClassVar[Mapping[str, Any]] = {}
     """What frames record among the settings although it cannot be set."""
-
-    lossy: ClassVar[bool] = True
-
-    stores_weights: ClassVar[bool] = True
-    """Whether a chain may store its weights with it; false for a codec of the optimizer's state alone."""
-
-    uses_restored: ClassVar[bool] = False
-    """Whether `encode` looks at `TensorInput.restored`, which costs a decoding."""
 
     uses_base: ClassVar[bool] = False
     """Whether `encode` and `decode` take a `BaseReference`, and make smaller blocks with it."""
@@ -463,7 +461,7 @@ class Codec(ABC, Generic[_Plan, _State]):
     @classmethod
     def is_exact(cls, settings: Mapping[str, Any]) -> bool:
         """Whether frames made with these settings keep their weights bit for bit."""
-        return not cls.lossy
+        return False
 
     def made_exact(self) -> AnyCodec | None:
         """Return what writes one step bit for bit, so that later frames go on as if it had not.
@@ -472,63 +470,16 @@ class Codec(ABC, Generic[_Plan, _State]):
         """
         return None
 
-    def knob_value(self) -> float | None:
-        """Return the value of the knob in these settings; None without one."""
-        return None if self.tuning is None else float(getattr(self, self.tuning.knob.settings[0]))
-
-    def companions(self) -> frozenset[TensorRole]:
-        """Return the roles whose tensors these settings want beside each weight (`TensorInput`)."""
-        return frozenset()
-
-    def encoding_companions(self) -> frozenset[TensorRole]:
-        """Return those of `companions` that `encode` looks at, beside `observe`; by default all."""
-        return self.companions()
-
-    @property
-    def uses_past(self) -> bool:
-        """Whether `encode` looks at `TensorInput.moment_before`; mostly not."""
-        return False
-
-    def shaped(self, states: Iterable[TensorReference]) -> tuple[int, int]:
-        """Count the weights whose rounding is shaped, and all of which it is known, by their states."""
-        return 0, 0
-
-    def lasting(self, shaped: int, known: int) -> float:
-        """Return how long errors of weights go on to cost a training, over those of plain rounding.
-
-        Parameters
-        ----------
-        shaped, known
-            As `shaped` counts them in the frame before, of all ranks; 0 where nothing is known.
-        """
-        return 1.0
-
-    def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
-        """Return a decoded state with what `encode` had added to it for frames to come.
-
-        Parameters
-        ----------
-        reference
-            The state after the last of the frames.
-        past
-            The tensor in each frame of the chain, from the keyframe on.
-        """
-        return reference
-
     def takes(self) -> frozenset[TensorRole]:
         """Return the roles whose tensors this codec encodes; others are stored as the chain says."""
         return MODEL_ROLES
 
     def observe(self, item: TensorInput, reference: TensorReference | None) -> Any:
-        """Return integer histograms of one tensor; a first, streaming pass.
+        """Return what the plan needs of one tensor, small; None where it does not depend on it.
 
-        Returns None where the plan does not depend on this tensor.
+        A codec that looks at `TensorInput.sample` alone is quick on large tensors.
         """
         return None
-
-    def looks_at_sample(self, spec: TensorSpec) -> bool:
-        """Whether `observe` and `look_ahead` need no more of a tensor than its sample; by default they do."""
-        return False
 
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext = _NOTHING_KNOWN
@@ -538,42 +489,6 @@ class Codec(ABC, Generic[_Plan, _State]):
         A codec that decides nothing for all together has the plan None.
         """
         return cast("_Plan", None)
-
-    def look_ahead_steps(self, n_steps: int) -> tuple[LookAheadStep, ...]:
-        """Return the steps to look at before the first frame of a run of `n_steps`, ascending; mostly none.
-
-        A codec that looks ahead must also work where it cannot, as in a training that still goes on.
-        """
-        return ()
-
-    def look_ahead(self, spec: TensorSpec, inputs: Iterator[LookAheadInput]) -> Any:
-        """Return what the values of one tensor along a run show.
-
-        Parameters
-        ----------
-        spec
-            The tensor as it is in the run's first step.
-        inputs
-            The tensor at each of the codec's `look_ahead_steps`, read when it is asked for. Steps that cannot
-            be read, or that have no such tensor, are left out.
-        """
-        return None
-
-    def initial_memory(
-        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], rates: Sequence[Mapping[str, float]]
-    ) -> Any:
-        """Return what a chain's first frame is planned with, as if an earlier frame had remembered it.
-
-        Parameters
-        ----------
-        specs
-            The tensors that this codec takes.
-        statistics
-            What `look_ahead` returned of each.
-        rates
-            `FrameContext.learning_rates` at each of the `look_ahead_steps` that could be read.
-        """
-        return None
 
     def expected_divergence(self, relative_error: float) -> float:
         """Return what the worst step of a chain may diverge by, in nats, estimated from other runs.
@@ -585,35 +500,10 @@ class Codec(ABC, Generic[_Plan, _State]):
         """
         return DIVERGENCE_PER_ERROR * relative_error**2
 
-    def spacing(self, plan: _Plan, spec: TensorSpec) -> float | None:
-        """Return the distance from one value of a tensor to the next, as planned; None where it has none."""
-        return None
-
     @classmethod
     def having(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return all that changes where some settings are set: these, and what is at odds with them."""
         return dict(settings)
-
-    def predicted(self, plan: _Plan) -> Mapping[str, Any] | None:
-        """Return what the frame says of the cost of a restore, by its plan (`inshrink_core.chain.QUALITY`).
-
-        None where the plan does not tell.
-        """
-        return None
-
-    def remember(self, plan: _Plan) -> Any:
-        """Return what later frames of the chain plan with: msgpack values, stored in the frame.
-
-        Stored in the archive, so that a chain goes on the same way in another process.
-        """
-        return None
-
-    def own(self, reference: TensorReference | None, spec: TensorSpec) -> _State | None:
-        """Return a reference if it is a state of this codec, and of a tensor's dtype and shape."""
-        if isinstance(reference, self.state) and isinstance(reference, ShapedReference):
-            fits = reference.dtype == spec.dtype and reference.shape == spec.shape
-            return cast("_State", reference) if fits else None
-        return None
 
     @abstractmethod
     def encode(self, item: TensorInput, plan: _Plan, reference: TensorReference | None) -> Encoded:
@@ -638,8 +528,8 @@ class Codec(ABC, Generic[_Plan, _State]):
     @abstractmethod
     def decode(
         self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
-    ) -> Decoded:
-        """Decode one block, whatever the settings it was encoded with.
+    ) -> TensorReference:
+        """Return the state after a block, whatever the settings it was encoded with.
 
         Parameters
         ----------
@@ -655,17 +545,13 @@ class Codec(ABC, Generic[_Plan, _State]):
 
         Returns
         -------
-        Decoded
+        TensorReference
             On that device or in host memory.
 
         Raises
         ------
         DamagedError
             The payload is not a valid block for this spec and reference.
-        IncompatibleError
-            The bitstream is none of `reads`.
-        TooLargeError
-            There is not the memory for a tensor of this spec (`within_memory`).
 
         Notes
         -----
@@ -673,86 +559,152 @@ class Codec(ABC, Generic[_Plan, _State]):
         and some megabytes. A reference that hostile bytes decoded to is as good as any other.
         """
 
-    def follow(
-        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
-    ) -> TensorReference:
-        """Return the state after a block: what `decode` does, where the values are not needed."""
-        return self.decode(spec, block, reference, device).reference
-
-    def unchanged(self, spec: TensorSpec, reference: TensorReference) -> Encoded:
-        """Return a block of a few bytes that decodes to the same bits as `reference`, and the state after it.
-
-        By default an exact block. A codec that can say it in its own bitstream keeps its own state, which the
-        next block is coded relative to.
-        """
-        same = TensorInput(spec=spec, tensor=reference.decoded())
-        return get_codec(FALLBACK_CODEC)().encode(same, None, reference)
-
     @abstractmethod
-    def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
-        """Return a block that stands alone and decodes to the same bits as `reference`."""
+    def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
+        """Return a block that stands alone and decodes to the same bits as `reference`.
+
+        Where `unchanged`, it is decoded relative to the reference and takes a few bytes. A codec that has
+        such a block in its bitstream keeps its state, which the next block is coded relative to.
+        """
 
     @abstractmethod
     def worst_case_bytes(self, spec: TensorSpec) -> int:
         """Return the largest payload `encode` may produce for a tensor of this spec."""
 
 
-AnyCodec: TypeAlias = Codec[Any, Any]
-"""A codec of any plan and state."""
+AnyCodec: TypeAlias = Codec[Any]
+"""A codec of any plan."""
+
+
+class EncoderState(Generic[_Plan]):
+    """What an encoder knows of a chain beside the states. Decoders need none of it."""
+
+    __slots__ = ()
+
+    @property
+    def uses_past(self) -> bool:
+        """Whether `encode` looks at `TensorInput.moment_before`."""
+        return False
+
+    def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
+        """Return a decoded state with what `encode` had added to it for frames to come.
+
+        Parameters
+        ----------
+        reference
+            The state after the last of the frames.
+        past
+            The tensor in each frame of the chain, from the keyframe on.
+        """
+        return reference
+
+    def remember(self, plan: _Plan) -> Any:
+        """Return what later frames of the chain plan with: msgpack values, stored in the frame."""
+        return None
+
+    def predicted(self, plan: _Plan) -> Mapping[str, Any] | None:
+        """Return what the frame records of the cost of a restore (`inshrink_core.chain.QUALITY`)."""
+        return None
+
+    def spacing(self, plan: _Plan, spec: TensorSpec) -> float | None:
+        """Return the step size of a tensor, as planned; None where it has none."""
+        return None
+
+    def shaped(self, states: Iterable[TensorReference]) -> tuple[int, int]:
+        """Count the weights with error feedback, and all of which it is known, by their states."""
+        return 0, 0
+
+    def lasting(self, shaped: int, known: int) -> float:
+        """Return how long errors of weights go on to cost a training, over those of plain rounding.
+
+        Parameters
+        ----------
+        shaped, known
+            As `shaped` counts them in the previous frame, of all ranks; 0 where nothing is known.
+        """
+        return 1.0
+
+    def look_ahead_steps(self, n_steps: int) -> tuple[LookAheadStep, ...]:
+        """Return the steps to look at before the first frame of a run of `n_steps`, ascending.
+
+        The codec must also work where it cannot look ahead, as in a training that still goes on.
+        """
+        return ()
+
+    def look_ahead(self, spec: TensorSpec, inputs: Iterator[tuple[int, TensorInput]]) -> Any:
+        """Return what the values of one tensor along a run show.
+
+        Parameters
+        ----------
+        spec
+            The tensor as it is in the run's first step.
+        inputs
+            Place in the run and sample of the tensor at each of the `look_ahead_steps`. Steps that cannot be
+            read, or that have no such tensor, are left out.
+        """
+        return None
+
+    def initial_memory(
+        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], rates: Sequence[Mapping[str, float]]
+    ) -> Any:
+        """Return what a chain's first frame is planned with, as if an earlier frame had remembered it.
+
+        Parameters
+        ----------
+        specs
+            The tensors that this codec takes.
+        statistics
+            What `look_ahead` returned of each.
+        rates
+            `FrameContext.learning_rates` at each of the `look_ahead_steps` that could be read.
+        """
+        return None
+
+
+def own_state(kind: type[_State], reference: TensorReference | None, spec: TensorSpec) -> _State | None:
+    """Return a reference if it is a state of a kind, and of a tensor's dtype and shape."""
+    fits = isinstance(reference, kind) and (reference.dtype, reference.shape) == (spec.dtype, spec.shape)
+    return reference if isinstance(reference, kind) and fits else None
+
 
 _MOST_NBYTES = 1 << 62
 """Largest size of a tensor: beyond it, sizes of what is derived from it do not fit 64 bits."""
-
-_Coder = TypeVar("_Coder", bound=AnyCodec)
-
-
-_Result = TypeVar("_Result")
-
-_Decode: TypeAlias = "Callable[[_Coder, TensorSpec, Block, TensorReference | None, str], _Result]"
 
 _NO_MEMORY: Final = re.compile("allocate memory|out of memory")
 """How PyTorch says that there is none, of the host and of a device."""
 
 
-def within_memory(decode: _Decode[_Coder, _Result]) -> Any:
-    """Return `Codec.decode` or `Codec.follow` with the checks of every codec: bitstream, and memory.
+@contextmanager
+def enough_memory(spec: TensorSpec, device: str = "cpu") -> Iterator[None]:
+    """Raise one error where there is not the memory to decode a tensor.
 
     A few bytes may claim any shape. PyTorch and numpy say in five ways that they cannot allocate it, some of
     them before, some after the system was asked.
+
+    Raises
+    ------
+    TooLargeError
+        There is not.
     """
-
-    @functools.wraps(decode)
-    def checked(
-        self: _Coder, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
-    ) -> _Result:
-        if block.codec not in self.reads:
-            raise IncompatibleError(
-                f"the codec '{self.name}' does not read this bitstream",
-                where=spec.key,
-                expected=self.bitstream,
-                found=block.codec,
-            )
-        needed = spec.nbytes
-        if needed > _MOST_NBYTES:
-            raise TooLargeError(
-                "a tensor is larger than any memory", where=spec.key, needed=needed, limit=_MOST_NBYTES
-            )
-        try:
-            return decode(self, spec, block, reference, device)
-        except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
-                raise
-            other = "" if device == "cpu" else "use --device cpu, "
-            raise TooLargeError(
-                "there is not the memory to decode a tensor",
-                where=spec.key,
-                needed=needed,
-                limit=0,
-                expected=f"room for {needed} bytes and what they are decoded from",
-                remedy=f"{other}close other programs, or use a machine with more memory",
-            ) from error
-
-    return checked
+    needed = spec.nbytes
+    if needed > _MOST_NBYTES:
+        raise TooLargeError(
+            "a tensor is larger than any memory", where=spec.key, needed=needed, limit=_MOST_NBYTES
+        )
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
+            raise
+        other = "" if device == "cpu" else "use --device cpu, "
+        raise TooLargeError(
+            "there is not the memory to decode a tensor",
+            where=spec.key,
+            needed=needed,
+            limit=0,
+            expected=f"room for {needed} bytes and what they are decoded from",
+            remedy=f"{other}close other programs, or use a machine with more memory",
+        ) from error
 
 
 _GROUP: Final = "inshrink.codecs"
@@ -772,7 +724,11 @@ def weight_codecs() -> tuple[str, ...]:
     ('lattice', False)
     """
     names = sorted(codec_names(), key=lambda name: name != DEFAULT_CODEC)
-    return tuple(name for name in names if get_codec(name).stores_weights)
+    return tuple(name for name in names if _stores_weights(name))
+
+
+def _stores_weights(name: str) -> bool:
+    return TensorRole.WEIGHT in get_codec(name)().takes()
 
 
 @functools.cache
@@ -829,7 +785,7 @@ def require_weight_codec(name: str) -> None:
     ConfigError
         It is a codec of the optimizer's state alone, or there is none of this name.
     """
-    if not get_codec(name).stores_weights:
+    if not _stores_weights(name):
         raise ConfigError(f"the codec '{name}' stores no weights", remedy="choose it with --optimizer")
 
 
@@ -838,7 +794,7 @@ def _reader(bitstream: str) -> AnyCodec | None:
     """Make the codec that decodes a bitstream once: every block asks."""
     name = bitstream.partition("/")[0]
     codec = get_codec(name)() if plugin(_GROUP, name) is not None else None
-    return codec if codec is not None and bitstream in codec.reads else None
+    return codec if codec is not None and codec.bitstream == bitstream else None
 
 
 def decoding_memory(bitstream: str) -> int:

@@ -7,8 +7,8 @@ import csv
 import pandas as pd
 import pytest
 import torch
-
 from inshrink_app.widgets.listing import csv_bytes
+
 from inshrink_core.errors import EvaluatorError, InshrinkError
 from inshrink_core.text import csv_cell, described
 from inshrink_core.training import Saver

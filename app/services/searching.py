@@ -32,7 +32,7 @@ from inshrink_app.services.opening import engine_at, opened
 from inshrink_core.chain import default_optimizer as of_engine
 from inshrink_core.chain.defaults import make_configs
 from inshrink_core.codec import make_codec
-from inshrink_core.codecs import compared_variants
+from inshrink_core.codecs.variants import compared_variants
 from inshrink_core.request import request_from_json
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
 from inshrink_core.search.space import space_of

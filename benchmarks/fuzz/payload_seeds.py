@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -152,7 +152,8 @@ def _add_chain(
     for tensor in (*frames, frames[-1]):
         item = TensorInput(spec=spec, tensor=tensor)
         if spec.dtype in _LOSSY:
-            item = replace(item, gradient=torch.ones_like(tensor), second_moment=tensor.abs())
+            companions = {TensorRole.GRADIENT: torch.ones_like(tensor), TensorRole.EXP_AVG_SQ: tensor.abs()}
+            item = TensorInput(spec=spec, tensor=tensor, companions=companions)
         plan = codec.plan([spec], [codec.observe(item, reference)])
         block, state = codec.encode(item, plan, reference)
         rekeyed = codec.rekey(spec, state)
@@ -190,11 +191,8 @@ def _add(
     """Add a payload for each bitstream that may be said to be its own."""
     payload = bytes(block.payload)
     sound.append(payload)
-    # Earlier versions of a bitstream too; a block that was delegated is always of its own.
-    own = {bitstream for bitstream in codec.reads if bitstream.startswith(f"{codec.name}/")}
-    for bitstream in sorted(own if block.codec in own else {block.codec}):
-        found.append(Situation(codec, bitstream, spec, reference, sound))
-        payloads.append((len(found) - 1, payload))
+    found.append(Situation(codec, block.codec, spec, reference, sound))
+    payloads.append((len(found) - 1, payload))
 
 
 def _add_giants(found: list[Situation], payloads: list[tuple[int, bytes]], codec: AnyCodec) -> None:
@@ -202,6 +200,5 @@ def _add_giants(found: list[Situation], payloads: list[tuple[int, bytes]], codec
     heads = {payload[:64] for number, payload in payloads if found[number].codec is codec}
     for shape in _GIANTS:
         spec = TensorSpec(name="giant.weight", role=TensorRole.WEIGHT, dtype="float16", shape=shape)
-        for bitstream in sorted(codec.reads):
-            found.append(Situation(codec, bitstream, spec, None))
-            payloads += [(len(found) - 1, head) for head in sorted(heads)[:: max(1, len(heads) // 2)]]
+        found.append(Situation(codec, codec.bitstream, spec, None))
+        payloads += [(len(found) - 1, head) for head in sorted(heads)[:: max(1, len(heads) // 2)]]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.fuzz.payload_seeds import Situation, frames_of, seeds, situations
 from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codec import AnyCodec, Decoded, TensorInput, TensorReference, codec_for_block
+from inshrink_core.codec import AnyCodec, TensorInput, TensorReference, codec_for_block, enough_memory
 from inshrink_core.errors import DamagedError, IncompatibleError, InshrinkError, TooLargeError
 from inshrink_core.frame import Block
 
@@ -88,8 +88,8 @@ class PayloadTarget:
         situation = all_of_them[int.from_bytes(data[:_PLACE_BYTES], "little") % len(all_of_them)]
         payload = data[_PLACE_BYTES:]
         decoded = _decoded(situation, payload, situation.reference)
-        spec, state = situation.spec, decoded.reference
-        bits = _bits(decoded.tensor)
+        spec, state = situation.spec, decoded
+        bits = _bits(decoded.decoded())
         assert _bits(_of_spec(state.decoded(), spec)) == bits, "the state decodes to another tensor"
         assert state.nbytes >= 0
         chance = zlib.crc32(data)
@@ -156,11 +156,13 @@ def _of_spec(tensor: Tensor, spec: TensorSpec) -> Tensor:
     return tensor
 
 
-def _decoded(situation: Situation, payload: bytes, reference: TensorReference | None) -> Decoded:
+def _decoded(situation: Situation, payload: bytes, reference: TensorReference | None) -> TensorReference:
     """Decode, and let pass what a decoder may raise; anything else of ours is a wrong answer."""
     spec = situation.spec
     try:
-        decoded = situation.codec.decode(spec, Block(situation.bitstream, payload), reference)
+        with enough_memory(spec):
+            decoded = situation.codec.decode(spec, Block(situation.bitstream, payload), reference)
+            _of_spec(decoded.decoded(), spec)
     except (DamagedError, IncompatibleError):
         raise
     except TooLargeError as error:
@@ -169,7 +171,6 @@ def _decoded(situation: Situation, payload: bytes, reference: TensorReference | 
         raise AssertionError(f"a small tensor took too much memory: {error}") from error
     except InshrinkError as error:
         raise AssertionError(f"a payload was taken for a mistake of the caller: {error}") from error
-    _of_spec(decoded.tensor, spec)
     return decoded
 
 
@@ -180,7 +181,7 @@ def _check_rekeyed(
     for codec in codecs:
         block = codec.rekey(spec, state)
         again = codec_for_block(block.codec).decode(spec, block, None)
-        assert _bits(_of_spec(again.tensor, spec)) == bits, f"{codec.name} re-keyed other bits"
+        assert _bits(_of_spec(again.decoded(), spec)) == bits, f"{codec.name} re-keyed other bits"
 
 
 @functools.cache
@@ -195,4 +196,4 @@ def _check_continued(situation: Situation, state: TensorReference) -> None:
     plan = codec.plan([spec], [codec.observe(item, state)])
     block, after = codec.encode(item, plan, state)
     again = codec_for_block(block.codec).decode(spec, block, state)
-    assert _bits(again.tensor) == _bits(after.decoded()), "a chain does not go on from a hostile state"
+    assert _bits(again.decoded()) == _bits(after.decoded()), "a chain does not go on from a hostile state"

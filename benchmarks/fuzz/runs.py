@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import inshrink_core
 from benchmarks.fuzz import scratch
 from benchmarks.fuzz.target import BrokenPromiseError
-from inshrink_core.codec import codec_names, get_codec
+from inshrink_core.codec import weight_codecs
 from inshrink_core.verbs.export import export
 
 STEPS: Final = (10, 20, 30)
@@ -215,7 +215,7 @@ def archives() -> dict[str, Files]:
     half_run = save_torch_run(folder / "half", dtype=torch.bfloat16)
     shards = save_directories(folder / "shards")
     makers: dict[str, tuple[Callable[[Path, Path], Path], Path]] = {
-        codec: (_compressed(codec), torch_run) for codec in codec_names() if get_codec(codec).stores_weights
+        codec: (_compressed(codec), torch_run) for codec in weight_codecs()
     }
     makers |= {
         "moments": (_compressed("lattice", optimizer="compressed"), torch_run),

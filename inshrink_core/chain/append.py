@@ -20,7 +20,14 @@ from inshrink_core.chain.attachments import (
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_codec
 from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig, LargeError, large_errors
-from inshrink_core.chain.encoder import ChainState, FrameEncoder, FramePlan, PreparedFrame, TensorResult
+from inshrink_core.chain.encoder import (
+    HELD_NBYTES,
+    ChainState,
+    FrameEncoder,
+    Origin,
+    PreparedFrame,
+    RecalledReference,
+)
 from inshrink_core.chain.meta import (
     FOLDER,
     METRICS,
@@ -33,7 +40,6 @@ from inshrink_core.chain.meta import (
     spec_of,
 )
 from inshrink_core.chain.parts import Shards, Split, box_of, memory_of
-from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.codec import FALLBACK_CODEC, BaseReference, TensorReference, get_codec
@@ -66,16 +72,6 @@ class Appended(NamedTuple):
     squared_norm: float
     as_prepared: bool = False
     large_errors: tuple[LargeError, ...] = ()
-
-
-class _Wanted(NamedTuple):
-    """A checkpoint that is to be written, as much of it as is stored, attachments, and what is said of it."""
-
-    whole: Checkpoint
-    stored: Checkpoint
-    attachments: dict[str, bytes]
-    said: Mapping[str, Any]
-    prepared: PreparedFrame | None
 
 
 class ChainWriter:
@@ -152,18 +148,14 @@ class ChainWriter:
         self.branch = branch
         # Of the parent, as are the attachments: what is recalled from the archive is recalled from there.
         self._references: dict[str, TensorReference] | None = None
-        self._attachments: dict[str, bytes] | None = None
+        self._attachments: Mapping[str, bytes] | None = None
         self.archive = Archive(writer.reader, bases=BaseFinder(writer.reader.path, base, open_base_at))
         self._meta: Mapping[str, Any] = self.archive.frame(self.parent).meta if self.parent else {}
-        self._start = _Start(self.archive, restored if restored is not None else self._restored_before())
+        known = {frame.frame_id: frame for frame in writer.reader.frames}
+        self._restored_from = restored or known.get(self._meta.get("restored", b""))
+        self._restored: dict[str, Tensor] = {}
         self._since_keyframe: int | None = None
         self._keyframe_rate = 1.0
-
-    def _restored_before(self) -> FrameInfo | None:
-        """Return the frame that the parent's training was restored from."""
-        frame_id = self._meta.get("restored")
-        known = {frame.frame_id: frame for frame in self.writer.reader.frames}
-        return known.get(frame_id) if isinstance(frame_id, bytes) else None
 
     @property
     def keyframe_is_due(self) -> bool:
@@ -178,31 +170,42 @@ class ChainWriter:
         base model has for some tensors.
         """
         self._load_parent()
-        if keyframe:
-            return self._state(self._based(specs))
-        return self._state(dict(self._references or {}), self.unchanged)
+        references = self._based(specs) if keyframe else dict(self._references or {})
+        return self._state(references, keyframe=keyframe)
 
-    def _based(self, specs: Iterable[TensorSpec]) -> dict[str, BaseReference]:
+    def _based(self, specs: Iterable[TensorSpec]) -> dict[str, TensorReference]:
         """Return the base model's values for a keyframe: the archive's first is encoded relative to them."""
-        return {} if self.base is None or self.parent is not None else self.base.references(specs)
+        return {} if self.base is None or self.parent is not None else {**self.base.references(specs)}
 
-    def _state(
-        self, references: Mapping[str, TensorReference], unchanged: frozenset[str] = frozenset()
-    ) -> ChainState:
-        start = self._start.frame
+    def _state(self, references: Mapping[str, TensorReference], *, keyframe: bool) -> ChainState:
         memory = self.initial_memory
         if self.parent is not None:
             memory = self._meta.get("memory") if self._meta.get("codec") == self.config.codec else None
         return ChainState(
             references=references,
             memory=memory,
-            restored=self._start.value,
-            after_restore=start is not None
+            restored=self._restored_value,
+            after_restore=self._restored_from is not None
             and self.parent is not None
-            and start.frame_id == self.parent.frame_id,
-            unchanged=unchanged,
+            and self._restored_from.frame_id == self.parent.frame_id,
+            unchanged=frozenset() if keyframe else self.unchanged,
+            observed=self._observed(keyframe=keyframe) if isinstance(self.split, Split) else None,
             shards=self.split if isinstance(self.split, Shards) else None,
         )
+
+    def _restored_value(self, spec: TensorSpec) -> Tensor | None:
+        """Return what a tensor was restored to; None without a restore, and where it was not there."""
+        info, known = self._restored_from, self._restored.get(spec.key)
+        if info is None or known is not None:
+            return known
+        stored, whole = self.archive.checkpoint(info), spec.whole
+        if whole.key not in stored or stored.spec(whole.key).shape != whole.shape:
+            return None
+        try:
+            value = self.archive.decode(info, spec.key)[0]
+        except NotFoundError:  # in other cells
+            value = self.archive.decode(info, whole.key)[0][box_of(spec).slices].contiguous()
+        return self._restored.setdefault(spec.key, value)
 
     def of_all(self, value: _Value) -> Sequence[_Value]:
         """Return what all ranks give that write a frame together, in their order; of one alone, its own."""
@@ -219,20 +222,18 @@ class ChainWriter:
         """Whether attachments are this writer's."""
         return not isinstance(self.writer, PartWriter) or self.writer.part == 0
 
-    def _observed(self) -> dict[str, TensorReference] | None:
+    def _observed(self, *, keyframe: bool) -> dict[str, TensorReference]:
         """Return what tensors are observed relative to, in parts: the originals of the parent's step.
 
         No part has the decoded states of all tensors, and all parts must plan the same.
         """
-        before = self.before
-        if not isinstance(self.split, Split):
-            return None
+        before = None if keyframe else self.before
         if before is None:
             return {}
+        read = before.source.read
         return {
             spec.key: RecalledReference(
-                origin=None,
-                decode=functools.partial(BaseReference, functools.partial(before.source.read, spec)),
+                origin=None, decode=functools.partial(BaseReference, functools.partial(read, spec))
             )
             for spec in before.specs
         }
@@ -277,20 +278,18 @@ class ChainWriter:
         where the delta's blocks save less than a hundredth, per raw byte, of the last keyframe's.
         """
         stored = stored_view(checkpoint, self.config.optimizer)
-        said = {} if quality is None else {QUALITY: dict(quality)}
         attachments = dict(attachments_of(stored)) if self._is_first else {}
-        wanted = _Wanted(checkpoint, stored, attachments, said, prepared)
+        write = functools.partial(self._write, checkpoint, attachments, quality, prepared)
         if keyframe is None and self.split is not None:
             keyframe = self.keyframe_is_due
         if not (self.keyframe_is_due if keyframe is None or self.parent is None else keyframe):
             self._load_parent()
             worthwhile = int(WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
-            limit = math.inf if keyframe is False else worthwhile
-            appended = self._write(wanted, FrameKind.DELTA, limit, done)
+            appended = write(FrameKind.DELTA, math.inf if keyframe is False else worthwhile, done)
             if appended is not None:
                 return appended
             done = None  # it was called already
-        appended = self._write(wanted, FrameKind.KEYFRAME, math.inf, done)
+        appended = write(FrameKind.KEYFRAME, math.inf, done)
         if appended is None:
             raise RuntimeError("a frame without a limit was not committed")
         return appended
@@ -299,7 +298,8 @@ class ChainWriter:
         """Get the parent's state from the archive, where this writer did not write the parent itself."""
         if self._references is not None:
             return
-        self._references, self._attachments = {}, {}
+        attachments: dict[str, bytes] = {}
+        self._references, self._attachments = {}, attachments
         if self.parent is None:
             return
         archive = self.archive
@@ -309,17 +309,16 @@ class ChainWriter:
         held = sum(row.nbytes for row in keyframe.tensors)
         self._keyframe_rate = _rate_of(held, keyframe.raw_total, based=keyframe.base is not None)
         frame, where = archive.frame(self.parent), archive.where(self.parent)
-        lossless = get_codec(FALLBACK_CODEC)
         for spec in (spec_of(entry, where) for entry in frame.entries if not entry.attachment):
             if not self._owns(spec):
                 continue
-            if spec.nbytes > HELD_NBYTES and frame.entry(spec.key).codec in lossless.reads:
+            if _is_recalled(spec, frame.entry(spec.key).codec):
                 self._references[spec.key] = self._recalled(spec, None)
             else:
                 self._references[spec.key] = archive.recalled(self.config, self.parent, spec)
         for entry in frame.entries:
             if entry.attachment and self._is_first:
-                self._attachments[entry.key] = archive.attachment(self.parent, entry.key)
+                attachments[entry.key] = archive.attachment(self.parent, entry.key)
 
     def _recalled(
         self, spec: TensorSpec, origin: Origin | None, history: Tensor | None = None
@@ -337,82 +336,85 @@ class ChainWriter:
         return RecalledReference(origin=origin, decode=decode, history=history)
 
     def _write(
-        self, wanted: _Wanted, kind: FrameKind, limit: float, done: TensorDone | None
+        self,
+        whole: Checkpoint,
+        attachments: Mapping[str, bytes],
+        quality: Mapping[str, Any] | None,
+        prepared: PreparedFrame | None,
+        kind: FrameKind,
+        limit: float,
+        done: TensorDone | None,
     ) -> Appended | None:
         """Write one frame; gives it up, leaving nothing, where its tensors reach `limit` bytes."""
-        whole, stored, attachments, said, _ = wanted
-        delta = kind is FrameKind.DELTA
+        delta, parent = kind is FrameKind.DELTA, self.parent
+        stored = stored_view(whole, self.config.optimizer)
         references: dict[str, TensorReference] = {}
         digests: dict[str, bytes] = {}
-        squared_error = squared_norm = 0.0
+        nbytes, squared_error, squared_norm = 0, 0.0, 0.0
         record, large = self.config.record(), list[LargeError]()
-        nbytes = 0
-        parent_id = self.parent.frame_id if self.parent else None
+        own = replace(stored, specs=tuple(filter(self._owns, stored.specs)))
+        shared = isinstance(self.split, Shards)
+        places = {spec.key: place for place, spec in enumerate(stored.specs)}
+        if isinstance(self.split, Shards):
+            places = dict(self.split.places)
         based = {} if delta else self._based(stored.specs)
+        # Until the frame is committed there is no state to go back to but the archive's: nothing here holds
+        # the states before, and each is dropped when its successor is made.
+        before, self._references = self._references or {}, None
+        state = self._state(before if delta else based, keyframe=not delta)
+        del before
         with self.writer.begin(
-            step=stored.step, kind=kind, parent_id=parent_id, branch=self.branch, external=bool(based)
+            step=stored.step,
+            kind=kind,
+            parent_id=parent.frame_id if parent else None,
+            branch=self.branch,
+            external=bool(based),
         ) as frame:
-            unchanged = self.unchanged if delta else frozenset()
-            own = replace(stored, specs=tuple(filter(self._owns, stored.specs)))
-            if isinstance(self.split, Shards):
-                places = self.split.places
+            if prepared is not None and prepared.holds(self.config, whole, state, stored.specs):
+                plan, ready = prepared.plan, prepared.results
             else:
-                places = {spec.key: place for place, spec in enumerate(stored.specs)}
-            # Nothing here holds the states before: each is dropped when its successor is made.
-            plan, ready = self._planned(wanted, self._state_before(based, unchanged, delta=delta))
-            for result in plan.encode(own.specs, ready):
-                block = result.block
-                frame.add(
-                    result.spec.key,
-                    block.codec,
-                    block.payload,
-                    attributes=pack_attributes(result.spec),
-                    place=places[result.spec.key],
-                )
-                digests[result.spec.key] = result.digest
-                reference = result.reference
-                if result.origin is not None:
-                    reference = self._recalled(result.spec, result.origin, reference.exact_state()[1])
-                references[result.spec.key] = reference
+                plan, ready = FrameEncoder(self.config).plan(whole, state, stored.specs), {}
+            unchanged = state.unchanged
+            del state
+            for spec, block, reference, digest, error, norm in plan.encode(own.specs, ready):
+                attributes, place = pack_attributes(spec), places[spec.key]
+                frame.add(spec.key, block.codec, block.payload, attributes=attributes, place=place)
+                from_file = isinstance(stored.source, FileSource) and spec.key not in unchanged
+                if from_file and _is_recalled(spec, block.codec):
+                    origin = Origin(stored.source, spec, digest)
+                    reference = self._recalled(spec, origin, reference.exact_state()[1])
+                references[spec.key], digests[spec.key] = reference, digest
                 nbytes += len(block.payload)
-                squared_error += result.squared_error
-                squared_norm += result.squared_norm
-                if result.squared_norm:
-                    relative = math.sqrt(result.squared_error / result.squared_norm)
-                    large += large_errors(record, result.spec, stored.step, relative)
+                squared_error += error
+                squared_norm += norm
+                if norm:
+                    large += large_errors(record, spec, stored.step, math.sqrt(error / norm))
                 if nbytes >= limit:
                     return None
                 if done is not None:
-                    done(result.spec)
+                    done(spec)
             add_attachments(frame, attachments, self._attachments if delta else None)
-            meta = {
+            source, written = whole.source, self._meta.get(WRITTEN, {})
+            path = Path(self.writer.reader.path)
+            names = dict.fromkeys(spec.parameter for spec in stored.specs if spec.key in unchanged)
+            is_named = whole.folder not in ("", f"checkpoint-{whole.step}")
+            entries = {
                 **record,
-                **({} if plan.quality is None else {QUALITY: plan.quality}),
-                **said,
+                QUALITY: plan.quality if quality is None else dict(quality),
+                # Of ranks nobody has the whole checkpoint, and each remembers its tensors alone.
+                "content": None if shared else content_digest(own, digests, attachments),
+                ORIGINALS: source.vouched(whole.files) if isinstance(source, FileSource) else None,
+                "memory": memory_of(plan.memory, frozenset(references)) if shared else plan.memory,
+                WRITTEN: {name: written.get(name, parent.step) for name in names} if parent else None,
+                NAME: whole.branch,
+                FOLDER: whole.folder if is_named else None,
+                MODELS: list(whole.models),
+                METRICS: dict(self.metrics),
+                "restored": self._restored_from.frame_id if self._restored_from else None,
+                BASE: self.base.record(stored.specs, based, path) if self.base and based else None,
             }
-            if not isinstance(self.split, Shards):  # whose checkpoint nobody has whole
-                meta["content"] = content_digest(own, digests, attachments)
-            if isinstance(whole.source, FileSource):
-                meta[ORIGINALS] = whole.source.vouched(whole.files)
-            if plan.memory is not None:
-                shared = isinstance(self.split, Shards)
-                meta["memory"] = memory_of(plan.memory, frozenset(references)) if shared else plan.memory
-            if self.parent is not None and unchanged:
-                before, at = self._meta.get(WRITTEN, {}), self.parent.step
-                names = dict.fromkeys(spec.parameter for spec in stored.specs if spec.key in unchanged)
-                meta[WRITTEN] = {name: before.get(name, at) for name in names}
-            if whole.branch:
-                meta[NAME] = whole.branch
-            if whole.folder not in ("", f"checkpoint-{whole.step}"):
-                meta[FOLDER] = whole.folder
-            if whole.models:
-                meta[MODELS] = list(whole.models)
-            if self.metrics:
-                meta[METRICS] = dict(self.metrics)
-            if self._start.frame is not None:
-                meta["restored"] = self._start.frame.frame_id
-            if self.base is not None and based:
-                meta[BASE] = self.base.record(stored.specs, based, Path(self.writer.reader.path))
+            kept = {*record, "memory", QUALITY, ORIGINALS}
+            meta = {k: v for k, v in entries.items() if v or (k in kept and v is not None)}
             info = frame.commit(meta)
         if delta:
             self._since_keyframe = (self._since_keyframe or 0) + 1
@@ -421,38 +423,13 @@ class ChainWriter:
             self._keyframe_rate = _rate_of(nbytes, stored.raw_bytes(), based=bool(based))
         self.parent, self._meta, self._references, self._attachments = info, meta, references, attachments
         self.unchanged, self.metrics = frozenset(), {}
-        as_prepared = wanted.prepared is not None and plan is wanted.prepared.plan
+        as_prepared = prepared is not None and plan is prepared.plan
         return Appended(info, squared_error, squared_norm, as_prepared, tuple(large))
 
-    def _state_before(
-        self, based: Mapping[str, TensorReference], unchanged: frozenset[str], *, delta: bool
-    ) -> ChainState:
-        """Return what the frame that is being written is encoded relative to; this writer forgets it."""
-        states = self._handed_over()
-        state = self._state(states if delta else based, unchanged)
-        if (observed := self._observed()) is not None:
-            state = replace(state, observed=observed if delta else {})
-        return replace(state, shards=self.split) if isinstance(self.split, Shards) else state
 
-    def _planned(self, wanted: _Wanted, state: ChainState) -> tuple[FramePlan, Mapping[str, TensorResult]]:
-        """Return the frame's plan, and what is encoded by it already."""
-        encoder, prepared, specs = FrameEncoder(self.config), wanted.prepared, wanted.stored.specs
-        if (
-            prepared is not None
-            and prepared.holds(self.config, wanted.whole, state)
-            and prepared.plan.members == encoder.members(specs)
-        ):
-            return prepared.plan, prepared.results
-        return encoder.plan(wanted.whole, state, specs), {}
-
-    def _handed_over(self) -> dict[str, TensorReference]:
-        """Return the states that a delta frame is encoded relative to, and hold nothing of them.
-
-        One set of states is held so, not two; until the frame is committed there is no state to go back to
-        but the archive's.
-        """
-        references, self._references = self._references or {}, None
-        return references
+def _is_recalled(spec: TensorSpec, bitstream: str) -> bool:
+    """Whether a state is not held: the tensor is stored exactly, and worth reading again."""
+    return spec.nbytes > HELD_NBYTES and bitstream == get_codec(FALLBACK_CODEC).bitstream
 
 
 def _rate_of(nbytes: int, raw: int, *, based: bool) -> float:
@@ -461,27 +438,3 @@ def _rate_of(nbytes: int, raw: int, *, based: bool) -> float:
     One encoded relative to a base model says nothing of what another keyframe would take.
     """
     return 1.0 if based else nbytes / max(1, raw)
-
-
-class _Start:
-    """The values that training last continued from after a restore; decoded once, then held."""
-
-    def __init__(self, archive: Archive, frame: FrameInfo | None) -> None:
-        self.frame = frame
-        self._archive = archive
-        self._values: dict[str, Tensor] = {}
-
-    def value(self, spec: TensorSpec) -> Tensor | None:
-        """Return what a tensor was restored to; None without a restore, and where it was not there."""
-        if self.frame is None:
-            return None
-        if spec.key not in self._values:
-            stored, whole = self._archive.checkpoint(self.frame), spec.whole
-            if whole.key not in stored or stored.spec(whole.key).shape != whole.shape:
-                return None
-            try:
-                self._values[spec.key] = self._archive.decode(self.frame, spec.key)[0]
-            except NotFoundError:  # in other cells
-                cut = self._archive.decode(self.frame, whole.key)[0][box_of(spec).slices]
-                self._values[spec.key] = cut.contiguous()
-        return self._values[spec.key]

@@ -37,7 +37,7 @@ from inshrink_core.checkpoint import (
     TensorsInMemory,
     TensorSpec,
 )
-from inshrink_core.codec import BaseReference, PastFrame, codec_for_block
+from inshrink_core.codec import BaseReference, EncoderState, PastFrame, codec_for_block, enough_memory
 from inshrink_core.errors import DamagedError, InputError, MissingFrameError, NotFoundError
 from inshrink_core.execution import Limits, resolve_device
 from inshrink_core.formats import Run, open_run
@@ -60,6 +60,9 @@ _MAX_HELD_ENTRIES = 1 << 18
 
 _MAX_HELD_SPECS = 1 << 15
 """Tensors of steps whose description is kept, so that looking ahead does not read it twice: some 30 MB."""
+
+_DESCRIBED = TensorsInMemory({})
+"""The source of a checkpoint that is only described."""
 
 _GRANT_NBYTES = 32 << 20
 """Memory that may be taken before it is looked again how much there is."""
@@ -366,7 +369,7 @@ class Archive(Mapping[int, Checkpoint]):
         )
         if sum(len(kept.specs) for kept in self._described.values()) + len(specs) <= _MAX_HELD_SPECS:
             # Without the archive: a view must not keep another's states alive.
-            self._described[frame.info] = replace(described, source=_Unread())
+            self._described[frame.info] = replace(described, source=_DESCRIBED)
         return described
 
     def attributing(self, info: FrameInfo) -> Checkpoint:
@@ -457,7 +460,9 @@ class Archive(Mapping[int, Checkpoint]):
             The tensor, or a first moment of its chain, cannot be decoded.
         """
         reference, codec = self.decode(info, spec.key)[1], config.codec_of(spec)
-        return codec.recall(reference, self._past(info, spec)) if codec.uses_past else reference
+        if not isinstance(codec, EncoderState) or not codec.uses_past:
+            return reference
+        return codec.recall(reference, self._past(info, spec))
 
     def _past(self, info: FrameInfo, spec: TensorSpec) -> Iterator[PastFrame]:
         """Yield a tensor's blocks, each with its first moment in the frame before."""
@@ -468,7 +473,7 @@ class Archive(Mapping[int, Checkpoint]):
                 # As they are: a part of a frame has no layout, and a cell a first moment of its own.
                 where = archive.where(earlier)
                 blocks = (spec_of(entry, where) for entry in frame.entries if not entry.attachment)
-                self._blocks[frame] = Checkpoint(step=earlier.step, specs=tuple(blocks), source=_Unread())
+                self._blocks[frame] = Checkpoint(step=earlier.step, specs=tuple(blocks), source=_DESCRIBED)
             described = self._blocks[frame]
             if spec.key in described:
                 entry = frame.entry(spec.key)
@@ -573,9 +578,9 @@ class Archive(Mapping[int, Checkpoint]):
         payload = frame.read(entry)
         block = Block(entry.codec, payload)
         try:
-            if follow:
-                return None, codec.follow(spec, block, reference, self.device)
-            return codec.decode(spec, block, reference, self.device)
+            with enough_memory(spec, self.device):
+                state = codec.decode(spec, block, reference, self.device)
+                return None if follow else state.decoded_anew(), state
         except DamagedError as error:
             if error.where:
                 raise
@@ -668,18 +673,6 @@ class Archive(Mapping[int, Checkpoint]):
 
 def _attachments_of(frame: FrameReader) -> list[BlockEntry]:
     return [entry for entry in frame.entries if entry.attachment]
-
-
-class _Unread:
-    """The source of a checkpoint that is only described."""
-
-    def read(self, spec: TensorSpec) -> Tensor:
-        """Refuse: whoever reads has an archive."""
-        raise NotFoundError(f"no tensor '{spec.key}' in a description")
-
-    def skeleton(self, layout: FileLayout) -> bytes:
-        """Refuse, as `read`."""
-        raise NotFoundError(f"no file '{layout.path}' in a description")
 
 
 @dataclass(frozen=True)

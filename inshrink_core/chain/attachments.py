@@ -29,6 +29,7 @@ from inshrink_core.checkpoint import (
     TensorRole,
     ZipEntry,
 )
+from inshrink_core.coding.zstd import zstd_decompress
 from inshrink_core.errors import DamagedError, InputError, named
 from inshrink_core.formats.carried import carried_tensors
 from inshrink_core.formats.disk import holding_files
@@ -146,28 +147,7 @@ def decode_attachment(codec: str, payload: bytes, previous: bytes | None, where:
     decompressor = zstandard.ZstdDecompressor(
         dict_data=raw_dictionary(previous), max_window_size=1 << zstandard.WINDOWLOG_MAX
     )
-    frame = payload[_LENGTH_BYTES:]
-    try:
-        claimed = zstandard.get_frame_parameters(frame).content_size
-        if claimed not in (zstandard.CONTENTSIZE_UNKNOWN, n_bytes):
-            # zstd would allocate what its frame claims, whatever limit it is given.
-            raise DamagedError(
-                "an attachment's zstd frame claims another size",
-                where=where,
-                expected=f"{n_bytes} bytes",
-                found=str(claimed),
-            )
-        content = decompressor.decompress(frame, max_output_size=n_bytes, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise DamagedError(f"an attachment does not decompress ({error})", where=where) from error
-    if len(content) != n_bytes:
-        raise DamagedError(
-            "an attachment has the wrong length",
-            where=where,
-            expected=f"{n_bytes} bytes",
-            found=f"{len(content)}",
-        )
-    return content
+    return zstd_decompress(payload[_LENGTH_BYTES:], n_bytes, decompressor, where)
 
 
 def pack_layout(files: tuple[FileLayout, ...], aliases: Mapping[str, str], keys: tuple[str, ...]) -> bytes:

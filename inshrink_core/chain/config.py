@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, LayerType, TensorRole, TensorSpec
-from inshrink_core.codec import FALLBACK_CODEC, AnyCodec, get_codec, make_codec
+from inshrink_core.codec import FALLBACK_CODEC, AnyCodec, EncoderState, get_codec, make_codec
 from inshrink_core.errors import ConfigError, InputError
 
 _MOMENTS_CODEC = "moments"
@@ -23,10 +23,6 @@ OPTIMIZER_CHOICES = ("exact", *_MOMENTS, "drop")
 
 _DEFAULT_OPTIMIZER = "compressed"
 """Where weights are stored with an error: the one place that says it, behind `default_optimizer`."""
-
-_MOMENT_ROLES = frozenset(
-    {TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ, TensorRole.MAX_EXP_AVG_SQ, TensorRole.MOMENTUM}
-)
 
 
 def is_exact(codec: str, settings: Mapping[str, Any]) -> bool:
@@ -54,18 +50,6 @@ def optimizer_of(meta: Mapping[str, Any]) -> str:
     ('compact', 'exact')
     """
     return str(meta.get("optimizer", "exact"))
-
-
-class RoleCodec(NamedTuple):
-    """A codec with its settings, and the roles whose tensors it encodes."""
-
-    codec: AnyCodec
-    roles: frozenset[TensorRole]
-
-
-def place_among(codecs: Sequence[RoleCodec], spec: TensorSpec) -> int:
-    """Return which of a chain's codecs, in order of precedence, takes a tensor."""
-    return next(i for i, one in enumerate(codecs) if spec.role in one.roles)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,26 +138,30 @@ class ChainConfig:
 
     def codec_of(self, spec: TensorSpec) -> AnyCodec:
         """Return the codec of any tensor, as it is set for it."""
-        codecs = self.role_codecs()
-        place = place_among(codecs, spec)
-        return codecs[place].codec if place else self.config_of(spec)
+        codec = self.codecs_by_role()[spec.role]
+        return self.config_of(spec) if codec is self.config else codec
+
+    def first_moment(self, checkpoint: Checkpoint, spec: TensorSpec) -> TensorSpec | None:
+        """Return the first moment in a checkpoint that the rounding of a tensor follows; None for none."""
+        codec = self.config_of(spec)
+        if not isinstance(codec, EncoderState) or not codec.uses_past:
+            return None
+        return checkpoint.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
 
     def first_moments(self, checkpoint: Checkpoint, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Return the first moments in a checkpoint that the rounding of some tensors follows."""
-        past = (spec for spec in specs if self.config_of(spec).uses_past)
-        found = (checkpoint.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM) for spec in past)
+        """Return what `first_moment` returns for some tensors."""
+        found = (self.first_moment(checkpoint, spec) for spec in specs)
         return tuple({spec.key: spec for spec in found if spec is not None}.values())
 
-    def role_codecs(self) -> tuple[RoleCodec, ...]:
-        """Return the codecs in order of precedence: the chain's own first, lossless last."""
-        roles = self.config.takes()
-        if self.optimizer in _MOMENTS and self.config.covers_masters:
-            roles |= {TensorRole.MASTER}
-        role_codecs = [RoleCodec(self.config, roles)]
+    def codecs_by_role(self) -> dict[TensorRole, AnyCodec]:
+        """Return the codec of each role: the chain's own, that of optimizer state, else lossless."""
+        found: dict[TensorRole, AnyCodec] = dict.fromkeys(TensorRole, get_codec(FALLBACK_CODEC)())
+        own = self.config.takes()
         if self.optimizer in _MOMENTS:
             moments = make_codec(_MOMENTS_CODEC, {"preset": _MOMENTS[self.optimizer]})
-            role_codecs.append(RoleCodec(moments, _MOMENT_ROLES))
-        return (*role_codecs, RoleCodec(get_codec(FALLBACK_CODEC)(), frozenset(TensorRole)))
+            found |= dict.fromkeys(moments.takes(), moments)
+            own |= {TensorRole.MASTER} if self.config.covers_masters else frozenset()
+        return found | dict.fromkeys(own, self.config)
 
 
 _SELECTORS = ("match", "layer_type")
@@ -413,37 +401,24 @@ def assignments(
                 for layer, value in sorted(only.items())
                 if value != base
             )
-    found = _of_modules([(name.split("."), value) for name, value in by_name.items()], (), base)
-    return tuple({"match": pattern, **dict.fromkeys(settings, value)} for pattern, value in found)
+    found = _of_modules([(tuple(name.split(".")), value) for name, value in by_name.items()], base)
+    return tuple({"match": pattern, **dict.fromkeys(settings, value)} for pattern, value in found.items())
 
 
-def _of_modules(
-    tensors: Sequence[tuple[Sequence[str], Any]], path: tuple[str, ...], base: Any
-) -> Iterator[tuple[str, Any]]:
-    """Yield pattern and value of the largest modules that share a value other than the base."""
-    values = {value for _, value in tensors}
-    if values == {base}:
-        return
-    if len(values) == 1:
-        value = values.pop()
-        # A tensor may have the name of the module that holds the others, which the module's pattern misses.
-        named = [parts for parts, _ in tensors if len(parts) == len(path)] if path else []
-        below = [parts for parts, _ in tensors if parts not in named]
-        yield from ((literal_pattern(".".join(parts)), value) for parts in named)
-        if below:
-            yield literal_pattern(".".join(below[0])) if len(below) == 1 else _all_below(path), value
-        return
-    children: dict[str, list[tuple[Sequence[str], Any]]] = {}
+def _of_modules(tensors: Sequence[tuple[tuple[str, ...], Any]], base: Any) -> dict[str, Any]:
+    """Return the values other than the base by the patterns of the largest modules that share one."""
+    found: dict[str, Any] = {}
+    inside: dict[tuple[str, ...], list[Any]] = {}
     for parts, value in tensors:
-        if len(parts) == len(path):  # a tensor whose name is a module's too
-            if value != base:
-                yield literal_pattern(".".join(parts)), value
-            continue
-        children.setdefault(parts[len(path)], []).append((parts, value))
-    for part, members in children.items():
-        yield from _of_modules(members, (*path, part), base)
-
-
-def _all_below(path: Sequence[str]) -> str:
-    """Return what matches every tensor of a module."""
-    return literal_pattern(".".join(path)) + ".*" if path else "*"
+        for depth in range(len(parts)):
+            inside.setdefault(parts[:depth], []).append(value)
+    names = dict(tensors)
+    # A tensor may have the name of a module that holds others, which the module's pattern misses.
+    whole = {at for at, values in inside.items() if len({*values, names.get(at, values[0])}) == 1}
+    for parts, value in tensors:
+        if value != base:
+            module = next((parts[:depth] for depth in range(len(parts)) if parts[:depth] in whole), parts)
+            is_module = module != parts and len(inside[module]) > 1
+            pattern = literal_pattern(".".join(module if is_module else parts))
+            found[(f"{pattern}.*" if module else "*") if is_module else pattern] = value
+    return found

@@ -134,8 +134,9 @@ def _newest_meta(archive: str | os.PathLike[str]) -> dict[str, Any]:
 
 def factors_of(chain: ChainConfig) -> tuple[dict[str, float], ChainConfig]:
     """Return factors of a continuous knob by layer type, told by overrides, and the config without those."""
-    tuning, value = chain.config.tuning, chain.config.knob_value()
+    tuning = chain.config.tuning
     turned = () if tuning is None or tuning.knob.within is None else tuning.knob.settings
+    value = tuning.value(chain.config) if tuning is not None else 0.0
     factors: dict[str, float] = {}
     others = []
     for one in chain.overrides:

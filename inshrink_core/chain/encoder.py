@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,33 +11,106 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_core.chain.attachments import tensor_digest
-from inshrink_core.chain.config import ChainConfig, place_among
+from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.parts import Shards
-from inshrink_core.chain.recall import HELD_NBYTES, Origin
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSource, TensorSpec
 from inshrink_core.codec import (
+    FALLBACK_CODEC,
     AnyCodec,
-    Encoded,
+    EncoderState,
     FrameContext,
-    LookAheadInput,
     LookAheadStep,
     TensorInput,
     TensorReference,
+    codec_for_block,
 )
 from inshrink_core.errors import ConfigError, InshrinkError
 from inshrink_core.execution import ordered_map
 from inshrink_core.formats.disk import holding_files
-from inshrink_core.formats.source import FileSource, peek, peek_sample
+from inshrink_core.formats.source import peek, peek_sample
 from inshrink_core.values import real_numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from inshrink_core.codec import DecodedMoment
     from inshrink_core.frame import Block
 
 
+HELD_NBYTES = 1 << 16
+"""Up to this size a state is held: opening a file to read it again would take longer than coding it."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Origin(NamedTuple):
+    """Where a tensor was read, and the SHA-256 of what was read there."""
+
+    source: TensorSource
+    spec: TensorSpec
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecalledReference(TensorReference):
+    """The state of a tensor stored bit for bit; its values are read again whenever they are asked for.
+
+    Parameters
+    ----------
+    origin
+        Where they may still be; None where only the archive has them.
+    decode
+        Decodes the state from the archive. Called where the origin is gone, or has other values now.
+    history
+        What else of the state the next delta is coded relative to (`TensorReference.exact_state`), held
+        because no file has it.
+
+    Notes
+    -----
+    The digest makes sure that the values are bit for bit those a reader of the archive decodes: a delta
+    against any others would be lost.
+    """
+
+    origin: Origin | None
+    decode: Callable[[], TensorReference]
+    history: Tensor | None = None
+
+    def decoded(self) -> Tensor:
+        """Return the values; see `exact_state`."""
+        return self.exact_state()[0]
+
+    def exact_state(self) -> tuple[Tensor, Tensor | None]:
+        """Return the values, in memory of their own, and the history.
+
+        Raises
+        ------
+        DamagedError, MissingFrameError, IncompatibleError
+            They are not where they were read, and cannot be decoded either.
+        """
+        tensor = None if self.origin is None else _read_again(self.origin)
+        return self.decode().exact_state() if tensor is None else (tensor, self.history)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the history: nothing else is held."""
+        return 0 if self.history is None else self.history.nbytes
+
+
+def _read_again(origin: Origin) -> Tensor | None:
+    """Return a tensor from where it was read; None if it is not there any more."""
+    try:
+        # The digest below is a stronger check than the file's own.
+        tensor = peek(origin.source, origin.spec)
+    except InshrinkError as error:
+        _logger.info("tensor '%s' is decoded from the archive: %s", origin.spec.key, error)
+        return None
+    if tensor_digest(tensor) != origin.digest:
+        _logger.info("tensor '%s' is decoded from the archive: its file changed", origin.spec.key)
+        return None
+    return tensor
+
+
 _OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
-_WITH_COMPANIONS = _OF_MODEL | {TensorRole.EXP_AVG}
 
 
 def _never_restored(spec: TensorSpec) -> Tensor | None:
@@ -53,8 +127,8 @@ class ChainState:
     references
         States after the frame before, by key; none for a keyframe. Not to be changed.
     memory
-        What the codec remembers of the frames before (`Codec.remember`); for the first one, what it found by
-        looking ahead (`FrameEncoder.look_ahead`).
+        What the codec remembers of the frames before (`EncoderState.remember`); for the first one, what
+        `FrameEncoder.look_ahead` returned.
     restored
         Values that training last continued from after a restore, None where it did not.
     after_restore
@@ -87,73 +161,75 @@ class ChainState:
         )
 
 
-class TensorResult(NamedTuple):
-    """One encoded tensor.
+class TensorJob(TensorInput):
+    """A tensor on its way into a frame: each part is read when the codec asks for it.
 
-    `origin` is set where the state need not be held: the tensor is stored exactly and can be read again.
+    Parameters
+    ----------
+    checkpoint, spec
+        The tensor.
+    device
+        Where the codec works.
+    restored
+        Returns what a tensor was restored to.
+    moment_before
+        As of `TensorInput`.
+    tensor
+        The values, where they were read already.
     """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        spec: TensorSpec,
+        device: str,
+        *,
+        restored: Callable[[TensorSpec], Tensor | None] = _never_restored,
+        moment_before: DecodedMoment | None = None,
+        tensor: Tensor | None = None,
+    ) -> None:
+        self.spec, self.moment_before, self.owned = spec, moment_before, True
+        self._checkpoint, self._device, self._start = checkpoint, device, restored
+        self._values = tensor
+
+    @property
+    def tensor(self) -> Tensor:
+        """The values, read once."""
+        return self._peeked() if self._values is None else self._values
+
+    def _peeked(self) -> Tensor:
+        self._values = peek(self._checkpoint.source, self.spec).to(self._device)
+        return self._values
+
+    @property
+    def restored(self) -> Tensor | None:
+        """The values that training last continued from, decoded."""
+        return None if (start := self._start(self.spec)) is None else start.to(self._device)
+
+    @property
+    def sample(self) -> Tensor:
+        """A sample, without the rest of the tensor where that was not read."""
+        if self._values is not None:
+            return super().sample
+        return peek_sample(self._checkpoint.source, self.spec).to(self._device)
+
+    def companion(self, *roles: TensorRole, sampled: bool = False) -> Tensor | None:
+        """Read a tensor of the same parameter, or a sample of it."""
+        found = self._checkpoint.companion_spec(self.spec, *roles)
+        if found is None:
+            return None
+        return (peek_sample if sampled else peek)(self._checkpoint.source, found).to(self._device)
+
+
+class TensorResult(NamedTuple):
+    """One encoded tensor."""
 
     spec: TensorSpec
     block: Block
     reference: TensorReference
-    origin: Origin | None
     digest: bytes
     squared_error: float
     squared_norm: float
-
-
-@dataclass(frozen=True)
-class FramePlan:
-    """A frame that is planned, and whose tensors can be encoded, each once.
-
-    Parameters
-    ----------
-    memory
-        What the chain's own codec wants to remember.
-    members
-        Tensors that it was planned for.
-    quality
-        What the frame says of the cost of a restore, if nobody measures it; None for nothing.
-    """
-
-    memory: Any
-    members: Sequence[TensorSpec]
-    quality: Mapping[str, Any] | None
-    _encode: Callable[[TensorSpec], TensorResult]
-    _threads: int
-
-    def encode(
-        self, specs: Iterable[TensorSpec], ready: Mapping[str, TensorResult] = MappingProxyType({})
-    ) -> Iterator[TensorResult]:
-        """Yield tensors encoded, one by one, in the order of the specs; those that are ready as they are."""
-
-        def result(spec: TensorSpec) -> TensorResult:
-            return ready.get(spec.key) or self._encode(spec)
-
-        yield from ordered_map(result, specs, threads=self._threads, weight=_weight)
-
-
-@dataclass(frozen=True)
-class PreparedFrame:
-    """A frame of which some tensors were encoded in memory, and how.
-
-    Parameters
-    ----------
-    chain, checkpoint, state, plan
-        How, of what and relative to what it was made, and its plan.
-    results
-        What is encoded already, by key.
-    """
-
-    chain: ChainConfig
-    checkpoint: Checkpoint
-    state: ChainState
-    plan: FramePlan
-    results: Mapping[str, TensorResult]
-
-    def holds(self, chain: ChainConfig, checkpoint: Checkpoint, state: ChainState) -> bool:
-        """Whether these are the bytes of a checkpoint's frame."""
-        return chain == self.chain and checkpoint is self.checkpoint and self.state.is_like(state)
 
 
 class FrameEncoder:
@@ -167,7 +243,7 @@ class FrameEncoder:
 
     def __init__(self, chain: ChainConfig) -> None:
         self._chain = chain
-        self._role_codecs = chain.role_codecs()
+        self._by_role = chain.codecs_by_role()
 
     def encode(
         self, checkpoint: Checkpoint, state: ChainState, specs: Sequence[TensorSpec] | None = None
@@ -187,7 +263,7 @@ class FrameEncoder:
 
     def members(self, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
         """Return the tensors that the chain's own codec takes, which its plan is made for."""
-        return tuple(spec for spec in specs if self._place(spec) == 0)
+        return tuple(spec for spec in specs if self._by_role[spec.role] is self._chain.config)
 
     def plan(self, checkpoint: Checkpoint, state: ChainState, specs: Sequence[TensorSpec]) -> FramePlan:
         """Observe tensors and plan their frame.
@@ -207,85 +283,54 @@ class FrameEncoder:
         ConfigError
             An override matches no tensor of the checkpoint.
         """
-        chain, role_codecs, old = self._chain, self._role_codecs, dict(state.references)
-        own, lossless = role_codecs[0], role_codecs[-1]
+        chain, own, old = self._chain, self._chain.config, dict(state.references)
         members = self.members(specs)
-        config_of = self._configs(checkpoint, members, alone=state.shards is None)
-        wanted = [one.codec.companions() for one in role_codecs]
-        wanted[0] = wanted[0].union(*(codec.companions() for codec in config_of.values()))
-        # Codecs that store exact bytes work in host memory.
-        devices = [chain.device if one.codec.lossy else "cpu" for one in role_codecs]
-        restored, unchanged = state.restored, state.unchanged
+        if state.shards is None:  # else it is what one rank of several holds
+            self._require_matches(checkpoint)
+        made, codecs = [own], dict[str, AnyCodec]()
+        for spec in members:  # many overrides often come to a few configs, each of which has a plan
+            config = chain.config_of(spec)
+            codecs[spec.key] = next((one for one in made if one == config), config)
+            if codecs[spec.key] is config and config is not own:
+                made.append(config)
         before = old if state.observed is None else state.observed
+
+        def observe(spec: TensorSpec) -> Any:
+            return codecs[spec.key].observe(TensorJob(checkpoint, spec, chain.device), before.get(spec.key))
+
+        statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
+        seen: tuple[Sequence[TensorSpec], Sequence[Any]] = (members, statistics)
+        memory = state.memory
+        if state.shards is not None:
+            of_all, observed, memory = state.shards.observations(members, statistics, memory)
+            seen = of_all, observed
         context = FrameContext(
             learning_rates=_rates(checkpoint),
-            memory=state.memory,
+            memory=memory,
             after_restore=state.after_restore,
             reaches=_reaches(checkpoint),
         )
-
-        def observe(spec: TensorSpec) -> Any:
-            config = config_of[spec.key]
-            item = _glimpse(checkpoint, wanted[0], devices[0], spec, config.looks_at_sample(spec))
-            return config.observe(item, before.get(spec.key))
-
-        statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
-        of_all: tuple[Sequence[TensorSpec], Sequence[Any]] = (members, statistics)
-        if state.shards is not None:
-            specs_of_all, seen, memory = state.shards.observations(members, statistics, state.memory)
-            of_all, context = (specs_of_all, seen), replace(context, memory=memory)
-        plans = [own.codec.plan(*of_all, context)]
         # An override has a plan of its own, from what was seen of all tensors: pools stay whole.
-        plan_of: dict[int, Any] = {id(own.codec): plans[0]}
-        for config in config_of.values():
-            if id(config) not in plan_of:
-                plan_of[id(config)] = config.plan(*of_all, context)
-        spacings: dict[str, float] = {}
-        for spec in members:
-            codec = config_of[spec.key]
-            width = codec.spacing(plan_of[id(codec)], spec) if spec.role in _OF_MODEL else None
-            if width is not None:
-                # Units of first moments do not get finer because errors of the weights last longer.
-                counts = codec.shaped([old[spec.key]] if spec.key in old else [])
-                width *= math.sqrt(codec.lasting(*counts))
-            # The optimizer moves master weights, where there are any.
-            if width is not None and (spec.role is TensorRole.MASTER or spec.name not in spacings):
-                spacings[spec.name] = width
-        beside = replace(context, spacings=spacings)
-        plans += [one.codec.plan([], [], beside) for one in role_codecs[1:]]
-
-        past: dict[str, TensorReference] = {}
-        for spec in members:
-            moment = checkpoint.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
-            if config_of[spec.key].uses_past and moment is not None and moment.key in old:
-                past[spec.key] = old[moment.key]
-
-        def encode(spec: TensorSpec) -> TensorResult:
-            place = self._place(spec)
-            codec = role_codecs[place].codec if place else config_of[spec.key]
-            if spec.key in unchanged:
-                return _left(checkpoint, spec, codec.unchanged(spec, old.pop(spec.key)))
-            read = checkpoint.source.read(spec)
-            digest, tensor = tensor_digest(read), read.to(devices[place])
-            looked_at, moment = codec.encoding_companions(), past.pop(spec.key, None)
-            if moment is not None:  # that of the frame before stands in for this frame's
-                looked_at -= {TensorRole.EXP_AVG, TensorRole.MOMENTUM}
-            item = _item(checkpoint, looked_at, devices[place], spec, tensor)
-            if codec.uses_restored and (start := restored(spec)) is not None:
-                item = replace(item, restored=start.to(devices[place]))
-            if moment is not None:
-                item = replace(item, moment_before=moment.decoded)
-            plan = plans[place] if place else plan_of[id(codec)]
-            encoded = codec.encode(item, plan, old.pop(spec.key, None))
-            counts = codec.lossy and spec.role in MODEL_ROLES
-            error, norm = squared_error(item.tensor, encoded.reference) if counts else (0.0, 0.0)
-            exact = encoded.block.codec in lossless.codec.reads
-            lasting = exact and _is_lasting(checkpoint, spec)
-            origin = Origin(checkpoint.source, spec, digest) if lasting else None
-            return TensorResult(spec, encoded.block, encoded.reference, origin, digest, error, norm)
-
-        remembered, quality = own.codec.remember(plans[0]), own.codec.predicted(plans[0])
-        return FramePlan(remembered, members, quality, encode, chain.threads)
+        plans = {id(codec): codec.plan(*seen, context) for codec in made}
+        beside = replace(context, spacings=_spacings(members, codecs, plans, old))
+        others = {id(codec): codec for codec in self._by_role.values() if codec is not own}
+        plans |= {key: codec.plan([], [], beside) for key, codec in others.items()}
+        moments = {spec.key: chain.first_moment(checkpoint, spec) for spec in members}
+        past = {key: old[one.key] for key, one in moments.items() if one is not None and one.key in old}
+        known = own if isinstance(own, EncoderState) else None
+        return FramePlan(
+            memory=known.remember(plans[id(own)]) if known else None,
+            members=members,
+            quality=known.predicted(plans[id(own)]) if known else None,
+            _chain=chain,
+            _checkpoint=checkpoint,
+            _codecs=self._by_role | codecs,
+            _plans=plans,
+            _old=old,
+            _past=past,
+            _restored=state.restored,
+            _unchanged=state.unchanged,
+        )
 
     @holding_files()
     def look_ahead(
@@ -313,59 +358,139 @@ class FrameEncoder:
         cannot be read is passed over, which is reported when its turn comes. Holds what the codec makes
         of each tensor, and two tensors a thread.
         """
-        codec = self._role_codecs[0].codec
+        codec = self._chain.config
         there: list[tuple[LookAheadStep, Checkpoint]] = []
-        for one in codec.look_ahead_steps(len(steps)):
+        for one in codec.look_ahead_steps(len(steps)) if isinstance(codec, EncoderState) else ():
             with contextlib.suppress(InshrinkError, OSError):
                 there.append((one, read(steps[one.place])))
-        if not there:
+        if not there or not isinstance(codec, EncoderState):
             return None
 
         def look(spec: TensorSpec) -> Any:
-            return codec.look_ahead(spec, _look_ahead_inputs(spec, there, codec))
+            return codec.look_ahead(spec, _look_ahead_inputs(spec, there))
 
-        chosen = [spec for spec in there[0][1].specs if keys is None or spec.key in keys]
-        members = [spec for spec in chosen if self._place(spec) == 0]
+        members = [spec for spec in self.members(there[0][1].specs) if keys is None or spec.key in keys]
         statistics = list(ordered_map(look, members, threads=self._chain.threads, weight=_weight))
         return codec.initial_memory(members, statistics, [_rates(checkpoint) for _, checkpoint in there])
 
-    def _place(self, spec: TensorSpec) -> int:
-        """Return which of the codecs takes a tensor."""
-        return place_among(self._role_codecs, spec)
-
-    def _configs(
-        self, checkpoint: Checkpoint, members: Sequence[TensorSpec], *, alone: bool
-    ) -> dict[str, AnyCodec]:
-        """Return the config of each tensor, the same object for those that share one.
-
-        An override that matches none of the checkpoint's tensors was meant for another model, or is misspelt,
-        unless the checkpoint is what one rank of several holds.
-        """
-        chain = self._chain
-        for override in chain.overrides if alone else ():
-            if not any(override.matches(spec) for spec in checkpoint.specs if self._place(spec) == 0):
+    def _require_matches(self, checkpoint: Checkpoint) -> None:
+        """Refuse an override that matches no tensor: it was meant for another model, or is misspelt."""
+        for override in self._chain.overrides:
+            if not any(map(override.matches, self.members(checkpoint.specs))):
                 raise ConfigError(
                     f"no tensor matches the override '{override.match}'",
                     found=", ".join(f"{name}={value!r}" for name, value in override.to_json().items()),
                     remedy="`inshrink inspect RUN --tensors` lists names and layer types",
                 )
-        made: dict[tuple[bool, ...], AnyCodec] = {(False,) * len(chain.overrides): chain.config}
-        configs: dict[str, AnyCodec] = {}
-        for spec in members:
-            which = tuple(override.matches(spec) for override in chain.overrides)
-            if which not in made:
-                config = chain.config_of(spec)
-                # Many overrides often come to a few configs, and each of those has a plan of its own.
-                made[which] = next((one for one in made.values() if one == config), config)
-            configs[spec.key] = made[which]
-        return configs
 
 
-def _left(checkpoint: Checkpoint, spec: TensorSpec, encoded: Encoded) -> TensorResult:
-    """Return a tensor that was left as it was; digest and error are of what it was not replaced by."""
-    tensor = checkpoint.source.read(spec)
-    error, norm = squared_error(tensor, encoded.reference) if spec.role in MODEL_ROLES else (0.0, 0.0)
-    return TensorResult(spec, encoded.block, encoded.reference, None, tensor_digest(tensor), error, norm)
+@dataclass(frozen=True, kw_only=True)
+class FramePlan:
+    """A frame that is planned, and whose tensors can be encoded, each once.
+
+    Parameters
+    ----------
+    memory
+        What the chain's own codec wants to remember.
+    members
+        Tensors that it was planned for.
+    quality
+        What the frame says of the cost of a restore, if nobody measures it; None for nothing.
+    """
+
+    memory: Any
+    members: Sequence[TensorSpec]
+    quality: Mapping[str, Any] | None
+    _chain: ChainConfig
+    _checkpoint: Checkpoint
+    _codecs: Mapping[TensorRole | str, AnyCodec]
+    _plans: Mapping[int, Any]
+    _old: dict[str, TensorReference]
+    _past: dict[str, TensorReference]
+    _restored: Callable[[TensorSpec], Tensor | None]
+    _unchanged: frozenset[str]
+
+    def encode(
+        self, specs: Iterable[TensorSpec], ready: Mapping[str, TensorResult] = MappingProxyType({})
+    ) -> Iterator[TensorResult]:
+        """Yield tensors encoded, one by one, in the order of the specs; those that are ready as they are."""
+
+        def result(spec: TensorSpec) -> TensorResult:
+            return ready.get(spec.key) or self._encode(spec)
+
+        yield from ordered_map(result, specs, threads=self._chain.threads, weight=_weight)
+
+    def _encode(self, spec: TensorSpec) -> TensorResult:
+        codec, before = self._codecs.get(spec.key) or self._codecs[spec.role], self._old.pop(spec.key, None)
+        # Codecs that store exact bytes work in host memory.
+        device = "cpu" if codec.name == FALLBACK_CODEC else self._chain.device
+        read = self._checkpoint.source.read(spec)
+        digest = tensor_digest(read)
+        moment = self._past.pop(spec.key, None)
+        job = TensorJob(
+            self._checkpoint,
+            spec,
+            device,
+            restored=self._restored,
+            moment_before=None if moment is None else moment.decoded,
+            tensor=read.to(device),
+        )
+        if before is not None and spec.key in self._unchanged:
+            block = codec.rekey(spec, before, unchanged=True)
+            after = codec_for_block(block.codec).decode(spec, block, before)
+        else:
+            block, after = codec.encode(job, self._plans[id(codec)], before)
+        # What exact blocks of lossless chains lose is nothing, and takes no time to measure.
+        counts = codec.name != FALLBACK_CODEC and spec.role in MODEL_ROLES
+        error, norm = squared_error(job.tensor, after) if counts else (0.0, 0.0)
+        return TensorResult(spec, block, after, digest, error, norm)
+
+
+@dataclass(frozen=True)
+class PreparedFrame:
+    """A frame of which some tensors were encoded in memory, and how.
+
+    Parameters
+    ----------
+    chain, checkpoint, state, plan
+        How, of what and relative to what it was made, and its plan.
+    results
+        What is encoded already, by key.
+    """
+
+    chain: ChainConfig
+    checkpoint: Checkpoint
+    state: ChainState
+    plan: FramePlan
+    results: Mapping[str, TensorResult]
+
+    def holds(
+        self, chain: ChainConfig, checkpoint: Checkpoint, state: ChainState, specs: Iterable[TensorSpec]
+    ) -> bool:
+        """Whether these are the bytes of a checkpoint's frame."""
+        is_same = chain == self.chain and checkpoint is self.checkpoint and self.state.is_like(state)
+        return is_same and self.plan.members == FrameEncoder(chain).members(specs)
+
+
+def _spacings(
+    members: Sequence[TensorSpec],
+    codecs: Mapping[str, AnyCodec],
+    plans: Mapping[int, Any],
+    old: Mapping[str, TensorReference],
+) -> dict[str, float]:
+    """Return the step sizes of weights, by parameter, that first moments are rounded by."""
+    spacings: dict[str, float] = {}
+    for spec in members:
+        codec = codecs[spec.key]
+        if spec.role not in _OF_MODEL or not isinstance(codec, EncoderState):
+            continue
+        width = codec.spacing(plans[id(codec)], spec)
+        # The optimizer moves master weights, where there are any.
+        if width is not None and (spec.role is TensorRole.MASTER or spec.name not in spacings):
+            # Units of first moments do not get finer because errors of the weights last longer.
+            counts = codec.shaped([old[spec.key]] if spec.key in old else [])
+            spacings[spec.name] = width * math.sqrt(codec.lasting(*counts))
+    return spacings
 
 
 def _rates(checkpoint: Checkpoint) -> dict[str, float]:
@@ -384,74 +509,25 @@ def _reaches(checkpoint: Checkpoint) -> dict[str, float]:
 
 
 def _look_ahead_inputs(
-    spec: TensorSpec, there: Sequence[tuple[LookAheadStep, Checkpoint]], codec: AnyCodec
-) -> Iterator[LookAheadInput]:
-    """Read a tensor at one look after the other, where it is the same tensor."""
-    companions, sampled = codec.companions(), codec.looks_at_sample(spec)
+    spec: TensorSpec, there: Sequence[tuple[LookAheadStep, Checkpoint]]
+) -> Iterator[tuple[int, TensorInput]]:
+    """Read samples of a tensor at one look after the other, where it is the same tensor."""
     for look, checkpoint in there:
         if spec.key not in checkpoint or checkpoint.spec(spec.key) != spec:
             continue
+        wanted = (TensorRole.EXP_AVG_SQ, TensorRole.MOMENTUM) if look.companions else ()
         try:
-            statistics = companions if look.companions else frozenset()
-            item = _glimpse(checkpoint, statistics, "cpu", spec, sampled)
+            job = TensorJob(checkpoint, spec, "cpu")
+            companions = {role: job.companion(role, sampled=True) for role in wanted}
+            item = TensorInput(spec=spec, tensor=job.sample, companions=companions)
         except (InshrinkError, OSError):
             continue
-        yield LookAheadInput(look.place, item)
+        yield look.place, item
 
 
 def _weight(spec: TensorSpec) -> int:
     """Return about how many bytes of memory a tensor takes while it is encoded, none too few to count."""
     return spec.nbytes + HELD_NBYTES
-
-
-def _is_lasting(checkpoint: Checkpoint, spec: TensorSpec) -> bool:
-    """Whether a tensor is worth reading again, and likely to be found where it was read."""
-    return spec.nbytes > HELD_NBYTES and isinstance(checkpoint.source, FileSource)
-
-
-def _glimpse(
-    checkpoint: Checkpoint, companions: frozenset[TensorRole], device: str, spec: TensorSpec, sampled: bool
-) -> TensorInput:
-    """Read a tensor that is only looked at, or its sample, and its companions."""
-    read = peek_sample if sampled else peek
-    tensor = read(checkpoint.source, spec).to(device)
-    return _item(checkpoint, companions, device, spec, tensor, read=read, sampled=sampled)
-
-
-def _item(
-    checkpoint: Checkpoint,
-    companions: frozenset[TensorRole],
-    device: str,
-    spec: TensorSpec,
-    tensor: Tensor,
-    *,
-    read: Callable[[TensorSource, TensorSpec], Tensor] = peek,
-    sampled: bool = False,
-) -> TensorInput:
-    """Return a tensor with the companions its codec asked for, which are looked at."""
-
-    def companion(*roles: TensorRole) -> Tensor | None:
-        found = checkpoint.companion_spec(spec, *roles)
-        return None if found is None else read(checkpoint.source, found).to(device)
-
-    gradient = second_moment = momentum = None
-    if spec.role is TensorRole.WEIGHT and TensorRole.GRADIENT in companions:
-        gradient = companion(TensorRole.GRADIENT, TensorRole.EXP_AVG)
-    elif spec.role is TensorRole.WEIGHT and TensorRole.EXP_AVG in companions:
-        gradient = companion(TensorRole.EXP_AVG)
-    if spec.role in _WITH_COMPANIONS and TensorRole.EXP_AVG_SQ in companions:
-        second_moment = companion(TensorRole.EXP_AVG_SQ)
-    if spec.role in _OF_MODEL and TensorRole.MOMENTUM in companions:
-        momentum = companion(TensorRole.MOMENTUM)
-    return TensorInput(
-        spec=spec,
-        tensor=tensor,
-        gradient=gradient,
-        second_moment=second_moment,
-        momentum=momentum,
-        owned=True,
-        sampled=sampled,
-    )
 
 
 def squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, float]:

@@ -5,36 +5,44 @@ from __future__ import annotations
 import bisect
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.archive import Rewrite
+from inshrink_core.archive import FrameWriter, Rewrite
 from inshrink_core.chain.archive import Archive
-from inshrink_core.chain.meta import METRICS
-from inshrink_core.chain.rekey import (
-    REKEYED,
-    attachments_held,
-    copy_frame,
-    rekey_frame,
-    rewrite_frame,
-    without_state,
+from inshrink_core.chain.attachments import (
+    DROPPED,
+    attachments_of,
+    dropped_of,
+    encode_attachments,
+    stored_view,
+    tensor_digest,
 )
+from inshrink_core.chain.base import BASE, BaseRecord
+from inshrink_core.chain.meta import METRICS, spec_of
 from inshrink_core.chain.sizes import frame_size
-from inshrink_core.errors import InputError, MissingFrameError, NotFoundError, clipped, named
+from inshrink_core.checkpoint import Checkpoint, TensorSpec
+from inshrink_core.codec import TensorReference, codec_for_block
+from inshrink_core.errors import (
+    IncompatibleError,
+    InputError,
+    MissingFrameError,
+    NotFoundError,
+    clipped,
+    named,
+)
 from inshrink_core.execution.progress import Counter, OnProgress
 from inshrink_core.formats import open_run, read_metrics
 from inshrink_core.formats.logs.log import log_of_trainer
-from inshrink_core.frame import FrameInfo, FrameKind
+from inshrink_core.frame import Block, BlockEntry, FrameInfo, FrameKind
 from inshrink_core.retention import Retention
 
 if TYPE_CHECKING:
     from inshrink_core.archive import ArchiveReader, ArchiveWriter
     from inshrink_core.chain.base import BaseFinder
-    from inshrink_core.chain.rekey import Rest
-    from inshrink_core.checkpoint import TensorSpec
 
 _TRAINER_STATE: Final = "trainer_state.json"
 
@@ -90,48 +98,32 @@ def carry_out(
     nbytes = {info.frame_id: frame_size(archive, info).raw_total for info in again} if progress else {}
     count = Counter(progress, "prune", sum(nbytes.values()))
     with Rewrite(writer, again) as rewrite:
-        view = archive.sequential()
         # Copies first: they inherit nothing, so each is whole beside either version of its parent.
-        for info in plan.copied:
-            parent_id = plan.parents[info.frame_id]
-            with rewrite.begin(
-                info.frame_id,
-                kind=info.kind,
-                parent_id=parent_id,
-                external=archive.base_of(info) is not None,
-            ) as frame:
-                if plan.rests:
-                    previous = None
-                    if info.kind is FrameKind.DELTA and parent_id is not None:
-                        parent = writer.reader.info(parent_id)
-                        previous = attachments_held(archive, parent, plan.rests.get(parent_id))
-                    rewrite_frame(
-                        view,
-                        info,
-                        frame,
-                        previous,
-                        rest=plan.rests.get(info.frame_id),
-                        standing=plan.standing_of(info),
-                        children=plan.children_of(info),
-                    )
-                else:
-                    copy_frame(archive, info, frame)
-            count.add(nbytes.get(info.frame_id, 0), info.step)
-        view = archive.sequential()
-        for info in plan.rekeyed:
-            rest = plan.rests.get(info.frame_id)
-            with rewrite.begin(
-                info.frame_id, kind=FrameKind.KEYFRAME, parent_id=plan.parents[info.frame_id]
-            ) as frame:
-                rekey_frame(
-                    view,
-                    info,
-                    frame,
-                    view=None if rest is None else rest.view,
-                    meta=None if rest is None else {**rest.meta, REKEYED: info.frame_id},
-                    children=plan.children_of(info),
-                    done=partial(_report, count, info.step),
+        for frames, alone in ((plan.copied, False), (plan.rekeyed, True)):
+            view = archive.sequential()
+            for info in frames:
+                parent_id, rest = plan.parents[info.frame_id], plan.rests.get(info.frame_id)
+                meta = archive.frame(info).meta if rest is None else rest.meta
+                attachments = previous = None
+                if plan.rests and not alone and info.kind is FrameKind.DELTA and parent_id is not None:
+                    parent = writer.reader.info(parent_id)
+                    previous = attachments_held(archive, parent, plan.rests.get(parent_id))
+                if alone or plan.rests:
+                    attachments = encode_attachments(attachments_held(archive, info, rest), previous)
+                new = NewFrame(
+                    {**meta, REKEYED: info.frame_id} if alone else meta,
+                    None if rest is None else rest.view,
+                    None if alone else plan.standing_of(info),
+                    attachments,
+                    plan.children_of(info),
                 )
+                with rewrite.begin(
+                    info.frame_id,
+                    kind=FrameKind.KEYFRAME if alone else info.kind,
+                    parent_id=parent_id,
+                    external=not alone and archive.base_of(info) is not None,
+                ) as frame:
+                    rewrite_frame(view, info, frame, new, partial(_report, count, info.step))
         rewrite.switch(gone)
     return plan
 
@@ -425,3 +417,167 @@ def _read(log: str | os.PathLike[str]) -> Mapping[str, list[tuple[int, float]]]:
     """Return what a file has, or what lies in a run."""
     path = Path(log)
     return open_run(path).log if path.is_dir() else read_metrics(path).log()
+
+
+REKEYED: Final = "rekeyed"
+"""Key of meta: the id of the frame that was made from decoded values. Frames after it inherit the key, and
+know by the id that it does not speak of them."""
+
+
+class Rest(NamedTuple):
+    """A frame without its optimizer's state.
+
+    Parameters
+    ----------
+    view
+        What stays of its checkpoint.
+    meta
+        What describes it then, with what was dropped.
+    """
+
+    view: Checkpoint
+    meta: Mapping[str, Any]
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """The keys of the tensors that go, or have gone before."""
+        return frozenset(key for keys in self.meta[DROPPED][1] for key in keys)
+
+
+def without_state(archive: Archive, info: FrameInfo) -> Rest | None:
+    """Return what a frame is without its optimizer's state; None where it has none.
+
+    The files that held any of it go with it, as where a run is archived without (`stored_view`).
+    """
+    frame, whole = archive.frame(info), archive.checkpoint(info)
+    view = stored_view(whole, "drop")
+    kept = _blocks_of(archive, info, view)
+    dropped = [list(keys) for keys in dropped_of(frame)] or [[] for _ in range(info.n_parts)]
+    for entry in frame.entries:
+        if not entry.attachment and entry.key not in kept and entry.key not in dropped[entry.part]:
+            dropped[entry.part].append(entry.key)
+    meta = {**frame.meta, DROPPED: [info.frame_id, dropped]}
+    if BASE in meta:
+        meta[BASE] = BaseRecord.without(meta[BASE], [spec.key in kept for spec in whole.specs])
+    return None if len(view) == len(whole) else Rest(view, meta)
+
+
+def _blocks_of(archive: Archive, info: FrameInfo, view: Checkpoint) -> set[str]:
+    """Return the keys of the blocks that hold the tensors of a view: cells have keys of their own."""
+    return {entry.key for spec in view.specs for entry in archive.blocks(info, spec.key)}
+
+
+def attachments_held(archive: Archive, info: FrameInfo, rest: Rest | None = None) -> dict[str, bytes]:
+    """Return the attachments of a frame, or of what it is without its optimizer's state."""
+    if rest is not None:
+        return dict(attachments_of(rest.view))
+    entries = archive.frame(info).entries
+    return {entry.key: archive.attachment(info, entry.key) for entry in entries if entry.attachment}
+
+
+class NewFrame(NamedTuple):
+    """How a frame is written once more.
+
+    Parameters
+    ----------
+    meta
+        What describes it.
+    view
+        What of the frame's checkpoint to write; None for all of it.
+    rekeyed
+        Keys of tensors that shall stand alone: they are decoded, encoded, and compared. None for all.
+    attachments
+        As `encode_attachments` yields them; None for the blocks as they are.
+    children
+        Delta frames that will have the new frame as their reference.
+    """
+
+    meta: Mapping[str, Any]
+    view: Checkpoint | None = None
+    rekeyed: Collection[str] | None = None
+    attachments: Iterable[tuple[str, str, bytes]] | None = None
+    children: Sequence[FrameInfo] = ()
+
+
+def rewrite_frame(
+    archive: Archive,
+    info: FrameInfo,
+    target: FrameWriter,
+    new: NewFrame,
+    done: Callable[[TensorSpec], object] = lambda spec: None,
+) -> FrameInfo:
+    """Write a frame once more, and commit it; every tensor decodes as before.
+
+    Parameters
+    ----------
+    archive
+        The archive; a sequential view where several frames of one chain are written in order.
+    info, target, new
+        The frame, the one to fill, and how.
+    done
+        Called after each tensor.
+
+    Raises
+    ------
+    IncompatibleError
+        A codec broke its promise: the new block, or a child's upon it, does not decode to the old bits.
+    DamagedError, MissingFrameError
+        The frame cannot be decoded.
+    StorageError
+        The system refused.
+
+    Notes
+    -----
+    Memory is bounded by a few copies of the largest tensor, beside the archive's own states.
+    """
+    frame, where = archive.frame(info), archive.where(info)
+    kept = None if new.view is None else _blocks_of(archive, info, new.view)
+    for entry in frame.entries:
+        if entry.attachment:
+            if new.attachments is None:
+                target.add(entry.key, entry.codec, frame.read(entry), attachment=True)
+        elif kept is None or entry.key in kept:
+            spec = spec_of(entry, where)
+            if new.rekeyed is None or entry.key in new.rekeyed:
+                block = _rekeyed(archive, info, spec, entry, new.children)
+            else:
+                block = Block(entry.codec, frame.read(entry))
+            target.add(entry.key, block.codec, block.payload, attributes=entry.attributes)
+            done(spec)
+    for key, codec, payload in new.attachments or ():
+        target.add(key, codec, payload, attachment=True)
+    return target.commit(new.meta)
+
+
+def _rekeyed(
+    archive: Archive, info: FrameInfo, spec: TensorSpec, entry: BlockEntry, children: Sequence[FrameInfo]
+) -> Block:
+    """Return a block that stands alone, once it and the children's blocks upon it decode as before."""
+    where = f"{archive.where(info)}, tensor '{entry.key}'"
+    tensor, reference = archive.decode(info, entry.key)
+    block = codec_for_block(entry.codec, where).rekey(spec, reference)
+    decoded = codec_for_block(block.codec, where).decode(spec, block, None, archive.device)
+    same = tensor_digest(decoded.decoded()) == tensor_digest(tensor)
+    for child in children:
+        same = same and _child_digest(archive, child, entry.key, reference) == _child_digest(
+            archive, child, entry.key, decoded
+        )
+    if not same:
+        raise IncompatibleError(
+            f"the codec of '{block.codec}' does not re-key this tensor to the same bits",
+            where=where,
+            remedy="keep the frames before it, and report this",
+        )
+    return block
+
+
+def _child_digest(archive: Archive, child: FrameInfo, key: str, reference: TensorReference) -> bytes:
+    """Return the digest of what a child's tensor decodes to upon a reference; empty if it has none."""
+    frame = archive.frame(child)
+    entry = next((entry for entry in frame.entries if entry.key == key and not entry.attachment), None)
+    if entry is None:
+        return b""
+    where = archive.where(child)
+    codec = codec_for_block(entry.codec, where)
+    block = Block(entry.codec, frame.read(entry))
+    return tensor_digest(codec.decode(spec_of(entry, where), block, reference, archive.device).decoded())

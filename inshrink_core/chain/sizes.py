@@ -221,12 +221,12 @@ def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, 
         # A codec or a setting that is not known here: then nothing tells which bits are the original's.
         return lambda spec, bitstream: False
     whole, rekeyed = is_exact(codec, settings), is_rekeyed(meta, info)
-    lossless, written = get_codec(FALLBACK_CODEC).reads, meta.get(WRITTEN, {})
+    lossless, written = get_codec(FALLBACK_CODEC).bitstream, meta.get(WRITTEN, {})
 
     def is_kept(spec: TensorSpec, bitstream: str) -> bool:
         if spec.parameter in written:
             return False
-        if bitstream not in lossless:
+        if bitstream != lossless:
             return spec.role in MODEL_ROLES and whole
         if spec.exact or whole or not rekeyed:
             return True

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codec import PROTECTED, Decoded, Encoded, Levels, TensorReference
+from inshrink_core.codec import PROTECTED, Encoded, Levels, TensorReference
 from inshrink_core.coding.changes import ChangePlan, decode_changes, encode_changes, plan_changes, sampled
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
@@ -193,8 +193,10 @@ def rekey_exact(spec: TensorSpec, reference: TensorReference) -> Block:
     return Block(BITSTREAM, bytes(head) + block.payload)
 
 
-def decode_exact(spec: TensorSpec, payload: bytes | memoryview, reference: TensorReference | None) -> Decoded:
-    """Decode a ``lossless/1`` payload.
+def decode_exact(
+    spec: TensorSpec, payload: bytes | memoryview, reference: TensorReference | None
+) -> LosslessReference:
+    """Return the state after a ``lossless/1`` payload.
 
     Parameters
     ----------
@@ -204,11 +206,6 @@ def decode_exact(spec: TensorSpec, payload: bytes | memoryview, reference: Tenso
         The bytes.
     reference
         The state that `encode_exact` was given.
-
-    Returns
-    -------
-    Decoded
-        A tensor the caller owns, contiguous on the CPU, and the state for the next delta.
 
     Raises
     ------
@@ -240,39 +237,39 @@ def decode_exact(spec: TensorSpec, payload: bytes | memoryview, reference: Tenso
         )
     if mode is _Mode.CHANGES and before is not None:
         return _decode_changed(spec, body, before, history)
+    if mode is _Mode.UNCHANGED and before is not None:
+        return reference if isinstance(reference, LosslessReference) else LosslessReference(before.clone())
     out = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
     _decode_words(mode, body, _words(out), None if before is None else _words(before), spec)
     if not _are_bools(out):
         raise DamagedError("a bool is neither false nor true", where=spec.key, expected="bytes 0 and 1")
-    if mode is _Mode.UNCHANGED and isinstance(reference, LosslessReference):
-        return Decoded(out, reference)
     if mode is _Mode.CONSTANT and out.numel():
         # One element stands for all: a constant need not be held twice.
         one = out.reshape(-1)[:1].clone().reshape((1,) * out.dim())
-        return Decoded(out, LosslessReference(one.expand(spec.shape)))
-    return Decoded(out, LosslessReference(out.clone()))
+        return LosslessReference(one.expand(spec.shape))
+    return LosslessReference(out)
 
 
-def _decode_changed(spec: TensorSpec, body: memoryview, before: Tensor, history: Tensor | None) -> Decoded:
+def _decode_changed(
+    spec: TensorSpec, body: memoryview, before: Tensor, history: Tensor | None
+) -> LosslessReference:
     """Decode changes against a reference."""
     mantissa = _MANTISSAS.get(spec.dtype)
     if mantissa is None or spec.numel == 0:
         raise DamagedError("a tensor of this kind has no changes", where=spec.key)
     words, after = decode_changes(body, _words(before), history, mantissa)
-    out = words.view(before.dtype).reshape(spec.shape)
     kept = after if spec.dtype in _WITH_HISTORY else None
-    return Decoded(out, LosslessReference(out.clone(), kept))
+    return LosslessReference(words.view(before.dtype).reshape(spec.shape), kept)
 
 
-def _decode_history(spec: TensorSpec, body: memoryview) -> Decoded:
+def _decode_history(spec: TensorSpec, body: memoryview) -> LosslessReference:
     """Decode a tensor that stands alone, and the history beside it."""
     section, at = read_section(body, 0)
     inner = body[at:]
     if spec.dtype not in _WITH_HISTORY or len(inner) == 0 or inner[0] in (*_RELATIVE, _Mode.HISTORY):
         raise DamagedError("a lossless payload with a history holds no tensor", where=spec.key)
     history = decode_rans(section, spec.numel, HISTORIES)
-    decoded, state = decode_exact(spec, inner, None)
-    return Decoded(decoded, LosslessReference(state.decoded(), history))
+    return LosslessReference(decode_exact(spec, inner, None).tensor, history)
 
 
 def _host(spec: TensorSpec, tensor: Tensor) -> Tensor:
@@ -416,9 +413,7 @@ def _decode_words(
     mode: _Mode, body: memoryview, out: Tensor, earlier: Tensor | None, spec: TensorSpec
 ) -> None:
     """Fill the words of a tensor."""
-    if mode is _Mode.UNCHANGED and earlier is not None:
-        out.copy_(earlier)
-    elif mode in (_Mode.RAW, _Mode.CONSTANT):
+    if mode in (_Mode.RAW, _Mode.CONSTANT):
         if out.numel():
             stored = torch.from_numpy(np.frombuffer(body, np.uint8).copy()).view(out.dtype)
             out.reshape(-1, stored.numel()).copy_(stored)

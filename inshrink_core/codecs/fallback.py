@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import numpy as np
 import torch
 
-from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import Codec, Decoded, Encoded, TensorInput, TensorReference, within_memory
+from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
+from inshrink_core.codec import Codec, Encoded, TensorInput, TensorReference
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
 from inshrink_core.codecs.exact import decode_exact, encode_exact, rekey_exact, worst_case_exact_bytes
 from inshrink_core.errors import DamagedError
@@ -25,22 +25,15 @@ TINY = 64
 """Elements up to which the exact block is tried too: above, symbols are smaller as a rule."""
 
 _Plan = TypeVar("_Plan")
-_State = TypeVar("_State", bound=TensorReference)
 
 
-class FallbackCodec(Codec[_Plan, _State]):
+class FallbackCodec(Codec[_Plan]):
     """A codec that is lossy where `covers` says so, and exact elsewhere.
 
-    Subclasses say how one covered tensor becomes a payload and a state, and back. What a subclass `reads` is,
-    where it does not say so, its own bitstream and `EXACT`.
+    Subclasses say how one covered tensor becomes a payload and a state, and back.
     """
 
     __slots__ = ()
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "bitstream" in vars(cls) and "reads" not in vars(cls):
-            cls.reads = frozenset({cls.bitstream, EXACT})
 
     lossy_roles: ClassVar[frozenset[TensorRole]] = frozenset({TensorRole.WEIGHT})
 
@@ -71,6 +64,10 @@ class FallbackCodec(Codec[_Plan, _State]):
         """Return below which size an exact block is taken for a lossy one of `nbytes`; 0: none is tried."""
         return nbytes + 1 if spec.numel <= TINY else 0
 
+    def takes(self) -> frozenset[TensorRole]:
+        """Return the roles of the model, or of the optimizer's state alone."""
+        return MODEL_ROLES if self.lossy_roles & MODEL_ROLES else self.lossy_roles
+
     def covers(self, spec: TensorSpec) -> bool:
         """Whether the lossy rule applies to a tensor; a setting ``vectors`` speaks of those without rows."""
         if spec.role not in self.lossy_roles or spec.exact or spec.numel == 0:
@@ -91,23 +88,12 @@ class FallbackCodec(Codec[_Plan, _State]):
         exact = encode_exact(spec, item.tensor, reference)
         return exact if encoded is None or len(exact.block.payload) < below else encoded
 
-    @within_memory
     def decode(
         self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
-    ) -> Decoded:
-        """Decode one block of the bitstreams in `reads`."""
+    ) -> TensorReference:
+        """Return the state after a block of the codec's own bitstream, or of `EXACT`."""
         if block.codec == EXACT:
             return decode_exact(spec, block.payload, reference)
-        state = self.follow(spec, block, reference, device)
-        return Decoded(state.decoded_anew(), state)
-
-    @within_memory
-    def follow(
-        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
-    ) -> TensorReference:
-        """Return the state after a block."""
-        if block.codec == EXACT:
-            return decode_exact(spec, block.payload, reference).reference
         payload = memoryview(block.payload)
         if spec.dtype not in LOSSY_DTYPES or spec.numel == 0:
             raise DamagedError(f"a tensor of this kind has no {self.name} blocks", where=spec.key)
@@ -115,8 +101,10 @@ class FallbackCodec(Codec[_Plan, _State]):
             raise DamagedError("the block is cut short", where=spec.key)
         return self.decode_lossy(spec, payload, reference, device)
 
-    def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
+    def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
         """Return an exact block of what the reference decodes to."""
+        if unchanged:
+            return encode_exact(spec, reference.decoded(), reference).block
         return rekey_exact(spec, reference)
 
     def worst_case_bytes(self, spec: TensorSpec) -> int:

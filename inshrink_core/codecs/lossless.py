@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codec import Codec, Decoded, Encoded, TensorInput, TensorReference, within_memory
+from inshrink_core.codec import Codec, Encoded, TensorInput, TensorReference
 from inshrink_core.codecs.exact import (
     BITSTREAM,
     DEFAULT_LEVEL,
-    LosslessReference,
     decode_exact,
     encode_exact,
     rekey_exact,
@@ -22,7 +22,7 @@ __all__ = ["LosslessCodec"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LosslessCodec(Codec[None, LosslessReference]):
+class LosslessCodec(Codec[None]):
     """Order-preserving integer delta in contexts, byte planes, zstd and rANS; bit-exact for every dtype.
 
     Parameters
@@ -41,35 +41,38 @@ class LosslessCodec(Codec[None, LosslessReference]):
     >>> again = codec.encode(TensorInput(spec=spec, tensor=tensor), None, first.reference)
     >>> len(again.block.payload)
     1
-    >>> torch.equal(codec.decode(spec, again.block, first.reference).tensor, tensor)
+    >>> torch.equal(codec.decode(spec, again.block, first.reference).decoded(), tensor)
     True
     """
 
     name = "lossless"
     bitstream = BITSTREAM
-    reads = frozenset({BITSTREAM})
-    state = LosslessReference
     ranges: ClassVar = {"level": (1, 19)}
-    lossy = False
     uses_base = True
     label = "Lossless"
     compared = (("Lossless", {}),)
 
     level: int = DEFAULT_LEVEL
 
+    @classmethod
+    def is_exact(cls, settings: Mapping[str, Any]) -> bool:
+        """Return True."""
+        return True
+
     def encode(self, item: TensorInput, plan: None, reference: TensorReference | None) -> Encoded:
         """Encode one tensor bit for bit; see `encode_exact`."""
         return encode_exact(item.spec, item.tensor, reference, self.level, owned=item.owned)
 
-    @within_memory
     def decode(
         self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
-    ) -> Decoded:
+    ) -> TensorReference:
         """Decode one block; see `decode_exact`."""
         return decode_exact(spec, block.payload, reference)
 
-    def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
-        """Return a block of the reference's tensor that stands alone."""
+    def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
+        """Return a block of the reference's tensor that stands alone, or tells that it is unchanged."""
+        if unchanged:
+            return encode_exact(spec, reference.decoded(), reference).block
         return rekey_exact(spec, reference)
 
     def worst_case_bytes(self, spec: TensorSpec) -> int:

@@ -2,26 +2,109 @@
 
 Gradients of a matrix lie in few directions of its inputs; H, the sum of m'm over first moments m, says in
 which. An encoder holds a sketch of it from frame to frame. It is of first moments as the archive decodes
-them, so that another session, which has nothing else, goes on in the same way (`recalled`).
+them, so that another session, which has nothing else, goes on in the same way (`LatticeCodec.recall`).
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import DecodedMoment, TensorInput
-from inshrink_core.codecs.foretold import bits_of
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.lattice import GAIN_SLACK, MAX_GRADE, MIN_GRADE, Lattice
 from inshrink_core.ops.shaping import SKETCH_BITS, SKETCHED, Factors, factorize, shape_changes, sketch_sides
+
+_N_SIZES: Final = 16
+_SIZES: Final = tuple(NormalDist().inv_cdf(0.5 + (i + 0.5) / (2 * _N_SIZES)) for i in range(_N_SIZES))
+"""Of movements, in root mean squares: the middles of as many equal parts of a normal distribution."""
+
+_SPREADS: Final[tuple[float, ...]] = (0.0, *(2.0 ** (j / 8) for j in range(-80, 41)))
+"""Root mean squares, in spacings, that are tabled; in between lines are drawn."""
+
+_TABLE_DIGITS: Final = 9
+"""Decimal digits of a table, so that no last bit of a logarithm decides."""
+
+_ROUNDS: Final = 8
+"""Steps of the iteration at most: each leaves at most about half of what is missing."""
+
+_SETTLED: Final = 1e-6
+"""Share of a spread that a step has to change for another one."""
+
+
+def _rounded(spread: float) -> tuple[float, float]:
+    """Return bits, and the mean squared change of an error over its variance, which is 2 for a new one.
+
+    An average over where in its cell a value lies: one that moves by a of a spacing crosses with a chance a.
+    """
+    chances: dict[int, float] = {}
+    change = 0.0
+    for size in _SIZES:
+        whole, rest = divmod(spread * size, 1.0)
+        change += 12 * rest * (1 - rest) / _N_SIZES
+        for number, chance in ((int(whole), 1 - rest), (int(whole) + 1, rest)):
+            chances[number] = chances.get(number, 0.0) + chance / _N_SIZES
+    # Both signs are as likely.
+    bits = math.fsum(-p * math.log2(p / 2 if number else p) for number, p in chances.items() if p > 0)
+    return round(bits, _TABLE_DIGITS), round(change, _TABLE_DIGITS)
+
+
+_TABLE: Final = ((0.0, 0.0), *map(_rounded, _SPREADS[1:]))
+_BITS: Final = tuple(bits for bits, _ in _TABLE)
+_CHANGES: Final = tuple(change for _, change in _TABLE)
+
+
+def _at(table: tuple[float, ...], spread: float) -> float:
+    """Return what a table has for a spread; its last entry beyond."""
+    i = bisect.bisect_right(_SPREADS, spread)
+    if i == len(_SPREADS):
+        return table[-1]
+    below, last = _SPREADS[i - 1], table[i - 1]
+    return last + (table[i] - last) * (spread - below) / (_SPREADS[i] - below)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def bits_of(movement: float, variance: float) -> float:
+    """Return the bits a weight of a delta, without contexts.
+
+    Parameters
+    ----------
+    movement
+        Root mean square of how far weights move, in spacings.
+    variance
+        Of errors over that of plain rounding (`inshrink_core.ops.shaping.Factors`), at least 1.
+
+    Notes
+    -----
+    What is fed to a weight is a sum of other weights' rounding errors, its variance (variance - 1)/12; from
+    one frame to the next it changes by the same sum of their changes. So the variance of what a weight is
+    seen to move by is that of its movement and ``(variance - 1)/12`` times the change of errors, which
+    depends on it: the largest solution, by iteration from above. Single operations and square roots of
+    float64 alone: the same everywhere.
+
+    Examples
+    --------
+    >>> bits_of(0.1, 1.0) < bits_of(0.1, 1.2) < bits_of(0.3, 1.2)
+    True
+    """
+    fed = (variance - 1.0) / 12.0
+    spread = math.sqrt(movement * movement + 2.0 * fed)
+    for _ in range(_ROUNDS if fed > 0 else 0):
+        before, spread = spread, math.sqrt(movement * movement + fed * _at(_CHANGES, spread))
+        if before - spread <= _SETTLED * before:
+            break
+    return _at(_BITS, spread)
+
 
 BARE: Final = 0.1
 """Damping at which the share tells how uneven H is, sampling noise apart."""
@@ -47,6 +130,10 @@ _SIDES: Final = (8, 1 << 14)
 
 _DIGITS: Final = 2
 """Binary digits set, at most, in the number of a frame whose first moment counts."""
+
+_OF_WEIGHTS: Final = (TensorRole.EXP_AVG, TensorRole.MOMENTUM)
+_OF_MASTERS: Final = (TensorRole.MOMENTUM,)
+"""What serves once where a chain has no first moment yet."""
 
 _TRIES: Final = 8
 """Thresholds that are tried at most."""
@@ -236,7 +323,7 @@ def known_of(item: TensorInput, before: Shaping | None, movement: float) -> tupl
     if item.moment_before is not None:
         known = grown(before, item.moment_before)
         return known, None if known is None else known.chosen(movement)
-    own = item.momentum if item.gradient is None else item.gradient
+    own = item.companion(*(_OF_WEIGHTS if item.spec.role is TensorRole.WEIGHT else _OF_MASTERS))
     if own is None or own.shape != item.spec.shape:
         return before, None
     once = grown(None, lambda: own)
@@ -274,23 +361,3 @@ def shaped_changes(
         if 0 <= lead <= 2 * slack or high - low <= _CLOSE:
             break
     return shape_changes(values, base, integers, lattice, low, *fed).changes if best is None else best
-
-
-class PastBlock(NamedTuple):
-    """What recalling needs of one frame: whether points were written, moved, shaped, and a first moment."""
-
-    is_lattice: bool
-    moved: bool
-    shaped: bool
-    moment: DecodedMoment | None
-
-
-def recalled(past: Iterable[PastBlock]) -> Shaping | None:
-    """Return what an encoder that wrote some frames of a chain would know, from its keyframe on."""
-    known: Shaping | None = None
-    for frame in past:
-        if not frame.is_lattice or (frame.moved and not frame.shaped):
-            known = None
-        elif frame.moved and frame.moment is not None:
-            known = grown(known, frame.moment)
-    return known

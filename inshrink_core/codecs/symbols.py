@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.coding.delta import NO_EXPECTATION, alphabet_size, expected_symbols
-from inshrink_core.coding.events import decode_grouped, encode_grouped
+from inshrink_core.coding.events import NO_EXPECTATION, decode_grouped, encode_grouped, expected_symbols
 from inshrink_core.coding.huffman import (
     code_entries,
     decode_symbols_with,
@@ -26,7 +25,7 @@ from inshrink_core.coding.huffman import (
     stream_bytes,
 )
 from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits
-from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.errors import DamagedError
 from inshrink_core.ops.symbols import (
     MAX_CHUNK,
     code_lengths,
@@ -96,11 +95,6 @@ def encode_symbols(symbols: Tensor, n_symbols: int, previous: Tensor | None, n_p
     bytes
         At most `worst_case_symbols_bytes`.
 
-    Raises
-    ------
-    InputError
-        A symbol is outside its alphabet, or both tensors differ in size.
-
     Notes
     -----
     Time and memory are linear; beside the arguments, a chunk of `MAX_CHUNK` symbols takes up to
@@ -115,7 +109,6 @@ def encode_symbols(symbols: Tensor, n_symbols: int, previous: Tensor | None, n_p
     [2, 3, 3, 2]
     """
     now, before = _host(symbols), None if previous is None else _host(previous)
-    _check(now, n_symbols, before, n_previous)
     out = bytearray()
     for start in range(0, now.size, MAX_CHUNK):
         chunk = now[start : start + MAX_CHUNK]
@@ -158,14 +151,8 @@ def decode_symbols(
     ------
     DamagedError
         The payload is not one of `n` such symbols.
-    InputError
-        `previous` has another size or a symbol outside its alphabet.
     """
     before = None if previous is None else _host(previous)
-    if before is not None:
-        _check_alphabet(before, n_previous, "the previous checkpoint's symbols")
-        if before.size != n:
-            raise InputError("previous symbols have another size", expected=str(n), found=str(before.size))
     out = np.empty(n, np.uint8)
     view = memoryview(payload)
     offset = 0
@@ -203,35 +190,13 @@ def _host(symbols: Tensor) -> _Symbols:
     return array
 
 
-def _check_alphabet(symbols: _Symbols, n_symbols: int, what: str) -> None:
-    """Kernels compute modulo the alphabet, and would code a larger symbol as another one."""
-    if not 1 <= n_symbols <= 256:
-        raise InputError(f"{what}: alphabet size out of range", expected="1 to 256", found=str(n_symbols))
-    if symbols.size and int(symbols.max()) >= n_symbols:
-        raise InputError(
-            f"{what}: a symbol is outside the alphabet",
-            expected=f"below {n_symbols}",
-            found=str(int(symbols.max())),
-        )
-
-
-def _check(now: _Symbols, n_symbols: int, before: _Symbols | None, n_previous: int) -> None:
-    """All that can be wrong with the arguments of `encode_symbols`."""
-    _check_alphabet(now, n_symbols, "symbols")
-    if before is None:
-        return
-    _check_alphabet(before, n_previous, "the previous checkpoint's symbols")
-    if before.size != now.size:
-        raise InputError("previous symbols have another size", expected=str(now.size), found=str(before.size))
-
-
 def _grouping(
     n: int, n_symbols: int, groups: _Symbols | None, n_previous: int
 ) -> tuple[_Symbols, NDArray[np.int64], int]:
     """Return groups, base symbol of each group, and modulus; alone, everything is one group of base 0."""
     if groups is None:
         return np.zeros(n, np.uint8), np.zeros(256, np.int64), n_symbols
-    return groups, np.arange(256, dtype=np.int64), alphabet_size(n_symbols, n_previous)
+    return groups, np.arange(256, dtype=np.int64), max(n_symbols, n_previous)
 
 
 def _encode_chunk(

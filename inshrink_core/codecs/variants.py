@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inshrink_core.checkpoint import MODEL_ROLES
-from inshrink_core.codec import AnyCodec, Knob, codec_names, get_codec, make_codec, require_weight_codec
+from inshrink_core.codec import (
+    AnyCodec,
+    Knob,
+    codec_names,
+    get_codec,
+    make_codec,
+    require_weight_codec,
+    weight_codecs,
+)
 from inshrink_core.errors import ConfigError
 
 
@@ -92,7 +100,7 @@ class Variant:
 
 def default_variants() -> tuple[Variant, ...]:
     """Return every installed codec for weights, as it is configured by default."""
-    return tuple(Variant(name) for name in codec_names() if get_codec(name).stores_weights)
+    return tuple(map(Variant, weight_codecs()))
 
 
 def compared_variants() -> dict[str, Variant]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inshrink_core.coding.delta import NO_EXPECTATION
 from inshrink_core.coding.huffman import (
     check_end,
     code_entries,
@@ -33,6 +32,45 @@ from inshrink_core.ops.symbols import (
     pack_events,
     unpack_events,
 )
+
+NO_EXPECTATION = 256
+"""Stands for "no symbol prevails in this group": no symbol has this value."""
+
+
+def expected_symbols(
+    pair_counts: NDArray[np.int64],
+    unmoved: NDArray[np.int64],
+    *,
+    prevalence: float,
+    min_count: int,
+) -> NDArray[np.int64]:
+    """Return the symbol of which runs pay in each group, or `NO_EXPECTATION`.
+
+    Parameters
+    ----------
+    pair_counts
+        (256, 256): how often each symbol occurs in each group, perhaps in a sample.
+    unmoved
+        256 symbols: those that mean "no change" (D = 0).
+    prevalence
+        Share of a group from which on coding runs of its most frequent symbol is worth it.
+    min_count
+        Groups seen less often expect "no change": too few to know, and saying otherwise costs bytes.
+
+    Returns
+    -------
+    ndarray of int64
+        256 symbols.
+    """
+    totals = pair_counts.sum(axis=1)
+    best = pair_counts.argmax(axis=1)
+    n_best = pair_counts.max(axis=1)
+    rows = np.arange(256)
+    n_unmoved = pair_counts[rows, np.minimum(unmoved, 255)]
+    best = np.where(n_unmoved == n_best, unmoved, best)
+    chosen = np.where(n_best >= prevalence * totals, best, NO_EXPECTATION)
+    return np.where(totals < min_count, unmoved, chosen).astype(np.int64)
+
 
 _UNIFORM, _POOLED = 1, 2
 

@@ -53,29 +53,50 @@ def zstd_compress(data: bytes | memoryview | NDArray[np.uint8], level: int) -> b
     return frame
 
 
-def zstd_decompress(frame: bytes | memoryview, nbytes: int) -> bytes:
+def zstd_decompress(
+    frame: bytes | memoryview,
+    nbytes: int,
+    decompressor: zstandard.ZstdDecompressor | None = None,
+    where: str = "",
+) -> bytes:
     """Return the bytes of a frame that must hold exactly `nbytes`.
 
-    Never allocates more than `nbytes` and a window of 8 MB, whatever the frame claims.
+    Never allocates more than `nbytes` and a window (by default of 8 MB), whatever the frame claims.
+
+    Parameters
+    ----------
+    frame, nbytes
+        The frame and the size of its content.
+    decompressor
+        For a frame with a magic number; by default frames have none.
+    where
+        Place in messages.
 
     Raises
     ------
     DamagedError
         The frame is damaged, holds another number of bytes, or is followed by others.
     """
+    kind = _MAGICLESS if decompressor is None else zstandard.FORMAT_ZSTD1
+    decompressor = decompressor or _decompressor()
     try:
-        claimed = zstandard.get_frame_parameters(frame, format=_MAGICLESS).content_size
-        if claimed not in (zstandard.CONTENTSIZE_UNKNOWN, nbytes):
+        claimed = zstandard.get_frame_parameters(frame, format=kind).content_size
+        # zstd would allocate what its frame claims, whatever limit it is given.
+        if claimed not in (zstandard.CONTENTSIZE_UNKNOWN, nbytes) or claimed == 0:
             raise DamagedError(
-                "a zstd frame claims another size", expected=f"{nbytes} bytes", found=str(claimed)
+                "a zstd frame claims another size",
+                where=where,
+                expected=f"{nbytes} bytes",
+                found=str(claimed),
             )
-        if claimed == 0:
-            raise DamagedError("a zstd frame is empty")
-        data: bytes = _decompressor().decompress(frame, max_output_size=nbytes, allow_extra_data=False)
+        data: bytes = decompressor.decompress(frame, max_output_size=nbytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise DamagedError(f"a zstd frame does not decode: {error}") from error
+        raise DamagedError(f"a zstd frame does not decode: {error}", where=where) from error
     if len(data) != nbytes:
         raise DamagedError(
-            "a zstd frame holds another number of bytes", expected=str(nbytes), found=str(len(data))
+            "a zstd frame holds another number of bytes",
+            where=where,
+            expected=str(nbytes),
+            found=str(len(data)),
         )
     return data

@@ -21,7 +21,7 @@ from inshrink_core.chain.attachments import LAYOUT_KEY, attachments_of, encode_a
 from inshrink_core.chain.encoder import FramePlan, TensorResult
 from inshrink_core.chain.meta import pack_attributes
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, LayerType, TensorRole, TensorSpec
-from inshrink_core.codec import TensorReference
+from inshrink_core.codec import FALLBACK_CODEC, TensorReference
 from inshrink_core.metrics import ratio
 from inshrink_core.search.space import Candidate
 
@@ -295,7 +295,7 @@ def frame_overhead(
     Header, index, trailer and padding, as `inshrink_core.chain.FrameSize.overhead_nbytes` has them, to a
     few bytes: checksums and digests are as long, but not the same.
     """
-    role_codecs = chain.role_codecs()
+    by_role = chain.codecs_by_role()
     tensors = []
     for spec in checkpoint.specs:
         block, attributes = blocks.get(spec.key), pack_attributes(spec)
@@ -303,8 +303,9 @@ def frame_overhead(
             payload = bytes(block.payload)
             tensors.append(ExpectedBlock(spec.key, block.codec, attributes, len(payload), payload))
             continue
-        codec = next(one.codec for one in role_codecs if spec.role in one.roles)
-        bitstream, nbytes = codec.bitstream if codec.lossy else _EXACT, _unknown_size(spec, lossy=codec.lossy)
+        codec = by_role[spec.role]
+        lossy = codec.name != FALLBACK_CODEC
+        bitstream, nbytes = codec.bitstream if lossy else _EXACT, _unknown_size(spec, lossy=lossy)
         # Counters of steps are all alike.
         payload = _any_bytes("" if spec.numel == 1 else spec.key, nbytes)
         tensors.append(ExpectedBlock(spec.key, bitstream, attributes, nbytes, payload))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from inshrink_core.codec import EncoderState
 from inshrink_core.errors import CheckFailedError, NotFiniteError
 from inshrink_core.metrics import worse_by
 from inshrink_core.search.bounds import FIGURES, Bounds, Figures, Verdict
@@ -242,8 +243,10 @@ class Promises:
         rate = self.saw(checkpoint)
         share = max(rate / self._peak, _LEAST_SHARE) if self._peak else 1.0
         codec = chain.config.config
-        rows = chain.of_all(codec.shaped(chain.state(keyframe=False).references.values()))
-        lasting = codec.lasting(*(sum(counts) for counts in zip(*rows, strict=True)))
+        lasting = 1.0
+        if isinstance(codec, EncoderState):
+            rows = chain.of_all(codec.shaped(chain.state(keyframe=False).references.values()))
+            lasting = codec.lasting(*(sum(counts) for counts in zip(*rows, strict=True)))
         return self.bounds.with_restore_cost(share / lasting)
 
     def stale(self, parent: FrameInfo | None, step: int) -> Figures | None:

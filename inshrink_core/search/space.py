@@ -204,7 +204,7 @@ class Line(Space[float]):
 
     def point_of(self, config: AnyCodec) -> float:
         """Return the number as a configuration has it."""
-        return three_digits(config.knob_value() or 1.0)
+        return three_digits((config.tuning and config.tuning.value(config)) or 1.0)
 
     def levels(self, most: int) -> list[Candidate]:
         """Return at most so many configurations, from fine to coarse.

@@ -469,9 +469,9 @@ class _Step:
     def write_exact(self, folder: Path) -> ArchiveSize:
         """Write the step with the bits it has; return its sizes."""
         from inshrink_core.chain import Archive, archive_size
-        from inshrink_core.chain.attachments import DROPPED
+        from inshrink_core.chain.attachments import DROPPED, attachments_of, encode_attachments
         from inshrink_core.chain.base import BASE
-        from inshrink_core.chain.rekey import rekey_frame
+        from inshrink_core.chain.prune import NewFrame, rewrite_frame
 
         # The frame that training was restored from stays behind, and so does what the digest is of.
         gone = ["restored", BASE, *(() if self._view is self._whole else ("content", DROPPED))]
@@ -479,14 +479,9 @@ class _Step:
         meta |= {"source": self._source} | ({} if self._view is self._whole else {"optimizer": "drop"})
         count = self._counter("export", self._view)
         with self._one_frame(folder, "exact") as frame:
-            rekey_frame(
-                self._archive,
-                self._info,
-                frame,
-                view=self._view,
-                meta=meta,
-                done=lambda spec: count(spec.key),
-            )
+            attachments = encode_attachments(dict(attachments_of(self._view)))
+            new = NewFrame(meta, self._view, attachments=attachments)
+            rewrite_frame(self._archive, self._info, frame, new, lambda spec: count(spec.key))
         return archive_size(Archive.open(folder))
 
     def write_coarse(self, folder: Path, ratio: float, exact: ArchiveSize) -> float:

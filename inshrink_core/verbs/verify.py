@@ -468,7 +468,7 @@ def _compare(
         restored = archive.checkpoint(info)
     except InshrinkError as error:
         return [*problems, _problem(archive, info, error)], rows
-    lossless = get_codec(FALLBACK_CODEC).reads
+    lossless = get_codec(FALLBACK_CODEC).bitstream
     rounded = meta.get("codec") != FALLBACK_CODEC and is_rekeyed(meta, info)
     for spec in restored.specs:
         if spec.key not in original or original.spec(spec.key).shape != spec.shape:
@@ -483,7 +483,7 @@ def _compare(
         large = large_errors(meta, spec, info.step, measured.relative_rms)
         rows.append(StepError(info.step, spec.key, " ".join(sorted(codecs)), measured, large))
         faithful = (spec.exact or not rounded) and spec.parameter not in meta.get(WRITTEN, {})
-        if faithful and codecs <= lossless and not measured.bit_exact and not problems:
+        if faithful and codecs == {lossless} and not measured.bit_exact and not problems:
             what = f"tensor '{spec.key}' was stored losslessly and differs"
             problems.append(Problem(where, what, "restore a backup"))
     return problems, rows

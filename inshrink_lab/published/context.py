@@ -157,10 +157,10 @@ class ContextCodec(ExcpCodec):
             return _parse_state(spec, payload)
         return ExcpCodec.decode_lossy(self, spec, payload, reference, device)
 
-    def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
+    def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
         """Return a block of the whole state: the next frame's contexts need the symbols too."""
-        if not isinstance(reference, ContextReference):
-            return ExcpCodec.rekey(self, spec, reference)
+        if unchanged or not isinstance(reference, ContextReference):
+            return ExcpCodec.rekey(self, spec, reference, unchanged=unchanged)
         stream = encode_adaptive(reference.symbols.numpy(), None, reference.n_symbols)
         head = bytearray((_STATE, reference.n_symbols - 1, reference.n_negative))
         write_section(head, stream)
@@ -185,7 +185,7 @@ def _parse_state(spec: TensorSpec, payload: memoryview) -> ContextReference:
         raise DamagedError("a state has more negative centroids than centroids", where=spec.key)
     symbols = decode_adaptive(stream, spec.numel, n_symbols)
     return ContextReference(
-        tensor=decode_exact(spec, payload[at:], None).tensor,
+        tensor=decode_exact(spec, payload[at:], None).tensor.contiguous(),
         symbols=torch.from_numpy(symbols),
         n_symbols=n_symbols,
         n_negative=n_negative,

@@ -32,7 +32,6 @@ import numpy as np
 
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, Knob, TensorInput, TensorReference, Tuning
-from inshrink_core.codecs.exact import LosslessReference
 from inshrink_core.codecs.fallback import host_values
 from inshrink_lab.published.residual import (
     MAX_CENTROIDS,
@@ -63,7 +62,7 @@ while the frame is encoded. Parameters without moments in the frame are absent."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExcpCodec(ResidualCodec[KeptMoments, LosslessReference]):
+class ExcpCodec(ResidualCodec[KeptMoments]):
     """Weights as pruned residuals, and both moments where they survive; everything else exact.
 
     Parameters
@@ -103,7 +102,7 @@ class ExcpCodec(ResidualCodec[KeptMoments, LosslessReference]):
     >>> plan = codec.plan([spec], [None])
     >>> first = codec.encode(TensorInput(spec=spec, tensor=weight), plan, None)
     >>> second = codec.encode(TensorInput(spec=spec, tensor=moved), plan, first.reference)
-    >>> int((codec.decode(spec, second.block, first.reference).tensor != 0).sum())
+    >>> int((codec.decode(spec, second.block, first.reference).decoded() != 0).sum())
     0
     """
 
@@ -144,10 +143,6 @@ class ExcpCodec(ResidualCodec[KeptMoments, LosslessReference]):
     def takes(self) -> frozenset[TensorRole]:
         """Return the roles of the model, and of both moments unless the settings leave them out."""
         return MODEL_ROLES | _MOMENTS if self.moments == "quantized" else MODEL_ROLES
-
-    def companions(self) -> frozenset[TensorRole]:
-        """Return the second moment's role: it decides which residuals are kept."""
-        return frozenset({TensorRole.EXP_AVG_SQ})
 
     def covers(self, spec: TensorSpec) -> bool:
         """Whether the lossy rule applies to a tensor."""
@@ -244,7 +239,7 @@ def kept_moments(first_moment: NDArray[np.float32], codec: ExcpCodec) -> NDArray
 
 def _second_moment(item: TensorInput) -> NDArray[np.float32] | None:
     """Return the second moment where it can be this weight's."""
-    second = item.second_moment
+    second = item.companion(TensorRole.EXP_AVG_SQ)
     if second is None or second.shape != item.tensor.shape or not second.dtype.is_floating_point:
         return None
     values = host_values(second)

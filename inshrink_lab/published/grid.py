@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from inshrink_core.codec import Encoded, Levels, ShapedReference, TensorInput, TensorReference
+from inshrink_core.codec import Encoded, Levels, ShapedReference, TensorInput, TensorReference, own_state
 from inshrink_core.codecs.fallback import FallbackCodec, host_values
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
@@ -105,12 +105,11 @@ def level_numbers(values: NDArray[np.float32], grid: Grid) -> NDArray[np.uint8]:
     return numbers
 
 
-class GridCodec(FallbackCodec[_Plan, GridReference]):
+class GridCodec(FallbackCodec[_Plan]):
     """Base of the codecs that quantize uniformly first; subclasses choose the width of a tensor."""
 
     __slots__ = ()
 
-    state = GridReference
     words: ClassVar = {"grid": ("held", "refit"), **FLAT_WORDS}
     grid: str
     coder: str
@@ -126,7 +125,7 @@ class GridCodec(FallbackCodec[_Plan, GridReference]):
         spec, values = item.spec, host_values(item.tensor)
         if not np.isfinite(values).all():
             return None
-        previous = self.own(reference, spec)
+        previous = own_state(GridReference, reference, spec)
         fresh = Grid(self.bits_of(spec, plan, previous), float(values.min()) + 0.0, float(values.max()) + 0.0)
         held = previous is not None and (
             previous.grid == fresh or (self.grid == "held" and _still_fits(previous.grid, fresh))
@@ -144,13 +143,13 @@ class GridCodec(FallbackCodec[_Plan, GridReference]):
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> GridReference:
         """Return the state a payload decodes to."""
-        return parse_grid(spec, payload, self.own(reference, spec))
+        return parse_grid(spec, payload, own_state(GridReference, reference, spec))
 
-    def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
+    def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
         """Return a block that stands alone; references of other codecs become exact blocks."""
-        state = self.own(reference, spec)
-        if state is None:
-            return FallbackCodec.rekey(self, spec, reference)
+        state = own_state(GridReference, reference, spec)
+        if unchanged or state is None:
+            return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
         return Block(self.bitstream, pack_grid(state, None, "huffman"))
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:

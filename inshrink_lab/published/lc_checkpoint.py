@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from inshrink_core.codec import TensorInput
-from inshrink_core.codecs.exact import LosslessReference
 from inshrink_lab.published.flat import BITS
 from inshrink_lab.published.residual import (
     MAX_CENTROIDS,
@@ -41,7 +40,7 @@ _N_BUCKETS = 2 * (_EXPONENT_OFFSET + 129)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LcCheckpointCodec(ResidualCodec[None, LosslessReference]):
+class LcCheckpointCodec(ResidualCodec[None]):
     """Every weight's residual in a few buckets of exponents; everything else exact.
 
     Parameters
@@ -71,7 +70,7 @@ class LcCheckpointCodec(ResidualCodec[None, LosslessReference]):
     >>> first = codec.encode(TensorInput(spec=spec, tensor=torch.zeros(64, 64)), None, None)
     >>> moved = torch.full((64, 64), 0.25)
     >>> second = codec.encode(TensorInput(spec=spec, tensor=moved), None, first.reference)
-    >>> codec.decode(spec, second.block, first.reference).tensor.unique()
+    >>> codec.decode(spec, second.block, first.reference).decoded().unique()
     tensor([0.2500])
     """
 

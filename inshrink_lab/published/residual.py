@@ -42,7 +42,6 @@ MAX_CENTROIDS = 255
 HEADER_BYTES = 2 + 4 * MAX_CENTROIDS + 4
 
 _Plan = TypeVar("_Plan")
-_State = TypeVar("_State", bound=TensorReference)
 
 
 class Quantized(NamedTuple):
@@ -68,12 +67,11 @@ class Quantized(NamedTuple):
         return 1 + self.codebook.size
 
 
-class ResidualCodec(FallbackCodec[_Plan, _State]):
+class ResidualCodec(FallbackCodec[_Plan]):
     """Base of the residual codecs: subclasses quantize the residual and choose the coder of symbols."""
 
     __slots__ = ()
 
-    state = LosslessReference
     words: ClassVar = {"keyframe": ("exact", "quantized"), **FLAT_WORDS}
     coder: str
     keyframe: str

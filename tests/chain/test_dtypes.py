@@ -12,7 +12,7 @@ from inshrink_core.chain import Archive, frame_size
 from inshrink_core.chain.config import OPTIMIZER_CHOICES
 from inshrink_core.checkpoint import DTYPE_SIZES, TensorRole
 from inshrink_core.cli import main
-from inshrink_core.codec import codec_names, get_codec
+from inshrink_core.codec import weight_codecs
 from tests.strategies import bits, random_bits
 
 STEPS = (1, 2)
@@ -23,7 +23,7 @@ ROUNDED = {"float32", "bfloat16", "float16"}
 NUMBERS = {"float64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", *ROUNDED}
 """Dtypes that a model is made in by conversion; the others are made of random bits."""
 
-CODECS = [name for name in codec_names() if get_codec(name).stores_weights]
+CODECS = weight_codecs()
 
 CARRIED = {"bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"}
 """Dtypes that are bytes without meaning to PyTorch, too: a file's rest holds them, and nothing reads them."""

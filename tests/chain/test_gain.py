@@ -8,7 +8,7 @@ import torch
 
 from inshrink_core.chain import ChainConfig, ChainState, step_gain
 from inshrink_core.checkpoint import TensorRole
-from inshrink_core.codec import Decoded, Encoded, FrameContext, TensorInput, TensorReference, get_codec
+from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference, get_codec
 from inshrink_core.codecs.lossless import LosslessCodec
 from inshrink_core.frame import Block
 from tests.builders import memory_checkpoint, seeded
@@ -34,14 +34,9 @@ def chain_of(codec):
 class Damped(LosslessCodec):
     """Keeps a share of every movement, and remembers what it was given."""
 
-    uses_restored = True
-
     share: float = 1.0
     items: list = field(default_factory=list)
     contexts: list = field(default_factory=list)
-
-    def companions(self):
-        return frozenset({TensorRole.EXP_AVG_SQ, TensorRole.GRADIENT})
 
     def plan(self, specs, statistics, context=None):
         self.contexts.append(context)
@@ -54,7 +49,7 @@ class Damped(LosslessCodec):
 
     def decode(self, spec, block, reference, device="cpu"):
         values = torch.frombuffer(bytearray(block.payload), dtype=torch.float32).view(spec.shape)
-        return Decoded(values, Held(values))
+        return Held(values)
 
 
 @dataclass
@@ -96,8 +91,8 @@ def test_the_encoder_is_told_of_the_restore_and_what_it_may_look_at():
     case = Case(extra={"w@exp_avg_sq": second, "w@exp_avg": first})
     case.measure(codec, memory={"a": 1}, rates={"w": {"lr": 0.1}})
     assert codec.contexts == [FrameContext(learning_rates={"w": 0.1}, memory={"a": 1}, after_restore=True)]
-    assert torch.equal(codec.items[0].second_moment, second)
-    assert torch.equal(codec.items[0].gradient, first)
+    assert torch.equal(codec.items[0].companion(TensorRole.EXP_AVG_SQ), second)
+    assert torch.equal(codec.items[0].companion(TensorRole.GRADIENT, TensorRole.EXP_AVG), first)
     assert [item.spec.key for item in codec.items] == ["w"]
 
 

@@ -12,6 +12,7 @@ import torch
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter
+from inshrink_core.codec import EncoderState
 from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
 from inshrink_core.errors import StepConflictError
 from tests.runs import write_run
@@ -81,10 +82,8 @@ def test_other_values_without_a_restore_are_refused(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Watching(InshrinkeratorCodec):
+class _Watching(EncoderState, InshrinkeratorCodec):
     """Notes what an encoder is told, and remembers a count."""
-
-    uses_restored = True
 
     restored: list = field(default_factory=list)
     contexts: list = field(default_factory=list)

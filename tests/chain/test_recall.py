@@ -16,7 +16,7 @@ import torch
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter
-from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
+from inshrink_core.chain.encoder import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.codec import get_codec
 from inshrink_core.codecs.exact import LosslessReference
 from inshrink_core.errors import InshrinkError

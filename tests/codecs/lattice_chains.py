@@ -1,5 +1,6 @@
 """Frames and chains of one tensor under the lattice codec."""
 
+from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import FrameContext, TensorInput
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from tests.strategies import normal, spec_of
@@ -7,11 +8,24 @@ from tests.strategies import normal, spec_of
 CODEC = LatticeCodec()
 
 
+ROLES = {
+    "gradient": TensorRole.EXP_AVG,
+    "second_moment": TensorRole.EXP_AVG_SQ,
+    "momentum": TensorRole.MOMENTUM,
+}
+
+
+def item_of(spec, tensor, **beside):
+    """Return a tensor with companions by the names of `ROLES`, and what else it comes with."""
+    companions = {role: beside.pop(name, None) for name, role in ROLES.items()}
+    return TensorInput(spec=spec, tensor=tensor, companions=companions, **beside)
+
+
 def frame(tensor, config=None, reference=None, *, context=None, spec=None, **beside):
     """Encode a frame of one tensor; return what encode returns and the plan."""
     config = config or LatticeCodec()
     spec = spec or spec_of(tensor, "layer.weight")
-    item = TensorInput(spec=spec, tensor=tensor, **beside)
+    item = item_of(spec, tensor, **beside)
     plan = config.plan([spec], [config.observe(item, reference)], context)
     return config.encode(item, plan, reference), plan
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inshrink_core.checkpoint import TensorRole
-from inshrink_core.codec import codec_for_block, make_codec
+from inshrink_core.codec import codec_for_block, enough_memory, make_codec
 from inshrink_core.coding import rans
 from inshrink_core.errors import TooLargeError
 from tests.codecs.lattice_chains import frame, moving
@@ -48,7 +48,7 @@ def test_a_device_without_the_memory_is_told_with_the_other_choice(monkeypatch, 
 
     spec, block, _ = encoded(name, settings)
     monkeypatch.setattr(rans, "read_stream", kernel)
-    with pytest.raises(TooLargeError, match="--device cpu"):
+    with pytest.raises(TooLargeError, match="--device cpu"), enough_memory(spec, "meta"):
         codec_for_block(block.codec).decode(spec, block, None, "meta")
-    with pytest.raises(TooLargeError, match="close other programs"):
+    with pytest.raises(TooLargeError, match="close other programs"), enough_memory(spec):
         codec_for_block(block.codec).decode(spec, block, None)

@@ -11,10 +11,10 @@ from inshrink_core.chain import Archive, ChainConfig, ChainState, ChainWriter, F
 from inshrink_core.codec import FrameContext, TensorInput, make_codec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.codecs.lattice.look_ahead import steps_to_look_at
-from inshrink_core.codecs.lattice.memory import Memory
+from inshrink_core.codecs.lattice.spacing import Memory
 from inshrink_core.errors import DamagedError
 from tests.builders import memory_checkpoint, memory_run
-from tests.codecs.lattice_chains import frame, moving
+from tests.codecs.lattice_chains import frame, item_of, moving
 from tests.strategies import bits, normal, spec_of
 
 PACE = 1e-3
@@ -187,7 +187,7 @@ def test_what_is_held_of_tensors_settles_their_spacings_and_else_each_frame_does
 
     def plan(seconds, memory):
         items = [
-            TensorInput(spec=spec, tensor=normal((30, 30), i), second_moment=torch.full((30, 30), seconds[i]))
+            item_of(spec, normal((30, 30), i), second_moment=torch.full((30, 30), seconds[i]))
             for i, spec in enumerate(specs)
         ]
         items.append(TensorInput(spec=vector, tensor=normal((300,), 0, scale=1.0)))

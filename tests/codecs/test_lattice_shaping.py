@@ -9,13 +9,13 @@ import torch
 
 import inshrink_core
 from inshrink_core.chain import Archive
+from inshrink_core.chain.encoder import TensorJob
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import BaseReference, FrameContext, PastFrame, TensorInput
-from inshrink_core.codecs.foretold import bits_of
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.codecs.shaping import Shaping, grown
+from inshrink_core.codecs.shaping import Shaping, bits_of, grown
 from inshrink_core.testing.codecs import CodecSuite, state_bits
-from tests.codecs.lattice_chains import frame, moving
+from tests.codecs.lattice_chains import frame, item_of, moving
 from tests.runs import write_run
 from tests.strategies import bits, normal, spec_of
 
@@ -54,7 +54,7 @@ class TestShaped(CodecSuite):
         if not tensor.dtype.is_floating_point or tensor.dim() < 2:
             return TensorInput(spec=spec, tensor=tensor)
         first = normal(tuple(tensor.shape), 5) * 0.1
-        return TensorInput(spec=spec, tensor=tensor, gradient=first, moment_before=giving(first))
+        return item_of(spec, tensor, gradient=first, moment_before=giving(first))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -67,11 +67,12 @@ def test_decoding_reaches_the_state_that_encoding_returns(dtype, exact):
     for tensor, (block, after) in zip(
         tensors, chain(tensors, codec, [moment(i) for i in range(6)]), strict=True
     ):
-        restored, reference = codec.decode(spec_of(tensor, "layer.weight"), block, reference)
+        reference = codec.decode(spec_of(tensor, "layer.weight"), block, reference)
+        restored = reference.decoded()
         assert state_bits(reference) == state_bits(after)
         assert not exact or bits(restored) == bits(tensor)
     alone = codec.rekey(spec_of(tensor, "layer.weight"), after)
-    assert bits(codec.decode(spec_of(tensor, "layer.weight"), alone, None).tensor) == bits(restored)
+    assert bits(codec.decode(spec_of(tensor, "layer.weight"), alone, None).decoded()) == bits(restored)
 
 
 def test_frames_are_smaller_and_errors_cost_less():
@@ -173,7 +174,7 @@ def test_a_spacing_that_grows_snaps_and_shapes():
     context = FrameContext(memory={"movement": 1e-3})
     (block, after), _ = frame(tensors[2], coarse, first, context=context, moment_before=giving(moments[1]))
     spec = spec_of(tensors[2], "layer.weight")
-    assert state_bits(coarse.decode(spec, block, first).reference) == state_bits(after)
+    assert state_bits(coarse.decode(spec, block, first)) == state_bits(after)
     assert after.spacing.width > 4 * first.spacing.width
     assert not (after.integers % after.spacing.units).any()
 
@@ -247,20 +248,23 @@ def test_errors_are_said_to_last_longer_where_rounding_is_shaped():
     assert OFF.lasting(*OFF.shaped([shaped])) == 1
 
 
-def test_first_moments_are_asked_for_where_weights_are_shaped():
-    assert ON.encoding_companions() == {TensorRole.EXP_AVG, TensorRole.MOMENTUM}
-    assert not OFF.encoding_companions()
-
-
 def test_a_first_moment_that_the_chain_holds_is_not_read_again(tmp_path, monkeypatch):
     run, seen = inshrink_core.open(write_run(tmp_path / "run", n_steps=3)), []
 
     def encode(codec, item, plan, reference):
         if item.spec.role is TensorRole.WEIGHT and len(item.spec.shape) > 1:
-            seen.append((item.gradient is not None, item.moment_before is not None))
+            asked.clear()
+            encoded_item = encoded(codec, item, plan, reference)
+            seen.append((bool(asked), item.moment_before is not None))
+            return encoded_item
         return encoded(codec, item, plan, reference)
 
-    encoded = LatticeCodec.encode
+    def companion(job, *roles, **options):
+        asked.append(roles)
+        return read(job, *roles, **options)
+
+    asked, encoded, read = [], LatticeCodec.encode, TensorJob.companion
+    monkeypatch.setattr(TensorJob, "companion", companion)
     monkeypatch.setattr(LatticeCodec, "encode", encode)
     compressed(run, tmp_path / "a", settings={"shaping": "auto"})
     n = len(seen) // 3

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from inshrink_core.codec import FrameContext, TensorInput
+from inshrink_core.codec import FrameContext
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.testing.codecs import state_bits
-from tests.codecs.lattice_chains import CODEC, chain, frame, moving
+from tests.codecs.lattice_chains import CODEC, chain, frame, item_of, moving
 from tests.strategies import bits, normal, spec_of
 
 
@@ -55,7 +55,7 @@ def test_a_step_that_grows_loses_no_movement(coarseness):
     spec = spec_of(moved, "layer.weight")
     (block, after), _ = frame(moved, LatticeCodec(coarseness=coarseness), first)
     assert after.spacing.width >= 2 * first.spacing.width
-    assert state_bits(CODEC.decode(spec, block, first).reference) == state_bits(after)
+    assert state_bits(CODEC.decode(spec, block, first)) == state_bits(after)
     # As well as on a lattice that begins with that step: evenly spread errors, none of them on one side.
     error = after.decoded() - moved
     assert float(error.abs().max()) <= 0.51 * after.spacing.width
@@ -70,7 +70,7 @@ def test_steps_may_become_finer_than_the_unit_the_chain_began_with():
         weights = weights + normal((60, 60), t, scale=0.02 * 0.3**t)
         (block, after), _ = frame(weights, LatticeCodec(coarseness=0.5), state)
         decoded = CODEC.decode(spec_of(weights, "layer.weight"), block, state)
-        assert state_bits(decoded.reference) == state_bits(after)
+        assert state_bits(decoded) == state_bits(after)
         state = after
     error = float((state.decoded() - weights).abs().max())
     assert error <= 0.51 * state.spacing.width
@@ -80,7 +80,7 @@ def test_steps_may_become_finer_than_the_unit_the_chain_began_with():
 def test_sensitive_tensors_get_finer_steps():
     specs = [spec_of(normal((30, 30), i), f"layer{i}.weight") for i in range(2)]
     items = [
-        TensorInput(spec=spec, tensor=normal((30, 30), i), second_moment=torch.full((30, 30), 16.0**-i))
+        item_of(spec, normal((30, 30), i), second_moment=torch.full((30, 30), 16.0**-i))
         for i, spec in enumerate(specs)
     ]
     context = FrameContext(learning_rates={spec.name: 1e-3 for spec in specs})
@@ -94,7 +94,7 @@ def test_without_second_moments_the_momentum_of_sgd_tells_which_tensors_are_sens
 
     def widths(momenta, weights):
         items = [
-            TensorInput(spec=spec, tensor=tensor, momentum=momentum)
+            item_of(spec, tensor, momentum=momentum)
             for spec, tensor, momentum in zip(specs, weights, momenta, strict=True)
         ]
         config = LatticeCodec(sensitivity=0.25)
@@ -131,4 +131,4 @@ def test_what_a_chain_remembers_is_small_and_survives_damage():
     for memory in damaged:
         context = FrameContext(memory=memory)
         encoded, _ = frame(frames[2], None, reference, context=context)
-        assert CODEC.decode(spec_of(frames[2]), encoded.block, reference).tensor.shape == (100, 120)
+        assert CODEC.decode(spec_of(frames[2]), encoded.block, reference).decoded().shape == (100, 120)

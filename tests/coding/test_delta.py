@@ -3,11 +3,9 @@
 import numpy as np
 import torch
 
-from inshrink_core.coding.delta import (
+from inshrink_core.coding.events import (
     NO_EXPECTATION,
-    alphabet_size,
     expected_symbols,
-    modular_delta,
 )
 from inshrink_core.ops.symbols import count_pairs, delta_events
 
@@ -20,24 +18,9 @@ def _pair(n: int, n_symbols: int, seed: int = 0) -> tuple[torch.Tensor, torch.Te
     return previous, torch.where(moved, other, previous)
 
 
-def test_the_delta_is_undone_over_every_pair_of_a_full_alphabet():
-    previous = torch.arange(256).repeat_interleave(256).byte()
-    symbols = torch.arange(256).repeat(256).byte()
-    assert torch.equal(modular_delta(previous, modular_delta(previous, symbols, 256), 256), symbols)
-
-
-def test_the_delta_has_the_papers_sign():
-    assert modular_delta(torch.tensor([5]).byte(), torch.tensor([3]).byte(), 18).tolist() == [2]
-    assert modular_delta(torch.tensor([3]).byte(), torch.tensor([5]).byte(), 18).tolist() == [16]
-
-
-def test_the_alphabet_holds_the_symbols_of_both_checkpoints():
-    assert alphabet_size(10, 34) == 34
-
-
 def test_events_are_the_runs_of_the_grouped_delta():
     previous, symbols = _pair(3000, 7)
-    delta = modular_delta(previous, symbols, 7)
+    delta = ((previous.short() - symbols.short()) % 7).byte()
     bases = np.arange(256)
     records, run_counts, literal_counts = delta_events(previous.numpy(), symbols.numpy(), bases, bases, 7)
     coded: dict[int, list[int]] = {group: [] for group in range(7)}

@@ -1,6 +1,6 @@
 """The order of measurements, on a codec whose figures are known beforehand."""
 
-from inshrink_core.codecs import Variant
+from inshrink_core.codecs.variants import Variant
 from inshrink_lab.bench.benchmark import sweep
 from inshrink_lab.bench.report import Bound, Point
 

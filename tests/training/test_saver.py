@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -306,7 +307,8 @@ def seen_by_codec(monkeypatch):
 
     def encode(codec, item, plan, reference):
         if item.spec.key == "4.weight":
-            items.append(item)
+            gradient = item.companion(TensorRole.GRADIENT)
+            items.append(SimpleNamespace(restored=item.restored, gradient=gradient))
         return original(codec, item, plan, reference)
 
     monkeypatch.setattr(InshrinkeratorCodec, "encode", encode)
@@ -324,8 +326,7 @@ def test_a_codec_that_asks_for_gradients_gets_the_recorded_ones(path, seen_by_co
     assert torch.equal(seen_by_codec[0].gradient, network[4].weight.grad)
 
 
-def test_the_codec_gets_the_values_that_training_continued_from(path, seen_by_codec, monkeypatch):
-    monkeypatch.setattr(InshrinkeratorCodec, "uses_restored", True)
+def test_the_codec_gets_the_values_that_training_continued_from(path, seen_by_codec):
     network, optimizer, saver = begin(path, codec="inshrinkerator", config={"bins": 6})
     with saver:
         for step in (1, 2):

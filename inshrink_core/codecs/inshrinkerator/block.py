@@ -170,7 +170,7 @@ def _parse_protected(
     kept = _kept_spec(spec, n_protected)
     if values is None:
         return torch.empty(0, dtype=getattr(torch, kept.dtype))
-    return decode_exact(kept, values, _kept_reference(symbols, previous)).tensor
+    return decode_exact(kept, values, _kept_reference(symbols, previous)).tensor.contiguous()
 
 
 def worst_case_payload_bytes(spec: TensorSpec) -> int:

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 import torch
 
 from inshrink_core.checkpoint import LayerType, TensorRole, TensorSpec
-from inshrink_core.codec import Encoded, FrameContext, Knob, Switch, TensorInput, TensorReference, Tuning
+from inshrink_core.codec import (
+    Encoded,
+    FrameContext,
+    Knob,
+    Switch,
+    TensorInput,
+    TensorReference,
+    Tuning,
+    own_state,
+)
 from inshrink_core.codecs.fallback import LOSSY_DTYPES, FallbackCodec
 from inshrink_core.codecs.inshrinkerator.block import (
     FIRST_BIN,
@@ -92,7 +101,7 @@ Plan: TypeAlias = "Mapping[str, Thresholds]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InshrinkeratorCodec(FallbackCodec[Plan, InshrinkeratorReference]):
+class InshrinkeratorCodec(FallbackCodec[Plan]):
     """Weights of two or more dimensions in symbols; everything else exact.
 
     Every setting may change from frame to frame.
@@ -135,13 +144,12 @@ class InshrinkeratorCodec(FallbackCodec[Plan, InshrinkeratorReference]):
     >>> item = TensorInput(spec=spec, tensor=torch.linspace(-1, 1, 4096).view(64, 64))
     >>> plan = codec.plan([spec], [codec.observe(item, None)])
     >>> block, reference = codec.encode(item, plan, None)
-    >>> codec.decode(spec, block, None).tensor.unique()
+    >>> codec.decode(spec, block, None).decoded().unique()
     tensor([-0.7500, -0.2500,  0.2500,  0.7500])
     """
 
     name = "inshrinkerator"
     bitstream = "inshrinkerator/1"
-    state = InshrinkeratorReference
     words: ClassVar = {
         "prune_metric": _METRICS,
         "fit": ("exact", "published"),
@@ -186,10 +194,6 @@ class InshrinkeratorCodec(FallbackCodec[Plan, InshrinkeratorReference]):
         prunes = max(self.prune, self.embedding_prune) > 0 and self.prune_metric == "sensitivity"
         return self.protect > 0 or prunes
 
-    def companions(self) -> frozenset[TensorRole]:
-        """Return the gradient's role where sensitivity decides anything."""
-        return frozenset({TensorRole.GRADIENT}) if self.wants_gradients else frozenset()
-
     def covers(self, spec: TensorSpec) -> bool:
         """Whether a tensor is quantized."""
         return is_quantized(spec)
@@ -232,7 +236,7 @@ class InshrinkeratorCodec(FallbackCodec[Plan, InshrinkeratorReference]):
         self, item: TensorInput, plan: Plan, reference: TensorReference | None
     ) -> Encoded | None:
         """Quantize a tensor; None for what is not finite."""
-        spec, previous = item.spec, self.own(reference, item.spec)
+        spec, previous = item.spec, own_state(InshrinkeratorReference, reference, item.spec)
         state = _quantize(self, item, plan.get(_group(spec), Thresholds()), previous)
         if state is None:
             return None
@@ -245,21 +249,14 @@ class InshrinkeratorCodec(FallbackCodec[Plan, InshrinkeratorReference]):
         """Return the state a payload decodes to."""
         if not has_symbols(spec):
             raise DamagedError(f"a tensor of this kind has no {self.name} blocks")
-        return parse_quantized(spec, payload, self.own(reference, spec), device)
+        return parse_quantized(spec, payload, own_state(InshrinkeratorReference, reference, spec), device)
 
-    def unchanged(self, spec: TensorSpec, reference: TensorReference) -> Encoded:
-        """Return a delta of zeros, with the codebook held."""
-        state = self.own(reference, spec)
-        if state is not None:
-            return Encoded(Block(self.bitstream, pack_quantized(spec, state, state)), state)
-        return FallbackCodec.unchanged(self, spec, reference)
-
-    def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
-        """Return a block that stands alone; references of other codecs become exact blocks."""
-        state = self.own(reference, spec)
-        if state is not None:
-            return Block(self.bitstream, pack_quantized(spec, state, None))
-        return FallbackCodec.rekey(self, spec, reference)
+    def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
+        """Return a block that stands alone, or a delta of zeros with the codebook held."""
+        state = own_state(InshrinkeratorReference, reference, spec)
+        if state is None:
+            return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
+        return Block(self.bitstream, pack_quantized(spec, state, state if unchanged else None))
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
         """Return the bound of symbols, codebook and protected values."""
@@ -283,7 +280,7 @@ def is_quantized(spec: TensorSpec) -> bool:
 
 def _known_gradient(item: TensorInput) -> Tensor | None:
     """Drop a gradient that cannot be that of this tensor."""
-    gradient = item.gradient
+    gradient = item.companion(TensorRole.GRADIENT, TensorRole.EXP_AVG)
     usable = gradient is not None and gradient.shape == item.tensor.shape and gradient.dtype.is_floating_point
     return gradient if usable else None
 

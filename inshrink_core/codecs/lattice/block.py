@@ -308,7 +308,7 @@ def _parse_exact(
         raise DamagedError("a lattice block with a residual holds another", where=spec.key)
     state = parse(spec, inner, before, base, cursor.device)
     against = LosslessReference(_residual_base(inner, state.decoded(), before))
-    return replace(state, exact=decode_exact(spec, residual, against).tensor)
+    return replace(state, exact=decode_exact(spec, residual, against).tensor.contiguous())
 
 
 def make_exact(

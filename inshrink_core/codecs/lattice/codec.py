@@ -20,16 +20,16 @@ from inshrink_core.codec import (
     BaseReference,
     Codec,
     Encoded,
+    EncoderState,
     FrameContext,
     Knob,
-    LookAheadInput,
     LookAheadStep,
     PastFrame,
     TensorInput,
     TensorReference,
     Tuning,
+    own_state,
 )
-from inshrink_core.codecs.exact import BITSTREAM as EXACT_BITSTREAM
 from inshrink_core.codecs.exact import worst_case_exact_bytes
 from inshrink_core.codecs.fallback import TINY, FallbackCodec
 from inshrink_core.codecs.lattice.block import (
@@ -55,7 +55,6 @@ from inshrink_core.codecs.lattice.look_ahead import (
     look_ahead_statistics,
     steps_to_look_at,
 )
-from inshrink_core.codecs.lattice.memory import positive
 from inshrink_core.codecs.lattice.plan import (
     LatticePlan,
     LatticeStatistics,
@@ -69,11 +68,10 @@ from inshrink_core.codecs.lattice.plan import (
 from inshrink_core.codecs.lattice.spacing import Spacing, lattice_of, new_spacing
 from inshrink_core.codecs.shaping import (
     Fed,
-    PastBlock,
     Shaping,
     can_be_shaped,
+    grown,
     known_of,
-    recalled,
     shaped_changes,
 )
 from inshrink_core.errors import ConfigError
@@ -103,7 +101,7 @@ where the first delta from lattice points to exact values costs what the first f
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
+class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
     """Weights and running statistics on lattices; other buffers, and what is not finite, exact.
 
     Every setting may change from frame to frame.
@@ -149,22 +147,19 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     >>> item = TensorInput(spec=spec, tensor=torch.linspace(-1, 1, 4096).view(64, 64))
     >>> plan = codec.plan([spec], [codec.observe(item, None)])
     >>> block, reference = codec.encode(item, plan, None)
-    >>> restored = codec.decode(spec, block, None).tensor
+    >>> restored = codec.decode(spec, block, None).decoded()
     >>> bool((restored - item.tensor).abs().max() < 0.05)
     True
     """
 
     name = "lattice"
     bitstream = "lattice/1"
-    reads = frozenset({"lattice/1", EXACT_BITSTREAM})
-    state = LatticeReference
     words: ClassVar = {"shaping": ("off", "auto")}
     ranges: ClassVar = {
         **{"coarseness": (1e-4, 1e4), "gamma": (0.0, 2.0), "sensitivity": (0.0, 1.0)},
         "predicted_cost": (0.0, 1.0),
     }
     constants: ClassVar = {"gain_per": "tensor", "contexts": "history", "one_dimensional": "lattice"}
-    uses_restored = True
     uses_base = True
     covers_masters = True
     shortest_payload = 0  # `parse` looks itself, for it also reads blocks within blocks
@@ -217,14 +212,6 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Return the same settings with a residual beside the points."""
         return replace(self, exact=True)
 
-    def companions(self) -> frozenset[TensorRole]:
-        """Return the roles that sensitivity follows from: Adam's second moment, SGD's momentum."""
-        return frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MOMENTUM})
-
-    def encoding_companions(self) -> frozenset[TensorRole]:
-        """Return the roles of first moments if rounding is shaped; the plan has what followed from others."""
-        return frozenset({TensorRole.EXP_AVG, TensorRole.MOMENTUM} if self.uses_past else ())
-
     @property
     def uses_past(self) -> bool:
         """Whether rounding is shaped, by the first moments of all frames before."""
@@ -252,16 +239,15 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Return a state with what is known of the first moments of its chain."""
         if not isinstance(reference, LatticeReference) or not can_be_shaped(reference.shape):
             return reference
-        blocks = (
-            PastBlock(
-                is_lattice=frame.block.codec == self.bitstream,
-                moved=frame.block.codec != self.bitstream or points_moved(frame.block.payload),
-                shaped=frame.settings.get("shaping", "off") != "off",
-                moment=frame.moment_before,
-            )
-            for frame in past
-        )
-        return replace(reference, shaping=recalled(blocks))
+        known: Shaping | None = None
+        for frame in past:
+            is_lattice = frame.block.codec == self.bitstream
+            moved = not is_lattice or points_moved(frame.block.payload)
+            if not is_lattice or (moved and frame.settings.get("shaping", "off") == "off"):
+                known = None
+            elif moved and frame.moment_before is not None:
+                known = grown(known, frame.moment_before)
+        return replace(reference, shaping=known)
 
     def observe(self, item: TensorInput, reference: TensorReference | None) -> LatticeStatistics | None:
         """Return mean squares of a tensor that may lie on a lattice; None for the others."""
@@ -269,11 +255,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
             return None
         if is_statistic(item.spec):
             return observe_statistic(item, None if _base_of(reference) else reference)
-        return observe_tensor(item, self.own(reference, item.spec))
-
-    def looks_at_sample(self, spec: TensorSpec) -> bool:
-        """Whether a sample is enough: of all but running statistics, of which the least value counts."""
-        return not is_statistic(spec)
+        return observe_tensor(item, own_state(LatticeReference, reference, item.spec))
 
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
@@ -285,7 +267,9 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Return spread pairs of neighbouring steps: one spacing suits a whole chain best."""
         return steps_to_look_at(n_steps)
 
-    def look_ahead(self, spec: TensorSpec, inputs: Iterator[LookAheadInput]) -> LookAheadStatistics | None:
+    def look_ahead(
+        self, spec: TensorSpec, inputs: Iterator[tuple[int, TensorInput]]
+    ) -> LookAheadStatistics | None:
         """Return how a tensor moves, and its squared gradients."""
         return look_ahead_statistics(spec, inputs) if self.covers(spec) else None
 
@@ -328,7 +312,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         self, item: TensorInput, plan: LatticePlan, reference: TensorReference | None
     ) -> Encoded | None:
         """Return a block of lattice points; None where they do not suit, or take more than exact values."""
-        spec, state, found = item.spec, self.own(reference, item.spec), None
+        spec, state, found = item.spec, own_state(LatticeReference, reference, item.spec), None
         if plan.rms.get(spec.key) == 0 and bool(item.tensor.any()):
             pass  # its squares are too small for float32, or its sample misses what is not zero
         elif state is not None:
@@ -344,21 +328,14 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> LatticeReference:
         """Return the state after a block of lattice points."""
-        return parse(spec, payload, self.own(reference, spec), _base_of(reference), device)
+        return parse(spec, payload, own_state(LatticeReference, reference, spec), _base_of(reference), device)
 
-    def unchanged(self, spec: TensorSpec, reference: TensorReference) -> Encoded:
-        """Return that no point moved; a state with a residual becomes an exact block."""
-        state = self.own(reference, spec)
-        if state is None or state.exact is not None:
-            return FallbackCodec.unchanged(self, spec, reference)
-        return Encoded(Block(self.bitstream, UNCHANGED), state)
-
-    def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
-        """Return a block that stands alone; references of other codecs become exact blocks."""
-        state = self.own(reference, spec)
-        if state is not None:
-            return Block(self.bitstream, pack_state(spec, state))
-        return FallbackCodec.rekey(self, spec, reference)
+    def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
+        """Return a block of the whole state, or that no point moved; other states become exact blocks."""
+        state = own_state(LatticeReference, reference, spec)
+        if state is None or (unchanged and state.exact is not None):
+            return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
+        return Block(self.bitstream, UNCHANGED if unchanged else pack_state(spec, state))
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
         """Return the size of the exact block, its escape."""
@@ -406,9 +383,12 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         known, fed = self._known(item, plan, state) if self.uses_past else (None, None)
         chosen = choose_spacing(plan, item, state, fed)
         gain: Gain | None = None
-        restored = None if item.restored is None else _restored(item, item.restored)
+        restored = item.restored if is_matrix(spec) else None
         if restored is not None:
-            gain, chosen = choose_gain(values, restored, chosen, spec, state)
+            spec.check(restored)
+            base = as_float32(restored)
+            if bool(torch.isfinite(base).all()):
+                gain, chosen = choose_gain(values, base, chosen, spec, state)
         before, lattice, history = chosen.integers, chosen.lattice, state.history
         changes: Gain | Tensor | None = gain
         if fed is not None:
@@ -428,7 +408,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Return what is known of first moments, and what to feed forward."""
         width = plan.widths.get(item.spec.key, 0.0)
         # Before any movement was seen, spacings are guesses at it.
-        seen = positive(plan.memory.get("movement"))
+        seen = plan.memory.get("movement", 0.0)
         movement = seen / width if seen and width else 1.0 / self.coarseness
         return known_of(item, None if state is None else state.shaping, movement)
 
@@ -442,15 +422,6 @@ def _is_finer(spec: TensorSpec, plan: LatticePlan) -> bool:
 
 def _base_of(reference: TensorReference | None) -> BaseReference | None:
     return reference if isinstance(reference, BaseReference) else None
-
-
-def _restored(item: TensorInput, restored: Tensor) -> Tensor | None:
-    """Values that training continued from, in float32; None where there are none to match."""
-    if not is_matrix(item.spec):
-        return None
-    item.spec.check(restored)
-    base = as_float32(restored)
-    return base if bool(torch.isfinite(base).all()) else None
 
 
 def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference, moved: bool) -> bool:

@@ -12,24 +12,22 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codec import LookAheadInput, LookAheadStep
+from inshrink_core.checkpoint import TensorRole, TensorSpec
+from inshrink_core.codec import LookAheadStep, TensorInput
 from inshrink_core.codecs.lattice.block import is_matrix, is_statistic
-from inshrink_core.codecs.lattice.memory import Memory, codes_of
 from inshrink_core.codecs.lattice.plan import (
+    NO_PLACES,
     LatticeSettings,
     affordable,
     bounded_factors,
     codes_apart,
     predicted_cost,
-    sample_of,
     settled_factors,
 )
-from inshrink_core.codecs.lattice.spacing import exact_mean, geometric_mean
+from inshrink_core.codecs.lattice.spacing import Memory, codes_of, exact_mean, geometric_mean
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_sums
 
@@ -90,35 +88,33 @@ class LookAheadStatistics(NamedTuple):
     momenta: tuple[float, ...]
 
 
-def look_ahead_statistics(spec: TensorSpec, inputs: Iterator[LookAheadInput]) -> LookAheadStatistics:
+def look_ahead_statistics(spec: TensorSpec, inputs: Iterator[tuple[int, TensorInput]]) -> LookAheadStatistics:
     """Measure a tensor at one step after the other; holds two samples of it."""
     n_seen = min(spec.numel, SAMPLE_RUN * SAMPLE_RUNS)
     changed, moved = False, {}
     squares, second_moments, momenta = [], [], []
     before: tuple[int, Tensor] | None = None
     for place, item in inputs:
-        now = as_float32(sample_of(item, item.tensor))
+        now = as_float32(item.sample)
         if before is not None and not torch.equal(now, before[1]):
             changed = True
         if before is not None and before[0] == place - 1:
             moved[place] = _mean_square(now - before[1], n_seen)
         squares.append(_mean_square(now, n_seen))
-        if item.second_moment is not None:
-            moments = sample_of(item, item.second_moment)
-            sums, _ = sample_sums(moments, None, moments, 1.0, _NO_PLACES)
+        moments = item.companion(TensorRole.EXP_AVG_SQ, sampled=True)
+        if moments is not None:
+            sums, _ = sample_sums(moments, None, moments, 1.0, NO_PLACES)
             second_moments.append(exact_mean(sums[2], n_seen))
-        if item.momentum is not None:
-            momenta.append(_mean_square(sample_of(item, item.momentum), n_seen))
+        momentum = item.companion(TensorRole.MOMENTUM, sampled=True)
+        if momentum is not None:
+            momenta.append(_mean_square(momentum, n_seen))
         before = place, now
     return LookAheadStatistics(changed, moved, tuple(squares), tuple(second_moments), tuple(momenta))
 
 
-_NO_PLACES = np.zeros(0, np.int64)
-
-
 def _mean_square(values: Tensor, n: int) -> float:
     """Mean square of a sample, NaN where a value is not finite."""
-    sums, _ = sample_sums(values, None, None, 1.0, _NO_PLACES)
+    sums, _ = sample_sums(values, None, None, 1.0, NO_PLACES)
     return exact_mean(sums[0], n)
 
 

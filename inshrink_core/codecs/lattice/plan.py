@@ -13,22 +13,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.checkpoint import TensorSpec
+from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput, TensorReference
 from inshrink_core.codecs.lattice.block import LatticeReference, is_matrix, is_statistic, refined, snapped
-from inshrink_core.codecs.lattice.memory import Memory, codes_of, positive
 from inshrink_core.codecs.lattice.spacing import (
     MIN_EXPONENT,
+    Memory,
     Spacing,
+    codes_of,
     exact_mean,
     geometric_mean,
     held,
     lattice_of,
+    positive,
     sensitivity_factor,
     spacing_of,
 )
 from inshrink_core.codecs.shaping import Fed
-from inshrink_core.ops.flat import as_float32, flattened
+from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.lattice import Gain, Lattice, gain_grade
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
 
@@ -120,6 +122,9 @@ _MIN_MOVED_SHARE = 0.05
 """Less than this share of a squared distance from rounded values is rounding error, not movement."""
 
 
+NO_PLACES = np.zeros(0, np.int64)
+
+
 class LatticeStatistics(NamedTuple):
     """What is measured of one tensor.
 
@@ -153,7 +158,7 @@ class LatticeStatistics(NamedTuple):
 def observe_statistic(item: TensorInput, reference: TensorReference | None) -> LatticeStatistics:
     """Look at all values of a running statistic."""
     tensor = as_float32(item.tensor)
-    sums, _ = sample_sums(tensor, None, None, 1.0, np.zeros(0, np.int64))
+    sums, _ = sample_sums(tensor, None, None, 1.0, NO_PLACES)
     n_seen = min(tensor.numel(), SAMPLE_RUN * SAMPLE_RUNS)
     changed = reference is not None and not torch.equal(reference.decoded().cpu(), item.tensor.cpu())
     return LatticeStatistics(
@@ -161,34 +166,39 @@ def observe_statistic(item: TensorInput, reference: TensorReference | None) -> L
     )
 
 
-def sample_of(item: TensorInput, tensor: Tensor) -> Tensor:
-    """Return the sample of a tensor of an item, which may be that already."""
-    return tensor if item.sampled else sample(flattened(tensor))
-
-
 def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> LatticeStatistics:
     """Measure one tensor on a sample of its values; O(1) beyond 2**14 elements."""
-    values = sample_of(item, item.tensor)
+    values = item.sample
     n_seen = values.numel()
     integers, unit = None, 1.0
     if reference is not None:
         integers, unit = sample(reference.integers), math.ldexp(1.0, reference.spacing.exponent)
-    moments = None if item.second_moment is None else sample_of(item, item.second_moment)
+    moments = item.companion(TensorRole.EXP_AVG_SQ, sampled=True)
     sums, probe = sample_sums(values, integers, moments, unit, _probe_places(n_seen))
     second = None if moments is None else exact_mean(sums[2], n_seen)
-    momentum = None
-    if item.momentum is not None:
-        squares, _ = sample_sums(sample_of(item, item.momentum), None, None, 1.0, np.zeros(0, np.int64))
+    momentum, buffer = None, item.companion(TensorRole.MOMENTUM, sampled=True)
+    if buffer is not None:
+        squares, _ = sample_sums(buffer, None, None, 1.0, NO_PLACES)
         momentum = exact_mean(squares[0], n_seen)
-    moved = None
-    if reference is not None:
-        distance = exact_mean(sums[1], n_seen)
-        # An error of rounding is spread evenly over the spacing: D^2 / 12.
-        movement = distance - reference.spacing.width**2 / 12
-        moved = movement if movement > _MIN_MOVED_SHARE * distance else None
+    moved = None if reference is None else _beyond_rounding(sums[1], n_seen, reference.spacing.width)
     return LatticeStatistics(
         exact_mean(sums[0], n_seen), second, momentum, moved, probe.astype("<f4").tobytes()
     )
+
+
+def _beyond_rounding(sums: NDArray[np.int64], n: int, width: float) -> float | None:
+    """Return the mean squared movement, less the error of rounding; None where that explains all of it."""
+    distance = exact_mean(sums, n)
+    # An error of rounding is spread evenly over the spacing: D^2 / 12.
+    movement = distance - width**2 / 12
+    return movement if movement > _MIN_MOVED_SHARE * distance else None
+
+
+def _moved_since(item: TensorInput, state: LatticeReference) -> float | None:
+    """Return the mean squared movement of a tensor since a state."""
+    values, unit = item.sample, math.ldexp(1.0, state.spacing.exponent)
+    sums, _ = sample_sums(values, sample(state.integers), None, unit, NO_PLACES)
+    return _beyond_rounding(sums[1], values.numel(), state.spacing.width)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -504,7 +514,7 @@ def choose_spacing(plan: LatticePlan, item: TensorInput, state: LatticeReference
         width = plan.widths[spec.key] * (1.0 if fed is None else fed.coarser)
         most = limit.size / (1.0 if fed is None else math.sqrt(fed.variance)) or math.inf
         if max(width, state.spacing.width) > most:
-            square = observe_tensor(item, state).moved or 0.0
+            square = _moved_since(item, state) or 0.0
             most = max(most, limit.movements * math.sqrt(square if math.isfinite(square) else 0.0))
         width = min(width, most)
     if plan.after_restore:

@@ -23,7 +23,6 @@ import numpy as np
 
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference
-from inshrink_core.codecs.exact import BITSTREAM as EXACT
 from inshrink_core.codecs.fallback import FallbackCodec
 from inshrink_core.codecs.moments.block import LAST_DRAW, Form, MomentsReference, pack, parse
 from inshrink_core.frame import Block
@@ -81,7 +80,7 @@ class MomentsPlan(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MomentsCodec(FallbackCodec[MomentsPlan | None, MomentsReference]):
+class MomentsCodec(FallbackCodec[MomentsPlan | None]):
     """Codec of Adam's moments and of momentum buffers; every other tensor, and what is not finite, exact.
 
     Parameters
@@ -110,17 +109,10 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None, MomentsReference]):
 
     name = "moments"
     bitstream = "moments/1"
-    reads = frozenset({"moments/1", EXACT})
-    state = MomentsReference
     words: ClassVar = {"preset": ("fidelity", "ratio")}
-    stores_weights = False
     lossy_roles = _SECOND | _FIRST
 
     preset: str = "fidelity"
-
-    def companions(self) -> frozenset[TensorRole]:
-        """Return the second moment's role: it gives first moments their units."""
-        return frozenset({TensorRole.EXP_AVG_SQ})
 
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
@@ -154,18 +146,11 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None, MomentsReference]):
         """Return the state a payload decodes to."""
         return parse(payload, spec, _fitting(reference, spec), device)
 
-    def unchanged(self, spec: TensorSpec, reference: TensorReference) -> Encoded:
-        """Return that a state is what it was."""
-        state = _fitting(reference, spec)
-        if state is None:
-            return FallbackCodec.unchanged(self, spec, reference)
-        return Encoded(Block(self.bitstream, pack(state, state)), state)
-
-    def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
-        """Return a block that stands alone, of the same integers where there are any."""
-        if isinstance(reference, MomentsReference):
-            return Block(self.bitstream, pack(reference, None))
-        return FallbackCodec.rekey(self, spec, reference)
+    def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
+        """Return a block of the same integers where there are any."""
+        if isinstance(reference, MomentsReference) and reference.shape == spec.shape:
+            return Block(self.bitstream, pack(reference, reference if unchanged else None))
+        return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
         """Return a byte for each element, row and column, and the header."""
@@ -193,7 +178,7 @@ def _rounded(
         second, unit = None, _UNITS.get((spec.role, preset), 0.0)
         if spec.role is TensorRole.EXP_AVG:
             # Without a second moment, what is allowed is over another unit than the values'.
-            second = item.second_moment
+            second = item.companion(TensorRole.EXP_AVG_SQ)
         allowed = None if spec.role is TensorRole.EXP_AVG and second is None else plan.allowed.get(spec.name)
         squares = None if second is None else as_float32(second).to(values.device)
         codes = round_first(values, squares, n_rows, unit, allowed)

@@ -653,8 +653,8 @@ class CompressReport(Report):
 
         rows = [row for frame in self.size.frames for row in frame.tensors]
         buffers = {row.spec.key for row in rows if row.spec.role is TensorRole.BUFFER}
-        lossless = get_codec(FALLBACK_CODEC).reads
-        rounded = buffers & {row.spec.key for row in rows if row.codec not in lossless}
+        lossless = get_codec(FALLBACK_CODEC).bitstream
+        rounded = buffers & {row.spec.key for row in rows if row.codec != lossless}
         remedy = "--set exact=true" if "exact" in self.config else "--codec lossless"
         if not rounded or is_exact(self.codec, self.config):
             return ""
