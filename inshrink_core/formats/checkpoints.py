@@ -400,7 +400,7 @@ class DirectoryReader(Reader):
         skipped: list[Skipped] = []
         paths = all_files(path, access, skipped)
         kept, gradients, fmt = read_weight_files(path, paths, access)
-        parsed = assemble(
+        return assemble(
             path,
             fmt,
             kept,
@@ -409,8 +409,8 @@ class DirectoryReader(Reader):
             steps=trainer_step(paths.get(TRAINER_STATE), access),
             gradient_files=gradients,
             recall=recall,
+            skipped=skipped,
         )
-        return parsed._replace(skipped=(*parsed.skipped, *skipped))
 
 
 def _folders_of_models(path: Path) -> list[str]:
@@ -465,7 +465,7 @@ class DistributedReader(Reader):
             if name in paths:
                 with suppress(InshrinkError):
                     steps += read_content(paths[name], access).tree.steps
-        parsed = assemble(
+        return assemble(
             path,
             "huggingface" if TRAINER_STATE in paths else self.name,
             contents,
@@ -473,8 +473,8 @@ class DistributedReader(Reader):
             opaque={name: access.admit(one) for name, one in paths.items() if name not in contents},
             steps=steps,
             recall=recall,
+            skipped=skipped,
         )
-        return parsed._replace(skipped=(*parsed.skipped, *skipped))
 
     def _parts(self, path: Path) -> list[Path]:
         """Return the directories of shards that make up a checkpoint: itself, or those inside."""

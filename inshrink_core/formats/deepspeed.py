@@ -87,7 +87,7 @@ class DeepSpeedReader(Reader):
         known = frozenset(name for one in contents.values() for name, _ in one.tree.model)
         tag = _Tag(folder, names, access, len(contents))
         contents |= {prefix + name: content for name, content in tag.contents(known).items()}
-        parsed = assemble(
+        return assemble(
             path,
             "huggingface" if TRAINER_STATE in paths else self.name,
             contents,
@@ -96,8 +96,8 @@ class DeepSpeedReader(Reader):
             steps=trainer_step(paths.get(TRAINER_STATE), access),
             gradient_files=gradients,
             recall=recall,
+            skipped=skipped,
         )
-        return parsed._replace(skipped=(*parsed.skipped, *skipped))
 
 
 def _tag_folder(path: Path) -> Path | None:

@@ -67,7 +67,7 @@ class GroupReader(Reader):
         if not contents:
             raise NotCheckpointError(NO_WEIGHTS, where=str(path))
         opaque = {name: access.admit(one) for name, one in paths.items() if name not in contents}
-        parsed = assemble(
+        return assemble(
             path,
             next(iter(contents.values())).kind,
             _apart(contents),
@@ -75,8 +75,8 @@ class GroupReader(Reader):
             opaque=opaque,
             recall=recall,
             needs_weights=False,
+            skipped=skipped,
         )
-        return parsed._replace(skipped=(*parsed.skipped, *skipped))
 
 
 def _apart(contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
@@ -168,7 +168,7 @@ def _contents(reads: Mapping[Path, Read]) -> dict[Path, ParsedCheckpoint | None]
 
 def _are_apart(one: ParsedCheckpoint, other: ParsedCheckpoint) -> bool:
     """Tell whether most weights of two files differ in name or shape."""
-    first, second = one.weight_shapes(), other.weight_shapes()
+    first, second = one.weight_shapes, other.weight_shapes
     return 2 * len(first.items() & second.items()) < min(len(first), len(second))
 
 

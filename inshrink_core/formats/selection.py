@@ -56,7 +56,7 @@ def are_other_models(one: ParsedCheckpoint, other: ParsedCheckpoint) -> bool:
     """Tell two models from two states of one: few common names, or hardly a common shape."""
     if one.specs == other.specs:
         return False
-    first, second = one.weight_shapes(), other.weight_shapes()
+    first, second = one.weight_shapes, other.weight_shapes
     common = first.keys() & second.keys()
     n_smaller = min(len(first), len(second))
     n_same = sum(first[name] == second[name] for name in common)
@@ -73,10 +73,10 @@ def main_model(
     InputError
         Two models have as many checkpoints.
     """
-    partial = [one for one in parsed if not one.weight_shapes()]
+    partial = [one for one in parsed if not one.weight_shapes]
     models: list[list[ParsedCheckpoint]] = []
     for one in parsed:
-        if not one.weight_shapes():
+        if not one.weight_shapes:
             continue
         model = next((model for model in models if not are_other_models(model[0], one)), None)
         if model is None:

@@ -65,7 +65,7 @@ class FileSource:
     paths, stamps
         Of every file by relative path; a file that changed since is refused.
     places
-        Tensor key to file and place; the files of its pieces are numbered as in `stamps`.
+        Tensor key to file and place; files are numbered as in `stamps`.
     counter
         Told of every byte read.
     accepted
@@ -83,7 +83,7 @@ class FileSource:
         self,
         paths: Mapping[str, Path],
         stamps: Mapping[str, FileStamp],
-        places: Mapping[str, tuple[str, Placed]],
+        places: Mapping[str, tuple[int, Placed]],
         counter: ByteCounter,
         *,
         accepted: Sequence[Damage] = (),
@@ -118,14 +118,15 @@ class FileSource:
     def _extents(self) -> dict[str, list[tuple[str, int, int]]]:
         """Key, first byte and extent of the tensors, or their pieces, of each file."""
         found: dict[str, list[tuple[str, int, int]]] = {}
-        for key, (name, whole) in self._places.items():
-            for held, place in self._pieces(name, whole):
+        for key, (number, whole) in self._places.items():
+            for held, place in self._pieces(number, whole):
                 found.setdefault(held, []).append((key, place.offset, place.span))
         return found
 
-    def _pieces(self, name: str, placed: Placed) -> list[tuple[str, Placed]]:
+    def _pieces(self, number: int, placed: Placed) -> list[tuple[str, Placed]]:
         """Return file and place of every piece of a tensor; of one in a piece, its own."""
-        return [(self._names[piece.file], piece.placed) for piece in placed.pieces] or [(name, placed)]
+        held = [(piece.file, piece.placed) for piece in placed.pieces] or [(number, placed)]
+        return [(self._names[file], place) for file, place in held]
 
     def read(self, spec: TensorSpec) -> Tensor:
         """Return a tensor, contiguous, in memory of its own, compared with the checksums of its file.
@@ -152,10 +153,11 @@ class FileSource:
         from inshrink_core.ops.flat import flattened
         from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample
 
-        name, placed = self._place(spec)
+        number, placed = self._place(spec)
         strided = placed.stride is not None or bool(placed.pieces)
         if strided or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
             return sample(flattened(self.peek(spec)))
+        name = self._names[number]
         place = (self._stamps[name], placed.offset, placed.span)
         itemsize = DTYPE_SIZES[placed.dtype]
         if (runs := _samples.get(place)) is None:
@@ -168,7 +170,7 @@ class FileSource:
                     del _samples[next(iter(_samples))]
         return torch.frombuffer(bytearray(runs), dtype=getattr(torch, placed.dtype))
 
-    def _place(self, spec: TensorSpec) -> tuple[str, Placed]:
+    def _place(self, spec: TensorSpec) -> tuple[int, Placed]:
         if spec.key not in self._places:
             raise NotFoundError(f"no tensor '{spec.key}' in these files")
         return self._places[spec.key]
@@ -176,11 +178,11 @@ class FileSource:
     def _tensor(self, spec: TensorSpec, *, checked: bool) -> Tensor:
         import torch
 
-        name, placed = self._place(spec)
+        number, placed = self._place(spec)
         dtype = getattr(torch, placed.dtype)
         if not math.prod(placed.shape):
             return torch.empty(placed.shape, dtype=dtype)
-        held = self._pieces(name, placed)
+        held = self._pieces(number, placed)
         if len(held) == 1:
             return self._read(*held[0], checked=checked)
         whole = torch.empty((*placed.shape, dtype.itemsize), dtype=torch.uint8)
