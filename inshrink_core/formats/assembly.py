@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, zip_longest
 from operator import not_
@@ -389,7 +389,7 @@ def assemble(
     paths: Mapping[str, Path],
     opaque: Mapping[str, FileStamp] | None = None,
     steps: tuple[tuple[str, int], ...] = (),
-    gradient_files: Iterable[str] = (),
+    gradient_files: Collection[str] = (),
     recall: Recall | None = None,
     needs_weights: bool = True,
     skipped: Iterable[Skipped] = (),

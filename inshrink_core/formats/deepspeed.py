@@ -20,13 +20,11 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.checkpoint import DTYPE_SIZES, Box
 from inshrink_core.errors import DamagedError, clipped
-from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
-from inshrink_core.formats.checkpoints import all_files, read_weight_files, trainer_step
+from inshrink_core.formats.checkpoints import Contents, FilesReader, read_weight_files
 from inshrink_core.formats.content import FileContent, place
 from inshrink_core.formats.discovery import TRAINER_STATE
-from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, scan
+from inshrink_core.formats.disk import Access, ReadableFile, is_dir, is_file, scan
 from inshrink_core.formats.names import is_numbered
-from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.state_tree import Piece, Placed, StateTree, read_state_tree, strip_wrappers
 from inshrink_core.formats.torch.pickles import StorageRef, TensorRef, read_pickle
 from inshrink_core.formats.torch.zip import read_torch_zip
@@ -49,7 +47,7 @@ _FRAGMENTS: Final = "frozen_param_fragments"
 _MOST_DIMENSIONS: Final = 64
 
 
-class DeepSpeedReader(Reader):
+class DeepSpeedReader(FilesReader):
     """The folder of one tag (``global_step100/``), or a directory that has one such folder as its part.
 
     The latter is what Hugging Face's trainer, accelerate and Lightning write. Optimizer state and masters
@@ -62,42 +60,17 @@ class DeepSpeedReader(Reader):
         """Tell from the names in a directory; and inside, where `latest` lies in it."""
         return is_dir(path) and _tag_folder(path) is not None
 
-    def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
-        """Return the checkpoint that a directory is.
-
-        Raises
-        ------
-        DamagedError
-            The file of a rank is missing or damaged, or the files contradict each other.
-        UnsafePickleError
-            A file wants to import names outside the allowlist.
-        RefusedLinkError
-            A file of tensors is a link out of the run.
-        InputError
-            No tensor is a weight.
-        """
+    def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
+        """Return what the files of all ranks hold, and weights that lie beside them."""
         folder = _tag_folder(path) or path
         prefix = "" if folder == path else f"{folder.name}/"
-        skipped: list[Skipped] = []
-        paths = all_files(path, access, skipped)
-        names = [name.removeprefix(prefix) for name in paths if name.startswith(prefix)]
-        names = _one_a_rank(names)
+        names = _one_a_rank(name.removeprefix(prefix) for name in paths if name.startswith(prefix))
         beside = [name for name in paths if not _one_a_rank([name.removeprefix(prefix)])]
-        contents, gradients, _ = read_weight_files(path, {name: paths[name] for name in beside}, access)
+        contents = read_weight_files(path, {name: paths[name] for name in beside}, access).files
         known = frozenset(name for one in contents.values() for name, _ in one.tree.model)
         tag = _Tag(folder, names, access, len(contents))
         contents |= {prefix + name: content for name, content in tag.contents(known).items()}
-        return assemble(
-            path,
-            "huggingface" if TRAINER_STATE in paths else self.name,
-            contents,
-            paths=paths,
-            opaque={name: access.admit(one) for name, one in paths.items() if name not in contents},
-            steps=trainer_step(paths.get(TRAINER_STATE), access),
-            gradient_files=gradients,
-            recall=recall,
-            skipped=skipped,
-        )
+        return Contents(contents, self.name)
 
 
 def _tag_folder(path: Path) -> Path | None:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.checkpoint import is_average_name
-from inshrink_core.errors import InputError, InshrinkError, NotCheckpointError
-from inshrink_core.formats.assembly import NO_WEIGHTS, ParsedCheckpoint, Recall, assemble
-from inshrink_core.formats.checkpoints import all_files, named_apart
+from inshrink_core.errors import InputError, NotCheckpointError
+from inshrink_core.formats.assembly import NO_WEIGHTS, ParsedCheckpoint
+from inshrink_core.formats.checkpoints import Contents, FilesReader, named_apart
 from inshrink_core.formats.content import FileContent, read_content
-from inshrink_core.formats.discovery import STEP_FOLDER, CheckpointPath, is_weight_file
+from inshrink_core.formats.discovery import STEP_FOLDER, Found, is_weight_file
 from inshrink_core.formats.disk import Access, Skipped, is_dir, is_file
-from inshrink_core.formats.names import RANK, Counters, counters_in, is_numbered
-from inshrink_core.formats.readers import Reader
+from inshrink_core.formats.names import RANK, Name, is_numbered, read_name
 
 _SHARD: Final = re.compile(rf"-\d+-of-\d+|{RANK.pattern}|(?<=hf_model)_\d{{4}}(?=_)", re.IGNORECASE)
 _AVERAGES: Final = frozenset({"ema", "swa"})
@@ -27,7 +26,7 @@ _AVERAGES: Final = frozenset({"ema", "swa"})
 _MODEL: Final = frozenset({"model", "net", "network", "weights", "checkpoint", "ckpt"})
 
 
-class GroupReader(Reader):
+class GroupReader(FilesReader):
     """Several files of one step in a directory that holds those of other steps, too.
 
     Parameters
@@ -37,6 +36,7 @@ class GroupReader(Reader):
     """
 
     name: ClassVar[str] = "files"
+    needs_weights: ClassVar[bool] = False
 
     def __init__(self, members: Sequence[Path]) -> None:
         self.members = tuple(members)
@@ -45,38 +45,23 @@ class GroupReader(Reader):
         """Return False: a group is found among files, never by one path."""
         return False
 
-    def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
-        """Return the checkpoint that the files are together.
-
-        Raises
-        ------
-        InshrinkError
-            As `read_content`, of a file with tensors.
-        """
-        skipped: list[Skipped] = []
+    def paths(self, path: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
+        """Return the members, or all files of the folder of a step."""
         if is_dir(path):
-            paths = all_files(path, access, skipped)
-        else:
-            root = os.path.commonpath([member.parent for member in self.members])
-            paths = {member.relative_to(root).as_posix(): member for member in self.members}
+            return super().paths(path, access, skipped)
+        root = os.path.commonpath([member.parent for member in self.members])
+        return {member.relative_to(root).as_posix(): member for member in self.members}
+
+    def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
+        """Return what the members hold, several models with names of their own."""
+        names = {member: name for name, member in paths.items()}
         contents: dict[str, FileContent] = {}
         for member in self.members:
-            name = next(name for name, one in paths.items() if one == member)
             with suppress(NotCheckpointError):
-                contents[name] = read_content(member, access)
+                contents[names[member]] = read_content(member, access)
         if not contents:
             raise NotCheckpointError(NO_WEIGHTS, where=str(path))
-        opaque = {name: access.admit(one) for name, one in paths.items() if name not in contents}
-        return assemble(
-            path,
-            next(iter(contents.values())).kind,
-            _apart(contents),
-            paths=paths,
-            opaque=opaque,
-            recall=recall,
-            needs_weights=False,
-            skipped=skipped,
-        )
+        return Contents(_apart(contents), next(iter(contents.values())).kind)
 
 
 def _apart(contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
@@ -102,83 +87,77 @@ def _apart(contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
 
 def _prefix(name: str) -> str:
     """Return the name of the model in a file: the words of the file's name."""
-    said = counters_in(_SHARD.sub("", name.rpartition("/")[2]))
+    said = read_name(_SHARD.sub("", name.rpartition("/")[2]))
     return next((label for label in said.labels if label in _AVERAGES), "_".join(said.words) or "model")
 
 
-class _Place(NamedTuple):
-    """A file's directory without ranks, what its name says, and its name without shard or rank.
+class _File(NamedTuple):
+    """A file that may be of a group: what its name says, and its headers.
 
-    Where the name has no counter, they are those of the folder above that is called like a step.
+    Where the name has no counter, it is the folder above that is called like a step (`step_folder`) that
+    counts. `folder` and `name` are without ranks; `parsed` is None of a file without weights.
     """
 
+    path: Path
+    parsed: ParsedCheckpoint | None
     folder: Path
-    said: Counters
     name: str
+    said: Name
     step_folder: Path | None = None
 
     @classmethod
-    def of(cls, path: Path, root: Path) -> _Place:
+    def of(cls, path: Path, parsed: ParsedCheckpoint | None, root: Path) -> _File:
         stripped = Path(_SHARD.sub("", str(path.relative_to(root))))
-        said = counters_in(stripped.name)
+        said = read_name(stripped.name)
         folders = [] if said.numbers else [one for one in stripped.parents if STEP_FOLDER.search(one.name)]
         if not folders:
-            return cls(stripped.parent, said, stripped.name)
+            return cls(path, parsed, stripped.parent, stripped.name, said)
         inner = stripped.relative_to(folders[0])
-        said = counters_in(folders[0].name)._replace(words=counters_in("_".join(inner.parts)).words)
-        return cls(folders[0].parent, said, str(inner), root / folders[0])
+        said = read_name(folders[0].name)._replace(words=read_name("_".join(inner.parts)).words)
+        return cls(path, parsed, folders[0].parent, str(inner), said, root / folders[0])
 
     @property
     def labels(self) -> frozenset[str]:
         return frozenset(self.said.labels) - _AVERAGES
 
     @property
-    def key(self) -> tuple[tuple[Any, ...], frozenset[str]]:
-        return self.said.numbers, self.labels
+    def role(self) -> tuple[Path, tuple[str, ...]]:
+        return self.folder, self.said.words
+
+    def goes_with(self, other: _File, roles: Set[tuple[Path, tuple[str, ...]]]) -> bool:
+        """Tell whether two files of one directory with the same counters are of one checkpoint."""
+        if self.name == other.name:
+            return True  # shards
+        if not self.said.numbers:
+            return bool(self.labels) and roles >= {self.role, other.role}
+        is_alike = (self.said.words, self.said.labels) == (other.said.words, other.said.labels)
+        if self.step_folder is None and not is_alike:
+            return not self.labels
+        first, second = (one.parsed.weight_shapes if one.parsed else {} for one in (self, other))
+        return 2 * len(first.items() & second.items()) < min(len(first), len(second))
 
 
-class Read(Protocol):
-    """What reading a file gave: a checkpoint, or an error."""
-
-    @property
-    def parsed(self) -> ParsedCheckpoint | None:
-        """The headers of the checkpoint."""
-
-    @property
-    def error(self) -> InshrinkError | None:
-        """Why there are none."""
-
-
-def _contents(reads: Mapping[Path, Read]) -> dict[Path, ParsedCheckpoint | None]:
-    """Return the files that may be of a group; None for one without weights, such as an optimizer's."""
-    files: dict[Path, ParsedCheckpoint | None] = {}
-    for path, read in reads.items():
-        error = read.error
+def _files(found: Iterable[Found], root: Path) -> Iterator[_File]:
+    """Yield the files that may be of a group."""
+    for one in found:
+        path, error = one.path, one.error
         is_part = isinstance(error, InputError) and error.what == NO_WEIGHTS
         if isinstance(error, NotCheckpointError):
-            is_part = bool(counters_in(path.name).numbers)
-        if is_file(path) and (read.parsed is not None or is_part):
-            files[path] = read.parsed
+            is_part = bool(read_name(path.name).numbers)
+        if is_file(path) and (one.parsed is not None or is_part):
+            yield _File.of(path, one.parsed, root)
         elif is_part and not is_numbered(path.name):
-            files |= {
-                one: None for one in sorted(path.rglob("*")) if is_file(one) and is_weight_file(one.name)
-            }
-    return files
+            inner = (held for held in sorted(path.rglob("*")) if is_file(held) and is_weight_file(held.name))
+            yield from (_File.of(held, None, root) for held in inner)
 
 
-def _are_apart(one: ParsedCheckpoint, other: ParsedCheckpoint) -> bool:
-    """Tell whether most weights of two files differ in name or shape."""
-    first, second = one.weight_shapes, other.weight_shapes
-    return 2 * len(first.items() & second.items()) < min(len(first), len(second))
-
-
-def group_files(reads: Mapping[Path, Read], root: Path) -> Iterator[CheckpointPath]:
+def group_files(found: Iterable[Found], root: Path) -> Iterator[Found]:
     """Yield the checkpoints that lie in several files, or in one without weights.
 
     Parameters
     ----------
-    reads
-        What reading each candidate of a run gave, in natural order.
+    found
+        The candidates of a run, read, in natural order.
     root
         The run.
 
@@ -190,64 +169,37 @@ def group_files(reads: Mapping[Path, Read], root: Path) -> Iterator[CheckpointPa
     A file without weights joins the files of its counters, in its directory or in the only one that has some;
     without counters, such files are a group of their own.
     """
-    parsed = _contents(reads)
-    places = {path: _Place.of(path, root) for path in parsed}
-    classes = _classes(parsed, places)
-    alone: dict[Path, list[Path]] = {}
-    for path in (path for path, one in parsed.items() if one is None):
-        place = places[path]
-        near = classes.get((place.folder, *place.key), [])
-        far = [found for (_, *key), found in classes.items() if tuple(key) == place.key]
+    files = list(_files(found, root))
+    classes = _classes([one for one in files if one.parsed is not None])
+    alone: dict[Path, list[_File]] = {}
+    for one in files:
+        if one.parsed is not None:
+            continue
+        key = one.said.numbers, one.labels
+        near = classes.get((one.folder, *key), [])
+        far = [groups for (_, *other), groups in classes.items() if tuple(other) == key]
         groups = near or (far[0] if len(far) == 1 else [])
-        if place.said.numbers and groups:
-            next((one for one in groups if _MODEL & {*places[one[0]].said.words}), groups[0]).append(path)
-        elif not place.said.numbers:
-            alone.setdefault(place.folder, []).append(path)
+        if one.said.numbers and groups:
+            next((group for group in groups if _MODEL & {*group[0].said.words}), groups[0]).append(one)
+        elif not one.said.numbers:
+            alone.setdefault(one.folder, []).append(one)
     for group in [*(group for groups in classes.values() for group in groups), *alone.values()]:
-        if len(group) > 1 or parsed[group[0]] is None:
-            members = sorted(group, key=lambda path: bool(_AVERAGES & {*places[path].said.labels}))
-            path = places[members[0]].step_folder or members[0]
-            yield CheckpointPath(path, GroupReader(members), tuple(members))
+        if len(group) > 1 or group[0].parsed is None:
+            members = sorted(group, key=lambda one: bool(_AVERAGES & {*one.said.labels}))
+            paths = tuple(one.path for one in members)
+            yield Found(members[0].step_folder or paths[0], GroupReader(paths), paths)
 
 
-def _classes(
-    parsed: Mapping[Path, ParsedCheckpoint | None], places: Mapping[Path, _Place]
-) -> dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[Path]]]:
+def _classes(files: list[_File]) -> dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[_File]]]:
     """Return the groups of files with weights by directory, counters and labels."""
-    classes: dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[Path]]] = {}
+    classes: dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[_File]]] = {}
     roles: set[tuple[Path, tuple[str, ...]]] = set()
-    with_weights = [(path, one) for path, one in parsed.items() if one is not None]
-    for path, one in sorted(with_weights, key=lambda row: not places[row[0]].said.numbers):
-        place = places[path]
-        groups = classes.setdefault((place.folder, *place.key), [])
-        for group in groups:
-            others = [(places[other], parsed[other]) for other in group]
-            if all(_go_together(place, one, *other, roles) for other in others):
-                group.append(path)
-                roles |= {(places[other].folder, places[other].said.words) for other in group}
-                break
+    for one in sorted(files, key=lambda one: not one.said.numbers):
+        groups = classes.setdefault((one.folder, one.said.numbers, one.labels), [])
+        group = next((held for held in groups if all(one.goes_with(other, roles) for other in held)), None)
+        if group is None:
+            groups.append([one])
         else:
-            groups.append([path])
+            group.append(one)
+            roles |= {other.role for other in group}
     return classes
-
-
-def _go_together(
-    place: _Place,
-    one: ParsedCheckpoint,
-    other_place: _Place,
-    other: ParsedCheckpoint | None,
-    roles: Set[tuple[Path, tuple[str, ...]]],
-) -> bool:
-    """Tell whether two files of one directory with the same counters are of one checkpoint."""
-    if place.name == other_place.name:
-        return True  # shards
-    if other is None:
-        return False
-    if not place.said.numbers:
-        both = ((place.folder, place.said.words), (other_place.folder, other_place.said.words))
-        return bool(place.labels) and roles >= {*both}
-    if place.step_folder is not None:
-        return _are_apart(one, other)
-    if place.said.words == other_place.said.words and place.said.labels == other_place.said.labels:
-        return _are_apart(one, other)
-    return not place.labels

@@ -32,12 +32,13 @@ from inshrink_core.formats.attribution.values import N_PAIRS, attribute, gather,
 from inshrink_core.formats.discovery import (
     METADATA,
     TRAINER_STATE,
-    CheckpointPath,
     Discovery,
-    discover,
+    Found,
     fixed_part,
     has_weight_suffix,
     is_weight_file,
+    reason_of,
+    stamps_of,
 )
 from inshrink_core.formats.disk import (
     CHANGED,
@@ -52,7 +53,6 @@ from inshrink_core.formats.disk import (
     is_file,
     lies_in,
     natural_key,
-    stamp_of,
 )
 from inshrink_core.formats.groups import group_files
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
@@ -142,46 +142,9 @@ def _lost_how(rows: Sequence[Skipped]) -> str:
     return "cannot be read" if any(row.fate is Fate.UNREADABLE for row in rows) else "are left out"
 
 
-class _Read(NamedTuple):
-    """What reading one candidate gave, and the stamps by which it is known to be still the same."""
-
-    stamps: tuple[FileStamp, ...]
-    parsed: ParsedCheckpoint | None
-    reason: str
-    error: InshrinkError | None
-
-
-def _stamps(path: Path, access: Access) -> tuple[FileStamp, ...]:
-    if not is_dir(path):
-        return (stamp_of(path),)
-    paths = sorted(access.walk(path, []))
-    return tuple(stamp_of(path) for path in paths if is_file(path))
-
-
 def _identity(stamps: Iterable[tuple[str, FileStamp]]) -> str:
     text = "\0".join(f"{name}\0{spoken(s.real_path)}\0{s.nbytes}\0{s.mtime_ns}" for name, s in stamps)
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
-
-
-def _read_candidate(candidate: CheckpointPath, known: _Read | None, access: Access, recall: Recall) -> _Read:
-    stamps: tuple[FileStamp, ...] = ()
-    try:
-        places = candidate.members or (candidate.path,)
-        stamps = tuple(stamp for place in places for stamp in _stamps(place, access))
-        if known is not None and known.stamps == stamps:
-            return known
-        parsed = candidate.reader.open(candidate.path, access, recall)
-    except RefusedLinkError:
-        # Tensors that are left out would be a gap that goes unnoticed.
-        raise
-    except InshrinkError as error:
-        return _Read(stamps, None, _reason(candidate.path, error), error)
-    return _Read(stamps, parsed, "", None)
-
-
-def _reason(path: Path, error: InshrinkError) -> str:
-    """Return why a checkpoint cannot be read, without its path, which is shown beside."""
-    return str(error).removeprefix(f"{path}: ")
 
 
 class FileFate(NamedTuple):
@@ -242,20 +205,20 @@ class Run(Mapping[int, Checkpoint]):
 
     def __init__(
         self,
-        discovery: Discovery,
+        path: Path,
         selection: Selection,
         *,
-        skipped: tuple[Skipped, ...],
+        skipped: Iterable[Skipped],
         access: Access,
         request: _Request,
-        known: Mapping[tuple[Path, ...], _Read],
+        known: Mapping[tuple[Path, ...], Found],
     ) -> None:
-        self._discovery, self._parsed = discovery, dict(sorted(selection.by_step.items()))
+        self._parsed = dict(sorted(selection.by_step.items()))
         self._named = selection.named
         self._access, self._request, self._known = access, request, known
         self._accepted: dict[int, Checkpoint] = {}
         self._is_attributed = False
-        self.path = discovery.root
+        self.path = path
         self.steps = tuple(self._parsed)
         self.skipped = tuple(row._replace(path=spoken(row.path)) for row in skipped)
         self.notes = _notes(selection.origin, selection.by_step.values())
@@ -576,7 +539,7 @@ class Run(Mapping[int, Checkpoint]):
         (lost,) = (one for one in self._named if one.name == name)
         rest._named = tuple(one for one in self._named if one is not lost)
         path = spoken(str(lost.parsed.path))
-        rest.skipped = (*self.skipped, Skipped(path, _reason(lost.parsed.path, error), Fate.UNREADABLE))
+        rest.skipped = (*self.skipped, Skipped(path, reason_of(lost.parsed.path, error), Fate.UNREADABLE))
         return rest
 
     def _copied(self) -> Run:
@@ -607,7 +570,7 @@ class Run(Mapping[int, Checkpoint]):
             except InshrinkError as error:
                 rows[step] = Skipped(
                     str(parsed.path),
-                    _reason(parsed.path, error),
+                    reason_of(parsed.path, error),
                     Fate.PENDING if error.what == CHANGED else Fate.UNREADABLE,
                     step,
                     self.identity(step),
@@ -692,26 +655,25 @@ class _Names:
         return self._number(path) if self._tell else None
 
 
-def _failed(
-    discovery: Discovery, reads: Mapping[CheckpointPath, _Read], names: _Names, access: Access
-) -> list[Skipped]:
+def _failed(discovery: Discovery, found: Iterable[Found], names: _Names, access: Access) -> list[Skipped]:
     """Return what is no step of the run because it cannot be read as a checkpoint.
 
     What a reader takes for a checkpoint looks like one, unless its content says that it never was; and so
     does what has lost all that it was known by, and is called like the others.
     """
     rows = []
-    for (path, _, members), read in reads.items():
-        if read.parsed is not None:
+    for one in found:
+        if one.parsed is not None:
             continue
-        rows += [Skipped(str(one), read.reason, Fate.UNREADABLE) for one in members if one != path]
-        never = isinstance(read.error, NotCheckpointError) and not names.match(path)
+        path, reason = one.path, one.reason
+        rows += [Skipped(str(m), reason, Fate.UNREADABLE) for m in one.members if m != path]
+        never = isinstance(one.error, NotCheckpointError) and not names.match(path)
         if never or not names.admit(path):
-            rows.append(Skipped(str(path), read.reason))
+            rows.append(Skipped(str(path), reason))
         else:
-            seen = _identity((s.real_path, s) for s in read.stamps)
-            rows.append(Skipped(str(path), read.reason, Fate.UNREADABLE, names.step(path), seen))
-    others = set(discovery.others) - {one.path for one in reads}
+            seen = _identity((s.real_path, s) for s in one.stamps)
+            rows.append(Skipped(str(path), reason, Fate.UNREADABLE, names.step(path), seen))
+    others = set(discovery.others) - {one.path for one in found}
     lost = (path for path in discovery.others if path in others and names.match(path) and names.admit(path))
     return [*rows, *(_lost(path, names.step(path), access) for path in lost)]
 
@@ -721,89 +683,68 @@ def _lost(path: Path, step: int | None, access: Access) -> Skipped:
     stamps: tuple[FileStamp, ...] = ()
     reason = "no checkpoint in it, unlike in others of such a name"
     try:
-        stamps = _stamps(path, access)
+        stamps = stamps_of(path, access)
         if not is_dir(path):
             reason = (
-                "the file is empty" if not stamps[0].nbytes else "no checkpoint, unlike others of such a name"
+                "no checkpoint, unlike others of such a name" if stamps[0].nbytes else "the file is empty"
             )
     except InshrinkError as error:
-        reason = "a link that leads nowhere" if path.is_symlink() else _reason(path, error)
+        reason = "a link that leads nowhere" if path.is_symlink() else reason_of(path, error)
     return Skipped(str(path), reason, Fate.UNREADABLE, step, _identity((s.real_path, s) for s in stamps))
 
 
-def _open(request: _Request, *, counter: ByteCounter, known: Mapping[tuple[Path, ...], _Read]) -> Run:
-    path, step_pattern = request.path, request.step_pattern
-    if step_pattern is not None:
-        compile_step_pattern(step_pattern)
+def _open(request: _Request, *, counter: ByteCounter, known: Mapping[tuple[Path, ...], Found]) -> Run:
+    pattern = request.step_pattern
+    if pattern is not None:
+        compile_step_pattern(pattern)
     access = _access(request, counter)
-    discovery = discover(path, access)
-    recall = Recall()
+    discovery = Discovery(request.path, access)
+    root, recall = discovery.root, Recall()
     _expect(discovery, known, access)
-    of_file = replace(access, root=os.path.realpath(discovery.root)) if discovery.single else access
-
-    def read(candidate: CheckpointPath) -> _Read:
-        return _read_candidate(candidate, known.get(_key(candidate)), of_file, recall)
-
-    reads = {candidate: read(candidate) for candidate in discovery.candidates}
-    if discovery.single and (error := next(iter(reads.values())).error) is not None:
+    of_file = replace(access, root=os.path.realpath(root)) if discovery.single else access
+    found = [one.read(known, of_file, recall) for one in discovery.found]
+    if discovery.single and (error := found[0].error) is not None:
         raise error
-    seen = {_key(candidate): one for candidate, one in reads.items()}
-    if not discovery.single:
-        for group in group_files({one.path: read for one, read in reads.items()}, discovery.root):
-            found = read(group)
-            seen[_key(group)] = found
-            inside = {*group.members, *(member.parent for member in group.members)}
-            reads = {one: row for one, row in reads.items() if one.path not in inside}
-            reads[group] = found
-    parsed = [one.parsed for one in reads.values() if one.parsed is not None]
-    parsed.sort(key=lambda one: natural_key(str(one.path)))
+    seen = {one.key: one for one in found}
+    for group in group_files(found, root) if not discovery.single else ():
+        seen[group.key] = group.read(known, access, recall)
+        inside = {*group.members, *(member.parent for member in group.members)}
+        found = [*(one for one in found if one.path not in inside), group]
+    parsed = [one.parsed for one in found if one.parsed is not None]
     passed: list[Skipped] = []
-    parsed, partial = main_model(parsed, passed)
-    if step_pattern is not None:
-        choice = by_pattern([*parsed, *partial], step_pattern, passed)
+    main, partial = main_model(sorted(parsed, key=lambda one: natural_key(str(one.path))), passed)
+    if pattern is not None:
+        choice = by_pattern([*main, *partial], pattern, passed)
     else:
-        choice = by_evidence(parsed, partial, discovery.root)
-    by_step = choice.by_step
-    failed = _failed(discovery, reads, _Names(discovery.root, by_step, step_pattern), access)
+        choice = by_evidence(main, partial, root)
+    failed = _failed(discovery, found, _Names(root, choice.by_step, pattern), access)
     named = {row.path for row in failed}
     skipped = [*failed, *(row for row in discovery.skipped if row.path not in named), *passed]
-    if not by_step:
+    if not choice.by_step:
         strange = (one for one in discovery.others if is_file(one) and is_numbered(one.name))
         skipped += [Skipped(str(one), _STRANGE, Fate.UNREADABLE) for one in islice(strange, _MOST_STRANGE)]
+        more = f": {len(skipped)} passed over, the first because {skipped[0].reason}" if skipped else ""
         raise NoCheckpointError(
-            "no readable checkpoint"
-            + (f": {len(skipped)} passed over, the first because {skipped[0].reason}" if skipped else ""),
-            where=path,
+            f"no readable checkpoint{more}",
+            where=request.path,
             skipped=tuple(row._replace(path=spoken(row.path)) for row in skipped),
             remedy="give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files",
         )
-    for one in by_step.values():
-        skipped += one.skipped
-    return Run(
-        discovery,
-        choice,
-        skipped=tuple(skipped),
-        access=access,
-        request=request,
-        known=seen,
-    )
+    skipped += [row for one in choice.by_step.values() for row in one.skipped]
+    return Run(root, choice, skipped=skipped, access=access, request=request, known=seen)
 
 
-def _key(candidate: CheckpointPath) -> tuple[Path, ...]:
-    return candidate.members or (candidate.path,)
-
-
-def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], _Read], access: Access) -> None:
+def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], Found], access: Access) -> None:
     """Ask for what is read first of every checkpoint, all at once, where they lie elsewhere."""
     mirror = mirror_of(discovery.root)
     if mirror is None:
         return
     asked: list[tuple[Path, int, int]] = []
-    for candidate in discovery.candidates:
-        read = known.get((candidate.path,))
-        if read is not None and read.stamps == _stamps(candidate.path, access):
+    for one in discovery.found:
+        before = known.get(one.key)
+        if before is not None and before.stamps == stamps_of(one.path, access):
             continue
-        places = [candidate.path] if is_file(candidate.path) else sorted(candidate.path.rglob("*"))
+        places = [one.path] if is_file(one.path) else sorted(one.path.rglob("*"))
         for place in filter(is_file, places):
             if is_weight_file(place.name):
                 asked.append((place, _FIRST_NBYTES, 0 if place.suffix == ".safetensors" else _FIRST_NBYTES))
@@ -934,5 +875,5 @@ def preview_steps(path: str | os.PathLike[str], step_pattern: str) -> tuple[Name
     >>> preview_steps(inshrink_core.sample("digits-cnn"), "step_{step}.pt")[0]
     NamedStep(name='step_000010.pt', step=10, reason='')
     """
-    found = discover(path, Access.of(fixed_part(path)))
-    return steps_by_pattern([candidate.path.name for candidate in found.candidates], step_pattern)
+    found = Discovery(path, Access.of(fixed_part(path))).found
+    return steps_by_pattern([one.path.name for one in found], step_pattern)

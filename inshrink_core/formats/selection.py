@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+from operator import and_, or_
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,7 +14,7 @@ from inshrink_core.errors import InputError
 from inshrink_core.execution.mirror import mirror_of
 from inshrink_core.formats.assembly import ParsedCheckpoint
 from inshrink_core.formats.disk import Fate, Skipped, is_dir
-from inshrink_core.formats.names import counters_in, is_numbered, stem_of
+from inshrink_core.formats.names import is_numbered, read_name, stem_of
 from inshrink_core.formats.order import Evidence, order_checkpoints
 from inshrink_core.formats.step_pattern import compile_step_pattern, steps_by_pattern
 
@@ -126,35 +128,33 @@ def by_evidence(
     """Return the checkpoints of one model in the order of their names and keys."""
     above = _above(parsed)
     of_run = [one for one in parsed if id(one) not in above]
-    evidence = [
-        Evidence(
-            _inside(one.path, root),
-            one.steps,
-            mtime_ns=None if mirror_of(root) else max(stamp.mtime_ns for stamp in one.stamps.values()),
-        )
-        for one in of_run
-    ]
-    is_main = _on_main_line(evidence)
-    order = order_checkpoints([one for one, main in zip(evidence, is_main, strict=True) if main])
-    rows = iter(order.placements)
+    is_main = _on_main_line([one.path.name for one in of_run])
+    evidence = []
+    for one in compress(of_run, is_main):
+        mtime_ns = None if mirror_of(root) else max(stamp.mtime_ns for stamp in one.stamps.values())
+        evidence.append(Evidence(_inside(one.path, root), one.steps, mtime_ns))
+    placements, origin = order_checkpoints(evidence)
+    rows = iter(placements)
     by_step: dict[int, ParsedCheckpoint] = {}
     beside: list[tuple[int | None, ParsedCheckpoint]] = [(None, one) for one in partial]
     for item, main in zip(of_run, is_main, strict=True):
-        row = next(rows) if main else None
-        if row is None:
-            beside.append((next((step for _, step in item.steps), None), item))
-        elif row.branch or row.step is None or row.step in by_step:
-            beside.append((row.step, item))
+        step, is_step = next(rows) if main else (next((step for _, step in item.steps), None), False)
+        if is_step and step is not None and step not in by_step:
+            by_step[step] = item
         else:
-            by_step[row.step] = item
+            beside.append((step, item))
     last = max(by_step, default=0)
     named = [Named(_branch_name(one), last if step is None else step, one) for step, one in beside]
     step_of = {id(one): step for step, one in by_step.items()}
     for one in parsed:
         if id(one) in above:
-            step = step_of.get(id(above[id(one)]))
-            named.append(Named(_inside(one.path, root), last if step is None else step, one, step))
-    return Selection(by_step, tuple(_with_distinct_names(named, root)), order.origin)
+            twin = step_of.get(id(above[id(one)]))
+            named.append(Named(_inside(one.path, root), last if twin is None else twin, one, twin))
+    taken = Counter(one.name for one in named)
+    renamed = (
+        one if taken[one.name] == 1 else one._replace(name=_inside(one.parsed.path, root)) for one in named
+    )
+    return Selection(by_step, tuple(renamed), origin)
 
 
 def _above(parsed: Sequence[ParsedCheckpoint]) -> dict[int, ParsedCheckpoint]:
@@ -169,27 +169,20 @@ def _above(parsed: Sequence[ParsedCheckpoint]) -> dict[int, ParsedCheckpoint]:
     return found
 
 
-def _on_main_line(evidence: Sequence[Evidence]) -> list[bool]:
+def _on_main_line(names: Sequence[str]) -> list[bool]:
     """Tell steps from checkpoints whose names say that they are none, such as best and last."""
-    names = [one.path.rpartition("/")[2] for one in evidence]
-    is_main = [not _BESIDE & {*counters_in(name).labels} for name in names]
-    numbered = [is_numbered(name) for name in names]
-    if not any(main and number for main, number in zip(is_main, numbered, strict=True)):
-        is_main = [main or number for main, number in zip(is_main, numbered, strict=True)]
-    return is_main if any(is_main) else [True] * len(evidence)
+    numbered = list(map(is_numbered, names))
+    is_main = [not _BESIDE & {*read_name(name).labels} for name in names]
+    if not any(map(and_, is_main, numbered)):
+        is_main = list(map(or_, is_main, numbered))
+    return is_main if any(is_main) else [True] * len(names)
 
 
 def _branch_name(parsed: ParsedCheckpoint) -> str:
-    labels = counters_in(parsed.path.name).labels
+    labels = read_name(parsed.path.name).labels
     is_group = len(parsed.paths) > 1 and parsed.path in parsed.paths.values()
     stem = parsed.path.name if is_dir(parsed.path) else stem_of(parsed.path.name)
     return labels[0] if is_group and labels else stem
-
-
-def _with_distinct_names(named: Sequence[Named], root: Path) -> Iterator[Named]:
-    taken = Counter(one.name for one in named)
-    for one in named:
-        yield one if taken[one.name] == 1 else one._replace(name=_inside(one.parsed.path, root))
 
 
 def _inside(path: Path, root: Path) -> str:
