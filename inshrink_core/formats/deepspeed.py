@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
@@ -21,13 +21,12 @@ from typing import Any, ClassVar, Final, NamedTuple
 from inshrink_core.checkpoint import DTYPE_SIZES, Box
 from inshrink_core.errors import DamagedError, clipped
 from inshrink_core.formats.checkpoints import Contents, FilesReader, read_weight_files
-from inshrink_core.formats.content import FileContent, place
+from inshrink_core.formats.content import FileContent, TorchFile
 from inshrink_core.formats.discovery import TRAINER_STATE
 from inshrink_core.formats.disk import Access, ReadableFile, is_dir, is_file, scan
 from inshrink_core.formats.names import is_numbered
 from inshrink_core.formats.state_tree import Piece, Placed, StateTree, read_state_tree, strip_wrappers
-from inshrink_core.formats.torch.pickles import StorageRef, TensorRef, read_pickle
-from inshrink_core.formats.torch.zip import read_torch_zip
+from inshrink_core.formats.torch.pickles import StorageRef, TensorRef
 
 _FILE: Final = re.compile(
     r"^(?:(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_?(model|optim)_states\.pt$"
@@ -105,30 +104,17 @@ def _mapping(value: object) -> Mapping[Any, Any]:
     return value if isinstance(value, dict) else {}
 
 
-class _File(NamedTuple):
+class _File:
     """One file, read: its number in the checkpoint, what its pickle says, and where tensors lie."""
 
-    path: Path
-    number: int
-    root: Mapping[Any, Any]
-    place: Callable[[TensorRef], Placed | None]
-    content: FileContent
-    n_bytes: int
-
-    @classmethod
-    def read(cls, path: Path, access: Access, number: int) -> _File:
+    def __init__(self, path: Path, access: Access, number: int) -> None:
+        self.path, self.number = path, number
         stamp = access.admit(path)
         with ReadableFile(path, access.counter, stamp) as file:
-            archive = read_torch_zip(file, allow_damaged=access.allow_damaged)
-        storages = archive.storages
-        return cls(
-            path,
-            number,
-            _mapping(read_pickle(archive.pickle_bytes, str(path))),
-            lambda ref: place(ref, storages.get(ref.storage.key), str(path)),
-            FileContent(stamp, "torch", StateTree(), entries=tuple(sorted(storages.values()))),
-            len(archive.pickle_bytes),
-        )
+            self.torch = TorchFile.read(file, allow_damaged=access.allow_damaged)
+        self.root, self.place, self.n_bytes = _mapping(self.torch.root), self.torch.place, self.torch.n_bytes
+        entries = tuple(sorted(self.torch.storages.values()))
+        self.content = FileContent(stamp, "torch", StateTree(), entries=entries)
 
     def vector(self, value: object) -> Placed | None:
         """Return where a flat tensor lies; None of anything else."""
@@ -181,7 +167,7 @@ class _Tag:
         return {name: found[name] for name in self._numbers}
 
     def _read(self, name: str) -> _File:
-        return _File.read(self._folder / name, self._access, self._numbers[name])
+        return _File(self._folder / name, self._access, self._numbers[name])
 
     def _files_of(self, mp_rank: int, kind: str) -> dict[int, _File]:
         """Return the files of one kind, by rank of data."""

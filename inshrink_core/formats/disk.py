@@ -211,13 +211,8 @@ class ReadableFile:
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`; `compared` with what was promised of them."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
-            raise DamagedError(
-                "the file is shorter than it says",
-                where=str(self.path),
-                expected=f"{n_bytes} bytes at offset {offset}",
-                found=f"{self.nbytes} bytes in all",
-                remedy="it may be half-written: wait, or restore it from a backup",
-            )
+            expected, found = f"{n_bytes} bytes at offset {offset}", f"{self.nbytes} bytes in all"
+            raise damaged(self, "the file is shorter than it says", expected=expected, found=found)
         self.expect([(offset, n_bytes)], compared=compared)
         if n_bytes <= 4096:
             # Thousands of these are read to open a run: no buffer, no loop.
@@ -340,6 +335,12 @@ class Readable(Protocol):
         ...
 
 
+def damaged(file: Readable, what: str, **facts: str) -> DamagedError:
+    """Return the error of a file that contradicts itself."""
+    remedy = "it may be half-written: wait, or restore it from a backup"
+    return DamagedError(what, where=str(file.path), remedy=remedy, **facts)
+
+
 WINDOW_NBYTES: Final = 4 << 10
 """Read at both ends of a window."""
 
@@ -347,7 +348,7 @@ WINDOW_NBYTES: Final = 4 << 10
 class Window:
     """Some bytes of an open file, read as a file of their own; records at both ends take one read each."""
 
-    def __init__(self, file: ReadableFile, offset: int, nbytes: int) -> None:
+    def __init__(self, file: Readable, offset: int, nbytes: int) -> None:
         self.path, self.nbytes = file.path, nbytes
         self._file, self._offset = file, offset
         n_ahead = nbytes if nbytes <= 2 * WINDOW_NBYTES else WINDOW_NBYTES

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from isal.isal_zlib import crc32
 
@@ -21,6 +21,7 @@ from inshrink_core.checkpoint import (
     DTYPE_SIZES,
     Checkpoint,
     FileLayout,
+    Member,
     Region,
     TensorSource,
     TensorSpec,
@@ -376,10 +377,16 @@ def _hole_mask(region: Region, shapes: Sequence[tuple[str, tuple[int, ...]]]) ->
         if member.stride is None:
             free[member.start : member.start + nbytes] = False
         else:
-            strides = (*(s * itemsize for s in member.stride), 1)
-            window = free[member.start :]
-            np.lib.stride_tricks.as_strided(window, (*shape, itemsize), strides)[...] = False
+            _strided(free, member, shape, itemsize)[...] = False
     return free if free.any() else None
+
+
+def _strided(buffer: Any, member: Member, shape: tuple[int, ...], itemsize: int) -> Any:
+    """Return the bytes of a strided member of a region, as an array of its shape."""
+    import numpy as np
+
+    strides = (*(step * itemsize for step in member.stride or ()), 1)
+    return np.lib.stride_tricks.as_strided(buffer[member.start :], (*shape, itemsize), strides)
 
 
 def _is_permutation(stride: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
@@ -510,31 +517,6 @@ def _check_entries(layout: FileLayout) -> None:
             raise DamagedError(f"the layout of '{layout.path}' has a checksum within a tensor")
 
 
-def _n_holes(checkpoint: Checkpoint, region: Region) -> int:
-    """Return how many bytes of a region the skeleton has."""
-    specs = [checkpoint.spec(member.key) for member in region.members]
-    shapes = [(s.dtype, member.shape_in(s)) for s, member in zip(specs, region.members, strict=True)]
-    mask = _hole_mask(region, shapes)
-    return 0 if mask is None else int(mask.sum())
-
-
-def _split_holes(
-    checkpoint: Checkpoint, layout: FileLayout, tail: memoryview
-) -> tuple[memoryview, dict[int, memoryview]]:
-    """Return the holes of all regions, and the bytes of bools that are neither 0 nor 1 by their offset."""
-    at = sum(_n_holes(checkpoint, region) for region in layout.regions) if tail else 0
-    holes, odd = tail[:at], dict[int, memoryview]()
-    while at + _ODD_BOOLS.size < len(tail):
-        offset, nbytes = _ODD_BOOLS.unpack_from(tail, at)
-        at += _ODD_BOOLS.size
-        odd[offset] = tail[at : at + nbytes]
-        at += nbytes
-    sizes = {region.offset: region.nbytes for region in layout.regions}
-    if at != len(tail) or any(len(data) != sizes.get(offset) for offset, data in odd.items()):
-        raise DamagedError(f"the skeleton of '{layout.path}' is too long", where=checkpoint.origin)
-    return holes, odd
-
-
 def _with_odd_bools(data: memoryview, odd: memoryview | None) -> memoryview:
     """Return bools as they were in the file, where they are the same truths still."""
     if odd is None:
@@ -551,39 +533,14 @@ def _is_one_tensor(region: Region) -> bool:
     return len(region.members) == 1 and region.members[0][2:] == (None, None)
 
 
-def _region_bytes(
-    checkpoint: Checkpoint, region: Region, holes: memoryview, read: Callable[[TensorSpec], Tensor]
-) -> tuple[memoryview, int]:
-    """Return the bytes of a region, and how many of `holes` went into it; `read` is for tensors in pieces."""
-    specs = [checkpoint.spec(member.key) for member in region.members]
-    if _is_one_tensor(region):
-        data = tensor_bytes(checkpoint.source.read(specs[0]), specs[0])
-        if len(data) == region.nbytes:
-            return data, 0
-    import numpy as np
+class _Piece(NamedTuple):
+    """Bytes of the skeleton in a row; or a region, with its holes and the bools that are neither 0 nor 1."""
 
-    buffer = np.zeros(region.nbytes, dtype=np.uint8)
-    shapes = [member.shape_in(spec) for member, spec in zip(region.members, specs, strict=True)]
-    mask = _hole_mask(region, [(spec.dtype, shape) for spec, shape in zip(specs, shapes, strict=True)])
-    n_holes = 0
-    if mask is not None:
-        n_holes = int(np.count_nonzero(mask))
-        if n_holes > len(holes):
-            raise DamagedError("the skeleton is shorter than its layout says")
-        buffer[mask] = np.frombuffer(holes[:n_holes], dtype=np.uint8)
-    for member, spec, shape in zip(region.members, specs, shapes, strict=True):
-        itemsize = DTYPE_SIZES[spec.dtype]
-        tensor = checkpoint.source.read(spec) if member.box is None else read(spec)
-        whole = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
-        part = whole.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
-        if member.stride is None:
-            buffer[member.start : member.start + part.size] = part.reshape(-1)
-        elif part.size:
-            strides = (*(s * itemsize for s in member.stride), 1)
-            view = np.lib.stride_tricks.as_strided(buffer[member.start :], (*shape, itemsize), strides)
-            view[...] = part
-    data_of_region: Any = buffer
-    return memoryview(data_of_region), n_holes
+    offset: int
+    nbytes: int
+    data: memoryview
+    region: Region | None = None
+    odd: memoryview | None = None
 
 
 class RestoredFile:
@@ -608,36 +565,89 @@ class RestoredFile:
         skeleton = memoryview(checkpoint.source.skeleton(layout))
         _check_layout(layout, checkpoint, len(skeleton))
         at = 0
-        self._pieces: list[tuple[int, int, memoryview | Region]] = []
+        pieces = []
         for offset, nbytes in _bytes_between(layout):
-            self._pieces.append((offset, nbytes, skeleton[at : at + nbytes]))
+            pieces.append(_Piece(offset, nbytes, skeleton[at : at + nbytes]))
             at += nbytes
-        self._holes, self._odd = _split_holes(checkpoint, layout, skeleton[at:])
-        self._regions = [region for region in layout.regions if region.nbytes]
-        self._pieces += [(region.offset, region.nbytes, region) for region in self._regions]
-        self._pieces.sort(key=lambda piece: piece[0])
+        tail, at = skeleton[at:], 0
+        regions = []
+        for region in layout.regions:
+            n_holes = self._n_holes(region) if tail else 0
+            regions.append(_Piece(region.offset, region.nbytes, tail[at : at + n_holes], region))
+            at += n_holes
+        odd = dict[int, memoryview]()
+        while at + _ODD_BOOLS.size < len(tail):
+            offset, nbytes = _ODD_BOOLS.unpack_from(tail, at)
+            at += _ODD_BOOLS.size
+            odd[offset] = tail[at : at + nbytes]
+            at += nbytes
+        sizes = {region.offset: region.nbytes for region in layout.regions}
+        if at != len(tail) or any(len(data) != sizes.get(offset) for offset, data in odd.items()):
+            raise DamagedError(f"the skeleton of '{layout.path}' is too long", where=checkpoint.origin)
+        pieces += [one._replace(odd=odd.get(one.offset)) for one in regions if one.nbytes]
+        self.pieces = sorted(pieces, key=lambda piece: piece.offset)
 
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             raise DamagedError("a file is shorter than it says", where=str(self.path))
-        first = bisect.bisect_right(self._pieces, offset, key=lambda piece: piece[0]) - 1
+        first = bisect.bisect_right(self.pieces, offset, key=lambda piece: piece.offset) - 1
         found = []
-        for start, nbytes, held in self._pieces[max(first, 0) :]:
+        for piece in self.pieces[max(first, 0) :]:
+            start = piece.offset
             if start >= offset + n_bytes:
                 break
-            data = self._decoded(held) if isinstance(held, Region) else held
-            found.append(data[max(offset - start, 0) : min(offset + n_bytes - start, nbytes)])
+            data = self.decoded(piece, self._checkpoint.source.read)
+            found.append(data[max(offset - start, 0) : min(offset + n_bytes - start, piece.nbytes)])
         return b"".join(found)
 
     def expect(self, spans: Iterable[tuple[int, int]]) -> None:
         """Say which bytes will be read soon: they are here."""
 
-    def _decoded(self, region: Region) -> memoryview:
-        before = self._regions[: self._regions.index(region)] if self._holes else ()
-        used = sum(_n_holes(self._checkpoint, one) for one in before)
-        data, _ = _region_bytes(self._checkpoint, region, self._holes[used:], self._checkpoint.source.read)
-        return _with_odd_bools(data, self._odd.get(region.offset))
+    def _shapes(self, region: Region) -> list[tuple[str, tuple[int, ...]]]:
+        specs = ((self._checkpoint.spec(member.key), member) for member in region.members)
+        return [(spec.dtype, member.shape_in(spec)) for spec, member in specs]
+
+    def _n_holes(self, region: Region) -> int:
+        mask = _hole_mask(region, self._shapes(region))
+        return 0 if mask is None else int(mask.sum())
+
+    def decoded(self, piece: _Piece, read: Callable[[TensorSpec], Tensor]) -> memoryview:
+        """Return the bytes of a piece; `read` is for tensors that lie in several."""
+        if piece.region is None:
+            return piece.data
+        data = self._region_bytes(piece.region, piece.data, read)
+        return _with_odd_bools(data, piece.odd)
+
+    def _region_bytes(
+        self, region: Region, holes: memoryview, read: Callable[[TensorSpec], Tensor]
+    ) -> memoryview:
+        checkpoint = self._checkpoint
+        specs = [checkpoint.spec(member.key) for member in region.members]
+        if _is_one_tensor(region):
+            data = tensor_bytes(checkpoint.source.read(specs[0]), specs[0])
+            if len(data) == region.nbytes:
+                return data
+        import numpy as np
+
+        buffer = np.zeros(region.nbytes, dtype=np.uint8)
+        shapes = self._shapes(region)
+        mask = _hole_mask(region, shapes)
+        if mask is not None:
+            if int(np.count_nonzero(mask)) != len(holes):
+                raise DamagedError("the skeleton is shorter than its layout says")
+            buffer[mask] = np.frombuffer(holes, dtype=np.uint8)
+        for member, spec, (dtype, shape) in zip(region.members, specs, shapes, strict=True):
+            itemsize = DTYPE_SIZES[dtype]
+            tensor = checkpoint.source.read(spec) if member.box is None else read(spec)
+            whole = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
+            part = whole.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
+            if member.stride is None:
+                buffer[member.start : member.start + part.size] = part.reshape(-1)
+            elif part.size:
+                _strided(buffer, member, shape, itemsize)[...] = part
+        data_of_region: Any = buffer
+        return memoryview(data_of_region)
 
 
 def write_layout(
@@ -669,37 +679,17 @@ def write_layout(
     TooLargeError
         A region is larger than the limits allow.
     """
-    skeleton = memoryview(checkpoint.source.skeleton(layout))
-    _check_layout(layout, checkpoint, len(skeleton))
+    restored = RestoredFile(checkpoint, layout)
     for region in layout.regions:
         if not _is_one_tensor(region):
             what = f"filling a region of '{layout.path}'"
             largest = max((checkpoint.spec(member.key).nbytes for member in region.members), default=0)
             limits.require_memory(2 * region.nbytes + largest, what, checkpoint.origin)
-    spans = _bytes_between(layout)
-    n_between = sum(nbytes for _, nbytes in spans)
-    (holes, odd), used, at = _split_holes(checkpoint, layout, skeleton[n_between:]), 0, 0
     writer = _Writer(file, layout)
     # Of a tensor cut by rows and parts of rows, several pieces lie in a row: it is decoded once for all.
     read = functools.lru_cache(maxsize=1)(checkpoint.source.read)
-    gaps = dict(spans)
-    regions = {region.offset: region for region in layout.regions if region.nbytes}
-    for offset in sorted([*gaps, *regions]):
-        if offset in gaps:
-            data = skeleton[at : at + gaps[offset]]
-            at += gaps[offset]
-        else:
-            data, n_holes = _region_bytes(checkpoint, regions[offset], holes[used:], read)
-            used += n_holes
-            data = _with_odd_bools(data, odd.get(offset))
-        writer.write(data)
-        for member in regions[offset].members if offset in regions else ():
+    for piece in restored.pieces:
+        writer.write(restored.decoded(piece, read))
+        for member in piece.region.members if piece.region else ():
             progress(member.key)
-    if used != len(holes) or writer.at != layout.nbytes:
-        raise DamagedError(
-            f"skeleton and tensors of '{layout.path}' do not make up the file",
-            where=checkpoint.origin,
-            expected=f"{layout.nbytes} bytes",
-            found=f"{writer.at + len(holes) - used}",
-        )
     writer.patch_checksums()
