@@ -22,7 +22,7 @@ from inshrink_core.execution import Limits
 from inshrink_core.formats.content import TorchFile
 from inshrink_core.formats.disk import Readable, Window
 from inshrink_core.formats.source import DEFAULT_LIMITS, RestoredFile
-from inshrink_core.formats.state_tree import MODEL_KEYS, Named, Optimizer, Placed, read_state_tree
+from inshrink_core.formats.state_tree import MODEL_KEYS, Named, Optimizer, Placed, extent, read_state_tree
 from inshrink_core.formats.torch.legacy import MAGIC_WITHIN
 from inshrink_core.formats.torch.pickles import OddTensor, StorageRef, TensorRef, read_pickle
 
@@ -127,7 +127,7 @@ class _Maker:
             if axis:
                 method = torch.per_channel_affine, inner(scale), inner(zero), axis[0]
             codes = self._bytes(storage, 0, storage.n_elements, storage.dtype)
-            if offset + _extent(shape, stride) > storage.n_elements * _PACKED.get(storage.dtype, 1):
+            if offset + extent(shape, stride) > storage.n_elements * _PACKED.get(storage.dtype, 1):
                 raise ValueError("it reaches past its storage")
             self._limits.require_memory(4 * math.prod(shape), f"making '{clipped(name)}'", self._where)
             made: Any = torch.frombuffer(codes, dtype=torch.uint8).untyped_storage()
@@ -173,9 +173,7 @@ class _Maker:
         kind = getattr(torch, dtype)
         if not math.prod(shape):
             return torch.empty(shape, dtype=kind)
-        data = torch.frombuffer(
-            self._bytes(storage, offset, _extent(shape, stride), dtype), dtype=torch.uint8
-        )
+        data = torch.frombuffer(self._bytes(storage, offset, extent(shape, stride), dtype), dtype=torch.uint8)
         return (data.ne(0) if dtype == "bool" else data.view(kind)).as_strided(shape, stride)
 
     def _bytes(self, storage: StorageRef, offset: int, n_elements: int, dtype: str) -> bytearray:
@@ -188,10 +186,6 @@ class _Maker:
         if min(at, nbytes) < 0 or at + nbytes > entry.data_nbytes:
             raise ValueError("it reaches past its storage")
         return bytearray(self._file.read(entry.data_offset + at, nbytes))
-
-
-def _extent(shape: Iterable[int], stride: Iterable[int]) -> int:
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def _no_values(name: str, kind: str, where: str) -> InputError:

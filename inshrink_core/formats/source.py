@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import itertools
 import math
 import struct
 import threading
@@ -30,7 +29,7 @@ from inshrink_core.errors import DamagedError, NotFoundError
 from inshrink_core.execution import Limits, new_buffer
 from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip, digest_beside, summary
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, reading
-from inshrink_core.formats.state_tree import Placed
+from inshrink_core.formats.state_tree import Placed, extent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -456,29 +455,27 @@ def _check_layout(layout: FileLayout, checkpoint: Checkpoint, n_skeleton: int) -
     """Refuse a layout, which may come from an archive, that contradicts itself.
 
     A region can hold no more bytes than its tensors and the holes of which the skeleton has the bytes: what
-    is allocated for it is bounded by what is really there.
+    is allocated for it is bounded by what is really there. Checksums are of spans that do not overlap, and
+    none is written over a tensor.
     """
+    name = layout.path
+
+    def fail(what: str, expected: str = "", found: str = "") -> DamagedError:
+        return DamagedError(what, where=checkpoint.origin, expected=expected, found=found)
+
     end = 0
     n_holes = n_skeleton - sum(nbytes for _, nbytes in _bytes_between(layout))
     if n_holes < 0:
-        raise DamagedError(
-            f"the skeleton of '{layout.path}' is too short",
-            where=checkpoint.origin,
-            expected=f"{n_skeleton - n_holes} bytes",
-            found=f"{n_skeleton}",
-        )
+        expected = f"{n_skeleton - n_holes} bytes"
+        raise fail(f"the skeleton of '{name}' is too short", expected, f"{n_skeleton}")
     for region in layout.regions:
         if region.offset < end or region.nbytes < 0:
-            raise DamagedError(f"the layout of '{layout.path}' has overlapping regions")
+            raise fail(f"the layout of '{name}' has overlapping regions")
         end = region.offset + region.nbytes
-        held = sum(member.nbytes_in(checkpoint.spec(member.key)) for member in region.members)
-        if region.nbytes > held + n_holes:
-            raise DamagedError(
-                f"a region of '{layout.path}' is larger than what lies in it",
-                where=checkpoint.origin,
-                expected=f"at most {held + n_holes} bytes",
-                found=f"{region.nbytes}",
-            )
+        most = n_holes + sum(member.nbytes_in(checkpoint.spec(member.key)) for member in region.members)
+        if region.nbytes > most:
+            what = f"a region of '{name}' is larger than what lies in it"
+            raise fail(what, f"at most {most} bytes", f"{region.nbytes}")
         for member in region.members:
             spec = checkpoint.spec(member.key)
             shape, stride, box = member.shape_in(spec), member.stride, member.box
@@ -486,35 +483,28 @@ def _check_layout(layout: FileLayout, checkpoint: Checkpoint, n_skeleton: int) -
                 not len(box.offsets) == len(shape) == len(spec.shape)
                 or any(at + size > n for at, size, n in zip(*box, spec.shape, strict=True))
             ):
-                raise DamagedError(f"the layout of '{layout.path}' has a part outside of '{member.key}'")
-            if stride is not None and (
-                not len(stride) == len(shape) <= _MAX_STRIDES or any(s < 0 for s in stride)
+                raise fail(f"the layout of '{name}' has a part outside of '{member.key}'")
+            if stride is not None and not (
+                len(stride) == len(shape) <= _MAX_STRIDES and all(step >= 0 for step in stride)
             ):
-                raise DamagedError(f"the layout of '{layout.path}' gives '{member.key}' wrong strides")
+                raise fail(f"the layout of '{name}' gives '{member.key}' wrong strides")
             span = member.nbytes_in(spec)
             if stride is not None and span:
-                itemsize = DTYPE_SIZES[spec.dtype]
-                span = (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))) * itemsize
+                span = extent(shape, stride) * DTYPE_SIZES[spec.dtype]
             if member.start < 0 or member.start + span > region.nbytes:
-                raise DamagedError(f"the layout of '{layout.path}' puts '{member.key}' outside its region")
-    crc_ends = [at + 4 for entry in layout.zip_entries for at in entry.crc_offsets]
-    entry_ends = [entry.data_offset + entry.data_nbytes for entry in layout.zip_entries]
-    if max([end, *crc_ends, *entry_ends]) > layout.nbytes:
-        raise DamagedError(f"the layout of '{layout.path}' reaches past the file's end")
-    _check_entries(layout)
-
-
-def _check_entries(layout: FileLayout) -> None:
-    """Refuse checksums of spans that overlap, and checksums that would be written over tensors."""
+                raise fail(f"the layout of '{name}' puts '{member.key}' outside its region")
     entries = sorted(layout.zip_entries)
-    for entry, following in itertools.pairwise(entries):
-        if entry.data_offset + entry.data_nbytes > following.data_offset:
-            raise DamagedError(f"the layout of '{layout.path}' has overlapping zip entries")
+    crcs = [at for entry in entries for at in entry.crc_offsets]
+    ends = [entry.data_offset + entry.data_nbytes for entry in entries]
+    if max([end, *ends, *(at + 4 for at in crcs)]) > layout.nbytes:
+        raise fail(f"the layout of '{name}' reaches past the file's end")
+    if any(at > following.data_offset for at, following in zip(ends, entries[1:], strict=False)):
+        raise fail(f"the layout of '{name}' has overlapping zip entries")
     starts = [region.offset for region in layout.regions]
-    for at in (at for entry in entries for at in entry.crc_offsets):
+    for at in crcs:
         place = bisect.bisect_left(starts, at + 4) - 1
-        if place >= 0 and layout.regions[place].offset + layout.regions[place].nbytes > at:
-            raise DamagedError(f"the layout of '{layout.path}' has a checksum within a tensor")
+        if place >= 0 and starts[place] + layout.regions[place].nbytes > at:
+            raise fail(f"the layout of '{name}' has a checksum within a tensor")
 
 
 def _with_odd_bools(data: memoryview, odd: memoryview | None) -> memoryview:

@@ -102,6 +102,11 @@ class Placed(NamedTuple):
     pieces: tuple[Piece, ...] = ()
 
 
+def extent(shape: Iterable[int], stride: Iterable[int]) -> int:
+    """Return how many elements of a storage a tensor reaches over that is not empty."""
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
 class Piece(NamedTuple):
     """A part of a tensor (None: the whole), the number of its file in the checkpoint, its place there.
 
