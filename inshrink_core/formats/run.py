@@ -6,11 +6,11 @@ import copy
 import functools
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, Unseen
 from inshrink_core.errors import (
@@ -99,16 +99,6 @@ class NoCheckpointError(NotFoundError):
         super().__init__(what, where=where, remedy=remedy)
 
 
-class _Request(NamedTuple):
-    """The arguments of `open_run`, to open the run again."""
-
-    path: str
-    step_pattern: str | None
-    follow_links: bool
-    allow_damaged: bool
-    within: tuple[str, ...] | None
-
-
 def unreadable_error(
     rows: Sequence[Skipped], where: str, asked: Collection[int] | None = None
 ) -> UnreadableError | None:
@@ -128,47 +118,20 @@ def unreadable_error(
         return None
     first = concerned[0]
     step = "" if first.step is None else f" (step {first.step})"
+    lost = "cannot be read" if any(row.fate is Fate.UNREADABLE for row in concerned) else "are left out"
     name = os.path.relpath(first.path, where) if lies_in(first.path, where) else first.path
     more = "" if len(concerned) == 1 else f"; and {len(concerned) - 1} more"
     return (UnreadableError if asked is None else UnreadableStepError)(
-        f"{len(concerned)} of the checkpoints {_lost_how(concerned)}: {clipped(name, 200)}{step}: "
+        f"{len(concerned)} of the checkpoints {lost}: {clipped(name, 200)}{step}: "
         f"{clipped(first.reason, 600)}{more}",
         where=where,
         remedy="--skip-damaged goes without",
     )
 
 
-def _lost_how(rows: Sequence[Skipped]) -> str:
-    return "cannot be read" if any(row.fate is Fate.UNREADABLE for row in rows) else "are left out"
-
-
 def _identity(stamps: Iterable[tuple[str, FileStamp]]) -> str:
     text = "\0".join(f"{name}\0{spoken(s.real_path)}\0{s.nbytes}\0{s.mtime_ns}" for name, s in stamps)
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
-
-
-class FileFate(NamedTuple):
-    """What becomes of one tensor file when its run is archived.
-
-    Parameters
-    ----------
-    path
-        Relative to the run, with ``/``.
-    fate
-        What becomes of it.
-    step
-        The step that it is archived with, or equals.
-    name
-        Name of its branch.
-    reason
-        Why, where it is no step.
-    """
-
-    path: str
-    fate: Fate
-    step: int | None = None
-    name: str = ""
-    reason: str = ""
 
 
 class Run(Mapping[int, Checkpoint]):
@@ -210,12 +173,11 @@ class Run(Mapping[int, Checkpoint]):
         *,
         skipped: Iterable[Skipped],
         access: Access,
-        request: _Request,
-        known: Mapping[tuple[Path, ...], Found],
+        reopen: Callable[..., Run],
     ) -> None:
         self._parsed = dict(sorted(selection.by_step.items()))
         self._named = selection.named
-        self._access, self._request, self._known = access, request, known
+        self._access, self._reopen = access, reopen
         self._accepted: dict[int, Checkpoint] = {}
         self._is_attributed = False
         self.path = path
@@ -321,7 +283,8 @@ class Run(Mapping[int, Checkpoint]):
         key = (*map(self.identity, first), repr(known))
         if key not in _attributions:
             order = () if known is None else known.order
-            order = order or self._registered(last)
+            if not order and not last.ordered:
+                order = registered_order(last, self.directory, self._access)
             neutral = {step: alike[step].attributed(Attribution({}, order)) for step in first}
             found = attribute(
                 last,
@@ -346,12 +309,6 @@ class Run(Mapping[int, Checkpoint]):
         run.notes = _notes(self.notes[0], run._parsed.values())
         return run
 
-    def _registered(self, parsed: ParsedCheckpoint) -> tuple[str, ...]:
-        """Return the order in which the model's code registers its tensors, where a library knows it."""
-        if parsed.ordered:
-            return ()
-        return registered_order(parsed, self.directory, self._access)
-
     @property
     def is_ordered(self) -> bool:
         """Whether the files have the tensors in the model's order; others are in that of names.
@@ -372,16 +329,17 @@ class Run(Mapping[int, Checkpoint]):
         parsed = self._at(step)
         if not parsed.slots and parsed.order == same_places(parsed, archived).order:
             return self[step]
-        attributed = parsed.attributed(same_places(parsed, archived))
-        checkpoint = attributed.checkpoint(step, self._access.counter)
+        return self._checkpoint(parsed.attributed(same_places(parsed, archived)), step)
+
+    def _checkpoint(self, parsed: ParsedCheckpoint, step: int) -> Checkpoint:
+        checkpoint = parsed.checkpoint(step, self._access.counter)
         return accepting_damage(checkpoint) if self._access.allow_damaged else checkpoint
 
     def __getitem__(self, step: int) -> Checkpoint:
-        checkpoint = self._at(step).checkpoint(step, self._access.counter)
         if not self._access.allow_damaged:
-            return checkpoint
+            return self._checkpoint(self._at(step), step)
         if step not in self._accepted:
-            self._accepted[step] = accepting_damage(checkpoint)
+            self._accepted[step] = self._checkpoint(self._at(step), step)
         return self._accepted[step]
 
     def __iter__(self) -> Iterator[int]:
@@ -422,7 +380,7 @@ class Run(Mapping[int, Checkpoint]):
         """Return the run as it is now; headers of unchanged files are not read again."""
         if (mirror := mirror_of(self.path)) is not None:
             mirror.refresh()
-        return _open(self._request, counter=self._access.counter, known=self._known)
+        return self._reopen()
 
     def allowing_damage(self) -> Run:
         """Return the run with files that do not match their own checksums taken as they are.
@@ -433,9 +391,7 @@ class Run(Mapping[int, Checkpoint]):
         """
         if self._access.allow_damaged:
             return self
-        return _open(
-            self._request._replace(allow_damaged=True), counter=self._access.counter, known=self._known
-        )
+        return self._reopen(allow_damaged=True)
 
     @property
     def unreadable(self) -> tuple[Skipped, ...]:
@@ -450,13 +406,10 @@ class Run(Mapping[int, Checkpoint]):
         -----
         Files of equal size are read to compare them; of a run behind a URL, the listing is.
         """
-        found = {}
-        for one, fate, _ in self._beside:
-            if fate is Fate.BRANCH:
-                checkpoint = one.parsed.checkpoint(one.step, self._access.counter)
-                checkpoint = accepting_damage(checkpoint) if self._access.allow_damaged else checkpoint
-                found[one.name] = replace(checkpoint, branch=one.name)
-        return found
+        branches = [one for one, fate, _ in self._beside if fate is Fate.BRANCH]
+        return {
+            one.name: replace(self._checkpoint(one.parsed, one.step), branch=one.name) for one in branches
+        }
 
     @functools.cached_property
     def _beside(self) -> tuple[tuple[Named, Fate, int], ...]:
@@ -494,40 +447,41 @@ class Run(Mapping[int, Checkpoint]):
         return bool(near < (far if neighbour != step else 0.1 * values[1].norm()))
 
     @functools.cached_property
-    def fates(self) -> tuple[FileFate, ...]:
-        """What becomes of each tensor file under the run, by path."""
-        found: dict[str, FileFate] = {}
-        for step, parsed in self._parsed.items():
-            found |= self._fates_of(parsed, Fate.STEP, step)
-        for (name, _, parsed, _), fate, step in self._beside:
+    def fates(self) -> tuple[Skipped, ...]:
+        """What becomes of each tensor file under the run when it is archived, by path relative to the run.
+
+        The step is the one that it is archived with, or equals; the name is that of its branch.
+        """
+        held = [Skipped("", "", Fate.STEP, step) for step in self._parsed]
+        rows = list(zip(held, self._parsed.values(), strict=True))
+        for one, fate, step in self._beside:
             reason = f"near to step {step}, as a restored copy" if fate is Fate.OTHER_MODEL else ""
-            found |= self._fates_of(parsed, fate, step, name if fate is Fate.BRANCH else "", reason)
+            row = Skipped("", reason, fate, step, name=one.name if fate is Fate.BRANCH else "")
+            rows.append((row, one.parsed))
+        found = {row.path: row for about, parsed in rows for row in self._fates_of(parsed, about)}
         for row in self.skipped:
             if row.fate is None:
                 continue
-            for path in _tensor_files(Path(row.path)):
-                name = self._relative(path)
-                found.setdefault(name, FileFate(name, row.fate, row.step, row.name, row.reason))
+            path = Path(row.path)
+            inner = (
+                sorted(one for one in path.rglob("*") if has_weight_suffix(one.name)) if is_dir(path) else []
+            )
+            for one in inner or [path]:
+                name = self._relative(one)
+                found.setdefault(name, row._replace(path=name, identity=""))
         return tuple(found[path] for path in sorted(found))
 
-    def _fates_of(
-        self, parsed: ParsedCheckpoint, fate: Fate, step: int, name: str = "", reason: str = ""
-    ) -> dict[str, FileFate]:
-        """Return the fates of the tensor files of a checkpoint, by path."""
+    def _fates_of(self, parsed: ParsedCheckpoint, about: Skipped) -> Iterator[Skipped]:
+        """Yield the fates of the tensor files of a checkpoint."""
         model = {spec.key for spec in parsed.specs if spec.role in MODEL_ROLES}
-        found = {}
         for layout in parsed.layouts:
-            keys = (member.key for region in layout.regions for member in region.members)
-            holds_model = any(key in model for key in keys)
-            if layout.kind == "opaque" and not self._may_hold_tensors(parsed.paths[layout.path]):
-                continue
-            path = self._relative(parsed.paths[layout.path])
-            role = fate if holds_model or fate is not Fate.STEP else Fate.AUXILIARY
-            found[path] = FileFate(path, role, step, name, reason)
-        return found
-
-    def _may_hold_tensors(self, path: Path) -> bool:
-        return has_weight_suffix(path.name) or reader_of(path, self._access) is not None
+            path = parsed.paths[layout.path]
+            if layout.kind != "opaque" or has_weight_suffix(path.name) or reader_of(path, self._access):
+                keys = (member.key for region in layout.regions for member in region.members)
+                is_beside = about.fate is Fate.STEP and not any(key in model for key in keys)
+                yield about._replace(
+                    path=self._relative(path), fate=Fate.AUXILIARY if is_beside else about.fate
+                )
 
     def _relative(self, path: str | os.PathLike[str]) -> str:
         root = spoken(str(self.directory))
@@ -582,12 +536,6 @@ class Run(Mapping[int, Checkpoint]):
         rest.steps = tuple(rest._parsed)
         rest.skipped = (*self.skipped, *(row._replace(path=spoken(row.path)) for row in rows.values()))
         return rest
-
-
-def _tensor_files(path: Path) -> Iterator[Path]:
-    """Yield the files with tensors below a directory, or the one path that is no directory."""
-    files = sorted(one for one in path.rglob("*") if has_weight_suffix(one.name)) if is_dir(path) else []
-    yield from files or [path]
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -693,12 +641,12 @@ def _lost(path: Path, step: int | None, access: Access) -> Skipped:
     return Skipped(str(path), reason, Fate.UNREADABLE, step, _identity((s.real_path, s) for s in stamps))
 
 
-def _open(request: _Request, *, counter: ByteCounter, known: Mapping[tuple[Path, ...], Found]) -> Run:
-    pattern = request.step_pattern
+def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Found], **options: Any) -> Run:
+    """Return a run; `options` are those of `_access`."""
     if pattern is not None:
         compile_step_pattern(pattern)
-    access = _access(request, counter)
-    discovery = Discovery(request.path, access)
+    access = _access(path, **options)
+    discovery = Discovery(path, access)
     root, recall = discovery.root, Recall()
     _expect(discovery, known, access)
     of_file = replace(access, root=os.path.realpath(root)) if discovery.single else access
@@ -726,12 +674,13 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[tuple[Path,
         more = f": {len(skipped)} passed over, the first because {skipped[0].reason}" if skipped else ""
         raise NoCheckpointError(
             f"no readable checkpoint{more}",
-            where=request.path,
+            where=path,
             skipped=tuple(row._replace(path=spoken(row.path)) for row in skipped),
             remedy="give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files",
         )
     skipped += [row for one in choice.by_step.values() for row in one.skipped]
-    return Run(root, choice, skipped=skipped, access=access, request=request, known=seen)
+    reopen = functools.partial(_open, path, pattern, known=seen, **options)
+    return Run(root, choice, skipped=skipped, access=access, reopen=reopen)
 
 
 def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], Found], access: Access) -> None:
@@ -753,7 +702,7 @@ def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], Found], acces
     mirror.expect(asked)
 
 
-def _access(request: _Request, counter: ByteCounter) -> Access:
+def _access(path: str, *, within: Sequence[str] | None, **options: Any) -> Access:
     """Return where the links of a run may lead; the run itself may be a link, that was the user's choice.
 
     Raises
@@ -761,21 +710,14 @@ def _access(request: _Request, counter: ByteCounter) -> Access:
     RefusedLinkError
         The run lies outside of the directories that it must lie in.
     """
-    access = Access.of(
-        fixed_part(request.path),
-        counter=counter,
-        follow_links=request.follow_links,
-        allow_damaged=request.allow_damaged,
-        within=request.within or (),
-    )
-    if request.within is not None:
+    access = Access.of(fixed_part(path), within=within or (), **options)
+    if within is not None:
         # A blob of the Hugging Face cache may lie elsewhere if the snapshot that links to it does not.
-        named = Path(request.path) if os.path.lexists(request.path) else fixed_part(request.path)
-        folder = os.path.realpath(named.parent)
-        real = os.path.realpath(named)
+        named = Path(path) if os.path.lexists(path) else fixed_part(path)
+        folder, real = os.path.realpath(named.parent), os.path.realpath(named)
         inside = [any(lies_in(one, root) for root in access.within) for one in (real, folder)]
         if not (inside[0] or (inside[1] and is_blob(real, folder))):
-            raise RefusedLinkError("outside of the directories that may be opened", where=request.path)
+            raise RefusedLinkError("outside of the directories that may be opened", where=path)
     return access
 
 
@@ -837,14 +779,15 @@ def open_run(
     place, in_path = split_step_pattern(path)
     if in_path is not None and step_pattern is not None:
         raise InputError("two step patterns", where=os.fspath(path), found=clipped(step_pattern))
-    request = _Request(
+    return _open(
         os.fspath(path if in_path is None else place),
         step_pattern if in_path is None else in_path,
-        follow_links,
-        allow_damaged,
-        None if within is None else tuple(os.fspath(one) for one in within),
+        known={},
+        counter=ByteCounter(),
+        follow_links=follow_links,
+        allow_damaged=allow_damaged,
+        within=None if within is None else tuple(map(os.fspath, within)),
     )
-    return _open(request, counter=ByteCounter(), known={})
 
 
 def preview_steps(path: str | os.PathLike[str], step_pattern: str) -> tuple[NamedStep, ...]:
