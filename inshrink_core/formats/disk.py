@@ -636,26 +636,21 @@ def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
 
 def _reason(name: str) -> str | None:
     """Return why a relative POSIX path is not safe to write, or None."""
-    if not name:
-        return "it is empty"
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return "it is no UTF-8"
-    if "\0" in name or any(ord(sign) < 32 for sign in name):
-        return "it holds a control sign"
-    if "\\" in name:
-        return "it holds a backslash"
-    if name.startswith("/"):
-        return "it is absolute"
-    if _DRIVE.match(name):
-        return "it names a drive"
-    for part in name.split("/"):
-        if part in ("", ".", ".."):
-            return f"it has the component '{part}'"
-        if len(part.encode()) > _MAX_COMPONENT_BYTES:
-            return "a component is too long"
-    return None
+    parts = name.split("/")
+    odd = next((part for part in parts if part in ("", ".", "..")), None)
+    reasons = {
+        "it is empty": not name,
+        "it is no UTF-8": any("\ud800" <= sign <= "\udfff" for sign in name),
+        "it holds a control sign": any(ord(sign) < 32 for sign in name),
+        "it holds a backslash": "\\" in name,
+        "it is absolute": name.startswith("/"),
+        "it names a drive": _DRIVE.match(name) is not None,
+        f"it has the component '{odd}'": odd is not None,
+        "a component is too long": any(
+            len(part.encode(errors="replace")) > _MAX_COMPONENT_BYTES for part in parts
+        ),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def unsafe_names(names: Iterable[str]) -> dict[str, str]:

@@ -54,11 +54,17 @@ from inshrink_core.formats.disk import (
     lies_in,
     natural_key,
 )
-from inshrink_core.formats.groups import group_files
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
 from inshrink_core.formats.names import is_numbered, step_in_name
 from inshrink_core.formats.readers import reader_of
-from inshrink_core.formats.selection import Named, Selection, by_evidence, by_pattern, main_model
+from inshrink_core.formats.selection import (
+    Named,
+    Selection,
+    by_evidence,
+    by_pattern,
+    group_files,
+    main_model,
+)
 from inshrink_core.formats.source import accepting_damage, peek_sample
 from inshrink_core.formats.step_pattern import (
     NamedStep,
