@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -171,10 +172,8 @@ class _Tag:
 
     def _files_of(self, mp_rank: int, kind: str) -> dict[int, _File]:
         """Return the files of one kind, by rank of data."""
-        names = {}
-        for name in self._numbers:
-            if (of := _FILE.match(name)) and (int(of[2]), of[3]) == (mp_rank, kind):
-                names[int(of[1] or 0)] = name
+        found = ((_FILE.match(name), name) for name in self._numbers)
+        names = {int(of[1] or 0): name for of, name in found if of and (int(of[2]), of[3]) == (mp_rank, kind)}
         return {rank: self._read(name) for rank, name in sorted(names.items())}
 
     def _require_ranks(self, files: Mapping[int, _File], held: _ModelRank) -> None:
@@ -201,9 +200,8 @@ def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:
     called |= names
     if not taken:
         return tree
-
-    new = tree.renamed(lambda name: prefix + name if name in taken else name)
     apart = tree.renamed(lambda name: prefix + name)
+    new = tree.renamed(lambda name: prefix + name if name in taken else name)
     return new._replace(extra=apart.extra, models=apart.models)
 
 
@@ -364,13 +362,10 @@ class _ModelRank:
                 if numel:
                     if not part or at + numel > part * len(self.ranks):
                         raise self._too_short(name)
-                    runs = [
-                        _Run(
-                            max(0, rank * part - at), min(numel, (rank + 1) * part - at), rank, number, begun
-                        )
-                        for rank in range(at // part, (at + numel - 1) // part + 1)
-                        for begun in [max(0, at - rank * part)]
-                    ]
+                    runs = []
+                    for rank in range(at // part, (at + numel - 1) // part + 1):
+                        first, last = max(0, rank * part - at), min(numel, (rank + 1) * part - at)
+                        runs.append(_Run(first, last, rank, number, max(0, at - rank * part)))
                     found.append(_Parameter(name, shape, runs))
                 extra = padding[i] if isinstance(padding, list) and i < len(padding) else 0
                 at += numel + (extra if type(extra) is int and extra > 0 else 0)
@@ -382,27 +377,22 @@ class _ModelRank:
         """Return parameters each of which is cut into parts of one size; those of a rank lie in a row."""
         ends = list(accumulate(sizes))
         found: list[_Parameter] = []
-        at = group = 0
+        at = 0
         for name, shape, numel in shapes:
             if not numel:
                 continue
             part = -(-numel // len(self.ranks))
             if not ends or at + part > ends[-1]:
                 raise self._too_short(name)
-            while ends[group] <= at:
-                group += 1
             runs = []
             for rank in range(-(-numel // part)):
-                first, last, held_by = rank * part, min(numel, (rank + 1) * part), group
+                first, last = rank * part, min(numel, (rank + 1) * part)
                 while first < last:
                     begun = at + first - rank * part
-                    while ends[held_by] <= begun:
-                        held_by += 1
-                    count = min(last - first, ends[held_by] - begun)
-                    runs.append(
-                        _Run(first, first + count, rank, held_by, begun - (ends[held_by] - sizes[held_by]))
-                    )
-                    first += count
+                    group = bisect_right(ends, begun)
+                    stop = min(last, first + ends[group] - begun)
+                    runs.append(_Run(first, stop, rank, group, begun - (ends[group] - sizes[group])))
+                    first = stop
             found.append(_Parameter(name, shape, runs))
             at += part
         return found

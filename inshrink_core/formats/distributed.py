@@ -104,17 +104,14 @@ class _Metadata:
         stored = self._fields.get("storage_data")
         for key, value in self._mapping(stored).items():
             index = self._state(key, "MetadataIndex")
-            name, offset = index.get("fqn"), index.get("offset")
-            if not isinstance(name, str):
-                raise self._damaged("a name that is no text")
-            at = None if offset is None else self._sizes(offset)
-            self._payloads[name, at] = self._payload(self._state(value, "_StorageInfo"))
+            at = None if index.get("offset") is None else self._sizes(index["offset"])
+            place = self._text(index.get("fqn")), at
+            self._payloads[place] = self._payload(self._state(value, "_StorageInfo"))
         check_names({payload.file for payload in self._payloads.values()}, self._where)
         tensors: dict[str, _Tensor] = {}
         objects: dict[str, _Payload] = {}
-        for name, value in self._mapping(self._fields.get("state_dict_metadata")).items():
-            if not isinstance(name, str):
-                raise self._damaged("a name that is no text")
+        for key, value in self._mapping(self._fields.get("state_dict_metadata")).items():
+            name = self._text(key)
             if isinstance(value, Record) and value.kind == "BytesStorageMetadata":
                 objects[name] = self._find(name, None)
             else:
@@ -123,9 +120,13 @@ class _Metadata:
         return _Described(tensors, objects, paths if isinstance(paths, dict) else {})
 
     def _damaged(self, what: str) -> DamagedError:
-        return DamagedError(
-            what, where=self._where, remedy="the checkpoint is damaged: restore it from a backup"
-        )
+        remedy = "the checkpoint is damaged: restore it from a backup"
+        return DamagedError(what, where=self._where, remedy=remedy)
+
+    def _text(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise self._damaged("a name that is no text")
+        return value
 
     def _mapping(self, value: object) -> dict[Any, Any]:
         if not isinstance(value, dict):
@@ -138,9 +139,8 @@ class _Metadata:
         return self._mapping(value.state)
 
     def _sizes(self, value: object) -> tuple[int, ...]:
-        if not isinstance(value, tuple) or len(value) > _MOST_DIMENSIONS:
-            raise self._damaged("extents that are no extents")
-        if not all(type(size) is int and 0 <= size < MAX_EXTENT for size in value):
+        is_short = isinstance(value, tuple) and len(value) <= _MOST_DIMENSIONS
+        if not is_short or not all(type(size) is int and 0 <= size < MAX_EXTENT for size in value):
             raise self._damaged("extents that are no extents")
         return value
 

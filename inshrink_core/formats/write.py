@@ -7,7 +7,7 @@ import errno
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -21,8 +21,15 @@ from inshrink_core.checkpoint import (
     TensorRole,
     TensorSpec,
 )
-from inshrink_core.errors import ExistsError, InputError, NotFoundError, StorageError, UnsafePathError
-from inshrink_core.execution import Limits, make_folders, remove_empty, sync_path, working_folder
+from inshrink_core.errors import InputError, NotFoundError, StorageError, UnsafePathError
+from inshrink_core.execution import (
+    Limits,
+    make_folders,
+    remove_empty,
+    require_free,
+    sync_path,
+    working_folder,
+)
 from inshrink_core.formats.carried import CarriedTensor, carried_tensors, with_plain_values
 from inshrink_core.formats.dcp_state import STATE, STATE_WORDS, write_state
 from inshrink_core.formats.disk import check_names, check_target
@@ -373,26 +380,6 @@ _REMEDIES: Final = {
 }
 
 
-@contextlib.contextmanager
-def _storage_errors(where: Path) -> Iterator[None]:
-    """Turn what the file system refuses into an error with a remedy."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"writing failed: {error.strerror or error}",
-            where=str(where),
-            remedy=_REMEDIES.get(error.errno or 0, "nothing was changed there; try another place"),
-        ) from error
-
-
-def _write_temporary(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    with path.open("xb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def write_files(
     directory: Path, writers: Mapping[str, Callable[[IO[bytes]], None]], *, force: bool, origin: str = ""
 ) -> tuple[Path, ...]:
@@ -424,28 +411,35 @@ def write_files(
         The disk is full, the target read-only; what was written is removed.
     """
     check_names(writers, origin)
-    targets = {name: check_target(directory, name) for name in writers}
-    if not force:
-        _refuse_existing(targets)
+    targets = [check_target(directory, name) for name in writers]
     made: list[Path] = []
-    alone = next(iter(targets.values())) if len(targets) == 1 else directory
     try:
-        with _storage_errors(alone):
-            made += make_folders(directory)
-            with working_folder(directory) as folder:
-                # Numbers for names: a long one may leave no room for more signs.
-                fresh = [folder / str(number) for number in range(len(targets))]
-                for path, write in zip(fresh, writers.values(), strict=True):
-                    _write_temporary(path, write)
-                for parent in {target.parent for target in targets.values()} - {directory}:
-                    made += make_folders(parent)
-                if not force:
-                    _refuse_existing(targets)
-                _switch(fresh, tuple(targets.values()), folder)
-    except BaseException:
+        for target in targets:
+            require_free(target, force)
+        made += make_folders(directory)
+        with working_folder(directory) as folder:
+            # Numbers for names: a long one may leave no room for more signs.
+            fresh = [folder / str(number) for number in range(len(targets))]
+            for path, write in zip(fresh, writers.values(), strict=True):
+                with path.open("xb") as file:
+                    write(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+            for parent in {target.parent for target in targets} - {directory}:
+                made += make_folders(parent)
+            for target in targets:
+                require_free(target, force)
+            _switch(fresh, targets, folder)
+    except BaseException as error:
         remove_empty(made)
-        raise
-    return tuple(targets.values())
+        if not isinstance(error, OSError):
+            raise
+        raise StorageError(
+            f"writing failed: {error.strerror or error}",
+            where=str(targets[0] if len(targets) == 1 else directory),
+            remedy=_REMEDIES.get(error.errno or 0, "nothing was changed there; try another place"),
+        ) from error
+    return tuple(targets)
 
 
 def _switch(fresh: Sequence[Path], targets: Sequence[Path], folder: Path) -> None:
@@ -468,28 +462,14 @@ def _switch(fresh: Sequence[Path], targets: Sequence[Path], folder: Path) -> Non
             for number, target in enumerate(targets):
                 if os.path.lexists(target):
                     rename(target, folder / f"old-{number}")
-            if renamed:
-                _sync(parents)
+            for parent in parents if renamed else ():
+                sync_path(parent)
             for path, target in zip(fresh, targets, strict=True):
                 rename(path, target)
-        _sync(parents)
+        for parent in parents:
+            sync_path(parent)
     except BaseException:
         for source, target in reversed(renamed):
             with contextlib.suppress(OSError):
                 target.rename(source)
         raise
-
-
-def _sync(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        sync_path(folder)
-
-
-def _refuse_existing(targets: Mapping[str, Path]) -> None:
-    for path in targets.values():
-        if os.path.lexists(path):
-            raise ExistsError(
-                "the file exists already",
-                where=str(path),
-                remedy="write elsewhere, or use --force to replace it",
-            )
