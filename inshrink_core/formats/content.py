@@ -169,8 +169,8 @@ def _is_shard(name: str, sharding: str) -> bool:
 
 
 def _read_safetensors(file: ReadableFile, stamp: FileStamp) -> FileContent:
-    header = read_header(file)
-    if _is_shard(file.path.name, header.metadata.get(_SHARDING, "")):
+    tensors, metadata = read_header(file)
+    if _is_shard(file.path.name, metadata.get(_SHARDING, "")):
         raise InputError(
             "shards of a distributed checkpoint in safetensors, which are not put together",
             where=str(file.path),
@@ -178,16 +178,16 @@ def _read_safetensors(file: ReadableFile, stamp: FileStamp) -> FileContent:
         )
     model: list[tuple[str, Placed]] = []
     named: list[Named] = []
-    for key, placed in header.tensors:
+    for key, placed in tensors:
         name, _, role = key.rpartition("@")
         if name and role in _STATE_ROLES:
             named.append(Named(name, _STATE_ROLES[role], placed))
         else:
             model.append((key, placed))
-    names = dict(header.tensors)
+    names = dict(tensors)
     # safetensors.torch.save_model writes a tied name as metadata: removed name -> kept name.
-    aliases = {k: v for k, v in header.metadata.items() if v in names and k not in names}
-    step = header.metadata.get("step", "")
+    aliases = {k: v for k, v in metadata.items() if v in names and k not in names}
+    step = metadata.get("step", "")
     steps = (("step", int(step)),) if step.isascii() and step.isdigit() and len(step) < 19 else ()
     return FileContent(stamp, "safetensors", StateTree(model, steps=steps), tuple(named), aliases)
 

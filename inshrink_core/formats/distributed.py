@@ -274,7 +274,7 @@ class _Files:
     def value(self, payload: _Payload) -> object:
         """Return what an object is; None where it is carried unread."""
         with suppress(InshrinkError):
-            return read_pickle(read_torch_zip(self.window(payload)).pickle_bytes, payload.file)
+            return read_pickle(read_torch_zip(self.window(payload))[0], payload.file)
         return None
 
     def placed(self, payload: _Payload) -> Placed | None:
@@ -283,14 +283,13 @@ class _Files:
         where = f"{window.path}, the shard at {payload.offset}"
         if not is_zip(window.read(0, min(4, window.nbytes))):
             raise DamagedError("no file of torch.save where a shard must be", where=where)
-        archive = read_torch_zip(window, allow_damaged=self._allow_damaged)
-        pickled = archive.pickle_bytes
+        pickled, storages = read_torch_zip(window, allow_damaged=self._allow_damaged)
         if pickled not in self._refs:
             self._refs[pickled] = read_pickle(pickled, where)
         ref = self._refs[pickled]
         if not isinstance(ref, TensorRef):
             return None
-        entry = archive.storages.get(ref.storage.key)
+        entry = storages.get(ref.storage.key)
         if entry is not None:
             entry = ZipEntry(
                 entry.data_offset + payload.offset,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from inshrink_core.checkpoint import DTYPE_SIZES
 from inshrink_core.errors import DamagedError, InputError, clipped
@@ -39,13 +39,6 @@ def packed_shape(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         return (*shape[:-1], shape[-1] * bits // 8)
     n_bits = math.prod(shape) * bits
     return None if n_bits % 8 else (n_bits // 8,)
-
-
-class SafetensorsHeader(NamedTuple):
-    """Names and places in the order of the header, and the free-form strings beside them."""
-
-    tensors: list[tuple[str, Placed]]
-    metadata: dict[str, str]
 
 
 def looks_like_safetensors(first_bytes: bytes, file_nbytes: int) -> bool:
@@ -98,8 +91,8 @@ def _placed(file: ReadableFile, name: str, entry: object, data_offset: int) -> P
     return Placed(dtype, tuple(shape), None, data_offset + span[0], nbytes)
 
 
-def read_header(file: ReadableFile) -> SafetensorsHeader:
-    """Return the tensors of a safetensors file; no tensor byte is read.
+def read_header(file: ReadableFile) -> tuple[list[tuple[str, Placed]], dict[str, str]]:
+    """Return names and places in the order of a file's header, and its metadata; no tensor byte is read.
 
     Parameters
     ----------
@@ -141,4 +134,4 @@ def read_header(file: ReadableFile) -> SafetensorsHeader:
     if end != file.nbytes:
         what, found = "the file does not end with its last tensor", f"{file.nbytes} bytes"
         raise damaged(file, what, found=found, expected=f"{end}")
-    return SafetensorsHeader(tensors, metadata)
+    return tensors, metadata

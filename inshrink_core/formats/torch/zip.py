@@ -42,21 +42,6 @@ _ENCRYPTED = 0x01
 _U32_MAX = 0xFFFFFFFF
 
 
-class TorchZip(NamedTuple):
-    """Where things lie in a torch file.
-
-    Parameters
-    ----------
-    pickle_bytes
-        The content of ``data.pkl``.
-    storages
-        Storage key (``"0"`` for ``data/0``) to its entry.
-    """
-
-    pickle_bytes: bytes
-    storages: dict[str, ZipEntry]
-
-
 class CheckedEntry(NamedTuple):
     """The bytes of one entry and their CRC-32.
 
@@ -296,8 +281,8 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> TorchZip:
-    """Return the pickle and the storages of a torch file; no tensor byte is read.
+def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> tuple[bytes, dict[str, ZipEntry]]:
+    """Return ``data.pkl`` of a torch file and its storages by key; no tensor byte is read.
 
     Parameters
     ----------
@@ -360,4 +345,4 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> TorchZip:
         for entry in entries
         if entry.name.startswith(prefix)
     }
-    return TorchZip(pickle_bytes, storages)
+    return pickle_bytes, storages
