@@ -128,8 +128,8 @@ class ParsedCheckpoint:
         found = []
         for (name, stamp), kind, held in rows:
             regions, entries = held or ((), ())
-            about = {"path": name, "nbytes": stamp.nbytes, "kind": kind or "opaque"}
-            found.append(FileLayout(**about, regions=regions, zip_entries=entries))
+            layout = FileLayout(path=name, nbytes=stamp.nbytes, kind=kind or "opaque")
+            found.append(replace(layout, regions=regions, zip_entries=entries) if held else layout)
         return tuple(sorted(found, key=lambda layout: layout.path))
 
     @functools.cached_property

@@ -84,8 +84,9 @@ class _Maker:
         self._where = str(file.path)
 
     def carried(self, ref: TensorRef, name: str, role: TensorRole) -> CarriedTensor:
-        values = (functools.partial(make, ref, name) for make in (self.whole, self.plain))
-        return CarriedTensor(name, role, _kind(ref), self._where, *values)
+        whole = functools.partial(self.whole, ref, name)
+        plain = functools.partial(self.plain, ref, name)
+        return CarriedTensor(name, role, _kind(ref), self._where, whole, plain)
 
     def whole(self, ref: TensorRef, name: str) -> Tensor:
         """Return a tensor as it is."""

@@ -259,7 +259,7 @@ def read_weight_files(root: Path, paths: Mapping[str, Path], access: Access) -> 
     return Contents(kept, fmt)
 
 
-def _read_folder(root: Path, paths: Mapping[str, Path], access: Access) -> tuple[dict[str, FileContent], str]:
+def _read_folder(root: Path, paths: Mapping[str, Path], access: Access) -> Contents:
     """Return what `read_weight_files` does, without the folders inside."""
     held = [name for name in paths if "/" not in name and is_weight_file(name)]
     gradients = list(filter(_GRADIENT_FILE.match, held))

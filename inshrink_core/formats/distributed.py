@@ -139,10 +139,10 @@ class _Metadata:
         return self._mapping(value.state)
 
     def _sizes(self, value: object) -> tuple[int, ...]:
-        is_short = isinstance(value, tuple) and len(value) <= _MOST_DIMENSIONS
-        if not is_short or not all(type(size) is int and 0 <= size < MAX_EXTENT for size in value):
+        sizes = value if isinstance(value, tuple) and len(value) <= _MOST_DIMENSIONS else (None,)
+        if not all(type(size) is int and 0 <= size < MAX_EXTENT for size in sizes):
             raise self._damaged("extents that are no extents")
-        return value
+        return sizes
 
     def _payload(self, info: dict[Any, Any]) -> _Payload:
         file, offset, nbytes = (info.get(key) for key in ("relative_path", "offset", "length"))

@@ -288,8 +288,9 @@ class _Run:
                 if places[i].is_main:
                     taken.add((step, name.part))
                 continue
-            counts = isinstance(name.counter, int) and name.unit in _UNITS[:5] and not name.labels
-            places[i] = Placement(name.counter if counts and not is_average else None, is_main=False)
+            counter = name.counter if isinstance(name.counter, int) else None
+            counts = name.unit in _UNITS[:5] and not name.labels and not is_average
+            places[i] = Placement(counter if counts else None, is_main=False)
         return [places[i] for i in range(len(places))]
 
     def origin(self) -> str:

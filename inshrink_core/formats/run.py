@@ -469,11 +469,9 @@ class Run(Mapping[int, Checkpoint]):
             if row.fate is None:
                 continue
             path = Path(row.path)
-            inner = (
-                sorted(one for one in path.rglob("*") if has_weight_suffix(one.name)) if is_dir(path) else []
-            )
-            for one in inner or [path]:
-                name = self._relative(one)
+            inner = path.rglob("*") if is_dir(path) else ()
+            for file in sorted(file for file in inner if has_weight_suffix(file.name)) or [path]:
+                name = self._relative(file)
                 found.setdefault(name, row._replace(path=name, identity=""))
         return tuple(found[path] for path in sorted(found))
 

@@ -345,11 +345,11 @@ def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access |
     access = access or Access.of(directory)
     names = ("trainer_state.json", "metrics.csv", "metrics.jsonl")
     folders = [path for path in reversed(list(checkpoints)) if is_dir(path)][:1]
-    places = [(folder, access, names) for folder in (*folders, directory)]
+    places = [(folder, access, [*names]) for folder in (*folders, directory)]
     if directory.name in ("checkpoints", "checkpoint"):
         # The log of ``run/checkpoints`` lies beside it: no link leads there, so it may be read.
         beside = directory.parent
-        places.append((beside, replace(access, root=os.path.realpath(beside)), names[1:]))
+        places.append((beside, replace(access, root=os.path.realpath(beside)), [*names[1:]]))
     for folder, allowed, candidates in places:
         for path in (folder / name for name in candidates):
             if is_file(path) and allowed.admits(path):
