@@ -3,7 +3,6 @@
 from inshrink_core.formats.disk import Fate, Skipped
 from inshrink_core.formats.logs.log import MetricsFile, RunSettings, TrainingLog, read_metrics
 from inshrink_core.formats.run import (
-    FileFate,
     NoCheckpointError,
     Run,
     open_run,
@@ -15,7 +14,6 @@ from inshrink_core.formats.write import write_checkpoint
 
 __all__ = [
     "Fate",
-    "FileFate",
     "MetricsFile",
     "NamedStep",
     "NoCheckpointError",

@@ -7,11 +7,15 @@ other.
 
 from __future__ import annotations
 
+import bisect
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress, zip_longest
+from operator import not_
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from inshrink_core.checkpoint import (
     MODEL_ROLES,
@@ -44,7 +48,8 @@ from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_ro
 NO_WEIGHTS: Final = "no weights in it"
 
 
-class ParsedCheckpoint(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ParsedCheckpoint:
     """A checkpoint's headers, step still to be decided.
 
     Parameters
@@ -54,11 +59,25 @@ class ParsedCheckpoint(NamedTuple):
     format
         ``torch``, ``safetensors``, ``huggingface``, ``sharded-safetensors``, ``dcp``, or as its reader says.
     paths, stamps
-        Of every file, by its path relative to the root.
-    places
-        Tensor key to file and place.
+        Of every file, by its path relative to the root; files with tensors first.
+    kinds
+        Of the files with tensors, in the same order.
     steps
         Step keys found inside, with values.
+    numbers
+        Hyperparameters by file, optimizer and group.
+    zips
+        Of the files that are a row of zips, where each of them lies.
+    skipped
+        Files beside the tensors that were left out, and why.
+    contents, has_gradients
+        What the files hold, and which hold gradients. The rest of the fields follows from it.
+    regions
+        Regions and zip entries of the files with tensors.
+    places
+        Tensor key to the number of its file, and place.
+    groups
+        File, optimizer and group with the hyperparameters of a parameter.
     slots
         The parameters that optimizers know by number alone.
     owners
@@ -67,52 +86,68 @@ class ParsedCheckpoint(NamedTuple):
         The weights that they may be, by shape, in the model's order as far as that is known.
     ordered
         Whether it is: the weights are not sorted by name.
-    zips
-        Of the files that are a row of zips, where each of them lies.
-    skipped
-        Files beside the tensors that were left out, and why.
     models
         Names of the models beside the main one, with which the names of their tensors begin.
+    weight_shapes
+        Name and shape of weights and buffers.
     """
 
     path: Path
     format: str
     paths: Mapping[str, Path]
     stamps: Mapping[str, FileStamp]
-    specs: tuple[TensorSpec, ...]
-    layouts: tuple[FileLayout, ...]
-    places: Mapping[str, tuple[str, Placed]]
-    aliases: Mapping[str, str]
-    hyperparameters: Mapping[str, Mapping[str, float]]
+    kinds: Sequence[str]
     steps: tuple[tuple[str, int], ...]
+    numbers: Sequence[Sequence[Sequence[Mapping[str, float]]]]
+    zips: Mapping[str, tuple[PackedZip, ...]]
+    skipped: tuple[Skipped, ...]
+    contents: Sequence[FileContent] = field(compare=False)
+    has_gradients: Sequence[bool]
+    again: list[tuple[Attribution, dict[str, Any]]] = field(compare=False)
+    specs: tuple[TensorSpec, ...]
+    regions: Sequence[tuple[tuple[Region, ...], tuple[ZipEntry, ...]]]
+    places: Mapping[str, tuple[int, Placed]]
+    aliases: Mapping[str, str]
+    groups: Mapping[str, tuple[int, int, int]]
     slots: tuple[Slot, ...]
     owners: Claims
     free: Mapping[str, tuple[int, ...]]
     ordered: bool
-    parts: _Parts
-    assembled: _Assembled
-    zips: Mapping[str, tuple[PackedZip, ...]] = MappingProxyType({})
-    skipped: tuple[Skipped, ...] = ()
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...]
+    weight_shapes: Mapping[str, tuple[int, ...]]
 
     @property
     def nbytes(self) -> int:
         """Size of all files on disk."""
         return sum(stamp.nbytes for stamp in self.stamps.values())
 
-    def attributed(self, told: Attribution) -> ParsedCheckpoint:
-        """Return the same checkpoint with the given owners of state and order of tensors."""
-        again = self.parts.parsed(self.assembled.again(told))
-        return again._replace(skipped=self.skipped)
+    @functools.cached_property
+    def layouts(self) -> tuple[FileLayout, ...]:
+        """The files, by path."""
+        rows = zip_longest(self.stamps.items(), self.kinds, self.regions)
+        found = []
+        for (name, stamp), kind, held in rows:
+            regions, entries = held or ((), ())
+            layout = FileLayout(path=name, nbytes=stamp.nbytes, kind=kind or "opaque")
+            found.append(replace(layout, regions=regions, zip_entries=entries) if held else layout)
+        return tuple(sorted(found, key=lambda layout: layout.path))
+
+    @functools.cached_property
+    def hyperparameters(self) -> Mapping[str, Mapping[str, float]]:
+        """Numbers of its group by parameter."""
+        return {name: self.numbers[file][one][group] for name, (file, one, group) in self.groups.items()}
 
     @property
     def order(self) -> tuple[str, ...]:
         """Names of weights and buffers, in the order in which they are listed."""
-        return tuple(spec.name for spec in self.specs if spec.role in MODEL_ROLES)
+        return tuple(self.weight_shapes)
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return name and shape of weights and buffers."""
-        return {s.name: s.shape for s in self.specs if s.role in MODEL_ROLES}
+    def attributed(self, told: Attribution) -> ParsedCheckpoint:
+        """Return the same checkpoint with the given owners of state and order of tensors."""
+        # Checkpoints that are alike share the list.
+        if not self.again or self.again[0][0] != told:
+            self.again[:] = [(told, _arranged(self.contents, self.has_gradients, told))]
+        return replace(self, **self.again[0][1])
 
     def checkpoint(self, step: int, counter: ByteCounter) -> Checkpoint:
         """Return the checkpoint; values are read when asked for."""
@@ -129,49 +164,11 @@ class ParsedCheckpoint(NamedTuple):
         )
 
 
-class _Assembled(NamedTuple):
-    """What follows from where tensors lie alone; files by number.
-
-    `groups` says of a parameter which group of which optimizer of which file has its hyperparameters.
-    """
-
-    specs: tuple[TensorSpec, ...]
-    files: list[tuple[tuple[Region, ...], tuple[ZipEntry, ...]]]
-    places: dict[str, tuple[int, Placed]]
-    aliases: dict[str, str]
-    groups: dict[str, tuple[int, int, int]]
-    slots: tuple[Slot, ...]
-    owners: Claims
-    free: Mapping[str, tuple[int, ...]]
-    ordered: bool
-    models: tuple[str, ...]
-    again: _Again
-
-
-class _Again:
-    """Assembles the same contents again, as given; remembers what it returned last for those alike."""
-
-    def __init__(self, contents: Sequence[FileContent], has_gradients: Sequence[bool]) -> None:
-        self._contents, self._has_gradients = contents, has_gradients
-        self._last: tuple[Attribution, _Assembled] | None = None
-
-    def __call__(self, told: Attribution) -> _Assembled:
-        if self._last is None or self._last[0] != told:
-            self._last = told, _assembled(self._contents, self._has_gradients, told)
-        return self._last[1]
-
-    def __eq__(self, other: object) -> bool:
-        # It says nothing that the rest of a checkpoint does not say.
-        return isinstance(other, _Again)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 class Recall:
     """The checkpoint that was read last: one whose tensors lie in the same way needs no new analysis."""
 
     sketch: object = None
-    assembled: _Assembled | None = None
+    arranged: Mapping[str, Any] = MappingProxyType({})
 
 
 def _sketch(content: FileContent) -> object:
@@ -215,74 +212,66 @@ def _spec(
     return TensorSpec(name=name, role=role, dtype=dtype, shape=shape, exact=exact, layer=layer)
 
 
-def _regions(tensors: Iterable[Named]) -> tuple[tuple[Region, ...], set[str]]:
+def _regions(tensors: Iterable[Named]) -> tuple[list[Region], set[str]]:
     """Return the regions that tensors make, and the keys of those that share bytes with another."""
     # Empty tensors too, as regions of no bytes: whoever asks which tensors a file holds finds them.
-    ordered = sorted(
-        ((t.placed.offset, t.placed.offset + t.placed.span, t) for t in tensors), key=lambda one: one[:2]
-    )
     groups: list[tuple[int, int, list[Named]]] = []
-    for start, end, tensor in ordered:
+    for tensor in sorted(tensors, key=lambda t: (t.placed.offset, t.placed.span)):
+        start, end = tensor.placed.offset, tensor.placed.offset + tensor.placed.span
         if groups and start < groups[-1][1]:
             begun, reached, members = groups[-1]
             members.append(tensor)
             groups[-1] = (begun, max(reached, end), members)
         else:
             groups.append((start, end, [tensor]))
-    regions = tuple(
+    regions = [
         Region(
             start, end - start, tuple([Member(t.key, t.placed.offset - start, t.placed.stride) for t in held])
         )
         for start, end, held in groups
-    )
+    ]
     return regions, {tensor.key for *_, held in groups if len(held) > 1 for tensor in held}
 
 
 def _place_in_regions(
-    tensors: Iterable[Named],
-) -> tuple[tuple[Region, ...], list[TensorSpec], dict[str, str]]:
-    """Return regions, specs and aliases of the tensors of one file, whose keys are distinct.
+    tensors: Mapping[str, Named],
+) -> tuple[list[Region], list[TensorSpec], dict[str, str]]:
+    """Return regions, specs and aliases of the tensors of one file by their keys.
 
     A tensor tied to an embedding is an embedding, whichever of the two names comes first.
     """
     first_at: dict[Placed, str] = {}
-    kept: dict[str, Named] = {}
     aliases: dict[str, str] = {}
     layers: dict[str, LayerType] = {}
-    for tensor in tensors:
-        key, placed = tensor.key, tensor.placed
-        owner = first_at.setdefault(placed, key) if placed.span else key
+    for key, tensor in tensors.items():
+        owner = first_at.setdefault(tensor.placed, key) if tensor.placed.span else key
         if owner != key:
             aliases[key] = owner
-            if _layer(tensor.name, placed.shape) is LayerType.EMBEDDING:
+            if _layer(tensor.name, tensor.placed.shape) is LayerType.EMBEDDING:
                 layers[owner] = LayerType.EMBEDDING
-        else:
-            kept[key] = tensor
+    kept = {key: tensor for key, tensor in tensors.items() if key not in aliases}
     regions, shared = _regions(tensor for tensor in kept.values() if not tensor.placed.pieces)
-    specs = [
-        _spec(
-            t.name,
-            t.role,
-            t.placed.dtype,
-            t.placed.shape,
-            key in shared or _is_shared(t.placed),
-            layers.get(key) or _layer(t.name, t.placed.shape),
+    specs = []
+    for key, (name, role, placed, _) in kept.items():
+        layer = layers.get(key) or _layer(name, placed.shape)
+        specs.append(
+            _spec(name, role, placed.dtype, placed.shape, key in shared or _is_shared(placed), layer)
         )
-        for key, t in kept.items()
-    ]
     return regions, specs, aliases
 
 
-def _entries_of(content: FileContent, regions: tuple[Region, ...]) -> tuple[ZipEntry, ...]:
-    """Return the zip entries that hold regions, each of which lies in one."""
-    entries, at = [], 0
-    for entry in content.entries:
-        while at < len(regions) and regions[at].offset < entry.data_offset:
-            at += 1
-        holds = at < len(regions) and regions[at].offset < entry.data_offset + entry.data_nbytes
-        if holds and entry.crc_offsets:
-            entries.append(entry)
-    return tuple(entries)
+def _with_entries(
+    content: FileContent, regions: list[Region]
+) -> tuple[tuple[Region, ...], tuple[ZipEntry, ...]]:
+    """Return the regions of a file in order, and the zip entries that hold them; each lies in one."""
+    ordered = tuple(sorted(regions, key=lambda region: region[:2]))
+    starts = [region.offset for region in ordered]
+
+    def holds(entry: ZipEntry) -> bool:
+        at = bisect.bisect_left(starts, entry.data_offset)
+        return at < len(starts) and starts[at] < entry.data_offset + entry.data_nbytes
+
+    return ordered, tuple(entry for entry in content.entries if entry.crc_offsets and holds(entry))
 
 
 def _named_averages(
@@ -304,9 +293,10 @@ def _named_averages(
     return [(called.get(name, name), placed) for name, placed in tree.extra]
 
 
-def _assembled(
+def _arranged(
     contents: Sequence[FileContent], has_gradients: Sequence[bool], told: Attribution | None = None
-) -> _Assembled:
+) -> dict[str, Any]:
+    """Return the fields of a `ParsedCheckpoint` that follow from what its files hold."""
     model: list[tuple[int, str, Placed]] = []
     owner: dict[str, int] = {}
     for number, content in enumerate(contents):
@@ -314,82 +304,81 @@ def _assembled(
             if owner.setdefault(name, number) == number:
                 model.append((number, name, placed))
     names = [name for _, name, _ in model]
-    sides = [(number, name) for number, content in enumerate(contents) for name, _ in content.tree.extra]
-    of_files = [(number, name) for number, name, _ in model] or sides
-    is_ordered = not is_sorted([name for _, name in of_files]) and all(
+    of_files = [(number, name) for number, name, _ in model] or [
+        (number, name) for number, content in enumerate(contents) for name, _ in content.tree.extra
+    ]
+    ordered = not is_sorted([name for _, name in of_files]) and all(
         contents[number].kind != "safetensors" for number, _ in of_files
     )
-    if told is not None or not is_ordered:
+    if told is not None or not ordered:
         rank = {name: at for at, name in enumerate(in_order(names, () if told is None else told.order))}
         model.sort(key=lambda one: rank[one[1]])
     models = tuple(dict.fromkeys(name for content in contents for name in content.tree.models))
     for number, content in enumerate(contents):
-        for name, placed in _named_averages(content.tree, model, ordered=is_ordered):
+        for name, placed in _named_averages(content.tree, model, ordered=ordered):
             if owner.setdefault(name, number) == number:
                 model.append((number, name, placed))
     roles = assign_roles(
         model,
         [content.tree.optimizers for content in contents],
-        ordered=is_ordered,
+        ordered=ordered,
         owners=None if told is None else told.owners,
         models=models,
     )
-    buffers = [content.tree.buffers for content in contents]
     specs: list[TensorSpec] = []
-    regions: list[tuple[Region, ...]] = []
-    pieces: list[list[Region]] = [[] for _ in contents]
+    regions: list[list[Region]] = []
     places: dict[str, tuple[int, Placed]] = {}
     aliases: dict[str, str] = {}
     seen: set[str] = set()
     for number, content in enumerate(contents):
-        main = {name for name, _ in content.tree.model}
+        tree = content.tree
+        main = {name for name, _ in tree.model}
+        gradients = tree.model if has_gradients[number] else tree.gradients
         held = [
-            told_role(tensor, buffers[number]) if tensor.name in main else tensor
-            for tensor in roles.model
-            if tensor.file == number
+            *(
+                told_role(t, tree.buffers if t.name in main else None)
+                for t in roles.model
+                if t.file == number
+            ),
+            *(Named(name, TensorRole.GRADIENT, placed) for name, placed in gradients),
+            *(tensor for tensor in roles.state if tensor.file == number),
+            *content.named,
+            *(Named(name, TensorRole.EXTRA, placed) for name, placed in tree.kept),
         ]
-        gradients = content.tree.model if has_gradients[number] else content.tree.gradients
-        held += [Named(name, TensorRole.GRADIENT, placed) for name, placed in gradients]
-        held += [tensor for tensor in roles.state if tensor.file == number]
-        held += content.named
-        held += [Named(name, TensorRole.EXTRA, placed) for name, placed in content.tree.kept]
-        tensors: list[Named] = []
+        tensors: dict[str, Named] = {}
         for tensor in held:
-            if tensor.key not in seen:
-                seen.add(tensor.key)
-                tensors.append(tensor)
+            if (key := tensor.key) not in seen:
+                tensors.setdefault(key, tensor)
+        seen |= tensors.keys()
         found_regions, found, tied = _place_in_regions(tensors)
+        regions.append(found_regions)
         specs += found
         aliases |= tied | dict(content.aliases)
-        regions.append(found_regions)
-        places |= {t.key: (number, t.placed) for t in tensors if t.key not in tied}
+        places |= {key: (number, t.placed) for key, t in tensors.items() if key not in tied}
     for key, (_, placed) in places.items():
         for piece in placed.pieces:
             member = Member(key, 0, piece.placed.stride, piece.box)
-            pieces[piece.file].append(Region(piece.placed.offset, piece.placed.span, (member,)))
-    files = [
-        (ordered := tuple(sorted([*whole, *parts], key=lambda r: r[:2])), _entries_of(content, ordered))
-        for content, whole, parts in zip(contents, regions, pieces, strict=True)
-    ]
-    aliases = {alias: key for alias, key in aliases.items() if key in places and alias not in places}
-    place_of = {tensor.name: at for at, tensor in enumerate(roles.model)}
-    of_model = sorted(
-        (spec for spec in specs if spec.role in MODEL_ROLES and spec.name in place_of),
-        key=lambda spec: place_of[spec.name],
-    )
-    return _Assembled(
-        (*of_model, *(spec for spec in specs if spec.role not in MODEL_ROLES or spec.name not in place_of)),
-        files,
-        places,
-        aliases,
-        roles.groups,
-        roles.slots,
-        roles.owners,
-        roles.free,
-        is_ordered,
-        models,
-        _Again(contents, has_gradients),
-    )
+            regions[piece.file].append(Region(piece.placed.offset, piece.placed.span, (member,)))
+    rank = {tensor.name: at for at, tensor in enumerate(roles.model)}
+    is_ranked = [spec.role in MODEL_ROLES and spec.name in rank for spec in specs]
+    ranked = sorted(compress(specs, is_ranked), key=lambda spec: rank[spec.name])
+    ranked += compress(specs, map(not_, is_ranked))
+    return {
+        "contents": contents,
+        "has_gradients": has_gradients,
+        "again": [],
+        "specs": tuple(ranked),
+        "regions": [_with_entries(content, held) for content, held in zip(contents, regions, strict=True)],
+        "places": places,
+        "aliases": {a: key for a, key in aliases.items() if key in places and a not in places},
+        "groups": roles.groups,
+        "slots": roles.slots,
+        "owners": roles.owners,
+        "free": roles.free,
+        "ordered": ordered,
+        "models": models,
+        "weight_shapes": {spec.name: spec.shape for spec in ranked if spec.role in MODEL_ROLES},
+    }
 
 
 def assemble(
@@ -400,9 +389,10 @@ def assemble(
     paths: Mapping[str, Path],
     opaque: Mapping[str, FileStamp] | None = None,
     steps: tuple[tuple[str, int], ...] = (),
-    gradient_files: Iterable[str] = (),
+    gradient_files: Collection[str] = (),
     recall: Recall | None = None,
     needs_weights: bool = True,
+    skipped: Iterable[Skipped] = (),
 ) -> ParsedCheckpoint:
     """Return one checkpoint from the content of its files.
 
@@ -426,6 +416,8 @@ def assemble(
         What the checkpoint before was like; the answer does not depend on it.
     needs_weights
         Whether a checkpoint without weights is an error.
+    skipped
+        Files that were left out, and why.
 
     Raises
     ------
@@ -434,82 +426,32 @@ def assemble(
     UnsafePathError
         A file with tensors has a name that a restore would not write; others are left out.
     """
-    names, held, opaque = list(contents), list(contents.values()), dict(opaque or {})
-    unsafe = unsafe_names([*names, *opaque])
-    check_names(names, str(path))
-    for name in unsafe:
-        del opaque[name]
-    has_gradients = [name in gradient_files for name in names]
+    held, recall = list(contents.values()), recall or Recall()
+    unsafe = unsafe_names([*contents, *(opaque or {})])
+    check_names(contents, str(path))
+    has_gradients = [name in gradient_files for name in contents]
     sketch = (has_gradients, list(map(_sketch, held)))
-    if recall is not None and recall.assembled is not None and recall.sketch == sketch:
-        found = recall.assembled
-    else:
-        found = _assembled(held, has_gradients)
-    if recall is not None:
-        recall.sketch, recall.assembled = sketch, found
-    if needs_weights and not any(spec.role in MODEL_ROLES for spec in found.specs):
+    if not recall.arranged or recall.sketch != sketch:
+        recall.arranged = _arranged(held, has_gradients)
+    recall.sketch, arranged = sketch, recall.arranged
+    if needs_weights and not arranged["weight_shapes"]:
         # State without its weights is a part of a checkpoint: left out, it would be lost.
-        part = found.specs or any(one.state for content in held for one in content.tree.optimizers)
+        part = arranged["specs"] or any(one.state for content in held for one in content.tree.optimizers)
         raise (InputError if part else NotCheckpointError)(NO_WEIGHTS, where=str(path))
-    parts = _Parts(
-        path,
-        fmt,
-        {name: (one.stamp, one.kind) for name, one in contents.items()},
-        opaque,
-        paths,
-        [[[group.numbers for group in o.groups] for o in one.tree.optimizers] for one in held],
-        sum((content.tree.steps for content in held), steps),
-        {name: content.zips for name, content in contents.items() if content.zips},
-    )
     left_out = (
         Skipped(str(paths[name]), f"a restore would not write that name: {reason}")
         for name, reason in unsafe.items()
     )
-    return parts.parsed(found)._replace(skipped=tuple(left_out))
-
-
-class _Parts(NamedTuple):
-    """What of a checkpoint does not follow from where its tensors lie."""
-
-    path: Path
-    format: str
-    files: Mapping[str, tuple[FileStamp, str]]
-    opaque: Mapping[str, FileStamp]
-    paths: Mapping[str, Path]
-    numbers: list[list[list[dict[str, float]]]]
-    steps: tuple[tuple[str, int], ...]
-    zips: Mapping[str, tuple[PackedZip, ...]]
-
-    def parsed(self, found: _Assembled) -> ParsedCheckpoint:
-        """Return the checkpoint."""
-        names = list(self.files)
-        layouts = [
-            FileLayout(path=name, nbytes=stamp.nbytes, kind=kind, regions=regions, zip_entries=entries)
-            for (name, (stamp, kind)), (regions, entries) in zip(self.files.items(), found.files, strict=True)
-        ]
-        layouts += [
-            FileLayout(path=name, nbytes=stamp.nbytes, kind="opaque") for name, stamp in self.opaque.items()
-        ]
-        return ParsedCheckpoint(
-            path=self.path,
-            format=self.format,
-            paths=self.paths,
-            stamps={name: stamp for name, (stamp, _) in self.files.items()} | dict(self.opaque),
-            specs=found.specs,
-            layouts=tuple(sorted(layouts, key=lambda layout: layout.path)),
-            places={key: (names[number], placed) for key, (number, placed) in found.places.items()},
-            aliases=found.aliases,
-            hyperparameters={
-                name: self.numbers[file][optimizer][group]
-                for name, (file, optimizer, group) in found.groups.items()
-            },
-            steps=self.steps,
-            slots=found.slots,
-            owners=found.owners,
-            free=found.free,
-            ordered=found.ordered,
-            parts=self,
-            assembled=found,
-            zips=self.zips,
-            models=found.models,
-        )
+    travelling = {name: stamp for name, stamp in (opaque or {}).items() if name not in unsafe}
+    return ParsedCheckpoint(
+        path=path,
+        format=fmt,
+        paths=paths,
+        stamps={name: one.stamp for name, one in contents.items()} | travelling,
+        kinds=[one.kind for one in held],
+        steps=sum((content.tree.steps for content in held), steps),
+        numbers=[[[group.numbers for group in o.groups] for o in one.tree.optimizers] for one in held],
+        zips={name: content.zips for name, content in contents.items() if content.zips},
+        skipped=(*left_out, *skipped),
+        **arranged,
+    )

@@ -16,24 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.checkpoint import (
-    DTYPE_SIZES,
-    Checkpoint,
-    FileLayout,
-    TensorRole,
-    TensorSource,
-    TensorSpec,
-    ZipEntry,
-)
+from inshrink_core.checkpoint import DTYPE_SIZES, Checkpoint, FileLayout, TensorRole, TensorSource, TensorSpec
 from inshrink_core.errors import DamagedError, InputError, clipped
 from inshrink_core.execution import Limits
-from inshrink_core.formats.content import place
-from inshrink_core.formats.disk import Readable
+from inshrink_core.formats.content import TorchFile
+from inshrink_core.formats.disk import Readable, Window
 from inshrink_core.formats.source import DEFAULT_LIMITS, RestoredFile
-from inshrink_core.formats.state_tree import MODEL_KEYS, Named, Optimizer, Placed, read_state_tree
-from inshrink_core.formats.torch.legacy import MAGIC_WITHIN, is_legacy, read_torch_legacy
+from inshrink_core.formats.state_tree import MODEL_KEYS, Named, Optimizer, Placed, extent, read_state_tree
+from inshrink_core.formats.torch.legacy import MAGIC_WITHIN
 from inshrink_core.formats.torch.pickles import OddTensor, StorageRef, TensorRef, read_pickle
-from inshrink_core.formats.torch.zip import read_torch_zip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,12 +79,14 @@ class CarriedTensor(NamedTuple):
 class _Maker:
     """Makes the tensors of one file."""
 
-    def __init__(self, file: Readable, storages: Mapping[str, ZipEntry], limits: Limits) -> None:
-        self._file, self._storages, self._limits = file, storages, limits
+    def __init__(self, file: Readable, held: TorchFile, limits: Limits) -> None:
+        self._file, self._storages, self._limits = file, held.storages, limits
         self._where = str(file.path)
 
-    def place(self, ref: TensorRef) -> Placed | None:
-        return place(ref, self._storages.get(ref.storage.key), self._where)
+    def carried(self, ref: TensorRef, name: str, role: TensorRole) -> CarriedTensor:
+        whole = functools.partial(self.whole, ref, name)
+        plain = functools.partial(self.plain, ref, name)
+        return CarriedTensor(name, role, _kind(ref), self._where, whole, plain)
 
     def whole(self, ref: TensorRef, name: str) -> Tensor:
         """Return a tensor as it is."""
@@ -135,7 +128,7 @@ class _Maker:
             if axis:
                 method = torch.per_channel_affine, inner(scale), inner(zero), axis[0]
             codes = self._bytes(storage, 0, storage.n_elements, storage.dtype)
-            if offset + _extent(shape, stride) > storage.n_elements * _PACKED.get(storage.dtype, 1):
+            if offset + extent(shape, stride) > storage.n_elements * _PACKED.get(storage.dtype, 1):
                 raise ValueError("it reaches past its storage")
             self._limits.require_memory(4 * math.prod(shape), f"making '{clipped(name)}'", self._where)
             made: Any = torch.frombuffer(codes, dtype=torch.uint8).untyped_storage()
@@ -181,9 +174,7 @@ class _Maker:
         kind = getattr(torch, dtype)
         if not math.prod(shape):
             return torch.empty(shape, dtype=kind)
-        data = torch.frombuffer(
-            self._bytes(storage, offset, _extent(shape, stride), dtype), dtype=torch.uint8
-        )
+        data = torch.frombuffer(self._bytes(storage, offset, extent(shape, stride), dtype), dtype=torch.uint8)
         return (data.ne(0) if dtype == "bool" else data.view(kind)).as_strided(shape, stride)
 
     def _bytes(self, storage: StorageRef, offset: int, n_elements: int, dtype: str) -> bytearray:
@@ -196,10 +187,6 @@ class _Maker:
         if min(at, nbytes) < 0 or at + nbytes > entry.data_nbytes:
             raise ValueError("it reaches past its storage")
         return bytearray(self._file.read(entry.data_offset + at, nbytes))
-
-
-def _extent(shape: Iterable[int], stride: Iterable[int]) -> int:
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def _no_values(name: str, kind: str, where: str) -> InputError:
@@ -244,20 +231,6 @@ def carried_tensors(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> 
     return tuple(found)
 
 
-class _Part:
-    """Some bytes of a file, read as a file."""
-
-    def __init__(self, file: RestoredFile, offset: int, nbytes: int) -> None:
-        self.path, self.nbytes = file.path, nbytes
-        self._file, self._offset = file, offset
-
-    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
-        return self._file.read(self._offset + offset, n_bytes)
-
-    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Say which bytes will be read soon: they are here."""
-
-
 def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
     """Yield what a distributed checkpoint has as shards of their own; a part is called by its offsets."""
     folder = metadata.path.removesuffix(METADATA)
@@ -278,39 +251,30 @@ def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits
             continue
         if layout.path not in opened:
             opened[layout.path] = RestoredFile(checkpoint, layout)
-        file = _Part(opened[layout.path], first, nbytes)
-        archive = read_torch_zip(file, allow_damaged=True)
-        maker, ref = _Maker(file, archive.storages, limits), read_pickle(archive.pickle_bytes, layout.path)
-        if isinstance(ref, TensorRef) and maker.place(ref) is None:
+        file = Window(opened[layout.path], first, nbytes)
+        held = TorchFile.read(file, allow_damaged=True)
+        if isinstance(held.root, TensorRef) and held.place(held.root) is None:
             top, _, rest = name.partition(".")
             is_model = top in MODEL_KEYS and bool(rest)
             name = (rest if is_model else name) + (str(list(at)) if any(at) else "")
-            whole = functools.partial(maker.whole, ref, name)
-            plain = functools.partial(maker.plain, ref, name)
             role = TensorRole.WEIGHT if is_model else TensorRole.EXTRA
-            yield CarriedTensor(name, role, _kind(ref), layout.path, whole, plain)
+            yield _Maker(file, held, limits).carried(held.root, name, role)
 
 
 def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
     file = RestoredFile(checkpoint, layout)
-    where = str(file.path)
-    if is_legacy(file.read(0, min(file.nbytes, MAGIC_WITHIN))):
-        root, n_bytes, storages = read_torch_legacy(file)
-    else:
-        archive = read_torch_zip(file, allow_damaged=True)
-        root, n_bytes = read_pickle(archive.pickle_bytes, where), len(archive.pickle_bytes)
-        storages = archive.storages
-    maker = _Maker(file, storages, limits)
+    opened = TorchFile.read(file, file.read(0, min(file.nbytes, MAGIC_WITHIN)), allow_damaged=True)
+    maker = _Maker(file, opened, limits)
     refs: list[TensorRef] = []
 
     def placed(ref: TensorRef) -> Placed:
-        if (known := maker.place(ref)) is not None:
+        if (known := opened.place(ref)) is not None:
             return known
         refs.append(ref)
         # It lies nowhere: its place is its number, before the file.
         return Placed("float32", (1,), None, -len(refs), 1 << 20)
 
-    tree = read_state_tree(root, placed, where, n_bytes=n_bytes)
+    tree = read_state_tree(opened.root, placed, opened.where, n_bytes=opened.n_bytes)
     named = [Named(name, TensorRole.WEIGHT, one) for name, one in (*tree.model, *tree.extra)]
     named += [Named(name, TensorRole.GRADIENT, one) for name, one in tree.gradients]
     named += [Named(name, TensorRole.EXTRA, one) for name, one in tree.kept]
@@ -318,10 +282,7 @@ def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> I
         named += _named_state(checkpoint, layout, optimizer, number)
     for name, role, found, _ in named:
         if found.offset < 0:
-            ref = refs[-found.offset - 1]
-            whole = functools.partial(maker.whole, ref, name)
-            plain = functools.partial(maker.plain, ref, name)
-            yield CarriedTensor(name, role, _kind(ref), layout.path, whole, plain)
+            yield maker.carried(refs[-found.offset - 1], name, role)
 
 
 def _named_state(

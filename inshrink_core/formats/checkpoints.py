@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from inshrink_core.checkpoint import is_average_name
 from inshrink_core.errors import (
@@ -30,7 +31,7 @@ from inshrink_core.formats.discovery import (
 )
 from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, natural_key, scan
 from inshrink_core.formats.distributed import SHARDS, read_distributed
-from inshrink_core.formats.names import RANK, counters_in
+from inshrink_core.formats.names import RANK, read_name
 from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.safetensors_file import looks_like_safetensors
 from inshrink_core.formats.torch.zip import is_zip
@@ -104,18 +105,16 @@ def _holds_tensors(name: str) -> bool:
 
 def _index_shards(root: Path, index: str, access: Access) -> dict[str, set[str]]:
     """Return the shard files an index names, each with the tensors it must hold."""
+    where = str(root / index)
     table = access.read_json(root / index)
     weight_map = table.get("weight_map") if isinstance(table, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise DamagedError("the index has no weight_map", where=str(root / index))
+        raise DamagedError("the index has no weight_map", where=where)
     shards: dict[str, set[str]] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not shard or set("/\\\0") & set(shard) or shard in (".", ".."):
-            raise DamagedError(
-                "the index names a file outside its directory",
-                where=str(root / index),
-                found=repr(shard)[:80],
-            )
+            what = "the index names a file outside its directory"
+            raise DamagedError(what, where=where, found=repr(shard)[:80])
         shards.setdefault(shard, set()).add(name)
     for shard in shards:
         if not is_file(root / shard):
@@ -124,44 +123,17 @@ def _index_shards(root: Path, index: str, access: Access) -> dict[str, set[str]]
 
 
 def _missing(root: Path, shard: str) -> DamagedError:
-    return DamagedError(
-        f"shard '{shard}' is missing",
-        where=str(root),
-        remedy="the checkpoint may be half-written: wait, or fetch the rest",
-    )
+    remedy = "the checkpoint may be half-written: wait, or fetch the rest"
+    return DamagedError(f"shard '{shard}' is missing", where=str(root), remedy=remedy)
 
 
-def _require_all_shards(root: Path, names: set[str]) -> None:
-    for name in sorted(names):
-        if found := _SHARD.match(name):
-            stem, _, n_shards, suffix = found.groups()
-            for i in range(1, min(int(n_shards), _MAX_FILES) + 1):
-                wanted = f"{stem}-{i:05d}-of-{n_shards}.{suffix}"
-                if wanted not in names:
-                    raise _missing(root, wanted)
-
-
-def _tensor_files(root: Path, names: list[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the names of weight, optimizer and gradient files in a directory."""
-    held = [name for name in names if "/" not in name and is_weight_file(name)]
-    optimizers = [n for n in held if _OPTIMIZER_FILE.match(n)]
-    gradients = [n for n in held if _GRADIENT_FILE.match(n)]
-    weights = [n for n in held if n not in optimizers and n not in gradients]
-    if any(n.endswith(".safetensors") for n in weights):
-        # Both formats of one model: the safer is read, the other travels along.
-        weights = [n for n in weights if n.endswith(".safetensors") or is_average_name(n)]
-    weights.sort(key=is_average_name)
-    _require_all_shards(root, set(weights))
-    return weights, optimizers, gradients
-
-
-def _check_shard(root: Path, name: str, content: FileContent, wanted: set[str]) -> None:
-    held = {tensor for tensor, _ in content.tree.model} | {tensor.name for tensor in content.named}
-    missing = wanted - held
-    if missing:
-        raise DamagedError(
-            f"shard '{name}' lacks tensor '{min(missing)[:80]}' that the index puts there", where=str(root)
-        )
+def _require_all_shards(root: Path, names: Collection[str]) -> None:
+    for found in filter(None, map(_SHARD.match, sorted(names))):
+        stem, _, n_shards, suffix = found.groups()
+        for i in range(1, min(int(n_shards), _MAX_FILES) + 1):
+            wanted = f"{stem}-{i:05d}-of-{n_shards}.{suffix}"
+            if wanted not in names:
+                raise _missing(root, wanted)
 
 
 def trainer_step(path: Path | None, access: Access) -> tuple[tuple[str, int], ...]:
@@ -242,10 +214,16 @@ def _is_numbered(name: str, names: Collection[str]) -> bool:
     return all(f"{stem}{f'_{i}' if i else ''}.{suffix}" in names for i in range(number))
 
 
-def read_weight_files(
-    root: Path, paths: Mapping[str, Path], access: Access
-) -> tuple[dict[str, FileContent], list[str], str]:
-    """Return what the files of weights, state and gradients in a directory hold, the latter, the format.
+class Contents(NamedTuple):
+    """What the files of a checkpoint with tensors hold, the format, and step keys beside them."""
+
+    files: dict[str, FileContent]
+    format: str
+    steps: tuple[tuple[str, int], ...] = ()
+
+
+def read_weight_files(root: Path, paths: Mapping[str, Path], access: Access) -> Contents:
+    """Return what the files of weights, state and gradients in a directory hold, and the format.
 
     Parameters
     ----------
@@ -259,16 +237,16 @@ def read_weight_files(
     Raises
     ------
     InshrinkError
-        As `DirectoryReader.open`.
+        As `DirectoryReader.contents`.
     """
-    kept, gradients, fmt = _read_folder(root, paths, access)
+    kept, fmt, _ = _read_folder(root, paths, access)
     folders = model_folders(paths)
     has_main = any(content.tree.model for content in kept.values())
     trained = [folder for folder in folders if not is_average_name(folder)]
     for folder in folders:
         inner = {n.removeprefix(f"{folder}/"): p for n, p in paths.items() if n.startswith(f"{folder}/")}
         try:
-            held, _, held_fmt = _read_folder(root / folder, inner, access)
+            held, held_fmt, _ = _read_folder(root / folder, inner, access)
         except (UnsafePickleError, NotCheckpointError):
             if not has_main:
                 raise
@@ -278,14 +256,20 @@ def read_weight_files(
             model = folder.replace("/", ".")
             kept[f"{folder}/{name}"] = content if is_main else named_apart(content, model)
         fmt = held_fmt if is_main or not has_main else fmt
-    return kept, gradients, "huggingface" if TRAINER_STATE in paths else fmt
+    return Contents(kept, fmt)
 
 
-def _read_folder(
-    root: Path, paths: Mapping[str, Path], access: Access
-) -> tuple[dict[str, FileContent], list[str], str]:
+def _read_folder(root: Path, paths: Mapping[str, Path], access: Access) -> Contents:
     """Return what `read_weight_files` does, without the folders inside."""
-    weights, optimizers, gradients = _tensor_files(root, list(paths))
+    held = [name for name in paths if "/" not in name and is_weight_file(name)]
+    gradients = list(filter(_GRADIENT_FILE.match, held))
+    optimizers = list(filter(_OPTIMIZER_FILE.match, held))
+    weights = [name for name in held if name not in (*optimizers, *gradients)]
+    if any(name.endswith(".safetensors") for name in weights):
+        # Both formats of one model: the safer is read, the other travels along.
+        weights = [name for name in weights if name.endswith(".safetensors") or is_average_name(name)]
+    weights.sort(key=is_average_name)
+    _require_all_shards(root, weights)
     kinds = {Path(weight).suffix for weight in weights}
     shards: dict[str, set[str]] = {}
     for name in paths:
@@ -295,18 +279,20 @@ def _read_folder(
     contents: dict[str, FileContent] = {}
     for name in [*weights, *optimizers, *gradients]:
         try:
-            contents[name] = read_content(paths[name], access)
+            content = contents[name] = read_content(paths[name], access)
         except NotCheckpointError:
             if name in shards or len(weights) < 2:
                 raise
             continue  # of another program, whatever its suffix
-        _check_shard(root, name, contents[name], shards.get(name, set()))
-    kept = _told_apart({n: c for n, c in contents.items() if n not in gradients})
-    kept |= {name: contents[name] for name in gradients}
+        there = {tensor for tensor, _ in content.tree.model} | {tensor.name for tensor in content.named}
+        if missing := shards.get(name, set()) - there:
+            what = f"shard '{name}' lacks tensor '{min(missing)[:80]}' that the index puts there"
+            raise DamagedError(what, where=str(root))
+    kept = _told_apart({name: held for name, held in contents.items() if name not in gradients})
+    kept |= {name: contents[name] for name in gradients if name in contents}
     fmt = next(iter(kept.values())).kind if kept else "directory"
-    if len(weights) > 1 and fmt == "safetensors":
-        fmt = "sharded-safetensors"
-    return kept, gradients, fmt
+    is_sharded = len(weights) > 1 and fmt == "safetensors"
+    return Contents(kept, "sharded-safetensors" if is_sharded else fmt)
 
 
 def _is_torch_zip(first: bytes) -> bool:
@@ -319,10 +305,58 @@ def _is_numbered_apart(name: str, names: list[str]) -> bool:
     """Tell whether a number in a file's name is that of a step, beside files of other steps."""
     if _CANONICAL.search(name) or _is_numbered(name, names):
         return False
-    return bool(counters_in(name).numbers)
+    return bool(read_name(name).numbers)
 
 
-class FileReader(Reader):
+class FilesReader(Reader):
+    """Files of which some hold tensors (`contents`); all others travel as they are."""
+
+    needs_weights: ClassVar[bool] = True
+    """Whether a checkpoint without weights is an error."""
+
+    def paths(self, path: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
+        """Return the files of a checkpoint by relative path, and note what is left out."""
+        return all_files(path, access, skipped)
+
+    @abstractmethod
+    def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
+        """Return what the files with tensors hold."""
+
+    def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
+        """Return the checkpoint that the files are.
+
+        Raises
+        ------
+        RefusedLinkError
+            A file of tensors is a link out of the run.
+        DamagedError
+            A file is missing or cut off, or files contradict each other.
+        UnsafePathError
+            A file is named that lies outside of the directory.
+        UnsafePickleError
+            A file wants to import names outside the allowlist.
+        InputError
+            No file holds a weight, or tensors are in a form that is not read.
+        """
+        skipped: list[Skipped] = []
+        paths = self.paths(path, access, skipped)
+        contents, fmt, steps = self.contents(path, paths, access)
+        is_folder = path not in paths.values()
+        return assemble(
+            path,
+            "huggingface" if TRAINER_STATE in paths else fmt,
+            contents,
+            paths=paths,
+            opaque={name: access.admit(one) for name, one in paths.items() if name not in contents},
+            steps=(*trainer_step(paths.get(TRAINER_STATE), access), *steps),
+            gradient_files=[name for name in contents if is_folder and _GRADIENT_FILE.match(name)],
+            recall=recall,
+            needs_weights=self.needs_weights,
+            skipped=skipped,
+        )
+
+
+class FileReader(FilesReader):
     """A file of `torch.save` or of safetensors."""
 
     name: ClassVar[str] = "file"
@@ -344,19 +378,17 @@ class FileReader(Reader):
         except InshrinkError:
             return False
 
-    def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
-        """Return the checkpoint that one file is.
+    def paths(self, path: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
+        """Return the file by its name."""
+        return {path.name: path}
 
-        Raises
-        ------
-        InshrinkError
-            As `read_content`; InputError where the file holds no weight.
-        """
+    def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
+        """Return what the file holds (`read_content`)."""
         content = read_content(path, access)
-        return assemble(path, content.kind, {path.name: content}, paths={path.name: path}, recall=recall)
+        return Contents({path.name: content}, content.kind)
 
 
-class DirectoryReader(Reader):
+class DirectoryReader(FilesReader):
     """A directory of one or more weight files, such as those of Hugging Face's trainer.
 
     Weight, optimizer and gradient files are read by their headers. Every other file travels as it is and
@@ -383,34 +415,9 @@ class DirectoryReader(Reader):
         is_step = STEP_FOLDER.search(path.name) is not None or path.name.isdigit()
         return is_step and len(_folders_of_models(path)) > 1
 
-    def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
-        """Return the checkpoint that a directory is.
-
-        Raises
-        ------
-        RefusedLinkError
-            A file of tensors is a link that leads elsewhere.
-        DamagedError
-            A file is cut off, or a shard is missing.
-        UnsafePickleError
-            A weight or optimizer file wants to import names outside the allowlist.
-        InputError
-            No file holds a weight.
-        """
-        skipped: list[Skipped] = []
-        paths = all_files(path, access, skipped)
-        kept, gradients, fmt = read_weight_files(path, paths, access)
-        parsed = assemble(
-            path,
-            fmt,
-            kept,
-            paths=paths,
-            opaque={name: access.admit(one) for name, one in paths.items() if name not in kept},
-            steps=trainer_step(paths.get(TRAINER_STATE), access),
-            gradient_files=gradients,
-            recall=recall,
-        )
-        return parsed._replace(skipped=(*parsed.skipped, *skipped))
+    def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
+        """Return what files of weights, optimizers and gradients hold."""
+        return read_weight_files(path, paths, access)
 
 
 def _folders_of_models(path: Path) -> list[str]:
@@ -418,7 +425,7 @@ def _folders_of_models(path: Path) -> list[str]:
     return model_folders(f"{folder.name}/{entry.name}" for folder in folders for entry in scan(folder))
 
 
-class DistributedReader(Reader):
+class DistributedReader(FilesReader):
     """A directory of `torch.distributed.checkpoint`, or one that has such directories as its parts.
 
     Tensors are whole, however many ranks wrote their shards. Parts are what accelerate and Hugging Face's
@@ -431,25 +438,13 @@ class DistributedReader(Reader):
         """Tell a directory with ``.metadata`` or shards, or with a model in such a directory."""
         if not is_dir(path):
             return False
-        parts = self._parts(path)
+        parts = _parts(path)
         return parts == [path] or any(part.name.startswith("pytorch_model") for part in parts)
 
-    def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
-        """Return the checkpoint that a directory is.
-
-        Raises
-        ------
-        DamagedError
-            As `read_distributed`; or the save was never finished.
-        UnsafePathError, UnsafePickleError, RefusedLinkError
-            As `read_distributed`.
-        InputError
-            No tensor is a weight, or shards were transformed as they were written.
-        """
-        skipped: list[Skipped] = []
-        paths = all_files(path, access, skipped)
+    def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
+        """Return what files of shards hold (`read_distributed`)."""
         contents: dict[str, FileContent] = {}
-        for part in self._parts(path):
+        for part in _parts(path):
             if not is_file(part / METADATA):
                 raise DamagedError(
                     f"a distributed checkpoint without '{METADATA}', which is written last",
@@ -459,29 +454,22 @@ class DistributedReader(Reader):
             held = read_distributed(part, access, len(contents))
             prefix = "" if part == path else f"{part.name}/"
             contents |= {prefix + name: content for name, content in held.items()}
-        steps = trainer_step(paths.get(TRAINER_STATE), access)
+        steps: tuple[tuple[str, int], ...] = ()
         for name in ("meta.pt", "common.pt"):
             # Lightning's and Megatron-LM's: the step, beside objects that are not looked at.
             if name in paths:
                 with suppress(InshrinkError):
                     steps += read_content(paths[name], access).tree.steps
-        parsed = assemble(
-            path,
-            "huggingface" if TRAINER_STATE in paths else self.name,
-            contents,
-            paths=paths | {name: path / name for name in contents},
-            opaque={name: access.admit(one) for name, one in paths.items() if name not in contents},
-            steps=steps,
-            recall=recall,
-        )
-        return parsed._replace(skipped=(*parsed.skipped, *skipped))
+        paths |= {name: path / name for name in contents}
+        return Contents(contents, self.name, steps)
 
-    def _parts(self, path: Path) -> list[Path]:
-        """Return the directories of shards that make up a checkpoint: itself, or those inside."""
-        if _has_shards(path):
-            return [path]
-        inner = [Path(entry.path) for entry in scan(path) if SHARDED_PART.match(entry.name) and is_dir(entry)]
-        return [part for part in inner if _has_shards(part)]
+
+def _parts(path: Path) -> list[Path]:
+    """Return the directories of shards that make up a checkpoint: itself, or those inside."""
+    if _has_shards(path):
+        return [path]
+    inner = [Path(entry.path) for entry in scan(path) if SHARDED_PART.match(entry.name) and is_dir(entry)]
+    return [part for part in inner if _has_shards(part)]
 
 
 def _has_shards(folder: Path) -> bool:

@@ -65,14 +65,6 @@ class PackedZip(NamedTuple):
     optional: bool
 
 
-class _Span(NamedTuple):
-    """Bytes that one checksum covers: a zip entry, or the whole file."""
-
-    offset: int
-    nbytes: int
-    entry: CheckedEntry | None
-
-
 def digest_beside(path: Path, nbytes: int) -> Digest | None:
     """Return the digest that is known of a file, None where there is none.
 
@@ -155,7 +147,8 @@ class FileChecks:
         self._accepted = {damage.entry: damage.crc for damage in accepted}
         self._entries = _packed_entries(file, zips) if zips else _entries_of(file, optional)
         self._starts = [entry.offset for entry in self._entries]
-        self._pages: dict[_Span, list[int]] = {}
+        self._whole = CheckedEntry(0, file.nbytes, "", 0, "", ())
+        self._pages: dict[CheckedEntry, list[int]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -172,7 +165,7 @@ class FileChecks:
             They are not those that were written.
         """
         if self.digest is not None:
-            buffer = self._read_pages(file, _Span(0, file.nbytes, None), offset, nbytes)
+            buffer = self._read_pages(file, self._whole, offset, nbytes)
         else:
             buffer = new_buffer(nbytes)
             file.read_into(offset, buffer)
@@ -186,49 +179,41 @@ class FileChecks:
                 continue
             part = buffer[first - offset : last - offset]
             if last - first == entry.nbytes:
-                self._compare(file, entry, crc32(part))
-            elif self._read_pages(file, _span(entry), first, last - first) != part:
+                self._judge(file, entry, crc32(part))
+            elif self._read_pages(file, entry, first, last - first) != part:
                 raise _changed(file)
         return buffer
 
     def damage(self, file: ReadableFile) -> list[Damage]:
         """Read the whole file and return what does not match; nothing is raised for that."""
         found = []
-        for span in [*map(_span, self._entries), *([_Span(0, file.nbytes, None)] if self.digest else [])]:
+        for span in [*self._entries, *([self._whole] if self.digest else [])]:
             try:
-                crc, digest = _pass_over(file, span, self.digest, [])
+                crc, digest = self._pass_over(file, span, [])
                 self._judge(file, span, crc, digest)
             except RottenError:
-                found.append(Damage(self.name, _entry_name(span), span.offset, span.nbytes, crc))
+                found.append(Damage(self.name, span.name, span.offset, span.nbytes, crc))
         return found
 
-    def _compare(self, file: ReadableFile, entry: CheckedEntry, crc: int) -> None:
-        self._judge(file, _span(entry), crc, "")
-
-    def _judge(self, file: ReadableFile, span: _Span, crc: int, digest: str) -> None:
+    def _judge(self, file: ReadableFile, span: CheckedEntry, crc: int, digest: str = "") -> None:
         """Refuse a span whose checksum does not match, and damage that grew since it was accepted."""
-        accepted = self._accepted.get(_entry_name(span))
+        accepted = self._accepted.get(span.name)
         if accepted is not None:
             if accepted != crc:
                 raise _changed(file)
-            return
-        if span.entry is not None:
-            entry = span.entry
-            if entry.contradiction:
-                raise self._rotten(file, span, entry.contradiction, "", "")
-            if entry.crc != crc:
-                raise self._rotten(
-                    file,
-                    span,
-                    f"entry '{clipped(entry.name)}' of the zip does not match its CRC-32",
-                    f"{entry.crc:08x}",
-                    f"{crc:08x}",
-                )
+        elif span is not self._whole:
+            what = f"entry '{clipped(span.name)}' of the zip does not match its CRC-32"
+            if span.contradiction:
+                raise self._rotten(file, span, span.contradiction)
+            if span.crc != crc:
+                raise self._rotten(file, span, what, f"{span.crc:08x}", f"{crc:08x}")
         elif self.digest is not None and digest != self.digest.value:
             what = f"the file does not match its digest in '{self.digest.origin}'"
             raise self._rotten(file, span, what, self.digest.value, digest)
 
-    def _rotten(self, file: ReadableFile, span: _Span, what: str, expected: str, found: str) -> RottenError:
+    def _rotten(
+        self, file: ReadableFile, span: CheckedEntry, what: str, expected: str = "", found: str = ""
+    ) -> RottenError:
         keys = tuple(
             key
             for key, offset, nbytes in self._tensors
@@ -238,7 +223,7 @@ class FileChecks:
             what, path=file.path, offset=span.offset, tensors=keys, expected=expected, found=found
         )
 
-    def _read_pages(self, file: ReadableFile, span: _Span, offset: int, nbytes: int) -> memoryview:
+    def _read_pages(self, file: ReadableFile, span: CheckedEntry, offset: int, nbytes: int) -> memoryview:
         """Return bytes of a span by whole pages, each compared with what the pass over the span saw."""
         pages = self._pages_of(file, span)
         first = (offset - span.offset) // _PAGE
@@ -251,15 +236,32 @@ class FileChecks:
                 raise _changed(file)
         return buffer[offset - start : offset - start + nbytes]
 
-    def _pages_of(self, file: ReadableFile, span: _Span) -> list[int]:
+    def _pages_of(self, file: ReadableFile, span: CheckedEntry) -> list[int]:
         with self._lock:
             pages = self._pages.get(span)
             if pages is None:
                 pages = []
-                crc, digest = _pass_over(file, span, self.digest, pages)
+                crc, digest = self._pass_over(file, span, pages)
                 self._judge(file, span, crc, digest)
                 self._pages[span] = pages
             return pages
+
+    def _pass_over(self, file: ReadableFile, span: CheckedEntry, pages: list[int]) -> tuple[int, str]:
+        """Read a span once; return its CRC-32 and its digest, and note the CRC-32 of each page."""
+        hasher: Any = None
+        if span is self._whole and self.digest is not None:
+            is_git = self.digest.kind == "git"
+            hasher = hashlib.sha1(usedforsecurity=False) if is_git else hashlib.sha256()
+            hasher.update(b"blob %d\0" % span.nbytes if is_git else b"")
+        crc = 0
+        for at in range(0, span.nbytes, _CHUNK):
+            chunk = new_buffer(min(_CHUNK, span.nbytes - at))
+            file.read_into(span.offset + at, chunk)
+            crc = crc32(chunk, crc)
+            pages += [crc32(chunk[i : i + _PAGE]) for i in range(0, len(chunk), _PAGE)]
+            if hasher is not None:
+                hasher.update(chunk)
+        return crc, "" if hasher is None else hasher.hexdigest()
 
 
 def _packed_entries(file: ReadableFile, zips: Sequence[PackedZip]) -> list[CheckedEntry]:
@@ -281,32 +283,6 @@ def _entries_of(file: Readable, optional: bool) -> list[CheckedEntry]:
         if optional:
             return []
         raise
-
-
-def _span(entry: CheckedEntry) -> _Span:
-    return _Span(entry.offset, entry.nbytes, entry)
-
-
-def _entry_name(span: _Span) -> str:
-    return "" if span.entry is None else span.entry.name
-
-
-def _pass_over(file: ReadableFile, span: _Span, digest: Digest | None, pages: list[int]) -> tuple[int, str]:
-    """Read a span once; return its CRC-32 and its digest, and note the CRC-32 of each page."""
-    hasher: Any = None
-    if span.entry is None and digest is not None:
-        hasher = hashlib.sha256() if digest.kind == "sha256" else hashlib.sha1(usedforsecurity=False)
-        if digest.kind == "git":
-            hasher.update(b"blob %d\0" % span.nbytes)
-    crc = 0
-    for at in range(0, span.nbytes, _CHUNK):
-        chunk = new_buffer(min(_CHUNK, span.nbytes - at))
-        file.read_into(span.offset + at, chunk)
-        crc = crc32(chunk, crc)
-        pages += [crc32(chunk[i : i + _PAGE]) for i in range(0, len(chunk), _PAGE)]
-        if hasher is not None:
-            hasher.update(chunk)
-    return crc, "" if hasher is None else hasher.hexdigest()
 
 
 def _changed(file: ReadableFile) -> DamagedError:

@@ -18,7 +18,7 @@ from inshrink_core.errors import (
     clipped,
 )
 from inshrink_core.formats.checksums import PackedZip
-from inshrink_core.formats.disk import Access, FileStamp, ReadableFile
+from inshrink_core.formats.disk import Access, FileStamp, Readable, ReadableFile
 from inshrink_core.formats.safetensors_file import looks_like_safetensors, read_header
 from inshrink_core.formats.state_tree import (
     EMA_KEYS,
@@ -127,19 +127,32 @@ def _require_plain(root: object, tree: StateTree, where: str) -> None:
         raise UnsafePickleError("the pickle wants to import", where=where, wanted=tuple(wanted))
 
 
-def _read_torch(file: ReadableFile, stamp: FileStamp, allow_damaged: bool, legacy: bool) -> FileContent:
-    where = str(file.path)
-    if legacy:
-        root, n_bytes, storages = read_torch_legacy(file)
-    else:
-        archive = read_torch_zip(file, allow_damaged=allow_damaged)
-        storages, n_bytes = archive.storages, len(archive.pickle_bytes)
-        root = read_pickle(archive.pickle_bytes, where)
-    tree = read_state_tree(
-        root, lambda ref: place(ref, storages.get(ref.storage.key), where), where, n_bytes=n_bytes
-    )
-    _require_plain(root, tree, where)
-    return FileContent(stamp, "torch", tree, entries=tuple(sorted(storages.values())))
+class TorchFile(NamedTuple):
+    """What a torch file describes: the content of its pickle, the size of that, and the storages."""
+
+    root: object
+    n_bytes: int
+    storages: Mapping[str, ZipEntry]
+    where: str
+
+    @classmethod
+    def read(cls, file: Readable, first: bytes = b"", *, allow_damaged: bool = False) -> TorchFile:
+        """Return it, given the first bytes of the file; it is a zip unless these say otherwise."""
+        where = str(file.path)
+        if is_legacy(first):
+            return cls(*read_torch_legacy(file), where)
+        pickled, storages = read_torch_zip(file, allow_damaged=allow_damaged)
+        return cls(read_pickle(pickled, where), len(pickled), storages, where)
+
+    def place(self, ref: TensorRef) -> Placed | None:
+        """Return where a tensor lies (`place`)."""
+        return place(ref, self.storages.get(ref.storage.key), self.where)
+
+    def content(self, stamp: FileStamp) -> FileContent:
+        """Return what the file holds."""
+        tree = read_state_tree(self.root, self.place, self.where, n_bytes=self.n_bytes)
+        _require_plain(self.root, tree, self.where)
+        return FileContent(stamp, "torch", tree, entries=tuple(sorted(self.storages.values())))
 
 
 def _is_shard(name: str, sharding: str) -> bool:
@@ -156,8 +169,8 @@ def _is_shard(name: str, sharding: str) -> bool:
 
 
 def _read_safetensors(file: ReadableFile, stamp: FileStamp) -> FileContent:
-    header = read_header(file)
-    if _is_shard(file.path.name, header.metadata.get(_SHARDING, "")):
+    tensors, metadata = read_header(file)
+    if _is_shard(file.path.name, metadata.get(_SHARDING, "")):
         raise InputError(
             "shards of a distributed checkpoint in safetensors, which are not put together",
             where=str(file.path),
@@ -165,16 +178,16 @@ def _read_safetensors(file: ReadableFile, stamp: FileStamp) -> FileContent:
         )
     model: list[tuple[str, Placed]] = []
     named: list[Named] = []
-    for key, placed in header.tensors:
+    for key, placed in tensors:
         name, _, role = key.rpartition("@")
         if name and role in _STATE_ROLES:
             named.append(Named(name, _STATE_ROLES[role], placed))
         else:
             model.append((key, placed))
-    names = dict(header.tensors)
+    names = dict(tensors)
     # safetensors.torch.save_model writes a tied name as metadata: removed name -> kept name.
-    aliases = {k: v for k, v in header.metadata.items() if v in names and k not in names}
-    step = header.metadata.get("step", "")
+    aliases = {k: v for k, v in metadata.items() if v in names and k not in names}
+    step = metadata.get("step", "")
     steps = (("step", int(step)),) if step.isascii() and step.isdigit() and len(step) < 19 else ()
     return FileContent(stamp, "safetensors", StateTree(model, steps=steps), tuple(named), aliases)
 
@@ -212,7 +225,7 @@ def read_content(path: Path, access: Access) -> FileContent:
         if first[:1] == b"\x80":
             first = file.read(0, min(file.nbytes, MAGIC_WITHIN))
         if is_zip(first) or is_legacy(first):
-            return _read_torch(file, stamp, access.allow_damaged, is_legacy(first))
+            return TorchFile.read(file, first, allow_damaged=access.allow_damaged).content(stamp)
         if looks_like_safetensors(first, file.nbytes) or path.suffix == ".safetensors":
             return _read_safetensors(file, stamp)
         if first[:1] == b"\x80":

@@ -39,7 +39,8 @@ STATE: Final = "dcp-state"
 """Kind of the file layout that carries a `SavedState`."""
 
 _FILE: Final = f"__0_0{SHARDS}"
-_OPTIMIZER_NAMES: Final = {TensorRole.MOMENTUM: "momentum_buffer", TensorRole.MASTER: "master_param"}
+STATE_WORDS: Final = {TensorRole.MOMENTUM: "momentum_buffer", TensorRole.MASTER: "master_param"}
+"""What PyTorch's optimizers call state of a role, where that is another word."""
 
 _PLAIN: Final = [
     (io.BytesIO, "_io.BytesIO"),
@@ -131,7 +132,7 @@ def _path_of(spec: TensorSpec) -> StatePath:
     if spec.role is TensorRole.STATE:
         return ("optimizer", "state", spec.parameter, spec.name.rpartition(":")[2])
     if spec.role in OPTIMIZER_ROLES:
-        own = _OPTIMIZER_NAMES.get(spec.role, spec.role.value)
+        own = STATE_WORDS.get(spec.role, spec.role.value)
         return ("optimizer", "state", spec.name, own)
     return (spec.role.value, spec.name)
 

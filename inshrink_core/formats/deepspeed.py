@@ -13,23 +13,21 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.checkpoint import DTYPE_SIZES, Box
 from inshrink_core.errors import DamagedError, clipped
-from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
-from inshrink_core.formats.checkpoints import all_files, read_weight_files, trainer_step
-from inshrink_core.formats.content import FileContent, place
+from inshrink_core.formats.checkpoints import Contents, FilesReader, read_weight_files
+from inshrink_core.formats.content import FileContent, TorchFile
 from inshrink_core.formats.discovery import TRAINER_STATE
-from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, scan
+from inshrink_core.formats.disk import Access, ReadableFile, is_dir, is_file, scan
 from inshrink_core.formats.names import is_numbered
-from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.state_tree import Piece, Placed, StateTree, read_state_tree, strip_wrappers
-from inshrink_core.formats.torch.pickles import StorageRef, TensorRef, read_pickle
-from inshrink_core.formats.torch.zip import read_torch_zip
+from inshrink_core.formats.torch.pickles import StorageRef, TensorRef
 
 _FILE: Final = re.compile(
     r"^(?:(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_?(model|optim)_states\.pt$"
@@ -49,7 +47,7 @@ _FRAGMENTS: Final = "frozen_param_fragments"
 _MOST_DIMENSIONS: Final = 64
 
 
-class DeepSpeedReader(Reader):
+class DeepSpeedReader(FilesReader):
     """The folder of one tag (``global_step100/``), or a directory that has one such folder as its part.
 
     The latter is what Hugging Face's trainer, accelerate and Lightning write. Optimizer state and masters
@@ -62,42 +60,17 @@ class DeepSpeedReader(Reader):
         """Tell from the names in a directory; and inside, where `latest` lies in it."""
         return is_dir(path) and _tag_folder(path) is not None
 
-    def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
-        """Return the checkpoint that a directory is.
-
-        Raises
-        ------
-        DamagedError
-            The file of a rank is missing or damaged, or the files contradict each other.
-        UnsafePickleError
-            A file wants to import names outside the allowlist.
-        RefusedLinkError
-            A file of tensors is a link out of the run.
-        InputError
-            No tensor is a weight.
-        """
+    def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
+        """Return what the files of all ranks hold, and weights that lie beside them."""
         folder = _tag_folder(path) or path
         prefix = "" if folder == path else f"{folder.name}/"
-        skipped: list[Skipped] = []
-        paths = all_files(path, access, skipped)
-        names = [name.removeprefix(prefix) for name in paths if name.startswith(prefix)]
-        names = _one_a_rank(names)
+        names = _one_a_rank(name.removeprefix(prefix) for name in paths if name.startswith(prefix))
         beside = [name for name in paths if not _one_a_rank([name.removeprefix(prefix)])]
-        contents, gradients, _ = read_weight_files(path, {name: paths[name] for name in beside}, access)
+        contents = read_weight_files(path, {name: paths[name] for name in beside}, access).files
         known = frozenset(name for one in contents.values() for name, _ in one.tree.model)
         tag = _Tag(folder, names, access, len(contents))
         contents |= {prefix + name: content for name, content in tag.contents(known).items()}
-        parsed = assemble(
-            path,
-            "huggingface" if TRAINER_STATE in paths else self.name,
-            contents,
-            paths=paths,
-            opaque={name: access.admit(one) for name, one in paths.items() if name not in contents},
-            steps=trainer_step(paths.get(TRAINER_STATE), access),
-            gradient_files=gradients,
-            recall=recall,
-        )
-        return parsed._replace(skipped=(*parsed.skipped, *skipped))
+        return Contents(contents, self.name)
 
 
 def _tag_folder(path: Path) -> Path | None:
@@ -132,30 +105,17 @@ def _mapping(value: object) -> Mapping[Any, Any]:
     return value if isinstance(value, dict) else {}
 
 
-class _File(NamedTuple):
+class _File:
     """One file, read: its number in the checkpoint, what its pickle says, and where tensors lie."""
 
-    path: Path
-    number: int
-    root: Mapping[Any, Any]
-    place: Callable[[TensorRef], Placed | None]
-    content: FileContent
-    n_bytes: int
-
-    @classmethod
-    def read(cls, path: Path, access: Access, number: int) -> _File:
+    def __init__(self, path: Path, access: Access, number: int) -> None:
+        self.path, self.number = path, number
         stamp = access.admit(path)
         with ReadableFile(path, access.counter, stamp) as file:
-            archive = read_torch_zip(file, allow_damaged=access.allow_damaged)
-        storages = archive.storages
-        return cls(
-            path,
-            number,
-            _mapping(read_pickle(archive.pickle_bytes, str(path))),
-            lambda ref: place(ref, storages.get(ref.storage.key), str(path)),
-            FileContent(stamp, "torch", StateTree(), entries=tuple(sorted(storages.values()))),
-            len(archive.pickle_bytes),
-        )
+            self.torch = TorchFile.read(file, allow_damaged=access.allow_damaged)
+        self.root, self.place, self.n_bytes = _mapping(self.torch.root), self.torch.place, self.torch.n_bytes
+        entries = tuple(sorted(self.torch.storages.values()))
+        self.content = FileContent(stamp, "torch", StateTree(), entries=entries)
 
     def vector(self, value: object) -> Placed | None:
         """Return where a flat tensor lies; None of anything else."""
@@ -208,14 +168,12 @@ class _Tag:
         return {name: found[name] for name in self._numbers}
 
     def _read(self, name: str) -> _File:
-        return _File.read(self._folder / name, self._access, self._numbers[name])
+        return _File(self._folder / name, self._access, self._numbers[name])
 
     def _files_of(self, mp_rank: int, kind: str) -> dict[int, _File]:
         """Return the files of one kind, by rank of data."""
-        names = {}
-        for name in self._numbers:
-            if (of := _FILE.match(name)) and (int(of[2]), of[3]) == (mp_rank, kind):
-                names[int(of[1] or 0)] = name
+        found = ((_FILE.match(name), name) for name in self._numbers)
+        names = {int(of[1] or 0): name for of, name in found if of and (int(of[2]), of[3]) == (mp_rank, kind)}
         return {rank: self._read(name) for rank, name in sorted(names.items())}
 
     def _require_ranks(self, files: Mapping[int, _File], held: _ModelRank) -> None:
@@ -242,9 +200,8 @@ def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:
     called |= names
     if not taken:
         return tree
-
-    new = tree.renamed(lambda name: prefix + name if name in taken else name)
     apart = tree.renamed(lambda name: prefix + name)
+    new = tree.renamed(lambda name: prefix + name if name in taken else name)
     return new._replace(extra=apart.extra, models=apart.models)
 
 
@@ -405,13 +362,10 @@ class _ModelRank:
                 if numel:
                     if not part or at + numel > part * len(self.ranks):
                         raise self._too_short(name)
-                    runs = [
-                        _Run(
-                            max(0, rank * part - at), min(numel, (rank + 1) * part - at), rank, number, begun
-                        )
-                        for rank in range(at // part, (at + numel - 1) // part + 1)
-                        for begun in [max(0, at - rank * part)]
-                    ]
+                    runs = []
+                    for rank in range(at // part, (at + numel - 1) // part + 1):
+                        first, last = max(0, rank * part - at), min(numel, (rank + 1) * part - at)
+                        runs.append(_Run(first, last, rank, number, max(0, at - rank * part)))
                     found.append(_Parameter(name, shape, runs))
                 extra = padding[i] if isinstance(padding, list) and i < len(padding) else 0
                 at += numel + (extra if type(extra) is int and extra > 0 else 0)
@@ -423,27 +377,22 @@ class _ModelRank:
         """Return parameters each of which is cut into parts of one size; those of a rank lie in a row."""
         ends = list(accumulate(sizes))
         found: list[_Parameter] = []
-        at = group = 0
+        at = 0
         for name, shape, numel in shapes:
             if not numel:
                 continue
             part = -(-numel // len(self.ranks))
             if not ends or at + part > ends[-1]:
                 raise self._too_short(name)
-            while ends[group] <= at:
-                group += 1
             runs = []
             for rank in range(-(-numel // part)):
-                first, last, held_by = rank * part, min(numel, (rank + 1) * part), group
+                first, last = rank * part, min(numel, (rank + 1) * part)
                 while first < last:
                     begun = at + first - rank * part
-                    while ends[held_by] <= begun:
-                        held_by += 1
-                    count = min(last - first, ends[held_by] - begun)
-                    runs.append(
-                        _Run(first, first + count, rank, held_by, begun - (ends[held_by] - sizes[held_by]))
-                    )
-                    first += count
+                    group = bisect_right(ends, begun)
+                    stop = min(last, first + ends[group] - begun)
+                    runs.append(_Run(first, stop, rank, group, begun - (ends[group] - sizes[group])))
+                    first = stop
             found.append(_Parameter(name, shape, runs))
             at += part
         return found

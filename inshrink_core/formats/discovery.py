@@ -6,11 +6,31 @@ import errno
 import glob
 import os
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from inshrink_core.errors import InputError, NotFoundError, StorageError, clipped
-from inshrink_core.formats.disk import Access, Fate, Skipped, is_dir, is_file, natural_key, scan
+from inshrink_core.errors import (
+    InputError,
+    InshrinkError,
+    NotFoundError,
+    RefusedLinkError,
+    StorageError,
+    clipped,
+)
+from inshrink_core.formats.assembly import ParsedCheckpoint, Recall
+from inshrink_core.formats.disk import (
+    Access,
+    Fate,
+    FileStamp,
+    Skipped,
+    is_dir,
+    is_file,
+    natural_key,
+    scan,
+    stamp_of,
+)
 from inshrink_core.formats.names import is_numbered
 from inshrink_core.formats.readers import Reader, reader_of, readers
 
@@ -62,26 +82,88 @@ def has_weight_suffix(name: str) -> bool:
     return name.lower().removesuffix(".tar").endswith(WEIGHT_SUFFIXES)
 
 
-class CheckpointPath(NamedTuple):
-    """A possible checkpoint, a file or a directory, and its reader.
+@dataclass(slots=True, eq=False)
+class Found:
+    """A file or directory that a reader takes for a checkpoint, and what reading it gave.
 
-    `members` are the files of a checkpoint that lies in several files beside those of other steps.
+    Parameters
+    ----------
+    path, reader
+        What it is read with.
+    members
+        The files of a checkpoint that lies in several files beside those of other steps.
+    stamps
+        By which it is known to be still the same.
+    parsed, error
+        Its headers, or why there are none.
     """
 
     path: Path
     reader: Reader
     members: tuple[Path, ...] = ()
+    stamps: tuple[FileStamp, ...] = ()
+    parsed: ParsedCheckpoint | None = None
+    error: InshrinkError | None = None
+
+    @property
+    def key(self) -> tuple[Path, ...]:
+        """The paths by which it is found again."""
+        return self.members or (self.path,)
+
+    def read(self, known: Mapping[tuple[Path, ...], Found], access: Access, recall: Recall) -> Found:
+        """Read the headers, or take them from what is known of the same files; return itself.
+
+        Raises
+        ------
+        RefusedLinkError
+            Tensors are behind a link out of the run: left out, they would be a gap that goes unnoticed.
+        """
+        before = known.get(self.key)
+        try:
+            self.stamps = tuple(stamp for place in self.key for stamp in stamps_of(place, access))
+            if before is not None and before.stamps == self.stamps:
+                self.parsed, self.error = before.parsed, before.error
+            else:
+                self.parsed = self.reader.open(self.path, access, recall)
+        except RefusedLinkError:
+            raise
+        except InshrinkError as error:
+            self.error = error
+        return self
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be read."""
+        return "" if self.error is None else reason_of(self.path, self.error)
 
 
-class Discovery(NamedTuple):
-    """What was found below a path.
+def reason_of(path: Path, error: InshrinkError) -> str:
+    """Return why a checkpoint cannot be read, without its path, which is shown beside."""
+    return str(error).removeprefix(f"{path}: ")
+
+
+def stamps_of(path: Path, access: Access) -> tuple[FileStamp, ...]:
+    """Return the stamps of a file, or of the files below a directory."""
+    paths = [one for one in sorted(access.walk(path, [])) if is_file(one)] if is_dir(path) else [path]
+    return tuple(map(stamp_of, paths))
+
+
+class Discovery:
+    """What may be checkpoints under a path.
 
     Parameters
     ----------
+    path
+        A file, a directory, or a glob.
+    access
+        Where links may lead.
+
+    Attributes
+    ----------
     root
-        The path.
-    candidates
-        In natural order.
+        The path; of a glob its fixed part.
+    found
+        The candidates in natural order.
     skipped
         What was passed over.
     single
@@ -89,28 +171,53 @@ class Discovery(NamedTuple):
     others
         What no reader takes for a checkpoint. Beside checkpoints with names of the same shape, one is a
         checkpoint that has lost what it was known by.
+
+    Raises
+    ------
+    NotFoundError
+        Nothing is there.
+    RefusedLinkError
+        A directory of a step is a link out of the run.
+    InputError
+        The path holds a NUL byte, or is too long.
     """
 
-    root: Path
-    candidates: tuple[CheckpointPath, ...]
-    skipped: tuple[Skipped, ...]
-    single: bool
-    others: tuple[Path, ...] = ()
-
-
-class _Search:
-    """A search for checkpoints below a directory."""
-
-    def __init__(self, access: Access) -> None:
-        self.access = access
+    def __init__(self, path: str | os.PathLike[str], access: Access) -> None:
+        text = os.fspath(path)
+        _check_path(text)
+        self.root = root = Path(text)
         self.skipped: list[Skipped] = []
         self.others: list[Path] = []
+        self.single = is_file(root)
+        self._access = access
         self._n_left = MAX_ENTRIES
         self._seen: set[str] = set()
+        if self.single:
+            # A file that no reader knows is opened all the same, to say what is wrong with it.
+            found = [Found(root, reader_of(root, access) or readers()[-1])]
+        elif is_dir(root):
+            reader = reader_of(root, access)
+            self.single = reader is not None and not self._holds_checkpoints(root)
+            found = [Found(root, reader)] if self.single and reader else [*self._walk(root)]
+        elif glob.has_magic(text):
+            found = [*self._match(text)]
+            self.root = fixed_part(text)
+        else:
+            raise NotFoundError("there is no such file or directory", where=text)
+        self.found = sorted(self._without_links(found), key=lambda one: natural_key(str(one.path)))
 
-    def walk(self, root: Path) -> list[CheckpointPath]:
-        """Return the candidates at any depth below a directory that is no checkpoint itself."""
-        found: list[CheckpointPath] = []
+    def _skip(self, path: str | os.PathLike[str], reason: str, fate: Fate | None) -> None:
+        self.skipped.append(Skipped(os.fspath(path), reason, fate))
+
+    def _take(self, path: Path) -> Iterator[Found]:
+        reader = reader_of(path, self._access)
+        if reader is not None:
+            yield Found(path, reader)
+        else:
+            self.others.append(path)
+
+    def _walk(self, root: Path) -> Iterator[Found]:
+        """Yield the candidates at any depth below a directory that is no checkpoint itself."""
         todo = [root]
         while todo:
             folder = todo.pop()
@@ -119,13 +226,14 @@ class _Search:
             except StorageError as error:
                 if folder == root:
                     raise
-                self.skipped.append(Skipped(str(folder), error.what, Fate.LEFT_OUT))
+                self._skip(folder, error.what, Fate.LEFT_OUT)
                 continue
             self._n_left -= len(entries)
             if self._n_left < 0:
-                reason = f"not searched: the run has more than {MAX_ENTRIES:,} files and folders"
-                self.skipped += [Skipped(str(one), reason, Fate.LEFT_OUT) for one in (folder, *todo)]
-                return found
+                for one in (folder, *todo):
+                    reason = f"not searched: the run has more than {MAX_ENTRIES:,} files and folders"
+                    self._skip(one, reason, Fate.LEFT_OUT)
+                return
             if any(entry.name == ARCHIVE_MARK for entry in entries):
                 continue
             inner: list[Path] = []
@@ -133,95 +241,72 @@ class _Search:
                 path = Path(entry.path)
                 if _TEMPORARY.search(entry.name):
                     if is_dir(entry) or "." in entry.name:
-                        self.skipped.append(Skipped(str(path), _UNFINISHED, Fate.PENDING))
+                        self._skip(path, _UNFINISHED, Fate.PENDING)
                 elif is_dir(entry):
-                    if entry.name.startswith(".") or entry.name.endswith(".inshrink"):
-                        continue
-                    if not self.is_refused(path):
-                        self._take_folder(path, entry.is_symlink(), found, inner)
+                    is_hidden = entry.name.startswith(".") or entry.name.endswith(".inshrink")
+                    if not is_hidden and not self._is_refused(path):
+                        yield from self._take_folder(path, inner)
                 elif entry.is_symlink() and not is_file(entry):
                     self.others.append(path)
                     if is_weight_file(path.name):
-                        self.skipped.append(Skipped(str(path), _DANGLING))
-                elif (reader := reader_of(path, self.access)) is not None:
-                    found.append(CheckpointPath(path, reader))
+                        self._skip(path, _DANGLING, None)
                 else:
-                    self.others.append(path)
+                    yield from self._take(path)
             todo += reversed(inner)
-        return found
 
-    def _take_folder(self, path: Path, is_link: bool, found: list[CheckpointPath], inner: list[Path]) -> None:
-        reader = reader_of(path, self.access)
-        if reader is not None and not self.holds_checkpoints(path):
-            found.append(CheckpointPath(path, reader))
+    def _take_folder(self, path: Path, inner: list[Path]) -> Iterator[Found]:
+        reader = reader_of(path, self._access)
+        if reader is not None and not self._holds_checkpoints(path):
+            yield Found(path, reader)
             return
         self.others.append(path)
-        real = os.path.realpath(path) if is_link else ""
-        if real not in self._seen or not is_link:  # a link may lead to a folder above itself
-            self._seen.add(real)
+        real = os.path.realpath(path) if path.is_symlink() else ""
+        if real not in self._seen:  # a link may lead to a folder above itself
+            self._seen |= {real} - {""}
             inner.append(path)
 
-    def is_refused(self, folder: Path) -> bool:
-        """Tell whether a directory is a link out of the run; one that is a step is an error.
-
-        Raises
-        ------
-        RefusedLinkError
-            Its name says that it is one of the checkpoints.
-        """
-        if self.access.admits(folder):
+    def _is_refused(self, folder: Path) -> bool:
+        """Tell whether a directory is a link out of the run; one whose name has a step is an error."""
+        if self._access.admits(folder):
             return False
         if is_numbered(folder.name):
-            self.access.admit(folder)
-        self.skipped.append(self.access.skipped(folder))
+            self._access.admit(folder)
+        self.skipped.append(self._access.skipped(folder))
         return True
 
-    def holds_checkpoints(self, folder: Path) -> bool:
+    def _holds_checkpoints(self, folder: Path) -> bool:
         """Tell whether a directory has checkpoint directories inside, numbered by step."""
         return any(
             is_dir(entry)
             and is_numbered(entry.name)
             and not _is_part(folder, entry.name)
-            and self.access.admits(entry.path)
-            and reader_of(Path(entry.path), self.access) is not None
+            and self._access.admits(entry.path)
+            and reader_of(Path(entry.path), self._access) is not None
             for entry in scan(folder)
         )
 
-    def match(self, pattern: str) -> list[CheckpointPath]:
-        """Return the candidates that a pattern matches."""
-        matches = sorted(
-            (Path(m) for m in glob.glob(pattern, recursive=True)),  # noqa: PTH207 - absolute patterns too
-            key=lambda p: natural_key(str(p)),
-        )
+    def _match(self, pattern: str) -> Iterator[Found]:
+        """Yield the candidates that a pattern matches."""
+        matches = [Path(match) for match in glob.glob(pattern, recursive=True)]  # noqa: PTH207 - absolute too
         if not matches:
             raise NotFoundError("nothing matches the pattern", where=pattern)
-        found: list[CheckpointPath] = []
-        for match in matches:
+        for match in sorted(matches, key=lambda path: natural_key(str(path))):
             if _TEMPORARY.search(match.name):
-                self.skipped.append(Skipped(str(match), _UNFINISHED, Fate.PENDING))
-            elif is_dir(match) and self.is_refused(match):
-                continue
-            elif (reader := reader_of(match, self.access)) is not None:
-                found.append(CheckpointPath(match, reader))
-            else:
-                self.others.append(match)
-        return found
+                self._skip(match, _UNFINISHED, Fate.PENDING)
+            elif not is_dir(match) or not self._is_refused(match):
+                yield from self._take(match)
 
-    def without_links(self, candidates: list[CheckpointPath]) -> list[CheckpointPath]:
-        """Keep one of the paths that lead to the same file; a real one before a link."""
-        by_target: dict[str, list[CheckpointPath]] = {}
-        for candidate in candidates:
-            by_target.setdefault(os.path.realpath(candidate.path), []).append(candidate)
-        kept = []
-        for paths in by_target.values():
-            first = next((c for c in paths if not c.path.is_symlink()), paths[0])
-            kept.append(first)
-            self.skipped += [
-                Skipped(str(c.path), f"a link to {first.path.name}", Fate.DUPLICATE)
-                for c in paths
-                if c is not first
-            ]
-        return kept
+    def _without_links(self, found: list[Found]) -> Iterator[Found]:
+        """Yield one of the paths that lead to the same file; a real one before a link."""
+        by_target: dict[str, list[Found]] = {}
+        for one in found:
+            by_target.setdefault(os.path.realpath(one.path), []).append(one)
+        for alike in by_target.values():
+            first = next((one for one in alike if not one.path.is_symlink()), alike[0])
+            yield first
+            for one in alike:
+                if one is not first:
+                    self._skip(one.path, f"a link to {first.path.name}", Fate.DUPLICATE)
 
 
 def _is_part(folder: Path, name: str) -> bool:
@@ -266,44 +351,3 @@ def _check_path(text: str) -> None:
     except OSError as error:
         if error.errno in (errno.ENAMETOOLONG, errno.EACCES, errno.EIO):
             raise InputError(f"the path cannot be opened: {error.strerror}", where=clipped(text)) from error
-
-
-def discover(path: str | os.PathLike[str], access: Access) -> Discovery:
-    """Return what may be checkpoints under a path.
-
-    Parameters
-    ----------
-    path
-        A file, a directory, or a glob.
-    access
-        Where links may lead.
-
-    Raises
-    ------
-    NotFoundError
-        Nothing is there.
-    RefusedLinkError
-        A directory of a step is a link out of the run.
-    InputError
-        The path holds a NUL byte, or is too long.
-    """
-    text = os.fspath(path)
-    _check_path(text)
-    root = Path(text)
-    search = _Search(access)
-    if is_file(root):
-        # A file that no reader knows is opened all the same, to say what is wrong with it.
-        return Discovery(root, (CheckpointPath(root, reader_of(root, access) or readers()[-1]),), (), True)
-    if is_dir(root):
-        reader = reader_of(root, access)
-        if reader is not None and not search.holds_checkpoints(root):
-            return Discovery(root, (CheckpointPath(root, reader),), (), True)
-        found = search.walk(root)
-    elif glob.has_magic(text):
-        found = search.match(text)
-        root = fixed_part(text)
-    else:
-        raise NotFoundError("there is no such file or directory", where=text)
-    found = search.without_links(found)
-    found.sort(key=lambda candidate: natural_key(str(candidate.path)))
-    return Discovery(root, tuple(found), tuple(search.skipped), False, tuple(search.others))

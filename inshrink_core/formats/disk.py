@@ -211,13 +211,8 @@ class ReadableFile:
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`; `compared` with what was promised of them."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
-            raise DamagedError(
-                "the file is shorter than it says",
-                where=str(self.path),
-                expected=f"{n_bytes} bytes at offset {offset}",
-                found=f"{self.nbytes} bytes in all",
-                remedy="it may be half-written: wait, or restore it from a backup",
-            )
+            expected, found = f"{n_bytes} bytes at offset {offset}", f"{self.nbytes} bytes in all"
+            raise damaged(self, "the file is shorter than it says", expected=expected, found=found)
         self.expect([(offset, n_bytes)], compared=compared)
         if n_bytes <= 4096:
             # Thousands of these are read to open a run: no buffer, no loop.
@@ -340,6 +335,12 @@ class Readable(Protocol):
         ...
 
 
+def damaged(file: Readable, what: str, **facts: str) -> DamagedError:
+    """Return the error of a file that contradicts itself."""
+    remedy = "it may be half-written: wait, or restore it from a backup"
+    return DamagedError(what, where=str(file.path), remedy=remedy, **facts)
+
+
 WINDOW_NBYTES: Final = 4 << 10
 """Read at both ends of a window."""
 
@@ -347,7 +348,7 @@ WINDOW_NBYTES: Final = 4 << 10
 class Window:
     """Some bytes of an open file, read as a file of their own; records at both ends take one read each."""
 
-    def __init__(self, file: ReadableFile, offset: int, nbytes: int) -> None:
+    def __init__(self, file: Readable, offset: int, nbytes: int) -> None:
         self.path, self.nbytes = file.path, nbytes
         self._file, self._offset = file, offset
         n_ahead = nbytes if nbytes <= 2 * WINDOW_NBYTES else WINDOW_NBYTES
@@ -635,26 +636,21 @@ def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
 
 def _reason(name: str) -> str | None:
     """Return why a relative POSIX path is not safe to write, or None."""
-    if not name:
-        return "it is empty"
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return "it is no UTF-8"
-    if "\0" in name or any(ord(sign) < 32 for sign in name):
-        return "it holds a control sign"
-    if "\\" in name:
-        return "it holds a backslash"
-    if name.startswith("/"):
-        return "it is absolute"
-    if _DRIVE.match(name):
-        return "it names a drive"
-    for part in name.split("/"):
-        if part in ("", ".", ".."):
-            return f"it has the component '{part}'"
-        if len(part.encode()) > _MAX_COMPONENT_BYTES:
-            return "a component is too long"
-    return None
+    parts = name.split("/")
+    odd = next((part for part in parts if part in ("", ".", "..")), None)
+    reasons = {
+        "it is empty": not name,
+        "it is no UTF-8": any("\ud800" <= sign <= "\udfff" for sign in name),
+        "it holds a control sign": any(ord(sign) < 32 for sign in name),
+        "it holds a backslash": "\\" in name,
+        "it is absolute": name.startswith("/"),
+        "it names a drive": _DRIVE.match(name) is not None,
+        f"it has the component '{odd}'": odd is not None,
+        "a component is too long": any(
+            len(part.encode(errors="replace")) > _MAX_COMPONENT_BYTES for part in parts
+        ),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def unsafe_names(names: Iterable[str]) -> dict[str, str]:

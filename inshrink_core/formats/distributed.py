@@ -104,17 +104,14 @@ class _Metadata:
         stored = self._fields.get("storage_data")
         for key, value in self._mapping(stored).items():
             index = self._state(key, "MetadataIndex")
-            name, offset = index.get("fqn"), index.get("offset")
-            if not isinstance(name, str):
-                raise self._damaged("a name that is no text")
-            at = None if offset is None else self._sizes(offset)
-            self._payloads[name, at] = self._payload(self._state(value, "_StorageInfo"))
+            at = None if index.get("offset") is None else self._sizes(index["offset"])
+            place = self._text(index.get("fqn")), at
+            self._payloads[place] = self._payload(self._state(value, "_StorageInfo"))
         check_names({payload.file for payload in self._payloads.values()}, self._where)
         tensors: dict[str, _Tensor] = {}
         objects: dict[str, _Payload] = {}
-        for name, value in self._mapping(self._fields.get("state_dict_metadata")).items():
-            if not isinstance(name, str):
-                raise self._damaged("a name that is no text")
+        for key, value in self._mapping(self._fields.get("state_dict_metadata")).items():
+            name = self._text(key)
             if isinstance(value, Record) and value.kind == "BytesStorageMetadata":
                 objects[name] = self._find(name, None)
             else:
@@ -123,9 +120,13 @@ class _Metadata:
         return _Described(tensors, objects, paths if isinstance(paths, dict) else {})
 
     def _damaged(self, what: str) -> DamagedError:
-        return DamagedError(
-            what, where=self._where, remedy="the checkpoint is damaged: restore it from a backup"
-        )
+        remedy = "the checkpoint is damaged: restore it from a backup"
+        return DamagedError(what, where=self._where, remedy=remedy)
+
+    def _text(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise self._damaged("a name that is no text")
+        return value
 
     def _mapping(self, value: object) -> dict[Any, Any]:
         if not isinstance(value, dict):
@@ -138,11 +139,10 @@ class _Metadata:
         return self._mapping(value.state)
 
     def _sizes(self, value: object) -> tuple[int, ...]:
-        if not isinstance(value, tuple) or len(value) > _MOST_DIMENSIONS:
+        sizes = value if isinstance(value, tuple) and len(value) <= _MOST_DIMENSIONS else (None,)
+        if not all(type(size) is int and 0 <= size < MAX_EXTENT for size in sizes):
             raise self._damaged("extents that are no extents")
-        if not all(type(size) is int and 0 <= size < MAX_EXTENT for size in value):
-            raise self._damaged("extents that are no extents")
-        return value
+        return sizes
 
     def _payload(self, info: dict[Any, Any]) -> _Payload:
         file, offset, nbytes = (info.get(key) for key in ("relative_path", "offset", "length"))
@@ -274,7 +274,7 @@ class _Files:
     def value(self, payload: _Payload) -> object:
         """Return what an object is; None where it is carried unread."""
         with suppress(InshrinkError):
-            return read_pickle(read_torch_zip(self.window(payload)).pickle_bytes, payload.file)
+            return read_pickle(read_torch_zip(self.window(payload))[0], payload.file)
         return None
 
     def placed(self, payload: _Payload) -> Placed | None:
@@ -283,14 +283,13 @@ class _Files:
         where = f"{window.path}, the shard at {payload.offset}"
         if not is_zip(window.read(0, min(4, window.nbytes))):
             raise DamagedError("no file of torch.save where a shard must be", where=where)
-        archive = read_torch_zip(window, allow_damaged=self._allow_damaged)
-        pickled = archive.pickle_bytes
+        pickled, storages = read_torch_zip(window, allow_damaged=self._allow_damaged)
         if pickled not in self._refs:
             self._refs[pickled] = read_pickle(pickled, where)
         ref = self._refs[pickled]
         if not isinstance(ref, TensorRef):
             return None
-        entry = archive.storages.get(ref.storage.key)
+        entry = storages.get(ref.storage.key)
         if entry is not None:
             entry = ZipEntry(
                 entry.data_offset + payload.offset,

@@ -126,6 +126,8 @@ class Name(NamedTuple):
         Words such as ``best`` and ``ema``.
     part
         Of a file that one rank wrote, which: ``rank0``.
+    words
+        The words that are no labels.
     """
 
     unit: str
@@ -135,6 +137,13 @@ class Name(NamedTuple):
     leading: tuple[Number, ...]
     labels: tuple[str, ...]
     part: str
+    words: tuple[str, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """What counts steps, epochs and times, to compare with names beside it; empty without a number."""
+        counter = () if self.counter is None or self.unit == "attached" else (self.counter,)
+        return (*self.versions, *self.leading, *counter, *self.times)
 
 
 def stem_of(path: str) -> str:
@@ -163,42 +172,6 @@ def is_numbered(name: str) -> bool:
     (True, True, False)
     """
     return bool(read_name(name).unit)
-
-
-class Counters(NamedTuple):
-    """What a name says of the place of its checkpoint, for comparison with names beside it.
-
-    Parameters
-    ----------
-    numbers
-        What counts steps, epochs and times; empty for a name without a number.
-    labels
-        Words such as ``best`` and ``last``.
-    words
-        The other words.
-    """
-
-    numbers: tuple[Any, ...]
-    labels: tuple[str, ...]
-    words: tuple[str, ...]
-
-
-def counters_in(name: str) -> Counters:
-    """Return what a file's name, without its shard or rank, says of its place among others.
-
-    Examples
-    --------
-    >>> counters_in("10_net_G.pth")
-    Counters(numbers=(10,), labels=(), words=('net', 'g'))
-    """
-    read = read_name(name)
-    counter = () if read.counter is None or read.unit == "attached" else (read.counter,)
-    words = re.findall("[a-z]+", _CAMEL.sub("_", _REVISION.sub("", stem_of(name))).lower())
-    return Counters(
-        (*read.versions, *read.leading, *counter, *read.times),
-        read.labels,
-        tuple(word for word in words if word not in read.labels),
-    )
 
 
 def _blank(found: re.Match[str]) -> str:
@@ -279,6 +252,7 @@ def read_name(path: str) -> Name:
     """
     text = _CAMEL.sub("_", _REVISION.sub("", stem_of(path))).lower()
     labels = tuple(dict.fromkeys(_LABEL.findall(text)))
+    words = tuple(word for word in re.findall("[a-z]+", text) if word not in labels)
     text, times = _take_dates(_MEASURES.sub("score", text))
     parts: list[str] = []
     for shard in _SHARD.finditer(text):
@@ -310,7 +284,7 @@ def read_name(path: str) -> Name:
         unit = "pair"
     outer, within = (tuple(value for _, value in numbers) for numbers in (versions, leading))
     counter = counters[-1][1] if counters else None
-    return Name(unit, counter, outer, tuple(times), within, labels, "-".join(parts))
+    return Name(unit, counter, outer, tuple(times), within, labels, "-".join(parts), words)
 
 
 def settled(names: list[Name]) -> list[Name]:

@@ -6,9 +6,8 @@ checkpoints.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import count, groupby, pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.formats.disk import natural_key
@@ -27,8 +26,6 @@ _MIXED: Final = "keys in the files and names"
 _SECOND_NS: Final = 10**9
 """Files that a training saved are this far apart at least; those that were copied may be closer."""
 
-_PIECES: Final = re.compile(r"[^A-Za-z0-9.]+")
-
 Value = tuple[Any, ...]
 """What orders a checkpoint: the numbers around its counter, outermost first, and the counter."""
 
@@ -42,55 +39,20 @@ class Evidence(NamedTuple):
         POSIX, relative to the run.
     keys
         Step keys found inside with their values.
-    model
-        A signature of the model in it, such as names and shapes; None where that is not known.
     mtime_ns
         When the file was written; None where nothing tells, as in a bucket.
     """
 
     path: str
     keys: tuple[tuple[str, int], ...] = ()
-    model: Hashable | None = None
     mtime_ns: int | None = None
 
 
 class Placement(NamedTuple):
-    """The place of a checkpoint in a run.
-
-    Parameters
-    ----------
-    step
-        None for a checkpoint that has a branch, and no number.
-    branch
-        Empty on the main line, else a name: ``best``, ``last``, ``ema``.
-    reason
-        Why it is not on the main line.
-    part
-        Of a file that one rank wrote, which: ``rank0``. The parts of one step are one checkpoint.
-    """
+    """The step of a checkpoint, None where nothing tells it, and whether it is one of the run."""
 
     step: int | None
-    branch: str = ""
-    reason: str = ""
-    part: str = ""
-
-
-class Order(NamedTuple):
-    """The places of checkpoints, in the order in which they were given.
-
-    Parameters
-    ----------
-    placements
-        One for each checkpoint.
-    origin
-        Where the steps come from, and what decided where there was doubt.
-    doubtful
-        Whether there was.
-    """
-
-    placements: tuple[Placement, ...]
-    origin: str
-    doubtful: bool
+    is_main: bool = True
 
 
 class _Source(NamedTuple):
@@ -101,8 +63,8 @@ class _Source(NamedTuple):
     values: list[Value | None]
 
 
-def order_checkpoints(evidence: Sequence[Evidence]) -> Order:
-    """Return the place of every checkpoint of a run.
+def order_checkpoints(evidence: Sequence[Evidence]) -> tuple[list[Placement], str]:
+    """Return the place of every checkpoint of a run, and where the steps come from.
 
     Parameters
     ----------
@@ -111,9 +73,10 @@ def order_checkpoints(evidence: Sequence[Evidence]) -> Order:
 
     Returns
     -------
-    Order
-        A step on the main line or a branch for each. Checkpoints with the same step on the main line are
-        of different models, or parts of one checkpoint.
+    placements
+        One for each checkpoint. Those with the same step on the main line are parts of one checkpoint.
+    origin
+        A sentence; what would order them otherwise follows after a semicolon.
 
     Notes
     -----
@@ -123,21 +86,21 @@ def order_checkpoints(evidence: Sequence[Evidence]) -> Order:
     A counter that restarts within an epoch, a version or a day goes on where the last one ended, so that a
     later checkpoint changes no earlier step. Where there is no number, files are numbered by their times, if
     these are known and seconds apart, else in natural order. ``best``, ``last`` and the like take a step that
-    is free if a number or a key says it, else they are branches. Time is n log n in the number of files.
+    is free if a number or a key says it. Time is n log n in the number of files.
 
     Examples
     --------
-    >>> found = order_checkpoints([Evidence("ep1_it500.pt"), Evidence("ep2_it500.pt"), Evidence("best.pt")])
-    >>> [(one.step, one.branch) for one in found.placements]
-    [(500, ''), (1000, ''), (None, 'best')]
+    >>> rows, _ = order_checkpoints([Evidence("ep1_it500.pt"), Evidence("ep2_it500.pt"), Evidence("best.pt")])
+    >>> [(one.step, one.is_main) for one in rows]
+    [(500, True), (1000, True), (None, False)]
     """
     stems = [natural_key(stem_of(one.path)) for one in evidence]
     natural = sorted(range(len(evidence)), key=lambda i: (stems[i], evidence[i].path))
     if not evidence:
-        return Order((), "no checkpoints", False)
+        return [], "no checkpoints"
     run = _Run([evidence[i] for i in natural])
     places = dict(zip(natural, run.placements(), strict=True))
-    return Order(tuple(places[i] for i in range(len(evidence))), *run.origin())
+    return [places[i] for i in range(len(evidence))], run.origin()
 
 
 class _Run:
@@ -150,7 +113,6 @@ class _Run:
         self.evidence = evidence
         self.keys = [dict(one.keys) for one in evidence]
         self.names = settled([read_name(one.path) for one in evidence])
-        self.kinds = [(one.model, name.part) for one, name in zip(evidence, self.names, strict=True)]
         self.regular = self._regular()
         self.sources = list(self._sources())
         self.columns = self._columns()
@@ -241,20 +203,20 @@ class _Run:
         ]
 
     def _merit(self, source: _Source) -> tuple[int, int, int]:
-        found = [(source.values[i], self.kinds[i]) for i in self.regular if source.values[i] is not None]
+        found = [(source.values[i], self.names[i].part) for i in self.regular if source.values[i] is not None]
         disagreeing = self._disagreeing(source) if len(found) == len(self.regular) else ()
         return len(found), len(set(found)), -len(disagreeing)
 
     def _positions(self) -> _Source:
-        """Return the order where no number tells it: of file times or of names, for each model and part."""
+        """Return the order where no number tells it: of file times or of names, for each part."""
         times = [one.mtime_ns or 0 for one in self.evidence]
-        groups: dict[Hashable, list[int]] = {}
+        groups: dict[str, list[int]] = {}
         for i in sorted(self.regular, key=times.__getitem__):
-            groups.setdefault(self.kinds[i], []).append(i)
+            groups.setdefault(self.names[i].part, []).append(i)
         gaps = [(times[a], times[b] - times[a]) for group in groups.values() for a, b in pairwise(group)]
         text = "the times of the files: no number was found"
         if not gaps or not all(begin and gap >= _SECOND_NS for begin, gap in gaps):
-            groups = {kind: sorted(group) for kind, group in groups.items()}
+            groups = {part: sorted(group) for part, group in groups.items()}
             text = "the natural order of names: no number was found"
         places = {i: place for group in groups.values() for place, i in enumerate(group)}
         return _Source(
@@ -313,51 +275,31 @@ class _Run:
             (i not in regular, self.steps[i] is None, not name.unit, bool(name.labels), i)
             for i, name in enumerate(self.names)
         ]
-        in_turn = [i for *_, i in sorted(rows)]
-        taken: dict[Hashable, int] = {}
+        taken: set[tuple[int, str]] = set()
         places: dict[int, Placement] = {}
-        for i in in_turn:
-            name, kind, step = self.names[i], self.kinds[i], self.steps[i]
+        for *_, i in sorted(rows):
+            name, step = self.names[i], self.steps[i]
             if step is None:
                 found = (source.values[i] for source in comparable)
                 step = next((value[1] for value in found if value is not None), None)
             is_average = i not in regular and not AVERAGES.isdisjoint(name.labels)
-            holder = taken.get(("", step, kind))
-            if step is not None and holder is None and not is_average:
-                taken["", step, kind], places[i] = i, Placement(step, part=name.part)
+            if step is not None:
+                places[i] = Placement(step, not is_average and (step, name.part) not in taken)
+                if places[i].is_main:
+                    taken.add((step, name.part))
                 continue
-            reason = "no number in it or in its name, unlike the others"
-            if holder is not None:
-                reason = f"step {step} is in {self.evidence[holder].path} already"
-            elif is_average:
-                reason = "an average of weights beside them"
-            elif isinstance(name.counter, int) and name.unit in _UNITS[:5] and not name.labels:
-                reason, step = "its number counts something else", name.counter
-            branches = self._branches(i, in_turn[0] if holder is None else holder)
-            branch = next(text for text in branches if taken.setdefault((text, step, kind), i) == i)
-            places[i] = Placement(step, branch, reason, name.part)
+            counter = name.counter if isinstance(name.counter, int) else None
+            counts = name.unit in _UNITS[:5] and not name.labels and not is_average
+            places[i] = Placement(counter if counts else None, is_main=False)
         return [places[i] for i in range(len(places))]
 
-    def _branches(self, i: int, other: int) -> Iterator[str]:
-        """Yield names for the branch of a checkpoint beside another, until one is free."""
-        name, stem = self.names[i], stem_of(self.evidence[i].path)
-        beside = _PIECES.split(stem_of(self.evidence[other].path))
-        number = re.compile(rf"(^|(?<=[A-Za-z]))0*{name.counter}$")
-        pieces = _PIECES.split(stem)
-        differ = [number.sub("", piece) for piece in pieces if piece not in beside]
-        texts = ("-".join(filter(None, words)) for words in (name.labels, differ, pieces))
-        yield from filter(None, texts)
-        yield from (f"{stem}-{n}" for n in count(2))
-
-    def origin(self) -> tuple[str, bool]:
-        """Return where the steps come from, and whether there was doubt."""
-        chosen, is_guess = self.chosen, self.chosen.unit == "position"
+    def origin(self) -> str:
+        """Return where the steps come from, and what is in doubt."""
         doubts = ["counters that restart go on where the last ones ended"] * any(self.offsets.values())
-        if self._is_complete(chosen) and not is_guess:
-            others = (text for text in self._disagreeing(chosen) if text != chosen.text)
+        if self._is_complete(self.chosen) and self.chosen.unit != "position":
+            others = (text for text in self._disagreeing(self.chosen) if text != self.chosen.text)
             doubts += [f"{text} would order them otherwise" for text in others]
-        text = f"steps come from {'the order of ' * self.is_ordinal}{chosen.text}"
-        return "; ".join([text, *doubts]), bool(doubts) or (is_guess and len(self.regular) > 1)
+        return "; ".join([f"steps come from {'the order of ' * self.is_ordinal}{self.chosen.text}", *doubts])
 
 
 def _sorted_keys(keys: Iterable[Mapping[str, int]]) -> list[str]:

@@ -6,11 +6,11 @@ import copy
 import functools
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, Unseen
 from inshrink_core.errors import (
@@ -32,12 +32,13 @@ from inshrink_core.formats.attribution.values import N_PAIRS, attribute, gather,
 from inshrink_core.formats.discovery import (
     METADATA,
     TRAINER_STATE,
-    CheckpointPath,
     Discovery,
-    discover,
+    Found,
     fixed_part,
     has_weight_suffix,
     is_weight_file,
+    reason_of,
+    stamps_of,
 )
 from inshrink_core.formats.disk import (
     CHANGED,
@@ -52,13 +53,18 @@ from inshrink_core.formats.disk import (
     is_file,
     lies_in,
     natural_key,
-    stamp_of,
 )
-from inshrink_core.formats.groups import group_files
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
 from inshrink_core.formats.names import is_numbered, step_in_name
 from inshrink_core.formats.readers import reader_of
-from inshrink_core.formats.selection import Named, Selection, by_evidence, by_pattern, main_model
+from inshrink_core.formats.selection import (
+    Named,
+    Selection,
+    by_evidence,
+    by_pattern,
+    group_files,
+    main_model,
+)
 from inshrink_core.formats.source import accepting_damage, peek_sample
 from inshrink_core.formats.step_pattern import (
     NamedStep,
@@ -99,16 +105,6 @@ class NoCheckpointError(NotFoundError):
         super().__init__(what, where=where, remedy=remedy)
 
 
-class _Request(NamedTuple):
-    """The arguments of `open_run`, to open the run again."""
-
-    path: str
-    step_pattern: str | None
-    follow_links: bool
-    allow_damaged: bool
-    within: tuple[str, ...] | None
-
-
 def unreadable_error(
     rows: Sequence[Skipped], where: str, asked: Collection[int] | None = None
 ) -> UnreadableError | None:
@@ -128,84 +124,20 @@ def unreadable_error(
         return None
     first = concerned[0]
     step = "" if first.step is None else f" (step {first.step})"
+    lost = "cannot be read" if any(row.fate is Fate.UNREADABLE for row in concerned) else "are left out"
     name = os.path.relpath(first.path, where) if lies_in(first.path, where) else first.path
     more = "" if len(concerned) == 1 else f"; and {len(concerned) - 1} more"
     return (UnreadableError if asked is None else UnreadableStepError)(
-        f"{len(concerned)} of the checkpoints {_lost_how(concerned)}: {clipped(name, 200)}{step}: "
+        f"{len(concerned)} of the checkpoints {lost}: {clipped(name, 200)}{step}: "
         f"{clipped(first.reason, 600)}{more}",
         where=where,
         remedy="--skip-damaged goes without",
     )
 
 
-def _lost_how(rows: Sequence[Skipped]) -> str:
-    return "cannot be read" if any(row.fate is Fate.UNREADABLE for row in rows) else "are left out"
-
-
-class _Read(NamedTuple):
-    """What reading one candidate gave, and the stamps by which it is known to be still the same."""
-
-    stamps: tuple[FileStamp, ...]
-    parsed: ParsedCheckpoint | None
-    reason: str
-    error: InshrinkError | None
-
-
-def _stamps(path: Path, access: Access) -> tuple[FileStamp, ...]:
-    if not is_dir(path):
-        return (stamp_of(path),)
-    paths = sorted(access.walk(path, []))
-    return tuple(stamp_of(path) for path in paths if is_file(path))
-
-
 def _identity(stamps: Iterable[tuple[str, FileStamp]]) -> str:
     text = "\0".join(f"{name}\0{spoken(s.real_path)}\0{s.nbytes}\0{s.mtime_ns}" for name, s in stamps)
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
-
-
-def _read_candidate(candidate: CheckpointPath, known: _Read | None, access: Access, recall: Recall) -> _Read:
-    stamps: tuple[FileStamp, ...] = ()
-    try:
-        places = candidate.members or (candidate.path,)
-        stamps = tuple(stamp for place in places for stamp in _stamps(place, access))
-        if known is not None and known.stamps == stamps:
-            return known
-        parsed = candidate.reader.open(candidate.path, access, recall)
-    except RefusedLinkError:
-        # Tensors that are left out would be a gap that goes unnoticed.
-        raise
-    except InshrinkError as error:
-        return _Read(stamps, None, _reason(candidate.path, error), error)
-    return _Read(stamps, parsed, "", None)
-
-
-def _reason(path: Path, error: InshrinkError) -> str:
-    """Return why a checkpoint cannot be read, without its path, which is shown beside."""
-    return str(error).removeprefix(f"{path}: ")
-
-
-class FileFate(NamedTuple):
-    """What becomes of one tensor file when its run is archived.
-
-    Parameters
-    ----------
-    path
-        Relative to the run, with ``/``.
-    fate
-        What becomes of it.
-    step
-        The step that it is archived with, or equals.
-    name
-        Name of its branch.
-    reason
-        Why, where it is no step.
-    """
-
-    path: str
-    fate: Fate
-    step: int | None = None
-    name: str = ""
-    reason: str = ""
 
 
 class Run(Mapping[int, Checkpoint]):
@@ -242,20 +174,19 @@ class Run(Mapping[int, Checkpoint]):
 
     def __init__(
         self,
-        discovery: Discovery,
+        path: Path,
         selection: Selection,
         *,
-        skipped: tuple[Skipped, ...],
+        skipped: Iterable[Skipped],
         access: Access,
-        request: _Request,
-        known: Mapping[tuple[Path, ...], _Read],
+        reopen: Callable[..., Run],
     ) -> None:
-        self._discovery, self._parsed = discovery, dict(sorted(selection.by_step.items()))
+        self._parsed = dict(sorted(selection.by_step.items()))
         self._named = selection.named
-        self._access, self._request, self._known = access, request, known
+        self._access, self._reopen = access, reopen
         self._accepted: dict[int, Checkpoint] = {}
         self._is_attributed = False
-        self.path = discovery.root
+        self.path = path
         self.steps = tuple(self._parsed)
         self.skipped = tuple(row._replace(path=spoken(row.path)) for row in skipped)
         self.notes = _notes(selection.origin, selection.by_step.values())
@@ -358,7 +289,8 @@ class Run(Mapping[int, Checkpoint]):
         key = (*map(self.identity, first), repr(known))
         if key not in _attributions:
             order = () if known is None else known.order
-            order = order or self._registered(last)
+            if not order and not last.ordered:
+                order = registered_order(last, self.directory, self._access)
             neutral = {step: alike[step].attributed(Attribution({}, order)) for step in first}
             found = attribute(
                 last,
@@ -383,12 +315,6 @@ class Run(Mapping[int, Checkpoint]):
         run.notes = _notes(self.notes[0], run._parsed.values())
         return run
 
-    def _registered(self, parsed: ParsedCheckpoint) -> tuple[str, ...]:
-        """Return the order in which the model's code registers its tensors, where a library knows it."""
-        if parsed.ordered:
-            return ()
-        return registered_order(parsed, self.directory, self._access)
-
     @property
     def is_ordered(self) -> bool:
         """Whether the files have the tensors in the model's order; others are in that of names.
@@ -409,16 +335,17 @@ class Run(Mapping[int, Checkpoint]):
         parsed = self._at(step)
         if not parsed.slots and parsed.order == same_places(parsed, archived).order:
             return self[step]
-        attributed = parsed.attributed(same_places(parsed, archived))
-        checkpoint = attributed.checkpoint(step, self._access.counter)
+        return self._checkpoint(parsed.attributed(same_places(parsed, archived)), step)
+
+    def _checkpoint(self, parsed: ParsedCheckpoint, step: int) -> Checkpoint:
+        checkpoint = parsed.checkpoint(step, self._access.counter)
         return accepting_damage(checkpoint) if self._access.allow_damaged else checkpoint
 
     def __getitem__(self, step: int) -> Checkpoint:
-        checkpoint = self._at(step).checkpoint(step, self._access.counter)
         if not self._access.allow_damaged:
-            return checkpoint
+            return self._checkpoint(self._at(step), step)
         if step not in self._accepted:
-            self._accepted[step] = accepting_damage(checkpoint)
+            self._accepted[step] = self._checkpoint(self._at(step), step)
         return self._accepted[step]
 
     def __iter__(self) -> Iterator[int]:
@@ -459,7 +386,7 @@ class Run(Mapping[int, Checkpoint]):
         """Return the run as it is now; headers of unchanged files are not read again."""
         if (mirror := mirror_of(self.path)) is not None:
             mirror.refresh()
-        return _open(self._request, counter=self._access.counter, known=self._known)
+        return self._reopen()
 
     def allowing_damage(self) -> Run:
         """Return the run with files that do not match their own checksums taken as they are.
@@ -470,9 +397,7 @@ class Run(Mapping[int, Checkpoint]):
         """
         if self._access.allow_damaged:
             return self
-        return _open(
-            self._request._replace(allow_damaged=True), counter=self._access.counter, known=self._known
-        )
+        return self._reopen(allow_damaged=True)
 
     @property
     def unreadable(self) -> tuple[Skipped, ...]:
@@ -487,13 +412,10 @@ class Run(Mapping[int, Checkpoint]):
         -----
         Files of equal size are read to compare them; of a run behind a URL, the listing is.
         """
-        found = {}
-        for one, fate, _ in self._beside:
-            if fate is Fate.BRANCH:
-                checkpoint = one.parsed.checkpoint(one.step, self._access.counter)
-                checkpoint = accepting_damage(checkpoint) if self._access.allow_damaged else checkpoint
-                found[one.name] = replace(checkpoint, branch=one.name)
-        return found
+        branches = [one for one, fate, _ in self._beside if fate is Fate.BRANCH]
+        return {
+            one.name: replace(self._checkpoint(one.parsed, one.step), branch=one.name) for one in branches
+        }
 
     @functools.cached_property
     def _beside(self) -> tuple[tuple[Named, Fate, int], ...]:
@@ -531,40 +453,39 @@ class Run(Mapping[int, Checkpoint]):
         return bool(near < (far if neighbour != step else 0.1 * values[1].norm()))
 
     @functools.cached_property
-    def fates(self) -> tuple[FileFate, ...]:
-        """What becomes of each tensor file under the run, by path."""
-        found: dict[str, FileFate] = {}
-        for step, parsed in self._parsed.items():
-            found |= self._fates_of(parsed, Fate.STEP, step)
-        for (name, _, parsed, _), fate, step in self._beside:
+    def fates(self) -> tuple[Skipped, ...]:
+        """What becomes of each tensor file under the run when it is archived, by path relative to the run.
+
+        The step is the one that it is archived with, or equals; the name is that of its branch.
+        """
+        held = [Skipped("", "", Fate.STEP, step) for step in self._parsed]
+        rows = list(zip(held, self._parsed.values(), strict=True))
+        for one, fate, step in self._beside:
             reason = f"near to step {step}, as a restored copy" if fate is Fate.OTHER_MODEL else ""
-            found |= self._fates_of(parsed, fate, step, name if fate is Fate.BRANCH else "", reason)
+            row = Skipped("", reason, fate, step, name=one.name if fate is Fate.BRANCH else "")
+            rows.append((row, one.parsed))
+        found = {row.path: row for about, parsed in rows for row in self._fates_of(parsed, about)}
         for row in self.skipped:
             if row.fate is None:
                 continue
-            for path in _tensor_files(Path(row.path)):
-                name = self._relative(path)
-                found.setdefault(name, FileFate(name, row.fate, row.step, row.name, row.reason))
+            path = Path(row.path)
+            inner = path.rglob("*") if is_dir(path) else ()
+            for file in sorted(file for file in inner if has_weight_suffix(file.name)) or [path]:
+                name = self._relative(file)
+                found.setdefault(name, row._replace(path=name, identity=""))
         return tuple(found[path] for path in sorted(found))
 
-    def _fates_of(
-        self, parsed: ParsedCheckpoint, fate: Fate, step: int, name: str = "", reason: str = ""
-    ) -> dict[str, FileFate]:
-        """Return the fates of the tensor files of a checkpoint, by path."""
+    def _fates_of(self, parsed: ParsedCheckpoint, about: Skipped) -> Iterator[Skipped]:
+        """Yield the fates of the tensor files of a checkpoint."""
         model = {spec.key for spec in parsed.specs if spec.role in MODEL_ROLES}
-        found = {}
         for layout in parsed.layouts:
-            keys = (member.key for region in layout.regions for member in region.members)
-            holds_model = any(key in model for key in keys)
-            if layout.kind == "opaque" and not self._may_hold_tensors(parsed.paths[layout.path]):
-                continue
-            path = self._relative(parsed.paths[layout.path])
-            role = fate if holds_model or fate is not Fate.STEP else Fate.AUXILIARY
-            found[path] = FileFate(path, role, step, name, reason)
-        return found
-
-    def _may_hold_tensors(self, path: Path) -> bool:
-        return has_weight_suffix(path.name) or reader_of(path, self._access) is not None
+            path = parsed.paths[layout.path]
+            if layout.kind != "opaque" or has_weight_suffix(path.name) or reader_of(path, self._access):
+                keys = (member.key for region in layout.regions for member in region.members)
+                is_beside = about.fate is Fate.STEP and not any(key in model for key in keys)
+                yield about._replace(
+                    path=self._relative(path), fate=Fate.AUXILIARY if is_beside else about.fate
+                )
 
     def _relative(self, path: str | os.PathLike[str]) -> str:
         root = spoken(str(self.directory))
@@ -576,7 +497,7 @@ class Run(Mapping[int, Checkpoint]):
         (lost,) = (one for one in self._named if one.name == name)
         rest._named = tuple(one for one in self._named if one is not lost)
         path = spoken(str(lost.parsed.path))
-        rest.skipped = (*self.skipped, Skipped(path, _reason(lost.parsed.path, error), Fate.UNREADABLE))
+        rest.skipped = (*self.skipped, Skipped(path, reason_of(lost.parsed.path, error), Fate.UNREADABLE))
         return rest
 
     def _copied(self) -> Run:
@@ -607,7 +528,7 @@ class Run(Mapping[int, Checkpoint]):
             except InshrinkError as error:
                 rows[step] = Skipped(
                     str(parsed.path),
-                    _reason(parsed.path, error),
+                    reason_of(parsed.path, error),
                     Fate.PENDING if error.what == CHANGED else Fate.UNREADABLE,
                     step,
                     self.identity(step),
@@ -619,12 +540,6 @@ class Run(Mapping[int, Checkpoint]):
         rest.steps = tuple(rest._parsed)
         rest.skipped = (*self.skipped, *(row._replace(path=spoken(row.path)) for row in rows.values()))
         return rest
-
-
-def _tensor_files(path: Path) -> Iterator[Path]:
-    """Yield the files with tensors below a directory, or the one path that is no directory."""
-    files = sorted(one for one in path.rglob("*") if has_weight_suffix(one.name)) if is_dir(path) else []
-    yield from files or [path]
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -692,26 +607,25 @@ class _Names:
         return self._number(path) if self._tell else None
 
 
-def _failed(
-    discovery: Discovery, reads: Mapping[CheckpointPath, _Read], names: _Names, access: Access
-) -> list[Skipped]:
+def _failed(discovery: Discovery, found: Iterable[Found], names: _Names, access: Access) -> list[Skipped]:
     """Return what is no step of the run because it cannot be read as a checkpoint.
 
     What a reader takes for a checkpoint looks like one, unless its content says that it never was; and so
     does what has lost all that it was known by, and is called like the others.
     """
     rows = []
-    for (path, _, members), read in reads.items():
-        if read.parsed is not None:
+    for one in found:
+        if one.parsed is not None:
             continue
-        rows += [Skipped(str(one), read.reason, Fate.UNREADABLE) for one in members if one != path]
-        never = isinstance(read.error, NotCheckpointError) and not names.match(path)
+        path, reason = one.path, one.reason
+        rows += [Skipped(str(m), reason, Fate.UNREADABLE) for m in one.members if m != path]
+        never = isinstance(one.error, NotCheckpointError) and not names.match(path)
         if never or not names.admit(path):
-            rows.append(Skipped(str(path), read.reason))
+            rows.append(Skipped(str(path), reason))
         else:
-            seen = _identity((s.real_path, s) for s in read.stamps)
-            rows.append(Skipped(str(path), read.reason, Fate.UNREADABLE, names.step(path), seen))
-    others = set(discovery.others) - {one.path for one in reads}
+            seen = _identity((s.real_path, s) for s in one.stamps)
+            rows.append(Skipped(str(path), reason, Fate.UNREADABLE, names.step(path), seen))
+    others = set(discovery.others) - {one.path for one in found}
     lost = (path for path in discovery.others if path in others and names.match(path) and names.admit(path))
     return [*rows, *(_lost(path, names.step(path), access) for path in lost)]
 
@@ -721,89 +635,69 @@ def _lost(path: Path, step: int | None, access: Access) -> Skipped:
     stamps: tuple[FileStamp, ...] = ()
     reason = "no checkpoint in it, unlike in others of such a name"
     try:
-        stamps = _stamps(path, access)
+        stamps = stamps_of(path, access)
         if not is_dir(path):
             reason = (
-                "the file is empty" if not stamps[0].nbytes else "no checkpoint, unlike others of such a name"
+                "no checkpoint, unlike others of such a name" if stamps[0].nbytes else "the file is empty"
             )
     except InshrinkError as error:
-        reason = "a link that leads nowhere" if path.is_symlink() else _reason(path, error)
+        reason = "a link that leads nowhere" if path.is_symlink() else reason_of(path, error)
     return Skipped(str(path), reason, Fate.UNREADABLE, step, _identity((s.real_path, s) for s in stamps))
 
 
-def _open(request: _Request, *, counter: ByteCounter, known: Mapping[tuple[Path, ...], _Read]) -> Run:
-    path, step_pattern = request.path, request.step_pattern
-    if step_pattern is not None:
-        compile_step_pattern(step_pattern)
-    access = _access(request, counter)
-    discovery = discover(path, access)
-    recall = Recall()
+def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Found], **options: Any) -> Run:
+    """Return a run; `options` are those of `_access`."""
+    if pattern is not None:
+        compile_step_pattern(pattern)
+    access = _access(path, **options)
+    discovery = Discovery(path, access)
+    root, recall = discovery.root, Recall()
     _expect(discovery, known, access)
-    of_file = replace(access, root=os.path.realpath(discovery.root)) if discovery.single else access
-
-    def read(candidate: CheckpointPath) -> _Read:
-        return _read_candidate(candidate, known.get(_key(candidate)), of_file, recall)
-
-    reads = {candidate: read(candidate) for candidate in discovery.candidates}
-    if discovery.single and (error := next(iter(reads.values())).error) is not None:
+    of_file = replace(access, root=os.path.realpath(root)) if discovery.single else access
+    found = [one.read(known, of_file, recall) for one in discovery.found]
+    if discovery.single and (error := found[0].error) is not None:
         raise error
-    seen = {_key(candidate): one for candidate, one in reads.items()}
-    if not discovery.single:
-        for group in group_files({one.path: read for one, read in reads.items()}, discovery.root):
-            found = read(group)
-            seen[_key(group)] = found
-            inside = {*group.members, *(member.parent for member in group.members)}
-            reads = {one: row for one, row in reads.items() if one.path not in inside}
-            reads[group] = found
-    parsed = [one.parsed for one in reads.values() if one.parsed is not None]
-    parsed.sort(key=lambda one: natural_key(str(one.path)))
+    seen = {one.key: one for one in found}
+    for group in group_files(found, root) if not discovery.single else ():
+        seen[group.key] = group.read(known, access, recall)
+        inside = {*group.members, *(member.parent for member in group.members)}
+        found = [*(one for one in found if one.path not in inside), group]
+    parsed = [one.parsed for one in found if one.parsed is not None]
     passed: list[Skipped] = []
-    parsed, partial = main_model(parsed, passed)
-    if step_pattern is not None:
-        choice = by_pattern([*parsed, *partial], step_pattern, passed)
+    main, partial = main_model(sorted(parsed, key=lambda one: natural_key(str(one.path))), passed)
+    if pattern is not None:
+        choice = by_pattern([*main, *partial], pattern, passed)
     else:
-        choice = by_evidence(parsed, partial, discovery.root)
-    by_step = choice.by_step
-    failed = _failed(discovery, reads, _Names(discovery.root, by_step, step_pattern), access)
+        choice = by_evidence(main, partial, root)
+    failed = _failed(discovery, found, _Names(root, choice.by_step, pattern), access)
     named = {row.path for row in failed}
     skipped = [*failed, *(row for row in discovery.skipped if row.path not in named), *passed]
-    if not by_step:
+    if not choice.by_step:
         strange = (one for one in discovery.others if is_file(one) and is_numbered(one.name))
         skipped += [Skipped(str(one), _STRANGE, Fate.UNREADABLE) for one in islice(strange, _MOST_STRANGE)]
+        more = f": {len(skipped)} passed over, the first because {skipped[0].reason}" if skipped else ""
         raise NoCheckpointError(
-            "no readable checkpoint"
-            + (f": {len(skipped)} passed over, the first because {skipped[0].reason}" if skipped else ""),
+            f"no readable checkpoint{more}",
             where=path,
             skipped=tuple(row._replace(path=spoken(row.path)) for row in skipped),
             remedy="give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files",
         )
-    for one in by_step.values():
-        skipped += one.skipped
-    return Run(
-        discovery,
-        choice,
-        skipped=tuple(skipped),
-        access=access,
-        request=request,
-        known=seen,
-    )
+    skipped += [row for one in choice.by_step.values() for row in one.skipped]
+    reopen = functools.partial(_open, path, pattern, known=seen, **options)
+    return Run(root, choice, skipped=skipped, access=access, reopen=reopen)
 
 
-def _key(candidate: CheckpointPath) -> tuple[Path, ...]:
-    return candidate.members or (candidate.path,)
-
-
-def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], _Read], access: Access) -> None:
+def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], Found], access: Access) -> None:
     """Ask for what is read first of every checkpoint, all at once, where they lie elsewhere."""
     mirror = mirror_of(discovery.root)
     if mirror is None:
         return
     asked: list[tuple[Path, int, int]] = []
-    for candidate in discovery.candidates:
-        read = known.get((candidate.path,))
-        if read is not None and read.stamps == _stamps(candidate.path, access):
+    for one in discovery.found:
+        before = known.get(one.key)
+        if before is not None and before.stamps == stamps_of(one.path, access):
             continue
-        places = [candidate.path] if is_file(candidate.path) else sorted(candidate.path.rglob("*"))
+        places = [one.path] if is_file(one.path) else sorted(one.path.rglob("*"))
         for place in filter(is_file, places):
             if is_weight_file(place.name):
                 asked.append((place, _FIRST_NBYTES, 0 if place.suffix == ".safetensors" else _FIRST_NBYTES))
@@ -812,7 +706,7 @@ def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], _Read], acces
     mirror.expect(asked)
 
 
-def _access(request: _Request, counter: ByteCounter) -> Access:
+def _access(path: str, *, within: Sequence[str] | None, **options: Any) -> Access:
     """Return where the links of a run may lead; the run itself may be a link, that was the user's choice.
 
     Raises
@@ -820,21 +714,14 @@ def _access(request: _Request, counter: ByteCounter) -> Access:
     RefusedLinkError
         The run lies outside of the directories that it must lie in.
     """
-    access = Access.of(
-        fixed_part(request.path),
-        counter=counter,
-        follow_links=request.follow_links,
-        allow_damaged=request.allow_damaged,
-        within=request.within or (),
-    )
-    if request.within is not None:
+    access = Access.of(fixed_part(path), within=within or (), **options)
+    if within is not None:
         # A blob of the Hugging Face cache may lie elsewhere if the snapshot that links to it does not.
-        named = Path(request.path) if os.path.lexists(request.path) else fixed_part(request.path)
-        folder = os.path.realpath(named.parent)
-        real = os.path.realpath(named)
+        named = Path(path) if os.path.lexists(path) else fixed_part(path)
+        folder, real = os.path.realpath(named.parent), os.path.realpath(named)
         inside = [any(lies_in(one, root) for root in access.within) for one in (real, folder)]
         if not (inside[0] or (inside[1] and is_blob(real, folder))):
-            raise RefusedLinkError("outside of the directories that may be opened", where=request.path)
+            raise RefusedLinkError("outside of the directories that may be opened", where=path)
     return access
 
 
@@ -896,14 +783,15 @@ def open_run(
     place, in_path = split_step_pattern(path)
     if in_path is not None and step_pattern is not None:
         raise InputError("two step patterns", where=os.fspath(path), found=clipped(step_pattern))
-    request = _Request(
+    return _open(
         os.fspath(path if in_path is None else place),
         step_pattern if in_path is None else in_path,
-        follow_links,
-        allow_damaged,
-        None if within is None else tuple(os.fspath(one) for one in within),
+        known={},
+        counter=ByteCounter(),
+        follow_links=follow_links,
+        allow_damaged=allow_damaged,
+        within=None if within is None else tuple(map(os.fspath, within)),
     )
-    return _open(request, counter=ByteCounter(), known={})
 
 
 def preview_steps(path: str | os.PathLike[str], step_pattern: str) -> tuple[NamedStep, ...]:
@@ -934,5 +822,5 @@ def preview_steps(path: str | os.PathLike[str], step_pattern: str) -> tuple[Name
     >>> preview_steps(inshrink_core.sample("digits-cnn"), "step_{step}.pt")[0]
     NamedStep(name='step_000010.pt', step=10, reason='')
     """
-    found = discover(path, Access.of(fixed_part(path)))
-    return steps_by_pattern([candidate.path.name for candidate in found.candidates], step_pattern)
+    found = Discovery(path, Access.of(fixed_part(path))).found
+    return steps_by_pattern([one.path.name for one in found], step_pattern)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from inshrink_core.checkpoint import DTYPE_SIZES
 from inshrink_core.errors import DamagedError, InputError, clipped
-from inshrink_core.formats.disk import ReadableFile, parse_json
+from inshrink_core.formats.disk import ReadableFile, damaged, parse_json
 from inshrink_core.formats.state_tree import Placed
 
 MAX_HEADER_BYTES: Final = 100_000_000
@@ -41,29 +41,12 @@ def packed_shape(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return None if n_bits % 8 else (n_bits // 8,)
 
 
-class SafetensorsHeader(NamedTuple):
-    """Names and places in the order of the header, and the free-form strings beside them."""
-
-    tensors: list[tuple[str, Placed]]
-    metadata: dict[str, str]
-
-
 def looks_like_safetensors(first_bytes: bytes, file_nbytes: int) -> bool:
     """Return whether a file of some size that begins so may be a safetensors file."""
     if len(first_bytes) < 9:
         return False
     n_header = int.from_bytes(first_bytes[:8], "little")
     return first_bytes[8:9] == b"{" and 2 <= n_header <= max(file_nbytes, MAX_HEADER_BYTES)
-
-
-def _fail(file: ReadableFile, what: str, found: str = "", expected: str = "") -> DamagedError:
-    return DamagedError(
-        what,
-        where=str(file.path),
-        found=found,
-        expected=expected,
-        remedy="it may be half-written: wait, or restore it from a backup",
-    )
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -76,7 +59,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _placed(file: ReadableFile, name: str, entry: object, data_offset: int) -> Placed:
     named = f"tensor '{name[:80]}'"
     if not isinstance(entry, dict):
-        raise _fail(file, f"the header's entry '{name[:80]}' is no object")
+        raise damaged(file, f"the header's entry '{name[:80]}' is no object")
     theirs = str(entry.get("dtype"))
     dtype = SAFETENSORS_DTYPES.get(theirs, "uint8" if theirs in _BITS else None)
     if dtype is None:
@@ -89,25 +72,27 @@ def _placed(file: ReadableFile, name: str, entry: object, data_offset: int) -> P
         )
     shape, span = entry.get("shape"), entry.get("data_offsets")
     if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and n >= 0 for n in shape):
-        raise _fail(file, f"{named} has no valid shape")
+        raise damaged(file, f"{named} has no valid shape")
     if not isinstance(span, list) or len(span) != 2 or not all(type(n) is int and n >= 0 for n in span):
-        raise _fail(file, f"{named} has no valid offsets")
+        raise damaged(file, f"{named} has no valid offsets")
     if theirs in _BITS and (shape := packed_shape(theirs, tuple(shape))) is None:
-        raise _fail(file, f"{named} does not fill its last byte")
+        raise damaged(file, f"{named} does not fill its last byte")
     nbytes = reach = DTYPE_SIZES[dtype]
     for extent in shape:
         nbytes *= extent
         # An extent of 0 must not hide one that PyTorch cannot take.
         reach *= max(extent, 1)
         if reach > 1 << 62:
-            raise _fail(file, f"{named} is larger than any file")
+            raise damaged(file, f"{named} is larger than any file")
     if span[1] - span[0] != nbytes:
-        raise _fail(file, f"{named} does not fill its span", f"{span[1] - span[0]}", f"{nbytes} bytes")
+        raise damaged(
+            file, f"{named} does not fill its span", found=f"{span[1] - span[0]}", expected=f"{nbytes} bytes"
+        )
     return Placed(dtype, tuple(shape), None, data_offset + span[0], nbytes)
 
 
-def read_header(file: ReadableFile) -> SafetensorsHeader:
-    """Return the tensors of a safetensors file; no tensor byte is read.
+def read_header(file: ReadableFile) -> tuple[list[tuple[str, Placed]], dict[str, str]]:
+    """Return names and places in the order of a file's header, and its metadata; no tensor byte is read.
 
     Parameters
     ----------
@@ -124,30 +109,29 @@ def read_header(file: ReadableFile) -> SafetensorsHeader:
     """
     n_header = int.from_bytes(file.read(0, 8), "little")
     if n_header > MAX_HEADER_BYTES or 8 + n_header > file.nbytes:
-        raise _fail(
-            file,
-            "the header is larger than allowed",
-            f"{n_header} bytes",
-            f"at most {min(MAX_HEADER_BYTES, file.nbytes - 8)}",
-        )
+        expected = f"at most {min(MAX_HEADER_BYTES, file.nbytes - 8)}"
+        what = "the header is larger than allowed"
+        raise damaged(file, what, expected=expected, found=f"{n_header} bytes")
     try:
         header = parse_json(file.read(8, n_header), "the header", _refuse_duplicates)
     except DamagedError as error:
-        raise _fail(file, f"the header: {error.what}", expected=error.expected) from error
+        raise damaged(file, f"the header: {error.what}", expected=error.expected) from error
     if not isinstance(header, dict):
-        raise _fail(file, "the header is no JSON object")
+        raise damaged(file, "the header is no JSON object")
     if len(header) > MAX_TENSORS:
-        raise _fail(file, "it has more tensors than are read", f"{len(header):,}", f"at most {MAX_TENSORS:,}")
+        expected, found = f"at most {MAX_TENSORS:,}", f"{len(header):,}"
+        raise damaged(file, "it has more tensors than are read", expected=expected, found=found)
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise _fail(file, "the header's __metadata__ is no table of strings")
+        raise damaged(file, "the header's __metadata__ is no table of strings")
     end = 8 + n_header
     tensors = [(name, _placed(file, name, entry, end)) for name, entry in header.items()]
     for name, placed in sorted(tensors, key=lambda one: (one[1].offset, one[1].span)):
         if placed.offset != end:
             what = f"tensor '{name[:80]}' overlaps another or leaves a gap"
-            raise _fail(file, what, f"offset {placed.offset}", f"{end}")
+            raise damaged(file, what, found=f"offset {placed.offset}", expected=f"{end}")
         end += placed.span
     if end != file.nbytes:
-        raise _fail(file, "the file does not end with its last tensor", f"{file.nbytes} bytes", f"{end}")
-    return SafetensorsHeader(tensors, metadata)
+        what, found = "the file does not end with its last tensor", f"{file.nbytes} bytes"
+        raise damaged(file, what, found=found, expected=f"{end}")
+    return tensors, metadata

@@ -1,20 +1,217 @@
-"""Which checkpoints below a path are the steps of the run, and which lie beside them under other names."""
+"""Which files below a path are checkpoints together, which are steps, and which have other names beside them.
+
+Some checkpoints lie in several files of a directory, such as ``model_100.pt`` with ``optim_100.pt``.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from functools import partial
+from itertools import compress
+from operator import and_, or_
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
-from inshrink_core.errors import InputError
+from inshrink_core.checkpoint import is_average_name
+from inshrink_core.errors import InputError, NotCheckpointError
 from inshrink_core.execution.mirror import mirror_of
-from inshrink_core.formats.assembly import ParsedCheckpoint
-from inshrink_core.formats.disk import Fate, Skipped, is_dir
-from inshrink_core.formats.names import counters_in, is_numbered, stem_of
+from inshrink_core.formats.assembly import NO_WEIGHTS, ParsedCheckpoint
+from inshrink_core.formats.checkpoints import Contents, FilesReader, named_apart
+from inshrink_core.formats.content import FileContent, read_content
+from inshrink_core.formats.discovery import STEP_FOLDER, Found, is_weight_file
+from inshrink_core.formats.disk import Access, Fate, Skipped, is_dir, is_file
+from inshrink_core.formats.names import RANK, Name, is_numbered, read_name, stem_of
 from inshrink_core.formats.order import Evidence, order_checkpoints
 from inshrink_core.formats.step_pattern import compile_step_pattern, steps_by_pattern
+
+_SHARD: Final = re.compile(rf"-\d+-of-\d+|{RANK.pattern}|(?<=hf_model)_\d{{4}}(?=_)", re.IGNORECASE)
+_AVERAGES: Final = frozenset({"ema", "swa"})
+"""Labels of averages that are saved beside the model of a step; others name an average of several steps."""
+_MODEL: Final = frozenset({"model", "net", "network", "weights", "checkpoint", "ckpt"})
+
+
+class GroupReader(FilesReader):
+    """Several files of one step in a directory that holds those of other steps, too.
+
+    Parameters
+    ----------
+    members
+        The files, a model's first.
+    """
+
+    name: ClassVar[str] = "files"
+    needs_weights: ClassVar[bool] = False
+
+    def __init__(self, members: Sequence[Path]) -> None:
+        self.members = tuple(members)
+
+    def detect(self, path: Path, access: Access) -> bool:
+        """Return False: a group is found among files, never by one path."""
+        return False
+
+    def paths(self, path: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
+        """Return the members, or all files of the folder of a step."""
+        if is_dir(path):
+            return super().paths(path, access, skipped)
+        root = os.path.commonpath([member.parent for member in self.members])
+        return {member.relative_to(root).as_posix(): member for member in self.members}
+
+    def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
+        """Return what the members hold, several models with names of their own."""
+        names = {member: name for name, member in paths.items()}
+        contents: dict[str, FileContent] = {}
+        for member in self.members:
+            with suppress(NotCheckpointError):
+                contents[names[member]] = read_content(member, access)
+        if not contents:
+            raise NotCheckpointError(NO_WEIGHTS, where=str(path))
+        return Contents(_apart(contents), next(iter(contents.values())).kind)
+
+
+def _apart(contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
+    """Give the tensors of several models prefixes; those of a model beside its average keep their names."""
+    models = [name for name, content in contents.items() if content.tree.model]
+    distinct = {_SHARD.sub("", name) for name in models if not is_average_name(name)}
+    words = Counter(_prefix(name) for name in distinct)
+    taken: set[str] = set()
+    found = {}
+    for name, content in contents.items():
+        if name in models and (len(distinct) > 1 or (distinct and is_average_name(name))):
+            prefix = _prefix(name)
+            folder = name.rpartition("/")[0].replace("/", ".")
+            content = named_apart(content, folder if words[prefix] > 1 and folder else prefix)
+        tensors = {tensor for tensor, _ in (*content.tree.model, *content.tree.extra)}
+        if shard := _SHARD.search(name) if taken & tensors else None:
+            rank = partial("{}.{}".format, shard[0].strip("._-"))
+            content = content._replace(tree=content.tree.renamed(rank))
+        taken |= tensors
+        found[name] = content
+    return found
+
+
+def _prefix(name: str) -> str:
+    """Return the name of the model in a file: the words of the file's name."""
+    said = read_name(_SHARD.sub("", name.rpartition("/")[2]))
+    return next((label for label in said.labels if label in _AVERAGES), "_".join(said.words) or "model")
+
+
+class _File(NamedTuple):
+    """A file that may be of a group: what its name says, and its headers.
+
+    Where the name has no counter, it is the folder above that is called like a step (`step_folder`) that
+    counts. `folder` and `name` are without ranks; `parsed` is None of a file without weights.
+    """
+
+    path: Path
+    parsed: ParsedCheckpoint | None
+    folder: Path
+    name: str
+    said: Name
+    step_folder: Path | None = None
+
+    @classmethod
+    def of(cls, path: Path, parsed: ParsedCheckpoint | None, root: Path) -> _File:
+        stripped = Path(_SHARD.sub("", str(path.relative_to(root))))
+        said = read_name(stripped.name)
+        folders = [] if said.numbers else [one for one in stripped.parents if STEP_FOLDER.search(one.name)]
+        if not folders:
+            return cls(path, parsed, stripped.parent, stripped.name, said)
+        inner = stripped.relative_to(folders[0])
+        said = read_name(folders[0].name)._replace(words=read_name("_".join(inner.parts)).words)
+        return cls(path, parsed, folders[0].parent, str(inner), said, root / folders[0])
+
+    @property
+    def labels(self) -> frozenset[str]:
+        return frozenset(self.said.labels) - _AVERAGES
+
+    @property
+    def role(self) -> tuple[Path, tuple[str, ...]]:
+        return self.folder, self.said.words
+
+    def goes_with(self, other: _File, roles: Set[tuple[Path, tuple[str, ...]]]) -> bool:
+        """Tell whether two files of one directory with the same counters are of one checkpoint."""
+        if self.name == other.name:
+            return True  # shards
+        if not self.said.numbers:
+            return bool(self.labels) and roles >= {self.role, other.role}
+        is_alike = (self.said.words, self.said.labels) == (other.said.words, other.said.labels)
+        if self.step_folder is None and not is_alike:
+            return not self.labels
+        first, second = (one.parsed.weight_shapes if one.parsed else {} for one in (self, other))
+        return 2 * len(first.items() & second.items()) < min(len(first), len(second))
+
+
+def _files(found: Iterable[Found], root: Path) -> Iterator[_File]:
+    """Yield the files that may be of a group."""
+    for one in found:
+        path, error = one.path, one.error
+        is_part = isinstance(error, InputError) and error.what == NO_WEIGHTS
+        if isinstance(error, NotCheckpointError):
+            is_part = bool(read_name(path.name).numbers)
+        if is_file(path) and (one.parsed is not None or is_part):
+            yield _File.of(path, one.parsed, root)
+        elif is_part and not is_numbered(path.name):
+            inner = (held for held in sorted(path.rglob("*")) if is_file(held) and is_weight_file(held.name))
+            yield from (_File.of(held, None, root) for held in inner)
+
+
+def group_files(found: Iterable[Found], root: Path) -> Iterator[Found]:
+    """Yield the checkpoints that lie in several files, or in one without weights.
+
+    Parameters
+    ----------
+    found
+        The candidates of a run, read, in natural order.
+    root
+        The run.
+
+    Notes
+    -----
+    Files of one directory with the same counters and labels in their names are a group if their other words
+    differ, as those of ``G_100.pth`` and ``D_100.pth``; so are different models below a folder that is called
+    like a step. Shards are a group. Files without a counter are, if their words are those of numbered groups.
+    A file without weights joins the files of its counters, in its directory or in the only one that has some;
+    without counters, such files are a group of their own.
+    """
+    files = list(_files(found, root))
+    classes = _classes([one for one in files if one.parsed is not None])
+    alone: dict[Path, list[_File]] = {}
+    for one in files:
+        if one.parsed is not None:
+            continue
+        key = one.said.numbers, one.labels
+        near = classes.get((one.folder, *key), [])
+        far = [groups for (_, *other), groups in classes.items() if tuple(other) == key]
+        groups = near or (far[0] if len(far) == 1 else [])
+        if one.said.numbers and groups:
+            next((group for group in groups if _MODEL & {*group[0].said.words}), groups[0]).append(one)
+        elif not one.said.numbers:
+            alone.setdefault(one.folder, []).append(one)
+    for group in [*(group for groups in classes.values() for group in groups), *alone.values()]:
+        if len(group) > 1 or group[0].parsed is None:
+            members = sorted(group, key=lambda one: bool(_AVERAGES & {*one.said.labels}))
+            paths = tuple(one.path for one in members)
+            yield Found(members[0].step_folder or paths[0], GroupReader(paths), paths)
+
+
+def _classes(files: list[_File]) -> dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[_File]]]:
+    """Return the groups of files with weights by directory, counters and labels."""
+    classes: dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[_File]]] = {}
+    roles: set[tuple[Path, tuple[str, ...]]] = set()
+    for one in sorted(files, key=lambda one: not one.said.numbers):
+        groups = classes.setdefault((one.folder, one.said.numbers, one.labels), [])
+        group = next((held for held in groups if all(one.goes_with(other, roles) for other in held)), None)
+        if group is None:
+            groups.append([one])
+        else:
+            group.append(one)
+            roles |= {other.role for other in group}
+    return classes
+
 
 _BESIDE: Final = frozenset(
     {"best", "optimal", "last", "latest", "final", "finished", "lowest", "highest"}
@@ -56,7 +253,7 @@ def are_other_models(one: ParsedCheckpoint, other: ParsedCheckpoint) -> bool:
     """Tell two models from two states of one: few common names, or hardly a common shape."""
     if one.specs == other.specs:
         return False
-    first, second = one.weight_shapes(), other.weight_shapes()
+    first, second = one.weight_shapes, other.weight_shapes
     common = first.keys() & second.keys()
     n_smaller = min(len(first), len(second))
     n_same = sum(first[name] == second[name] for name in common)
@@ -73,10 +270,10 @@ def main_model(
     InputError
         Two models have as many checkpoints.
     """
-    partial = [one for one in parsed if not one.weight_shapes()]
+    partial = [one for one in parsed if not one.weight_shapes]
     models: list[list[ParsedCheckpoint]] = []
     for one in parsed:
-        if not one.weight_shapes():
+        if not one.weight_shapes:
             continue
         model = next((model for model in models if not are_other_models(model[0], one)), None)
         if model is None:
@@ -126,35 +323,33 @@ def by_evidence(
     """Return the checkpoints of one model in the order of their names and keys."""
     above = _above(parsed)
     of_run = [one for one in parsed if id(one) not in above]
-    evidence = [
-        Evidence(
-            _inside(one.path, root),
-            one.steps,
-            mtime_ns=None if mirror_of(root) else max(stamp.mtime_ns for stamp in one.stamps.values()),
-        )
-        for one in of_run
-    ]
-    is_main = _on_main_line(evidence)
-    order = order_checkpoints([one for one, main in zip(evidence, is_main, strict=True) if main])
-    rows = iter(order.placements)
+    is_main = _on_main_line([one.path.name for one in of_run])
+    evidence = []
+    for one in compress(of_run, is_main):
+        mtime_ns = None if mirror_of(root) else max(stamp.mtime_ns for stamp in one.stamps.values())
+        evidence.append(Evidence(_inside(one.path, root), one.steps, mtime_ns))
+    placements, origin = order_checkpoints(evidence)
+    rows = iter(placements)
     by_step: dict[int, ParsedCheckpoint] = {}
     beside: list[tuple[int | None, ParsedCheckpoint]] = [(None, one) for one in partial]
     for item, main in zip(of_run, is_main, strict=True):
-        row = next(rows) if main else None
-        if row is None:
-            beside.append((next((step for _, step in item.steps), None), item))
-        elif row.branch or row.step is None or row.step in by_step:
-            beside.append((row.step, item))
+        step, is_step = next(rows) if main else (next((step for _, step in item.steps), None), False)
+        if is_step and step is not None and step not in by_step:
+            by_step[step] = item
         else:
-            by_step[row.step] = item
+            beside.append((step, item))
     last = max(by_step, default=0)
     named = [Named(_branch_name(one), last if step is None else step, one) for step, one in beside]
     step_of = {id(one): step for step, one in by_step.items()}
     for one in parsed:
         if id(one) in above:
-            step = step_of.get(id(above[id(one)]))
-            named.append(Named(_inside(one.path, root), last if step is None else step, one, step))
-    return Selection(by_step, tuple(_with_distinct_names(named, root)), order.origin)
+            twin = step_of.get(id(above[id(one)]))
+            named.append(Named(_inside(one.path, root), last if twin is None else twin, one, twin))
+    taken = Counter(one.name for one in named)
+    renamed = (
+        one if taken[one.name] == 1 else one._replace(name=_inside(one.parsed.path, root)) for one in named
+    )
+    return Selection(by_step, tuple(renamed), origin)
 
 
 def _above(parsed: Sequence[ParsedCheckpoint]) -> dict[int, ParsedCheckpoint]:
@@ -169,27 +364,20 @@ def _above(parsed: Sequence[ParsedCheckpoint]) -> dict[int, ParsedCheckpoint]:
     return found
 
 
-def _on_main_line(evidence: Sequence[Evidence]) -> list[bool]:
+def _on_main_line(names: Sequence[str]) -> list[bool]:
     """Tell steps from checkpoints whose names say that they are none, such as best and last."""
-    names = [one.path.rpartition("/")[2] for one in evidence]
-    is_main = [not _BESIDE & {*counters_in(name).labels} for name in names]
-    numbered = [is_numbered(name) for name in names]
-    if not any(main and number for main, number in zip(is_main, numbered, strict=True)):
-        is_main = [main or number for main, number in zip(is_main, numbered, strict=True)]
-    return is_main if any(is_main) else [True] * len(evidence)
+    numbered = list(map(is_numbered, names))
+    is_main = [not _BESIDE & {*read_name(name).labels} for name in names]
+    if not any(map(and_, is_main, numbered)):
+        is_main = list(map(or_, is_main, numbered))
+    return is_main if any(is_main) else [True] * len(names)
 
 
 def _branch_name(parsed: ParsedCheckpoint) -> str:
-    labels = counters_in(parsed.path.name).labels
+    labels = read_name(parsed.path.name).labels
     is_group = len(parsed.paths) > 1 and parsed.path in parsed.paths.values()
     stem = parsed.path.name if is_dir(parsed.path) else stem_of(parsed.path.name)
     return labels[0] if is_group and labels else stem
-
-
-def _with_distinct_names(named: Sequence[Named], root: Path) -> Iterator[Named]:
-    taken = Counter(one.name for one in named)
-    for one in named:
-        yield one if taken[one.name] == 1 else one._replace(name=_inside(one.parsed.path, root))
 
 
 def _inside(path: Path, root: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import itertools
 import math
 import struct
 import threading
@@ -13,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from isal.isal_zlib import crc32
 
@@ -21,6 +20,7 @@ from inshrink_core.checkpoint import (
     DTYPE_SIZES,
     Checkpoint,
     FileLayout,
+    Member,
     Region,
     TensorSource,
     TensorSpec,
@@ -29,7 +29,7 @@ from inshrink_core.errors import DamagedError, NotFoundError
 from inshrink_core.execution import Limits, new_buffer
 from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip, digest_beside, summary
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, reading
-from inshrink_core.formats.state_tree import Placed
+from inshrink_core.formats.state_tree import Placed, extent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,7 +65,7 @@ class FileSource:
     paths, stamps
         Of every file by relative path; a file that changed since is refused.
     places
-        Tensor key to file and place; the files of its pieces are numbered as in `stamps`.
+        Tensor key to file and place; files are numbered as in `stamps`.
     counter
         Told of every byte read.
     accepted
@@ -83,7 +83,7 @@ class FileSource:
         self,
         paths: Mapping[str, Path],
         stamps: Mapping[str, FileStamp],
-        places: Mapping[str, tuple[str, Placed]],
+        places: Mapping[str, tuple[int, Placed]],
         counter: ByteCounter,
         *,
         accepted: Sequence[Damage] = (),
@@ -118,14 +118,15 @@ class FileSource:
     def _extents(self) -> dict[str, list[tuple[str, int, int]]]:
         """Key, first byte and extent of the tensors, or their pieces, of each file."""
         found: dict[str, list[tuple[str, int, int]]] = {}
-        for key, (name, whole) in self._places.items():
-            for held, place in self._pieces(name, whole):
+        for key, (number, whole) in self._places.items():
+            for held, place in self._pieces(number, whole):
                 found.setdefault(held, []).append((key, place.offset, place.span))
         return found
 
-    def _pieces(self, name: str, placed: Placed) -> list[tuple[str, Placed]]:
+    def _pieces(self, number: int, placed: Placed) -> list[tuple[str, Placed]]:
         """Return file and place of every piece of a tensor; of one in a piece, its own."""
-        return [(self._names[piece.file], piece.placed) for piece in placed.pieces] or [(name, placed)]
+        held = [(piece.file, piece.placed) for piece in placed.pieces] or [(number, placed)]
+        return [(self._names[file], place) for file, place in held]
 
     def read(self, spec: TensorSpec) -> Tensor:
         """Return a tensor, contiguous, in memory of its own, compared with the checksums of its file.
@@ -152,10 +153,11 @@ class FileSource:
         from inshrink_core.ops.flat import flattened
         from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample
 
-        name, placed = self._place(spec)
+        number, placed = self._place(spec)
         strided = placed.stride is not None or bool(placed.pieces)
         if strided or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
             return sample(flattened(self.peek(spec)))
+        name = self._names[number]
         place = (self._stamps[name], placed.offset, placed.span)
         itemsize = DTYPE_SIZES[placed.dtype]
         if (runs := _samples.get(place)) is None:
@@ -168,7 +170,7 @@ class FileSource:
                     del _samples[next(iter(_samples))]
         return torch.frombuffer(bytearray(runs), dtype=getattr(torch, placed.dtype))
 
-    def _place(self, spec: TensorSpec) -> tuple[str, Placed]:
+    def _place(self, spec: TensorSpec) -> tuple[int, Placed]:
         if spec.key not in self._places:
             raise NotFoundError(f"no tensor '{spec.key}' in these files")
         return self._places[spec.key]
@@ -176,11 +178,11 @@ class FileSource:
     def _tensor(self, spec: TensorSpec, *, checked: bool) -> Tensor:
         import torch
 
-        name, placed = self._place(spec)
+        number, placed = self._place(spec)
         dtype = getattr(torch, placed.dtype)
         if not math.prod(placed.shape):
             return torch.empty(placed.shape, dtype=dtype)
-        held = self._pieces(name, placed)
+        held = self._pieces(number, placed)
         if len(held) == 1:
             return self._read(*held[0], checked=checked)
         whole = torch.empty((*placed.shape, dtype.itemsize), dtype=torch.uint8)
@@ -374,10 +376,16 @@ def _hole_mask(region: Region, shapes: Sequence[tuple[str, tuple[int, ...]]]) ->
         if member.stride is None:
             free[member.start : member.start + nbytes] = False
         else:
-            strides = (*(s * itemsize for s in member.stride), 1)
-            window = free[member.start :]
-            np.lib.stride_tricks.as_strided(window, (*shape, itemsize), strides)[...] = False
+            _strided(free, member, shape, itemsize)[...] = False
     return free if free.any() else None
+
+
+def _strided(buffer: Any, member: Member, shape: tuple[int, ...], itemsize: int) -> Any:
+    """Return the bytes of a strided member of a region, as an array of its shape."""
+    import numpy as np
+
+    strides = (*(step * itemsize for step in member.stride or ()), 1)
+    return np.lib.stride_tricks.as_strided(buffer[member.start :], (*shape, itemsize), strides)
 
 
 def _is_permutation(stride: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
@@ -447,29 +455,27 @@ def _check_layout(layout: FileLayout, checkpoint: Checkpoint, n_skeleton: int) -
     """Refuse a layout, which may come from an archive, that contradicts itself.
 
     A region can hold no more bytes than its tensors and the holes of which the skeleton has the bytes: what
-    is allocated for it is bounded by what is really there.
+    is allocated for it is bounded by what is really there. Checksums are of spans that do not overlap, and
+    none is written over a tensor.
     """
+    name = layout.path
+
+    def fail(what: str, expected: str = "", found: str = "") -> DamagedError:
+        return DamagedError(what, where=checkpoint.origin, expected=expected, found=found)
+
     end = 0
     n_holes = n_skeleton - sum(nbytes for _, nbytes in _bytes_between(layout))
     if n_holes < 0:
-        raise DamagedError(
-            f"the skeleton of '{layout.path}' is too short",
-            where=checkpoint.origin,
-            expected=f"{n_skeleton - n_holes} bytes",
-            found=f"{n_skeleton}",
-        )
+        expected = f"{n_skeleton - n_holes} bytes"
+        raise fail(f"the skeleton of '{name}' is too short", expected, f"{n_skeleton}")
     for region in layout.regions:
         if region.offset < end or region.nbytes < 0:
-            raise DamagedError(f"the layout of '{layout.path}' has overlapping regions")
+            raise fail(f"the layout of '{name}' has overlapping regions")
         end = region.offset + region.nbytes
-        held = sum(member.nbytes_in(checkpoint.spec(member.key)) for member in region.members)
-        if region.nbytes > held + n_holes:
-            raise DamagedError(
-                f"a region of '{layout.path}' is larger than what lies in it",
-                where=checkpoint.origin,
-                expected=f"at most {held + n_holes} bytes",
-                found=f"{region.nbytes}",
-            )
+        most = n_holes + sum(member.nbytes_in(checkpoint.spec(member.key)) for member in region.members)
+        if region.nbytes > most:
+            what = f"a region of '{name}' is larger than what lies in it"
+            raise fail(what, f"at most {most} bytes", f"{region.nbytes}")
         for member in region.members:
             spec = checkpoint.spec(member.key)
             shape, stride, box = member.shape_in(spec), member.stride, member.box
@@ -477,60 +483,28 @@ def _check_layout(layout: FileLayout, checkpoint: Checkpoint, n_skeleton: int) -
                 not len(box.offsets) == len(shape) == len(spec.shape)
                 or any(at + size > n for at, size, n in zip(*box, spec.shape, strict=True))
             ):
-                raise DamagedError(f"the layout of '{layout.path}' has a part outside of '{member.key}'")
-            if stride is not None and (
-                not len(stride) == len(shape) <= _MAX_STRIDES or any(s < 0 for s in stride)
+                raise fail(f"the layout of '{name}' has a part outside of '{member.key}'")
+            if stride is not None and not (
+                len(stride) == len(shape) <= _MAX_STRIDES and all(step >= 0 for step in stride)
             ):
-                raise DamagedError(f"the layout of '{layout.path}' gives '{member.key}' wrong strides")
+                raise fail(f"the layout of '{name}' gives '{member.key}' wrong strides")
             span = member.nbytes_in(spec)
             if stride is not None and span:
-                itemsize = DTYPE_SIZES[spec.dtype]
-                span = (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))) * itemsize
+                span = extent(shape, stride) * DTYPE_SIZES[spec.dtype]
             if member.start < 0 or member.start + span > region.nbytes:
-                raise DamagedError(f"the layout of '{layout.path}' puts '{member.key}' outside its region")
-    crc_ends = [at + 4 for entry in layout.zip_entries for at in entry.crc_offsets]
-    entry_ends = [entry.data_offset + entry.data_nbytes for entry in layout.zip_entries]
-    if max([end, *crc_ends, *entry_ends]) > layout.nbytes:
-        raise DamagedError(f"the layout of '{layout.path}' reaches past the file's end")
-    _check_entries(layout)
-
-
-def _check_entries(layout: FileLayout) -> None:
-    """Refuse checksums of spans that overlap, and checksums that would be written over tensors."""
+                raise fail(f"the layout of '{name}' puts '{member.key}' outside its region")
     entries = sorted(layout.zip_entries)
-    for entry, following in itertools.pairwise(entries):
-        if entry.data_offset + entry.data_nbytes > following.data_offset:
-            raise DamagedError(f"the layout of '{layout.path}' has overlapping zip entries")
+    crcs = [at for entry in entries for at in entry.crc_offsets]
+    ends = [entry.data_offset + entry.data_nbytes for entry in entries]
+    if max([end, *ends, *(at + 4 for at in crcs)]) > layout.nbytes:
+        raise fail(f"the layout of '{name}' reaches past the file's end")
+    if any(at > following.data_offset for at, following in zip(ends, entries[1:], strict=False)):
+        raise fail(f"the layout of '{name}' has overlapping zip entries")
     starts = [region.offset for region in layout.regions]
-    for at in (at for entry in entries for at in entry.crc_offsets):
+    for at in crcs:
         place = bisect.bisect_left(starts, at + 4) - 1
-        if place >= 0 and layout.regions[place].offset + layout.regions[place].nbytes > at:
-            raise DamagedError(f"the layout of '{layout.path}' has a checksum within a tensor")
-
-
-def _n_holes(checkpoint: Checkpoint, region: Region) -> int:
-    """Return how many bytes of a region the skeleton has."""
-    specs = [checkpoint.spec(member.key) for member in region.members]
-    shapes = [(s.dtype, member.shape_in(s)) for s, member in zip(specs, region.members, strict=True)]
-    mask = _hole_mask(region, shapes)
-    return 0 if mask is None else int(mask.sum())
-
-
-def _split_holes(
-    checkpoint: Checkpoint, layout: FileLayout, tail: memoryview
-) -> tuple[memoryview, dict[int, memoryview]]:
-    """Return the holes of all regions, and the bytes of bools that are neither 0 nor 1 by their offset."""
-    at = sum(_n_holes(checkpoint, region) for region in layout.regions) if tail else 0
-    holes, odd = tail[:at], dict[int, memoryview]()
-    while at + _ODD_BOOLS.size < len(tail):
-        offset, nbytes = _ODD_BOOLS.unpack_from(tail, at)
-        at += _ODD_BOOLS.size
-        odd[offset] = tail[at : at + nbytes]
-        at += nbytes
-    sizes = {region.offset: region.nbytes for region in layout.regions}
-    if at != len(tail) or any(len(data) != sizes.get(offset) for offset, data in odd.items()):
-        raise DamagedError(f"the skeleton of '{layout.path}' is too long", where=checkpoint.origin)
-    return holes, odd
+        if place >= 0 and starts[place] + layout.regions[place].nbytes > at:
+            raise fail(f"the layout of '{name}' has a checksum within a tensor")
 
 
 def _with_odd_bools(data: memoryview, odd: memoryview | None) -> memoryview:
@@ -549,39 +523,14 @@ def _is_one_tensor(region: Region) -> bool:
     return len(region.members) == 1 and region.members[0][2:] == (None, None)
 
 
-def _region_bytes(
-    checkpoint: Checkpoint, region: Region, holes: memoryview, read: Callable[[TensorSpec], Tensor]
-) -> tuple[memoryview, int]:
-    """Return the bytes of a region, and how many of `holes` went into it; `read` is for tensors in pieces."""
-    specs = [checkpoint.spec(member.key) for member in region.members]
-    if _is_one_tensor(region):
-        data = tensor_bytes(checkpoint.source.read(specs[0]), specs[0])
-        if len(data) == region.nbytes:
-            return data, 0
-    import numpy as np
+class _Piece(NamedTuple):
+    """Bytes of the skeleton in a row; or a region, with its holes and the bools that are neither 0 nor 1."""
 
-    buffer = np.zeros(region.nbytes, dtype=np.uint8)
-    shapes = [member.shape_in(spec) for member, spec in zip(region.members, specs, strict=True)]
-    mask = _hole_mask(region, [(spec.dtype, shape) for spec, shape in zip(specs, shapes, strict=True)])
-    n_holes = 0
-    if mask is not None:
-        n_holes = int(np.count_nonzero(mask))
-        if n_holes > len(holes):
-            raise DamagedError("the skeleton is shorter than its layout says")
-        buffer[mask] = np.frombuffer(holes[:n_holes], dtype=np.uint8)
-    for member, spec, shape in zip(region.members, specs, shapes, strict=True):
-        itemsize = DTYPE_SIZES[spec.dtype]
-        tensor = checkpoint.source.read(spec) if member.box is None else read(spec)
-        whole = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
-        part = whole.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
-        if member.stride is None:
-            buffer[member.start : member.start + part.size] = part.reshape(-1)
-        elif part.size:
-            strides = (*(s * itemsize for s in member.stride), 1)
-            view = np.lib.stride_tricks.as_strided(buffer[member.start :], (*shape, itemsize), strides)
-            view[...] = part
-    data_of_region: Any = buffer
-    return memoryview(data_of_region), n_holes
+    offset: int
+    nbytes: int
+    data: memoryview
+    region: Region | None = None
+    odd: memoryview | None = None
 
 
 class RestoredFile:
@@ -606,36 +555,89 @@ class RestoredFile:
         skeleton = memoryview(checkpoint.source.skeleton(layout))
         _check_layout(layout, checkpoint, len(skeleton))
         at = 0
-        self._pieces: list[tuple[int, int, memoryview | Region]] = []
+        pieces = []
         for offset, nbytes in _bytes_between(layout):
-            self._pieces.append((offset, nbytes, skeleton[at : at + nbytes]))
+            pieces.append(_Piece(offset, nbytes, skeleton[at : at + nbytes]))
             at += nbytes
-        self._holes, self._odd = _split_holes(checkpoint, layout, skeleton[at:])
-        self._regions = [region for region in layout.regions if region.nbytes]
-        self._pieces += [(region.offset, region.nbytes, region) for region in self._regions]
-        self._pieces.sort(key=lambda piece: piece[0])
+        tail, at = skeleton[at:], 0
+        regions = []
+        for region in layout.regions:
+            n_holes = self._n_holes(region) if tail else 0
+            regions.append(_Piece(region.offset, region.nbytes, tail[at : at + n_holes], region))
+            at += n_holes
+        odd = dict[int, memoryview]()
+        while at + _ODD_BOOLS.size < len(tail):
+            offset, nbytes = _ODD_BOOLS.unpack_from(tail, at)
+            at += _ODD_BOOLS.size
+            odd[offset] = tail[at : at + nbytes]
+            at += nbytes
+        sizes = {region.offset: region.nbytes for region in layout.regions}
+        if at != len(tail) or any(len(data) != sizes.get(offset) for offset, data in odd.items()):
+            raise DamagedError(f"the skeleton of '{layout.path}' is too long", where=checkpoint.origin)
+        pieces += [one._replace(odd=odd.get(one.offset)) for one in regions if one.nbytes]
+        self.pieces = sorted(pieces, key=lambda piece: piece.offset)
 
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             raise DamagedError("a file is shorter than it says", where=str(self.path))
-        first = bisect.bisect_right(self._pieces, offset, key=lambda piece: piece[0]) - 1
+        first = bisect.bisect_right(self.pieces, offset, key=lambda piece: piece.offset) - 1
         found = []
-        for start, nbytes, held in self._pieces[max(first, 0) :]:
+        for piece in self.pieces[max(first, 0) :]:
+            start = piece.offset
             if start >= offset + n_bytes:
                 break
-            data = self._decoded(held) if isinstance(held, Region) else held
-            found.append(data[max(offset - start, 0) : min(offset + n_bytes - start, nbytes)])
+            data = self.decoded(piece, self._checkpoint.source.read)
+            found.append(data[max(offset - start, 0) : min(offset + n_bytes - start, piece.nbytes)])
         return b"".join(found)
 
     def expect(self, spans: Iterable[tuple[int, int]]) -> None:
         """Say which bytes will be read soon: they are here."""
 
-    def _decoded(self, region: Region) -> memoryview:
-        before = self._regions[: self._regions.index(region)] if self._holes else ()
-        used = sum(_n_holes(self._checkpoint, one) for one in before)
-        data, _ = _region_bytes(self._checkpoint, region, self._holes[used:], self._checkpoint.source.read)
-        return _with_odd_bools(data, self._odd.get(region.offset))
+    def _shapes(self, region: Region) -> list[tuple[str, tuple[int, ...]]]:
+        specs = ((self._checkpoint.spec(member.key), member) for member in region.members)
+        return [(spec.dtype, member.shape_in(spec)) for spec, member in specs]
+
+    def _n_holes(self, region: Region) -> int:
+        mask = _hole_mask(region, self._shapes(region))
+        return 0 if mask is None else int(mask.sum())
+
+    def decoded(self, piece: _Piece, read: Callable[[TensorSpec], Tensor]) -> memoryview:
+        """Return the bytes of a piece; `read` is for tensors that lie in several."""
+        if piece.region is None:
+            return piece.data
+        data = self._region_bytes(piece.region, piece.data, read)
+        return _with_odd_bools(data, piece.odd)
+
+    def _region_bytes(
+        self, region: Region, holes: memoryview, read: Callable[[TensorSpec], Tensor]
+    ) -> memoryview:
+        checkpoint = self._checkpoint
+        specs = [checkpoint.spec(member.key) for member in region.members]
+        if _is_one_tensor(region):
+            data = tensor_bytes(checkpoint.source.read(specs[0]), specs[0])
+            if len(data) == region.nbytes:
+                return data
+        import numpy as np
+
+        buffer = np.zeros(region.nbytes, dtype=np.uint8)
+        shapes = self._shapes(region)
+        mask = _hole_mask(region, shapes)
+        if mask is not None:
+            if int(np.count_nonzero(mask)) != len(holes):
+                raise DamagedError("the skeleton is shorter than its layout says")
+            buffer[mask] = np.frombuffer(holes, dtype=np.uint8)
+        for member, spec, (dtype, shape) in zip(region.members, specs, shapes, strict=True):
+            itemsize = DTYPE_SIZES[dtype]
+            tensor = checkpoint.source.read(spec) if member.box is None else read(spec)
+            whole = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
+            part = whole.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
+            if member.stride is None:
+                buffer[member.start : member.start + part.size] = part.reshape(-1)
+            elif part.size:
+                _strided(buffer, member, shape, itemsize)[...] = part
+        data_of_region: Any = buffer
+        return memoryview(data_of_region)
 
 
 def write_layout(
@@ -667,37 +669,17 @@ def write_layout(
     TooLargeError
         A region is larger than the limits allow.
     """
-    skeleton = memoryview(checkpoint.source.skeleton(layout))
-    _check_layout(layout, checkpoint, len(skeleton))
+    restored = RestoredFile(checkpoint, layout)
     for region in layout.regions:
         if not _is_one_tensor(region):
             what = f"filling a region of '{layout.path}'"
             largest = max((checkpoint.spec(member.key).nbytes for member in region.members), default=0)
             limits.require_memory(2 * region.nbytes + largest, what, checkpoint.origin)
-    spans = _bytes_between(layout)
-    n_between = sum(nbytes for _, nbytes in spans)
-    (holes, odd), used, at = _split_holes(checkpoint, layout, skeleton[n_between:]), 0, 0
     writer = _Writer(file, layout)
     # Of a tensor cut by rows and parts of rows, several pieces lie in a row: it is decoded once for all.
     read = functools.lru_cache(maxsize=1)(checkpoint.source.read)
-    gaps = dict(spans)
-    regions = {region.offset: region for region in layout.regions if region.nbytes}
-    for offset in sorted([*gaps, *regions]):
-        if offset in gaps:
-            data = skeleton[at : at + gaps[offset]]
-            at += gaps[offset]
-        else:
-            data, n_holes = _region_bytes(checkpoint, regions[offset], holes[used:], read)
-            used += n_holes
-            data = _with_odd_bools(data, odd.get(offset))
-        writer.write(data)
-        for member in regions[offset].members if offset in regions else ():
+    for piece in restored.pieces:
+        writer.write(restored.decoded(piece, read))
+        for member in piece.region.members if piece.region else ():
             progress(member.key)
-    if used != len(holes) or writer.at != layout.nbytes:
-        raise DamagedError(
-            f"skeleton and tensors of '{layout.path}' do not make up the file",
-            where=checkpoint.origin,
-            expected=f"{layout.nbytes} bytes",
-            found=f"{writer.at + len(holes) - used}",
-        )
     writer.patch_checksums()

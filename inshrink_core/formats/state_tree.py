@@ -102,6 +102,11 @@ class Placed(NamedTuple):
     pieces: tuple[Piece, ...] = ()
 
 
+def extent(shape: Iterable[int], stride: Iterable[int]) -> int:
+    """Return how many elements of a storage a tensor reaches over that is not empty."""
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
 class Piece(NamedTuple):
     """A part of a tensor (None: the whole), the number of its file in the checkpoint, its place there.
 
@@ -194,20 +199,17 @@ class StateTree(NamedTuple):
         def one(name: str | int) -> str | int:
             return new(name) if isinstance(name, str) else name
 
-        def group(held: OptimizerGroup) -> OptimizerGroup:
-            return held._replace(params=tuple(map(one, held.params)), names=tuple(map(new, held.names)))
-
-        optimizers = tuple(
-            Optimizer(
-                {one(name): state for name, state in held.state.items()}, tuple(map(group, held.groups))
+        optimizers = []
+        for state, groups in self.optimizers:
+            renamed = (
+                g._replace(params=tuple(map(one, g.params)), names=tuple(map(new, g.names))) for g in groups
             )
-            for held in self.optimizers
-        )
+            optimizers.append(Optimizer({one(name): held for name, held in state.items()}, tuple(renamed)))
         return self._replace(
             model=of(self.model),
             extra=of(self.extra),
             gradients=of(self.gradients),
-            optimizers=optimizers,
+            optimizers=tuple(optimizers),
             buffers=None if self.buffers is None else frozenset(map(new, self.buffers)),
             models=tuple(map(new, self.models)),
         )
@@ -272,23 +274,19 @@ class _Walker:
             raise DamagedError("the file holds more values than a checkpoint would", where=self.where)
 
     def name(self, prefix: str, key: object) -> str:
-        """Return the name of a tensor."""
-        name = f"{prefix}{key}"
-        self.n_signs += len(name)
-        self.count(1)
-        return name
-
-    def count(self, n_tensors: int) -> None:
-        """Count tensors that are found, under however many names.
+        """Return the name of a tensor.
 
         Raises
         ------
         DamagedError
-            They, or their names, are too many.
+            Tensors, under however many names, or their names are too many.
         """
-        self.n_tensors += n_tensors
+        name = f"{prefix}{key}"
+        self.n_signs += len(name)
+        self.n_tensors += 1
         if self.n_signs > self.most_signs or self.n_tensors > self.most_tensors:
             raise DamagedError("the file holds more names than a checkpoint would", where=self.where)
+        return name
 
     def tensors(self, value: object, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, TensorRef]]:
         if isinstance(value, dict):
@@ -437,17 +435,11 @@ def _model_name(key: str) -> str:
 
 
 def _numbers(group: dict[Any, Any]) -> dict[str, float]:
-    numbers: dict[str, float] = {}
-    for key in ("lr", "eps", "weight_decay", "momentum", "dampening"):
-        value = group.get(key)
-        if (number := _float(value)) is not None:
-            numbers[key] = number
+    values = {key: group.get(key) for key in ("lr", "eps", "weight_decay", "momentum", "dampening")}
     betas = group.get("betas")
-    if isinstance(betas, (tuple, list)) and len(betas) >= 2:
-        first, second = _float(betas[0]), _float(betas[1])
-        if first is not None and second is not None:
-            numbers["beta1"], numbers["beta2"] = first, second
-    return numbers
+    if isinstance(betas, (tuple, list)) and None not in map(_float, betas[:2]):
+        values |= dict(zip(("beta1", "beta2"), betas, strict=False)) if len(betas) > 1 else {}
+    return {key: number for key, value in values.items() if (number := _float(value)) is not None}
 
 
 def _float(value: object) -> float | None:

@@ -164,21 +164,19 @@ def steps_by_pattern(names: Sequence[str], pattern: str) -> tuple[NamedStep, ...
     its name does not match the step pattern '*_{step}.pt'
     """
     search = compile_step_pattern(pattern).search
-    texts = [(found.group(1) or "") if (found := search(name)) else None for name in names]
-    steps = [int(t) if t and t.isascii() and t.isdigit() and len(t) < 19 else None for t in texts]
-    reasons = [
-        f"its name does not match the step pattern '{pattern}'"
-        if text is None
-        else "what the step pattern finds in its name is no number"
-        for text in texts
-    ]
     holders: dict[int, str] = {}
     rows = []
-    for name, step, reason in zip(names, steps, reasons, strict=True):
-        if step in holders:
-            rows.append(NamedStep(name, None, f"step {step} is in {holders[step]} already"))
+    for name in names:
+        found, reason = search(name), ""
+        text = (found.group(1) or "") if found else ""
+        step = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+        if found is None:
+            reason = f"its name does not match the step pattern '{pattern}'"
+        elif step is None:
+            reason = "what the step pattern finds in its name is no number"
+        elif step in holders:
+            reason = f"step {step} is in {holders[step]} already"
         else:
-            rows.append(NamedStep(name, step, reason if step is None else ""))
-        if step is not None:
-            holders.setdefault(step, name)
+            holders[step] = name
+        rows.append(NamedStep(name, None if reason else step, reason))
     return tuple(rows)

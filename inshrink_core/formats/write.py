@@ -7,7 +7,7 @@ import errno
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -21,10 +21,17 @@ from inshrink_core.checkpoint import (
     TensorRole,
     TensorSpec,
 )
-from inshrink_core.errors import ExistsError, InputError, NotFoundError, StorageError, UnsafePathError
-from inshrink_core.execution import Limits, make_folders, remove_empty, sync_path, working_folder
+from inshrink_core.errors import InputError, NotFoundError, StorageError, UnsafePathError
+from inshrink_core.execution import (
+    Limits,
+    make_folders,
+    remove_empty,
+    require_free,
+    sync_path,
+    working_folder,
+)
 from inshrink_core.formats.carried import CarriedTensor, carried_tensors, with_plain_values
-from inshrink_core.formats.dcp_state import STATE, write_state
+from inshrink_core.formats.dcp_state import STATE, STATE_WORDS, write_state
 from inshrink_core.formats.disk import check_names, check_target
 from inshrink_core.formats.distributed import METADATA
 from inshrink_core.formats.safetensors_file import SAFETENSORS_DTYPES
@@ -43,15 +50,17 @@ def _ignore(key: str) -> None:
 
 
 def _write_safetensors(
-    file: IO[bytes],
-    checkpoint: Checkpoint,
-    specs: Iterable[TensorSpec],
-    metadata: dict[str, str],
-    progress: Progress,
+    file: IO[bytes], checkpoint: Checkpoint, specs: Sequence[TensorSpec], progress: Progress
 ) -> None:
-    """Write header, then tensor after tensor; wide dtypes first, so that each is aligned."""
+    """Write header, then tensor after tensor; wide dtypes first, so that each is aligned.
+
+    Tied names are written as safetensors' `save_model` does.
+    """
     ordered = sorted(specs, key=lambda s: (-DTYPE_SIZES[s.dtype], s.key))
-    header: dict[str, Any] = {"__metadata__": metadata}
+    kept = {spec.key for spec in specs}
+    tied = {alias: key for alias, key in sorted(checkpoint.aliases.items()) if key in kept}
+    tied = {alias: key for alias, key in tied.items() if alias not in ("format", "step")}
+    header: dict[str, Any] = {"__metadata__": tied | {"format": "pt", "step": str(checkpoint.step)}}
     at = 0
     for spec in ordered:
         if spec.dtype not in _DTYPE_NAMES:
@@ -60,10 +69,11 @@ def _write_safetensors(
                 where=checkpoint.origin,
                 remedy="use the layout 'torch' or 'same'",
             )
+        span = [at, at + spec.nbytes]
         header[spec.key] = {
             "dtype": _DTYPE_NAMES[spec.dtype],
             "shape": _unpacked(spec),
-            "data_offsets": [at, at + spec.nbytes],
+            "data_offsets": span,
         }
         at += spec.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -74,6 +84,10 @@ def _write_safetensors(
         progress(spec.key)
 
 
+def _safetensors(checkpoint: Checkpoint, specs: Sequence[TensorSpec], progress: Progress) -> Writer:
+    return partial(_write_safetensors, checkpoint=checkpoint, specs=specs, progress=progress)
+
+
 def _unpacked(spec: TensorSpec) -> list[int]:
     """Return the shape as the format counts it: two numbers of four bits are two elements."""
     if spec.dtype != "float4_e2m1fn_x2":
@@ -81,47 +95,14 @@ def _unpacked(spec: TensorSpec) -> list[int]:
     return [*spec.shape[:-1], 2 * spec.shape[-1]] if spec.shape else [2]
 
 
-def _metadata(checkpoint: Checkpoint, kept: frozenset[str]) -> dict[str, str]:
-    """Return what the header says beside tensors; tied names as safetensors' `save_model` writes them."""
-    aliases = {alias: key for alias, key in sorted(checkpoint.aliases.items()) if key in kept}
-    aliases.pop("format", None)
-    aliases.pop("step", None)
-    return aliases | {"format": "pt", "step": str(checkpoint.step)}
-
-
 def _safetensors_writers(checkpoint: Checkpoint, progress: Progress) -> dict[str, Writer]:
-    groups = {"model.safetensors": MODEL_ROLES, "optimizer.safetensors": frozenset(TensorRole) - MODEL_ROLES}
-    writers: dict[str, Writer] = {}
-    for name, roles in groups.items():
-        specs = [spec for spec in checkpoint.specs if spec.role in roles]
-        if specs or name == "model.safetensors":
-            metadata = _metadata(checkpoint, frozenset(spec.key for spec in specs))
-            writers[name] = partial(
-                _write_safetensors, checkpoint=checkpoint, specs=specs, metadata=metadata, progress=progress
-            )
-    return writers
+    model = [spec for spec in checkpoint.specs if spec.role in MODEL_ROLES]
+    beside = [spec for spec in checkpoint.specs if spec.role not in MODEL_ROLES]
+    writers = {"model.safetensors": _safetensors(checkpoint, model, progress)}
+    return writers | ({"optimizer.safetensors": _safetensors(checkpoint, beside, progress)} if beside else {})
 
 
-_OPTIMIZER_WORDS: Final = {TensorRole.MOMENTUM: "momentum_buffer", TensorRole.MASTER: "master_param"}
 _TORCH_KEYS: Final = {TensorRole.GRADIENT: "gradients", TensorRole.EXTRA: "extra"}
-
-
-class _RememberingFile:
-    """Keeps the error of a write, which PyTorch's zip writer reports as one of its own."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
 
 
 def _write_torch(
@@ -135,16 +116,16 @@ def _write_torch(
     tensors = [(spec.name, spec.role, partial(checkpoint.source.read, spec)) for spec in beside]
     for name, role, read in tensors + [(one.name, one.role, one.whole) for one in carried]:
         if role in OPTIMIZER_ROLES:
-            word = _OPTIMIZER_WORDS.get(role, role.value)
+            word = STATE_WORDS.get(role, role.value)
             content.setdefault("optimizer", {}).setdefault(name, {})[word] = read()
         else:
             content.setdefault(_TORCH_KEYS.get(role, "model"), {})[name] = read()
-    remembering = _RememberingFile(file)
     try:
-        torch.save(content, remembering)  # type: ignore[arg-type]
-    except RuntimeError:
-        if remembering.error is not None:
-            raise remembering.error from None
+        torch.save(content, file)
+    except RuntimeError as error:
+        # PyTorch's zip writer reports the error of a write as one of its own.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
         raise
     for spec in checkpoint.specs:
         progress(spec.key)
@@ -168,11 +149,11 @@ def _side_files(checkpoint: Checkpoint, taken: Iterable[str]) -> dict[str, Write
 
 def _same_writers(checkpoint: Checkpoint, progress: Progress, limits: Limits) -> dict[str, Writer]:
     if not checkpoint.files:
-        raise InputError(
+        what, remedy = (
             "the checkpoint does not know its own file layout",
-            where=checkpoint.origin,
-            remedy="give the layout 'safetensors' or 'torch'",
+            "give the layout 'safetensors' or 'torch'",
         )
+        raise InputError(what, where=checkpoint.origin, remedy=remedy)
     writers: dict[str, Writer] = {}
     for layout in checkpoint.files:
         if layout.path in writers:
@@ -189,24 +170,12 @@ def _same_writers(checkpoint: Checkpoint, progress: Progress, limits: Limits) ->
 def _selected_writers(
     checkpoint: Checkpoint, keys: Callable[[str], bool], progress: Progress
 ) -> dict[str, Writer]:
-    specs = [spec for spec in checkpoint.specs if keys(spec.key)]
-    chosen = {spec.key for spec in specs}
-    for alias, key in checkpoint.aliases.items():
-        if keys(alias) and key not in chosen:
-            specs.append(checkpoint.spec(key))
-            chosen.add(key)
-    if not specs:
-        raise NotFoundError(
-            NO_MATCH,
-            where=checkpoint.origin,
-            remedy="`inshrink inspect` lists the tensors",
-        )
-    metadata = _metadata(checkpoint, frozenset(chosen))
-    return {
-        "model.safetensors": partial(
-            _write_safetensors, checkpoint=checkpoint, specs=specs, metadata=metadata, progress=progress
-        )
-    }
+    chosen = {spec.key: spec for spec in checkpoint.specs if keys(spec.key)}
+    chosen |= {key: checkpoint.spec(key) for alias, key in checkpoint.aliases.items() if keys(alias)}
+    if not chosen:
+        remedy = "`inshrink inspect` lists the tensors"
+        raise NotFoundError(NO_MATCH, where=checkpoint.origin, remedy=remedy)
+    return {"model.safetensors": _safetensors(checkpoint, list(chosen.values()), progress)}
 
 
 def write_checkpoint(
@@ -285,9 +254,7 @@ def write_checkpoint(
     """
     if layout not in LAYOUTS:
         raise InputError("an unknown layout", expected=", ".join(LAYOUTS), found=layout[:40])
-    plan = _Plan(checkpoint, layout, keys, limits, converted or _ignore)
-    writers = plan.writers(progress or _ignore)
-    nbytes = written_nbytes(plan.checkpoint, layout, plan.keys)
+    writers, nbytes = _writers(checkpoint, layout, keys, limits, progress or _ignore, converted or _ignore)
     limits.require_disk(nbytes, Path(directory), f"writing step {checkpoint.step}", checkpoint.origin)
     return write_files(Path(directory), writers, force=force, origin=checkpoint.origin)
 
@@ -317,14 +284,7 @@ def write_safetensors(
     StorageError
         The disk is full or the target read-only; what was written is removed.
     """
-    metadata = _metadata(checkpoint, frozenset(checkpoint))
-    write = partial(
-        _write_safetensors,
-        checkpoint=checkpoint,
-        specs=checkpoint.specs,
-        metadata=metadata,
-        progress=progress or _ignore,
-    )
+    write = _safetensors(checkpoint, checkpoint.specs, progress or _ignore)
     write_files(path.parent, {path.name: write}, force=force, origin=str(path))
 
 
@@ -361,7 +321,7 @@ def rehearse_writing(checkpoint: Checkpoint, layout: str, limits: Limits = DEFAU
     InshrinkError
         As `write_checkpoint`, but for what only a real directory refuses.
     """
-    writers = _Plan(checkpoint, layout, None, limits, _ignore).writers(_ignore)
+    writers, _ = _writers(checkpoint, layout, None, limits, _ignore, _ignore)
     check_names(writers, checkpoint.origin)
     if limits.max_disk is not None:
         nbytes = written_nbytes(checkpoint, layout)
@@ -370,75 +330,45 @@ def rehearse_writing(checkpoint: Checkpoint, layout: str, limits: Limits = DEFAU
         write(cast("IO[bytes]", _NullFile()))
 
 
-class _NullFile(io.RawIOBase):
+class _NullFile(io.BytesIO):
     """A file that forgets what is written."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._at = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
     def write(self, data: Any) -> int:
-        nbytes = memoryview(data).nbytes
-        self._at += nbytes
-        return nbytes
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset if whence == io.SEEK_SET else self._at + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
+        return memoryview(data).nbytes
 
 
-class _Plan:
-    """What is written of a checkpoint in a layout, tensors that are carried unread included."""
+def _writers(
+    checkpoint: Checkpoint,
+    layout: str,
+    keys: Callable[[str], bool] | None,
+    limits: Limits,
+    progress: Progress,
+    converted: Progress,
+) -> tuple[dict[str, Writer], int]:
+    """Return what writes each file, by path, and about how many bytes; `progress` takes no made-up keys."""
+    known = set(checkpoint)
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        layout: str,
-        keys: Callable[[str], bool] | None,
-        limits: Limits,
-        converted: Progress,
-    ) -> None:
-        self.checkpoint, self.keys = checkpoint, keys
-        self._layout, self._limits, self._known = layout, limits, set(checkpoint)
-        self._carried: list[CarriedTensor] = []
-        if layout == "same" and keys is None:
-            return
-        self._carried = [one for one in carried_tensors(checkpoint, limits) if keys is None or keys(one.key)]
-        if layout != "torch" or keys is not None:
-            self.checkpoint = with_plain_values(checkpoint, self._carried, converted)
-        if keys is not None:
-            added = set(self.checkpoint) - self._known
-            self.keys = lambda key: key in added or keys(key)
+    def report(key: str) -> None:
+        if key in known:
+            progress(key)
 
-    def writers(self, progress: Progress) -> dict[str, Writer]:
-        """Return what writes each file, by path; `progress` takes keys of the checkpoint alone."""
-        checkpoint = self.checkpoint
-
-        def report(key: str) -> None:
-            if key in self._known:
-                progress(key)
-
-        if self.keys is not None:
-            return _selected_writers(checkpoint, self.keys, report)
-        if self._layout == "same":
-            return _same_writers(checkpoint, report, self._limits)
-        if self._layout == "dcp":
-            writers = write_state(checkpoint, report)
-        elif self._layout == "safetensors":
-            writers = _safetensors_writers(checkpoint, report)
-        else:
-            write = partial(_write_torch, checkpoint=checkpoint, carried=self._carried, progress=report)
-            writers = {"checkpoint.pt": write}
-        return writers | _side_files(checkpoint, writers)
+    if layout == "same" and keys is None:
+        return _same_writers(checkpoint, report, limits), written_nbytes(checkpoint, layout)
+    carried = [one for one in carried_tensors(checkpoint, limits) if keys is None or keys(one.key)]
+    if layout != "torch" or keys is not None:
+        checkpoint = with_plain_values(checkpoint, carried, converted)
+    if keys is not None:
+        added, chosen = set(checkpoint) - known, keys
+        keys = lambda key: key in added or chosen(key)  # noqa: E731
+        return _selected_writers(checkpoint, keys, report), written_nbytes(checkpoint, layout, keys)
+    if layout == "dcp":
+        writers = write_state(checkpoint, report)
+    elif layout == "safetensors":
+        writers = _safetensors_writers(checkpoint, report)
+    else:
+        write = partial(_write_torch, checkpoint=checkpoint, carried=carried, progress=report)
+        writers = {"checkpoint.pt": write}
+    return writers | _side_files(checkpoint, writers), written_nbytes(checkpoint, layout)
 
 
 _REMEDIES: Final = {
@@ -448,26 +378,6 @@ _REMEDIES: Final = {
     errno.EACCES: "you may not write there: check the permissions",
     errno.EPERM: "you may not write there: check the permissions",
 }
-
-
-@contextlib.contextmanager
-def _storage_errors(where: Path) -> Iterator[None]:
-    """Turn what the file system refuses into an error with a remedy."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"writing failed: {error.strerror or error}",
-            where=str(where),
-            remedy=_REMEDIES.get(error.errno or 0, "nothing was changed there; try another place"),
-        ) from error
-
-
-def _write_temporary(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    with path.open("xb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_files(
@@ -501,28 +411,35 @@ def write_files(
         The disk is full, the target read-only; what was written is removed.
     """
     check_names(writers, origin)
-    targets = {name: check_target(directory, name) for name in writers}
-    if not force:
-        _refuse_existing(targets)
+    targets = [check_target(directory, name) for name in writers]
     made: list[Path] = []
-    alone = next(iter(targets.values())) if len(targets) == 1 else directory
     try:
-        with _storage_errors(alone):
-            made += make_folders(directory)
-            with working_folder(directory) as folder:
-                # Numbers for names: a long one may leave no room for more signs.
-                fresh = [folder / str(number) for number in range(len(targets))]
-                for path, write in zip(fresh, writers.values(), strict=True):
-                    _write_temporary(path, write)
-                for parent in {target.parent for target in targets.values()} - {directory}:
-                    made += make_folders(parent)
-                if not force:
-                    _refuse_existing(targets)
-                _switch(fresh, tuple(targets.values()), folder)
-    except BaseException:
+        for target in targets:
+            require_free(target, force)
+        made += make_folders(directory)
+        with working_folder(directory) as folder:
+            # Numbers for names: a long one may leave no room for more signs.
+            fresh = [folder / str(number) for number in range(len(targets))]
+            for path, write in zip(fresh, writers.values(), strict=True):
+                with path.open("xb") as file:
+                    write(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+            for parent in {target.parent for target in targets} - {directory}:
+                made += make_folders(parent)
+            for target in targets:
+                require_free(target, force)
+            _switch(fresh, targets, folder)
+    except BaseException as error:
         remove_empty(made)
-        raise
-    return tuple(targets.values())
+        if not isinstance(error, OSError):
+            raise
+        raise StorageError(
+            f"writing failed: {error.strerror or error}",
+            where=str(targets[0] if len(targets) == 1 else directory),
+            remedy=_REMEDIES.get(error.errno or 0, "nothing was changed there; try another place"),
+        ) from error
+    return tuple(targets)
 
 
 def _switch(fresh: Sequence[Path], targets: Sequence[Path], folder: Path) -> None:
@@ -545,28 +462,14 @@ def _switch(fresh: Sequence[Path], targets: Sequence[Path], folder: Path) -> Non
             for number, target in enumerate(targets):
                 if os.path.lexists(target):
                     rename(target, folder / f"old-{number}")
-            if renamed:
-                _sync(parents)
+            for parent in parents if renamed else ():
+                sync_path(parent)
             for path, target in zip(fresh, targets, strict=True):
                 rename(path, target)
-        _sync(parents)
+        for parent in parents:
+            sync_path(parent)
     except BaseException:
         for source, target in reversed(renamed):
             with contextlib.suppress(OSError):
                 target.rename(source)
         raise
-
-
-def _sync(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        sync_path(folder)
-
-
-def _refuse_existing(targets: Mapping[str, Path]) -> None:
-    for path in targets.values():
-        if os.path.lexists(path):
-            raise ExistsError(
-                "the file exists already",
-                where=str(path),
-                remedy="write elsewhere, or use --force to replace it",
-            )

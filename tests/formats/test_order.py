@@ -6,26 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inshrink_core.formats.names import is_numbered, step_in_name
+from inshrink_core.formats.names import is_numbered, read_name, step_in_name
 from inshrink_core.formats.order import Evidence, order_checkpoints
 
 SECOND = 10**9
 
 
-def _order(*rows, **options):
-    """Order evidence that is a path, or a path with the keys in it."""
-    evidence = [Evidence(row) if isinstance(row, str) else Evidence(*row) for row in rows]
-    return order_checkpoints([one._replace(**options) for one in evidence])
+STEP, BESIDE = True, False
+
+
+def _order(*rows):
+    """Order evidence that is a path, or a path with the keys in it and its time."""
+    return order_checkpoints([Evidence(row) if isinstance(row, str) else Evidence(*row) for row in rows])
 
 
 def _places(*rows):
-    return [(one.step, one.branch) for one in _order(*rows).placements]
+    return [tuple(one) for one in _order(*rows)[0]]
+
+
+def _origin(*rows):
+    return _order(*rows)[1]
 
 
 def _steps(*rows):
     """Return the steps of checkpoints that are all on the main line."""
-    placements = _order(*rows).placements
-    assert {one.branch for one in placements} == {""}
+    placements, _ = _order(*rows)
+    assert all(one.is_main for one in placements)
     return [one.step for one in placements]
 
 
@@ -110,7 +116,7 @@ def test_names_of_a_layout_give_the_order_of_training(names):
     steps = dict(zip(shuffled, _steps(*shuffled), strict=True))
     assert sorted(names, key=steps.__getitem__) == names
     assert len(set(steps.values())) == len(names)
-    assert not _order(*names).doubtful
+    assert ";" not in _origin(*names)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +171,7 @@ def test_dates_and_times_are_numbered_in_their_order(names):
     assert all(map(is_numbered, names))
     assert _steps(*names) == list(range(len(names)))
     assert _steps(*reversed(names)) == list(reversed(range(len(names))))
-    assert "dates and times" in _order(*names).origin
+    assert "dates and times" in _origin(*names)
 
 
 @pytest.mark.parametrize(
@@ -188,13 +194,13 @@ def test_dates_and_times_are_numbered_in_their_order(names):
 def test_counters_that_restart_go_on_where_the_last_ones_ended(rows, steps):
     assert _steps(*rows) == steps
     restarts = steps != [0, 1, 2]
-    assert ("restart" in _order(*rows).origin, _order(*rows).doubtful) == (restarts, restarts)
+    assert ("restart" in _origin(*rows), ";" in _origin(*rows)) == (restarts, restarts)
 
 
 def test_keys_inside_come_before_names_where_both_tell():
     rows = [_keys("epoch=1.ckpt", epoch=1, global_step=70), _keys("epoch=2.ckpt", epoch=2, global_step=140)]
     assert _steps(*rows) == [70, 140]
-    assert _order(*rows).origin == "steps come from the key 'global_step'"
+    assert _origin(*rows) == "steps come from the key 'global_step'"
     assert _steps(_keys("a-x.pt", epoch=10), _keys("b-x.pt", epoch=11)) == [10, 11]
     assert _steps(_keys("epoch_1.pt", epoch=0), _keys("epoch_2.pt", epoch=1)) == [0, 1]
     assert _steps(_keys("model_900.pt", epoch=0), _keys("model_1000.pt", epoch=0)) == [900, 1000]
@@ -206,9 +212,7 @@ def test_keys_inside_come_before_names_where_both_tell():
 def test_the_order_that_most_evidence_agrees_with_is_taken_and_the_doubt_is_said():
     against = [_keys(f"model_{n}.pt", step=400 - 100 * n) for n in (1, 2, 3)]
     assert _steps(*against) == [300, 200, 100]
-    order = _order(*against)
-    assert order.doubtful
-    assert order.origin == "steps come from the key 'step'; names would order them otherwise"
+    assert _origin(*against) == "steps come from the key 'step'; names would order them otherwise"
     restarted_epochs = [_keys(f"m_{n}.pt", step=n, epoch=e) for n, e in ((100, 0), (200, 1), (300, 0))]
     assert _steps(*restarted_epochs) == [100, 200, 300]
     within_epochs = [_keys(f"e{e}_{n}.pt", step=n, epoch=e) for e, n in ((0, 480), (1, 479), (2, 481))]
@@ -217,53 +221,50 @@ def test_the_order_that_most_evidence_agrees_with_is_taken_and_the_doubt_is_said
 
 def test_what_has_no_number_takes_a_free_step_by_its_keys_else_it_is_a_branch():
     run = [_keys(f"epoch={n}.ckpt", global_step=100 * n) for n in (1, 2)]
-    assert _places(*run, _keys("last.ckpt", global_step=250))[2] == (250, "")
-    assert _places(*run, _keys("last.ckpt", global_step=200))[2] == (200, "last")
+    assert _places(*run, _keys("last.ckpt", global_step=250))[2] == (250, STEP)
+    assert _places(*run, _keys("last.ckpt", global_step=200))[2] == (200, BESIDE)
     assert _places(*run, "last.ckpt", "best.ckpt", "model_final.ckpt")[2:] == [
-        (None, "last"),
-        (None, "best"),
-        (None, "final"),
+        (None, BESIDE),
+        (None, BESIDE),
+        (None, BESIDE),
     ]
-    assert _places(*run, _keys("ema.ckpt", global_step=250))[2] == (250, "ema")
-    assert _places("step_1.pt", "step_2.pt", _keys("last.pt", step=3))[2] == (3, "")
-    assert _places("step_1.pt", "step_2.pt", _keys("last.pt", epoch=3))[2] == (None, "last")
-    assert _places("model_1.pt", "model_2.pt", _keys("best.pt", step=700, epoch=1))[2] == (None, "best")
-    assert _places("checkpoint_10000.pth", "best_model_9500.pth") == [(10000, ""), (9500, "")]
-    assert _places("checkpoint_10000.pth", "best_model_10000.pth") == [(10000, ""), (10000, "best")]
-    assert _places("best_model_9500.pth", "best_model_9900.pth") == [(9500, ""), (9900, "")]
-    assert _places("epoch_1.pth", "model.pth", "optimal.pth") == [(1, ""), (None, "model"), (None, "optimal")]
-    assert _places(_keys("best.pt", step=300), _keys("last.pt", step=500)) == [(300, ""), (500, "")]
-    assert _places("model.pt", "best.pt") == [(0, ""), (None, "best")]
-    assert _places("last.pt") == [(0, "")]
+    assert _places(*run, _keys("ema.ckpt", global_step=250))[2] == (250, BESIDE)
+    assert _places("step_1.pt", "step_2.pt", _keys("last.pt", step=3))[2] == (3, STEP)
+    assert _places("step_1.pt", "step_2.pt", _keys("last.pt", epoch=3))[2] == (None, BESIDE)
+    assert _places("model_1.pt", "model_2.pt", _keys("best.pt", step=700, epoch=1))[2] == (None, BESIDE)
+    assert _places("checkpoint_10000.pth", "best_model_9500.pth") == [(10000, STEP), (9500, STEP)]
+    assert _places("checkpoint_10000.pth", "best_model_10000.pth") == [(10000, STEP), (10000, BESIDE)]
+    assert _places("best_model_9500.pth", "best_model_9900.pth") == [(9500, STEP), (9900, STEP)]
+    assert _places("epoch_1.pth", "model.pth", "optimal.pth") == [(1, STEP), (None, BESIDE), (None, BESIDE)]
+    assert _places(_keys("best.pt", step=300), _keys("last.pt", step=500)) == [(300, STEP), (500, STEP)]
+    assert _places("model.pt", "best.pt") == [(0, STEP), (None, BESIDE)]
+    assert _places("last.pt") == [(0, STEP)]
 
 
 def test_two_files_never_have_one_step():
-    assert _places("epoch=1-step=5.ckpt", "epoch=1-step=5-v1.ckpt") == [(5, ""), (5, "v1")]
-    assert _places("ep1_acc0.91.pt", "ep1_acc0.93.pt") == [(1, ""), (1, "acc0.93")]
-    assert _places("step_1.pt", "backup/step_1.pt") == [(1, ""), (1, "backup")]
-    assert _places("model_1.pt", "model_ema_1.pt") == [(1, ""), (1, "ema")]
-    assert _places(_keys("a.pt", step=5), _keys("b.pt", step=5)) == [(5, ""), (5, "b")]
-    assert _places("a1.pt", "a2.pt", "c1.pt", "c2.pt") == [(1, ""), (2, ""), (1, "c"), (2, "c")]
-    assert _places("G_5.pth", "D_5.pth") == [(5, "G"), (5, "")]
+    assert _places("epoch=1-step=5.ckpt", "epoch=1-step=5-v1.ckpt") == [(5, STEP), (5, BESIDE)]
+    assert _places("ep1_acc0.91.pt", "ep1_acc0.93.pt") == [(1, STEP), (1, BESIDE)]
+    assert _places("step_1.pt", "backup/step_1.pt") == [(1, STEP), (1, BESIDE)]
+    assert _places("model_1.pt", "model_ema_1.pt") == [(1, STEP), (1, BESIDE)]
+    assert _places(_keys("a.pt", step=5), _keys("b.pt", step=5)) == [(5, STEP), (5, BESIDE)]
+    assert _places("a1.pt", "a2.pt", "c1.pt", "c2.pt") == [(1, STEP), (2, STEP), (1, BESIDE), (2, BESIDE)]
+    assert _places("G_5.pth", "D_5.pth") == [(5, BESIDE), (5, STEP)]
     epochs_and_updates = _places("checkpoint1.pt", "checkpoint_1_500.pt", "checkpoint_2_900.pt")
-    assert epochs_and_updates == [(1, "checkpoint"), (500, ""), (900, "")]
-    order = _order("step_1.pt", "backup/step_1.pt")
-    assert [one.reason for one in order.placements] == ["", "step 1 is in step_1.pt already"]
+    assert epochs_and_updates == [(1, BESIDE), (500, STEP), (900, STEP)]
 
 
 def test_times_of_files_order_them_where_nothing_else_does_and_files_are_seconds_apart():
     names = ["late.pt", "early.pt"]
     assert _steps(*names) == [1, 0]
-    apart = [(name, (), None, at * 60 * SECOND) for at, name in enumerate(names, 1)]
+    apart = [(name, (), at * 60 * SECOND) for at, name in enumerate(names, 1)]
     assert _steps(*apart) == [0, 1]
-    assert "times of the files" in _order(*apart).origin
-    copied = [(name, (), None, at + SECOND) for at, name in enumerate(names)]
+    assert "times of the files" in _origin(*apart)
+    copied = [(name, (), at + SECOND) for at, name in enumerate(names)]
     assert _steps(*copied) == [1, 0]
-    assert "no number" in _order(*copied).origin
-    numbered = [(f"step_{9 - at}.pt", (), None, at * 60 * SECOND) for at in range(3)]
+    assert "no number" in _origin(*copied)
+    numbered = [(f"step_{9 - at}.pt", (), at * 60 * SECOND) for at in range(3)]
     assert _steps(*numbered) == [9, 8, 7]
-    assert _order(*names).doubtful
-    assert _order(*apart).doubtful
+    assert "no number" in _origin(*names)
 
 
 SCHEMES = (
@@ -312,7 +313,6 @@ LABELLED = st.lists(
         st.sampled_from(["best.pt", "last.ckpt", "final_model.pt", "ema.pt", "best_model_ema.pt"]),
         st.sampled_from([(), (("global_step", 700),), (("epoch", 3),), (("step", 5), ("epoch", 1))]),
         st.none(),
-        st.none(),
     ),
     max_size=3,
     unique_by=lambda one: one.path,
@@ -320,34 +320,33 @@ LABELLED = st.lists(
 
 
 def _check_places(evidence, placements):
-    """Check that every checkpoint has a place and none has that of another."""
+    """Check that every checkpoint has a place, and none of a rank has the step of another of it."""
     assert len(placements) == len(evidence)
-    assert all(one.branch or one.step is not None for one in placements)
+    assert all(one.step is not None for one in placements if one.is_main)
     assert all(one.step is None or 0 <= one.step < 1 << 62 for one in placements)
-    places = [(p.step, p.branch, p.part, e.model) for p, e in zip(placements, evidence, strict=True)]
-    assert len(set(places)) == len(places)
+    rows = zip(placements, evidence, strict=True)
+    steps = [(place.step, read_name(one.path).part) for place, one in rows if place.is_main]
+    assert len(set(steps)) == len(steps)
 
 
 @given(trainings(), LABELLED, st.randoms(use_true_random=False))
 def test_a_training_keeps_its_order_whatever_its_names(training, labelled, rng):
     evidence = [*training, *labelled]
-    order = order_checkpoints(evidence)
-    _check_places(evidence, order.placements)
-    line = order.placements[: len(training)]
+    placements, origin = order_checkpoints(evidence)
+    _check_places(evidence, placements)
+    line = placements[: len(training)]
     steps = [one.step for one in line]
-    assert {one.branch for one in line} == {""}
+    assert all(one.is_main for one in line)
     assert steps == sorted(set(steps))
     turned = rng.sample(range(len(evidence)), len(evidence))
-    again = order_checkpoints([evidence[at] for at in turned])
-    assert again.placements == tuple(order.placements[at] for at in turned)
-    assert (again.origin, again.doubtful) == (order.origin, order.doubtful)
+    assert order_checkpoints([evidence[at] for at in turned]) == ([placements[at] for at in turned], origin)
 
 
 @given(trainings(), LABELLED)
 def test_a_later_checkpoint_keeps_the_earlier_steps(training, labelled):
     for n in range(1, len(training)):
-        before = order_checkpoints([*training[:n], *labelled]).placements[:n]
-        after = order_checkpoints([*training[: n + 1], *labelled]).placements[:n]
+        before = order_checkpoints([*training[:n], *labelled])[0][:n]
+        after = order_checkpoints([*training[: n + 1], *labelled])[0][:n]
         assert before == after
 
 
@@ -385,7 +384,6 @@ KEYS = st.lists(
             Evidence,
             st.lists(SCRAPS, min_size=1, max_size=8).map("".join),
             KEYS.map(tuple),
-            st.sampled_from([None, "g", "d"]),
             st.one_of(st.none(), st.integers(0, 1 << 62)),
         ),
         max_size=12,
@@ -394,8 +392,7 @@ KEYS = st.lists(
     st.randoms(use_true_random=False),
 )
 def test_whatever_names_and_keys_hold_every_checkpoint_has_a_place_of_its_own(evidence, rng):
-    order = order_checkpoints(evidence)
-    _check_places(evidence, order.placements)
+    placements, origin = order_checkpoints(evidence)
+    _check_places(evidence, placements)
     turned = rng.sample(range(len(evidence)), len(evidence))
-    again = order_checkpoints([evidence[at] for at in turned])
-    assert again.placements == tuple(order.placements[at] for at in turned)
+    assert order_checkpoints([evidence[at] for at in turned]) == ([placements[at] for at in turned], origin)

@@ -122,10 +122,9 @@ def doubtful(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> frozenset[s
     """
     held = {(slot.optimizer, slot.group, slot.shape) for slot in slots}
     times = Counter((optimizer, shape) for optimizer, _, shape in held)
-    names, shapes = list(weights), list(weights.values())
     found: set[str] = set()
     for one in _by_optimizer(slots):
-        readings = [apart for _, apart in _readings(_groups(one), names, shapes)]
+        readings = [apart for _, apart in _readings(_groups(one), weights)]
         if not readings or not all(readings):
             found |= {slot.key for slot in one if times[slot.optimizer, slot.shape] > 1}
     return frozenset(found)
@@ -199,15 +198,15 @@ def by_order(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
     all shapes. Where none does, each group lies somewhere in the model's order: claimed is what can lie in
     one place only.
     """
-    names, shapes = list(weights), list(weights.values())
     found: dict[str, str] = {}
     for one in _by_optimizer(slots):
-        readings = list(_readings(_groups(one), names, shapes))
+        readings = list(_readings(_groups(one), weights))
         if readings:
             found |= _common(claims for claims, _ in readings)
         elif len(slots) == len(one):
             for group in _groups(one):
-                found |= _embedded(group, names, shapes, {})
+                places = zip(group, _embedded(group, weights, {}), strict=False)
+                found |= {slot.key: names[0] for slot, names in places if len(names) == 1}
     times = Counter(found.values())
     return {key: name for key, name in found.items() if times[name] == 1}
 
@@ -227,13 +226,13 @@ def _common(readings: Iterable[Claims]) -> dict[str, str]:
 
 
 def _readings(
-    groups: Sequence[Sequence[Slot]], names: list[str], shapes: list[Shape]
+    groups: Sequence[Sequence[Slot]], weights: Mapping[str, Shape]
 ) -> Iterator[tuple[Claims, bool]]:
     """Yield every way to give an optimizer a stretch of the model that agrees with all shapes.
 
     With it, whether biases and norms set its groups apart.
     """
-    n = sum(map(len, groups))
+    names, n = list(weights), sum(map(len, groups))
     parts = _parts(names)
     # An optimizer has whole parts of a model.
     cuts = {0, len(names), *(at for at in range(1, len(names)) if parts[at - 1] != parts[at])}
@@ -244,7 +243,7 @@ def _readings(
     if len(groups) == 2:
         splits = [lambda name, _: _NO_DECAY.search(name) is not None, lambda _, shape: len(shape) < 2]
     for start in starts:
-        part = list(zip(names[start : start + n], shapes[start : start + n], strict=True))
+        part = list(weights.items())[start : start + n]
         arranged = [part]
         for is_last in splits:
             chosen = [is_last(*one) for one in part]
@@ -270,16 +269,17 @@ def _parts(names: Sequence[str]) -> list[str]:
     return [".".join(one[: n_common + 1]) for one in split]
 
 
-def _embedded(
-    slots: Sequence[Slot], names: list[str], shapes: list[Shape], certain: Claims
-) -> dict[str, str]:
-    """Claim where a group's parameters can lie in one place only, in the model's order with gaps."""
+def _embedded(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Claims) -> list[list[str]]:
+    """Return between which weights each parameter of a group lies, in the model's order with gaps.
+
+    Empty where they do not fit.
+    """
+    names, shapes = list(weights), list(weights.values())
     first = _leftmost(slots, names, shapes, certain)
     last = _leftmost(slots[::-1], names[::-1], shapes[::-1], certain)
     if first is None or last is None:
-        return {}
-    ends = [len(names) - 1 - at for at in reversed(last)]
-    return {slot.key: names[a] for slot, a, b in zip(slots, first, ends, strict=True) if a == b}
+        return []
+    return [names[start : len(names) - end] for start, end in zip(first, reversed(last), strict=True)]
 
 
 def by_anchors(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Claims) -> dict[str, list[str]]:
@@ -300,7 +300,6 @@ def by_anchors(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Cla
         and shapes have to agree besides.
     """
     place = {name: at for at, name in enumerate(weights)}
-    names, shapes = list(weights), list(weights.values())
     found: dict[str, list[str]] = {}
     n_confirmed = 0
     for group in _groups(slots):
@@ -308,14 +307,12 @@ def by_anchors(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Cla
         if any(one >= other for one, other in itertools.pairwise(at)):
             return {}
         n_confirmed += max(0, len(at) - 1)
-        first = _leftmost(group, names, shapes, certain)
-        last = _leftmost(group[::-1], names[::-1], shapes[::-1], certain)
-        if first is None or last is None:
+        places = _embedded(group, weights, certain)
+        if not places:
             return {}
         taken = set(certain.values())
-        for slot, start, end in zip(group, first, reversed(last), strict=True):
+        for slot, between in zip(group, places, strict=True):
             if slot.key not in certain:
-                between = names[start : len(names) - end]
                 found[slot.key] = [n for n in between if slot.shape in (None, weights[n]) and n not in taken]
     return found if n_confirmed >= _FEWEST_CONFIRMED else {}
 

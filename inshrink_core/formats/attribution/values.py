@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from inshrink_core.checkpoint import FLOATS, MODEL_ROLES, Checkpoint, TensorRole
 from inshrink_core.errors import InshrinkError
@@ -85,17 +85,16 @@ class _Class:
             sums.append(torch.einsum("ike,jke->ijk", one, other).numpy())
         self.sums = sums if not self.sums else [a + b for a, b in zip(self.sums, sums, strict=True)]
 
+    @property
+    def _usable(self) -> list[NDArray[np.float64]]:
+        return [sums for sums in self.sums if sums.shape[-1] >= _FEWEST_CLUSTERS]
+
     def best(self) -> dict[str, str]:
         """Return the weights that beyond doubt fit better than all others, by slot."""
-        if not self.sums:
-            return {}
-        chosen = assigned(self.sums[0].sum(-1))
-        certain = self._margins(chosen)
-        return {
-            slot.key: self.names[at]
-            for slot, at, sure in zip(self.slots, chosen, certain, strict=True)
-            if at >= 0 and sure >= _CERTAIN
-        }
+        chosen = assigned(self.sums[0].sum(-1)) if self.sums else []
+        claims = {slot.key: self.names[at] for slot, at in zip(self.slots, chosen, strict=False) if at >= 0}
+        margins = self.margins(claims)
+        return {key: name for key, name in claims.items() if margins[key] >= _CERTAIN}
 
     def margins(self, claims: Claims) -> dict[str, float]:
         """Return by how many standard errors each slot fits the weight claimed better than any other."""
@@ -112,7 +111,7 @@ class _Class:
 
         at = next((i for i, slot in enumerate(self.slots) if slot.key == key), None)
         places = [i for i, name in enumerate(self.names) if name in set(names)]
-        usable = [sums for sums in self.sums if sums.shape[-1] >= _FEWEST_CLUSTERS]
+        usable = self._usable
         if at is None or not places or not usable:
             return None
         best = max(places, key=lambda j: float(usable[0][at, j].sum()))
@@ -130,10 +129,7 @@ class _Class:
         import numpy as np
 
         found = np.full(len(chosen), np.inf)
-        usable = [sums for sums in self.sums if sums.shape[-1] >= _FEWEST_CLUSTERS]
-        if not usable:
-            return [0.0] * len(chosen)
-        for sums in usable:
+        for sums in self._usable:
             pairs = [(i, j) for i, j in enumerate(chosen) if j >= 0]
             slots, weights = [i for i, _ in pairs], [j for _, j in pairs]
             own = sums[slots, weights]
@@ -230,13 +226,26 @@ def assigned(scores: NDArray[np.float64]) -> list[int]:
     return [int(column) for column in column_at]
 
 
-class Evidence(NamedTuple):
+class Evidence:
     """What values show: what is beyond doubt, by how much claims hold, what fits best, what moved."""
 
-    certain: dict[str, str]
-    margins: Callable[[Claims], dict[str, float]]
-    fittest: Callable[[str, Iterable[str]], str | None]
-    moved: frozenset[str]
+    def __init__(self, classes: Sequence[_Class]) -> None:
+        self._classes = classes
+        self.certain = {key: name for one in classes for key, name in one.best().items()}
+
+    @property
+    def moved(self) -> frozenset[str]:
+        """The weights that moved."""
+        return frozenset(name for one in self._classes for name in one.moved)
+
+    def fittest(self, key: str, names: Iterable[str]) -> str | None:
+        """Return the weight that beyond doubt fits a slot best among some; None where none does."""
+        found = (one.fittest(key, names) for one in self._classes)
+        return next(filter(None, found), None)
+
+    def margins(self, claims: Claims) -> dict[str, float]:
+        """Return by how many standard errors each slot fits the weight claimed better than any other."""
+        return {key: margin for one in self._classes for key, margin in one.margins(claims).items()}
 
     def refuted(self, claims: Claims) -> set[str]:
         """Return the slots for which another weight fits clearly better than the one claimed."""
@@ -269,7 +278,7 @@ def gather(
         By which some are chosen where there are too many of one shape.
     """
     classes = _classes_of(slots, free, claims)
-    certain: dict[str, str] = {}
+    found = Evidence(classes)
     alike = {slot.key for one in classes if len(one.names) > 1 for slot in one.slots}
     for before, after in list(itertools.pairwise(steps))[:N_PAIRS]:
         ends = read(before), read(after)
@@ -277,18 +286,14 @@ def gather(
         with suppress(InshrinkError, OSError):
             for one in classes:
                 _look(one, *ends)
-        certain = {key: name for one in classes for key, name in one.best().items()}
+        found = Evidence(classes)
+        certain = found.certain
         # A law of all slots, wrong of none and right of most that could be others', fills in the rest anyway.
         agreed = all(claims.get(key) == name for key, name in certain.items())
         is_lawful = agreed and len(claims) == len(slots) and len(alike) <= 2 * len(certain.keys() & alike)
         if is_lawful or sum(len(one.slots) for one in classes) == len(certain):
             break
-    return Evidence(
-        certain,
-        lambda told: {key: margin for one in classes for key, margin in one.margins(told).items()},
-        lambda key, names: next((name for one in classes if (name := one.fittest(key, names))), None),
-        frozenset(name for one in classes for name in one.moved),
-    )
+    return found
 
 
 def _classes_of(slots: Sequence[Slot], free: Mapping[str, tuple[int, ...]], claims: Claims) -> list[_Class]:
@@ -318,15 +323,11 @@ def _look(one: _Class, before: Checkpoint, after: Checkpoint) -> None:
     ]
     common = values[0].keys() & values[1].keys()
     movements = {name: values[1][name] - values[0][name] for name in one.names if name in common}
+    keys = [slot.key for slot in one.slots]
     for end, held in zip((before, after), values, strict=True):
-        directions = {slot.key: d for slot in one.slots if (d := _direction(end, slot.key)) is not None}
-        one.add(directions, movements)
-        masters = {
-            slot.key: m
-            for slot in one.slots
-            if (m := _read(end, f"{slot.key}@{TensorRole.MASTER}")) is not None
-        }
-        one.add(masters, held)
+        one.add({key: d for key in keys if (d := _direction(end, key)) is not None}, movements)
+        masters = {key: _read(end, f"{key}@{TensorRole.MASTER}") for key in keys}
+        one.add({key: master for key, master in masters.items() if master is not None}, held)
 
 
 def _direction(checkpoint: Checkpoint, key: str) -> Tensor | None:
@@ -406,6 +407,11 @@ def attribute(
     if not telling or numbers_ascend(slots, telling):
         in_turn += [by_number(slots, free), *([by_number(slots, moving)] if unmoved else ())]
     found = dict(seen.certain)
+
+    def fill(more: Claims) -> None:
+        against = seen.refuted(found | dict(more)) if more else set()
+        found.update({key: name for key, name in more.items() if key not in against})
+
     doubted = frozenset().union(*(doubtful(slots, one) for one in orders))
     by_itself = [known, by_shape(slots, free), *in_turn[n_ordered:]]
     for law in [*in_turn, by_itself[1]]:
@@ -420,16 +426,12 @@ def attribute(
         if law is not known and sum(key in doubted for key in agreed) < _FEWEST_CONFIRMED:
             law = {key: name for key, name in law.items() if key not in doubted}
         taken = set(found.values())
-        more = {key: name for key, name in law.items() if key not in found and name not in taken}
-        against = seen.refuted(found | more) if more else set()
-        found |= {key: name for key, name in more.items() if key not in against}
+        fill({key: name for key, name in law.items() if key not in found and name not in taken})
     for one in (*orders, *orders):  # what the first turn tells narrows what is left for the second
         choices = by_anchors(slots, one, found).items()
         chosen = {key: names[0] if len(names) == 1 else seen.fittest(key, names) for key, names in choices}
         times = Counter(chosen.values())
-        more = {key: name for key, name in chosen.items() if name is not None and times[name] == 1}
-        against = seen.refuted(found | more) if more else set()
-        found |= {key: name for key, name in more.items() if key not in against}
+        fill({key: name for key, name in chosen.items() if name is not None and times[name] == 1})
     return Attribution(found, order or parsed.order)
 
 

@@ -9,10 +9,13 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+import msgspec
 
 from inshrink_core.errors import ConfigError, DamagedError, InputError, clipped, named
 from inshrink_core.formats.disk import MAX_JSON_BYTES, MAX_VALUES, Access, is_dir, is_file, parse_json
@@ -33,9 +36,6 @@ SETTINGS_NAME: Final = "inshrink.toml"
 _MAX_SETTINGS_BYTES: Final = 1 << 20
 _MAX_TEXT_BYTES: Final = 32_000_000
 """Of a file of metrics; as numbers it takes up to twenty times as much memory."""
-
-_DIRECTIONS: Final = ("lower", "higher")
-_SETTINGS: Final = ("file", "function", "metric", "direction")
 
 _STEP_COLUMNS: Final = ("step", "global_step", "iter", "iteration")
 _STEP_WORDS: Final = (*_STEP_COLUMNS, "epoch", "epochs", "current_epoch")
@@ -80,9 +80,6 @@ def _number(value: object) -> float | None:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-_Rows = Iterable[dict[str, Any]]
 
 
 def _collect(
@@ -223,18 +220,9 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     """
     named = Path(path)
     content = Access.of(named.parent).read_text(named, MAX_JSON_BYTES)
-    raw: _Rows
-    note = ""
-    if is_event_file(content):
-        raw, note = scalar_rows(content)
-    elif len(content) > _MAX_TEXT_BYTES:
+    if not is_event_file(content) and len(content) > _MAX_TEXT_BYTES:
         raise InputError("more than 32 MB of text", where=str(named), remedy="keep every tenth row, say")
-    else:
-        text = _decoded(content)
-        if text.lstrip()[:1] in ("{", "["):
-            raw = _json_rows(text, named)
-        else:
-            raw, note = _csv_rows(text, named)
+    raw, note = _rows(content, named)
     rows = tuple(
         {name: number for name, value in row.items() if name and (number := _number(value)) is not None}
         for row in raw
@@ -249,19 +237,29 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     return MetricsFile(named, columns, rows, note)
 
 
-def _json_rows(text: str, path: Path) -> _Rows:
+def _rows(content: bytes, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
+    """Return the rows of a file of metrics, and what is remarkable about it."""
+    if is_event_file(content):
+        return scalar_rows(content)
+    # Marks of UTF-8, -16 and -32 are known to it, and where zeros are in ASCII without one.
+    text = content.decode(json.detect_encoding(content[:4]), errors="replace").replace("\0", "")
+    if text.lstrip()[:1] not in ("{", "["):
+        return _csv_rows(text, path)
     _require_few(sum(map(text.count, ",[{")), path)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        return _line_rows(text, path)
+        found = []
+        for line in text.splitlines():
+            # The last line of a run that is being written, or that was killed, is often cut off.
+            with suppress(ValueError, RecursionError):
+                found.append(json.loads(line))
     if isinstance(found, dict) and isinstance(found.get("log_history"), list):
         found = found["log_history"]
-    return [row for row in (found if isinstance(found, list) else [found]) if isinstance(row, dict)]
+    return [row for row in (found if isinstance(found, list) else [found]) if isinstance(row, dict)], ""
 
 
-def _csv_rows(text: str, path: Path) -> tuple[_Rows, str]:
-    """Return the rows of a table, and what is remarkable about it."""
+def _csv_rows(text: str, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
     lines = [line for line in text.splitlines() if line.strip()]
     declared = lines.pop(0)[-1] if lines and re.fullmatch("sep=[,;\t]", lines[0]) else ""
     first = re.sub(r"(?<=\d),(?=\d)", "", lines[0]) if lines else ""
@@ -321,47 +319,10 @@ def log_of_trainer(content: bytes, where: str) -> TrainingLog:
     DamagedError
         It is no JSON.
     """
-    return TrainingLog(_history(parse_json(content, where)), where)
-
-
-def _from_trainer_state(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
-    return _history(access.read_json(path))
-
-
-def _history(state: Any) -> dict[str, list[tuple[int, float]]]:
+    state = parse_json(content, where)
     history = state.get("log_history") if isinstance(state, dict) else None
-    return _logged(row for row in history if isinstance(row, dict)) if isinstance(history, list) else {}
-
-
-def _decoded(content: bytes) -> str:
-    # Marks of UTF-8, -16 and -32 are known to it, and where zeros are in ASCII without one.
-    return content.decode(json.detect_encoding(content[:4]), errors="replace").replace("\0", "")
-
-
-def _text(path: Path, access: Access) -> str:
-    return _decoded(access.read_text(path, MAX_JSON_BYTES))
-
-
-def _from_csv(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
-    return _logged(_csv_rows(_text(path, access), path)[0])
-
-
-def _from_jsonl(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
-    return _logged(_line_rows(_text(path, access), path))
-
-
-def _line_rows(text: str, path: Path) -> _Rows:
-    _require_few(sum(map(text.count, ",[{")), path)
-    rows = []
-    for line in text.splitlines():
-        try:
-            row = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError):
-            # The last line of a run that is being written, or that was killed, is often cut off.
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+    rows = history if isinstance(history, list) else ()
+    return TrainingLog(_logged(row for row in rows if isinstance(row, dict)), where)
 
 
 def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access | None = None) -> TrainingLog:
@@ -382,27 +343,24 @@ def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access |
         The log is too large or no JSON or CSV.
     """
     access = access or Access.of(directory)
-
-    names = [("metrics.csv", _from_csv), ("metrics.jsonl", _from_jsonl)]
+    names = ("trainer_state.json", "metrics.csv", "metrics.jsonl")
     folders = [path for path in reversed(list(checkpoints)) if is_dir(path)][:1]
-    places = [
-        (folder, access, [("trainer_state.json", _from_trainer_state), *names])
-        for folder in (*folders, directory)
-    ]
+    places = [(folder, access, [*names]) for folder in (*folders, directory)]
     if directory.name in ("checkpoints", "checkpoint"):
         # The log of ``run/checkpoints`` lies beside it: no link leads there, so it may be read.
         beside = directory.parent
-        places.append((beside, replace(access, root=os.path.realpath(beside)), names))
+        places.append((beside, replace(access, root=os.path.realpath(beside)), [*names[1:]]))
     for folder, allowed, candidates in places:
-        for name, read in candidates:
-            path = folder / name
+        for path in (folder / name for name in candidates):
             if is_file(path) and allowed.admits(path):
-                return TrainingLog(read(path, allowed), str(path))
+                content = allowed.read_text(path, MAX_JSON_BYTES)
+                if path.name == names[0]:
+                    return log_of_trainer(content, str(path))
+                return TrainingLog(_logged(_rows(content, path)[0]), str(path))
     return TrainingLog({})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunSettings:
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The run's own evaluator and what it measures; None where the file says nothing.
 
     Parameters
@@ -421,17 +379,11 @@ class RunSettings:
     file: str | None = None
     function: str | None = None
     metric: str | None = None
-    direction: str | None = None
+    direction: Literal["lower", "higher"] | None = None
 
-    def __post_init__(self) -> None:
-        for key in _SETTINGS:
-            value = getattr(self, key)
-            if value is not None and not isinstance(value, str):
-                raise ConfigError(f"evaluator.{key} must be text", found=type(value).__name__, expected="str")
-        if self.direction is not None and self.direction not in _DIRECTIONS:
-            raise ConfigError(
-                "evaluator.direction is unknown", expected=" or ".join(_DIRECTIONS), found=self.direction[:40]
-            )
+
+class _Settings(msgspec.Struct, forbid_unknown_fields=True):
+    evaluator: RunSettings = RunSettings()
 
 
 def read_settings(directory: Path, access: Access | None = None) -> RunSettings:
@@ -459,21 +411,7 @@ def read_settings(directory: Path, access: Access | None = None) -> RunSettings:
     except DamagedError as error:
         raise ConfigError(f"the settings: {error.what}", where=str(path), expected="at most 1 MB") from error
     try:
-        table = tomllib.loads(text.decode())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"no valid TOML: {error}", where=str(path)) from error
-    evaluator = table.get("evaluator", {})
-    if not isinstance(evaluator, dict):
-        raise ConfigError("'evaluator' must be a table", where=str(path))
-    unknown = [key for key in table if key != "evaluator"]
-    unknown += [f"evaluator.{key}" for key in evaluator if key not in _SETTINGS]
-    if unknown:
-        raise ConfigError(
-            f"unknown key '{unknown[0]}'",
-            where=str(path),
-            remedy=f"known are evaluator.{{{', '.join(_SETTINGS)}}}",
-        )
-    try:
-        return RunSettings(**evaluator)
-    except ConfigError as error:
-        raise ConfigError(error.what, where=str(path), expected=error.expected, found=error.found) from error
+        return msgspec.convert(tomllib.loads(text.decode()), _Settings).evaluator
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        known = f"known are evaluator.{{{', '.join(RunSettings.__struct_fields__)}}}"
+        raise ConfigError(f"no valid settings: {error}", where=str(path), remedy=known) from error

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from inshrink_core.checkpoint import DTYPE_SIZES, ZipEntry
-from inshrink_core.errors import DamagedError, clipped
-from inshrink_core.formats.disk import Readable
+from inshrink_core.errors import clipped
+from inshrink_core.formats.disk import Readable, damaged
 from inshrink_core.formats.torch.pickles import MAX_PICKLE_BYTES, StorageRef, pickle_nbytes, read_pickle
 
 _MAGIC: Final = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -31,12 +31,6 @@ def is_legacy(first_bytes: bytes) -> bool:
     return first_bytes[:1] == b"\x80" and _MAGIC in first_bytes[:MAGIC_WITHIN]
 
 
-def _fail(file: Readable, what: str) -> DamagedError:
-    return DamagedError(
-        what, where=str(file.path), remedy="it may be half-written: wait, or restore it from a backup"
-    )
-
-
 def _pickles(file: Readable) -> list[bytes]:
     """Return the five pickles; what is read grows until it holds them."""
     n_ahead = min(file.nbytes, _FIRST_NBYTES)
@@ -49,7 +43,7 @@ def _pickles(file: Readable) -> list[bytes]:
             return found
         most = min(file.nbytes, 2 * MAX_PICKLE_BYTES)
         if n_ahead == most:
-            raise _fail(file, "a torch file of the legacy format whose pickles are cut off or too large")
+            raise damaged(file, "a torch file of the legacy format whose pickles are cut off or too large")
         n_ahead = min(most, 4 * n_ahead)
 
 
@@ -73,21 +67,21 @@ def read_torch_legacy(file: Readable) -> tuple[object, int, dict[str, ZipEntry]]
     known: dict[str, StorageRef] = {}
     machine = read_pickle(pickles[2], where)
     if not isinstance(machine, dict) or machine.get("little_endian") is not True:
-        raise _fail(file, "its tensors are not little-endian, or it does not say so")
+        raise damaged(file, "its tensors are not little-endian, or it does not say so")
     root, keys = read_pickle(pickles[3], where, storages=known), read_pickle(pickles[4], where)
     entries: dict[str, ZipEntry] = {}
     at = sum(map(len, pickles))
     for key in keys if isinstance(keys, list) else ():
         storage = known.get(key) if isinstance(key, str) else None
         if storage is None or key in entries or storage.dtype not in _SIZES:
-            raise _fail(file, f"storage '{clipped(str(key))}' is not described, or lies in the file twice")
+            raise damaged(file, f"storage '{clipped(str(key))}' is not described, or lies in the file twice")
         n_elements = int.from_bytes(file.read(at, min(_COUNT_NBYTES, file.nbytes - at)), "little")
         nbytes = n_elements * _SIZES[storage.dtype]
         at += _COUNT_NBYTES
         if n_elements != storage.n_elements or at + nbytes > file.nbytes:
-            raise _fail(file, f"storage '{clipped(key)}' is not as large as it is described")
+            raise damaged(file, f"storage '{clipped(key)}' is not as large as it is described")
         entries[key] = ZipEntry(at, nbytes, ())
         at += nbytes
     if at != file.nbytes:
-        raise _fail(file, "bytes follow the last storage")
+        raise damaged(file, "bytes follow the last storage")
     return root, len(pickles[3]), entries

@@ -213,6 +213,12 @@ class _Mapping(dict[Any, Any]):
         return _OddKey.of(id(key))
 
 
+def _of_python_3(module: str, name: str) -> tuple[str, str]:
+    """Return module and name as Python 3 has them; protocol 2 writes those of Python 2."""
+    other = _compat_pickle.IMPORT_MAPPING.get(module, module), name
+    return _compat_pickle.NAME_MAPPING.get((module, name), other)
+
+
 class Foreign(Opaque, _Mapping):
     """A name outside the table, or an object made with it (`is_made`); carried, never executed.
 
@@ -234,9 +240,8 @@ class Foreign(Opaque, _Mapping):
 
     @property
     def known_as(self) -> tuple[str, str]:
-        """Module and name as Python 3 has them; protocol 2 writes those of Python 2."""
-        of_python_2 = _compat_pickle.IMPORT_MAPPING.get(self.module, self.module), self.qualname
-        return _compat_pickle.NAME_MAPPING.get((self.module, self.qualname), of_python_2)
+        """Module and name as Python 3 has them."""
+        return _of_python_3(self.module, self.qualname)
 
     @property
     def is_refused(self) -> bool:
@@ -412,38 +417,6 @@ def _make_bytes(args: tuple[Any, ...]) -> object:
     return args[0] if args and isinstance(args[0], bytes) else b""
 
 
-_STORAGE_DTYPES: Final = """Double:float64 Float:float32 Half:float16 BFloat16:bfloat16 Long:int64 Int:int32
-    Short:int16 Char:int8 Byte:uint8 Bool:bool ComplexFloat:complex64 ComplexDouble:complex128 QInt8:qint8
-    QUInt8:quint8 QInt32:qint32 QUInt4x2:quint4x2 QUInt2x4:quint2x4 Untyped:"""
-"""What precedes ``Storage`` in a class's name, and the dtype of its elements."""
-
-_DTYPES: Final = """float64 float32 float16 bfloat16 complex128 complex64 complex32 int64 int32 int16 int8
-    uint8 uint16 uint32 uint64 bool float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu
-    float4_e2m1fn_x2 qint8 quint8 qint32 quint4x2 quint2x4 bits8 bits16 bits1x8 bits2x4 bits4x2
-    double:float64 float:float32 half:float16 long:int64 int:int32 short:int16 cfloat:complex64
-    cdouble:complex128"""
-"""Names in ``torch``, and after a colon what a synonym stands for."""
-
-_INERT_NAMES: Final = {
-    "torch": """device Tensor Generator strided sparse_coo sparse_csr per_tensor_affine per_channel_affine
-        contiguous_format preserve_format channels_last channels_last_3d""",
-    "torch.nn.parameter": "Parameter Buffer",
-    "torch.storage": "TypedStorage",
-    "numpy": "dtype ndarray",
-    "numpy.core.multiarray": "scalar _reconstruct",
-    "numpy._core.multiarray": "scalar _reconstruct",
-    "numpy.core.numeric": "_frombuffer",
-    "numpy._core.numeric": "_frombuffer",
-    "numpy.dtypes": """Float16DType Float32DType Float64DType Int32DType Int64DType UInt32DType UInt64DType
-        BoolDType""",
-    "torch.distributed.checkpoint.metadata": "_MEM_FORMAT_ENCODING",
-    "torch.distributed._shard.sharded_tensor.metadata": "MEM_FORMAT_ENCODING",
-    "pathlib": "Path PosixPath PurePosixPath PureWindowsPath WindowsPath",
-    "pathlib._local": "PosixPath PurePosixPath PureWindowsPath WindowsPath",
-    "builtins": "complex slice range bool int float str",
-    "__builtin__": "complex slice xrange bool int long float str unicode",
-}
-
 _HARMLESS_NAMES: Final = """
     _io.BytesIO _io.StringIO _operator.getitem _operator.or_ argparse.Namespace array._array_reconstructor
     array.array builtins.bytearray builtins.enumerate builtins.iter builtins.list builtins.memoryview
@@ -462,53 +435,67 @@ _HARMLESS_NAMES: Final = """
 _HARMLESS: Final = frozenset(_HARMLESS_NAMES.split())
 """What values are made with that do no harm where they are made. None of them is called here."""
 
-_RECORDS: Final = {
-    "torch.distributed.checkpoint.metadata": """Metadata TensorStorageMetadata BytesStorageMetadata
-        ChunkStorageMetadata MetadataIndex TensorProperties StorageMeta""",
-    "torch.distributed._shard.sharded_tensor.metadata": "TensorProperties",
-    "torch.distributed.checkpoint.filesystem": "_StorageInfo _StoragePrefix",
-}
-"""What describes a distributed checkpoint."""
-
 _Made = Callable[[tuple[Any, ...]], object] | DTypeRef | StorageType | RecordType
+"""What a name stands for: a value, or a function of the arguments of a call."""
+
+_TABLE: Final[dict[Callable[..., Any], str]] = {
+    _rebuild_v2: "torch._utils: _rebuild_tensor_v2",
+    _rebuild_v3: "torch._utils: _rebuild_tensor_v3",
+    _rebuild_subclass: "torch._tensor: _rebuild_from_type_v2",
+    _rebuild_wrapper: "torch._utils: _rebuild_wrapper_subclass",
+    _rebuild_nested: """torch._utils: _rebuild_nested_tensor;
+        torch.nested._internal.nested_tensor: _rebuild_njt""",
+    _odd("sparse"): "torch._utils: _rebuild_sparse_tensor",
+    _odd("quantized"): "torch._utils: _rebuild_qtensor",
+    _odd("meta"): "torch._utils: _rebuild_meta_tensor_no_storage",
+    _odd("numpy"): "torch._utils: _rebuild_device_tensor_from_numpy",
+    _first: """torch._utils: _rebuild_parameter _rebuild_parameter_with_state;
+        torch.serialization: _get_layout""",
+    _reconstruct: "copyreg: _reconstructor",
+    _make_sequence: "builtins: list tuple set frozenset; torch: Size",
+    _make_dict: "builtins: dict; collections: OrderedDict defaultdict Counter",
+    _make_bytes: "builtins: bytes bytearray; _codecs: encode",
+    _inert: """torch: device Tensor Generator strided sparse_coo sparse_csr per_tensor_affine
+            per_channel_affine contiguous_format preserve_format channels_last channels_last_3d;
+        torch.nn.parameter: Parameter Buffer; torch.storage: TypedStorage; numpy: dtype ndarray;
+        numpy.core.multiarray numpy._core.multiarray: scalar _reconstruct;
+        numpy.core.numeric numpy._core.numeric: _frombuffer;
+        numpy.dtypes: Float16DType Float32DType Float64DType Int32DType Int64DType UInt32DType UInt64DType
+            BoolDType;
+        torch.distributed.checkpoint.metadata: _MEM_FORMAT_ENCODING;
+        torch.distributed._shard.sharded_tensor.metadata: MEM_FORMAT_ENCODING;
+        deepspeed.runtime.zero.config: ZeroStageEnum;
+        pathlib: Path PosixPath PurePosixPath PureWindowsPath WindowsPath;
+        pathlib._local: PosixPath PurePosixPath PureWindowsPath WindowsPath;
+        builtins: complex slice range bool int float str""",
+    StorageType: """torch torch.storage: DoubleStorage=float64 FloatStorage=float32 HalfStorage=float16
+        BFloat16Storage=bfloat16 LongStorage=int64 IntStorage=int32 ShortStorage=int16 CharStorage=int8
+        ByteStorage=uint8 BoolStorage=bool ComplexFloatStorage=complex64 ComplexDoubleStorage=complex128
+        QInt8Storage=qint8 QUInt8Storage=quint8 QInt32Storage=qint32 QUInt4x2Storage=quint4x2
+        QUInt2x4Storage=quint2x4 UntypedStorage=""",
+    DTypeRef: """torch: float64 float32 float16 bfloat16 complex128 complex64 complex32 int64 int32 int16 int8
+        uint8 uint16 uint32 uint64 bool float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz
+        float8_e8m0fnu float4_e2m1fn_x2 qint8 quint8 qint32 quint4x2 quint2x4 bits8 bits16 bits1x8 bits2x4
+        bits4x2 double=float64 float=float32 half=float16 long=int64 int=int32 short=int16 cfloat=complex64
+        cdouble=complex128""",
+    RecordType: """torch.distributed.checkpoint.metadata: Metadata TensorStorageMetadata BytesStorageMetadata
+            ChunkStorageMetadata MetadataIndex TensorProperties StorageMeta;
+        torch.distributed._shard.sharded_tensor.metadata: TensorProperties;
+        torch.distributed.checkpoint.filesystem: _StorageInfo _StoragePrefix""",
+}
+"""What is known: names by their modules, and what answers for each; a type is given the name, or what
+follows it. Modules and names of Python 2 stand for those of Python 3."""
 
 
 def _allowlist() -> dict[tuple[str, str], _Made]:
-    """Return what each name that is known stands for: a value, or a function of the arguments of a call."""
-    table: dict[tuple[str, str], _Made] = {
-        ("torch._utils", "_rebuild_tensor_v2"): _rebuild_v2,
-        ("torch._utils", "_rebuild_tensor_v3"): _rebuild_v3,
-        ("torch._tensor", "_rebuild_from_type_v2"): _rebuild_subclass,
-        ("torch._utils", "_rebuild_wrapper_subclass"): _rebuild_wrapper,
-        ("torch._utils", "_rebuild_parameter"): _first,
-        ("torch._utils", "_rebuild_parameter_with_state"): _first,
-        ("torch._utils", "_rebuild_sparse_tensor"): _odd("sparse"),
-        ("torch._utils", "_rebuild_qtensor"): _odd("quantized"),
-        ("torch._utils", "_rebuild_meta_tensor_no_storage"): _odd("meta"),
-        ("torch._utils", "_rebuild_device_tensor_from_numpy"): _odd("numpy"),
-        ("torch._utils", "_rebuild_nested_tensor"): _rebuild_nested,
-        ("torch.nested._internal.nested_tensor", "_rebuild_njt"): _rebuild_nested,
-        ("torch.serialization", "_get_layout"): _first,
-        ("copyreg", "_reconstructor"): _reconstruct,
-        ("copy_reg", "_reconstructor"): _reconstruct,
-        ("torch", "Size"): _make_sequence,
-        ("_codecs", "encode"): _make_bytes,
-        ("deepspeed.runtime.zero.config", "ZeroStageEnum"): _inert,
-    }
-    makers = {"list tuple set frozenset": _make_sequence, "dict": _make_dict, "bytes bytearray": _make_bytes}
-    for names, maker in makers.items():
-        table |= {(m, name): maker for m in ("builtins", "__builtin__") for name in names.split()}
-    table |= {("collections", name): _make_dict for name in ("OrderedDict", "defaultdict", "Counter")}
-    for pair in _STORAGE_DTYPES.split():
-        name, _, dtype = pair.partition(":")
-        table["torch", f"{name}Storage"] = table["torch.storage", f"{name}Storage"] = StorageType(dtype)
-    for pair in _DTYPES.split():
-        name, _, dtype = pair.partition(":")
-        table["torch", name] = DTypeRef(dtype or name)
-    for module, inert in _INERT_NAMES.items():
-        table |= {(module, name): _inert for name in inert.split()}
-    for module, records in _RECORDS.items():
-        table |= {(module, name): RecordType(name) for name in records.split()}
+    table: dict[tuple[str, str], _Made] = {}
+    for made, text in _TABLE.items():
+        for row in text.split(";"):
+            modules, _, names = row.partition(":")
+            for word in names.split():
+                name, equals, dtype = word.partition("=")
+                value = made(dtype if equals else name) if isinstance(made, type) else made
+                table |= {(module, name): value for module in modules.split()}
     return table
 
 
@@ -657,7 +644,7 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name from outside stands for."""
-        found = _ALLOWED.get((module, name))
+        found = _ALLOWED.get(_of_python_3(module, name))
         return Foreign(module, name) if found is None else found
 
     def _refuse(self, foreign: Foreign) -> Opaque:

@@ -14,7 +14,7 @@ from isal.isal_zlib import crc32
 
 from inshrink_core.checkpoint import ZipEntry
 from inshrink_core.errors import DamagedError, RottenError, clipped
-from inshrink_core.formats.disk import Readable, ReadableFile
+from inshrink_core.formats.disk import Readable, ReadableFile, damaged
 from inshrink_core.formats.torch.pickles import MAX_PICKLE_BYTES
 
 _LOCAL = struct.Struct("<4s5H3I2H")
@@ -40,21 +40,6 @@ _HAS_DESCRIPTOR = 0x08
 _FLAGS_OF_TORCH = 0x0808
 _ENCRYPTED = 0x01
 _U32_MAX = 0xFFFFFFFF
-
-
-class TorchZip(NamedTuple):
-    """Where things lie in a torch file.
-
-    Parameters
-    ----------
-    pickle_bytes
-        The content of ``data.pkl``.
-    storages
-        Storage key (``"0"`` for ``data/0``) to its entry.
-    """
-
-    pickle_bytes: bytes
-    storages: dict[str, ZipEntry]
 
 
 class CheckedEntry(NamedTuple):
@@ -89,12 +74,6 @@ def is_zip(first_bytes: bytes) -> bool:
     return first_bytes[:4] == b"PK\x03\x04"
 
 
-def _fail(file: Readable, what: str) -> DamagedError:
-    return DamagedError(
-        what, where=str(file.path), remedy="it may be half-written: wait, or restore it from a backup"
-    )
-
-
 class _Tail:
     """The end of the file, read once; further reads only where the directory is larger."""
 
@@ -115,25 +94,25 @@ def _find_directory(tail: _Tail) -> tuple[int, int, int]:
     file = tail.file
     at = tail.data.rfind(b"PK\x05\x06")
     if at < 0 or at + _END.size > len(tail.data):
-        raise _fail(file, "the zip directory at the end of the file is missing")
+        raise damaged(file, "the zip directory at the end of the file is missing")
     *_, n_entries, n_bytes, offset, comment_nbytes = _END.unpack_from(tail.data, at)
     end_offset = tail.offset + at
     if end_offset + _END.size + comment_nbytes != file.nbytes:
-        raise _fail(file, "bytes follow the end of the zip")
+        raise damaged(file, "bytes follow the end of the zip")
     limit = end_offset
     if n_entries == 0xFFFF or n_bytes == _U32_MAX or offset == _U32_MAX:
         locator_offset = end_offset - _END64_LOCATOR.size
         if locator_offset < 0:
-            raise _fail(file, "the zip64 record is missing")
+            raise damaged(file, "the zip64 record is missing")
         magic, _, end64_offset, _ = _END64_LOCATOR.unpack(tail.read(locator_offset, _END64_LOCATOR.size))
         if magic != b"PK\x06\x07" or end64_offset + _END64.size > locator_offset:
-            raise _fail(file, "the zip64 record is damaged")
+            raise damaged(file, "the zip64 record is damaged")
         magic, *_, n_entries, n_bytes, offset = _END64.unpack(tail.read(end64_offset, _END64.size))
         if magic != b"PK\x06\x06":
-            raise _fail(file, "the zip64 record is damaged")
+            raise damaged(file, "the zip64 record is damaged")
         limit = end64_offset
     if offset + n_bytes > limit or n_bytes > _MAX_DIRECTORY_BYTES or n_entries * _CENTRAL.size > n_bytes:
-        raise _fail(file, "the zip directory does not fit its file")
+        raise damaged(file, "the zip directory does not fit its file")
     return offset, n_bytes, n_entries
 
 
@@ -150,7 +129,7 @@ def _zip64_values(file: Readable, extra: bytes, values: list[int]) -> list[int]:
                 values[i] = struct.unpack_from("<Q", extra, at + 4 + 8 * n)[0]
             return values
         at += 4 + size
-    raise _fail(file, "a zip64 field is missing")
+    raise damaged(file, "a zip64 field is missing")
 
 
 def _read_directory(tail: _Tail) -> list[_Record]:
@@ -160,23 +139,23 @@ def _read_directory(tail: _Tail) -> list[_Record]:
     at, unpack = 0, _CENTRAL.unpack_from
     for _ in range(n_entries):
         if at + _CENTRAL.size > n_bytes:
-            raise _fail(file, "the zip directory is cut off")
+            raise damaged(file, "the zip directory is cut off")
         (magic, _, _, flags, method, _, _, crc, stored, nbytes, n_name, n_extra, n_comment, *_, header) = (
             unpack(data, at)
         )
         name_at = at + _CENTRAL.size
         next_at = name_at + n_name + n_extra + n_comment
         if magic != b"PK\x01\x02" or next_at > n_bytes:
-            raise _fail(file, f"entry {len(records)} of the zip directory is damaged")
+            raise damaged(file, f"entry {len(records)} of the zip directory is damaged")
         if _U32_MAX in (nbytes, stored, header):
             extra = data[name_at + n_name : name_at + n_name + n_extra]
             nbytes, stored, header = _zip64_values(file, extra, [nbytes, stored, header])
         if method != 0 or stored != nbytes or flags & _ENCRYPTED:
-            raise _fail(file, "an entry of the zip is compressed or encrypted, which torch.save never does")
+            raise damaged(file, "an entry of the zip is compressed or encrypted, which torch.save never does")
         records.append(_Record(header, data[name_at : name_at + n_name], crc, nbytes, offset + at))
         at = next_at
     if at != n_bytes:
-        raise _fail(file, "bytes follow the last entry of the zip directory")
+        raise damaged(file, "bytes follow the last entry of the zip directory")
     return records
 
 
@@ -224,7 +203,7 @@ def _read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
         offset = begin + _LOCAL.size + n_name + n_extra
         end = offset + nbytes
         if magic != b"PK\x03\x04" or method != 0 or n_name != len(name) or end > limit:
-            raise _fail(file, f"entry '{clipped(_text(name))}' of the zip is damaged")
+            raise damaged(file, f"entry '{clipped(_text(name))}' of the zip is damaged")
         # One read gives what lies behind the data and the header of the next entry.
         ahead, ahead_at = b"", -1
         if limit - end < _GAP_BYTES and limit + _LOCAL.size <= file.nbytes:
@@ -302,8 +281,8 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> TorchZip:
-    """Return the pickle and the storages of a torch file; no tensor byte is read.
+def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> tuple[bytes, dict[str, ZipEntry]]:
+    """Return ``data.pkl`` of a torch file and its storages by key; no tensor byte is read.
 
     Parameters
     ----------
@@ -327,7 +306,7 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> TorchZip:
     entries, have_checksums = _read_entries(file)
     by_name = {entry.name: entry for entry in entries}
     if len(by_name) != len(entries):
-        raise _fail(file, "two entries of the zip have one name")
+        raise damaged(file, "two entries of the zip have one name")
     pickles = [name for name in by_name if name.rpartition("/")[2] == "data.pkl" and name.count("/") <= 1]
     if len(pickles) != 1:
         raise DamagedError(
@@ -346,10 +325,10 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> TorchZip:
     if (found := by_name.get(f"{folder}byteorder")) is not None:
         order = file.read(found.offset, min(found.nbytes, 16))
         if order != b"little":
-            raise _fail(file, f"its tensors are in byte order {order!r}; only little-endian is read")
+            raise damaged(file, f"its tensors are in byte order {order!r}; only little-endian is read")
     entry = by_name[pickles[0]]
     if entry.nbytes > MAX_PICKLE_BYTES:
-        raise _fail(file, f"its data.pkl of {entry.nbytes} bytes is too large to be a checkpoint's")
+        raise damaged(file, f"its data.pkl of {entry.nbytes} bytes is too large to be a checkpoint's")
     pickle_bytes = file.read(entry.offset, entry.nbytes)
     crc = crc32(pickle_bytes)
     if have_checksums and crc != entry.crc and not allow_damaged:
@@ -366,4 +345,4 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> TorchZip:
         for entry in entries
         if entry.name.startswith(prefix)
     }
-    return TorchZip(pickle_bytes, storages)
+    return pickle_bytes, storages

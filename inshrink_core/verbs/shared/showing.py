@@ -44,7 +44,7 @@ def counted_fates(
     """Count the tensor files of a run by fate; files of other `steps`, if some are given, are excluded."""
     from inshrink_core.formats import Fate
 
-    counts = Counter[str]()
+    counts = Counter[Fate | None]()
     for one in run.fates:
         asked = one.fate not in (Fate.STEP, Fate.AUXILIARY) or steps is None or one.step in steps
         lost = one.fate in (Fate.UNREADABLE, Fate.LEFT_OUT)
