@@ -19,7 +19,55 @@ if TYPE_CHECKING:
 
     from inshrink_core.formats import Skipped
 
-__all__ = ["Comparison", "EvaluatedStep", "OriginalEvaluations", "compare_steps"]
+
+FIGURES: Final = ("drop", "divergence", "restore_cost")
+"""What tells a restored state from its original."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """One state in the place of a step's original.
+
+    Parameters
+    ----------
+    drop
+        Relative change of the metric for the worse; None where the original's metric is 0.
+    divergence
+        Of the predictions; None where the evaluator returns none.
+    restore_cost
+        Expected relative rise of the loss (`inshrink_core.evaluate.Evaluation.restore_cost`); None where
+        nothing determines it.
+    drop_error
+        Standard error of `drop`; None where the evaluator does not know it. An upper bound: both states
+        are evaluated on the same samples, so that most of their errors cancel.
+    failure
+        Why the state could not be evaluated; empty where it could. A failure keeps no bound.
+    """
+
+    drop: float | None = None
+    divergence: float | None = None
+    restore_cost: float | None = None
+    drop_error: float | None = None
+    failure: str = ""
+
+
+def figures_of(original: Evaluation, restored: Evaluation) -> Figures:
+    """Return the figures of a state against the original of its step.
+
+    Raises
+    ------
+    InputError
+        Predictions that cannot be compared.
+    """
+    errors = [one.standard_errors.get(original.metric) for one in (original, restored)]
+    known = [one for one in errors if one is not None]
+    nats = original.divergence(restored)
+    return Figures(
+        drop=drop(original.value, restored.value, original.direction),
+        divergence=nats,
+        restore_cost=original.restore_cost(restored, nats),
+        drop_error=math.hypot(*known) / abs(original.value) if original.value and len(known) == 2 else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +104,13 @@ class EvaluatedStep:
     restore_noise: float | None = None
     restore_cost: float | None = None
     stale_restore_cost: float | None = None
+
+    @classmethod
+    def of(cls, step: int, original: float, restored: float, found: Figures, stale: Figures | None) -> Self:
+        """Return a step from its figures, and from those of the previous original in its place."""
+        before = {f"stale_{name}": None if stale is None else getattr(stale, name) for name in FIGURES}
+        worse = {name: getattr(found, name) for name in FIGURES}
+        return cls(step=step, original=original, restored=restored, **worse, **before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +235,13 @@ def compare_steps(
         stale = last[1] if last is not None and last[0] == before else None
         if stale is None and before is not None:
             stale = as_trained(before)
-        first = as_trained(step)
-        results.append(_compare_one(step, first, evaluator.evaluate(restored[step]), stale, evaluator))
+        first, second = as_trained(step), evaluator.evaluate(restored[step])
+        try:
+            before_it = None if stale is None else figures_of(first, stale)
+            found = EvaluatedStep.of(step, first.value, second.value, figures_of(first, second), before_it)
+        except InputError as error:
+            raise EvaluatorError(f"step {step} cannot be compared: {error}", where=evaluator.spec) from error
+        results.append(found)
         last = (step, first)
         if on_step is not None:
             on_step(results[-1], first)
@@ -193,28 +253,6 @@ def compare_steps(
 def _largest(values: Sequence[float | None]) -> float | None:
     """Ignore steps that have no such figure."""
     return max((value for value in values if value is not None), default=None)
-
-
-def _compare_one(
-    step: int, first: Evaluation, second: Evaluation, stale: Evaluation | None, evaluator: Evaluator
-) -> EvaluatedStep:
-    """Say which step and evaluator it was when predictions cannot be compared."""
-    try:
-        nats = first.divergence(second)
-        stale_nats = None if stale is None else first.divergence(stale)
-        return EvaluatedStep(
-            step=step,
-            original=first.value,
-            restored=second.value,
-            drop=drop(first.value, second.value, first.direction),
-            divergence=nats,
-            stale_drop=drop(first.value, stale.value, first.direction) if stale is not None else None,
-            stale_divergence=stale_nats,
-            restore_cost=first.restore_cost(second, nats),
-            stale_restore_cost=first.restore_cost(stale, stale_nats) if stale is not None else None,
-        )
-    except InputError as error:
-        raise EvaluatorError(f"step {step} cannot be compared: {error}", where=evaluator.spec) from error
 
 
 _KEPT: Final = ("log_probs", "predictions")

@@ -1,4 +1,4 @@
-"""Writing a chain under a promise: every restored step keeps bounds on the evaluator's figures."""
+"""Writing a chain under bounds: every restored step keeps them by the evaluator's figures."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from inshrink_core.chain import ArchiveSize, ChainConfig, ChainWriter, archive_s
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import CheckFailedError, DamagedError
 from inshrink_core.search.bounds import Bounds, Figures, Verdict
-from inshrink_core.search.choosing import Chooser, Decision, chooser_of
-from inshrink_core.search.judge import Judge, Judged
+from inshrink_core.search.choosing import Chooser, Decision
+from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import restored_from
-from inshrink_core.search.promise import Originals, Promise, Promises
+from inshrink_core.search.promise import Judged, Originals, Promise, Promises
 from inshrink_core.search.trials import OnTrial, model_digests
 
 if TYPE_CHECKING:
@@ -45,59 +45,8 @@ class AsConfigured:
         return chain.append(checkpoint, done=done)
 
 
-class WrittenCheck:
-    """Makes sure that frames on disk are what was measured, and judges those that are not.
-
-    Parameters
-    ----------
-    judge
-        The evaluator.
-    """
-
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
-        # Holds the state after the last frame that was decoded, so that the next one is without those before.
-        self._view: Archive | None = None
-
-    def judged(
-        self,
-        chain: ChainWriter,
-        checkpoint: Checkpoint,
-        decision: Decision,
-        appended: Appended,
-        bounds: Bounds,
-    ) -> tuple[Figures, Verdict]:
-        """Return the figures of the frame that was appended last, and whether it keeps the bounds.
-
-        Where its blocks are those of the trial, and are on disk as they were written, they decode to what the
-        trial returned, by the closed-loop law of codecs. All others are decoded.
-        """
-        archive, info = chain.archive, appended.info
-        shared = chain.split is not None
-
-        def sound() -> bool:
-            return is_sound(archive.reader.storage, archive.reader.info(info.frame_id))
-
-        if all(chain.of_all(appended.as_prepared and sound())):
-            self._view = None
-            return decision.figures, decision.verdict
-        if shared:  # a frame of which others write parts, too, cannot be read yet
-            if not sound():
-                raise DamagedError("the part is not on disk as it was written", where=info.path)
-            written = restored_from(checkpoint, chain.state(keyframe=False).references)
-        else:
-            if self._view is None or self._view.reader is not archive.reader:
-                self._view = archive.sequential(values=False)
-            written = self._view.checkpoint(info)
-        tried = decision.tried
-        if all(chain.of_all(tried is not None and model_digests(written) == tried.digests)):
-            return decision.figures, decision.verdict
-        figures = self._judge.figures(info.step, written)
-        return figures, bounds.judge(figures)
-
-
 class BoundedWriter:
-    """Writes each step with what is chosen for it, checks what its frame decodes to, and lists how it keeps.
+    """Writes each step with the settings chosen for it, and checks what its frame decodes to.
 
     A `StepWriter`; one writer writes the steps of one chain, in order.
 
@@ -106,16 +55,16 @@ class BoundedWriter:
     base
         How frames are made, but for what is searched.
     judge
-        The evaluator, and what is promised.
+        The evaluator, and the bounds.
     originals
-        The originals. One whose evaluation the judge knows need not be at hand.
+        The originals. One that the judge has evaluated need not be at hand.
     following
         Step of the original that comes after one (`inshrink_core.search.promise.Promises`).
     resumed
         Whether `base` is what an archive was written with so far, and the search goes on from there.
     follows
-        Measure as little as a training leaves time for: the spacing follows what the save before used of the
-        bounds (`inshrink_core.search.strategies.Follow`), instead of being searched at every step.
+        Measure as little as a training leaves time for: the coarseness follows what the save before used of
+        the bounds (`inshrink_core.search.walk.follow_line`), instead of being searched at every step.
     on_trial
         Called after each trial.
 
@@ -124,7 +73,7 @@ class BoundedWriter:
     appended
         The last step that was written, also where it was then found to break the bounds.
     promises
-        What is promised, and how each step keeps it.
+        The bounds, and how each step keeps them.
     """
 
     def __init__(
@@ -140,15 +89,16 @@ class BoundedWriter:
     ) -> None:
         self._judge, self._originals, self._follows = judge, originals, follows
         self._base = base.as_set()
-        self._options = {"resumed": resumed, "follows": follows, "on_trial": on_trial}
-        self._chooser: Chooser[Any] | None = None
-        self._check = WrittenCheck(judge)
+        self._options: dict[str, Any] = {"resumed": resumed, "follows": follows, "on_trial": on_trial}
+        self._chooser: Chooser | None = None
+        # Holds the state after the last frame that was decoded, so that the next one is without those before.
+        self._view: Archive | None = None
         self._figures = Figures()
         self.promises = Promises(judge, originals, following or (lambda step: None))
         self.appended: Appended | None = None
 
-    def begin(self, checkpoint: Checkpoint, chain: ChainWriter | None = None) -> Chooser[Any]:
-        """Take note of the checkpoint at hand; the first one tells what there is to choose.
+    def begin(self, checkpoint: Checkpoint, chain: ChainWriter | None = None) -> Chooser:
+        """Take note of the checkpoint at hand; the layer types of the first one decide what is searched.
 
         Of a chain that several write together, the layer types are those of all.
 
@@ -161,37 +111,24 @@ class BoundedWriter:
             layers = {spec.layer for spec in checkpoint.specs if spec.role in MODEL_ROLES}
             if chain is not None:
                 layers = layers.union(*chain.of_all(layers))
-            self._chooser = chooser_of(
-                self._base, layers, judge=self._judge, originals=self._originals, **self._options
-            )
+            self._chooser = Chooser(base=self._base, layers=layers, judge=self._judge, **self._options)
         self.promises.begin(checkpoint.step)
         return self._chooser
 
     @property
     def promise(self) -> Promise:
-        """What was promised, and how the steps so far keep it."""
+        """The bounds, and how the steps so far keep them."""
         return self.promises.so_far()
 
     def judged(self) -> Judged:
-        """Return how the steps so far compare with their originals, and who says so."""
-        judge, steps = self._judge, self.promises.evaluated()
-        originals = {row.step: judge.original(row.step) for row in steps}
-        last = originals[steps[-1].step].log_probs if steps else None
-        return Judged(
-            name=judge.spec,
-            digest=judge.digest,
-            metric=judge.metric,
-            direction=judge.direction,
-            steps=steps,
-            n_samples=None if last is None else len(last),
-            standard_errors={step: one.standard_errors.get(one.metric) for step, one in originals.items()},
-        )
+        """Return how the steps so far compare with their originals, and by which evaluator."""
+        return self.promises.judged()
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Write a step with the smallest frame found that keeps the bounds, exactly where there is none.
 
         Exactly, too, where the original itself has a metric that is not finite, so that nothing can be
-        compared with it; but not the first one that is judged, for then the evaluator is of no use.
+        compared with it; but not the first one that is evaluated, for then the evaluator is of no use.
 
         Raises
         ------
@@ -201,18 +138,27 @@ class BoundedWriter:
             The frame on disk does not decode to what was measured, and breaks the bounds.
         """
         chooser, promises = self.begin(checkpoint, chain), self.promises
-        judged = self._follows or not promises.are_known
-        if not judged and (why := promises.why_not_judged(checkpoint.step)):
+        is_judged = self._follows or not promises.are_known
+        if not is_judged and (why := promises.why_not_judged(checkpoint.step)):
             self.appended = self.append_exactly(chain, checkpoint, done, why)
             promises.note_unjudged(checkpoint.step, chain.config.record(), same=True)
             return self.appended
         wanted = promises.of_next(chain, checkpoint)
         decision = chooser.choose(chain, checkpoint, wanted)
-        # What a keyframe upon a base model takes says nothing of others.
+        # The size of a keyframe upon a base model is no measure of others.
         based = chain.base is not None and chain.parent is None
-        appended = self.appended = self._write(chain, checkpoint, decision, chooser, done)
+        if decision.candidate is None:
+            chain.config = chooser.exact()
+            quality = {"how": "exact", "why": "nothing coarser keeps the bounds"}
+        else:
+            chain.config = decision.candidate.chain_config(chooser.base)
+            quality = promises.quality("measured", decision.figures)
+        keyframe = decision.keyframe or (None if decision.candidate is None else False)
+        appended = self.appended = chain.append(
+            checkpoint, done=done, keyframe=keyframe, quality=quality, prepared=decision.prepared
+        )
         chooser.wrote(decision, appended.info.frame_id, based=based)
-        self._figures, verdict = self._check.judged(chain, checkpoint, decision, appended, promises.bounds)
+        self._figures, verdict = self._written(chain, checkpoint, decision, appended)
         record, exact = chain.config.record(), decision.trial is None
         promises.note(
             checkpoint.step, record, self._figures, verdict, informative=wanted.informative, exact=exact
@@ -227,47 +173,58 @@ class BoundedWriter:
             )
         return appended
 
-    def _write(
-        self,
-        chain: ChainWriter,
-        checkpoint: Checkpoint,
-        decision: Decision,
-        chooser: Chooser[Any],
-        done: TensorDone | None,
-    ) -> Appended:
-        """Append the frame that was decided on."""
-        if decision.candidate is None:
-            chain.config = chooser.exact()
-            quality = {"how": "exact", "why": "nothing coarser keeps the bounds"}
-            return chain.append(checkpoint, done=done, keyframe=decision.keyframe or None, quality=quality)
-        chain.config = decision.candidate.chain_config(chooser.base)
-        quality = self.promises.quality("measured", decision.figures)
-        return chain.append(
-            checkpoint, done=done, keyframe=decision.keyframe, quality=quality, prepared=decision.prepared
-        )
+    def _written(
+        self, chain: ChainWriter, checkpoint: Checkpoint, decision: Decision, appended: Appended
+    ) -> tuple[Figures, Verdict]:
+        """Return the figures of the frame that was appended last, and whether it keeps the bounds.
+
+        Where its blocks are those of the trial, and are on disk as they were written, they decode to what the
+        trial returned, by the closed-loop law of codecs. All others are decoded.
+        """
+        archive, info = chain.archive, appended.info
+
+        def sound() -> bool:
+            return is_sound(archive.reader.storage, archive.reader.info(info.frame_id))
+
+        if all(chain.of_all(appended.as_prepared and sound())):
+            self._view = None
+            return decision.figures, decision.verdict
+        if chain.split is not None:  # a frame of which others write parts, too, cannot be read yet
+            if not sound():
+                raise DamagedError("the part is not on disk as it was written", where=info.path)
+            written = restored_from(checkpoint, chain.state(keyframe=False).references)
+        else:
+            if self._view is None or self._view.reader is not archive.reader:
+                self._view = archive.sequential(values=False)
+            written = self._view.checkpoint(info)
+        tried = decision.tried
+        if all(chain.of_all(tried is not None and model_digests(written) == tried.digests)):
+            return decision.figures, decision.verdict
+        figures = self._judge.figures(info.step, written)
+        return figures, self.promises.bounds.judge(figures)
 
     def append_exactly(
         self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None, why: str
     ) -> Appended:
-        """Write a step bit for bit, since nothing tells whether a smaller frame keeps the bounds."""
+        """Write a step bit for bit, since it is not known whether a smaller frame keeps the bounds."""
         chooser = self.begin(checkpoint, chain)
         chooser.usage = None  # nothing was measured that the next step could be written alike
         chain.config, chain.unchanged = chooser.exact(), frozenset()
         return chain.append(checkpoint, done=done, quality={"how": "exact", "why": why})
 
     def can_repeat(self, chain: ChainWriter) -> bool:
-        """Whether the next step can be written as the last one was, without being judged."""
+        """Whether the next step can be written as the last one was, without being evaluated."""
         chooser = self._chooser
         is_measured = chooser is not None and chooser.last is not None and chooser.usage is not None
         return is_measured and chain.parent is not None
 
     def repeat(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None) -> Appended:
-        """Write a step as the last one was; what a restore of it costs is taken to be the same."""
+        """Write a step as the last one was; a restore of it is taken to cost the same."""
         quality = self.promises.quality("predicted", self._figures)
         return chain.append(checkpoint, done=done, quality=quality)
 
     def check(self, archive: Archive, info: FrameInfo) -> None:
-        """Judge a step that was archived before."""
+        """Evaluate a step that was archived before."""
         parents = [one for one in archive.frames if one.frame_id == info.parent_id]
         meta, promises = archive.frame(info).meta, self.promises
         if promises.why_not_judged(info.step):
@@ -297,7 +254,7 @@ def open_bounded(
     *,
     resumed: bool = False,
 ) -> Iterator[BoundedWriter]:
-    """Yield a writer under a promise; its evaluator ends with it.
+    """Yield a writer under bounds; its evaluator ends with it.
 
     Raises
     ------
@@ -306,14 +263,13 @@ def open_bounded(
     ConfigError
         The codec has nothing to search.
     """
-    evaluator = asked.resolve(run)
-    with Judge([evaluator], run.__getitem__, bounds) as judge:
-        known = frozenset(run.steps)
+    with Judge(asked.resolve(run), run.__getitem__, bounds) as judge:
+        known, following = frozenset(run.steps), dict(pairwise(steps)).get
         writer = BoundedWriter(
             base,
             judge,
             lambda step: run[step] if step in known else None,
-            following=dict(pairwise(steps)).get,
+            following=following,
             resumed=resumed,
         )
         writer.begin(run[steps[0]])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inshrink_core.errors import CheckFailedError, NotFiniteError
+from inshrink_core.evaluate.comparison import EvaluatedStep
 from inshrink_core.metrics import worse_by
 from inshrink_core.search.bounds import FIGURES, Bounds, Figures, Verdict
 from inshrink_core.search.judge import Judge
@@ -16,7 +17,6 @@ from inshrink_core.search.judge import Judge
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainWriter
     from inshrink_core.checkpoint import Checkpoint
-    from inshrink_core.evaluate import EvaluatedStep
     from inshrink_core.frame import FrameInfo
 
 
@@ -29,16 +29,26 @@ Originals = Callable[[int], "Checkpoint | None"]
 """Returns the original of a step, None for one that is not at hand."""
 
 
+class Judged(NamedTuple):
+    """Evaluated steps of a chain as a comparison has them, and the evaluator (`Judge`)."""
+
+    name: str
+    digest: str
+    metric: str
+    direction: str
+    steps: tuple[EvaluatedStep, ...]
+    n_samples: int | None
+    standard_errors: Mapping[int, float | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPromise:
-    """How one restored step keeps the bounds.
+class StepPromise(Figures):
+    """How one restored step keeps the bounds, by the figures of what its frame decodes to.
 
     Parameters
     ----------
     config
-        What its weights are written with, as a config file says it.
-    drop, divergence, restore_cost
-        Of the step as its frame decodes.
+        What its weights are written with, as in a config file.
     informative
         False where the previous checkpoint in this one's place keeps the bounds too: they say nothing there.
     exact
@@ -48,12 +58,9 @@ class StepPromise:
     """
 
     config: Mapping[str, Any]
-    drop: float | None
-    divergence: float | None
     informative: bool
     exact: bool
     side: str
-    restore_cost: float | None = None
 
     @property
     def kept(self) -> bool:
@@ -196,32 +203,23 @@ class Promises:
             evaluator_seconds=self._judge.seconds,
         )
 
-    def evaluated(self) -> tuple[EvaluatedStep, ...]:
-        """Return the steps so far as a comparison would find them; those that were not judged are left out.
+    def judged(self) -> Judged:
+        """Return the evaluated steps so far as a comparison would find them.
 
-        What a frame decodes to was judged once, when it was written; here it is put beside its original.
+        What a frame decodes to was evaluated once, when it was written; here it is put beside its original.
         """
-        from inshrink_core.evaluate import EvaluatedStep
-
-        known = [step for step in sorted(self.steps) if self._judge.knows(step)]
-        found = []
+        judge, steps, errors, last = self._judge, [], {}, None
+        known = [step for step in sorted(self.steps) if judge.knows(step)]
         for before, step in zip([None, *known], known, strict=False):
-            promise, first = self.steps[step], self._judge.original(step)
-            if promise.drop is None:
+            found, first = self.steps[step], judge.original(step)
+            if found.drop is None:
                 continue
-            stale = self._judge.stale(step, before)
-            found.append(
-                EvaluatedStep(
-                    step=step,
-                    original=first.value,
-                    restored=worse_by(first.value, promise.drop, first.direction),
-                    drop=promise.drop,
-                    divergence=promise.divergence,
-                    restore_cost=promise.restore_cost,
-                    **{f"stale_{name}": None if stale is None else getattr(stale, name) for name in FIGURES},
-                )
-            )
-        return tuple(found)
+            restored = worse_by(first.value, found.drop, first.direction)
+            steps.append(EvaluatedStep.of(step, first.value, restored, found, judge.stale(step, before)))
+            errors[step], last = first.standard_errors.get(first.metric), first.log_probs
+        n_samples = None if last is None else len(last)
+        about = judge.spec, judge.digest, judge.metric, judge.direction
+        return Judged(*about, tuple(steps), n_samples, errors)
 
     def of_next(self, chain: ChainWriter, checkpoint: Checkpoint) -> StepBounds:
         """Return what the next step of a chain is searched for."""
@@ -293,9 +291,7 @@ class Promises:
         config: dict[str, Any] = {"codec": record["codec"], "settings": dict(record["config"])}
         self.steps[step] = StepPromise(
             config=config | ({"override": list(record["overrides"])} if record.get("overrides") else {}),
-            drop=figures.drop,
-            divergence=figures.divergence,
-            restore_cost=figures.restore_cost,
+            **{name: getattr(figures, name) for name in FIGURES},
             informative=informative,
             exact=exact,
             side=verdict.side,

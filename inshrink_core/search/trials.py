@@ -6,24 +6,21 @@ would hold. A trial that is in the log is neither encoded nor evaluated again.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive.document import pack_value
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.chain import ChainConfig, ChainState, PreparedFrame, step_gain, tensor_digest
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
-from inshrink_core.errors import DamagedError, InputError, StorageError
+from inshrink_core.errors import InputError, StorageError
 from inshrink_core.execution.kept import add_line, parse_record, read_lines
-from inshrink_core.search.bounds import Figures, Partial
+from inshrink_core.search.bounds import Figures
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import EncodedStep, encode_step, following
 from inshrink_core.search.quadratic import damage_of, sensitivities
@@ -35,11 +32,9 @@ _VERSION: Final = 1
 # A line takes half a kilobyte: half a million of them are another file by mistake.
 _MAX_NBYTES: Final = 1 << 28
 
-_logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(Figures):
     """One configuration at one step, in a chain that led there.
 
     Parameters
@@ -47,22 +42,15 @@ class Trial:
     step
         Training step.
     config
-        The configuration, as a config file says it.
+        The configuration, as in a config file.
     raw_weights, weights_nbytes
         Raw bytes of weights and buffers, and the bytes that hold them; 0 where they were not asked for.
-    drop, divergence, restore_cost, drop_error
-        Against the step's original (`inshrink_core.search.bounds.Figures`); None where not known.
     restore_gain, restore_noise
         Had training been restored at the step before; None where not measured.
     damage
-        ½ Σ h·e², what the quadratic model predicts from, uncalibrated; None where nothing tells h.
+        ½ Σ h·e², what the quadratic model predicts from, uncalibrated; None where h is not known.
     seconds
         Time of encoding and evaluating.
-    failure
-        Why the evaluator could not judge it; empty where it could.
-    partial
-        How far it was judged before it was given up; None for a trial measured in full. A partial trial
-        keeps no bound, and its figures are those of the samples so far.
     cached
         Whether it comes from the log.
     """
@@ -71,16 +59,10 @@ class Trial:
     config: Mapping[str, Any]
     raw_weights: int
     weights_nbytes: int
-    drop: float | None = None
-    divergence: float | None = None
-    restore_cost: float | None = None
-    drop_error: float | None = None
     restore_gain: float | None = None
     restore_noise: float | None = None
     damage: float | None = None
     seconds: float = 0.0
-    failure: str = ""
-    partial: Partial | None = None
     cached: bool = field(default=False, compare=False)
 
     @property
@@ -88,23 +70,11 @@ class Trial:
         """Raw bytes of the weights over the bytes that hold them."""
         return self.raw_weights / self.weights_nbytes if self.weights_nbytes else 0.0
 
-    @property
-    def figures(self) -> Figures:
-        """What the evaluator made of it."""
-        return Figures(**{name: getattr(self, name) for name in Figures.__dataclass_fields__})
-
     def to_json(self) -> dict[str, Any]:
         """Return the trial as JSON values."""
         values = asdict(self) | {"config": self.config, "ratio_weights": self.ratio_weights}
         del values["cached"]
         return values
-
-
-def _parse_trial(values: Any) -> Trial:
-    """Return a trial from its JSON; raises ValueError, TypeError or KeyError where it is none."""
-    return replace(
-        parse_record(Trial, {k: v for k, v in values.items() if k != "ratio_weights"}), cached=True
-    )
 
 
 def checkpoint_digest(checkpoint: Checkpoint) -> str:
@@ -137,29 +107,26 @@ def trial_key(checkpoint: str, history: str, config: str, evaluator: str) -> str
 class TrialLog:
     """Trials by key, in memory and, with a path, in a file that every new trial is added to at once.
 
-    One JSON object a line. The first line says what the log is of; every other is a trial and its key.
+    One JSON object a line: the run in the first, a trial and its key in each of the others.
 
     Parameters
     ----------
     path
         The file; None keeps trials in memory alone.
     run
-        What tells the run from others: the digest of its first checkpoint.
+        What distinguishes the run: the digest of its first checkpoint.
 
     Raises
     ------
     InputError
         The file is no trial log, or one of another run.
-    DamagedError
-        It is of another version.
     StorageError
         It cannot be read.
     """
 
     def __init__(self, path: Path | None, run: str) -> None:
-        self.path, self._run = path, run
+        self.path, self._head = path, {_HEAD: _VERSION, "run": run}
         self._trials: dict[str, Trial] = {}
-        self._lock = Lock()
         self._is_begun = path is not None and self._load(path)
 
     def __len__(self) -> int:
@@ -181,55 +148,42 @@ class TrialLog:
         StorageError
             The disk is full, or refuses.
         """
-        with self._lock:
-            self._trials[key] = trial
-            if self.path is not None:
-                if not self._is_begun:
-                    add_line(self.path, {_HEAD: _VERSION, "run": self._run})
-                    self._is_begun = True
-                add_line(self.path, {"key": key, **trial.to_json()})
+        self._trials[key] = trial
+        if self.path is not None:
+            if not self._is_begun:
+                add_line(self.path, self._head)
+                self._is_begun = True
+            add_line(self.path, {"key": key, **trial.to_json()})
 
     def _load(self, path: Path) -> bool:
         """Read the trials; return whether the file has a first line."""
         try:
-            head, *rows = read_lines(path, _MAX_NBYTES) or [{}]
+            rows = read_lines(path, _MAX_NBYTES, _parse_line)
+            is_empty = not path.stat().st_size
         except FileNotFoundError:
             return False
         except OSError as error:
-            if error.errno == errno.EFBIG:
-                raise self._refusal("it is too large") from error
             raise StorageError(f"the trial log cannot be read: {error.strerror}", where=str(path)) from error
-        if not path.stat().st_size:
+        if is_empty:
             return False
-        if _HEAD not in head or "run" not in head:
-            raise self._refusal("its first line does not say so")
-        if head[_HEAD] != _VERSION:
-            raise DamagedError(
-                "the trial log is of another version",
-                where=str(path),
-                expected=str(_VERSION),
-                found=str(head[_HEAD]),
-            )
-        if head["run"] != self._run:
+        head = rows[0] if rows and isinstance(rows[0], dict) else {}
+        if head != self._head:
             raise InputError(
-                "this is the trial log of another run",
+                "this is the trial log of another run"
+                if head.get(_HEAD) == _VERSION
+                else "this file is no trial log of this version",
                 where=str(path),
                 remedy="write to another file with -o, or remove the log",
             )
-        for row in rows:
-            try:
-                key = str(row.pop("key"))
-                self._trials[key] = _parse_trial(row)
-            except (LookupError, TypeError, ValueError) as error:
-                _logger.warning("%s has a line that is no trial (%s): it is measured again", path, error)
+        self._trials |= {row[0]: row[1] for row in rows if isinstance(row, tuple)}
         return True
 
-    def _refusal(self, why: str) -> InputError:
-        return InputError(
-            f"this file is no trial log: {why}",
-            where=str(self.path),
-            remedy="write to another file with -o",
-        )
+
+def _parse_line(row: dict[str, Any]) -> dict[str, Any] | tuple[str, Trial]:
+    if _HEAD in row:
+        return row
+    values = {name: value for name, value in row.items() if name not in ("key", "ratio_weights")}
+    return str(row["key"]), replace(parse_record(Trial, values), cached=True)
 
 
 class TriedFrame(NamedTuple):
@@ -243,7 +197,7 @@ class TriedFrame(NamedTuple):
 
 
 OnTrial = Callable[[Trial], None]
-"""Called after each trial, from the thread that measured it; raising from it cancels the search."""
+"""Called after each trial; raising from it cancels the search."""
 
 
 @dataclass(kw_only=True)
@@ -275,7 +229,7 @@ class TrialRunner:
     Attributes
     ----------
     measured
-        Trials that others have measured for this one, by key: as good as its own.
+        Trials that workers have measured for this runner, by key.
     """
 
     checkpoints: Callable[[int], Checkpoint]
@@ -322,9 +276,8 @@ class TrialRunner:
         """Return what a config file would say, what all candidates have in common included."""
         settings, defaults = self.base.config.settings(), type(self.base.config)().settings()
         common = {name: value for name, value in settings.items() if value != defaults.get(name)}
-        document = candidate.document()
-        overrides = [*(one.to_json() for one in self.base.overrides), *document.get("override", ())]
-        document["settings"] = common | document["settings"]
+        overrides = [one.to_json() for one in self.base.overrides]
+        document: dict[str, Any] = {"codec": candidate.codec, "settings": {**common, **candidate.settings}}
         return document | ({"override": overrides} if overrides else {})
 
     def config_digest(self, candidate: Candidate) -> str:
@@ -334,11 +287,11 @@ class TrialRunner:
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
     def trial(self, step: int, candidate: Candidate, position: Position) -> Trial:
-        """Return what a candidate does at a step of a chain, from the log or measured now."""
+        """Return the trial of a candidate at a step of a chain, from the log or measured now."""
         key = "" if self.log is None else self.key(step, candidate, position)
-        known = self.known(key)
+        known = None if self.log is None else self.log.get(key)
         if known is not None:
-            return replace(known, config=self.document(candidate))
+            return replace(known, config=self.document(candidate), cached=True)
         trial = self.measured.pop(key, None) or self._measure(step, candidate, position)
         if self.log is not None:
             self.log.add(key, trial)
@@ -350,21 +303,6 @@ class TrialRunner:
         """Return the key of a trial (`trial_key`), without measuring anything."""
         config = self.config_digest(candidate)
         return trial_key(self.digest(step), position.history, config, self.judge.digest)
-
-    def known(self, key: str) -> Trial | None:
-        """Return a trial of the log that answers what is asked now; None where there is none."""
-        known = None if self.log is None else self.log.get(key)
-        return replace(known, cached=True) if known is not None and self._still_holds(known) else None
-
-    def _still_holds(self, known: Trial) -> bool:
-        """Whether a trial of the log answers what is asked now: one given up does only under its bounds."""
-        partial = known.partial
-        if partial is None:  # a log may be older than a figure
-            return (
-                known.failure != "" or not self.judge.asked.max_restore_cost or known.restore_cost is not None
-            )
-        bounds = self.judge.bounds(self.steps[0])
-        return bounds.is_broken_by(partial.least_drop, partial.least_divergence)
 
     def _measure(self, step: int, candidate: Candidate, position: Position) -> Trial:
         begun = time.perf_counter()
@@ -383,17 +321,18 @@ class TrialRunner:
             # What a rank has tried before, another one has not.
             figures = self._figures.get(tried_as) if shards is None else None
         if figures is None:
-            figures = self.judge.figures(step, restored, until_broken=True)
+            figures = self.judge.figures(step, restored)
         if tried_as is not None:
             self._figures[tried_as] = figures
         gain: tuple[float | None, float | None] = None, None
-        before = self.before(step) if self.with_gain and figures.partial is None else None
+        before = self.before(step) if self.with_gain else None
         if before is not None:
             state, _ = position.state()
             chain = candidate.chain_config(self.base)
             found = step_gain(chain, self.checkpoints(before), self.checkpoints(step), state)
             gain = found.gain, found.noise
         return Trial(
+            **asdict(figures),
             step=step,
             config=self.document(candidate),
             raw_weights=raw_weights,
@@ -402,46 +341,41 @@ class TrialRunner:
             restore_noise=gain[1],
             damage=None if self.log is None else damage_of(encoded.squared_errors, self.h(step)),
             seconds=time.perf_counter() - begun,
-            **{name: getattr(figures, name) for name in Figures.__dataclass_fields__},
         )
 
-    def walk(self, candidate: Candidate, keep_on: Callable[[Trial], bool]) -> list[Trial]:
-        """Write a chain in memory with one configuration; a trial a step, until `keep_on` says no."""
+    def walk(
+        self, candidate: Candidate, keep_on: Callable[[Trial], bool], only: Collection[int] | None = None
+    ) -> list[Trial]:
+        """Write a chain in memory with one configuration; a trial a step, until `keep_on` is false.
+
+        With `only`, trials are of these steps alone, and what leads there is encoded.
+        """
         position, trials = Position(self), []
-        for step in self.steps:
-            trials.append(self.trial(step, candidate, position))
-            if not keep_on(trials[-1]):
-                break
+        for step in self.steps if only is None else self.steps[: self.steps.index(max(only)) + 1]:
+            if only is None or step in only:
+                trials.append(self.trial(step, candidate, position))
+                if not keep_on(trials[-1]):
+                    break
             position = position.after(step, candidate)
         return trials
 
-    def unknown(self, candidate: Candidate, *, to_the_end: bool) -> list[int]:
-        """Return the steps that `walk` would measure, up to a known one that breaks the bounds."""
-        position, steps = Position(self), []
+    def unknown(self, candidate: Candidate, keep_on: Callable[[Trial], bool]) -> dict[int, str]:
+        """Return the steps that `walk` would measure, and the keys of their trials."""
+        position, found = Position(self), {}
         for step in self.steps:
             key = self.key(step, candidate, position)
-            known = self.measured.get(key) or self.known(key)
+            known = self.measured.get(key) or (None if self.log is None else self.log.get(key))
             if known is None:
-                steps.append(step)
-            elif self._ends(known, to_the_end):
+                found[step] = key
+            elif not keep_on(known):
                 break
-            position = position.after(step, candidate)
-        return steps
-
-    def some(self, candidate: Candidate, steps: Collection[int], *, to_the_end: bool) -> dict[str, Trial]:
-        """Return what `walk` would measure at some of its steps, by key, for the `measured` of another."""
-        position, found = Position(self), {}
-        for step in self.steps[: self.steps.index(max(steps)) + 1]:
-            if step in steps:
-                key = self.key(step, candidate, position)
-                found[key] = replace(self.trial(step, candidate, position), cached=False)
-                if self._ends(found[key], to_the_end):
-                    break
             position = position.after(step, candidate)
         return found
 
-    def _ends(self, trial: Trial, to_the_end: bool) -> bool:
-        return not (to_the_end or self.judge.bounds(self.steps[0]).judge(trial.figures).kept)
+    def until_broken(self, to_the_end: bool) -> Callable[[Trial], bool]:
+        """Return whether a walk goes on after a trial: to the end, or until a bound is broken."""
+        bounds = self.judge.bounds(self.steps[0])
+        return lambda trial: to_the_end or bounds.judge(trial).kept
 
 
 class Position:

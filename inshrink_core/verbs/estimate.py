@@ -707,7 +707,7 @@ def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
 
 def _encode(sample: _Sample, chain: ChainConfig, steps: Sequence[int]) -> Iterator[_Row]:
     """Encode a stretch of a run in closed loop."""
-    from inshrink_core.search.measure import encode_chain, scaled_damage, scaled_nbytes
+    from inshrink_core.search.measure import encode_chain
     from inshrink_core.search.quadratic import sensitivities
 
     run, keys = sample.run, sample.keys
@@ -719,8 +719,8 @@ def _encode(sample: _Sample, chain: ChainConfig, steps: Sequence[int]) -> Iterat
         yield _Row(
             step,
             checkpoint.raw_bytes(MODEL_ROLES),
-            scaled_nbytes(one, checkpoint),
-            scaled_damage(one, checkpoint, h),
+            one.scaled_nbytes,
+            one.scaled_damage(h),
             one.relative_error,
             number % chain.keyframe_every == 0,
             one.nbytes,
@@ -741,7 +741,7 @@ def _measured(trials: Sequence[Trial], chain: ChainConfig, steps: Sequence[int])
         key = json.dumps(one.config, sort_keys=True)
         if key not in same:
             same[key] = one.config.get("codec") == chain.codec and _is_config(one.config, chain)
-        if same[key] and not one.failure and one.partial is None:
+        if same[key] and not one.failure:
             found[one.step] = one
     if not set(steps) <= set(found):
         return None

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from itertools import pairwise
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run
     from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.search import Chain, ChainTrials
-    from inshrink_core.search.space import Candidate, Cube, Line, Space
+    from inshrink_core.search.space import Candidate, Cube, Line
     from inshrink_core.search.trials import Trial, TrialRunner
 
 __all__ = ["Search", "SearchReport", "describe", "search"]
@@ -57,7 +58,7 @@ _logger = logging.getLogger(__name__)
 _SHOWN: Final = (
     *("step", "config", "ratio_weights", "drop", "divergence", "restore_cost"),
     *("restore_gain", "restore_noise"),
-    *("seconds", "failure", "partial"),
+    *("seconds", "failure"),
 )
 
 _NOTHING_BETTER: Final = (
@@ -70,9 +71,6 @@ _BY_STEP: Final = (
 )
 
 _IN_FILE: Final = "; {file} holds one configuration for all steps, so it has {held} in their place"
-
-_TRIALS_BY_STEP: Final = 2
-"""About how many trials a step takes that is written with settings of its own."""
 
 _NOTHING_SAID: Final = (
     "the previous checkpoint, in the place of each one, keeps the bounds at every step: they say nothing,"
@@ -125,8 +123,6 @@ class SearchReport(Report):
         What was promised, a divergence bound that was added included.
     target_ratio
         The ratio that was asked for; None where bounds were.
-    strategy
-        How was looked: ``allocation``, a line and factors of layer types; ``walk``, a cube; ``ratio``.
     metric, direction
         What the drop is of.
     steps
@@ -137,9 +133,9 @@ class SearchReport(Report):
         Trials measured now; those of the log cost nothing.
     trials
         Everything that is known of this search's chains, in the order of measuring.
-    rank_correlation, drop_rank_correlation
-        Between the quadratic model's prediction and what was measured, of divergences where there are any
-        and of drops; None for too few trials.
+    rank_correlation
+        Between the quadratic model's prediction and what was measured, of divergences where there are any,
+        else of drops; None for too few trials.
     seconds
         Wall time.
     log
@@ -160,7 +156,6 @@ class SearchReport(Report):
     binding: Binding | None
     bounds: Bounds
     target_ratio: float | None
-    strategy: str
     metric: str
     direction: str
     steps: tuple[int, ...]
@@ -168,7 +163,6 @@ class SearchReport(Report):
     evaluations: int
     trials: tuple[Trial, ...]
     rank_correlation: float | None
-    drop_rank_correlation: float | None
     seconds: float
     log: Path | None
     notes: tuple[str, ...] = ()
@@ -231,7 +225,8 @@ class SearchReport(Report):
         if n_stale := len(self.uninformative):
             yield "says nothing", f"{n_stale} steps, where the previous checkpoint keeps them too"
         yield "evaluations", f"{count(self.evaluations)}, {len(self.trials)} trials known"
-        yield "predicted order", _correlation(self.rank_correlation, self.drop_rank_correlation)
+        known = self.rank_correlation
+        yield "predicted order", "" if known is None else f"rank correlation {plain(known, 2)}"
         yield "time", f"{duration(self.seconds)} on {self.device}"
         yield "trials", str(self.log or "not kept")
         if self.is_best_by_step:
@@ -293,13 +288,6 @@ def _binding(chain: Chain, bounds: Bounds) -> Binding | None:
     return max(found, key=lambda one: one.usage, default=None)
 
 
-def _correlation(figures: float | None, drops: float | None) -> str:
-    """Return how far the order of two predictions can be trusted."""
-    if figures is None and drops is None:
-        return ""
-    return f"rank correlation {plain(figures, 2)}, of drops {plain(drops, 2)}"
-
-
 def describe(config: Mapping[str, Any]) -> str:
     """Return a configuration in a few words: its settings, and those of layer types.
 
@@ -339,8 +327,6 @@ class Search(
         user's cache where that cannot be written and for the bundled samples.
     budget
         Most configurations to try.
-    replicas
-        Evaluators asked side by side.
     gain
         Measure restore gain and noise of each trial too.
 
@@ -379,7 +365,6 @@ class Search(
     target_ratio: Annotated[float | None, Option(metavar="RATIO")] = None
     output: Annotated[PathLike | None, Option(("--output", "-o"), metavar="FILE")] = None
     budget: Annotated[int | None, Option(least=1)] = None
-    replicas: Annotated[int, Option(least=1)] = 1
     gain: bool = True
 
     EXAMPLES: ClassVar = (
@@ -393,6 +378,7 @@ class Search(
         """Search."""
         from inshrink_core.execution import write_whole
         from inshrink_core.search.calibration import calibrate
+        from inshrink_core.search.choosing import MOST_TRIALS
         from inshrink_core.search.search import ChainTrials, best_reaching, best_within
         from inshrink_core.search.space import Line
         from inshrink_core.verbs.modes.trials import measured_by_workers
@@ -407,16 +393,15 @@ class Search(
             chains = ChainTrials(runner=runner, bounds=judge.bounds(chosen[0]), progress=self.progress)
             if self.is_shared_out:
                 chains.ahead = stack.enter_context(measured_by_workers(self, runner))
-            uninformative = tuple(step for step in chosen if chains.says_nothing_at(step))
+            uninformative = tuple(step for step in chosen if chains.is_uninformative(step))
             informative = len(uninformative) + 1 < len(chosen) or len(chosen) == 1
             notes, by_step = [], None
             if self.target_ratio is not None:
-                name, best = "ratio", best_reaching(chains, space, base.config, self.target_ratio)
+                best = best_reaching(chains, space, base.config, self.target_ratio)
                 default = chains.chain(_default(space, base), to_the_end=True)
             else:
-                name = "allocation" if isinstance(space, Line) else "walk"
                 is_own = isinstance(space, Line) and self.budget is None
-                chains.after = _TRIALS_BY_STEP * len(chosen) if is_own else 0
+                chains.after = MOST_TRIALS * len(chosen) if is_own else 0
                 best = best_within(chains, space, base.config, self.budget, informative=informative)
                 notes += [] if informative else [_NOTHING_SAID]
                 default = chains.chain(_default(space, base), to_the_end=True)
@@ -426,7 +411,6 @@ class Search(
                 if is_own:
                     by_step = self._by_step(opened, base, chains)
             trials = tuple({id(one): one for chain in chains.known.values() for one in chain.trials}.values())
-            calibration = calibrate(trials)
             report = SearchReport(
                 best=best,
                 ratio_total=None if best is None else chains.ratio_total(best),
@@ -436,15 +420,13 @@ class Search(
                 binding=None if self.target_ratio is not None else _binding(best or default, chains.bounds),
                 bounds=chains.bounds,
                 target_ratio=self.target_ratio,
-                strategy=name,
                 metric=judge.metric,
                 direction=judge.direction,
                 steps=chosen,
                 uninformative=uninformative,
                 evaluations=chains.evaluations,
                 trials=trials,
-                rank_correlation=calibration.rank_correlation,
-                drop_rank_correlation=calibration.drop_rank_correlation,
+                rank_correlation=calibrate(trials).rank_correlation,
                 seconds=time.perf_counter() - started,
                 log=runner.log.path if runner.log else None,
                 notes=tuple(notes),
@@ -461,7 +443,7 @@ class Search(
             write_whole(target, json.dumps(document, indent=1) + "\n")
         # The trials are in a log of their own, by which the next search goes on.
         asked = {"codec": base.codec, "config": runner.base.record()["config"], "steps": list(chosen)}
-        asked |= {"bounds": document["bounds"], "target_ratio": self.target_ratio, "strategy": name}
+        asked |= {"bounds": document["bounds"], "target_ratio": self.target_ratio}
         question = {**asked, "evaluator": evaluator.digest, "name": evaluator.name}
         Measurements.of_run(opened, make=True).add("search", question, document | {"trials": []})
         return report
@@ -474,6 +456,7 @@ class Search(
         from inshrink_core.execution import parse_record
         from inshrink_core.search.bounded import BoundedWriter, written_bounded
         from inshrink_core.search.bounds import FIGURES
+        from inshrink_core.search.choosing import MOST_TRIALS
 
         runner = chains.runner
         judge, steps, known = runner.judge, runner.steps, Measurements.of_run(run, make=True)
@@ -484,16 +467,16 @@ class Search(
         if found is not None:
             with contextlib.suppress(LookupError, TypeError, ValueError):
                 return parse_record(ByStep, found.document)
-        before = judge.evaluations
-        places = {step: place for place, step in enumerate(steps, 1)}
+        before, tried = judge.evaluations, Counter[int]()
+        places = {step: place for place, step in enumerate(steps)}
 
-        def told_of(trial: Trial) -> None:
-            n_tried, place = judge.evaluations - before, places[trial.step]
-            left = round(n_tried / place * (len(steps) - place))
-            chains.tell(trial, chains.evaluations + n_tried, left)
+        def report(trial: Trial) -> None:
+            tried[trial.step] += 1
+            left = MOST_TRIALS * (len(steps) - places[trial.step]) - tried[trial.step]
+            chains.report(trial, chains.evaluations + tried.total(), left)
 
         following = dict(pairwise(steps)).get
-        bounded = BoundedWriter(base, judge, run.__getitem__, following=following, on_trial=told_of)
+        bounded = BoundedWriter(base, judge, run.__getitem__, following=following, on_trial=report)
         try:
             size = written_bounded(bounded, base, map(run.__getitem__, steps), runner.foreseen)
         except CheckFailedError as error:
@@ -513,7 +496,6 @@ class Search(
     def begun(self, *, keeps: bool = True) -> Iterator[_Begun]:
         """Open the run and its evaluators; trials are kept in a file where it `keeps` them."""
         from inshrink_core.chain import FrameEncoder
-        from inshrink_core.chain.defaults import factors_of
         from inshrink_core.checkpoint import MODEL_ROLES
         from inshrink_core.search.judge import Judge
         from inshrink_core.search.search import choose_steps, trial_log_of
@@ -523,21 +505,19 @@ class Search(
         opened = self.opened_run(self.run).attributed()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         base = self.chain_config(device=self.device, threads=self.threads)
-        factors, bare = factors_of(base)
         layers = {one.layer for one in opened[chosen[0]].specs if one.role in MODEL_ROLES}
-        space = space_of(base.codec, layers, factors)
-        judges = [self.resolve(opened) for _ in range(self.replicas)]
+        space = space_of(base.codec, layers)
         path = trial_log_of(opened, None if self.output is None else Path(self.output)) if keeps else None
         log = TrialLog(path, checkpoint_digest(opened[opened.steps[0]]))
-        with Judge(judges, opened.__getitem__, self.bounds) as judge:
+        with Judge(self.resolve(opened), opened.__getitem__, self.bounds) as judge:
             runner = TrialRunner(
                 checkpoints=opened.__getitem__,
                 steps=chosen,
-                base=bare,
+                base=base,
                 judge=judge,
                 log=log,
                 with_gain=self.gain,
-                foreseen=FrameEncoder(bare).look_ahead(chosen, opened.__getitem__),
+                foreseen=FrameEncoder(base).look_ahead(chosen, opened.__getitem__),
             )
             yield _Begun(opened, space, base, runner)
 
@@ -573,11 +553,11 @@ class _Begun(NamedTuple):
     runner: TrialRunner
 
 
-def _default(space: Space[Any], base: ChainConfig) -> Candidate:
+def _default(space: Cube | Line, base: ChainConfig) -> Candidate:
     """Return the configuration that a run is written with where nobody searches."""
     from inshrink_core.search.space import Candidate
 
-    point = space.point_of(base.config)
+    point: Any = space.point_of(base.config)
     return Candidate(codec=base.codec) if point is None else space.candidate(point)
 
 

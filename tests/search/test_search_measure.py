@@ -23,13 +23,12 @@ from inshrink_core.errors import ConfigError, EvaluatorError
 from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge, evaluator_digest
-from inshrink_core.search.measure import RatioEstimate, encode_chain, encode_step, following, sample_keys
-from inshrink_core.search.quadratic import allocate
-from inshrink_core.search.search import ChainTrials, estimate_ratio
+from inshrink_core.search.measure import encode_chain, encode_step, following, sample_keys, step_ratio
+from inshrink_core.search.search import estimate_ratio
 from inshrink_core.search.space import Candidate, space_of
 from inshrink_core.search.trials import Position, TrialLog, TrialRunner
 from inshrink_core.verbs.compress import compress
-from tests.builders import memory_checkpoint, seeded
+from tests.builders import memory_checkpoint
 from tests.runs import write_run
 from tests.search.evaluators import InProcess
 
@@ -115,7 +114,7 @@ class Asked:
 
     def __init__(self, run, tmp_path, log=None, told=None, gain=False, **options):
         self.evaluator = InProcess(tmp_path, **options)
-        self.judge = Judge([self.evaluator], run.__getitem__, Bounds(max_drop=0.01))
+        self.judge = Judge(self.evaluator, run.__getitem__, Bounds(max_drop=0.01))
         self.runner = TrialRunner(
             checkpoints=run.__getitem__,
             steps=run.steps,
@@ -219,21 +218,6 @@ def test_a_state_whose_metric_is_not_finite_is_a_failure_and_the_original_an_err
         asked.judge.original(10)
 
 
-def test_replicas_measure_chains_side_by_side_to_the_same_end(run, tmp_path, ask):
-    cube = space_of("qd", frozenset())
-    alone = ask()
-    alone.runner.base = base("qd")
-    both = ask()
-    both.judge.close()
-    both.judge = Judge([InProcess(tmp_path), InProcess(tmp_path)], run.__getitem__, Bounds(max_drop=0.01))
-    both.runner.base, both.runner.judge = base("qd"), both.judge
-    outcomes = [
-        ChainTrials(runner=one.runner, bounds=one.judge.bounds(5)).outcomes(cube)(cube.points()[:4])
-        for one in (alone, both)
-    ]
-    assert outcomes[0] == outcomes[1]
-
-
 def test_estimated_ratios_are_within_five_percent_of_real_ones(run, tmp_path, ask):
     asked = ask()
     for coarseness in (1.0, 2.5, 6.0):
@@ -275,43 +259,15 @@ def test_a_sample_without_the_tensors_of_an_override_is_encoded_all_the_same(run
         encode_step(elsewhere, run[5], ChainState())
 
 
-def test_the_ratio_of_a_step_is_estimated_once_for_each_candidate(run):
-    estimate = RatioEstimate(base(), run[5], ChainState(), None)
-    assert estimate(LINE.candidate(LatticeCodec().coarseness)) == pytest.approx(
-        encode_step(base(), run[5], ChainState()).ratio_weights, rel=0.01
+def test_the_ratio_of_a_step_is_estimated(run):
+    fine, default, coarse = (
+        step_ratio(LINE.candidate(value).chain_config(base()), run[5], ChainState(), None)
+        for value in (1.0, LatticeCodec().coarseness, 6.0)
     )
-    assert estimate(LINE.candidate(6.0)) > estimate(LINE.candidate(1.0))
+    assert default == pytest.approx(encode_step(base(), run[5], ChainState()).ratio_weights, rel=0.01)
+    assert coarse > fine
 
 
 def test_gain_is_none_where_there_is_no_state_before(run):
     found = step_gain(base(), run[5], run[10], ChainState())
     assert (found.gain, found.noise) == (None, None)
-
-
-def allocated(h_linear):
-    tensors = {"c.weight": seeded((8, 16, 3, 3), 0), "fc.weight": seeded((64, 64), 1)}
-    moved = {key: tensor + 0.1 * seeded(tuple(tensor.shape), 5) for key, tensor in tensors.items()}
-    first, second = memory_checkpoint(1, tensors), memory_checkpoint(2, moved)
-    plain = base()
-    *_, before = encode_chain(plain, [first])
-    state, index = following(before, keyframe=False)
-    h = {"c.weight": 1.0, "fc.weight": h_linear}
-    return allocate(LINE, 2.0, h, lambda one: encode_step(one.chain_config(plain), second, state, index))
-
-
-def test_allocation_makes_finer_what_the_loss_minds_more():
-    found = allocated(100.0)
-    assert found.factors["linear"] < found.factors["convolution"]
-    assert found.predicted_gain > 1.01
-    other = allocated(0.01)
-    assert other.factors["linear"] > other.factors["convolution"]
-
-
-def test_allocation_leaves_one_layer_type_alone(run):
-    checkpoint = memory_checkpoint(1, {"fc.weight": seeded((64, 64), 1)})
-
-    def encode(candidate):
-        return encode_step(candidate.chain_config(base()), checkpoint, ChainState())
-
-    found = allocate(LINE, 2.0, {"fc.weight": 1.0}, encode)
-    assert found.factors == {}

@@ -23,6 +23,7 @@ from inshrink_core.execution.tasks import at_end
 from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.calibration import DROP_PER_NAT
+from inshrink_core.search.choosing import MOST_TRIALS
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import known_trials
 from inshrink_core.search.space import Candidate
@@ -156,15 +157,13 @@ def test_the_first_step_is_as_coarse_as_its_bounds_allow_where_the_next_one_in_i
 def test_the_same_restored_state_is_evaluated_once(run, evaluator):
     step = run.steps[0]
     base = make_chain_config("", "lattice", None, None, 32, "cpu", 1)
-    with Judge([evaluator], run.__getitem__, Bounds(max_divergence=1e-3)) as judge:
+    with Judge(evaluator, run.__getitem__, Bounds(max_divergence=1e-3)) as judge:
         runner = TrialRunner(checkpoints=run.__getitem__, steps=(step,), base=base, judge=judge, log=None)
         position = Position(runner, ChainState())
-        # One step of 2.5 for all tensors, said in two ways.
+        # Coarsenesses so near to each other that every step size is the same.
         one = runner.trial(step, Candidate(codec="lattice", settings={"coarseness": 2.5}), position)
         asked = evaluator.asked
-        override = {"match": "*", "coarseness": 2.5}
-        candidate = Candidate(codec="lattice", settings={"coarseness": 1.0}, overrides=(override,))
-        other = runner.trial(step, candidate, position)
+        other = runner.trial(step, Candidate(codec="lattice", settings={"coarseness": 2.500001}), position)
     assert evaluator.asked == asked
     assert judge.evaluations == 1
     assert (one.drop, one.divergence) == (other.drop, other.divergence)
@@ -239,7 +238,6 @@ def test_a_search_finds_a_configuration_that_compress_takes_and_that_keeps_the_b
     assert {"config", "ratio_weights", "drop", "divergence"} <= set(best)
     assert best["divergence"] <= 1e-3
     assert report.evaluations == len(report.trials)
-    assert -1 <= document["drop_rank_correlation"] <= 1
     assert document["rank_correlation"] > 0.5
     assert {"config", "ratio_weights", "drop", "divergence", "step"} <= set(document["trials"][0])
     settings = {**best["config"]["settings"], "overrides": best["config"].get("override", [])}
@@ -315,7 +313,6 @@ def test_a_walk_measures_few_chains_of_the_cube(run, tmp_path, evaluator):
         run, codec="inshrinkerator", max_divergence=3e-3, output=tmp_path / "s.json", steps=run.steps[:2],
         gain=False,
     )  # fmt: skip
-    assert found.strategy == "walk"
     chains = {json.dumps(trial.config) for trial in found.trials}
     assert len(chains) <= 0.1 * 216
     assert found.best.divergence <= 3e-3
@@ -367,7 +364,7 @@ def as_found(report):
     "asked",
     [
         {"max_divergence": 1e-3},
-        {"max_divergence": 1e-3, "codec": "inshrinkerator", "replicas": 2, "budget": 4},
+        {"max_divergence": 1e-3, "codec": "inshrinkerator", "budget": 4},
         {"target_ratio": 20.0},
     ],
 )
@@ -516,9 +513,7 @@ def test_without_an_output_trials_are_kept_inside_of_the_run(tmp_path, evaluator
 def test_an_estimate_equals_what_was_measured_and_is_corrected_in_the_same_way_beside_it(
     run, tmp_path, evaluator
 ):
-    # So few chains that none has factors of layer types.
-    found = search(run, max_divergence=1e-3, budget=4, output=tmp_path / "s.json", gain=False)
-    assert not any("override" in trial.config for trial in found.trials)
+    found = search(run, max_divergence=1e-3, output=tmp_path / "s.json", gain=False)
     whole = {json.dumps(trial.config) for trial in found.trials if trial.step == run.steps[-1]}
     assert len(whole) > 1
     for config in whole:
@@ -555,12 +550,17 @@ def test_a_finished_search_is_told_of_while_another_one_is_interrupted(tmp_path,
     assert len(known_trials(own)) == len(finished.trials) + 1
 
 
-def test_no_more_evaluations_follow_than_are_told(run, tmp_path, evaluator):
+def test_no_more_evaluations_follow_than_are_told(tmp_path, evaluator):
+    run = open_run(write_run(tmp_path / "run", n_steps=3))  # Nothing is known of it.
     seen = []
     search(run, max_divergence=1e-3, output=tmp_path / "s.json", gain=False, progress=seen.append)
-    assert len(seen) <= seen[0].total
-    totals = [now.total for now in seen if now.found is not None]
+    assert [now.done for now in seen] == list(range(1, len(seen) + 1))
+    totals = [now.total for now in seen]
     assert totals == sorted(totals, reverse=True)
+    assert totals[-1] >= len(seen)
+    by_step = [now for now in seen if now.found is None]
+    assert {now.step for now in by_step} == set(run.steps)
+    assert totals[-1] - len(seen) < MOST_TRIALS
 
 
 def test_without_bounds_a_search_promises_what_compress_does(run, tmp_path, evaluator):

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,29 +46,29 @@ def measured_by_workers(request: Any, runner: TrialRunner) -> Iterator[Ahead]:
     Candidates that are asked for together are independent. Of one, each worker evaluates some of the steps,
     and encodes all that lead there: a chain. It ends at the first of its own that breaks the bounds.
     """
-    engine, asked = engine_for(request), with_fields(sendable(request), replicas=1)
+    engine, asked = engine_for(request), sendable(request)
 
     def ahead(candidates: Sequence[Candidate], to_the_end: bool) -> None:
-        steps_of = {one.digest: runner.unknown(one, to_the_end=to_the_end) for one in candidates}
-        left = [one for one in candidates if steps_of[one.digest]]
+        keys = {one.digest: runner.unknown(one, runner.until_broken(to_the_end)) for one in candidates}
+        left = [one for one in candidates if keys[one.digest]]
 
         def tasks(about: int, threads: int) -> Sequence[Task]:
             each = -(-about // len(left))
-            shares = ((one, steps_of[one.digest][at::each]) for one in left for at in range(each))
+            shares = ((one, list(keys[one.digest])[at::each]) for one in left for at in range(each))
             given = with_fields(asked, threads=threads) | {"to_the_end": to_the_end}
             arguments = [given | {"candidate": asdict(one), "steps": steps} for one, steps in shares if steps]
             return [Task(_PERFORM, argument, str(Path.cwd())) for argument in arguments]
 
         if left:
-            for found in perform(Work(tasks, request.workers, request.threads)):
-                runner.measured.update(found)
+            for digest, trials in perform(Work(tasks, request.workers, request.threads)):
+                runner.measured |= {keys[digest][one.step]: replace(one, cached=False) for one in trials}
 
     with engine.opened() as perform:
         yield ahead
 
 
-def perform_trials(asked: Any, progress: OnProgress) -> dict[str, Trial]:
-    """Measure some steps of a candidate, in a worker."""
+def perform_trials(asked: Any, progress: OnProgress) -> tuple[str, list[Trial]]:
+    """Measure some steps of a candidate, in a worker; return its digest and the trials."""
     from inshrink_core.search.space import Candidate
 
     search = json.dumps([asked["request"], asked["trusted"]])
@@ -76,8 +76,9 @@ def perform_trials(asked: Any, progress: OnProgress) -> dict[str, Trial]:
         _close()
         _open[search] = at_end.enter_context(received(asked).begun(keeps=False)).runner
         atexit.register(_close)
-    candidate = Candidate(**asked["candidate"] | {"overrides": tuple(asked["candidate"]["overrides"])})
-    return _open[search].some(candidate, asked["steps"], to_the_end=asked["to_the_end"])
+    candidate = Candidate(**asked["candidate"])
+    runner = _open[search]
+    return candidate.digest, runner.walk(candidate, runner.until_broken(asked["to_the_end"]), asked["steps"])
 
 
 def _close() -> None:
