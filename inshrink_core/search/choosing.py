@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.chain import ChainConfig, PreparedFrame, stored_view
+from inshrink_core.chain import ChainConfig, ChainState, PreparedFrame, stored_view
 from inshrink_core.chain.append import WORTHWHILE
 from inshrink_core.checkpoint import Checkpoint, LayerType
 from inshrink_core.codec import FALLBACK_CODEC, get_codec
@@ -16,7 +16,7 @@ from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import frame_overhead, step_ratio
 from inshrink_core.search.promise import StepBounds
 from inshrink_core.search.space import Candidate, Cube, CubePoint, Line, space_of
-from inshrink_core.search.trials import OnTrial, Position, Trial, TrialRunner, TriedFrame
+from inshrink_core.search.trials import Measurer, OnTrial, Trial, TriedFrame
 from inshrink_core.search.walk import Outcome, Walk, follow_line, walk_cube, walk_line
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Decision(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class StepTrials:
+class StepTrials(Measurer):
     """Candidates for the next frame of a chain, each encoded in memory and evaluated.
 
     Parameters
@@ -56,28 +56,38 @@ class StepTrials:
         The chain, the next checkpoint, and whether its frame is a keyframe.
     target
         The bounds of the step.
-    runner, position
-        What measures a candidate, and what it is encoded relative to.
+    state, index
+        What it is encoded against, and the index it inherits from.
+    on_trial
+        Called after each trial.
     """
 
     chain: ChainWriter
     checkpoint: Checkpoint
     keyframe: bool
     target: Bounds
-    runner: TrialRunner
-    position: Position
+    state: ChainState
+    index: FrameIndex | None
+    on_trial: OnTrial | None
+    _best: tuple[float, str, PreparedFrame] | None = None
 
     def outcome(self, point: Any, candidate: Candidate) -> Outcome[Any]:
         """Encode a candidate, evaluate it, and hold its frame if it is the best so far."""
-        trial = self.runner.trial(self.checkpoint.step, candidate, self.position)
+        trial, encoded, tried = self.measured(candidate, self.checkpoint, self.state, self.index)
+        if self.on_trial is not None:
+            self.on_trial(trial)
         verdict = self.target.judge(trial)
-        self.position.keep(candidate, trial.ratio_weights if verdict.kept else -math.inf)
-        return Outcome(point, verdict.kept, trial.ratio_weights, verdict.usage, (candidate, trial))
+        ratio = trial.ratio_weights if verdict.kept else -math.inf
+        if self._best is None or self._best[0] < ratio:
+            frame = PreparedFrame(encoded.chain, self.checkpoint, self.state, encoded.plan, encoded.results)
+            self._best = ratio, candidate.digest, frame
+        return Outcome(point, verdict.kept, trial.ratio_weights, verdict.usage, (candidate, trial, tried))
 
     def decision(self, outcome: Outcome[Any]) -> Decision:
         """Return a measured candidate as a decision."""
-        candidate, trial = outcome.result
-        tried, frame = self.position.tried.get(candidate.digest), self.position.frame_of(candidate)
+        candidate, trial, tried = outcome.result
+        held = self._best is not None and self._best[1] == candidate.digest
+        frame = self._best[2] if self._best is not None and held else None
         return Decision(self.keyframe, candidate, trial, self.target.judge(trial), tried, frame)
 
 
@@ -172,24 +182,17 @@ class Chooser:
     ) -> StepTrials:
         # Where usage alone decides, sizes are not measured.
         is_sized = not (self.follows and self._informed and isinstance(self.space, Line))
-        runner = TrialRunner(
-            checkpoints=lambda _: checkpoint,
-            steps=(checkpoint.step,),
+        return StepTrials(
             base=self.base,
             judge=self.judge,
-            log=None,
             sized=is_sized,
-            on_trial=self.on_trial,
-        )
-        state = chain.state(keyframe=keyframe, specs=checkpoint.specs)
-        index = None if keyframe or not is_sized else self._index_of_parent(chain, checkpoint)
-        return StepTrials(
             chain=chain,
             checkpoint=checkpoint,
             keyframe=keyframe,
             target=target,
-            runner=runner,
-            position=Position(runner, state, index),
+            state=chain.state(keyframe=keyframe, specs=checkpoint.specs),
+            index=None if keyframe or not is_sized else self._index_of_parent(chain, checkpoint),
+            on_trial=self.on_trial,
         )
 
     def _index_of_parent(self, chain: ChainWriter, checkpoint: Checkpoint) -> FrameIndex:
@@ -238,10 +241,11 @@ class Chooser:
             return self._outcome(point, step)
 
         if isinstance(space, Cube):
-            cube, against = space, step.position.state()
+            cube = space
 
             def ratio_of(point: CubePoint) -> float:
-                return step_ratio(cube.candidate(point).chain_config(self.base), step.checkpoint, *against)
+                chain = cube.candidate(point).chain_config(self.base)
+                return step_ratio(chain, step.checkpoint, step.state, step.index)
 
             return walk_cube(Walk(outcome, None, known), cube, ratio_of, self.last)
         walk = Walk(outcome, MOST_TRIALS - 2, known)

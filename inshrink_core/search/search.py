@@ -7,33 +7,42 @@ breaks a bound, so a hopeless one costs few evaluations.
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from inshrink_core.checkpoint import MODEL_ROLES
+from inshrink_core.archive.document import pack_value
+from inshrink_core.chain import ChainState, step_gain
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution import open_regular, results_folder
 from inshrink_core.execution.progress import Progress
 from inshrink_core.formats import Run, unreadable_error
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.measure import (
+    EncodedStep,
     encode_chain,
+    encode_step,
     estimate_rest,
+    following,
     in_proportion,
     middle_of,
     sample_keys,
 )
+from inshrink_core.search.quadratic import damage_of, sensitivities
 from inshrink_core.search.space import Candidate, Cube, CubePoint, Line
-from inshrink_core.search.trials import Trial, TrialLog, TrialRunner, checkpoint_digest
+from inshrink_core.search.trials import Measurer, Trial, TrialLog, checkpoint_digest
 from inshrink_core.search.walk import Outcome, Walk, walk_cube, walk_line
 
 if TYPE_CHECKING:
+    from inshrink_core.archive.index import FrameIndex
     from inshrink_core.codec import AnyCodec
 
 
@@ -195,27 +204,29 @@ class Chain:
         }
 
 
-Ahead = Callable[[Sequence[Candidate], bool], None]
-"""Has candidates measured where their trials are not known: to the end, or until a bound is broken."""
-
-
 @dataclass(kw_only=True)
-class ChainTrials:
+class ChainTrials(Measurer):
     """Measures points of a space by whole chains.
 
     Parameters
     ----------
-    runner
-        The run, the evaluator and the log.
-    bounds
-        The bounds of every step.
+    checkpoints
+        The originals, by step.
+    steps
+        Steps of the chain, ascending.
+    log
+        Trials there are already, and where new ones go.
+    with_gain
+        Measure restore gain and noise too, which costs an encoding a trial.
+    foreseen
+        What the chain's first frame is planned with (`inshrink_core.chain.FrameEncoder.look_ahead`).
     progress
         Called after each trial.
-    ahead
-        Called before candidates are measured: has workers measure trials that `runner` then only takes.
 
     Attributes
     ----------
+    bounds
+        The bounds of every step, completed by the evaluator.
     known
         Chains measured so far, by the configuration's digest.
     evaluations
@@ -226,15 +237,24 @@ class ChainTrials:
         Trials that follow these chains at most.
     """
 
-    runner: TrialRunner
-    bounds: Bounds
+    checkpoints: Callable[[int], Checkpoint]
+    steps: tuple[int, ...]
+    log: TrialLog
+    with_gain: bool = False
+    foreseen: Any = None
     progress: OnSearch | None = None
-    ahead: Ahead = lambda candidates, to_the_end: None
+    bounds: Bounds = field(init=False)
     known: dict[str, Chain] = field(default_factory=dict)
     evaluations: int = 0
     most: int = 1
     after: int = 0
     _begun: float = field(default_factory=time.perf_counter)
+    _digests: dict[int, str] = field(default_factory=dict)
+    _h: dict[int, Mapping[str, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.bounds = self.judge.bounds(self.steps[0])
+        self._before = dict(zip(self.steps[1:], self.steps, strict=False))
 
     def report(self, trial: Trial, done: int, left: int, found: Mapping[str, Any] | None = None) -> None:
         """Report a trial: how many were measured, and are left at most."""
@@ -258,7 +278,7 @@ class ChainTrials:
         """Whether the previous checkpoint keeps the bounds at a step too."""
         if not self.bounds.given:
             return False
-        stale = self.runner.judge.stale(step, self.runner.before(step))
+        stale = self.judge.stale(step, self._before.get(step))
         return stale is not None and self.bounds.judge(stale).kept
 
     def walk(self, space: Cube | Line, budget: int | None) -> Walk[Any]:
@@ -276,22 +296,64 @@ class ChainTrials:
         known = self.known.get(candidate.digest)
         if known is not None and (known.whole or not to_the_end):
             return known
-        n_steps, goes_on = len(self.runner.steps), self.runner.until_broken(to_the_end)
-        # A chain that was given up and goes on to its end takes what it had left.
+        n_steps = len(self.steps)
         others = n_steps * max(0, self.most - 1 - len(self.known)) + self.after
-
-        def after(trial: Trial) -> bool:
+        trials: list[Trial] = []
+        for place, trial in enumerate(self._trials(candidate), 1):
+            trials.append(trial)
             if not trial.cached:
                 self.evaluations += 1
-                left = n_steps - 1 - self.runner.steps.index(trial.step) + others
-                self.report(trial, self.evaluations, left, found=trial.to_json())
-            return goes_on(trial)
-
-        self.ahead([candidate], to_the_end)
-        trials = tuple(self.runner.walk(candidate, after))
-        chain = Chain(candidate=candidate, trials=trials, whole=len(trials) == n_steps)
+                self.report(trial, self.evaluations, n_steps - place + others, found=trial.to_json())
+            if not (to_the_end or self.bounds.judge(trial).kept):
+                break
+        chain = Chain(candidate=candidate, trials=tuple(trials), whole=len(trials) == n_steps)
         self.known[candidate.digest] = chain
         return chain
+
+    def _trials(self, candidate: Candidate) -> Iterator[Trial]:
+        """Yield the trials of a chain with one configuration, from the log or measured now.
+
+        A trial depends on all checkpoints so far. Steps whose trials are in the log are encoded only where a
+        later one is measured.
+        """
+        chain = candidate.chain_config(self.base)
+        every, before, n_encoded = chain.keyframe_every, None, 0
+        record = json.dumps(chain.record() | {"keyframe_every": every}, sort_keys=True)
+        key = hashlib.sha256(pack_value([record, self.foreseen, self.judge.digest]))
+
+        def against(before: EncodedStep | None, place: int) -> tuple[ChainState, FrameIndex | None]:
+            return following(before, keyframe=place % every == 0, foreseen=self.foreseen)
+
+        for place, step in enumerate(self.steps):
+            key.update(self._digest(step).encode())
+            known = self.log.get(key.hexdigest()[:32])
+            if known is not None:
+                yield replace(known, config=self.document(candidate), cached=True)
+                continue
+            for missing in range(n_encoded, place):
+                checkpoint = self.checkpoints(self.steps[missing])
+                before = encode_step(chain, checkpoint, *against(before, missing))
+            state, index = against(before, place)
+            trial, before, _ = self.measured(candidate, self.checkpoints(step), state, index)
+            n_encoded = place + 1
+            trial = replace(trial, damage=damage_of(before.squared_errors, self._h_of(step)))
+            if self.with_gain and step in self._before:
+                originals = self.checkpoints(self._before[step]), self.checkpoints(step)
+                gain = step_gain(chain, *originals, state)
+                trial = replace(trial, restore_gain=gain.gain, restore_noise=gain.noise)
+            self.log.add(key.hexdigest()[:32], trial)
+            yield trial
+
+    def _digest(self, step: int) -> str:
+        if step not in self._digests:
+            self._digests[step] = checkpoint_digest(self.checkpoints(step))
+        return self._digests[step]
+
+    def _h_of(self, step: int) -> Mapping[str, float]:
+        if step not in self._h:
+            previous = self.checkpoints(self._before[step]) if step in self._before else None
+            self._h[step] = sensitivities(self.checkpoints(step), previous)
+        return self._h[step]
 
     def keeps(self, chain: Chain) -> bool:
         """Whether every step is there, and keeps the bounds."""
@@ -299,34 +361,24 @@ class ChainTrials:
 
     def ratio_total(self, best: Chain) -> float | None:
         """Estimate the ratio of everything: trials measure the weights alone."""
-        runner = self.runner
-        checkpoints = [runner.checkpoints(step) for step in middle_of(runner.steps)]
-        chain = best.candidate.chain_config(runner.base)
-        rest = estimate_rest(chain, checkpoints, len(runner.steps), sample_keys(checkpoints[0]))
+        checkpoints = [self.checkpoints(step) for step in middle_of(self.steps)]
+        chain = best.candidate.chain_config(self.base)
+        rest = estimate_rest(chain, checkpoints, len(self.steps), sample_keys(checkpoints[0]))
         raw = sum(trial.raw_weights for trial in best.trials)
         return rest.ratio_total(raw, sum(trial.weights_nbytes for trial in best.trials))
 
+    def ratio(self, candidate: Candidate, n_steps: int | None = None) -> float:
+        """Estimate the ratio of a chain from a sample of its tensors, without the evaluator.
 
-def estimate_ratio(runner: TrialRunner, candidate: Candidate, n_steps: int | None = None) -> float:
-    """Estimate the ratio of a chain from a sample of its tensors at a few of its steps.
-
-    Parameters
-    ----------
-    runner
-        The run, and how frames are made.
-    candidate
-        The configuration.
-    n_steps
-        Consecutive steps to encode, from the middle of the run; by default a keyframe and two deltas.
-    """
-    steps = middle_of(runner.steps) if n_steps is None else middle_of(runner.steps, n_steps)
-    checkpoints = [runner.checkpoints(step) for step in steps]
-    chain = candidate.chain_config(runner.base)
-    encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]), runner.foreseen)
-    sizes = [one.scaled_nbytes for one in encoded]
-    raw = sum(checkpoint.raw_bytes(MODEL_ROLES) for checkpoint in checkpoints) / len(checkpoints)
-    total = in_proportion(sizes[:1], sizes[1:], len(runner.steps), runner.base.keyframe_every)
-    return len(runner.steps) * raw / total if total else 0.0
+        Encodes some consecutive steps from the middle of the run, by default a keyframe and two deltas.
+        """
+        steps = middle_of(self.steps) if n_steps is None else middle_of(self.steps, n_steps)
+        checkpoints, chain = [self.checkpoints(step) for step in steps], candidate.chain_config(self.base)
+        encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]), self.foreseen)
+        sizes = [one.scaled_nbytes for one in encoded]
+        raw = sum(checkpoint.raw_bytes(MODEL_ROLES) for checkpoint in checkpoints) / len(checkpoints)
+        total = in_proportion(sizes[:1], sizes[1:], len(self.steps), chain.keyframe_every)
+        return len(self.steps) * raw / total if total else 0.0
 
 
 def best_within(
@@ -370,18 +422,16 @@ def best_reaching(chains: ChainTrials, space: Cube | Line, config: AnyCodec, tar
         frontier = [p for p in reaching if not any(o != p and space.is_finer(o, p) for o in reaching)]
         candidates = [space.candidate(point) for point in sorted(frontier, key=ratio_of)[:_FRONTIER]]
     chains.most = len(candidates) + 1
-    chains.ahead(candidates, True)
     found = [chains.chain(one, to_the_end=True) for one in candidates]
     return min((one for one in found if one.ratio_weights >= target), key=_faithfulness, default=None)
 
 
 def _reaching_on_line(chains: ChainTrials, line: Line, start: float, target: float) -> list[Candidate]:
     """Return the finest value of a line that reaches a ratio, encoded at every step but not evaluated."""
-    runner = chains.runner
 
     def measure(point: float) -> Outcome[float]:
-        chain = line.candidate(point).chain_config(runner.base)
-        steps = encode_chain(chain, map(runner.checkpoints, runner.steps), foreseen=runner.foreseen)
+        chain = line.candidate(point).chain_config(chains.base)
+        steps = encode_chain(chain, map(chains.checkpoints, chains.steps), foreseen=chains.foreseen)
         sizes = [(one.raw_weights, one.weights_nbytes) for one in steps]
         raw, nbytes = map(sum, zip(*sizes, strict=True))
         ratio = raw / nbytes if nbytes else 0.0
@@ -393,7 +443,7 @@ def _reaching_on_line(chains: ChainTrials, line: Line, start: float, target: flo
 
 
 def _ratio_of(chains: ChainTrials, cube: Cube) -> Callable[[CubePoint], float]:
-    return functools.cache(lambda point: estimate_ratio(chains.runner, cube.candidate(point)))
+    return functools.cache(lambda point: chains.ratio(cube.candidate(point)))
 
 
 def _faithfulness(chain: Chain) -> tuple[float, float]:

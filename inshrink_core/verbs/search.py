@@ -32,7 +32,6 @@ from inshrink_core.text import (
 from inshrink_core.verbs.shared.groups import (
     Bounding,
     Computing,
-    OnEngine,
     PathLike,
     Reading,
     RunLike,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.search import Chain, ChainTrials
     from inshrink_core.search.space import Candidate, Cube, Line
-    from inshrink_core.search.trials import Trial, TrialRunner
+    from inshrink_core.search.trials import Trial
 
 __all__ = ["Search", "SearchReport", "describe", "search"]
 
@@ -309,9 +308,7 @@ def _short(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Search(
-    Stepping, Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, Request[SearchReport]
-):
+class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[SearchReport]):
     """Find the configuration of largest ratio whose restored steps keep a bound.
 
     Parameters
@@ -379,20 +376,15 @@ class Search(
         from inshrink_core.execution import write_whole
         from inshrink_core.search.calibration import calibrate
         from inshrink_core.search.choosing import MOST_TRIALS
-        from inshrink_core.search.search import ChainTrials, best_reaching, best_within
+        from inshrink_core.search.search import best_reaching, best_within
         from inshrink_core.search.space import Line
-        from inshrink_core.verbs.modes.trials import measured_by_workers
 
         started = time.perf_counter()
         self._check()
         target = None if self.output is None else Path(self.output)
-        with contextlib.ExitStack() as stack:
-            opened, space, base, runner = stack.enter_context(self.begun())
-            chosen, judge = runner.steps, runner.judge
+        with self._begun() as (opened, space, chains):
+            chosen, judge, base = chains.steps, chains.judge, chains.base
             evaluator = EvaluatorId(judge.spec, judge.digest)
-            chains = ChainTrials(runner=runner, bounds=judge.bounds(chosen[0]), progress=self.progress)
-            if self.is_shared_out:
-                chains.ahead = stack.enter_context(measured_by_workers(self, runner))
             uninformative = tuple(step for step in chosen if chains.is_uninformative(step))
             informative = len(uninformative) + 1 < len(chosen) or len(chosen) == 1
             notes, by_step = [], None
@@ -409,7 +401,7 @@ class Search(
                     best = default
                     notes.append(_NOTHING_BETTER)
                 if is_own:
-                    by_step = self._by_step(opened, base, chains)
+                    by_step = self._by_step(opened, chains)
             trials = tuple({id(one): one for chain in chains.known.values() for one in chain.trials}.values())
             report = SearchReport(
                 best=best,
@@ -428,7 +420,7 @@ class Search(
                 trials=trials,
                 rank_correlation=calibrate(trials).rank_correlation,
                 seconds=time.perf_counter() - started,
-                log=runner.log.path if runner.log else None,
+                log=chains.log.path,
                 notes=tuple(notes),
                 device=base.device,
                 output=target,
@@ -442,13 +434,13 @@ class Search(
         if target is not None:
             write_whole(target, json.dumps(document, indent=1) + "\n")
         # The trials are in a log of their own, by which the next search goes on.
-        asked = {"codec": base.codec, "config": runner.base.record()["config"], "steps": list(chosen)}
+        asked = {"codec": base.codec, "config": base.record()["config"], "steps": list(chosen)}
         asked |= {"bounds": document["bounds"], "target_ratio": self.target_ratio}
         question = {**asked, "evaluator": evaluator.digest, "name": evaluator.name}
         Measurements.of_run(opened, make=True).add("search", question, document | {"trials": []})
         return report
 
-    def _by_step(self, run: Run, base: ChainConfig, chains: ChainTrials) -> ByStep | None:
+    def _by_step(self, run: Run, chains: ChainTrials) -> ByStep | None:
         """Write the chain under the bounds somewhere temporary, each step with what is found for it.
 
         Measured once: it is kept among what is known of the run. None where the bounds cannot be kept so.
@@ -458,8 +450,8 @@ class Search(
         from inshrink_core.search.bounds import FIGURES
         from inshrink_core.search.choosing import MOST_TRIALS
 
-        runner = chains.runner
-        judge, steps, known = runner.judge, runner.steps, Measurements.of_run(run, make=True)
+        judge, steps, base = chains.judge, chains.steps, chains.base
+        known = Measurements.of_run(run, make=True)
         bounds = judge.bounds(steps[0])
         question = {"steps": list(steps), "chain": base.record() | {"keyframe_every": base.keyframe_every}}
         question |= {"bounds": bounds.to_json(), "evaluator": judge.digest}
@@ -478,7 +470,7 @@ class Search(
         following = dict(pairwise(steps)).get
         bounded = BoundedWriter(base, judge, run.__getitem__, following=following, on_trial=report)
         try:
-            size = written_bounded(bounded, base, map(run.__getitem__, steps), runner.foreseen)
+            size = written_bounded(bounded, base, map(run.__getitem__, steps), chains.foreseen)
         except CheckFailedError as error:
             _logger.info("nothing is known of settings by step: %s", error)
             return None
@@ -493,33 +485,34 @@ class Search(
         return told
 
     @contextlib.contextmanager
-    def begun(self, *, keeps: bool = True) -> Iterator[_Begun]:
-        """Open the run and its evaluators; trials are kept in a file where it `keeps` them."""
+    def _begun(self) -> Iterator[tuple[Run, Cube | Line, ChainTrials]]:
+        """Open the run, its evaluator and the log of trials."""
         from inshrink_core.chain import FrameEncoder
         from inshrink_core.checkpoint import MODEL_ROLES
         from inshrink_core.search.judge import Judge
-        from inshrink_core.search.search import choose_steps, trial_log_of
+        from inshrink_core.search.search import ChainTrials, choose_steps, trial_log_of
         from inshrink_core.search.space import space_of
-        from inshrink_core.search.trials import TrialLog, TrialRunner, checkpoint_digest
+        from inshrink_core.search.trials import TrialLog, checkpoint_digest
 
         opened = self.opened_run(self.run).attributed()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         base = self.chain_config(device=self.device, threads=self.threads)
         layers = {one.layer for one in opened[chosen[0]].specs if one.role in MODEL_ROLES}
         space = space_of(base.codec, layers)
-        path = trial_log_of(opened, None if self.output is None else Path(self.output)) if keeps else None
+        path = trial_log_of(opened, None if self.output is None else Path(self.output))
         log = TrialLog(path, checkpoint_digest(opened[opened.steps[0]]))
         with Judge(self.resolve(opened), opened.__getitem__, self.bounds) as judge:
-            runner = TrialRunner(
-                checkpoints=opened.__getitem__,
-                steps=chosen,
+            chains = ChainTrials(
                 base=base,
                 judge=judge,
+                checkpoints=opened.__getitem__,
+                steps=chosen,
                 log=log,
                 with_gain=self.gain,
                 foreseen=FrameEncoder(base).look_ahead(chosen, opened.__getitem__),
+                progress=self.progress,
             )
-            yield _Begun(opened, space, base, runner)
+            yield opened, space, chains
 
     @property
     def bounds(self) -> Bounds:
@@ -542,15 +535,6 @@ class Search(
             )
         if target is not None and not 1 <= target < float("inf"):
             raise InputError("--target-ratio is no ratio", expected="a number from 1", found=str(target))
-
-
-class _Begun(NamedTuple):
-    """A search that is open: of what, over what, from which configuration, and what measures."""
-
-    run: Run
-    space: Cube | Line
-    base: ChainConfig
-    runner: TrialRunner
 
 
 def _default(space: Cube | Line, base: ChainConfig) -> Candidate:

@@ -3,8 +3,6 @@
 import io
 import json
 import math
-import pkgutil
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,8 +16,6 @@ from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError, EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution.engines import ENGINES, Engine
-from inshrink_core.execution.tasks import at_end
 from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.calibration import DROP_PER_NAT
@@ -27,11 +23,10 @@ from inshrink_core.search.choosing import MOST_TRIALS
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import known_trials
 from inshrink_core.search.space import Candidate
-from inshrink_core.search.trials import Position, TrialRunner
+from inshrink_core.search.trials import Measurer
 from inshrink_core.text import ratio
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate
-from inshrink_core.verbs.modes import trials
 from inshrink_core.verbs.restore import restore
 from inshrink_core.verbs.search import ByStep, Search, search
 from inshrink_core.verbs.shared.measured import Measurements
@@ -158,13 +153,14 @@ def test_the_same_restored_state_is_evaluated_once(run, evaluator):
     step = run.steps[0]
     base = make_chain_config("", "lattice", None, None, 32, "cpu", 1)
     with Judge(evaluator, run.__getitem__, Bounds(max_divergence=1e-3)) as judge:
-        runner = TrialRunner(checkpoints=run.__getitem__, steps=(step,), base=base, judge=judge, log=None)
-        position = Position(runner, ChainState())
-        # Coarsenesses so near to each other that every step size is the same.
-        one = runner.trial(step, Candidate(codec="lattice", settings={"coarseness": 2.5}), position)
-        asked = evaluator.asked
-        other = runner.trial(step, Candidate(codec="lattice", settings={"coarseness": 2.500001}), position)
-    assert evaluator.asked == asked
+        measurer = Measurer(base=base, judge=judge)
+        # So near to each other that every step size is the same.
+        one, other = (
+            measurer.measured(
+                Candidate(codec="lattice", settings=settings), run[step], ChainState(), None
+            ).trial
+            for settings in ({"coarseness": 2.5}, {"coarseness": 2.500001})
+        )
     assert judge.evaluations == 1
     assert (one.drop, one.divergence) == (other.drop, other.divergence)
 
@@ -334,55 +330,6 @@ def test_an_interrupted_search_goes_on_from_its_log(run, tmp_path, evaluator):
     assert rest.evaluations == whole.evaluations - 4
     assert rest.best.to_json() == whole.best.to_json()
     assert seen[-1].done == 4 < seen[-1].total
-
-
-@pytest.fixture
-def on_the_spot(monkeypatch):
-    """An engine of three workers that performs one task after the other here; returns the tasks."""
-    performed = []
-
-    def perform(work):
-        tasks = json.loads(json.dumps(work.tasks(3, work.threads or 1)))
-        performed.extend(tasks)
-        return [pkgutil.resolve_name(function)(argument, None) for function, argument, _ in tasks]
-
-    monkeypatch.setitem(ENGINES, "processes", Engine("", lambda: nullcontext(perform)))
-    monkeypatch.setattr("inshrink_core.verbs.shared.sharing.prepare_process", lambda: None)
-    yield performed
-    at_end.close()
-    trials._open.clear()
-
-
-def as_found(report):
-    """Return what a search found, whenever and in whatever order."""
-    found = [{**trial.to_json(), "seconds": 0} for trial in report.trials]
-    best = report.best and report.best.to_json()
-    return best, report.default.to_json(), report.evaluations, sorted(found, key=str)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"max_divergence": 1e-3},
-        {"max_divergence": 1e-3, "codec": "inshrinkerator", "budget": 4},
-        {"target_ratio": 20.0},
-    ],
-)
-def test_workers_measure_trials_for_a_search_that_finds_the_same(
-    run, tmp_path, evaluator, on_the_spot, asked
-):
-    alone = search(run.path, **asked, output=tmp_path / "alone.json")
-    shared = search(run.path, **asked, output=tmp_path / "shared.json", engine="processes")
-    assert as_found(shared) == as_found(alone)
-    logs = [(tmp_path / f"{name}.trials.jsonl").read_text() for name in ("alone", "shared")]
-    assert len({log.count("\n") for log in logs}) == 1
-    asked_for = [argument["steps"] for _, argument, _ in on_the_spot]
-    assert len(asked_for) > 3
-    assert max(map(len, asked_for)) < len(run.steps)
-    n_tasks = len(on_the_spot)
-    again = search(run.path, **asked, output=tmp_path / "shared.json", engine="processes")
-    assert (again.evaluations, len(on_the_spot)) == (0, n_tasks)
-    assert as_found(again)[0] == as_found(alone)[0]
 
 
 def test_a_target_ratio_is_reached_with_little_to_spare(run, tmp_path, evaluator):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from inshrink_core.errors import InputError
-from inshrink_core.search.trials import Trial, TrialLog, checkpoint_digest, trial_key
+from inshrink_core.search.trials import Trial, TrialLog, checkpoint_digest
 from tests.builders import memory_checkpoint, seeded
 
 
@@ -81,11 +81,6 @@ def test_without_a_path_trials_are_kept_in_memory():
     log = TrialLog(None, "run")
     log.add("a", trial())
     assert log.get("a") == trial()
-
-
-def test_keys_tell_checkpoints_histories_configs_and_evaluators_apart():
-    keys = {trial_key(*parts) for parts in (("a", "", "c", "e"), ("", "a", "c", "e"), ("a", "", "ce", ""))}
-    assert len(keys) == 3
 
 
 def test_a_checkpoint_digest_tells_values_and_learning_rates():
