@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.archive.digest import is_sound
 from inshrink_core.chain import ArchiveSize, ChainConfig, ChainWriter, archive_size, is_exact
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
-from inshrink_core.errors import CheckFailedError, DamagedError
-from inshrink_core.search.bounds import Bounds, Figures, Verdict
-from inshrink_core.search.choosing import Chooser, Decision
+from inshrink_core.errors import CheckFailedError, DamagedError, NotFiniteError
+from inshrink_core.evaluate.comparison import EvaluatedStep
+from inshrink_core.metrics import worse_by
+from inshrink_core.search.bounds import FIGURES, Bounds, Figures, Verdict
+from inshrink_core.search.choosing import Chooser, Decision, StepBounds
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import restored_from
-from inshrink_core.search.promise import Judged, Originals, Promise, Promises
+from inshrink_core.search.promise import Judged, Originals, Promise, StepPromise
 from inshrink_core.search.trials import OnTrial, model_digests
 
 if TYPE_CHECKING:
@@ -27,6 +30,12 @@ if TYPE_CHECKING:
     from inshrink_core.evaluate import EvaluatorRequest
     from inshrink_core.formats import Run
     from inshrink_core.frame import FrameInfo
+
+
+_LEAST_SHARE: Final = 1 / 8
+"""Of a restore cost's bound, that a step may use however small the learning rate is."""
+
+_PEAK: Final = "peak_learning_rate"
 
 
 class StepWriter(Protocol):
@@ -59,7 +68,8 @@ class BoundedWriter:
     originals
         The originals. One that the judge has evaluated need not be at hand.
     following
-        Step of the original that comes after one (`inshrink_core.search.promise.Promises`).
+        Step of the original that comes after one; None where it is not at hand yet. It decides whether the
+        bounds are informative at a chain's first step, which has no previous checkpoint.
     resumed
         Whether `base` is what an archive was written with so far, and the search goes on from there.
     follows
@@ -72,8 +82,6 @@ class BoundedWriter:
     ----------
     appended
         The last step that was written, also where it was then found to break the bounds.
-    promises
-        The bounds, and how each step keeps them.
     """
 
     def __init__(
@@ -94,7 +102,10 @@ class BoundedWriter:
         # Holds the state after the last frame that was decoded, so that the next one is without those before.
         self._view: Archive | None = None
         self._figures = Figures()
-        self.promises = Promises(judge, originals, following or (lambda step: None))
+        self._following = following or (lambda step: None)
+        self._step, self._peak = 0, 0.0
+        self._bounds: Bounds | None = None
+        self._steps: dict[int, StepPromise] = {}
         self.appended: Appended | None = None
 
     def begin(self, checkpoint: Checkpoint, chain: ChainWriter | None = None) -> Chooser:
@@ -112,17 +123,32 @@ class BoundedWriter:
             if chain is not None:
                 layers = layers.union(*chain.of_all(layers))
             self._chooser = Chooser(base=self._base, layers=layers, judge=self._judge, **self._options)
-        self.promises.begin(checkpoint.step)
+        self._step = checkpoint.step
         return self._chooser
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds, completed by what the evaluator returns for the first checkpoint.
+
+        Raises
+        ------
+        EvaluatorError, InputError
+            The evaluator fails, changes its mind, or returns nothing that a bound could be checked by.
+        """
+        if self._bounds is None:
+            self._bounds = self._judge.bounds(self._step)
+        return self._bounds
 
     @property
     def promise(self) -> Promise:
         """The bounds, and how the steps so far keep them."""
-        return self.promises.so_far()
-
-    def judged(self) -> Judged:
-        """Return how the steps so far compare with their originals, and by which evaluator."""
-        return self.promises.judged()
+        judge = self._judge
+        return Promise(
+            bounds=self.bounds,
+            steps=self._steps,
+            evaluations=judge.evaluations,
+            evaluator_seconds=judge.seconds,
+        )
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Write a step with the smallest frame found that keeps the bounds, exactly where there is none.
@@ -137,13 +163,14 @@ class BoundedWriter:
         CheckFailedError
             The frame on disk does not decode to what was measured, and breaks the bounds.
         """
-        chooser, promises = self.begin(checkpoint, chain), self.promises
-        is_judged = self._follows or not promises.are_known
-        if not is_judged and (why := promises.why_not_judged(checkpoint.step)):
+        chooser = self.begin(checkpoint, chain)
+        is_judged = self._follows or self._bounds is None
+        if not is_judged and (why := self._why_not_judged(checkpoint.step)):
             self.appended = self.append_exactly(chain, checkpoint, done, why)
-            promises.note_unjudged(checkpoint.step, chain.config.record(), same=True)
+            self._note_unjudged(checkpoint.step, chain.config.record(), same=True)
             return self.appended
-        wanted = promises.of_next(chain, checkpoint)
+        target, stale = self._target(chain, checkpoint), self._stale(chain.parent, checkpoint.step)
+        wanted = StepBounds(target, stale, self._is_informative(stale))
         decision = chooser.choose(chain, checkpoint, wanted)
         # The size of a keyframe upon a base model is no measure of others.
         based = chain.base is not None and chain.parent is None
@@ -152,7 +179,7 @@ class BoundedWriter:
             quality = {"how": "exact", "why": "nothing coarser keeps the bounds"}
         else:
             chain.config = decision.candidate.chain_config(chooser.base)
-            quality = promises.quality("measured", decision.figures)
+            quality = self._quality("measured", decision.figures)
         keyframe = decision.keyframe or (None if decision.candidate is None else False)
         appended = self.appended = chain.append(
             checkpoint, done=done, keyframe=keyframe, quality=quality, prepared=decision.prepared
@@ -160,7 +187,7 @@ class BoundedWriter:
         chooser.wrote(decision, appended.info.frame_id, based=based)
         self._figures, verdict = self._written(chain, checkpoint, decision, appended)
         record, exact = chain.config.record(), decision.trial is None
-        promises.note(
+        self._note(
             checkpoint.step, record, self._figures, verdict, informative=wanted.informative, exact=exact
         )
         if not verdict.kept:
@@ -201,7 +228,7 @@ class BoundedWriter:
         if all(chain.of_all(tried is not None and model_digests(written) == tried.digests)):
             return decision.figures, decision.verdict
         figures = self._judge.figures(info.step, written)
-        return figures, self.promises.bounds.judge(figures)
+        return figures, self.bounds.judge(figures)
 
     def append_exactly(
         self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None, why: str
@@ -220,28 +247,127 @@ class BoundedWriter:
 
     def repeat(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None) -> Appended:
         """Write a step as the last one was; a restore of it is taken to cost the same."""
-        quality = self.promises.quality("predicted", self._figures)
+        quality = self._quality("predicted", self._figures)
         return chain.append(checkpoint, done=done, quality=quality)
 
     def check(self, archive: Archive, info: FrameInfo) -> None:
         """Evaluate a step that was archived before."""
         parents = [one for one in archive.frames if one.frame_id == info.parent_id]
-        meta, promises = archive.frame(info).meta, self.promises
-        if promises.why_not_judged(info.step):
+        meta = archive.frame(info).meta
+        if self._why_not_judged(info.step):
             original, written = self._originals(info.step), archive.checkpoint(info)
             same = original is not None and model_digests(original) == model_digests(written)
-            promises.note_unjudged(info.step, meta, same=same)
+            self._note_unjudged(info.step, meta, same=same)
             return
-        stale = promises.stale(parents[0] if parents else None, info.step)
+        stale = self._stale(parents[0] if parents else None, info.step)
         figures = self._judge.figures(info.step, archive.checkpoint(info))
-        promises.note(
+        self._note(
             info.step,
             meta,
             figures,
-            promises.bounds.judge(figures),
-            informative=promises.is_informative(stale),
+            self.bounds.judge(figures),
+            informative=self._is_informative(stale),
             exact=is_exact(str(meta["codec"]), meta["config"]),
         )
+
+    def saw(self, checkpoint: Checkpoint) -> float:
+        """Take note of the learning rate of a checkpoint, whose largest so far counts; return it."""
+        rate = max((group.get("lr", 0.0) for group in checkpoint.hyperparameters.values()), default=0.0)
+        self._peak = max(self._peak, rate)
+        return rate
+
+    def judged(self) -> Judged:
+        """Return the evaluated steps so far as a comparison would find them.
+
+        What a frame decodes to was evaluated once, when it was written; here it is put beside its original.
+        """
+        judge, steps, errors, last = self._judge, [], {}, None
+        known = [step for step in sorted(self._steps) if judge.knows(step)]
+        for before, step in zip([None, *known], known, strict=False):
+            found, first = self._steps[step], judge.original(step)
+            if found.drop is None:
+                continue
+            restored = worse_by(first.value, found.drop, first.direction)
+            steps.append(EvaluatedStep.of(step, first.value, restored, found, judge.stale(step, before)))
+            errors[step], last = first.standard_errors.get(first.metric), first.log_probs
+        n_samples = None if last is None else len(last)
+        about = judge.spec, judge.digest, judge.metric, judge.direction
+        return Judged(*about, tuple(steps), n_samples, errors)
+
+    def _target(self, chain: ChainWriter, checkpoint: Checkpoint) -> Bounds:
+        """Return the bounds; a restore may cost the less, the longer that will last.
+
+        What a restore costs is forgotten as training goes on, at a pace in proportion to the learning rate.
+        Late in a training it would stay; and a codec may know that its errors are forgotten more slowly.
+        """
+        if not self._peak and chain.parent is not None:
+            quality = chain.archive.frame(chain.parent).meta.get("quality")
+            known = quality.get(_PEAK) if isinstance(quality, Mapping) else None
+            self._peak = float(known) if isinstance(known, int | float) and 0 < known < math.inf else 0.0
+        rate = self.saw(checkpoint)
+        share = max(rate / self._peak, _LEAST_SHARE) if self._peak else 1.0
+        codec = chain.config.config
+        rows = chain.of_all(codec.shaped(chain.state(keyframe=False).references.values()))
+        lasting = codec.lasting(*(sum(counts) for counts in zip(*rows, strict=True)))
+        return self.bounds.with_restore_cost(share / lasting)
+
+    def _stale(self, parent: FrameInfo | None, step: int) -> Figures | None:
+        """Return the figures of the previous checkpoint in a step's place; of a first step, the next one's.
+
+        None where that is not at hand, or its metric is not finite.
+        """
+        neighbour = self._following(step) if parent is None else parent.step
+        if (
+            neighbour is not None
+            and not self._judge.knows(neighbour)
+            and (self._originals(neighbour) is None or self._why_not_judged(neighbour))
+        ):
+            neighbour = None
+        return self._judge.stale(step, neighbour)
+
+    def _why_not_judged(self, step: int) -> str:
+        """Return why nothing can be compared with an original; nothing where it can be judged."""
+        try:
+            self._judge.original(step)
+        except NotFiniteError as error:
+            return str(error)
+        return ""
+
+    def _quality(self, how: str, figures: Figures) -> dict[str, Any]:
+        """Return what a frame says of its own quality: what was found, how, and what was promised."""
+        found = {name: value for name in FIGURES if (value := getattr(figures, name)) is not None}
+        limits = {name: float(limit) for name, limit in self.bounds.limits.items()}
+        peak = {_PEAK: self._peak} if self._peak and self.bounds.max_restore_cost is not None else {}
+        return {"how": how, "bounds": limits, **peak} | {name: float(value) for name, value in found.items()}
+
+    def _note(
+        self,
+        step: int,
+        record: Mapping[str, Any],
+        figures: Figures,
+        verdict: Verdict,
+        *,
+        informative: bool,
+        exact: bool,
+    ) -> None:
+        """Take note of how a step keeps the bounds that is written as a frame's record says."""
+        config: dict[str, Any] = {"codec": record["codec"], "settings": dict(record["config"])}
+        self._steps[step] = StepPromise(
+            config=config | ({"override": list(record["overrides"])} if record.get("overrides") else {}),
+            **{name: getattr(figures, name) for name in FIGURES},
+            informative=informative,
+            exact=exact,
+            side=verdict.side,
+        )
+
+    def _note_unjudged(self, step: int, record: Mapping[str, Any], *, same: bool) -> None:
+        """Take note of a step that nothing can be compared with: kept where it is stored bit for bit."""
+        verdict = Verdict(kept=same, usage=0.0 if same else math.inf)
+        self._note(step, record, Figures(), verdict, informative=False, exact=same)
+
+    def _is_informative(self, stale: Figures | None) -> bool:
+        """Whether the previous checkpoint breaks the bounds; true without one."""
+        return stale is None or not self.bounds.judge(stale).kept
 
 
 @contextmanager
@@ -274,7 +400,7 @@ def open_bounded(
         )
         writer.begin(run[steps[0]])
         # Asked now, before there is an archive, so that an evaluator of no use leaves nothing behind.
-        _ = writer.promises.bounds
+        _ = writer.bounds
         yield writer
 
 

@@ -14,7 +14,6 @@ from inshrink_core.codec import FALLBACK_CODEC, get_codec
 from inshrink_core.search.bounds import Bounds, Figures, Verdict
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import frame_overhead, step_ratio
-from inshrink_core.search.promise import StepBounds
 from inshrink_core.search.space import Candidate, Cube, CubePoint, Line, space_of
 from inshrink_core.search.trials import Measurer, OnTrial, Trial, TriedFrame
 from inshrink_core.search.walk import Outcome, Walk, follow_line, walk_cube, walk_line
@@ -28,6 +27,24 @@ MOST_TRIALS: Final = 10
 
 # Share of what a step may cost, that leaves room for a coarser candidate.
 _ROOM: Final = 1 / 2
+
+
+class StepBounds(NamedTuple):
+    """What one step is searched for.
+
+    Parameters
+    ----------
+    target
+        What it is to keep; no more than the bounds allow.
+    stale
+        Figures of the previous checkpoint in its place; None where there is none.
+    informative
+        Whether the bounds say anything: the previous checkpoint, where there is one, breaks them.
+    """
+
+    target: Bounds
+    stale: Figures | None
+    informative: bool
 
 
 class Decision(NamedTuple):

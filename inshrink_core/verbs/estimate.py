@@ -481,7 +481,7 @@ def _judged(
     with open_bounded(run, tuple(tried), chain, Bounds(max_restore_cost=most), judging) as bounded:
         # What a restore may cost follows the learning rate, of which these steps do not tell the largest.
         for step in sample.steps[: sample.steps.index(tried[0])]:
-            bounded.promises.saw(run[step])
+            bounded.saw(run[step])
         sizes = written_bounded(bounded, chain, [run[step] for step in tried], sample.ahead(chain))
         return sizes, bounded.promise.to_json()
 
