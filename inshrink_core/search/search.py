@@ -12,20 +12,19 @@ import json
 import logging
 import math
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.archive.document import pack_value
-from inshrink_core.chain import ChainState, step_gain
+from inshrink_core.chain import ChainState
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution import open_regular, results_folder
-from inshrink_core.execution.progress import Progress
+from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, unreadable_error
-from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.bounds import FIGURES, Bounds
 from inshrink_core.search.measure import (
     EncodedStep,
     encode_chain,
@@ -128,29 +127,6 @@ def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
     return chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchProgress(Progress):
-    """Progress of a search after a trial: trials measured now, without those of the log, of at most.
-
-    Parameters
-    ----------
-    trial
-        The last trial.
-    best_ratio
-        Ratio of the best chain that keeps the bounds so far; None for none.
-    seconds
-        Since the search began.
-    """
-
-    trial: Trial
-    best_ratio: float | None
-    seconds: float = 0.0
-
-
-OnSearch = Callable[[SearchProgress], None]
-"""Called after each trial; raising from it cancels the search, and the log keeps what was measured."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Chain:
     """A run written with one configuration.
@@ -187,21 +163,12 @@ class Chain:
 
     def worst(self, name: str) -> float | None:
         """Return the largest of a figure; None where no step has one."""
-        return max(self._known(name), default=None)
-
-    def _known(self, name: str) -> list[float]:
-        values = [getattr(trial, name) for trial in self.trials]
-        return [value for value in values if value is not None]
+        return max((v for trial in self.trials if (v := getattr(trial, name)) is not None), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the value of ``best`` in ``inshrink search --json``."""
-        means = {name: self._known(name) for name in ("restore_gain", "restore_noise")}
-        return {
-            "config": self.trials[0].config,
-            "ratio_weights": self.ratio_weights,
-            **{name: self.worst(name) for name in ("drop", "divergence", "restore_cost")},
-            **{name: math.fsum(known) / len(known) if known else None for name, known in means.items()},
-        }
+        worst = {name: self.worst(name) for name in FIGURES}
+        return {"config": self.trials[0].config, "ratio_weights": self.ratio_weights, **worst}
 
 
 @dataclass(kw_only=True)
@@ -216,12 +183,10 @@ class ChainTrials(Measurer):
         Steps of the chain, ascending.
     log
         Trials there are already, and where new ones go.
-    with_gain
-        Measure restore gain and noise too, which costs an encoding a trial.
     foreseen
         What the chain's first frame is planned with (`inshrink_core.chain.FrameEncoder.look_ahead`).
     progress
-        Called after each trial.
+        Called after each trial; raising from it cancels the search, and the log keeps what was measured.
 
     Attributes
     ----------
@@ -240,15 +205,13 @@ class ChainTrials(Measurer):
     checkpoints: Callable[[int], Checkpoint]
     steps: tuple[int, ...]
     log: TrialLog
-    with_gain: bool = False
     foreseen: Any = None
-    progress: OnSearch | None = None
+    progress: OnProgress | None = None
     bounds: Bounds = field(init=False)
     known: dict[str, Chain] = field(default_factory=dict)
     evaluations: int = 0
     most: int = 1
     after: int = 0
-    _begun: float = field(default_factory=time.perf_counter)
     _digests: dict[int, str] = field(default_factory=dict)
     _h: dict[int, Mapping[str, float]] = field(default_factory=dict)
 
@@ -258,21 +221,8 @@ class ChainTrials(Measurer):
 
     def report(self, trial: Trial, done: int, left: int, found: Mapping[str, Any] | None = None) -> None:
         """Report a trial: how many were measured, and are left at most."""
-        if self.progress is None:
-            return
-        kept = [chain.ratio_weights for chain in self.known.values() if self.keeps(chain)]
-        self.progress(
-            SearchProgress(
-                stage="search",
-                done=done,
-                total=done + left,
-                step=trial.step,
-                found=found,
-                trial=trial,
-                best_ratio=max(kept, default=None),
-                seconds=time.perf_counter() - self._begun,
-            )
-        )
+        if self.progress is not None:
+            self.progress(Progress("search", done, done + left, trial.step, found=found))
 
     def is_uninformative(self, step: int) -> bool:
         """Whether the previous checkpoint keeps the bounds at a step too."""
@@ -337,10 +287,6 @@ class ChainTrials(Measurer):
             trial, before, _ = self.measured(candidate, self.checkpoints(step), state, index)
             n_encoded = place + 1
             trial = replace(trial, damage=damage_of(before.squared_errors, self._h_of(step)))
-            if self.with_gain and step in self._before:
-                originals = self.checkpoints(self._before[step]), self.checkpoints(step)
-                gain = step_gain(chain, *originals, state)
-                trial = replace(trial, restore_gain=gain.gain, restore_noise=gain.noise)
             self.log.add(key.hexdigest()[:32], trial)
             yield trial
 

@@ -43,8 +43,6 @@ class Trial(Figures):
         The configuration, as in a config file.
     raw_weights, weights_nbytes
         Raw bytes of weights and buffers, and the bytes that hold them; 0 where they were not asked for.
-    restore_gain, restore_noise
-        Had training been restored at the step before; None where not measured.
     damage
         ½ Σ h·e², what the quadratic model predicts from, uncalibrated; None where h is not known.
     seconds
@@ -57,8 +55,6 @@ class Trial(Figures):
     config: Mapping[str, Any]
     raw_weights: int
     weights_nbytes: int
-    restore_gain: float | None = None
-    restore_noise: float | None = None
     damage: float | None = None
     seconds: float = 0.0
     cached: bool = field(default=False, compare=False)

@@ -56,7 +56,6 @@ _logger = logging.getLogger(__name__)
 
 _SHOWN: Final = (
     *("step", "config", "ratio_weights", "drop", "divergence", "restore_cost"),
-    *("restore_gain", "restore_noise"),
     *("seconds", "failure"),
 )
 
@@ -251,7 +250,6 @@ class SearchReport(Report):
         if self.best is None:
             return [("best", "none")]
         best = self.best.to_json()
-        gain = f"{plain(best['restore_gain'], 3)}, {plain(best['restore_noise'], 3)}"
         return [
             ("best", printable(describe(best["config"]))),
             ("ratio of everything", f"{ratio(self.ratio_total)}  (estimated)"),
@@ -259,7 +257,6 @@ class SearchReport(Report):
             ("largest drop", percent(best["drop"])),
             ("largest divergence", f"{nats(best['divergence'])} nats"),
             ("largest restore cost", "" if best["restore_cost"] is None else percent(best["restore_cost"])),
-            ("restore gain, noise", "" if best["restore_gain"] is None else gain),
         ]
 
 
@@ -324,8 +321,6 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         user's cache where that cannot be written and for the bundled samples.
     budget
         Most configurations to try.
-    gain
-        Measure restore gain and noise of each trial too.
 
     Raises
     ------
@@ -362,7 +357,6 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
     target_ratio: Annotated[float | None, Option(metavar="RATIO")] = None
     output: Annotated[PathLike | None, Option(("--output", "-o"), metavar="FILE")] = None
     budget: Annotated[int | None, Option(least=1)] = None
-    gain: bool = True
 
     EXAMPLES: ClassVar = (
         "inshrink search runs/digits --trust-run --max-drop 0.01 -o search.json",
@@ -508,7 +502,6 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 checkpoints=opened.__getitem__,
                 steps=chosen,
                 log=log,
-                with_gain=self.gain,
                 foreseen=FrameEncoder(base).look_ahead(chosen, opened.__getitem__),
                 progress=self.progress,
             )

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 
-from inshrink_core.analysis.gain import restore_gain
 from inshrink_core.chain import (
     Archive,
     ChainConfig,
@@ -115,7 +114,7 @@ LINE = space_of("lattice")
 class Asked:
     """Trials of chains of the small run, and the evaluator that is asked."""
 
-    def __init__(self, run, tmp_path, log=None, gain=False, **options):
+    def __init__(self, run, tmp_path, log=None, **options):
         self.evaluator = InProcess(tmp_path, **options)
         self.judge = Judge(self.evaluator, run.__getitem__, Bounds(max_drop=0.01))
         self.seen = []
@@ -125,7 +124,6 @@ class Asked:
             base=base(),
             judge=self.judge,
             log=log if log is not None else TrialLog(None, "run"),
-            with_gain=gain,
             foreseen=FrameEncoder(base()).look_ahead(run.steps, run.__getitem__),
             progress=self.seen.append,
         )
@@ -149,18 +147,14 @@ def ask(run, tmp_path):
 
 
 def test_trials_of_a_chain_are_those_of_compress_and_compare(run, tmp_path, ask):
-    asked = ask(gain=True)
+    asked = ask()
     target = tmp_path / "a.inshrink"
     compress(run, target, config={"coarseness": 2.5})
     archive = Archive.open(target)
-    gains = {one.step: one for one in restore_gain(target, run).steps}
     for trial in asked.trials():
         expected = asked.judge.figures(trial.step, archive[trial.step])
         assert (trial.drop, trial.divergence) == (expected.drop, expected.divergence)
         assert trial.damage is not None
-        if trial.step in gains:
-            assert trial.restore_gain == pytest.approx(gains[trial.step].gain)
-            assert trial.restore_noise == pytest.approx(gains[trial.step].noise)
 
 
 def test_a_known_trial_is_neither_encoded_nor_evaluated_again(run, tmp_path, ask, monkeypatch):

@@ -16,7 +16,7 @@ def trial(step=10, **figures):
 def test_a_trial_comes_back_from_the_file_as_it_was(tmp_path):
     path = tmp_path / "search.trials.jsonl"
     log = TrialLog(path, "run")
-    log.add("a", trial(drop=0.01, divergence=1e-4, drop_error=0.002, damage=3.0, restore_gain=1.0))
+    log.add("a", trial(drop=0.01, divergence=1e-4, drop_error=0.002, damage=3.0))
     log.add("b", trial(step=20, failure="its 'loss' is nan"))
     again = TrialLog(path, "run")
     assert again.values() == log.values()
