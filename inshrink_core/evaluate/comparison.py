@@ -161,17 +161,16 @@ class Comparison(Report):
 
 
 class Steps(Protocol):
-    """A run, an archive or a dict: something with checkpoints by step."""
+    """A run or an archive: checkpoints by step."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps, ascending."""
+        ...
 
     def __getitem__(self, step: int, /) -> Checkpoint:
         """Return the checkpoint of a step."""
         ...
-
-
-def _steps_of(checkpoints: Steps) -> tuple[int, ...]:
-    """Take runs and archives (`steps`) and plain mappings (their keys) alike."""
-    steps: Iterable[int] = checkpoints.steps if hasattr(checkpoints, "steps") else checkpoints  # type: ignore[assignment]
-    return tuple(sorted(steps))
 
 
 def compare_steps(
@@ -181,7 +180,6 @@ def compare_steps(
     *,
     steps: Iterable[int] | None = None,
     known: Callable[[int], Evaluation] | None = None,
-    progress: Callable[[int, int, int], None] | None = None,
     on_step: Callable[[EvaluatedStep, Evaluation], None] | None = None,
 ) -> Comparison:
     """Evaluate original and restored checkpoints, step by step.
@@ -197,10 +195,8 @@ def compare_steps(
     known
         Returns what the evaluator says of an original step, where somebody keeps it; by default the
         evaluator is asked.
-    progress
-        Called after each step with (steps done, steps in all, step).
     on_step
-        Called before it with what was found, and what the evaluator says of the original.
+        Called after each step with what was found, and what the evaluator says of the original.
 
     Raises
     ------
@@ -213,7 +209,7 @@ def compare_steps(
     -----
     Two evaluations a step: the original's serves as the next step's stale copy.
     """
-    common = sorted(set(_steps_of(original)) & set(_steps_of(restored)))
+    common = sorted(set(original.steps) & set(restored.steps))
     chosen = common if steps is None else sorted(set(steps))
     if not chosen or not set(chosen) <= set(common):
         missing = sorted(set(chosen) - set(common))
@@ -245,8 +241,6 @@ def compare_steps(
         last = (step, first)
         if on_step is not None:
             on_step(results[-1], first)
-        if progress is not None:
-            progress(len(results), len(chosen), step)
     return Comparison.over(results, first.metric, first.direction)
 
 
@@ -275,9 +269,6 @@ class OriginalEvaluations:
 
     def __contains__(self, step: object) -> bool:
         return step in self._known
-
-    def __len__(self) -> int:
-        return len(self._known)
 
     def __call__(self, step: int) -> Evaluation:
         """Return the evaluation of a step.

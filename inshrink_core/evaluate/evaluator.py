@@ -456,7 +456,6 @@ class _ChildProcess:
                 raise
         self._output_path = self.directory / "output.txt"
         self._log: IO[bytes] = self._output_path.open("ab")
-        self._printed_before = 0
         # An evaluator of ours needs nothing of the user's. Any other has the user's word, and works where its
         # file lies: what else lies there is what the word was given for, the working directory is not.
         alone = isolated or write is not None
@@ -479,8 +478,7 @@ class _ChildProcess:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Write one command; a child that has died is noticed by `receive`."""
-        self._limit_output()
-        self._printed_before = self._output_path.stat().st_size
+        os.truncate(self._output_path, 0)  # the child appends
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(json.dumps(message) + "\n")
@@ -515,21 +513,19 @@ class _ChildProcess:
     def _limit_output(self) -> None:
         """Keep only the end of what was printed once that is much: it must not fill the disk."""
         if self._output_path.stat().st_size > _MOST_OUTPUT_BYTES:
-            end = self._end_of_output(0)
-            os.truncate(self._output_path, 0)  # Whoever appends goes on behind what is left.
+            end = self._end_of_output()
+            os.truncate(self._output_path, 0)
             self._log.write(end)
             self._log.flush()
-            self._printed_before = 0
 
     def output(self) -> str:
         """Return the end of what the evaluator printed since the last command, in one line."""
-        lines = self._end_of_output(self._printed_before).decode("utf-8", "replace").splitlines()
+        lines = self._end_of_output().decode("utf-8", "replace").splitlines()
         return " | ".join(line.strip() for line in lines if line.strip())
 
-    def _end_of_output(self, after: int) -> bytes:
+    def _end_of_output(self) -> bytes:
         with self._output_path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(after, size - _OUTPUT_TAIL_BYTES))
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _OUTPUT_TAIL_BYTES))
             return log.read(_OUTPUT_TAIL_BYTES)
 
     def close(self, *, kill: bool) -> None:

@@ -187,9 +187,8 @@ class BoundedWriter:
         chooser.wrote(decision, appended.info.frame_id, based=based)
         self._figures, verdict = self._written(chain, checkpoint, decision, appended)
         record, exact = chain.config.record(), decision.trial is None
-        self._note(
-            checkpoint.step, record, self._figures, verdict, informative=wanted.informative, exact=exact
-        )
+        how = {"informative": wanted.informative, "exact": exact}
+        self._note(checkpoint.step, record, self._figures, verdict.side, **how)
         if not verdict.kept:
             raise CheckFailedError(
                 f"step {checkpoint.step} breaks the bounds although it was measured to keep them",
@@ -261,14 +260,9 @@ class BoundedWriter:
             return
         stale = self._stale(parents[0] if parents else None, info.step)
         figures = self._judge.figures(info.step, archive.checkpoint(info))
-        self._note(
-            info.step,
-            meta,
-            figures,
-            self.bounds.judge(figures),
-            informative=self._is_informative(stale),
-            exact=is_exact(str(meta["codec"]), meta["config"]),
-        )
+        exact = is_exact(str(meta["codec"]), meta["config"])
+        how = {"informative": self._is_informative(stale), "exact": exact}
+        self._note(info.step, meta, figures, self.bounds.judge(figures).side, **how)
 
     def saw(self, checkpoint: Checkpoint) -> float:
         """Take note of the learning rate of a checkpoint, whose largest so far counts; return it."""
@@ -291,8 +285,7 @@ class BoundedWriter:
             steps.append(EvaluatedStep.of(step, first.value, restored, found, judge.stale(step, before)))
             errors[step], last = first.standard_errors.get(first.metric), first.log_probs
         n_samples = None if last is None else len(last)
-        about = judge.spec, judge.digest, judge.metric, judge.direction
-        return Judged(*about, tuple(steps), n_samples, errors)
+        return Judged(judge, tuple(steps), n_samples, errors)
 
     def _target(self, chain: ChainWriter, checkpoint: Checkpoint) -> Bounds:
         """Return the bounds; a restore may cost the less, the longer that will last.
@@ -340,30 +333,17 @@ class BoundedWriter:
         peak = {_PEAK: self._peak} if self._peak and self.bounds.max_restore_cost is not None else {}
         return {"how": how, "bounds": limits, **peak} | {name: float(value) for name, value in found.items()}
 
-    def _note(
-        self,
-        step: int,
-        record: Mapping[str, Any],
-        figures: Figures,
-        verdict: Verdict,
-        *,
-        informative: bool,
-        exact: bool,
-    ) -> None:
-        """Take note of how a step keeps the bounds that is written as a frame's record says."""
+    def _note(self, step: int, record: Mapping[str, Any], found: Figures, side: str, **how: bool) -> None:
+        """Remember how a step keeps the bounds, and the settings that its frame records."""
         config: dict[str, Any] = {"codec": record["codec"], "settings": dict(record["config"])}
-        self._steps[step] = StepPromise(
-            config=config | ({"override": list(record["overrides"])} if record.get("overrides") else {}),
-            **{name: getattr(figures, name) for name in FIGURES},
-            informative=informative,
-            exact=exact,
-            side=verdict.side,
-        )
+        config |= {"override": list(record["overrides"])} if record.get("overrides") else {}
+        figures = {name: getattr(found, name) for name in FIGURES}
+        self._steps[step] = StepPromise(config=config, side=side, **figures, **how)
 
     def _note_unjudged(self, step: int, record: Mapping[str, Any], *, same: bool) -> None:
-        """Take note of a step that nothing can be compared with: kept where it is stored bit for bit."""
-        verdict = Verdict(kept=same, usage=0.0 if same else math.inf)
-        self._note(step, record, Figures(), verdict, informative=False, exact=same)
+        """Remember a step that nothing can be compared with: kept where it is stored bit for bit."""
+        side = Verdict(kept=same, usage=0.0).side
+        self._note(step, record, Figures(), side, informative=False, exact=same)
 
     def _is_informative(self, stale: Figures | None) -> bool:
         """Whether the previous checkpoint breaks the bounds; true without one."""

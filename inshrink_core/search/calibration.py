@@ -30,15 +30,8 @@ _LEAST: Final = 1e-300
 T = TypeVar("T")
 
 
-class Prior(NamedTuple):
-    """Drop and divergence, nats, that the worst step of a chain may have."""
-
-    drop: float
-    divergence: float
-
-
-def prior_of(chain: ChainConfig, relative_error: float) -> Prior:
-    """Return the figures to expect by other runs.
+def prior_of(chain: ChainConfig, relative_error: float) -> tuple[float, float]:
+    """Return the drop and the divergence, nats, to expect of a chain's worst step by other runs.
 
     Parameters
     ----------
@@ -52,10 +45,10 @@ def prior_of(chain: ChainConfig, relative_error: float) -> Prior:
     >>> from inshrink_core.codec import get_codec
     >>> qd = get_codec("qd")
     >>> prior_of(ChainConfig(config=qd()), 0.0)
-    Prior(drop=0.0, divergence=0.0)
+    (0.0, 0.0)
     """
     divergence = chain.config.expected_divergence(relative_error)
-    return Prior(drop=DROP_PER_NAT * divergence, divergence=divergence)
+    return DROP_PER_NAT * divergence, divergence
 
 
 class Course(NamedTuple):

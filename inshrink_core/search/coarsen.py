@@ -64,25 +64,25 @@ def coarsen(
     Where even `_MOST_ERROR` does not suffice, the coarsest result below it is returned.
     """
     target, best, at = max(nbytes, 1.0), None, _FIRST_COARSENESS
+
+    def order(found: Coarsened) -> tuple[bool, float]:
+        """Prefer what fits; of two that fit the more exact, of two that do not the smaller."""
+        fits = found.nbytes <= target
+        return not fits, found.relative_error if fits else found.nbytes
+
     n_values = max(sum(spec.numel for spec in view.specs if spec.role in MODEL_ROLES), 1)
     for number in range(_MOST_TRIALS):
         tried(number)
         found = _encode(view, whole, at, device)
         if best is not None and found.relative_error > _MOST_ERROR:
             break
-        best = found if best is None else min(best, found, key=lambda one: _order(one, target))
+        best = found if best is None else min(best, found, key=order)
         excess_bits = 8 * (found.nbytes - target) / n_values
         following = min(max(at * 2.0**excess_bits * _MARGIN, 1e-3), 1e4)
         if _NEAR * target <= found.nbytes <= target or following == at:
             break
         at = following
     return found if best is None else best
-
-
-def _order(found: Coarsened, target: float) -> tuple[bool, float]:
-    """Prefer what fits; of two that fit the more exact, of two that do not the smaller."""
-    fits = found.nbytes <= target
-    return not fits, found.relative_error if fits else found.nbytes
 
 
 def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float, device: str) -> Coarsened:

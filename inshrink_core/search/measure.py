@@ -130,11 +130,6 @@ class EncodedStep:
         return sum(self.nbytes[spec.key] for spec in _model(self.specs)) + self.overhead_nbytes
 
     @property
-    def ratio_weights(self) -> float:
-        """Raw bytes of the weights over the bytes that hold them; 0 for a model without any."""
-        return ratio(self.raw_weights, self.weights_nbytes) or 0.0
-
-    @property
     def relative_error(self) -> float:
         """Root of squared error over squared norm; 0 where nothing has a norm."""
         norm = math.fsum(result.squared_norm for result in self.results.values())

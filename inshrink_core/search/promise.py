@@ -13,6 +13,7 @@ from inshrink_core.search.bounds import FIGURES, Bounds, Figures
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import Checkpoint
+    from inshrink_core.search.judge import Judge
 
 
 Originals = Callable[[int], "Checkpoint | None"]
@@ -20,12 +21,9 @@ Originals = Callable[[int], "Checkpoint | None"]
 
 
 class Judged(NamedTuple):
-    """Evaluated steps of a chain as a comparison has them, and the evaluator (`Judge`)."""
+    """Evaluated steps of a chain as a comparison has them, and the evaluator."""
 
-    name: str
-    digest: str
-    metric: str
-    direction: str
+    judge: Judge
     steps: tuple[EvaluatedStep, ...]
     n_samples: int | None
     standard_errors: Mapping[int, float | None]

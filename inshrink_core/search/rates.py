@@ -240,9 +240,8 @@ class Rates:
         low, high = _LEAST, 1e300
         for _ in range(_HALVINGS):
             middle = math.sqrt(low) * math.sqrt(high)
-            low, high = (
-                (low, middle) if self.predict(at(middle).tolist()).nbytes <= nbytes else (middle, high)
-            )
+            fits = self.predict(at(middle).tolist()).nbytes <= nbytes
+            low, high = (low, middle) if fits else (middle, high)
         return [float(value) for value in at(high)]
 
     def ratio_total_of(self, ratio_weights: float) -> float:
@@ -251,29 +250,27 @@ class Rates:
         All but the weights is as with the uniform settings: a ratio's inverse is the sum of stored weights
         and of the rest, in units of all raw bytes.
         """
-        known = np.flatnonzero(np.isfinite(self.ratios_total) & (self.ratios_total > 0))
-        if not known.size or not 0 < ratio_weights < math.inf:
+        if not (self.ratios_total > 0).all() or not 0 < ratio_weights < math.inf:
             return math.nan
         shares = 1 / self.ratios_weights
-        known = known[np.argsort(shares[known])]
-        inverse = 1 / self.ratios_total[known]
-        return 1 / max(_value_at(shares[known], inverse, 1 / ratio_weights), 1e-12)
+        order = np.argsort(shares)
+        return 1 / max(_value_at(shares[order], 1 / self.ratios_total[order], 1 / ratio_weights), 1e-12)
 
     def _correction(self, figure: str, damage: float) -> float:
         return self.corrections[figure].at(damage) if figure in self.corrections else 1.0
 
     def _at(self, line: NDArray[np.float64], damage: float) -> float:
         """Return a figure of the uniform settings where all tensors together have some damage."""
-        totals, known = np.nansum(self.damages, axis=0), np.isfinite(line)
-        if not known.any():
+        totals = np.nansum(self.damages, axis=0)
+        if not np.isfinite(line).all():
             return math.nan
         if damage <= 0 or not (totals > 0).all():
-            return float(line[known][0])
-        order = np.flatnonzero(known)[np.argsort(totals[known], kind="stable")]
-        if not (line[order] > 0).all():
-            return _value_at(np.log(totals[order]), line[order], math.log(damage))
-        found = _value_at(np.log(totals[order]), np.log(line[order]), math.log(damage))
-        return math.exp(min(found, _MOST_LOG))
+            return float(line[0])
+        order = np.argsort(totals, kind="stable")
+        logs, wanted = np.log(totals[order]), math.log(damage)
+        if (line > 0).all():
+            return math.exp(min(_value_at(logs, np.log(line[order]), wanted), _MOST_LOG))
+        return _value_at(logs, line[order], wanted)
 
 
 def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[TensorSpec]) -> Rates:
@@ -366,8 +363,6 @@ def _along(
     places: NDArray[np.float64], lines: NDArray[np.float64], wanted: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return each line's value at its own place: between the known ones, or on along the last slope."""
-    if places.size == 1:
-        return np.broadcast_to(lines[:, 0], wanted.shape).copy()
     right = np.clip(np.searchsorted(places, wanted), 1, places.size - 1)
     left = right - 1
     rows = np.arange(lines.shape[0])

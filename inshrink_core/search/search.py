@@ -212,12 +212,16 @@ class ChainTrials(Measurer):
     evaluations: int = 0
     most: int = 1
     after: int = 0
-    _digests: dict[int, str] = field(default_factory=dict)
-    _h: dict[int, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.bounds = self.judge.bounds(self.steps[0])
         self._before = dict(zip(self.steps[1:], self.steps, strict=False))
+        self._digest = functools.cache(lambda step: checkpoint_digest(self.checkpoints(step)))
+        self._h = functools.cache(self._sensitivities)
+
+    def _sensitivities(self, step: int) -> Mapping[str, float]:
+        previous = self.checkpoints(self._before[step]) if step in self._before else None
+        return sensitivities(self.checkpoints(step), previous)
 
     def report(self, trial: Trial, done: int, left: int, found: Mapping[str, Any] | None = None) -> None:
         """Report a trial: how many were measured, and are left at most."""
@@ -286,20 +290,9 @@ class ChainTrials(Measurer):
             state, index = against(before, place)
             trial, before, _ = self.measured(candidate, self.checkpoints(step), state, index)
             n_encoded = place + 1
-            trial = replace(trial, damage=damage_of(before.squared_errors, self._h_of(step)))
+            trial = replace(trial, damage=damage_of(before.squared_errors, self._h(step)))
             self.log.add(key.hexdigest()[:32], trial)
             yield trial
-
-    def _digest(self, step: int) -> str:
-        if step not in self._digests:
-            self._digests[step] = checkpoint_digest(self.checkpoints(step))
-        return self._digests[step]
-
-    def _h_of(self, step: int) -> Mapping[str, float]:
-        if step not in self._h:
-            previous = self.checkpoints(self._before[step]) if step in self._before else None
-            self._h[step] = sensitivities(self.checkpoints(step), previous)
-        return self._h[step]
 
     def keeps(self, chain: Chain) -> bool:
         """Whether every step is there, and keeps the bounds."""

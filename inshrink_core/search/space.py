@@ -33,14 +33,10 @@ class Candidate:
     codec: str
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def document(self) -> dict[str, Any]:
-        """Return the candidate as a config file has it."""
-        return {"codec": self.codec, "settings": dict(self.settings)}
-
     @property
     def digest(self) -> str:
         """16 hexadecimal digits that tell configurations apart."""
-        text = json.dumps(self.document(), sort_keys=True)
+        text = json.dumps({"codec": self.codec, "settings": dict(self.settings)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def chain_config(self, base: ChainConfig) -> ChainConfig:

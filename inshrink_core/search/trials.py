@@ -189,14 +189,6 @@ OnTrial = Callable[[Trial], None]
 """Called after each trial; raising from it cancels the search."""
 
 
-class Measured(NamedTuple):
-    """A trial, the step as it was encoded, and what is remembered of its frame."""
-
-    trial: Trial
-    encoded: EncodedStep
-    tried: TriedFrame | None
-
-
 @dataclass(kw_only=True)
 class Measurer:
     """Encodes candidates in memory, and evaluates what they restore to.
@@ -227,8 +219,8 @@ class Measurer:
 
     def measured(
         self, candidate: Candidate, checkpoint: Checkpoint, state: ChainState, index: FrameIndex | None
-    ) -> Measured:
-        """Return the trial of a candidate at a step that is encoded against a state."""
+    ) -> tuple[Trial, EncodedStep, TriedFrame | None]:
+        """Return the trial of a candidate at a step that is encoded against a state, and its frame."""
         begun = time.perf_counter()
         encoded = encode_step(candidate.chain_config(self.base), checkpoint, state, index)
         restored, step, shards = encoded.restored(), checkpoint.step, state.shards
@@ -252,4 +244,4 @@ class Measurer:
             weights_nbytes=weights_nbytes,
             seconds=time.perf_counter() - begun,
         )
-        return Measured(trial, encoded, tried)
+        return trial, encoded, tried

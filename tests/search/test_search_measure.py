@@ -27,6 +27,7 @@ from inshrink_core.search.search import ChainTrials
 from inshrink_core.search.space import Candidate, space_of
 from inshrink_core.search.trials import TrialLog
 from inshrink_core.verbs.compress import compress
+from inshrink_core.verbs.estimate import estimate
 from tests.builders import memory_checkpoint
 from tests.runs import write_run
 from tests.search.evaluators import InProcess
@@ -270,10 +271,26 @@ def test_the_ratio_of_a_step_is_estimated(run):
         step_ratio(LINE.candidate(value).chain_config(base()), run[5], ChainState(), None)
         for value in (1.0, LatticeCodec().coarseness, 6.0)
     )
-    assert default == pytest.approx(encode_step(base(), run[5], ChainState()).ratio_weights, rel=0.01)
+    encoded = encode_step(base(), run[5], ChainState())
+    assert default == pytest.approx(encoded.raw_weights / encoded.weights_nbytes, rel=0.01)
     assert coarse > fine
 
 
 def test_gain_is_none_where_there_is_no_state_before(run):
     found = step_gain(base(), run[5], run[10], ChainState())
     assert (found.gain, found.noise) == (None, None)
+
+
+@pytest.mark.parametrize("optimizer", ["compressed", "exact", "drop"])
+def test_the_estimated_ratio_of_everything_is_near_that_of_the_archive(run, tmp_path, optimizer):
+    told = estimate(run, optimizer=optimizer)
+    compress(run, tmp_path / "a.inshrink", optimizer=optimizer)
+    frames = archive_size(Archive.open(tmp_path / "a.inshrink")).frames
+    real = sum(frame.raw_total for frame in frames) / sum(frame.info.nbytes for frame in frames)
+    assert told.ratio_total == pytest.approx(real, rel=0.15)
+    assert told.to_json()["ratio_total"] == told.ratio_total
+
+
+def test_overrides_of_weights_do_not_stand_in_the_way(run):
+    config = {"overrides": [{"layer_type": "linear", "coarseness": 2.0}]}
+    assert estimate(run, config=config).ratio_total > 1
