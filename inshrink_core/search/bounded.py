@@ -337,8 +337,8 @@ class BoundedWriter:
         """Remember how a step keeps the bounds, and the settings that its frame records."""
         config: dict[str, Any] = {"codec": record["codec"], "settings": dict(record["config"])}
         config |= {"override": list(record["overrides"])} if record.get("overrides") else {}
-        figures = {name: getattr(found, name) for name in FIGURES}
-        self._steps[step] = StepPromise(config=config, side=side, **figures, **how)
+        figures: dict[str, Any] = {name: getattr(found, name) for name in FIGURES}
+        self._steps[step] = StepPromise(config=config, side=side, **figures | how)
 
     def _note_unjudged(self, step: int, record: Mapping[str, Any], *, same: bool) -> None:
         """Remember a step that nothing can be compared with: kept where it is stored bit for bit."""

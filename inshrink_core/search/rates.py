@@ -152,8 +152,9 @@ class Rates:
 
     def course(self, figure: str) -> NDArray[np.float64]:
         """Return the ``drop`` or ``divergence`` of the uniform settings, calibrated; NaN where not known."""
-        totals = np.nansum(self.damages, axis=0)
-        return self.figures[figure] * np.array([self._correction(figure, total) for total in totals])
+        factors = [self._correction(figure, total) for total in np.nansum(self.damages, axis=0)]
+        found: NDArray[np.float64] = self.figures[figure] * np.array(factors)
+        return found
 
     def predict(self, values: Sequence[float]) -> Predicted:
         """Return what an allocation does.

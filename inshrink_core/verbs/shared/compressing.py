@@ -63,8 +63,7 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
     from inshrink_core.search.bounded import BoundedWriter, StepWriter
-    from inshrink_core.search.judge import Judged
-    from inshrink_core.search.promise import Promise
+    from inshrink_core.search.promise import Judged, Promise
 
 __all__ = ["CompressReport", "Compressing", "Written", "report_on"]
 
