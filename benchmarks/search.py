@@ -37,9 +37,7 @@ def measure(run: inshrink_core.Run, codec: str, folder: Path, **judge: Any) -> d
     if promise is None:
         raise RuntimeError("a chain written under a bound promises nothing")
     document = promise.to_json()
-    hindsight = inshrink_core.search(
-        run, max_drop=MAX_DROP, gain=False, output=folder / "fixed.json", **how, **judge
-    )
+    hindsight = inshrink_core.search(run, max_drop=MAX_DROP, output=folder / "fixed.json", **how, **judge)
     best = hindsight.best.ratio_weights if hindsight.best else 0.0
     return {
         "start_ratio": (fixed.size.ratio_weights, None),

@@ -43,8 +43,8 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
     Parameters
     ----------
     group
-        ``inshrink.codecs``, ``inshrink.readers``, ``inshrink.storages``, ``inshrink.verbs``,
-        ``inshrink.tasks`` or ``inshrink.evaluators``.
+        ``inshrink.codecs``, ``inshrink.readers``, ``inshrink.storages``, ``inshrink.verbs``
+        or ``inshrink.tasks``.
 
     Notes
     -----

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -130,18 +129,3 @@ def _newest_meta(archive: str | os.PathLike[str]) -> dict[str, Any]:
             return meta
         newest = newest or meta
     return newest
-
-
-def factors_of(chain: ChainConfig) -> tuple[dict[str, float], ChainConfig]:
-    """Return factors of a continuous knob by layer type, told by overrides, and the config without those."""
-    tuning = chain.config.tuning
-    turned = () if tuning is None or tuning.knob.within is None else tuning.knob.settings
-    value = tuning.value(chain.config) if tuning is not None else 0.0
-    factors: dict[str, float] = {}
-    others = []
-    for one in chain.overrides:
-        if value and turned and one.match == "*" and one.layer_type and set(one.settings) == set(turned):
-            factors[str(one.layer_type)] = float(one.settings[turned[0]]) / value
-        else:
-            others.append(one)
-    return factors, dataclasses.replace(chain, overrides=tuple(others))

@@ -1,18 +1,13 @@
 """The child process in which a user's evaluator runs; started as a script, never imported.
 
-Arguments: the evaluator's file, its function, and ``isolated`` or ``beside`` (whether modules that lie
-beside the file may be imported); or its module, its function, ``installed``, and perhaps the folder of what
-was prepared for it: the function then takes the folder and returns the evaluator. Then one JSON object a
-line each way:
+Arguments: the evaluator's file, its function, ``isolated`` or ``beside`` (whether modules that are beside the
+file may be imported), and perhaps the folder of what the evaluator is made of: the function then takes the
+folder and returns the evaluator. Then one JSON object a line each way:
 
 - in: ``{"state": PATH, "results": DIRECTORY}``, a dict of tensors written by ``torch.save``;
 - out: ``{"ready": true, "which": MODEL}`` once, where MODEL is the default of the function's parameter
   ``which``, the model whose state it wants; then, for every state, ``{"metrics": {…}, "standard_errors": {…},
   "arrays": {NAME: PATH}, "correction": …, "seconds": …}`` or ``{"error": TEXT}``.
-
-With ``"partial": true`` in the command, each result that a generator yields before its last goes out too, as
-``{"partial": {"n": …, "of": …, "range": {…}}, …}``, and waits for ``{"go_on": true}``; after
-``{"go_on": false}`` the generator is closed, and ``{"stopped": true, "seconds": …}`` ends the evaluation.
 
 Whatever the evaluator prints goes to standard error, so that it cannot disturb this channel. The end
 of standard input means that the parent is gone: the process ends at once, even within an evaluation.
@@ -20,7 +15,6 @@ of standard input means that the parent is gone: the process ends at once, even 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import os
@@ -28,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
@@ -52,12 +46,6 @@ def claim_channel() -> tuple[TextIO, TextIO]:
     os.close(null)
     os.dup2(2, 1)
     return commands, replies
-
-
-def load_installed(module: str) -> tuple[ModuleType, Path]:
-    """Import a module as its package has it, and return it with its file."""
-    loaded = importlib.import_module(module)
-    return loaded, Path(loaded.__file__ or "")
 
 
 def load_file(path: Path) -> ModuleType:
@@ -117,33 +105,6 @@ def write_array(value: Any, name: str, directory: Path) -> str:
     return str(path)
 
 
-def is_partial(outcome: Any) -> bool:
-    """Tell whether an outcome is one of the results before the last: it says of how many samples."""
-    return isinstance(outcome, Mapping) and "n" in outcome and "of" in outcome
-
-
-def read_partial(outcome: Mapping[Any, Any], directory: Path) -> dict[str, Any]:
-    """Sort a partial result: what a full one may hold, and how far it is."""
-    counts = {name: outcome[name] for name in ("n", "of")}
-    if any(type(value) is not int for value in counts.values()) or not 0 < counts["n"] <= counts["of"]:
-        raise UnusableError(
-            f"a partial result is of n samples of all, found {counts['n']!r} of {counts['of']!r}"
-        )
-    ranges = outcome.get("range", {})
-    if not isinstance(ranges, Mapping) or any(not is_range(one) for one in ranges.values()):
-        raise UnusableError("its 'range' is a dict, metric to (least, largest), each a number or None")
-    rest = {key: value for key, value in outcome.items() if key not in ("n", "of", "range")}
-    limits = {str(key): [None if end is None else float(end) for end in one] for key, one in ranges.items()}
-    return {"partial": {**counts, "range": limits}, **read_outcome(rest, directory)}
-
-
-def is_range(value: Any) -> bool:
-    """Tell whether a value is a pair of numbers, either of which may be None."""
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        return False
-    return all(end is None or isinstance(end, int | float) for end in value)
-
-
 def read_outcome(outcome: Any, directory: Path) -> dict[str, Any]:
     """Sort what the evaluator returned into metrics, standard errors and arrays."""
     if not isinstance(outcome, Mapping):
@@ -195,51 +156,24 @@ def describe(error: BaseException, path: Path, state: Mapping[str, Any]) -> str:
     return f"{text} (line {lines[-1]})" if lines else text
 
 
-GoOn = Callable[[dict[str, Any]], bool]
-"""Passes a partial reply on, and tells whether to go on."""
-
-
 def evaluate_once(
-    function: Callable[[dict[str, Any]], Any], command: Mapping[str, Any], path: Path, go_on: GoOn
+    function: Callable[[dict[str, Any]], Any], command: Mapping[str, Any], path: Path
 ) -> dict[str, Any]:
     """Run the evaluator on one state and return the reply."""
     import torch
 
     state: dict[str, Any] = torch.load(command["state"], map_location="cpu", weights_only=True, mmap=True)
     names = dict.fromkeys(state)  # the evaluator may empty the dict it is given
-    results = Path(command["results"])
     try:
         start = time.perf_counter()
         outcome = function(state)
-        if isinstance(outcome, Generator):
-            outcome = last_of(outcome, results, go_on if command.get("partial") else None)
         seconds = time.perf_counter() - start
-        if outcome is STOPPED:
-            return {"stopped": True, "seconds": seconds}
-        return {**read_outcome(outcome, results), "seconds": seconds}
+        return {**read_outcome(outcome, Path(command["results"])), "seconds": seconds}
     except (Exception, SystemExit) as error:
         return {"error": describe(error, path, names)}
 
 
-STOPPED = object()
-"""In the place of an outcome: the parent has seen enough."""
-
-
-def last_of(outcomes: Generator[Any, None, Any], directory: Path, go_on: GoOn | None) -> Any:
-    """Return the last result that a generator yields; pass those before it on where someone listens."""
-    outcome: Any = None
-    for outcome in outcomes:
-        if is_partial(outcome) and go_on is not None and not go_on(read_partial(outcome, directory)):
-            outcomes.close()
-            return STOPPED
-    if outcome is None or is_partial(outcome):
-        raise UnusableError("it yielded no full result after its partial ones")
-    return outcome
-
-
-def serve(
-    commands: TextIO, replies: TextIO, place: str, name: str, *, installed: bool, prepared: str | None
-) -> None:
+def serve(commands: TextIO, replies: TextIO, path: Path, name: str, prepared: Sequence[str]) -> None:
     """Answer until standard input ends."""
     lines: SimpleQueue[str] = SimpleQueue()
 
@@ -253,26 +187,17 @@ def serve(
         replies.flush()
 
     threading.Thread(target=receive, daemon=True).start()
-    path = Path(place)
     try:
-        if installed:
-            module, path = load_installed(place)
-        else:
-            module = load_file(path)
-        function = function_of(module, name)
-        if prepared is not None:
-            function = function(Path(prepared))
+        function = function_of(load_file(path), name)
+        for folder in prepared:
+            function = function(Path(folder))
     except (Exception, SystemExit) as error:
         reply({"error": describe(error, path, {})})
         return
 
-    def go_on(partial: Mapping[str, Any]) -> bool:
-        reply(partial)
-        return bool(json.loads(lines.get())["go_on"])
-
     reply({"ready": True, "which": model_wanted(function)})
     while True:
-        reply(evaluate_once(function, json.loads(lines.get()), path, go_on))
+        reply(evaluate_once(function, json.loads(lines.get()), path))
 
 
 def main() -> None:
@@ -283,8 +208,7 @@ def main() -> None:
     sys.argv = [place]
     if mode == "beside":
         sys.path.insert(0, str(Path(place).parent))
-    folder = prepared[0] if prepared else None
-    serve(commands, replies, place, name, installed=mode == "installed", prepared=folder)
+    serve(commands, replies, Path(place), name, prepared)
 
 
 if __name__ == "__main__":

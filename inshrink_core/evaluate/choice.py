@@ -63,9 +63,8 @@ class EvaluatorRequest(Executing):
     Parameters
     ----------
     evaluator
-        A function from a state dict to its figures, or one that an installed package names; whoever gives it
-        trusts it. auto judges models of transformers on samples of their own, without data. By default what
-        the run's inshrink.toml names.
+        A function from a state dict to its figures; whoever gives it trusts it. auto judges models of
+        transformers on samples of their own, without data. By default what the run's inshrink.toml names.
     metric
         Which of the figures counts; by default what inshrink.toml names, else loss, else the only one.
     direction
@@ -76,7 +75,7 @@ class EvaluatorRequest(Executing):
         Seconds that one evaluation may take.
     """
 
-    evaluator: Annotated[str | None, Option(metavar="FILE.py:FUNCTION|NAME|auto")] = None
+    evaluator: Annotated[str | None, Option(metavar="FILE.py:FUNCTION|auto")] = None
     metric: Annotated[str | None, Option(("--eval-metric",), "NAME")] = None
     direction: Annotated[str | None, Option(metavar="higher|lower")] = None
     trust_run: bool = False
@@ -136,7 +135,7 @@ class EvaluatorRequest(Executing):
             raise InputError(
                 "there is no evaluator",
                 where="" if run is None else str(run.directory),
-                remedy="give one with --evaluator FILE.py:FUNCTION|NAME, or name it in inshrink.toml;"
+                remedy="give one with --evaluator FILE.py:FUNCTION, or name it in inshrink.toml;"
                 " --evaluator auto needs none where checkpoints have a config.json of transformers",
             )
         if run.is_elsewhere:

@@ -19,7 +19,55 @@ if TYPE_CHECKING:
 
     from inshrink_core.formats import Skipped
 
-__all__ = ["Comparison", "EvaluatedStep", "OriginalEvaluations", "compare_steps"]
+
+FIGURES: Final = ("drop", "divergence", "restore_cost")
+"""What tells a restored state from its original."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """One state in the place of a step's original.
+
+    Parameters
+    ----------
+    drop
+        Relative change of the metric for the worse; None where the original's metric is 0.
+    divergence
+        Of the predictions; None where the evaluator returns none.
+    restore_cost
+        Expected relative rise of the loss (`inshrink_core.evaluate.Evaluation.restore_cost`); None where
+        nothing determines it.
+    drop_error
+        Standard error of `drop`; None where the evaluator does not know it. An upper bound: both states
+        are evaluated on the same samples, so that most of their errors cancel.
+    failure
+        Why the state could not be evaluated; empty where it could. A failure keeps no bound.
+    """
+
+    drop: float | None = None
+    divergence: float | None = None
+    restore_cost: float | None = None
+    drop_error: float | None = None
+    failure: str = ""
+
+
+def figures_of(original: Evaluation, restored: Evaluation) -> Figures:
+    """Return the figures of a state against the original of its step.
+
+    Raises
+    ------
+    InputError
+        Predictions that cannot be compared.
+    """
+    errors = [one.standard_errors.get(original.metric) for one in (original, restored)]
+    known = [one for one in errors if one is not None]
+    nats = original.divergence(restored)
+    return Figures(
+        drop=drop(original.value, restored.value, original.direction),
+        divergence=nats,
+        restore_cost=original.restore_cost(restored, nats),
+        drop_error=math.hypot(*known) / abs(original.value) if original.value and len(known) == 2 else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +104,13 @@ class EvaluatedStep:
     restore_noise: float | None = None
     restore_cost: float | None = None
     stale_restore_cost: float | None = None
+
+    @classmethod
+    def of(cls, step: int, original: float, restored: float, found: Figures, stale: Figures | None) -> Self:
+        """Return a step from its figures, and from those of the previous original in its place."""
+        before = {f"stale_{name}": None if stale is None else getattr(stale, name) for name in FIGURES}
+        worse = {name: getattr(found, name) for name in FIGURES}
+        return cls(step=step, original=original, restored=restored, **worse, **before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,17 +161,16 @@ class Comparison(Report):
 
 
 class Steps(Protocol):
-    """A run, an archive or a dict: something with checkpoints by step."""
+    """A run or an archive: checkpoints by step."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps, ascending."""
+        ...
 
     def __getitem__(self, step: int, /) -> Checkpoint:
         """Return the checkpoint of a step."""
         ...
-
-
-def _steps_of(checkpoints: Steps) -> tuple[int, ...]:
-    """Take runs and archives (`steps`) and plain mappings (their keys) alike."""
-    steps: Iterable[int] = checkpoints.steps if hasattr(checkpoints, "steps") else checkpoints  # type: ignore[assignment]
-    return tuple(sorted(steps))
 
 
 def compare_steps(
@@ -126,7 +180,6 @@ def compare_steps(
     *,
     steps: Iterable[int] | None = None,
     known: Callable[[int], Evaluation] | None = None,
-    progress: Callable[[int, int, int], None] | None = None,
     on_step: Callable[[EvaluatedStep, Evaluation], None] | None = None,
 ) -> Comparison:
     """Evaluate original and restored checkpoints, step by step.
@@ -142,10 +195,8 @@ def compare_steps(
     known
         Returns what the evaluator says of an original step, where somebody keeps it; by default the
         evaluator is asked.
-    progress
-        Called after each step with (steps done, steps in all, step).
     on_step
-        Called before it with what was found, and what the evaluator says of the original.
+        Called after each step with what was found, and what the evaluator says of the original.
 
     Raises
     ------
@@ -158,7 +209,7 @@ def compare_steps(
     -----
     Two evaluations a step: the original's serves as the next step's stale copy.
     """
-    common = sorted(set(_steps_of(original)) & set(_steps_of(restored)))
+    common = sorted(set(original.steps) & set(restored.steps))
     chosen = common if steps is None else sorted(set(steps))
     if not chosen or not set(chosen) <= set(common):
         missing = sorted(set(chosen) - set(common))
@@ -180,41 +231,22 @@ def compare_steps(
         stale = last[1] if last is not None and last[0] == before else None
         if stale is None and before is not None:
             stale = as_trained(before)
-        first = as_trained(step)
-        results.append(_compare_one(step, first, evaluator.evaluate(restored[step]), stale, evaluator))
+        first, second = as_trained(step), evaluator.evaluate(restored[step])
+        try:
+            before_it = None if stale is None else figures_of(first, stale)
+            found = EvaluatedStep.of(step, first.value, second.value, figures_of(first, second), before_it)
+        except InputError as error:
+            raise EvaluatorError(f"step {step} cannot be compared: {error}", where=evaluator.spec) from error
+        results.append(found)
         last = (step, first)
         if on_step is not None:
             on_step(results[-1], first)
-        if progress is not None:
-            progress(len(results), len(chosen), step)
     return Comparison.over(results, first.metric, first.direction)
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
     """Ignore steps that have no such figure."""
     return max((value for value in values if value is not None), default=None)
-
-
-def _compare_one(
-    step: int, first: Evaluation, second: Evaluation, stale: Evaluation | None, evaluator: Evaluator
-) -> EvaluatedStep:
-    """Say which step and evaluator it was when predictions cannot be compared."""
-    try:
-        nats = first.divergence(second)
-        stale_nats = None if stale is None else first.divergence(stale)
-        return EvaluatedStep(
-            step=step,
-            original=first.value,
-            restored=second.value,
-            drop=drop(first.value, second.value, first.direction),
-            divergence=nats,
-            stale_drop=drop(first.value, stale.value, first.direction) if stale is not None else None,
-            stale_divergence=stale_nats,
-            restore_cost=first.restore_cost(second, nats),
-            stale_restore_cost=first.restore_cost(stale, stale_nats) if stale is not None else None,
-        )
-    except InputError as error:
-        raise EvaluatorError(f"step {step} cannot be compared: {error}", where=evaluator.spec) from error
 
 
 _KEPT: Final = ("log_probs", "predictions")
@@ -237,9 +269,6 @@ class OriginalEvaluations:
 
     def __contains__(self, step: object) -> bool:
         return step in self._known
-
-    def __len__(self) -> int:
-        return len(self._known)
 
     def __call__(self, step: int) -> Evaluation:
         """Return the evaluation of a step.

@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import (
@@ -28,8 +27,6 @@ from typing import (
     NoReturn,
     Protocol,
     Self,
-    cast,
-    runtime_checkable,
 )
 
 from inshrink_core.checkpoint import Checkpoint
@@ -44,7 +41,6 @@ from inshrink_core.metrics import (
     mean_squared_difference,
     output_error,
 )
-from inshrink_core.plugins import plugin, plugins
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,9 +52,7 @@ __all__ = [
     "DEFAULT_TIMEOUT_S",
     "Evaluation",
     "Evaluator",
-    "PartialEvaluation",
     "StateEvaluator",
-    "StreamingEvaluator",
 ]
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -75,9 +69,7 @@ _OUTPUT_TAIL_BYTES = 2000
 _MOST_OUTPUT_BYTES: Final = 16 << 20
 """Prints beyond this are dropped but for their end; looked at as often as whether the child is dead."""
 
-_GROUP: Final = "inshrink.evaluators"
-
-_CHILD = Path(__file__).with_name("child.py")
+_CHILD, _OWN_SAMPLES = (Path(__file__).with_name(name) for name in ("child.py", "own_samples.py"))
 
 
 class Prepared(NamedTuple):
@@ -95,38 +87,6 @@ class Prepared(NamedTuple):
     write: Callable[[Path], None]
 
 
-class _Code(NamedTuple):
-    """The source file of an evaluator, its function, and its module where it is an installed one."""
-
-    file: Path
-    function: str
-    module: str = ""
-
-
-def _find(spec: str) -> _Code:
-    """Return what ``FILE.py:FUNCTION`` or the name of an installed evaluator means; executes neither."""
-    file, _, function = spec.rpartition(":")
-    if file and function.isidentifier():
-        if not Path(file).is_file():
-            raise EvaluatorError("there is no such evaluator file", where=file)
-        return _Code(Path(file).absolute(), function)
-    point = None if file else plugin(_GROUP, spec)
-    if point is None:
-        installed = ", ".join(plugins(_GROUP))
-        raise EvaluatorError(
-            "an evaluator is named FILE.py:FUNCTION, or as an installed package names it",
-            where=spec,
-            remedy=f"installed are: {installed}" if installed else "no installed package has one",
-        )
-    try:
-        found = find_spec(point.module)
-    except ImportError:
-        found = None
-    if found is None or found.origin is None or not Path(found.origin).is_file():
-        raise EvaluatorError(f"the module '{point.module}' of an installed evaluator is gone", where=spec)
-    return _Code(Path(found.origin), point.attr, point.module)
-
-
 class Evaluator:
     """A user's evaluator, kept in one child process for many evaluations.
 
@@ -135,7 +95,7 @@ class Evaluator:
     Parameters
     ----------
     spec
-        ``FILE.py:FUNCTION``, or the name under which an installed package has one (``inshrink.evaluators``).
+        ``FILE.py:FUNCTION``.
     metric
         The scalar to compare by; by default ``loss``, else the only scalar returned.
     direction
@@ -145,13 +105,12 @@ class Evaluator:
     isolated
         True keeps modules that lie beside the file off the import path.
     prepared
-        Of an installed evaluator that is made for a run: what it is made of. What `spec` names then takes the
-        folder that this was written into, and returns the evaluator.
+        The evaluator is made of this by `inshrink_core.evaluate.own_samples`, in the place of `spec`.
 
     Raises
     ------
     EvaluatorError
-        `spec` is of neither form, or what it names is not there.
+        `spec` is not of that form, or the file is not there.
 
     Examples
     --------
@@ -174,9 +133,15 @@ class Evaluator:
         isolated: bool = False,
         prepared: Prepared | None = None,
     ) -> None:
-        self._code, self._prepared = _find(spec), prepared
-        self.metric, self.timeout = metric, timeout
-        self.spec = f"{self._code.file}:{self._code.function}" if self._code.module else spec
+        if prepared is not None:
+            spec = f"{_OWN_SAMPLES}:evaluator_of"
+        file, _, function = spec.rpartition(":")
+        if not file or not function.isidentifier():
+            raise EvaluatorError("an evaluator is named FILE.py:FUNCTION", where=spec)
+        if not Path(file).is_file():
+            raise EvaluatorError("there is no such evaluator file", where=file)
+        self._file, self._function, self._prepared = Path(file).absolute(), function, prepared
+        self.spec, self.metric, self.timeout = spec, metric, timeout
         if not timeout > 0:
             raise InputError("a timeout is a positive number of seconds", found=str(timeout), expected="> 0")
         if direction not in (None, *Direction):
@@ -245,11 +210,8 @@ class Evaluator:
     def _running_child(self) -> _ChildProcess:
         """Start the child at the first evaluation, and import the user's file there once."""
         if self._child is None:
-            self._child = _ChildProcess(
-                self._code,
-                isolated=self._isolated,
-                write=None if self._prepared is None else self._prepared.write,
-            )
+            write = None if self._prepared is None else self._prepared.write
+            self._child = _ChildProcess(self._file, self._function, isolated=self._isolated, write=write)
             # Whoever forgets to close leaves neither a process nor a directory.
             self._finalizer = weakref.finalize(self, self._child.close, kill=True)
             try:
@@ -280,75 +242,17 @@ class Evaluator:
         -----
         The state goes through a temporary file that the child maps, so its size on disk is the cost.
         """
-        return cast(Evaluation, self._evaluate(state_dict, None))  # nobody says stop
-
-    def evaluate_until(
-        self, state_dict: Mapping[str, Tensor], stop: Callable[[PartialEvaluation], bool]
-    ) -> Evaluation | PartialEvaluation:
-        """Evaluate one state, until what is known of it is enough.
-
-        Parameters
-        ----------
-        state_dict
-            As `evaluate` takes it.
-        stop
-            Asked after each partial result that the evaluator yields; True ends the evaluation.
-
-        Returns
-        -------
-        Evaluation or PartialEvaluation
-            The full result, or the partial one that was enough. An evaluator that yields none, or
-            returns instead of yielding, is measured in full.
-
-        Raises
-        ------
-        EvaluatorError, InputError
-            As `evaluate`.
-        """
-        return self._evaluate(state_dict, stop)
-
-    def _evaluate(
-        self, state_dict: Mapping[str, Tensor], stop: Callable[[PartialEvaluation], bool] | None
-    ) -> Evaluation | PartialEvaluation:
-        """Hand a state to the child and answer what it says."""
         try:
             child = self._running_child()
             if isinstance(state_dict, Checkpoint):
                 state_dict = state_dict.state_dict(self._which)
             state = child.directory / "state.pt"
             write_state(state_dict, state)
-            asked = {"state": str(state), "results": str(child.directory), "partial": stop is not None}
-            child.send(asked)
-            return self._answered(child, stop)
+            child.send({"state": str(state), "results": str(child.directory)})
+            return self._read(self._receive(child, self.timeout))
         except InputError:  # an EvaluatorError above all; a child of no more use is gone by now
             raise
         except BaseException:  # Ctrl-C above all: no child may outlive its evaluation
-            self._drop_child(kill=True)
-            raise
-
-    def _answered(
-        self, child: _ChildProcess, stop: Callable[[PartialEvaluation], bool] | None
-    ) -> Evaluation | PartialEvaluation:
-        """Read partial results until the full one, or until one is enough."""
-        deadline = time.monotonic() + self.timeout
-        so_far: PartialEvaluation | None = None
-        while True:
-            reply = self._receive(child, deadline - time.monotonic())
-            if so_far is not None and "stopped" in reply:
-                return so_far
-            if "partial" not in reply or stop is None:
-                return self._read(reply)
-            so_far, enough = self._judged(reply, stop)
-            child.send({"go_on": not enough})
-
-    def _judged(
-        self, reply: Mapping[str, Any], stop: Callable[[PartialEvaluation], bool]
-    ) -> tuple[PartialEvaluation, bool]:
-        """Ask whether a partial result is enough; a child that gets no word waits for it for ever."""
-        try:
-            so_far = self._read_partial(reply)
-            return so_far, stop(so_far)
-        except BaseException:
             self._drop_child(kill=True)
             raise
 
@@ -368,29 +272,6 @@ class Evaluator:
             standard_errors=reply["standard_errors"],
             correction=reply["correction"],
             seconds=reply["seconds"],
-        )
-
-    def _read_partial(self, reply: Mapping[str, Any]) -> PartialEvaluation:
-        """Return a partial result; one without the metric has no value."""
-        metrics, far = reply["metrics"], reply["partial"]
-        known = metrics and (self.metric is None or self.metric in metrics)
-        chosen = self._choose_metric(metrics) if known else None
-        least, most = far["range"].get(chosen, (None, None))
-        value = metrics[chosen] if chosen is not None else None
-        outside = value is not None and (
-            (least is not None and value < least) or (most is not None and value > most)
-        )
-        if outside:
-            self._fail(f"its '{chosen}' is {value:g} so far, outside of the range that it gives")
-        return PartialEvaluation(
-            metric=chosen or "",
-            direction=Direction.LOWER if chosen is None else self._direction_of(chosen),
-            value=value,
-            n=far["n"],
-            of=far["of"],
-            limits=(least, most),
-            standard_error=None if chosen is None else reply["standard_errors"].get(chosen),
-            log_probs=self._arrays(reply).get("log_probs"),
         )
 
     def _arrays(self, reply: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
@@ -531,36 +412,6 @@ class Evaluation:
         return self.direction is Direction.LOWER and is_loss(self.metric)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartialEvaluation:
-    """What an evaluator says of one state before it has seen all samples.
-
-    Parameters
-    ----------
-    metric, direction, value
-        The chosen metric, which way it is better, and its mean over the samples so far; `value` is None
-        where the evaluator has not said it.
-    n, of
-        Samples so far, and in all.
-    limits
-        The least and the largest that one sample can score, None for one that is not known.
-    standard_error
-        Of `value` as an estimate of the mean over all samples, were they drawn at random; None where the
-        evaluator does not know it.
-    log_probs
-        Rows that came since the last partial result, (rows, classes), nats; None if none did.
-    """
-
-    metric: str
-    direction: Direction
-    value: float | None
-    n: int
-    of: int
-    limits: tuple[float | None, float | None] = (None, None)
-    standard_error: float | None = None
-    log_probs: NDArray[Any] | None = field(default=None, repr=False)
-
-
 class StateEvaluator(Protocol):
     """Whatever says how good a state is."""
 
@@ -588,21 +439,12 @@ class StateEvaluator(Protocol):
         ...
 
 
-@runtime_checkable
-class StreamingEvaluator(Protocol):
-    """An evaluator that may be stopped."""
-
-    def evaluate_until(
-        self, state_dict: Mapping[str, Tensor] | Checkpoint, stop: Callable[[PartialEvaluation], bool], /
-    ) -> Evaluation | PartialEvaluation:
-        """Return the full result, or the partial one at which `stop` said yes."""
-        ...
-
-
 class _ChildProcess:
     """One child process and the directory it exchanges files through; dead after any failure of its own."""
 
-    def __init__(self, code: _Code, *, isolated: bool, write: Callable[[Path], None] | None = None) -> None:
+    def __init__(
+        self, file: Path, function: str, *, isolated: bool, write: Callable[[Path], None] | None
+    ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="inshrink-evaluate-"))
         prepared = [] if write is None else [str(self.directory / "prepared")]
         if write is not None:
@@ -614,16 +456,14 @@ class _ChildProcess:
                 raise
         self._output_path = self.directory / "output.txt"
         self._log: IO[bytes] = self._output_path.open("ab")
-        self._printed_before = 0
         # An evaluator of ours needs nothing of the user's. Any other has the user's word, and works where its
         # file lies: what else lies there is what the word was given for, the working directory is not.
-        alone = isolated or bool(code.module)
-        mode = "installed" if code.module else "isolated" if isolated else "beside"
+        alone = isolated or write is not None
         self._process = start_python(
-            [str(_CHILD), code.module or str(code.file), code.function, mode, *prepared],
+            [str(_CHILD), str(file), function, "isolated" if alone else "beside", *prepared],
             errors=self._log,
             environment=minimal_environment() if isolated else user_environment(),
-            directory=None if alone else code.file.parent,
+            directory=None if alone else file.parent,
             own_session=True,  # so that its own children die with it
         )
         self._lines: SimpleQueue[str] = SimpleQueue()
@@ -638,9 +478,7 @@ class _ChildProcess:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Write one command; a child that has died is noticed by `receive`."""
-        if "state" in message:  # a word within an evaluation is no new one
-            self._limit_output()
-            self._printed_before = self._output_path.stat().st_size
+        os.truncate(self._output_path, 0)  # the child appends
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(json.dumps(message) + "\n")
@@ -675,21 +513,19 @@ class _ChildProcess:
     def _limit_output(self) -> None:
         """Keep only the end of what was printed once that is much: it must not fill the disk."""
         if self._output_path.stat().st_size > _MOST_OUTPUT_BYTES:
-            end = self._end_of_output(0)
-            os.truncate(self._output_path, 0)  # Whoever appends goes on behind what is left.
+            end = self._end_of_output()
+            os.truncate(self._output_path, 0)
             self._log.write(end)
             self._log.flush()
-            self._printed_before = 0
 
     def output(self) -> str:
         """Return the end of what the evaluator printed since the last command, in one line."""
-        lines = self._end_of_output(self._printed_before).decode("utf-8", "replace").splitlines()
+        lines = self._end_of_output().decode("utf-8", "replace").splitlines()
         return " | ".join(line.strip() for line in lines if line.strip())
 
-    def _end_of_output(self, after: int) -> bytes:
+    def _end_of_output(self) -> bytes:
         with self._output_path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(after, size - _OUTPUT_TAIL_BYTES))
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _OUTPUT_TAIL_BYTES))
             return log.read(_OUTPUT_TAIL_BYTES)
 
     def close(self, *, kill: bool) -> None:

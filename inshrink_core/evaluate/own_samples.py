@@ -91,34 +91,21 @@ def model_of(last: Path, directory: Path) -> tuple[str, dict[str, Any]]:
     """
     from inshrink_core.formats.disk import parse_json
 
-    path = _config_of(last, directory)
+    folders = (last if last.is_dir() else last.parent, directory)
+    there = [folder / _CONFIG for folder in folders if (folder / _CONFIG).is_file()]
+    path = next((one for one in there if not one.is_symlink()), None)
+    if path is None:
+        raise InputError(
+            "there is no config.json, from which a model of transformers is made",
+            where=str(folders[0]),
+            remedy="give an evaluator of your own: --evaluator FILE.py:FUNCTION"
+            " (inshrink evaluate --write begins one)",
+        )
     try:
         read = parse_json(read_regular(at_hand(path), _MOST_CONFIG_BYTES), str(path))
     except (OSError, DamagedError) as error:
         raise InputError(f"it cannot be read ({error})", where=str(path)) from error
     config: dict[str, Any] = read if isinstance(read, dict) else {}
-    name = _architecture(config, path)
-    if importlib.util.find_spec("transformers") is None:
-        raise MissingExtraError("transformers", "hf")
-    return name, config
-
-
-def _config_of(last: Path, directory: Path) -> Path:
-    folders = (last if last.is_dir() else last.parent, directory)
-    for folder in folders:
-        path = folder / _CONFIG
-        if path.is_file() and not path.is_symlink():
-            return path
-    raise InputError(
-        "there is no config.json, from which a model of transformers is made",
-        where=str(folders[0]),
-        remedy="give an evaluator of your own: --evaluator FILE.py:FUNCTION"
-        " (inshrink evaluate --write begins one)",
-    )
-
-
-def _architecture(config: Mapping[str, Any], path: Path) -> str:
-    """Return the class that a configuration names."""
     names = config.get("architectures")
     if not (isinstance(names, list) and names and isinstance(names[0], str) and names[0].isidentifier()):
         raise InputError(
@@ -127,8 +114,9 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
             expected='"architectures": ["GPT2LMHeadModel"]',
             found=clipped(json.dumps(names)),
         )
-    name: str = names[0]
-    return name
+    if importlib.util.find_spec("transformers") is None:
+        raise MissingExtraError("transformers", "hf")
+    return names[0], config
 
 
 def evaluator_of(folder: Path) -> Evaluate:

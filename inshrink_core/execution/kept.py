@@ -309,23 +309,31 @@ class ResultStore(Generic[_Result]):
         return result
 
 
-def read_lines(path: Path, most: int) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file, one a line; what is none is passed over with a note.
+def read_lines(path: Path, most: int, parse: Callable[[dict[str, Any]], Any] = dict) -> list[Any]:
+    """Return the JSON objects of a file, one a line; a line that is none is passed over with a note.
+
+    Parameters
+    ----------
+    path
+        The file.
+    most
+        Bytes that it may have.
+    parse
+        Makes a result from an object; raises ValueError, TypeError or LookupError where it is none.
 
     Raises
     ------
     OSError
         The file is not there, is no regular file, or has more than `most` bytes.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[Any] = []
     for number, line in enumerate(read_regular(path, most).splitlines(), start=1):
         try:
             row = json.loads(line)
+            if not isinstance(row, dict):
+                raise TypeError("it is no object")
+            rows.append(parse(row))
         except _UNREADABLE:
-            row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
             _logger.warning("%s, line %d is no result: it is passed over", path, number)
     return rows
 

@@ -8,7 +8,6 @@ tensor.
 from __future__ import annotations
 
 import base64
-import contextlib
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -20,9 +19,6 @@ N_ATTEMPTS: Final = 3
 
 SECONDS_TO_TIDY_UP: Final = 1.0
 """How long a worker that was told to end may remove what it has half written."""
-
-at_end: Final = contextlib.ExitStack()
-"""What tasks leave open for those that follow in their process; closed when a worker is told to end."""
 
 
 class Task(NamedTuple):

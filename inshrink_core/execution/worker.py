@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 from inshrink_core.errors import EngineError
 from inshrink_core.execution.progress import Progress
-from inshrink_core.execution.tasks import SECONDS_TO_TIDY_UP, Task, at_end, packed
+from inshrink_core.execution.tasks import SECONDS_TO_TIDY_UP, Task, packed
 
 _SECONDS_BETWEEN: Final = 0.1
 
@@ -95,7 +95,6 @@ def main() -> None:
             else:
                 answer("result", result)
     except (KeyboardInterrupt, BrokenPipeError):
-        at_end.close()
         os._exit(1)
 
 

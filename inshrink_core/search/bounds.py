@@ -8,24 +8,20 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from inshrink_core.errors import CheckFailedError, InputError
-from inshrink_core.evaluate import Comparison, Evaluation
-from inshrink_core.metrics import drop
+from inshrink_core.evaluate.comparison import FIGURES as FIGURES
+from inshrink_core.evaluate.comparison import Comparison
+from inshrink_core.evaluate.comparison import Figures as Figures
+from inshrink_core.evaluate.evaluator import Evaluation
 
 DEFAULT_MAX_DIVERGENCE: Final = 0.003
 """Nats. Added to a bound on the drop where the evaluator returns ``log_probs``: a drop alone is also
 kept by weights that were never stored. ``docs/search.md`` says how it was chosen."""
-
-# Margin of a bound that is said to be broken early: a mean in float32 is off by less than this.
-_ROUNDING: Final = 1e-6
 
 # Standard errors from a limit at which a figure is clearly on one side of it (95 % of a normal).
 _N_NOISE_ERRORS: Final = 2.0
 
 DEFAULT_MAX_RESTORE_COST: Final = 0.003
 """Expected relative rise of the loss after a restore (``docs/rehearsal.md`` says how it was chosen)."""
-
-FIGURES: Final = ("drop", "divergence", "restore_cost")
-"""What can be bounded."""
 
 REMEDIES: Final = {
     "drop": "a metric of zero has no relative change; choose another with --eval-metric",
@@ -37,59 +33,6 @@ REMEDIES: Final = {
 def option_of(figure: str) -> str:
     """Return the option that bounds a figure."""
     return f"--max-{figure.replace('_', '-')}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partial:
-    """How far a state was judged before it was clear that it breaks a bound.
-
-    Parameters
-    ----------
-    rule
-        Why that was clear: ``certain``, whatever the other samples would have said, or ``confident``, at
-        the confidence of `inshrink_core.search.judge`.
-    n, of
-        Samples judged, and samples in all.
-    least_drop, least_divergence
-        What the figures would at least have been, in full; None where nothing tells.
-    """
-
-    rule: str
-    n: int
-    of: int
-    least_drop: float | None = None
-    least_divergence: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What an evaluator makes of one state in the place of a step's original.
-
-    Parameters
-    ----------
-    drop
-        Relative change of the metric for the worse; None where the original's metric is 0.
-    divergence
-        Of the predictions; None where the evaluator returns none.
-    restore_cost
-        Expected relative rise of the loss (`inshrink_core.evaluate.Evaluation.restore_cost`); None where
-        nothing tells it.
-    drop_error
-        Standard error of `drop`; None where the evaluator does not know it. An upper bound: both states
-        are judged on the same samples, so that most of their errors cancel.
-    failure
-        Why the state could not be evaluated; empty where it could. A failure keeps no bound.
-    partial
-        Where the evaluation was ended early: the figures are then those of the samples so far, a measure of
-        how far a bound is broken and no more. None for a state measured in full.
-    """
-
-    drop: float | None = None
-    divergence: float | None = None
-    restore_cost: float | None = None
-    drop_error: float | None = None
-    failure: str = ""
-    partial: Partial | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,56 +181,22 @@ class Bounds:
         """
         if figures.failure:
             return Verdict(kept=False, usage=math.inf)
-        shares: list[float] = []
-        kept, clear = True, True
+        shares, kept, clear = [0.0], True, True
         for name, limit in self.limits.items():
             figure = getattr(figures, name)
             if figure is None:
-                if figures.partial is not None:
-                    continue
                 raise InputError(f"{option_of(name)} cannot be checked", remedy=REMEDIES[name])
             kept = kept and figure <= limit
             shares.append(0.0 if figure <= 0 else figure / limit if limit > 0 else math.inf)
             error = figures.drop_error if name == "drop" else None
             clear = clear and (error is None or abs(figure - limit) > _N_NOISE_ERRORS * error)
-        if figures.partial is not None:  # given up for breaking a bound: more than all of it is used
-            return Verdict(kept=False, usage=max([math.nextafter(1.0, 2.0), *shares]))
-        return Verdict(kept=kept, usage=max([0.0, *shares]), clear=clear)
-
-    def is_broken_by(self, least_drop: float | None, least_divergence: float | None) -> bool:
-        """Whether figures that are at least these break a bound, beyond what rounding could undo."""
-        least = {"drop": least_drop, "divergence": least_divergence}
-        return any(
-            (figure := least.get(name)) is not None and figure > limit + _ROUNDING * (1 + abs(limit))
-            for name, limit in self.limits.items()
-        )
+        return Verdict(kept=kept, usage=max(shares), clear=clear)
 
     def to_json(self) -> dict[str, Any]:
         """Return the limits as JSON values."""
         limits = self.limits
         asked = FIGURES if "restore_cost" in limits else FIGURES[:2]
         return {name: limits.get(name) for name in asked}
-
-
-def figures_of(original: Evaluation, restored: Evaluation) -> Figures:
-    """Return the figures of a state against the original of its step.
-
-    Raises
-    ------
-    InputError
-        Predictions that cannot be compared.
-    """
-    errors = [e.standard_errors.get(original.metric) for e in (original, restored)]
-    error = None
-    if original.value and all(one is not None for one in errors):
-        error = math.hypot(*(one for one in errors if one is not None)) / abs(original.value)
-    nats = original.divergence(restored)
-    return Figures(
-        drop=drop(original.value, restored.value, original.direction),
-        divergence=nats,
-        restore_cost=original.restore_cost(restored, nats),
-        drop_error=error,
-    )
 
 
 def failure_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 
 from inshrink_core.chain import ChainConfig, ChainState, FrameEncoder
@@ -11,7 +11,6 @@ from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
 from inshrink_core.codec import DEFAULT_CODEC, Tuning, get_codec
 from inshrink_core.execution import default_threads
 from inshrink_core.frame import Block
-from inshrink_core.search.strategies import Halving, Outcome, explore
 
 FLOAT32_NBYTES: Final = 4
 """What a ratio of exported weights is measured against, whatever dtype they are stored in."""
@@ -20,6 +19,12 @@ FLOAT32_NBYTES: Final = 4
 _FIRST_COARSENESS: Final = 8.0
 
 _MOST_TRIALS: Final = 6
+
+# Share of the bytes allowed from which a result is near enough: the rest would not pay a trial.
+_NEAR: Final = 0.97
+
+# How far beyond the coarseness that should suffice the next trial goes: doubling it saves just under a bit.
+_MARGIN: Final = 1.015
 
 # Relative error beyond which weights are not coarsened further, whatever ratio was asked for.
 _MOST_ERROR: Final = 0.5
@@ -54,34 +59,30 @@ def coarsen(
 
     Notes
     -----
-    Two or three trials are usual. Each encodes all weights once; the encoded bytes of the best one are held.
+    Half the precision saves a bit a weight, which gives the next trial; two or three are usual. Each encodes
+    all weights once; the encoded bytes of the best one are held.
     Where even `_MOST_ERROR` does not suffice, the coarsest result below it is returned.
     """
-    target = max(nbytes, 1.0)
-    best: list[Coarsened] = []
-    n_tried = 0
+    target, best, at = max(nbytes, 1.0), None, _FIRST_COARSENESS
 
-    def measure(points: Sequence[float]) -> list[Outcome[float]]:
-        nonlocal n_tried, best
-        outcomes = []
-        for point in points:
-            tried(n_tried)
-            n_tried += 1
-            found = _encode(view, whole, point, device)
-            bearable = found.relative_error <= _MOST_ERROR or not best
-            best = [min([*best, found], key=lambda one: _order(one, target))] if bearable else best
-            outcomes.append(Outcome(point, bearable, 0.0, found.nbytes / target, found.nbytes))
-        return outcomes
+    def order(found: Coarsened) -> tuple[bool, float]:
+        """Prefer what fits; of two that fit the more exact, of two that do not the smaller."""
+        fits = found.nbytes <= target
+        return not fits, found.relative_error if fits else found.nbytes
 
-    n_values = sum(spec.numel for spec in view.specs if spec.role in MODEL_ROLES)
-    explore(Halving(start=_FIRST_COARSENESS, allowed=target, n_values=n_values), measure, budget=_MOST_TRIALS)
-    return best[0]
-
-
-def _order(found: Coarsened, target: float) -> tuple[bool, float]:
-    """Prefer what fits; of two that fit the more exact, of two that do not the smaller."""
-    fits = found.nbytes <= target
-    return not fits, found.relative_error if fits else found.nbytes
+    n_values = max(sum(spec.numel for spec in view.specs if spec.role in MODEL_ROLES), 1)
+    for number in range(_MOST_TRIALS):
+        tried(number)
+        found = _encode(view, whole, at, device)
+        if best is not None and found.relative_error > _MOST_ERROR:
+            break
+        best = found if best is None else min(best, found, key=order)
+        excess_bits = 8 * (found.nbytes - target) / n_values
+        following = min(max(at * 2.0**excess_bits * _MARGIN, 1e-3), 1e4)
+        if _NEAR * target <= found.nbytes <= target or following == at:
+            break
+        at = following
+    return found if best is None else best
 
 
 def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float, device: str) -> Coarsened:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,7 +22,6 @@ from inshrink_core.chain.meta import pack_attributes
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, LayerType, TensorRole, TensorSpec
 from inshrink_core.codec import FALLBACK_CODEC, TensorReference
 from inshrink_core.metrics import ratio
-from inshrink_core.search.space import Candidate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,30 +55,38 @@ _SMALL_NBYTES: Final = 256
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedStep:
-    """One step as its frame would hold it.
+    """One step as its frame would hold it, or a sample of its tensors.
 
     Parameters
     ----------
+    chain
+        How its frame is made.
     checkpoint
         The original.
+    specs
+        The encoded tensors.
     plan
-        What its frame is made by; more of it can be encoded.
+        Of the frame; more of it can be encoded.
     results
-        What was encoded, by key.
-    seconds
-        Time it took.
+        The encoded tensors, by key.
+    parent
+        Index of the frame before, which that of a delta inherits from.
     """
 
+    chain: ChainConfig
     checkpoint: Checkpoint = field(repr=False)
+    specs: Sequence[TensorSpec] = field(repr=False)
     plan: FramePlan = field(repr=False)
     results: Mapping[str, TensorResult] = field(repr=False)
-    seconds: float
-    _frame: Callable[[], tuple[int, FrameIndex]] = field(repr=False)
-    _moments: Callable[[], Mapping[str, TensorReference]] = field(repr=False)
+    parent: FrameIndex | None = field(repr=False)
 
     @cached_property
     def _framed(self) -> tuple[int, FrameIndex]:
-        return self._frame()
+        blocks = {key: result.block for key, result in self.results.items()}
+        remembered = {} if self.plan.memory is None else {"memory": self.plan.memory}
+        meta = self.chain.record() | {"content": _any_digest(blocks)} | remembered
+        stored = stored_view(self.checkpoint, self.chain.optimizer)
+        return frame_overhead(stored, blocks, self.chain, meta, self.parent)
 
     @property
     def index(self) -> FrameIndex:
@@ -100,7 +106,8 @@ class EncodedStep:
     @cached_property
     def moments(self) -> Mapping[str, TensorReference]:
         """States of the first moments that the next delta's rounding follows; encoded where it does."""
-        return self._moments()
+        specs = self.chain.first_moments(stored_view(self.checkpoint, self.chain.optimizer), self.specs)
+        return {result.spec.key: result.reference for result in self.plan.encode(specs)}
 
     @cached_property
     def nbytes(self) -> Mapping[str, int]:
@@ -115,18 +122,12 @@ class EncodedStep:
     @property
     def raw_weights(self) -> int:
         """Raw bytes of weights and buffers."""
-        return self.checkpoint.raw_bytes(MODEL_ROLES)
+        return sum(spec.nbytes for spec in _model(self.specs))
 
     @property
     def weights_nbytes(self) -> int:
         """Bytes that hold weights and buffers, overhead included."""
-        model = [spec.key for spec in self.checkpoint.specs if spec.role in MODEL_ROLES]
-        return sum(self.nbytes[key] for key in model) + self.overhead_nbytes
-
-    @property
-    def ratio_weights(self) -> float:
-        """Raw bytes of the weights over the bytes that hold them; 0 for a model without any."""
-        return ratio(self.raw_weights, self.weights_nbytes) or 0.0
+        return sum(self.nbytes[spec.key] for spec in _model(self.specs)) + self.overhead_nbytes
 
     @property
     def relative_error(self) -> float:
@@ -137,6 +138,24 @@ class EncodedStep:
     def restored(self) -> Checkpoint:
         """Return the step as it would be restored: weights, buffers and what the codec stores beside them."""
         return restored_from(self.checkpoint, self.references)
+
+    @property
+    def scaled_nbytes(self) -> float:
+        """Bytes that hold the weights of the whole step; header and index are those of all tensors."""
+        return self._scaled(self.nbytes) + self.overhead_nbytes
+
+    def scaled_damage(self, h: Mapping[str, float]) -> float | None:
+        """Return ½ Σ h·e² of the weights of the whole step; None where no h is known."""
+        damages = {key: 0.5 * h[key] * error for key, error in self.squared_errors.items() if key in h}
+        return self._scaled(damages) if damages else None
+
+    def _scaled(self, values: Mapping[str, float]) -> float:
+        """Return the sum over all weights of the step, each layer type's scaled by its share of raw bytes."""
+        whole, sampled = (_raw_by("layer", _model(specs)) for specs in (self.checkpoint.specs, self.specs))
+        totals: dict[Any, float] = dict.fromkeys(sampled, 0)
+        for spec in _model(self.specs):
+            totals[spec.layer] += values.get(spec.key, 0)
+        return sum(totals[layer] * whole[layer] / sampled[layer] for layer in sampled if sampled[layer])
 
 
 def restored_from(checkpoint: Checkpoint, references: Mapping[str, TensorReference]) -> Checkpoint:
@@ -160,11 +179,6 @@ class _States:
 
     def skeleton(self, layout: FileLayout) -> bytes:
         return b""
-
-
-def _roles_of(chain: ChainConfig) -> frozenset[TensorRole]:
-    """Return the roles that a trial encodes: the model's, and whatever else the codec takes."""
-    return MODEL_ROLES | chain.config.takes()
 
 
 def encode_step(
@@ -193,31 +207,22 @@ def encode_step(
     -----
     Costs what the weights' share of writing the frame costs. Holds the states before and after.
     """
-    begun = time.perf_counter()
-    roles = _roles_of(chain)
-    chosen = tuple(
-        spec for spec in checkpoint.specs if spec.role in roles and (keys is None or spec.key in keys)
-    )
-    plan = FrameEncoder(chain).plan(checkpoint, state, chosen)
-    results = {result.spec.key: result for result in plan.encode(chosen)}
+    roles = MODEL_ROLES | chain.config.takes()
+    chosen = [spec for spec in checkpoint.specs if spec.role in roles and (keys is None or spec.key in keys)]
+    return _encode(chain, checkpoint, state, index, chosen)
 
-    def frame() -> tuple[int, FrameIndex]:
-        blocks = {key: result.block for key, result in results.items()}
-        remembered = {} if plan.memory is None else {"memory": plan.memory}
-        meta = chain.record() | {"content": _any_digest(blocks)} | remembered
-        return frame_overhead(stored_view(checkpoint, chain.optimizer), blocks, chain, meta, index)
 
-    def moments() -> Mapping[str, TensorReference]:
-        specs = chain.first_moments(stored_view(checkpoint, chain.optimizer), chosen)
-        return {result.spec.key: result.reference for result in plan.encode(specs)}
-
+def _encode(
+    chain: ChainConfig,
+    checkpoint: Checkpoint,
+    state: ChainState,
+    index: FrameIndex | None,
+    specs: Sequence[TensorSpec],
+) -> EncodedStep:
+    plan = FrameEncoder(chain).plan(checkpoint, state, specs)
+    results = {result.spec.key: result for result in plan.encode(specs)}
     return EncodedStep(
-        checkpoint=checkpoint if keys is None else replace(checkpoint, specs=chosen, aliases={}),
-        plan=plan,
-        results=results,
-        seconds=time.perf_counter() - begun,
-        _frame=frame,
-        _moments=moments,
+        chain=chain, checkpoint=checkpoint, specs=specs, plan=plan, results=results, parent=index
     )
 
 
@@ -361,7 +366,7 @@ def sample_keys(checkpoint: Checkpoint, numel: int = _SAMPLE_NUMEL) -> frozenset
     larger ones, at least one is taken, and more of them at even distances in file order, so that every depth
     is met.
     """
-    specs = _model(checkpoint)
+    specs = _model(checkpoint.specs)
     total = sum(spec.numel for spec in specs)
     if total <= numel:
         return frozenset(spec.key for spec in specs)
@@ -376,76 +381,40 @@ def sample_keys(checkpoint: Checkpoint, numel: int = _SAMPLE_NUMEL) -> frozenset
     return frozenset(taken)
 
 
-def scaled_nbytes(encoded: EncodedStep, checkpoint: Checkpoint) -> float:
-    """Return the bytes that hold a step's weights, from a sample of its tensors.
-
-    Each layer type's bytes are scaled by its share of raw bytes; header and index are those of all tensors.
-    """
-    whole, sampled = _raw_by_layer(checkpoint), _raw_by_layer(encoded.checkpoint)
-    blocks = dict.fromkeys(sampled, 0)
-    for spec in _model(encoded.checkpoint):
-        blocks[spec.layer] += encoded.nbytes[spec.key]
-    held = sum(blocks[layer] * whole[layer] / sampled[layer] for layer in sampled if sampled[layer])
-    return held + encoded.overhead_nbytes
+def _model(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
+    return [spec for spec in specs if spec.role in MODEL_ROLES]
 
 
-def scaled_damage(encoded: EncodedStep, checkpoint: Checkpoint, h: Mapping[str, float]) -> float | None:
-    """Return ½ Σ h·e² of a step's weights, from a sample of its tensors; None where no h is known."""
-    whole, sampled = _raw_by_layer(checkpoint), _raw_by_layer(encoded.checkpoint)
-    terms = [
-        0.5 * h[spec.key] * encoded.squared_errors[spec.key] * whole[spec.layer] / sampled[spec.layer]
-        for spec in _model(encoded.checkpoint)
-        if spec.key in h and sampled[spec.layer]
-    ]
-    return math.fsum(terms) if terms else None
-
-
-def _model(checkpoint: Checkpoint) -> list[TensorSpec]:
-    return [spec for spec in checkpoint.specs if spec.role in MODEL_ROLES]
-
-
-def _raw_by_layer(checkpoint: Checkpoint) -> dict[LayerType | None, int]:
-    """Raw bytes of the model by layer type."""
-    raw: dict[LayerType | None, int] = {}
-    for spec in _model(checkpoint):
-        raw[spec.layer] = raw.get(spec.layer, 0) + spec.nbytes
+def _raw_by(name: str, specs: Iterable[TensorSpec]) -> dict[Any, int]:
+    """Raw bytes by an attribute."""
+    raw: dict[Any, int] = {}
+    for spec in specs:
+        raw[getattr(spec, name)] = raw.get(getattr(spec, name), 0) + spec.nbytes
     return raw
 
 
-class RatioEstimate:
-    """Ratios of candidates at one step, each estimated once, by encoding a sample of its tensors.
+def step_ratio(
+    chain: ChainConfig, checkpoint: Checkpoint, state: ChainState, index: FrameIndex | None
+) -> float:
+    """Return about what ratio a step's weights will have, by encoding a sample of its tensors.
 
     Parameters
     ----------
-    base
-        How frames are made, but for what a candidate sets.
+    chain
+        How the frame would be made.
     checkpoint
         The step.
     state, index
         What it is encoded against.
     """
-
-    def __init__(
-        self, base: ChainConfig, checkpoint: Checkpoint, state: ChainState, index: FrameIndex | None
-    ) -> None:
-        self._base, self._checkpoint, self._state, self._index = base, checkpoint, state, index
-        self._keys = sample_keys(checkpoint)
-        self._raw = checkpoint.raw_bytes(MODEL_ROLES)
-        self._known: dict[str, float] = {}
-
-    def __call__(self, candidate: Candidate) -> float:
-        """Return about what ratio the step's weights will have."""
-        if candidate.digest not in self._known:
-            chain = candidate.chain_config(self._base)
-            whole = self._keys >= {spec.key for spec in _model(self._checkpoint)}
-            keys = None if whole else self._keys
-            encoded = encode_step(chain, self._checkpoint, self._state, self._index, keys)
-            nbytes = encoded.weights_nbytes if whole else scaled_nbytes(encoded, self._checkpoint)
-            raw: float = self._raw
-            if self._state.shards is not None:
-                raw, nbytes = map(sum, zip(*self._state.shards.gathered((raw, nbytes)), strict=True))
-            self._known[candidate.digest] = raw / nbytes if nbytes else 0.0
-        return self._known[candidate.digest]
+    keys = sample_keys(checkpoint)
+    is_whole = keys >= {spec.key for spec in _model(checkpoint.specs)}
+    encoded = encode_step(chain, checkpoint, state, index, None if is_whole else keys)
+    nbytes = encoded.weights_nbytes if is_whole else encoded.scaled_nbytes
+    raw: float = checkpoint.raw_bytes(MODEL_ROLES)
+    if state.shards is not None:
+        raw, nbytes = map(sum, zip(*state.shards.gathered((raw, nbytes)), strict=True))
+    return raw / nbytes if nbytes else 0.0
 
 
 def middle_of(steps: Sequence[int], n: int = _STEPS) -> Sequence[int]:
@@ -503,50 +472,25 @@ def estimate_rest(
     The sampled weights are encoded too: how they are rounded decides how first moments are.
     """
     plain = replace(chain, overrides=())
-    references: Mapping[str, TensorReference] = {}
-    attachments: dict[str, bytes] = {}
-    raw, sizes, memory = 0, [], foreseen
+    state, attachments = ChainState(memory=foreseen), dict[str, bytes]()
+    raw, sizes = 0, []
     for checkpoint in checkpoints:
         stored = stored_view(checkpoint, chain.optimizer)
-        rest = [spec for spec in stored.specs if spec.role not in MODEL_ROLES]
-        sampled = _sampled(stored, rest, keys)
-        weights = [spec for spec in stored.specs if spec.role in MODEL_ROLES and spec.key in keys]
-        state = ChainState(references=references, memory=memory)
-        memory, references, held = _encode(plain, checkpoint, [*weights, *sampled], state)
+        model, rest = _model(stored.specs), [one for one in stored.specs if one.role not in MODEL_ROLES]
+        # The optimizer state of sampled tensors, and what belongs to no tensor of the model.
+        taken = {spec.name: spec.key in keys for spec in model}
+        sampled = [spec for spec in rest if taken.get(spec.parameter, True)]
+        weights = [spec for spec in model if spec.key in keys]
+        encoded = _encode(plain, checkpoint, state, None, [*weights, *sampled])
+        state = ChainState(references=encoded.references, memory=encoded.plan.memory)
         content = dict(attachments_of(stored))
         files = sum(len(payload) for _, _, payload in encode_attachments(content, attachments))
         attachments = content
-        whole, part = _raw_by_role(rest), _raw_by_role(sampled)
-        sizes.append(files + sum(held[role] * whole[role] / part[role] for role in held if part.get(role)))
+        whole, part = _raw_by("role", rest), _raw_by("role", sampled)
+        held = dict.fromkeys(part, 0)
+        for spec in sampled:
+            held[spec.role] += encoded.nbytes[spec.key]
+        sizes.append(files + sum(held[role] * whole[role] / part[role] for role in part if part[role]))
         raw += sum(spec.nbytes for spec in rest)
     nbytes = in_proportion(sizes[:1], sizes[1:], n_steps, chain.keyframe_every)
     return Rest(n_steps * raw / len(checkpoints), nbytes)
-
-
-def _sampled(stored: Checkpoint, rest: Sequence[TensorSpec], keys: frozenset[str]) -> list[TensorSpec]:
-    """Return the optimizer state of sampled tensors, and what belongs to no tensor of the model."""
-    model = {spec.name: spec.key in keys for spec in stored.specs if spec.role in MODEL_ROLES}
-    return [spec for spec in rest if model.get(spec.parameter, True)]
-
-
-def _encode(
-    chain: ChainConfig, checkpoint: Checkpoint, specs: Sequence[TensorSpec], state: ChainState
-) -> tuple[Any, dict[str, TensorReference], dict[TensorRole, int]]:
-    """Return memory and states after some tensors of a step, and the bytes of their blocks by role."""
-    after: dict[str, TensorReference] = {}
-    held: dict[TensorRole, int] = {}
-    memory = state.memory
-    if specs:
-        memory, results = FrameEncoder(chain).encode(checkpoint, state, specs)
-        for result in results:
-            after[result.spec.key] = result.reference
-            held[result.spec.role] = held.get(result.spec.role, 0) + len(result.block.payload)
-    return memory, after, held
-
-
-def _raw_by_role(specs: Sequence[TensorSpec]) -> dict[TensorRole, int]:
-    """Raw bytes by role."""
-    raw: dict[TensorRole, int] = {}
-    for spec in specs:
-        raw[spec.role] = raw.get(spec.role, 0) + spec.nbytes
-    return raw

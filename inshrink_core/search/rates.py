@@ -10,20 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from inshrink_core.codecs.fallback import LOSSY_DTYPES
 from inshrink_core.errors import InputError
+from inshrink_core.search.calibration import Course
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inshrink_core.checkpoint import TensorSpec
-
-__all__ = ["MeasuredAllocation", "Predicted", "Rates", "rates_of"]
 
 _LEAST: Final = 1e-300
 """In the place of a damage of zero, which has no logarithm."""
@@ -31,8 +29,8 @@ _LEAST: Final = 1e-300
 _MOST_LOG: Final = 700.0
 """Beyond it, an exponential is infinite."""
 
-_PARTS_OF_LEVEL: Final = 2
-"""Values tried between two levels when bits are distributed: half octaves, where levels are octaves."""
+_HALVINGS: Final = 60
+"""Of the logarithm of a price between `_LEAST` and its inverse: to a relative 1e-15."""
 
 
 class Predicted(NamedTuple):
@@ -97,15 +95,16 @@ class Rates:
         Mean h; NaN where not known.
     bits, damages : Float[ndarray, "n levels"]
         Bits per weight, and damage; NaN where not known.
-    ratios_weights, ratios_total, drops, divergences : Float[ndarray, "levels"]
+    ratios_weights, ratios_total : Float[ndarray, "levels"]
         Of the uniform settings; NaN where not known.
+    figures : dict of Float[ndarray, "levels"]
+        The ``drop`` and the ``divergence`` of the uniform settings; NaN where not known.
     raw_nbytes
         Raw bytes of the weights of a step.
     is_calibrated
-        Whether trials of this run tell what damage does; else rules of thumb.
+        Whether trials of this run calibrate the figures; else rules of thumb.
     corrections
-        By ``drop`` and ``divergence``: logarithms of damage, ascending, and of what was measured there over
-        what the levels tell.
+        By figure: what was measured over what the levels predict.
     n_measured
         Measurements that these come from.
     """
@@ -122,60 +121,40 @@ class Rates:
     damages: NDArray[np.float64]
     ratios_weights: NDArray[np.float64]
     ratios_total: NDArray[np.float64]
-    drops: NDArray[np.float64]
-    divergences: NDArray[np.float64]
+    figures: Mapping[str, NDArray[np.float64]]
     raw_nbytes: float
     is_calibrated: bool
-    corrections: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(default_factory=dict)
+    corrections: Mapping[str, Course] = field(default_factory=dict)
     n_measured: int = 0
 
     def calibrated(self, measured: Sequence[MeasuredAllocation]) -> Rates:
-        """Return the same with drops and divergences that pass through what was measured.
+        """Return the same with figures that pass through what was measured.
 
         Parameters
         ----------
         measured
-            Allocations with this codec; those of which the levels tell no positive figure, or of which none
-            was measured, are passed over.
-
-        Notes
-        -----
-        At a damage that was measured, the figure is the one that was measured, the geometric mean of several.
-        Between two, what it is multiplied by goes from one to the other with the damage's logarithm; beyond
-        the last it stays. One measurement is so one factor for all.
+            Allocations with this codec; those of which the levels predict no positive figure, or of which
+            none was measured, are passed over.
         """
         plain = replace(self, corrections={}, n_measured=0)
-        quotients: dict[str, dict[float, list[float]]] = {"drop": {}, "divergence": {}}
+        factors: dict[str, list[tuple[float, float]]] = {name: [] for name in self.figures}
         used = 0
         for one in measured:
-            told = plain.predict(one.values)
-            at = math.fsum(told.damage[np.isfinite(told.damage)])
-            pairs = {name: (getattr(one, name), getattr(told, name)) for name in quotients}
-            known = {name: seen / guess for name, (seen, guess) in pairs.items() if _positive(seen, guess)}
-            if at > 0 and known:
-                used += 1
-                for name, quotient in known.items():
-                    quotients[name].setdefault(math.log(at), []).append(math.log(quotient))
-        return replace(
-            plain,
-            corrections={
-                name: (
-                    np.array(sorted(by_damage)),
-                    np.array([fmean(by_damage[at]) for at in sorted(by_damage)]),
-                )
-                for name, by_damage in quotients.items()
-                if by_damage
-            },
-            n_measured=used,
-        )
+            guess = plain.predict(one.values)
+            at = float(np.nansum(guess.damage))
+            pairs = {name: (getattr(one, name), getattr(guess, name)) for name in factors}
+            known = {name: seen / told for name, (seen, told) in pairs.items() if _positive(at, seen, told)}
+            used += bool(known)
+            for name, factor in known.items():
+                factors[name].append((at, factor))
+        corrections = {name: Course.through(pairs) for name, pairs in factors.items() if pairs}
+        return replace(plain, corrections=corrections, n_measured=used)
 
     def course(self, figure: str) -> NDArray[np.float64]:
         """Return the ``drop`` or ``divergence`` of the uniform settings, calibrated; NaN where not known."""
-        line = self.drops if figure == "drop" else self.divergences
-        totals = np.nansum(self.damages, axis=0)
-        return np.array(
-            [value * self._correction(figure, at) for value, at in zip(line, totals, strict=True)]
-        )
+        factors = [self._correction(figure, total) for total in np.nansum(self.damages, axis=0)]
+        found: NDArray[np.float64] = self.figures[figure] * np.array(factors)
+        return found
 
     def predict(self, values: Sequence[float]) -> Predicted:
         """Return what an allocation does.
@@ -202,21 +181,24 @@ class Rates:
                 expected=str(len(self.keys)),
                 found=str(chosen.size),
             )
-        bits = np.maximum(_along(self._logs, self.bits, np.log(chosen)), 0.0)
-        damage = np.exp(_along(self._logs, _log(self.damages), np.log(chosen)))
-        nbytes = float(bits @ self.sizes) / 8
-        total = math.fsum(damage[np.isfinite(damage)])
+        logs, places = np.log(self.levels), np.log(chosen)
+        bits = np.maximum(_along(logs, self.bits, places), 0.0)
+        damage = np.exp(_along(logs, _log(self.damages), places))
+        total = float(np.nansum(damage))
         # What holds all tensors together is taken from the uniform settings.
         overheads = self.raw_nbytes / self.ratios_weights - self.sizes @ self.bits / 8
-        held = nbytes + self._at(overheads, total)
+        held = float(bits @ self.sizes) / 8 + self._at(overheads, total)
+        figures = {
+            name: self._at(line, total) * self._correction(name, total) for name, line in self.figures.items()
+        }
+        ratio = self.raw_nbytes / held if held > 0 else math.nan
         return Predicted(
             bits=bits,
             damage=damage,
             nbytes=held,
-            ratio_weights=self.raw_nbytes / held if held > 0 else math.nan,
-            ratio_total=_known(self._ratio_total(held)),
-            drop=_known(self._at(self.drops, total) * self._correction("drop", total)),
-            divergence=_known(self._at(self.divergences, total) * self._correction("divergence", total)),
+            ratio_weights=ratio,
+            ratio_total=_known(self.ratio_total_of(ratio)),
+            **{name: _known(value) for name, value in figures.items()},
         )
 
     def distribute(self, nbytes: float, values: Sequence[float], locked: Sequence[bool]) -> list[float]:
@@ -238,11 +220,10 @@ class Rates:
         on the levels, half way between them, and up to one beyond (Shoham and Gersho 1988). Where even the
         coarsest takes more, that is returned. O(60 · n · levels).
         """
-        numbers = np.arange(self._logs.size, dtype=np.float64)
-        places = np.arange(-1.0, self._logs.size + 0.5, 1 / _PARTS_OF_LEVEL)
-        lines = np.broadcast_to(self._logs, (places.size, self._logs.size))
-        grid = np.array([float(f"{value:.3g}") for value in np.exp(_along(numbers, lines, places))])
-        n = len(self.keys)
+        logs, n = np.log(self.levels), len(self.keys)
+        numbers, places = np.arange(float(logs.size)), np.arange(-1.0, logs.size + 0.5, 0.5)
+        beside = np.exp(_along(numbers, np.broadcast_to(logs, (places.size, logs.size)), places))
+        grid = np.array([float(f"{value:.3g}") for value in beside])
         each = [self.predict([value] * n) for value in grid.tolist()]
         cost = np.stack([one.damage for one in each], axis=1)
         stored = np.stack([one.bits for one in each], axis=1) * self.sizes[:, None] / 8
@@ -260,57 +241,37 @@ class Rates:
         low, high = _LEAST, 1e300
         for _ in range(_HALVINGS):
             middle = math.sqrt(low) * math.sqrt(high)
-            low, high = (
-                (low, middle) if self.predict(at(middle).tolist()).nbytes <= nbytes else (middle, high)
-            )
+            fits = self.predict(at(middle).tolist()).nbytes <= nbytes
+            low, high = (low, middle) if fits else (middle, high)
         return [float(value) for value in at(high)]
 
     def ratio_total_of(self, ratio_weights: float) -> float:
-        """Return the ratio of everything where the weights have some ratio; NaN where that is not known."""
-        return self._ratio_total(self.raw_nbytes / ratio_weights) if ratio_weights > 0 else math.nan
+        """Return the ratio of everything where the weights have some ratio; NaN where that is not known.
 
-    @property
-    def _logs(self) -> NDArray[np.float64]:
-        logs: NDArray[np.float64] = np.log(self.levels)
-        return logs
+        All but the weights is as with the uniform settings: a ratio's inverse is the sum of stored weights
+        and of the rest, in units of all raw bytes.
+        """
+        if not (self.ratios_total > 0).all() or not 0 < ratio_weights < math.inf:
+            return math.nan
+        shares = 1 / self.ratios_weights
+        order = np.argsort(shares)
+        return 1 / max(_value_at(shares[order], 1 / self.ratios_total[order], 1 / ratio_weights), 1e-12)
 
     def _correction(self, figure: str, damage: float) -> float:
-        """Return what a figure of the levels is to be multiplied by at a damage."""
-        if figure not in self.corrections:
-            return 1.0
-        places, quotients = self.corrections[figure]
-        quotient = float(np.interp(math.log(max(damage, _LEAST)), places, quotients))
-        return math.exp(min(max(quotient, -_MOST_LOG), _MOST_LOG))
+        return self.corrections[figure].at(damage) if figure in self.corrections else 1.0
 
-    def _at(self, figures: NDArray[np.float64], damage: float) -> float:
+    def _at(self, line: NDArray[np.float64], damage: float) -> float:
         """Return a figure of the uniform settings where all tensors together have some damage."""
         totals = np.nansum(self.damages, axis=0)
-        known = np.isfinite(figures)
-        if not known.any():
+        if not np.isfinite(line).all():
             return math.nan
         if damage <= 0 or not (totals > 0).all():
-            return float(figures[known][0])
-        positive = bool((figures[known] > 0).all())
-        drawn = np.log(figures[known]) if positive else figures[known]
-        order = np.argsort(totals[known], kind="stable")
-        found = _along(np.log(totals[known][order]), drawn[order][None, :], np.array([math.log(damage)]))[0]
-        return math.exp(min(float(found), _MOST_LOG)) if positive else float(found)
-
-    def _ratio_total(self, nbytes: float) -> float:
-        """Return the ratio of everything: what is not weights is as with the uniform settings."""
-        held = self.raw_nbytes / self.ratios_weights
-        known = np.flatnonzero(np.isfinite(self.ratios_total) & (self.ratios_total > 0))
-        if not known.size or nbytes <= 0:
-            return math.nan
-        # A ratio's inverse is a sum of what holds the weights and of the rest, in units of all raw bytes.
-        places = known[np.argsort(held[known])]
-        inverse = 1 / self.ratios_total[places]
-        found = float(_along(held[places], inverse[None, :], np.array([nbytes]))[0])
-        return 1 / max(found, 1e-12)
-
-
-_HALVINGS: Final = 60
-"""Of the logarithm of a price between `_LEAST` and its inverse: to a relative 1e-15."""
+            return float(line[0])
+        order = np.argsort(totals, kind="stable")
+        logs, wanted = np.log(totals[order]), math.log(damage)
+        if (line > 0).all():
+            return math.exp(min(_value_at(logs, np.log(line[order]), wanted), _MOST_LOG))
+        return _value_at(logs, line[order], wanted)
 
 
 def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[TensorSpec]) -> Rates:
@@ -342,16 +303,18 @@ def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[Te
     for key in tables[0]:
         if key in seen:
             alike.setdefault(str(tables[0][key]["layer_type"] or ""), []).append(key)
-    turned_by = [spec for spec in specs if spec.numel and spec.dtype in LOSSY_DTYPES and not spec.exact]
-    kept = [spec for spec in turned_by if spec.key in seen or _layer(spec) in alike]
+    lossy = [spec for spec in specs if spec.numel and spec.dtype in LOSSY_DTYPES and not spec.exact]
+    sources = {spec.key: [spec.key] if spec.key in seen else alike.get(_layer(spec), []) for spec in lossy}
+    kept = [spec for spec in lossy if sources[spec.key]]
 
-    def sources(spec: TensorSpec) -> list[str]:
-        return [spec.key] if spec.key in seen else alike[_layer(spec)]
+    def mean(spec: TensorSpec, table: Mapping[str, Mapping[str, Any]], name: str, total: bool) -> float:
+        rows = [table[key] for key in sources[spec.key]]
+        found = [_number(row[name]) / (row["n_values"] if total else 1) for row in rows]
+        return math.fsum(found) / len(found) * (spec.numel if total else 1)
 
-    def grid(name: str, *, of_size: bool) -> NDArray[np.float64]:
-        lines = [[_mean(table, sources(spec), name, of_size) for table in tables] for spec in kept]
-        values = np.array(lines).reshape(len(kept), len(tables))
-        return values * np.array([[spec.numel] for spec in kept]) if of_size else values
+    def grid(name: str, *, total: bool = False) -> NDArray[np.float64]:
+        lines = [[mean(spec, table, name, total) for table in tables] for spec in kept]
+        return np.array(lines).reshape(len(kept), len(tables))
 
     def line(name: str) -> NDArray[np.float64]:
         return np.array([_number(row[name]) for row in told])
@@ -362,16 +325,15 @@ def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[Te
         settings=tuple(name for name, value in turned.items() if value == turned[setting]),
         levels=np.array([float(row["set"]["settings"][setting]) for row in told]),
         keys=tuple(spec.key for spec in kept),
-        layer_types=tuple(_layer(spec) for spec in kept),
+        layer_types=tuple(map(_layer, kept)),
         sizes=np.array([float(spec.numel) for spec in kept]),
         is_sampled=np.array([spec.key in seen for spec in kept]),
-        sensitivities=grid("sensitivity", of_size=False)[:, -1],
-        bits=grid("bits_per_weight", of_size=False),
-        damages=grid("damage", of_size=True),
+        sensitivities=grid("sensitivity")[:, -1],
+        bits=grid("bits_per_weight"),
+        damages=grid("damage", total=True),
         ratios_weights=line("ratio_weights"),
         ratios_total=line("ratio_total"),
-        drops=line("drop"),
-        divergences=line("divergence"),
+        figures={name: line(name) for name in ("drop", "divergence")},
         raw_nbytes=float(sum(spec.nbytes for spec in specs)),
         is_calibrated=any(row["n_trials"] for row in told),
     )
@@ -379,12 +341,6 @@ def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[Te
 
 def _layer(spec: TensorSpec) -> str:
     return "" if spec.layer is None else str(spec.layer)
-
-
-def _mean(table: Mapping[str, Mapping[str, Any]], keys: Sequence[str], name: str, of_size: bool) -> float:
-    """Return a figure's mean over some tensors, or what it is for one of their elements."""
-    values = [_number(table[key][name]) / (float(table[key]["n_values"]) if of_size else 1.0) for key in keys]
-    return math.fsum(values) / len(values)
 
 
 def _number(value: float | None) -> float:
@@ -408,8 +364,6 @@ def _along(
     places: NDArray[np.float64], lines: NDArray[np.float64], wanted: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return each line's value at its own place: between the known ones, or on along the last slope."""
-    if places.size == 1:
-        return np.broadcast_to(lines[:, 0], wanted.shape).copy()
     right = np.clip(np.searchsorted(places, wanted), 1, places.size - 1)
     left = right - 1
     rows = np.arange(lines.shape[0])
@@ -418,3 +372,7 @@ def _along(
         share = np.where(width > 0, (wanted - places[left]) / width, 0.0)
     found: NDArray[np.float64] = lines[rows, left] * (1 - share) + lines[rows, right] * share
     return found
+
+
+def _value_at(places: NDArray[np.float64], line: NDArray[np.float64], wanted: float) -> float:
+    return float(_along(places, line[None, :], np.array([wanted]))[0])

@@ -6,22 +6,25 @@ breaks a bound, so a hopeless one costs few evaluations.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import logging
 import math
 import os
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from inshrink_core.checkpoint import MODEL_ROLES
+from inshrink_core.archive.document import pack_value
+from inshrink_core.chain import ChainState
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import NotFoundError
-from inshrink_core.execution import open_regular, ordered_map, results_folder
-from inshrink_core.execution.progress import Progress
+from inshrink_core.execution import open_regular, results_folder
+from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, unreadable_error
-from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.bounds import FIGURES, Bounds
 from inshrink_core.search.measure import (
     EncodedStep,
     encode_chain,
@@ -31,32 +34,26 @@ from inshrink_core.search.measure import (
     in_proportion,
     middle_of,
     sample_keys,
-    scaled_nbytes,
 )
-from inshrink_core.search.quadratic import allocate
-from inshrink_core.search.space import Candidate, Cube, CubePoint, Line, Space
-from inshrink_core.search.strategies import Bracket, Outcome, Walk, explore
-from inshrink_core.search.trials import Trial, TrialLog, TrialRunner, checkpoint_digest
+from inshrink_core.search.quadratic import damage_of, sensitivities
+from inshrink_core.search.space import Candidate, Cube, CubePoint, Line
+from inshrink_core.search.trials import Measurer, Trial, TrialLog, checkpoint_digest
+from inshrink_core.search.walk import Outcome, Walk, walk_cube, walk_line
 
 if TYPE_CHECKING:
+    from inshrink_core.archive.index import FrameIndex
     from inshrink_core.codec import AnyCodec
 
 
 _LOG_NAME: Final = "search.jsonl"
 
-# Most spacings of the lattice that one bracketed search tries.
-_BRACKET_CHAINS: Final = 8
+# Most values of a line that one search tries.
+_MOST_CHAINS: Final = 8
 
 # Most points of a cube that are measured for a target ratio: what estimates, which are within five percent of
 # the real ratios, call equally small.
 _FRONTIER: Final = 12
 _SLACK: Final = 1.05
-
-# Steps of an estimate that orders trials: a keyframe and two deltas.
-_FEW_STEPS: Final = 3
-
-# Steps encoded before the one whose rates are measured, so that it is coded in the context of others.
-_LEAD: Final = 4
 
 _logger = logging.getLogger(__name__)
 
@@ -67,21 +64,20 @@ def trial_log_of(run: Run, output: Path | None, *, make: bool = True) -> Path | 
     Parameters
     ----------
     run, output
-        What is searched, and where the result goes.
+        The run, and where the result goes.
     make
         Make sure that it can be written; None where that is not so.
     """
     if output is not None:
         return output.with_suffix(".trials.jsonl")
     folder = results_folder(run.directory, make=make)
-    if folder is None or not make:
-        return None if folder is None else folder / _LOG_NAME
-    path = folder / _LOG_NAME
-    try:
-        os.close(open_regular(path, os.O_WRONLY | os.O_CREAT, follow=False))
-    except OSError as error:
-        _logger.info("trials are not kept: %s", error)
-        return None
+    path = None if folder is None else folder / _LOG_NAME
+    if path is not None and make:
+        try:
+            os.close(open_regular(path, os.O_WRONLY | os.O_CREAT, follow=False))
+        except OSError as error:
+            _logger.info("trials are not kept: %s", error)
+            return None
     return path
 
 
@@ -91,7 +87,7 @@ def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
     Parameters
     ----------
     run
-        What was searched.
+        The run that was searched.
     log
         The log of a search (`SearchReport.log`); by default the one among the run's results.
 
@@ -131,29 +127,6 @@ def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
     return chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchProgress(Progress):
-    """How far a search has come, after a trial: trials measured, those of the log not counted, of at most.
-
-    Parameters
-    ----------
-    trial
-        What was measured last.
-    best_ratio
-        Ratio of the best chain that keeps the bounds so far; None for none.
-    seconds
-        Since the search began.
-    """
-
-    trial: Trial
-    best_ratio: float | None
-    seconds: float = 0.0
-
-
-OnSearch = Callable[[SearchProgress], None]
-"""Called after each trial; raising from it cancels the search, and the log keeps what was measured."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Chain:
     """A run written with one configuration.
@@ -181,220 +154,170 @@ class Chain:
     @property
     def drop(self) -> float | None:
         """Drop of the worst step; None where no step has one."""
-        return max(self._known("drop"), default=None)
+        return self.worst("drop")
 
     @property
     def divergence(self) -> float | None:
         """Divergence of the worst step; None where no step has one."""
-        return max(self._known("divergence"), default=None)
+        return self.worst("divergence")
 
-    def _known(self, name: str) -> list[float]:
-        values = [getattr(trial, name) for trial in self.trials]
-        return [value for value in values if value is not None]
-
-    def _mean(self, name: str) -> float | None:
-        known = self._known(name)
-        return math.fsum(known) / len(known) if known else None
+    def worst(self, name: str) -> float | None:
+        """Return the largest of a figure; None where no step has one."""
+        return max((v for trial in self.trials if (v := getattr(trial, name)) is not None), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the value of ``best`` in ``inshrink search --json``."""
-        return {
-            "config": self.trials[0].config,
-            "ratio_weights": self.ratio_weights,
-            "drop": self.drop,
-            "divergence": self.divergence,
-            "restore_cost": max(self._known("restore_cost"), default=None),
-            "restore_gain": self._mean("restore_gain"),
-            "restore_noise": self._mean("restore_noise"),
-        }
-
-
-Ahead = Callable[[Sequence[Candidate], bool], None]
-"""Has candidates measured where their trials are not known: to the end, or until a bound is broken."""
-
-
-def _by_nobody(candidates: Sequence[Candidate], to_the_end: bool) -> None:
-    """Leave all of it to the runner."""
+        worst = {name: self.worst(name) for name in FIGURES}
+        return {"config": self.trials[0].config, "ratio_weights": self.ratio_weights, **worst}
 
 
 @dataclass(kw_only=True)
-class ChainTrials:
+class ChainTrials(Measurer):
     """Measures points of a space by whole chains.
 
     Parameters
     ----------
-    runner
-        The run, the evaluator and the log.
-    bounds
-        What is promised of every step.
+    checkpoints
+        The originals, by step.
+    steps
+        Steps of the chain, ascending.
+    log
+        Trials there are already, and where new ones go.
+    foreseen
+        What the chain's first frame is planned with (`inshrink_core.chain.FrameEncoder.look_ahead`).
     progress
-        Called after each trial.
-    ahead
-        Called before candidates are measured, and whether to the end: gives `runner` trials that others
-        measure, so that what is left for it costs nothing.
+        Called after each trial; raising from it cancels the search, and the log keeps what was measured.
 
     Attributes
     ----------
+    bounds
+        The bounds of every step, completed by the evaluator.
     known
         Chains measured so far, by the configuration's digest.
     evaluations
-        Trials measured, those of the log not counted.
+        Trials measured, without those of the log.
     most
         Chains that are measured at most.
     after
         Trials that follow these chains at most.
     """
 
-    runner: TrialRunner
-    bounds: Bounds
-    progress: OnSearch | None = None
-    ahead: Ahead = _by_nobody
+    checkpoints: Callable[[int], Checkpoint]
+    steps: tuple[int, ...]
+    log: TrialLog
+    foreseen: Any = None
+    progress: OnProgress | None = None
+    bounds: Bounds = field(init=False)
     known: dict[str, Chain] = field(default_factory=dict)
     evaluations: int = 0
     most: int = 1
     after: int = 0
-    _begun: float = field(default_factory=time.perf_counter)
-    _ratios: dict[str, float] = field(default_factory=dict)
-    _reporting: threading.Lock = field(default_factory=threading.Lock)
 
-    def _report(self, trial: Trial) -> None:
-        """Report a trial, and how many follow at most."""
-        if trial.cached:
-            return
-        self.evaluations += 1
-        n_steps = len(self.runner.steps)
-        left = n_steps - 1 - self.runner.steps.index(trial.step)
-        left += n_steps * max(0, self.most - 1 - len(self.known)) + self.after
-        self.tell(trial, self.evaluations, left, found=trial.to_json())
+    def __post_init__(self) -> None:
+        self.bounds = self.judge.bounds(self.steps[0])
+        self._before = dict(zip(self.steps[1:], self.steps, strict=False))
+        self._digest = functools.cache(lambda step: checkpoint_digest(self.checkpoints(step)))
+        self._h = functools.cache(self._sensitivities)
 
-    def tell(self, trial: Trial, done: int, left: int, found: Mapping[str, Any] | None = None) -> None:
+    def _sensitivities(self, step: int) -> Mapping[str, float]:
+        previous = self.checkpoints(self._before[step]) if step in self._before else None
+        return sensitivities(self.checkpoints(step), previous)
+
+    def report(self, trial: Trial, done: int, left: int, found: Mapping[str, Any] | None = None) -> None:
         """Report a trial: how many were measured, and are left at most."""
-        if self.progress is None:
-            return
-        kept = [chain.ratio_weights for chain in self.known.values() if self.keeps(chain)]
-        self.progress(
-            SearchProgress(
-                stage="search",
-                done=done,
-                total=done + left,
-                step=trial.step,
-                found=found,
-                trial=trial,
-                best_ratio=max(kept, default=None),
-                seconds=time.perf_counter() - self._begun,
-            )
-        )
+        if self.progress is not None:
+            self.progress(Progress("search", done, done + left, trial.step, found=found))
 
-    def says_nothing_at(self, step: int) -> bool:
-        """Whether the previous checkpoint keeps the bounds at a step, so that they say nothing there."""
+    def is_uninformative(self, step: int) -> bool:
+        """Whether the previous checkpoint keeps the bounds at a step too."""
         if not self.bounds.given:
             return False
-        stale = self.runner.judge.stale(step, self.runner.before(step))
+        stale = self.judge.stale(step, self._before.get(step))
         return stale is not None and self.bounds.judge(stale).kept
 
-    def outcomes(self, space: Space[Any]) -> Callable[[Sequence[Any]], list[Outcome[Any]]]:
-        """Return what `explore` measures points of a space with; side by side where there are replicas."""
+    def walk(self, space: Cube | Line, budget: int | None) -> Walk[Any]:
+        """Return a walk over a space that measures chains."""
 
-        def measure(points: Sequence[Any]) -> list[Outcome[Any]]:
-            candidates = [space.candidate(point) for point in points]
-            self.ahead([one for one in candidates if one.digest not in self.known], False)
-            chains = ordered_map(self.chain, candidates, threads=self.runner.judge.replicas)
-            return [self._outcome(point, chain) for point, chain in zip(points, chains, strict=True)]
+        def measure(point: Any) -> Outcome[Any]:
+            chain = self.chain(space.candidate(point))
+            usage = max((self.bounds.judge(trial).usage for trial in chain.trials), default=0.0)
+            return Outcome(point, self.keeps(chain), chain.ratio_weights, usage, chain)
 
-        return measure
-
-    def _outcome(self, point: Any, chain: Chain) -> Outcome[Any]:
-        usage = max((self.bounds.judge(trial.figures).usage for trial in chain.trials), default=0.0)
-        return Outcome(point, self.keeps(chain), chain.ratio_weights, usage, chain)
+        return Walk(measure, budget)
 
     def chain(self, candidate: Candidate, *, to_the_end: bool = False) -> Chain:
         """Return a chain with one configuration, given up at the first step that breaks the bounds."""
         known = self.known.get(candidate.digest)
         if known is not None and (known.whole or not to_the_end):
             return known
-
-        def goes_on(trial: Trial) -> bool:
-            with self._reporting:
-                self._report(trial)
-            return to_the_end or self._keeps_on(trial)
-
-        if to_the_end:
-            self.ahead([candidate], True)
-        trials = self.runner.walk(candidate, goes_on)
-        chain = Chain(candidate=candidate, trials=tuple(trials), whole=len(trials) == len(self.runner.steps))
+        n_steps = len(self.steps)
+        others = n_steps * max(0, self.most - 1 - len(self.known)) + self.after
+        trials: list[Trial] = []
+        for place, trial in enumerate(self._trials(candidate), 1):
+            trials.append(trial)
+            if not trial.cached:
+                self.evaluations += 1
+                self.report(trial, self.evaluations, n_steps - place + others, found=trial.to_json())
+            if not (to_the_end or self.bounds.judge(trial).kept):
+                break
+        chain = Chain(candidate=candidate, trials=tuple(trials), whole=len(trials) == n_steps)
         self.known[candidate.digest] = chain
         return chain
 
-    def _keeps_on(self, trial: Trial) -> bool:
-        return self.bounds.judge(trial.figures).kept
+    def _trials(self, candidate: Candidate) -> Iterator[Trial]:
+        """Yield the trials of a chain with one configuration, from the log or measured now.
+
+        A trial depends on all checkpoints so far. Steps whose trials are in the log are encoded only where a
+        later one is measured.
+        """
+        chain = candidate.chain_config(self.base)
+        every, before, n_encoded = chain.keyframe_every, None, 0
+        record = json.dumps(chain.record() | {"keyframe_every": every}, sort_keys=True)
+        key = hashlib.sha256(pack_value([record, self.foreseen, self.judge.digest]))
+
+        def against(before: EncodedStep | None, place: int) -> tuple[ChainState, FrameIndex | None]:
+            return following(before, keyframe=place % every == 0, foreseen=self.foreseen)
+
+        for place, step in enumerate(self.steps):
+            key.update(self._digest(step).encode())
+            known = self.log.get(key.hexdigest()[:32])
+            if known is not None:
+                yield replace(known, config=self.document(candidate), cached=True)
+                continue
+            for missing in range(n_encoded, place):
+                checkpoint = self.checkpoints(self.steps[missing])
+                before = encode_step(chain, checkpoint, *against(before, missing))
+            state, index = against(before, place)
+            trial, before, _ = self.measured(candidate, self.checkpoints(step), state, index)
+            n_encoded = place + 1
+            trial = replace(trial, damage=damage_of(before.squared_errors, self._h(step)))
+            self.log.add(key.hexdigest()[:32], trial)
+            yield trial
 
     def keeps(self, chain: Chain) -> bool:
         """Whether every step is there, and keeps the bounds."""
-        return chain.whole and all(map(self._keeps_on, chain.trials))
-
-    def ratio(self, candidate: Candidate) -> float:
-        """Estimate a chain's ratio from a sample of tensors at a few steps, without the evaluator."""
-        if candidate.digest not in self._ratios:
-            self._ratios[candidate.digest] = estimate_ratio(self.runner, candidate, _FEW_STEPS)
-        return self._ratios[candidate.digest]
-
-    def whole_ratio(self, candidate: Candidate) -> float:
-        """Return a chain's ratio, encoded at every step but not evaluated."""
-        checkpoints = map(self.runner.checkpoints, self.runner.steps)
-        raw = nbytes = 0
-        chain = candidate.chain_config(self.runner.base)
-        for encoded in encode_chain(chain, checkpoints, foreseen=self.runner.foreseen):
-            raw, nbytes = raw + encoded.raw_weights, nbytes + encoded.weights_nbytes
-        return raw / nbytes if nbytes else 0.0
+        return chain.whole and all(self.bounds.judge(trial).kept for trial in chain.trials)
 
     def ratio_total(self, best: Chain) -> float | None:
         """Estimate the ratio of everything: trials measure the weights alone."""
-        runner = self.runner
-        checkpoints = [runner.checkpoints(step) for step in middle_of(runner.steps)]
-        chain = best.candidate.chain_config(runner.base)
-        rest = estimate_rest(chain, checkpoints, len(runner.steps), sample_keys(checkpoints[0]))
+        checkpoints = [self.checkpoints(step) for step in middle_of(self.steps)]
+        chain = best.candidate.chain_config(self.base)
+        rest = estimate_rest(chain, checkpoints, len(self.steps), sample_keys(checkpoints[0]))
         raw = sum(trial.raw_weights for trial in best.trials)
         return rest.ratio_total(raw, sum(trial.weights_nbytes for trial in best.trials))
 
-    def factors(self, line: Line, coarseness: float) -> Mapping[str, float]:
-        """Return factors of the layer types, from a delta in the middle of the run; else none."""
-        runner = self.runner
-        middle = len(runner.steps) // 2
-        if middle == 0:
-            return {}
-        lead = map(runner.checkpoints, runner.steps[max(0, middle - _LEAD) : middle])
-        chain = line.candidate(coarseness).chain_config(runner.base)
-        step = runner.steps[middle]
-        checkpoint = runner.checkpoints(step)
-        keys = sample_keys(checkpoint)
-        *_, before = encode_chain(chain, lead, keys, runner.foreseen)
-        state, index = following(before, keyframe=False)
+    def ratio(self, candidate: Candidate, n_steps: int | None = None) -> float:
+        """Estimate the ratio of a chain from a sample of its tensors, without the evaluator.
 
-        def encode(candidate: Candidate) -> EncodedStep:
-            return encode_step(candidate.chain_config(runner.base), checkpoint, state, index, keys)
-
-        return allocate(line, coarseness, runner.h(step), encode).factors
-
-
-def estimate_ratio(runner: TrialRunner, candidate: Candidate, n_steps: int) -> float:
-    """Estimate the ratio of a chain from a sample of its tensors at some of its steps.
-
-    Parameters
-    ----------
-    runner
-        The run, and how frames are made.
-    candidate
-        The configuration.
-    n_steps
-        Consecutive steps to encode, from the middle of the run; all where there are no more.
-    """
-    checkpoints = [runner.checkpoints(step) for step in middle_of(runner.steps, n_steps)]
-    chain = candidate.chain_config(runner.base)
-    encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]), runner.foreseen)
-    sizes = [scaled_nbytes(one, checkpoint) for one, checkpoint in zip(encoded, checkpoints, strict=True)]
-    raw = sum(checkpoint.raw_bytes(MODEL_ROLES) for checkpoint in checkpoints) / len(checkpoints)
-    total = in_proportion(sizes[:1], sizes[1:], len(runner.steps), runner.base.keyframe_every)
-    return len(runner.steps) * raw / total if total else 0.0
+        Encodes some consecutive steps from the middle of the run, by default a keyframe and two deltas.
+        """
+        steps = middle_of(self.steps) if n_steps is None else middle_of(self.steps, n_steps)
+        checkpoints, chain = [self.checkpoints(step) for step in steps], candidate.chain_config(self.base)
+        encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]), self.foreseen)
+        sizes = [one.scaled_nbytes for one in encoded]
+        raw = sum(checkpoint.raw_bytes(MODEL_ROLES) for checkpoint in checkpoints) / len(checkpoints)
+        total = in_proportion(sizes[:1], sizes[1:], len(self.steps), chain.keyframe_every)
+        return len(self.steps) * raw / total if total else 0.0
 
 
 def best_within(
@@ -409,38 +332,20 @@ def best_within(
     budget
         Most chains to measure.
     informative
-        False where the bounds say nothing at any step: nothing coarser than the start is tried.
+        False where the bounds are informative at no step: nothing coarser than the start is tried.
     """
     best: Outcome[Any] | None
     if isinstance(space, Line):
-        best = _best_on_line(chains, space, space.point_of(config), budget, informative)
+        start, limit = space.point_of(config), budget or _MOST_CHAINS
+        chains.most = 1 + limit
+        walk = chains.walk(space, limit)
+        best = walk_line(walk, start) if informative else walk_line(walk, start, most=start)
     else:
         n_points = len(space.points())
-        chains.most = 1 + (n_points if budget is None else min(budget, n_points))
-        ratio_of = _ratio_of(chains, space)
-        walk = Walk(cube=space, ratio_of=ratio_of, replicas=chains.runner.judge.replicas)
-        best = explore(walk, chains.outcomes(space), budget=budget).best
-    chains.most = 0  # none but the default's follow
+        chains.most = 1 + min(budget or n_points, n_points)
+        best = walk_cube(chains.walk(space, budget), space, _ratio_of(chains, space))
+    chains.most = len(chains.known) + 1  # none but the default's follow
     return None if best is None else best.result
-
-
-def _best_on_line(
-    chains: ChainTrials, line: Line, start: float, budget: int | None, informative: bool
-) -> Outcome[float] | None:
-    """Search the number of a line; then once more with factors of the layer types."""
-    limit = budget or _BRACKET_CHAINS
-    chains.most = 1 + (budget or 2 * _BRACKET_CHAINS)
-    bracket = Bracket(start=start) if informative else Bracket(start=start, most=start)
-    explored = explore(bracket, chains.outcomes(line), budget=limit)
-    best, left = explored.best, limit if budget is None else budget - len(explored.outcomes)
-    if best is None or left < 1 or not informative or line.factors:
-        return best
-    factors = chains.factors(line, best.point)
-    if not factors:
-        return best
-    outcomes = chains.outcomes(replace(line, factors=factors))
-    other = explore(Bracket(start=best.point), outcomes, budget=left).best
-    return max((one for one in (best, other) if one is not None), key=lambda one: one.ratio)
 
 
 def best_reaching(chains: ChainTrials, space: Cube | Line, config: AnyCodec, target: float) -> Chain | None:
@@ -448,36 +353,36 @@ def best_reaching(chains: ChainTrials, space: Cube | Line, config: AnyCodec, tar
 
     The finest points of which one may reach it are found without the evaluator.
     """
-    candidates: list[Candidate]
     if isinstance(space, Line):
-        start = space.point_of(config)
-        candidates = [space.candidate(point) for point in _reaching_on_line(chains, space, start, target)]
+        candidates = _reaching_on_line(chains, space, space.point_of(config), target)
     else:
         ratio_of = _ratio_of(chains, space)
         reaching = [point for point in space.points() if ratio_of(point) * _SLACK >= target]
         frontier = [p for p in reaching if not any(o != p and space.is_finer(o, p) for o in reaching)]
         candidates = [space.candidate(point) for point in sorted(frontier, key=ratio_of)[:_FRONTIER]]
     chains.most = len(candidates) + 1
-    chains.ahead(candidates, True)
     found = [chains.chain(one, to_the_end=True) for one in candidates]
     return min((one for one in found if one.ratio_weights >= target), key=_faithfulness, default=None)
 
 
-def _reaching_on_line(chains: ChainTrials, line: Line, start: float, target: float) -> Sequence[float]:
-    """Close in on the finest spacing that reaches a ratio."""
+def _reaching_on_line(chains: ChainTrials, line: Line, start: float, target: float) -> list[Candidate]:
+    """Return the finest value of a line that reaches a ratio, encoded at every step but not evaluated."""
 
-    def outcomes(points: Sequence[float]) -> list[Outcome[float]]:
-        ratios = [chains.whole_ratio(line.candidate(point)) for point in points]
-        pairs = zip(points, ratios, strict=True)
-        return [Outcome(point, ratio < target, ratio, ratio / target) for point, ratio in pairs]
+    def measure(point: float) -> Outcome[float]:
+        chain = line.candidate(point).chain_config(chains.base)
+        steps = encode_chain(chain, map(chains.checkpoints, chains.steps), foreseen=chains.foreseen)
+        sizes = [(one.raw_weights, one.weights_nbytes) for one in steps]
+        raw, nbytes = map(sum, zip(*sizes, strict=True))
+        ratio = raw / nbytes if nbytes else 0.0
+        return Outcome(point, ratio < target, ratio, ratio / target)
 
-    closing = Bracket(start=start, enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
-    explored = explore(closing, outcomes, budget=2 * _BRACKET_CHAINS)
-    return sorted(one.point for one in explored.outcomes if not one.kept)[:1]
+    walk = Walk(measure, 2 * _MOST_CHAINS)
+    walk_line(walk, start, enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
+    return [line.candidate(point) for point in sorted(o.point for o in walk.outcomes if not o.kept)[:1]]
 
 
 def _ratio_of(chains: ChainTrials, cube: Cube) -> Callable[[CubePoint], float]:
-    return lambda point: chains.ratio(cube.candidate(point))
+    return functools.cache(lambda point: chains.ratio(cube.candidate(point)))
 
 
 def _faithfulness(chain: Chain) -> tuple[float, float]:

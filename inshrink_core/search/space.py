@@ -1,4 +1,4 @@
-"""Configurations as points: cubes of settings ordered from fine to coarse, and lines of one number."""
+"""Candidates: configurations as points of cubes ordered from fine to coarse, or of lines of one number."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import itertools
 import json
 import math
 import operator
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from inshrink_core.chain import ChainConfig, parse_overrides
+from inshrink_core.chain import ChainConfig
 from inshrink_core.chain.config import apply_settings
 from inshrink_core.checkpoint import LayerType
 from inshrink_core.codec import AnyCodec, Knob, Switch, codec_names, get_codec
@@ -29,68 +28,23 @@ class Candidate:
         Name of the codec.
     settings
         Settings of the codec.
-    overrides
-        Settings for some of the tensors, as tables (`inshrink_core.chain.Override`).
     """
 
     codec: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    overrides: tuple[Mapping[str, Any], ...] = ()
-
-    def document(self) -> dict[str, Any]:
-        """Return what a config file would say: ``codec``, ``settings`` and, where there are, ``override``."""
-        document: dict[str, Any] = {"codec": self.codec, "settings": dict(self.settings)}
-        return document | ({"override": [dict(one) for one in self.overrides]} if self.overrides else {})
 
     @property
     def digest(self) -> str:
         """16 hexadecimal digits that tell configurations apart."""
-        text = json.dumps(self.document(), sort_keys=True)
+        text = json.dumps({"codec": self.codec, "settings": dict(self.settings)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def chain_config(self, base: ChainConfig) -> ChainConfig:
-        """Return how the chain is written with these settings on top of its own.
-
-        Overrides that the base has for other settings stay; those of the candidate come after them.
-        """
-        config = apply_settings(base.config, self.settings)
-        own = parse_overrides(list(self.overrides), config)
-        return replace(base, config=config, overrides=(*base.overrides, *own))
+        """Return how the chain is written with these settings on top of the base's; its overrides stay."""
+        return replace(base, config=apply_settings(base.config, self.settings))
 
 
 Point = TypeVar("Point", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Space(ABC, Generic[Point]):
-    """The configurations of a codec that a search chooses between, as points from fine to coarse.
-
-    Parameters
-    ----------
-    codec
-        Name of the codec.
-    held
-        Settings of every point.
-    """
-
-    codec: str
-    held: Mapping[str, Any] = field(default_factory=dict)
-
-    @abstractmethod
-    def points(self) -> tuple[Point, ...]:
-        """Return every point that differs from all others, for searches that take all or any."""
-
-    @abstractmethod
-    def candidate(self, point: Point) -> Candidate:
-        """Return the configuration of a point."""
-
-    @abstractmethod
-    def point_of(self, config: AnyCodec) -> Point | None:
-        """Return the point of a configuration; None where it has none."""
-
-    @abstractmethod
-    def levels(self, most: int) -> list[Candidate]:
-        """Return at most so many configurations, from fine to coarse."""
 
 
 class CubePoint(NamedTuple):
@@ -101,24 +55,25 @@ class CubePoint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cube(Space[CubePoint]):
+class Cube:
     """A grid of configurations; along every axis, coarser is smaller and, as a rule, worse.
 
     Parameters
     ----------
+    codec
+        Name of the codec.
     axes
         What is turned.
     switch
         A setting without order; None for none.
+    held
+        Settings of every point.
     """
 
+    codec: str
     axes: tuple[Knob, ...]
     switch: Switch | None = None
-
-    @property
-    def idle_at(self) -> int:
-        """The axis whose finest value makes the switch irrelevant."""
-        return self.switch.idle_at if self.switch else 0
+    held: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -132,21 +87,18 @@ class Cube(Space[CubePoint]):
 
     def point(self, place: Sequence[int], word: str = "") -> CubePoint:
         """Return a point, one and the same for places whose switch changes nothing."""
-        idle = self.switch is not None and place[self.idle_at] == 0
+        idle = self.switch is not None and place[self.switch.idle_at] == 0
         return CubePoint(tuple(place), self.words[0] if idle or not word else word)
 
     def is_finer(self, one: CubePoint, other: CubePoint) -> bool:
         """Whether a point is at least as fine as another on every axis, under the same word of the switch."""
-        alike = one.word == other.word or one.place[self.idle_at] == 0
+        alike = one.word == other.word or (self.switch is not None and one.place[self.switch.idle_at] == 0)
         return alike and all(map(operator.le, one.place, other.place))
 
-    def places(self) -> Iterator[tuple[int, ...]]:
-        """Yield every place, the finest first."""
-        return itertools.product(*(range(n) for n in self.shape))
-
     def points(self) -> tuple[CubePoint, ...]:
-        """Return every point that differs from all others."""
-        return tuple(dict.fromkeys(self.point(p, word) for word in self.words for p in self.places()))
+        """Return every point that differs from all others, the finest first."""
+        places = list(itertools.product(*(range(n) for n in self.shape)))
+        return tuple(dict.fromkeys(self.point(place, word) for word in self.words for place in places))
 
     def candidate(self, point: CubePoint) -> Candidate:
         """Return the configuration of a point."""
@@ -174,50 +126,43 @@ class Cube(Space[CubePoint]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line(Space[float]):
-    """One number that says how coarse all tensors are, times a factor for each layer type.
+class Line:
+    """One number that tells how coarse all tensors are, of which every value may be searched.
 
     Parameters
     ----------
+    codec
+        Name of the codec.
     knob
-        The number, of which every value between two ends is worth searching.
-    factors
-        Factor of the number by layer type; 1 where a type is absent.
+        The number.
+    held
+        Settings of every point.
     """
 
+    codec: str
     knob: Knob
-    factors: Mapping[str, float] = field(default_factory=dict)
-
-    def points(self) -> tuple[float, ...]:
-        """Return half octaves from very fine to very coarse, for searches that take all or any."""
-        low, high = (round(2 * math.log2(end)) for end in self.knob.within or (1.0, 1.0))
-        return tuple(three_digits(2.0 ** (half / 2)) for half in range(low, high + 1))
+    held: Mapping[str, Any] = field(default_factory=dict)
 
     def candidate(self, point: float) -> Candidate:
         """Return the configuration at a value of the number."""
-        overrides = tuple(
-            {"layer_type": str(layer), **self._at(point * factor)}
-            for layer, factor in sorted(self.factors.items())
-            if factor != 1
-        )
-        return Candidate(codec=self.codec, settings={**self.held, **self._at(point)}, overrides=overrides)
+        turned = dict.fromkeys(self.knob.settings, three_digits(point))
+        return Candidate(codec=self.codec, settings={**self.held, **turned})
 
     def point_of(self, config: AnyCodec) -> float:
         """Return the number as a configuration has it."""
         return three_digits((config.tuning and config.tuning.value(config)) or 1.0)
 
     def levels(self, most: int) -> list[Candidate]:
-        """Return at most so many configurations, from fine to coarse.
+        """Return at most so many configurations, half octaves apart or more, from fine to coarse.
 
-        They lie in the middle of the line: its ends are there for searches alone.
+        They are in the middle of the line: its ends are there for searches alone.
         """
-        points = self.points()
-        first, last = len(points) // 4, len(points) - 1 - len(points) // 6
+        low, high = (round(2 * math.log2(end)) for end in self.knob.within or (1.0, 1.0))
+        length = high - low + 1
+        first, last = length // 4, length - 1 - length // 6
         n = min(most, last - first + 1)
-        return [self.candidate(points[round(first + i * (last - first) / max(1, n - 1))]) for i in range(n)]
-
-    def _at(self, value: float) -> dict[str, float]:
-        return dict.fromkeys(self.knob.settings, three_digits(value))
+        halves = [low + round(first + i * (last - first) / max(1, n - 1)) for i in range(n)]
+        return [self.candidate(2.0 ** (half / 2)) for half in halves]
 
 
 def three_digits(value: float) -> float:
@@ -225,10 +170,8 @@ def three_digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def space_of(
-    codec: str, layers: Iterable[LayerType | None] = (), factors: Mapping[str, float] | None = None
-) -> Cube | Line:
-    """Return what can be searched of a codec, as its own tuning says.
+def space_of(codec: str, layers: Iterable[LayerType | None] = ()) -> Cube | Line:
+    """Return the configurations of a codec that can be searched, as its tuning says.
 
     Parameters
     ----------
@@ -236,8 +179,6 @@ def space_of(
         Its name.
     layers
         The layer types of the run.
-    factors
-        Factors of a continuous knob by layer type.
 
     Raises
     ------
@@ -246,8 +187,8 @@ def space_of(
 
     Examples
     --------
-    >>> len(list(space_of("inshrinkerator").places())) * 2
-    216
+    >>> len(space_of("inshrinkerator").points())
+    198
     """
     tuning = get_codec(codec).tuning
     if tuning is None:
@@ -256,6 +197,6 @@ def space_of(
             f"the codec '{codec}' has nothing to search", remedy=f"choose one of {', '.join(known)}"
         )
     if tuning.knob.within is not None:
-        return Line(codec=codec, knob=tuning.knob, held=tuning.beside, factors=factors or {})
+        return Line(codec=codec, knob=tuning.knob, held=tuning.beside)
     axes = tuning.searched(frozenset(layers))
     return Cube(codec=codec, axes=axes, switch=tuning.switch, held=tuning.beside)

@@ -210,7 +210,7 @@ class CheckedWriter:
         forgiving: bool = False,
     ) -> None:
         self._originals: dict[int, Checkpoint] = {}
-        self._judge = Judge([evaluator], self._originals.__getitem__, bounds)
+        self._judge = Judge(evaluator, self._originals.__getitem__, bounds)
         self._bounded = BoundedWriter(
             base, self._judge, self._originals.get, follows=follows, resumed=resumed
         )

@@ -476,7 +476,7 @@ def _judged(
     with open_bounded(run, tuple(tried), chain, Bounds(max_restore_cost=most), judging) as bounded:
         # What a restore may cost follows the learning rate, of which these steps do not tell the largest.
         for step in sample.steps[: sample.steps.index(tried[0])]:
-            bounded.promises.saw(run[step])
+            bounded.saw(run[step])
         sizes = written_bounded(bounded, chain, [run[step] for step in tried], sample.ahead(chain))
         return sizes, bounded.promise.to_json()
 
@@ -694,7 +694,7 @@ def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
 
 def _encode(sample: _Sample, chain: ChainConfig, steps: Sequence[int]) -> Iterator[_Row]:
     """Encode a stretch of a run in closed loop."""
-    from inshrink_core.search.measure import encode_chain, scaled_damage, scaled_nbytes
+    from inshrink_core.search.measure import encode_chain
     from inshrink_core.search.quadratic import sensitivities
 
     run, keys = sample.run, sample.keys
@@ -706,8 +706,8 @@ def _encode(sample: _Sample, chain: ChainConfig, steps: Sequence[int]) -> Iterat
         yield _Row(
             step,
             checkpoint.raw_bytes(MODEL_ROLES),
-            scaled_nbytes(one, checkpoint),
-            scaled_damage(one, checkpoint, h),
+            one.scaled_nbytes,
+            one.scaled_damage(h),
             one.relative_error,
             number % chain.keyframe_every == 0,
             one.nbytes,
@@ -728,7 +728,7 @@ def _measured(trials: Sequence[Trial], chain: ChainConfig, steps: Sequence[int])
         key = json.dumps(one.config, sort_keys=True)
         if key not in same:
             same[key] = one.config.get("codec") == chain.codec and _is_config(one.config, chain)
-        if same[key] and not one.failure and one.partial is None:
+        if same[key] and not one.failure:
             found[one.step] = one
     if not set(steps) <= set(found):
         return None

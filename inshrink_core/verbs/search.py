@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from itertools import pairwise
@@ -21,7 +22,6 @@ from inshrink_core.text import UNKNOWN, count, duration, printable, ratio, steps
 from inshrink_core.verbs.shared.groups import (
     Bounding,
     Computing,
-    OnEngine,
     PathLike,
     Reading,
     RunLike,
@@ -36,16 +36,15 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run
     from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.search import Chain, ChainTrials
-    from inshrink_core.search.space import Candidate, Cube, Line, Space
-    from inshrink_core.search.trials import Trial, TrialRunner
+    from inshrink_core.search.space import Candidate, Cube, Line
+    from inshrink_core.search.trials import Trial
 
 
 _logger = logging.getLogger(__name__)
 
 
-_GAIN: Final = ("restore_gain", "restore_noise")
-_FIGURES: Final = ("ratio_weights", "drop", "divergence", "restore_cost", *_GAIN)
-_SHOWN: Final = ("step", "config", *_FIGURES, "seconds", "failure", "partial")
+_FIGURES: Final = ("ratio_weights", "drop", "divergence", "restore_cost")
+_SHOWN: Final = ("step", "config", *_FIGURES, "seconds", "failure")
 
 _NOTHING_BETTER: Final = (
     "nothing that was tried is smaller than the default, which keeps the bounds: it is the best"
@@ -57,9 +56,6 @@ _BY_STEP: Final = (
 )
 
 _IN_FILE: Final = "; {file} holds one configuration for all steps, so it has {held} in their place"
-
-_TRIALS_BY_STEP: Final = 2
-"""About how many trials a step takes that is written with settings of its own."""
 
 _NOTHING_SAID: Final = (
     "the previous checkpoint, in the place of each one, keeps the bounds at every step: they say nothing,"
@@ -112,8 +108,6 @@ class SearchReport(Report):
         What was promised, a divergence bound that was added included.
     target_ratio
         The ratio that was asked for; None where bounds were.
-    strategy
-        How was looked: ``allocation``, a line and factors of layer types; ``walk``, a cube; ``ratio``.
     metric, direction
         What the drop is of.
     steps
@@ -124,9 +118,9 @@ class SearchReport(Report):
         Trials measured now; those of the log cost nothing.
     trials
         Everything that is known of this search's chains, in the order of measuring.
-    rank_correlation, drop_rank_correlation
-        Between the quadratic model's prediction and what was measured, of divergences where there are any
-        and of drops; None for too few trials.
+    rank_correlation
+        Between the quadratic model's prediction and what was measured, of divergences where there are any,
+        else of drops; None for too few trials.
     seconds
         Wall time.
     log
@@ -147,7 +141,6 @@ class SearchReport(Report):
     binding: Binding | None
     bounds: Bounds
     target_ratio: float | None
-    strategy: str
     metric: str
     direction: str
     steps: tuple[int, ...]
@@ -155,7 +148,6 @@ class SearchReport(Report):
     evaluations: int
     trials: tuple[Trial, ...]
     rank_correlation: float | None
-    drop_rank_correlation: float | None
     seconds: float
     log: Path | None
     notes: tuple[str, ...] = ()
@@ -227,7 +219,6 @@ class SearchReport(Report):
             yield "says nothing", f"{n_stale} steps, where the previous checkpoint keeps them too"
         yield "evaluations", f"{count(self.evaluations)}, {len(self.trials)} trials known"
         yield "rank correlation", value_text("", self.rank_correlation)
-        yield "correlation of drops", value_text("", self.drop_rank_correlation)
         yield "time", f"{duration(self.seconds)} on {self.device}"
         yield "trials", str(self.log or "not kept")
         if self.is_best_by_step:
@@ -278,9 +269,7 @@ def _short(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Search(
-    Stepping, Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, Request[SearchReport]
-):
+class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[SearchReport]):
     """Find the configuration of largest ratio whose restored steps keep a bound.
 
     Parameters
@@ -295,9 +284,7 @@ class Search(
         search goes on from them. By default they are kept in ``.inshrink`` inside of the run, or in the
         user's cache where that cannot be written and for the bundled samples.
     budget
-        Most candidates to try.
-    gain
-        Measure too how much of each step's movement a restore would keep, which costs an encoding of it.
+        Most configurations to try.
 
     Raises
     ------
@@ -334,7 +321,6 @@ class Search(
     target_ratio: Annotated[float | None, Option(metavar="RATIO")] = None
     output: Annotated[PathLike | None, Option(("--output", "-o"), metavar="FILE")] = None
     budget: Annotated[int | None, Option(least=1)] = None
-    gain: bool = True
 
     EXAMPLES: ClassVar = (
         "inshrink search runs/digits --trust-run --max-drop 0.01 -o search.json",
@@ -347,30 +333,25 @@ class Search(
         """Search."""
         from inshrink_core.execution import write_whole
         from inshrink_core.search.calibration import calibrate
-        from inshrink_core.search.search import ChainTrials, best_reaching, best_within
+        from inshrink_core.search.choosing import MOST_TRIALS
+        from inshrink_core.search.search import best_reaching, best_within
         from inshrink_core.search.space import Line
-        from inshrink_core.verbs.modes.trials import measured_by_workers
 
         started = time.perf_counter()
         self._check()
         target = None if self.output is None else Path(self.output)
-        with contextlib.ExitStack() as stack:
-            opened, space, base, runner = stack.enter_context(self.begun())
-            chosen, judge = runner.steps, runner.judge
+        with self._begun() as (opened, space, chains):
+            chosen, judge, base = chains.steps, chains.judge, chains.base
             evaluator = EvaluatorId(judge.spec, judge.digest)
-            chains = ChainTrials(runner=runner, bounds=judge.bounds(chosen[0]), progress=self.progress)
-            if self.is_shared_out:
-                chains.ahead = stack.enter_context(measured_by_workers(self, runner))
-            uninformative = tuple(step for step in chosen if chains.says_nothing_at(step))
+            uninformative = tuple(step for step in chosen if chains.is_uninformative(step))
             informative = len(uninformative) + 1 < len(chosen) or len(chosen) == 1
             notes, by_step = [], None
             if self.target_ratio is not None:
-                name, best = "ratio", best_reaching(chains, space, base.config, self.target_ratio)
+                best = best_reaching(chains, space, base.config, self.target_ratio)
                 default = chains.chain(_default(space, base), to_the_end=True)
             else:
-                name = "allocation" if isinstance(space, Line) else "walk"
                 is_own = isinstance(space, Line) and self.budget is None
-                chains.after = _TRIALS_BY_STEP * len(chosen) if is_own else 0
+                chains.after = MOST_TRIALS * len(chosen) if is_own else 0
                 best = best_within(chains, space, base.config, self.budget, informative=informative)
                 notes += [] if informative else [_NOTHING_SAID]
                 default = chains.chain(_default(space, base), to_the_end=True)
@@ -378,9 +359,8 @@ class Search(
                     best = default
                     notes.append(_NOTHING_BETTER)
                 if is_own:
-                    by_step = self._by_step(opened, base, chains)
+                    by_step = self._by_step(opened, chains)
             trials = tuple({id(one): one for chain in chains.known.values() for one in chain.trials}.values())
-            calibration = calibrate(trials)
             report = SearchReport(
                 best=best,
                 ratio_total=None if best is None else chains.ratio_total(best),
@@ -390,17 +370,15 @@ class Search(
                 binding=None if self.target_ratio is not None else _binding(best or default, chains.bounds),
                 bounds=chains.bounds,
                 target_ratio=self.target_ratio,
-                strategy=name,
                 metric=judge.metric,
                 direction=judge.direction,
                 steps=chosen,
                 uninformative=uninformative,
                 evaluations=chains.evaluations,
                 trials=trials,
-                rank_correlation=calibration.rank_correlation,
-                drop_rank_correlation=calibration.drop_rank_correlation,
+                rank_correlation=calibrate(trials).rank_correlation,
                 seconds=time.perf_counter() - started,
-                log=runner.log.path if runner.log else None,
+                log=chains.log.path,
                 notes=tuple(notes),
                 device=base.device,
                 output=target,
@@ -414,40 +392,41 @@ class Search(
         if target is not None:
             write_whole(target, json.dumps(document, indent=1) + "\n")
         # The trials are in a log of their own, by which the next search goes on.
-        asked = {"codec": base.codec, "config": runner.base.record()["config"], "steps": list(chosen)}
-        asked |= {"bounds": document["bounds"], "target_ratio": self.target_ratio, "strategy": name}
+        asked = {"codec": base.codec, "config": base.record()["config"], "steps": list(chosen)}
+        asked |= {"bounds": document["bounds"], "target_ratio": self.target_ratio}
         question = {**asked, "evaluator": evaluator.digest, "name": evaluator.name}
         Measurements.of_run(opened, make=True).add("search", question, document | {"trials": []})
         return report
 
-    def _by_step(self, run: Run, base: ChainConfig, chains: ChainTrials) -> ByStep | None:
+    def _by_step(self, run: Run, chains: ChainTrials) -> ByStep | None:
         """Write the chain under the bounds somewhere temporary, each step with what is found for it.
 
         Measured once: it is kept among what is known of the run. None where the bounds cannot be kept so.
         """
         from inshrink_core.search.bounded import BoundedWriter, written_bounded
         from inshrink_core.search.bounds import FIGURES
+        from inshrink_core.search.choosing import MOST_TRIALS
 
-        runner = chains.runner
-        judge, steps, known = runner.judge, runner.steps, Measurements.of_run(run, make=True)
+        judge, steps, base = chains.judge, chains.steps, chains.base
+        known = Measurements.of_run(run, make=True)
         bounds = judge.bounds(steps[0])
         question = {"steps": list(steps), "chain": base.record() | {"keyframe_every": base.keyframe_every}}
         question |= {"bounds": bounds.to_json(), "evaluator": judge.digest}
         found = known.find("by_step", question)
         if found is not None and (by_step := read_as(ByStep, found.document)) is not None:
             return by_step
-        before = judge.evaluations
-        places = {step: place for place, step in enumerate(steps, 1)}
+        before, tried = judge.evaluations, Counter[int]()
+        places = {step: place for place, step in enumerate(steps)}
 
-        def told_of(trial: Trial) -> None:
-            n_tried, place = judge.evaluations - before, places[trial.step]
-            left = round(n_tried / place * (len(steps) - place))
-            chains.tell(trial, chains.evaluations + n_tried, left)
+        def report(trial: Trial) -> None:
+            tried[trial.step] += 1
+            left = MOST_TRIALS * (len(steps) - places[trial.step]) - tried[trial.step]
+            chains.report(trial, chains.evaluations + tried.total(), left)
 
         following = dict(pairwise(steps)).get
-        bounded = BoundedWriter(base, judge, run.__getitem__, following=following, on_trial=told_of)
+        bounded = BoundedWriter(base, judge, run.__getitem__, following=following, on_trial=report)
         try:
-            size = written_bounded(bounded, base, map(run.__getitem__, steps), runner.foreseen)
+            size = written_bounded(bounded, base, map(run.__getitem__, steps), chains.foreseen)
         except CheckFailedError as error:
             _logger.info("nothing is known of settings by step: %s", error)
             return None
@@ -462,35 +441,33 @@ class Search(
         return told
 
     @contextlib.contextmanager
-    def begun(self, *, keeps: bool = True) -> Iterator[_Begun]:
-        """Open the run and its evaluators; trials are kept in a file where it `keeps` them."""
+    def _begun(self) -> Iterator[tuple[Run, Cube | Line, ChainTrials]]:
+        """Open the run, its evaluator and the log of trials."""
         from inshrink_core.chain import FrameEncoder
-        from inshrink_core.chain.defaults import factors_of
         from inshrink_core.checkpoint import MODEL_ROLES
         from inshrink_core.search.judge import Judge
-        from inshrink_core.search.search import choose_steps, trial_log_of
+        from inshrink_core.search.search import ChainTrials, choose_steps, trial_log_of
         from inshrink_core.search.space import space_of
-        from inshrink_core.search.trials import TrialLog, TrialRunner, checkpoint_digest
+        from inshrink_core.search.trials import TrialLog, checkpoint_digest
 
         opened = self.opened_run(self.run).attributed()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         base = self.chain_config(device=self.device, threads=self.threads)
-        factors, bare = factors_of(base)
         layers = {one.layer for one in opened[chosen[0]].specs if one.role in MODEL_ROLES}
-        space = space_of(base.codec, layers, factors)
-        path = trial_log_of(opened, None if self.output is None else Path(self.output)) if keeps else None
+        space = space_of(base.codec, layers)
+        path = trial_log_of(opened, None if self.output is None else Path(self.output))
         log = TrialLog(path, checkpoint_digest(opened[opened.steps[0]]))
-        with Judge([self.resolve(opened)], opened.__getitem__, self.bounds) as judge:
-            runner = TrialRunner(
+        with Judge(self.resolve(opened), opened.__getitem__, self.bounds) as judge:
+            chains = ChainTrials(
+                base=base,
+                judge=judge,
                 checkpoints=opened.__getitem__,
                 steps=chosen,
-                base=bare,
-                judge=judge,
                 log=log,
-                with_gain=self.gain,
-                foreseen=FrameEncoder(bare).look_ahead(chosen, opened.__getitem__),
+                foreseen=FrameEncoder(base).look_ahead(chosen, opened.__getitem__),
+                progress=self.progress,
             )
-            yield _Begun(opened, space, base, runner)
+            yield opened, space, chains
 
     @property
     def bounds(self) -> Bounds:
@@ -515,20 +492,11 @@ class Search(
             raise InputError("--target-ratio is no ratio", expected="a number from 1", found=str(target))
 
 
-class _Begun(NamedTuple):
-    """A search that is open: of what, over what, from which configuration, and what measures."""
-
-    run: Run
-    space: Cube | Line
-    base: ChainConfig
-    runner: TrialRunner
-
-
-def _default(space: Space[Any], base: ChainConfig) -> Candidate:
+def _default(space: Cube | Line, base: ChainConfig) -> Candidate:
     """Return the configuration that a run is written with where nobody searches."""
     from inshrink_core.search.space import Candidate
 
-    point = space.point_of(base.config)
+    point: Any = space.point_of(base.config)
     return Candidate(codec=base.codec) if point is None else space.candidate(point)
 
 

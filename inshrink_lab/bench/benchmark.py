@@ -108,7 +108,7 @@ class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]
                 f"--optimizer {self.optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}"
             )
         folder = Path(self.output) if self.output is not None else None
-        with Judge([self.resolve(opened)], opened.__getitem__, Bounds()) as judge:
+        with Judge(self.resolve(opened), opened.__getitem__, Bounds()) as judge:
             session = _Session(
                 request=self,
                 measurer=Measurer(self, opened, chosen, judge, resolve_device(self.device)),

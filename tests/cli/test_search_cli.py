@@ -46,7 +46,7 @@ def test_a_search_writes_a_result_that_compress_and_estimate_take(cli, small_run
     result = tmp_path / "search.json"
     found = cli("search", small_run, "--max-drop", "0.02", "-o", result, "--evaluator", judge(),
                 "--eval-metric", "loss",
-                "--budget", 4, "--no-gain", "--json")  # fmt: skip
+                "--budget", 4, "--json")  # fmt: skip
     assert found.code == 0, found.err
     document = found.document
     assert document["best"]["drop"] <= 0.02
@@ -60,7 +60,7 @@ def test_a_search_writes_a_result_that_compress_and_estimate_take(cli, small_run
     assert estimated.document["drop"] is not None
     again = cli("search", small_run, "--max-drop", "0.02", "-o", result, "--evaluator", judge(),
                 "--eval-metric", "loss",
-                "--budget", 4, "--no-gain")  # fmt: skip
+                "--budget", 4)  # fmt: skip
     assert "evaluations           0," in again.out
     shown = cli("estimate", small_run, "--config", result)
     assert "estimated ratio" in shown.out
@@ -179,7 +179,7 @@ def test_a_configuration_is_described_in_a_few_words():
         (Estimate("runs/a", by_tensor=True), "estimate runs/a --by-tensor"),
         (Estimate("runs/a", each=["bits=3", "bits=2"]), "estimate runs/a --each bits=3 --each bits=2"),
         (Estimate("runs/a", tried=2, steps=(1, 2)), "estimate runs/a --try 2 --steps 1,2"),
-        (Search("runs/a", max_drop=0.01, gain=False), "search runs/a --no-gain --max-drop 0.01"),
+        (Search("runs/a", max_drop=0.01), "search runs/a --max-drop 0.01"),
     ],
 )
 def test_what_is_asked_for_can_be_written_as_a_command(asked, words):

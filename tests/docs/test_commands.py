@@ -243,7 +243,7 @@ def _install(site: Path, name: str, text: str, group: str, point: str) -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """Return where the packages of the guides are installed, and one with an evaluator."""
+    """Return where the packages of the guides are installed."""
     site = tmp_path_factory.mktemp("site")
     codec, reader, storage = (
         next(one.text for one in blocks(f"docs/guides/{name}.md") if one.is_python)
@@ -252,8 +252,6 @@ def site(tmp_path_factory) -> Path:
     _install(site, "inshrink_cut", codec, "inshrink.codecs", "cut = inshrink_cut:CutCodec")
     _install(site, "raw_layout", reader, "inshrink.readers", "raw = raw_layout:RawReader")
     _install(site, "sqlite_storage", storage, "inshrink.storages", "sqlite = sqlite_storage:SqliteStorage")
-    judge = f"{TRAIN}\n{JUDGE.replace('from train import Net', '')}"
-    _install(site, "my_metrics", judge, "inshrink.evaluators", "perplexity = my_metrics:evaluate")
     return site
 
 

@@ -253,26 +253,18 @@ def test_a_hang_is_ended_after_the_timeout_and_the_next_evaluation_has_a_new_chi
     assert judge.evaluate(STATE).value == 1.0
 
 
-def test_a_file_that_cannot_be_imported_is_an_error_of_the_evaluator(tmp_path):
-    path = tmp_path / "broken.py"
-    path.write_text("def evaluate(state:\n")
-    with Evaluator(f"{path}:evaluate") as judge, pytest.raises(EvaluatorError, match="SyntaxError"):
-        judge.evaluate(STATE)
-    path.write_text("import no_such_module_anywhere\n")
-    with (
-        Evaluator(f"{path}:evaluate") as judge,
-        pytest.raises(EvaluatorError, match="no_such_module_anywhere"),
-    ):
-        judge.evaluate(STATE)
-
-
-def test_a_missing_function_is_told_with_the_functions_there_are(tmp_path):
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def evaluate(state:\n", "SyntaxError"),
+        ("import no_such_module_anywhere\n", "no_such_module_anywhere"),
+        ("def score(state):\n    return {}\n", r"no function 'evaluate'.*score"),
+    ],
+)
+def test_a_file_without_a_function_to_import_is_an_error_of_the_evaluator(tmp_path, source, message):
     path = tmp_path / "evaluator.py"
-    path.write_text("def score(state):\n    return {}\n")
-    with (
-        Evaluator(f"{path}:evaluate") as judge,
-        pytest.raises(EvaluatorError, match=r"no function 'evaluate'.*score"),
-    ):
+    path.write_text(source)
+    with Evaluator(f"{path}:evaluate") as judge, pytest.raises(EvaluatorError, match=message):
         judge.evaluate(STATE)
 
 
@@ -440,31 +432,35 @@ def test_the_runs_direction_is_not_applied_to_another_metric(own_run):
     assert (other.metric, other.direction) == ("loss", None)
 
 
-def test_a_copy_of_the_sample_is_trusted_and_sees_no_code_that_lies_beside_it(tmp_path):
+@pytest.fixture
+def copied(tmp_path):
+    """A folder with a copy of the sample's evaluator."""
     for name in ("evaluator.py", "inshrink.toml", "digits-validation.npz"):
         shutil.copy(sample() / name, tmp_path / name)
-    mark = tmp_path / "executed"
+    return tmp_path
+
+
+def test_a_copy_of_the_sample_is_trusted_and_sees_no_code_that_lies_beside_it(copied):
+    mark = copied / "executed"
     planted = f"open({str(mark)!r}, 'w').close()\nraise ImportError\n"
     for module in ("torch", "numpy", "json", "functools"):
-        (tmp_path / f"{module}.py").write_text(planted)
-    (tmp_path / "__pycache__").mkdir()
-    cached = Path(importlib.util.cache_from_source(str(tmp_path / "evaluator.py")))
+        (copied / f"{module}.py").write_text(planted)
+    (copied / "__pycache__").mkdir()
+    cached = Path(importlib.util.cache_from_source(str(copied / "evaluator.py")))
     cached.write_bytes(b"not the bytecode of this file")
     state = torch.load(sample() / "step_002000.pt", weights_only=True)["model"]
-    with resolve_evaluator(SAMPLE_SETTINGS, tmp_path) as judge:
+    with resolve_evaluator(SAMPLE_SETTINGS, copied) as judge:
         found = judge.evaluate(state)
     assert found.value > 0.97
     assert found.log_probs.shape == (540, 10)
     assert not mark.exists()
 
 
-def test_a_sample_whose_evaluator_was_changed_is_not_trusted(tmp_path):
-    for name in ("evaluator.py", "inshrink.toml", "digits-validation.npz"):
-        shutil.copy(sample() / name, tmp_path / name)
-    with (tmp_path / "evaluator.py").open("a") as file:
+def test_a_sample_whose_evaluator_was_changed_is_not_trusted(copied):
+    with (copied / "evaluator.py").open("a") as file:
         file.write("\n")
     with pytest.raises(UntrustedCodeError):
-        resolve_evaluator(SAMPLE_SETTINGS, tmp_path)
+        resolve_evaluator(SAMPLE_SETTINGS, copied)
 
 
 LINEAR = """
@@ -475,10 +471,10 @@ return {"accuracy": state["w"].mean(), "log_probs": torch.log_softmax(logits, 1)
 
 def test_compare_shows_each_step_beside_its_stale_copy(evaluator):
     original = memory_run({step: {"w": torch.tensor([float(step)])} for step in (1, 2, 4)})
-    restored = {step: memory_checkpoint(step, {"w": torch.tensor([step - 0.5])}) for step in (1, 2, 4)}
+    restored = memory_run({step: {"w": torch.tensor([step - 0.5])} for step in (1, 2, 4)})
     calls = []
-    found = compare_steps(original, restored, evaluator(LINEAR), progress=lambda *call: calls.append(call))
-    assert calls == [(1, 3, 1), (2, 3, 2), (3, 3, 4)]
+    found = compare_steps(original, restored, evaluator(LINEAR), on_step=lambda row, _: calls.append(row))
+    assert calls == list(found.steps)
     assert [step.drop for step in found.steps] == [0.5, 0.25, 0.125]
     assert [step.stale_drop for step in found.steps] == [None, 0.5, 0.5]
     assert found.steps[0].stale_divergence is None
@@ -488,21 +484,15 @@ def test_compare_shows_each_step_beside_its_stale_copy(evaluator):
     assert found.mean_divergence == pytest.approx(np.mean([step.divergence for step in found.steps]))
 
 
-def test_compare_evaluates_each_original_once(evaluator, tmp_path):
+def test_compare_evaluates_each_original_once_and_none_that_is_known(evaluator, tmp_path):
     count = tmp_path / "count"
     judge = evaluator(f"open({str(count)!r}, 'a').write('x')\nreturn {{'loss': 1.0}}")
     run = memory_run({step: STATE for step in (1, 2, 3)})
     compare_steps(run, run, judge)
     assert len(count.read_text()) == 6
-
-
-def test_originals_that_are_known_are_not_evaluated_again(evaluator, tmp_path):
-    count = tmp_path / "count"
-    judge = evaluator(f"open({str(count)!r}, 'a').write('x')\nreturn {{'loss': 1.0}}")
-    run = memory_run({step: STATE for step in (1, 2, 3)})
     known = judge.evaluate(STATE)
     found = compare_steps(run, run, judge, known=lambda step: known)
-    assert len(count.read_text()) == 1 + 3
+    assert len(count.read_text()) == 6 + 1 + 3
     assert [row.original for row in found.steps] == [1.0] * 3
 
 
@@ -511,19 +501,8 @@ def test_the_document_has_the_promised_keys_and_is_json(evaluator):
     document = compare_steps(run, run, evaluator("return {'loss': 0.0}")).to_json()
     figures = ["max_drop", "max_divergence", "mean_divergence", "max_restore_cost"]
     assert list(document) == ["metric", "direction", *figures, "steps", "device", "unreadable", "measured_at"]
-    assert list(document["steps"][0]) == [
-        "step",
-        "original",
-        "restored",
-        "drop",
-        "divergence",
-        "stale_drop",
-        "stale_divergence",
-        "restore_gain",
-        "restore_noise",
-        "restore_cost",
-        "stale_restore_cost",
-    ]
+    each = "step original restored drop divergence stale_drop stale_divergence restore_gain restore_noise"
+    assert list(document["steps"][0]) == [*each.split(), "restore_cost", "stale_restore_cost"]
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert (document["max_drop"], document["steps"][1]["drop"], document["max_divergence"]) == (None,) * 3
 

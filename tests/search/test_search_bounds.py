@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from inshrink_core.errors import InputError
-from inshrink_core.evaluate import Evaluation
+from inshrink_core.evaluate import Evaluation, figures_of
 from inshrink_core.metrics import Direction
-from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds, Figures, figures_of
+from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds, Figures
 
 
 def evaluation(value, log_probs=None, error=None, predictions=None):

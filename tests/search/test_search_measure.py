@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 
-from inshrink_core.analysis.gain import restore_gain
 from inshrink_core.chain import (
     Archive,
     ChainConfig,
@@ -23,13 +22,13 @@ from inshrink_core.errors import ConfigError, EvaluatorError
 from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge, evaluator_digest
-from inshrink_core.search.measure import RatioEstimate, encode_chain, encode_step, following, sample_keys
-from inshrink_core.search.quadratic import allocate
-from inshrink_core.search.search import ChainTrials, estimate_ratio
+from inshrink_core.search.measure import encode_chain, encode_step, following, sample_keys, step_ratio
+from inshrink_core.search.search import ChainTrials
 from inshrink_core.search.space import Candidate, space_of
-from inshrink_core.search.trials import Position, TrialLog, TrialRunner
+from inshrink_core.search.trials import TrialLog
 from inshrink_core.verbs.compress import compress
-from tests.builders import memory_checkpoint, seeded
+from inshrink_core.verbs.estimate import estimate
+from tests.builders import memory_checkpoint
 from tests.runs import write_run
 from tests.search.evaluators import InProcess
 
@@ -110,30 +109,33 @@ def test_a_trial_changes_nothing_that_the_next_one_sees(run):
         assert torch.equal(bits(state.decoded()), bits(again.references[key].decoded()))
 
 
-class Asked:
-    """A runner on the small run, and the evaluator it asks."""
+LINE = space_of("lattice")
 
-    def __init__(self, run, tmp_path, log=None, told=None, gain=False, **options):
+
+class Asked:
+    """Trials of chains of the small run, and the evaluator that is asked."""
+
+    def __init__(self, run, tmp_path, log=None, **options):
         self.evaluator = InProcess(tmp_path, **options)
-        self.judge = Judge([self.evaluator], run.__getitem__, Bounds(max_drop=0.01))
-        self.runner = TrialRunner(
+        self.judge = Judge(self.evaluator, run.__getitem__, Bounds(max_drop=0.01))
+        self.seen = []
+        self.chains = ChainTrials(
             checkpoints=run.__getitem__,
             steps=run.steps,
             base=base(),
             judge=self.judge,
             log=log if log is not None else TrialLog(None, "run"),
-            on_trial=told,
-            with_gain=gain,
             foreseen=FrameEncoder(base()).look_ahead(run.steps, run.__getitem__),
+            progress=self.seen.append,
         )
 
-
-LINE = space_of("lattice")
+    def trials(self, coarseness=2.5):
+        return self.chains.chain(LINE.candidate(coarseness), to_the_end=True).trials
 
 
 @pytest.fixture
 def ask(run, tmp_path):
-    """Return a function that makes a runner, whose files go with the test."""
+    """Return a function that makes trials of chains, whose files go with the test."""
     made = []
 
     def make(*options, **more):
@@ -146,50 +148,47 @@ def ask(run, tmp_path):
 
 
 def test_trials_of_a_chain_are_those_of_compress_and_compare(run, tmp_path, ask):
-    asked = ask(gain=True)
-    trials = asked.runner.walk(LINE.candidate(2.5), lambda trial: True)
+    asked = ask()
     target = tmp_path / "a.inshrink"
     compress(run, target, config={"coarseness": 2.5})
     archive = Archive.open(target)
-    gains = {one.step: one for one in restore_gain(target, run).steps}
-    for trial in trials:
+    for trial in asked.trials():
         expected = asked.judge.figures(trial.step, archive[trial.step])
         assert (trial.drop, trial.divergence) == (expected.drop, expected.divergence)
         assert trial.damage is not None
-        if trial.step in gains:
-            assert trial.restore_gain == pytest.approx(gains[trial.step].gain)
-            assert trial.restore_noise == pytest.approx(gains[trial.step].noise)
 
 
-def test_a_known_trial_is_neither_encoded_nor_evaluated_again(run, tmp_path, ask):
-    log = TrialLog(tmp_path / "log.jsonl", "run")
-    first = ask(log)
-    trials = first.runner.walk(LINE.candidate(2.5), lambda trial: True)
-    told = []
-    second = ask(TrialLog(tmp_path / "log.jsonl", "run"), told.append)
-    assert second.runner.walk(LINE.candidate(2.5), lambda trial: True) == trials
-    assert (second.evaluator.asked, told) == (0, [])
+def test_a_known_trial_is_neither_encoded_nor_evaluated_again(run, tmp_path, ask, monkeypatch):
+    path = tmp_path / "log.jsonl"
+    trials = ask(TrialLog(path, "run")).trials()
+    second = ask(TrialLog(path, "run"))
+    before = second.evaluator.asked
+    monkeypatch.setattr(second.chains, "measured", pytest.fail)
+    assert second.trials() == trials
+    assert (second.evaluator.asked - before, second.seen) == (0, [])
 
 
 def test_what_is_missing_of_a_chain_is_measured_in_the_same_chain(run, tmp_path, ask):
-    whole = ask().runner.walk(LINE.candidate(2.5), lambda trial: True)
-    path = tmp_path / "log.jsonl"
-    ask(TrialLog(path, "run")).runner.walk(LINE.candidate(2.5), lambda t: t.step < 10)
-    rest = ask(TrialLog(path, "run"))
-    trials = rest.runner.walk(LINE.candidate(2.5), lambda trial: True)
-    assert [dataclasses.replace(t, seconds=0) for t in trials] == [
+    whole = ask(TrialLog(tmp_path / "whole.jsonl", "run")).trials()
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "part.jsonl").write_text("".join(lines[:2]))
+    rest = ask(TrialLog(tmp_path / "part.jsonl", "run"))
+    assert [dataclasses.replace(t, seconds=0) for t in rest.trials()] == [
         dataclasses.replace(t, seconds=0) for t in whole
     ]
+    assert [now.step for now in rest.seen] == list(run.steps[1:])
 
 
-def test_another_history_is_another_trial(run, tmp_path, ask):
-    runner = ask().runner
-    fine, coarse = LINE.candidate(1.0), LINE.candidate(6.0)
-    after_fine = Position(runner).after(5, fine)
-    after_coarse = Position(runner).after(5, coarse)
-    one, two = (runner.trial(10, fine, position) for position in (after_fine, after_coarse))
-    assert one.weights_nbytes != two.weights_nbytes
-    assert len(runner.log) == 2
+def test_another_configuration_or_another_start_is_another_trial(run, tmp_path, ask):
+    asked = ask()
+    fine, coarse = asked.trials(1.0), asked.trials(6.0)
+    assert all(one.weights_nbytes > other.weights_nbytes for one, other in zip(fine, coarse, strict=True))
+    log = asked.chains.log
+    assert len(log) == 2 * len(run.steps)
+    later = ask(log)
+    later.chains.steps = run.steps[1:]
+    later.trials(1.0)
+    assert len(log) == 3 * len(run.steps) - 1
 
 
 def test_another_evaluator_is_another_trial(tmp_path):
@@ -203,35 +202,27 @@ def test_another_evaluator_is_another_trial(tmp_path):
     assert evaluator_digest(one) != before
 
 
-def test_an_evaluator_that_changes_its_mind_is_refused_before_anything_is_measured(run, tmp_path, ask):
-    asked = ask()
-    asked.evaluator.judged = lambda loss: loss * (1 + asked.evaluator.asked / 1000)
+@pytest.fixture
+def judging(run, tmp_path):
+    evaluator = InProcess(tmp_path)
+    with Judge(evaluator, run.__getitem__, Bounds(max_drop=0.01)) as judge:
+        yield evaluator, judge
+
+
+def test_an_evaluator_that_changes_its_mind_is_refused_before_anything_is_measured(judging):
+    evaluator, judge = judging
+    evaluator.judged = lambda loss: loss * (1 + evaluator.asked / 1000)
     with pytest.raises(EvaluatorError, match="changes its mind"):
-        asked.judge.bounds(5)
+        judge.bounds(5)
 
 
-def test_a_state_whose_metric_is_not_finite_is_a_failure_and_the_original_an_error(run, tmp_path, ask):
-    asked = ask()
-    asked.judge.original(5)
-    asked.evaluator.judged = lambda loss: float("nan")
-    assert "nan" in asked.judge.figures(5, run[5]).failure
+def test_a_state_whose_metric_is_not_finite_is_a_failure_and_the_original_an_error(run, judging):
+    evaluator, judge = judging
+    judge.original(5)
+    evaluator.judged = lambda loss: float("nan")
+    assert "nan" in judge.figures(5, run[5]).failure
     with pytest.raises(EvaluatorError, match="nan"):
-        asked.judge.original(10)
-
-
-def test_replicas_measure_chains_side_by_side_to_the_same_end(run, tmp_path, ask):
-    cube = space_of("qd", frozenset())
-    alone = ask()
-    alone.runner.base = base("qd")
-    both = ask()
-    both.judge.close()
-    both.judge = Judge([InProcess(tmp_path), InProcess(tmp_path)], run.__getitem__, Bounds(max_drop=0.01))
-    both.runner.base, both.runner.judge = base("qd"), both.judge
-    outcomes = [
-        ChainTrials(runner=one.runner, bounds=one.judge.bounds(5)).outcomes(cube)(cube.points()[:4])
-        for one in (alone, both)
-    ]
-    assert outcomes[0] == outcomes[1]
+        judge.original(10)
 
 
 def test_estimated_ratios_are_within_five_percent_of_real_ones(run, tmp_path, ask):
@@ -241,7 +232,7 @@ def test_estimated_ratios_are_within_five_percent_of_real_ones(run, tmp_path, as
         target = tmp_path / f"{coarseness}.inshrink"
         real = compress(run, target, config={"coarseness": coarseness}).size
         frames = sum(frame.weights_nbytes for frame in real.frames)
-        estimated = estimate_ratio(asked.runner, candidate, len(run.steps))
+        estimated = asked.chains.ratio(candidate, len(run.steps))
         assert estimated == pytest.approx(real.raw_weights / frames, rel=0.05)
 
 
@@ -275,12 +266,14 @@ def test_a_sample_without_the_tensors_of_an_override_is_encoded_all_the_same(run
         encode_step(elsewhere, run[5], ChainState())
 
 
-def test_the_ratio_of_a_step_is_estimated_once_for_each_candidate(run):
-    estimate = RatioEstimate(base(), run[5], ChainState(), None)
-    assert estimate(LINE.candidate(LatticeCodec().coarseness)) == pytest.approx(
-        encode_step(base(), run[5], ChainState()).ratio_weights, rel=0.01
+def test_the_ratio_of_a_step_is_estimated(run):
+    fine, default, coarse = (
+        step_ratio(LINE.candidate(value).chain_config(base()), run[5], ChainState(), None)
+        for value in (1.0, LatticeCodec().coarseness, 6.0)
     )
-    assert estimate(LINE.candidate(6.0)) > estimate(LINE.candidate(1.0))
+    encoded = encode_step(base(), run[5], ChainState())
+    assert default == pytest.approx(encoded.raw_weights / encoded.weights_nbytes, rel=0.01)
+    assert coarse > fine
 
 
 def test_gain_is_none_where_there_is_no_state_before(run):
@@ -288,30 +281,16 @@ def test_gain_is_none_where_there_is_no_state_before(run):
     assert (found.gain, found.noise) == (None, None)
 
 
-def allocated(h_linear):
-    tensors = {"c.weight": seeded((8, 16, 3, 3), 0), "fc.weight": seeded((64, 64), 1)}
-    moved = {key: tensor + 0.1 * seeded(tuple(tensor.shape), 5) for key, tensor in tensors.items()}
-    first, second = memory_checkpoint(1, tensors), memory_checkpoint(2, moved)
-    plain = base()
-    *_, before = encode_chain(plain, [first])
-    state, index = following(before, keyframe=False)
-    h = {"c.weight": 1.0, "fc.weight": h_linear}
-    return allocate(LINE, 2.0, h, lambda one: encode_step(one.chain_config(plain), second, state, index))
+@pytest.mark.parametrize("optimizer", ["compressed", "exact", "drop"])
+def test_the_estimated_ratio_of_everything_is_near_that_of_the_archive(run, tmp_path, optimizer):
+    told = estimate(run, optimizer=optimizer)
+    compress(run, tmp_path / "a.inshrink", optimizer=optimizer)
+    frames = archive_size(Archive.open(tmp_path / "a.inshrink")).frames
+    real = sum(frame.raw_total for frame in frames) / sum(frame.info.nbytes for frame in frames)
+    assert told.ratio_total == pytest.approx(real, rel=0.15)
+    assert told.to_json()["ratio_total"] == told.ratio_total
 
 
-def test_allocation_makes_finer_what_the_loss_minds_more():
-    found = allocated(100.0)
-    assert found.factors["linear"] < found.factors["convolution"]
-    assert found.predicted_gain > 1.01
-    other = allocated(0.01)
-    assert other.factors["linear"] > other.factors["convolution"]
-
-
-def test_allocation_leaves_one_layer_type_alone(run):
-    checkpoint = memory_checkpoint(1, {"fc.weight": seeded((64, 64), 1)})
-
-    def encode(candidate):
-        return encode_step(candidate.chain_config(base()), checkpoint, ChainState())
-
-    found = allocate(LINE, 2.0, {"fc.weight": 1.0}, encode)
-    assert found.factors == {}
+def test_overrides_of_weights_do_not_stand_in_the_way(run):
+    config = {"overrides": [{"layer_type": "linear", "coarseness": 2.0}]}
+    assert estimate(run, config=config).ratio_total > 1

@@ -259,8 +259,8 @@ def test_one_measurement_scales_all_that_is_predicted(rates: Rates) -> None:
     for values in (at_two, at_four):
         assert found.predict(values).divergence == pytest.approx(5 * (rates.predict(values).divergence or 0))
         assert found.predict(values).drop == pytest.approx(rates.predict(values).drop)
-    np.testing.assert_allclose(found.course("divergence"), 5 * rates.divergences)
-    np.testing.assert_allclose(found.course("drop"), rates.drops)
+    np.testing.assert_allclose(found.course("divergence"), 5 * rates.figures["divergence"])
+    np.testing.assert_allclose(found.course("drop"), rates.figures["drop"])
     assert not found.calibrated([]).corrections
 
 

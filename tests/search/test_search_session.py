@@ -3,8 +3,6 @@
 import io
 import json
 import math
-import pkgutil
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,19 +16,17 @@ from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError, EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution.engines import ENGINES, Engine
-from inshrink_core.execution.tasks import at_end
 from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.calibration import DROP_PER_NAT
+from inshrink_core.search.choosing import MOST_TRIALS
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import known_trials
 from inshrink_core.search.space import Candidate
-from inshrink_core.search.trials import Position, TrialRunner
+from inshrink_core.search.trials import Measurer
 from inshrink_core.text import ratio
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate
-from inshrink_core.verbs.modes import trials
 from inshrink_core.verbs.restore import restore
 from inshrink_core.verbs.search import ByStep, Search, search
 from inshrink_core.verbs.shared.measured import Measurements
@@ -156,16 +152,11 @@ def test_the_first_step_is_as_coarse_as_its_bounds_allow_where_the_next_one_in_i
 def test_the_same_restored_state_is_evaluated_once(run, evaluator):
     step = run.steps[0]
     base = make_chain_config("", "lattice", None, None, 32, "cpu", 1)
-    with Judge([evaluator], run.__getitem__, Bounds(max_divergence=1e-3)) as judge:
-        runner = TrialRunner(checkpoints=run.__getitem__, steps=(step,), base=base, judge=judge, log=None)
-        position = Position(runner, ChainState())
-        # One step of 2.5 for all tensors, said in two ways.
-        one = runner.trial(step, Candidate(codec="lattice", settings={"coarseness": 2.5}), position)
-        asked = evaluator.asked
-        override = {"match": "*", "coarseness": 2.5}
-        candidate = Candidate(codec="lattice", settings={"coarseness": 1.0}, overrides=(override,))
-        other = runner.trial(step, candidate, position)
-    assert evaluator.asked == asked
+    with Judge(evaluator, run.__getitem__, Bounds(max_divergence=1e-3)) as judge:
+        measurer = Measurer(base=base, judge=judge)
+        # So near to each other that every step size is the same.
+        candidates = [Candidate(codec="lattice", settings={"coarseness": at}) for at in (2.5, 2.500001)]
+        one, other = (measurer.measured(each, run[step], ChainState(), None)[0] for each in candidates)
     assert judge.evaluations == 1
     assert (one.drop, one.divergence) == (other.drop, other.divergence)
 
@@ -239,7 +230,6 @@ def test_a_search_finds_a_configuration_that_compress_takes_and_that_keeps_the_b
     assert {"config", "ratio_weights", "drop", "divergence"} <= set(best)
     assert best["divergence"] <= 1e-3
     assert report.evaluations == len(report.trials)
-    assert -1 <= document["drop_rank_correlation"] <= 1
     assert document["rank_correlation"] > 0.5
     assert {"config", "ratio_weights", "drop", "divergence", "step"} <= set(document["trials"][0])
     settings = {**best["config"]["settings"], "overrides": best["config"].get("override", [])}
@@ -256,7 +246,7 @@ def test_what_all_candidates_have_in_common_is_part_of_the_configuration_that_is
     run, tmp_path, evaluator
 ):
     common = {"sensitivity": 0.0, "overrides": [{"match": "0.*", "exact": True}]}
-    options = {"config": common, "gain": False, "output": tmp_path / "s.json"}
+    options = {"config": common, "output": tmp_path / "s.json"}
     found = search(run, max_divergence=1e-3, **options)
     config = found.to_json()["best"]["config"]
     assert config["settings"]["sensitivity"] == 0.0
@@ -273,7 +263,7 @@ def test_what_all_candidates_have_in_common_is_part_of_the_configuration_that_is
 def test_a_search_says_what_settings_by_step_store_under_the_same_bounds_and_measures_it_once(
     run, tmp_path, evaluator
 ):
-    options = {"max_divergence": 1e-3, "gain": False, "output": tmp_path / "s.json"}
+    options = {"max_divergence": 1e-3, "output": tmp_path / "s.json"}
     found = search(run, **options)
     written = compress(run, tmp_path / "a.inshrink", max_divergence=1e-3)
     assert found.by_step.ratio_weights == written.size.ratio_weights
@@ -298,13 +288,13 @@ def test_a_search_that_settings_by_step_win_says_that_its_file_does_not_hold_the
     won = ByStep(ratio_weights=1e6, ratio_total=1e6, **figures)
     monkeypatch.setattr(Search, "_by_step", lambda *_: won)
     target = tmp_path / "s.json"
-    found = search(run, max_divergence=1e-3, gain=False, output=target)
+    found = search(run, max_divergence=1e-3, output=target)
     document = json.loads(target.read_text())
     (said,) = [one for one in document["notes"] if "each step" in one]
     held = f"the best of those, {ratio(found.best.ratio_weights)},"
     assert f"s.json holds one configuration for all steps, so it has {held} in their place" in said
     assert "--config" not in shown(found)
-    assert "s.json" not in search(run, max_divergence=1e-3, gain=False).notes[-1]
+    assert "s.json" not in search(run, max_divergence=1e-3).notes[-1]
     target.write_text(json.dumps(document | {"best": None}))
     with pytest.raises(ConfigError, match="give compress the bounds instead of this file"):
         read_config_file(target)
@@ -313,9 +303,7 @@ def test_a_search_that_settings_by_step_win_says_that_its_file_does_not_hold_the
 def test_a_walk_measures_few_chains_of_the_cube(run, tmp_path, evaluator):
     found = search(
         run, codec="inshrinkerator", max_divergence=3e-3, output=tmp_path / "s.json", steps=run.steps[:2],
-        gain=False,
     )  # fmt: skip
-    assert found.strategy == "walk"
     chains = {json.dumps(trial.config) for trial in found.trials}
     assert len(chains) <= 0.1 * 216
     assert found.best.divergence <= 3e-3
@@ -339,62 +327,13 @@ def test_an_interrupted_search_goes_on_from_its_log(run, tmp_path, evaluator):
     assert seen[-1].done == 4 < seen[-1].total
 
 
-@pytest.fixture
-def on_the_spot(monkeypatch):
-    """An engine of three workers that performs one task after the other here; returns the tasks."""
-    performed = []
-
-    def perform(work):
-        tasks = json.loads(json.dumps(work.tasks(3, work.threads or 1)))
-        performed.extend(tasks)
-        return [pkgutil.resolve_name(function)(argument, None) for function, argument, _ in tasks]
-
-    monkeypatch.setitem(ENGINES, "processes", Engine("", lambda: nullcontext(perform)))
-    monkeypatch.setattr("inshrink_core.verbs.shared.sharing.prepare_process", lambda: None)
-    yield performed
-    at_end.close()
-    trials._open.clear()
-
-
-def as_found(report):
-    """Return what a search found, whenever and in whatever order."""
-    found = [{**trial.to_json(), "seconds": 0} for trial in report.trials]
-    best = report.best and report.best.to_json()
-    return best, report.default.to_json(), report.evaluations, sorted(found, key=str)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"max_divergence": 1e-3},
-        {"max_divergence": 1e-3, "codec": "inshrinkerator", "budget": 4},
-        {"target_ratio": 20.0},
-    ],
-)
-def test_workers_measure_trials_for_a_search_that_finds_the_same(
-    run, tmp_path, evaluator, on_the_spot, asked
-):
-    alone = search(run.path, **asked, output=tmp_path / "alone.json")
-    shared = search(run.path, **asked, output=tmp_path / "shared.json", engine="processes")
-    assert as_found(shared) == as_found(alone)
-    logs = [(tmp_path / f"{name}.trials.jsonl").read_text() for name in ("alone", "shared")]
-    assert len({log.count("\n") for log in logs}) == 1
-    asked_for = [argument["steps"] for _, argument, _ in on_the_spot]
-    assert len(asked_for) > 3
-    assert max(map(len, asked_for)) < len(run.steps)
-    n_tasks = len(on_the_spot)
-    again = search(run.path, **asked, output=tmp_path / "shared.json", engine="processes")
-    assert (again.evaluations, len(on_the_spot)) == (0, n_tasks)
-    assert as_found(again)[0] == as_found(alone)[0]
-
-
 def test_a_target_ratio_is_reached_with_little_to_spare(run, tmp_path, evaluator):
-    found = search(run, target_ratio=6.0, output=tmp_path / "s.json", gain=False)
+    found = search(run, target_ratio=6.0, output=tmp_path / "s.json")
     assert 6.0 <= found.best.ratio_weights < 8.0
     assert found.failure is None
-    cube = search(run, target_ratio=5.0, codec="qd", output=tmp_path / "q.json", gain=False)
+    cube = search(run, target_ratio=5.0, codec="qd", output=tmp_path / "q.json")
     assert cube.best.ratio_weights >= 5.0
-    beyond = search(run, target_ratio=1e6, output=tmp_path / "b.json", gain=False)
+    beyond = search(run, target_ratio=1e6, output=tmp_path / "b.json")
     assert beyond.best is None
     assert "reaches a ratio" in str(beyond.failure)
 
@@ -407,7 +346,7 @@ def test_where_no_configuration_keeps_the_bounds_the_search_says_so(run, tmp_pat
 
 
 def test_where_bounds_say_nothing_at_any_step_nothing_is_coarsened(run, tmp_path, evaluator):
-    found = search(run, max_divergence=10.0, output=tmp_path / "s.json", gain=False)
+    found = search(run, max_divergence=10.0, output=tmp_path / "s.json")
     assert found.uninformative == run.steps[1:]
     assert found.best.candidate.settings["coarseness"] == LatticeCodec().coarseness
     assert "say nothing" in found.notes[0]
@@ -424,16 +363,12 @@ def test_where_bounds_say_nothing_at_any_step_nothing_is_coarsened(run, tmp_path
         ({"max_drop": 0.01, "budget": 0}, "--budget"),
         ({"max_drop": 0.01, "config": {"overrides": [{"match": "no.*", "coarseness": 1}]}}, "no tensor"),
         ({"max_drop": 0.01, "config": {"bins": 3}}, "no setting 'bins'"),
+        ({"max_drop": 0.01, "steps": [7]}, "no step 7"),
     ],
 )
 def test_what_cannot_be_searched_for_is_refused(run, tmp_path, evaluator, asked, message):
     with pytest.raises(InputError, match=message):
         search(run, output=tmp_path / "s.json", **asked)
-
-
-def test_a_step_that_is_not_there_is_refused(run, tmp_path, evaluator):
-    with pytest.raises(NotFoundError, match="no step 7"):
-        search(run, max_drop=0.01, steps=[7], output=tmp_path / "s.json")
 
 
 def test_a_bound_that_bounds_nothing_is_refused(run, tmp_path, evaluator):
@@ -446,7 +381,7 @@ def test_an_estimate_is_within_five_percent_and_predicts_drops_from_trials(run, 
     bare = estimate(run, config={"coarseness": 3.0}, trials=None)
     assert (bare.basis, bare.n_trials) == ("rule of thumb", 0)
     assert "uncalibrated" in bare.notes[0]
-    found = search(run, max_divergence=1e-3, output=tmp_path / "s.json", gain=False)
+    found = search(run, max_divergence=1e-3, output=tmp_path / "s.json")
     told = estimate(run, config={"coarseness": 3.0}, trials=found.log)
     assert (told.basis, told.notes) == ("trials", ())
     assert told.n_trials == len(found.trials)
@@ -498,7 +433,7 @@ def test_each_of_several_is_the_estimate_of_its_configuration(run):
 def test_an_estimate_refuses_a_log_that_is_not_there_or_of_another_run(run, tmp_path, evaluator):
     with pytest.raises(NotFoundError, match="no such trial log"):
         estimate(run, trials=tmp_path / "none.jsonl")
-    found = search(run, max_divergence=1e-3, output=tmp_path / "s.json", steps=run.steps[:2], gain=False)
+    found = search(run, max_divergence=1e-3, output=tmp_path / "s.json", steps=run.steps[:2])
     (tmp_path / "other").mkdir()
     other = open_run(write_run(tmp_path / "other" / "run", n_steps=1, every=3))
     with pytest.raises(InputError, match="another run"):
@@ -507,18 +442,16 @@ def test_an_estimate_refuses_a_log_that_is_not_there_or_of_another_run(run, tmp_
 
 def test_without_an_output_trials_are_kept_inside_of_the_run(tmp_path, evaluator):
     own = open_run(write_run(tmp_path / "run", n_steps=2))
-    found = search(own, max_divergence=1e-3, gain=False)
+    found = search(own, max_divergence=1e-3)
     assert found.log == tmp_path / "run" / ".inshrink" / "search.jsonl"
-    assert search(own, max_divergence=1e-3, gain=False).evaluations == 0
+    assert search(own, max_divergence=1e-3).evaluations == 0
     assert estimate(own).n_trials == len(found.trials)
 
 
 def test_an_estimate_equals_what_was_measured_and_is_corrected_in_the_same_way_beside_it(
     run, tmp_path, evaluator
 ):
-    # So few chains that none has factors of layer types.
-    found = search(run, max_divergence=1e-3, budget=4, output=tmp_path / "s.json", gain=False)
-    assert not any("override" in trial.config for trial in found.trials)
+    found = search(run, max_divergence=1e-3, output=tmp_path / "s.json")
     whole = {json.dumps(trial.config) for trial in found.trials if trial.step == run.steps[-1]}
     assert len(whole) > 1
     for config in whole:
@@ -534,7 +467,7 @@ def test_an_estimate_equals_what_was_measured_and_is_corrected_in_the_same_way_b
         beside = {"coarseness": found.best.candidate.settings["coarseness"] * factor}
         told = estimate(run, config=beside, trials=found.log)
         truth = search(
-            run, max_divergence=10.0, config=beside, output=tmp_path / f"{factor}.json", gain=False
+            run, max_divergence=10.0, config=beside, output=tmp_path / f"{factor}.json"
         ).best  # which is not coarsened, for such a bound says nothing
         assert told.divergence == pytest.approx(truth.divergence, rel=0.3)
 
@@ -542,46 +475,51 @@ def test_an_estimate_equals_what_was_measured_and_is_corrected_in_the_same_way_b
 def test_a_finished_search_is_told_of_while_another_one_is_interrupted(tmp_path, evaluator):
     own = open_run(write_run(tmp_path / "run", n_steps=3))
     assert not list(Measurements.of_run(own).rows("search"))
-    finished = search(own, max_divergence=1e-3, gain=False)
+    finished = search(own, max_divergence=1e-3)
 
     def interrupt(now):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        search(own, max_divergence=1e-4, gain=False, progress=interrupt)
+        search(own, max_divergence=1e-4, progress=interrupt)
     (told,) = Measurements.of_run(own).rows("search")
     assert told.document["best"] == json.loads(json.dumps(finished.to_json()["best"]))
     assert told.question["bounds"]["divergence"] == 1e-3
     assert len(known_trials(own)) == len(finished.trials) + 1
 
 
-def test_no_more_evaluations_follow_than_are_told(run, tmp_path, evaluator):
+def test_no_more_evaluations_follow_than_are_told(tmp_path, evaluator):
+    run = open_run(write_run(tmp_path / "run", n_steps=3))  # Nothing is known of it.
     seen = []
-    search(run, max_divergence=1e-3, output=tmp_path / "s.json", gain=False, progress=seen.append)
-    assert len(seen) <= seen[0].total
-    totals = [now.total for now in seen if now.found is not None]
+    search(run, max_divergence=1e-3, output=tmp_path / "s.json", progress=seen.append)
+    assert [now.done for now in seen] == list(range(1, len(seen) + 1))
+    totals = [now.total for now in seen]
     assert totals == sorted(totals, reverse=True)
+    assert totals[-1] >= len(seen)
+    by_step = [now for now in seen if now.found is None]
+    assert {now.step for now in by_step} == set(run.steps)
+    assert totals[-1] - len(seen) < MOST_TRIALS
 
 
 def test_without_bounds_a_search_promises_what_compress_does(run, tmp_path, evaluator):
-    found = search(run, output=tmp_path / "s.json", gain=False)
+    found = search(run, output=tmp_path / "s.json")
     assert found.bounds.limits == {"restore_cost": DEFAULT_MAX_RESTORE_COST}
     assert found.best.to_json()["restore_cost"] <= DEFAULT_MAX_RESTORE_COST
 
 
 def test_what_is_found_is_never_larger_than_the_default_that_keeps_the_bounds(run, tmp_path, evaluator):
-    free = search(run, max_divergence=10, budget=1, output=tmp_path / "s.json", gain=False)
+    free = search(run, max_divergence=10, budget=1, output=tmp_path / "s.json")
     assert free.default_keeps
     assert free.best.ratio_weights >= free.default.ratio_weights
-    fine = search(run, max_divergence=10, config={"coarseness": 1e-3}, output=tmp_path / "f.json", gain=False)
+    fine = search(run, max_divergence=10, config={"coarseness": 1e-3}, output=tmp_path / "f.json")
     assert fine.default.ratio_weights < free.default.ratio_weights
-    tight = search(run, max_divergence=1e-9, output=tmp_path / "t.json", gain=False)
+    tight = search(run, max_divergence=1e-9, output=tmp_path / "t.json")
     assert not tight.default_keeps
     assert "breaks the bounds" in shown(tight)
 
 
 def test_the_step_that_leaves_the_least_room_is_named(run, tmp_path, evaluator):
-    found = search(run, max_divergence=1e-3, output=tmp_path / "s.json", gain=False)
+    found = search(run, max_divergence=1e-3, output=tmp_path / "s.json")
     usage = {trial.step: trial.divergence / 1e-3 for trial in found.best.trials}
     worst = max(usage, key=usage.get)
     assert (found.binding.step, found.binding.figure) == (worst, "divergence")

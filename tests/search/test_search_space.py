@@ -1,5 +1,7 @@
 """Configurations as points and documents."""
 
+import math
+
 import pytest
 
 from inshrink_core.chain import ChainConfig
@@ -15,7 +17,7 @@ def base(codec, **settings):
 
 def test_the_published_cube_has_216_places_and_every_one_is_a_configuration():
     cube = space_of("inshrinkerator", frozenset({LayerType.LINEAR}))
-    assert len(list(cube.places())) * len(cube.words) == 216
+    assert math.prod(cube.shape) * len(cube.words) == 216
     configs = {cube.candidate(point).digest for point in cube.points()}
     assert len(configs) == len(cube.points())
     coarsest = cube.candidate(cube.point((5, 5, 2), "sensitivity")).chain_config(base("inshrinkerator"))
@@ -46,19 +48,6 @@ def test_every_codec_has_levels_from_fine_to_coarse(codec):
 def test_a_codec_without_a_knob_has_nothing_to_search():
     with pytest.raises(ConfigError, match="nothing to search"):
         space_of("lossless", frozenset())
-
-
-def test_factors_become_overrides_by_layer_type():
-    line = space_of("lattice", factors={"linear": 2.0, "convolution": 0.5, "attention": 1.0})
-    candidate = line.candidate(3.0)
-    assert candidate.document() == {
-        "codec": "lattice",
-        "settings": {"coarseness": 3.0},
-        "override": [
-            {"layer_type": "convolution", "coarseness": 1.5},
-            {"layer_type": "linear", "coarseness": 6.0},
-        ],
-    }
 
 
 def test_held_settings_and_overrides_of_the_base_stay():

@@ -12,7 +12,6 @@ from inshrink_app.widgets.choices import (
     codec_labels,
     device,
     ends_of_range,
-    engine,
     one_of_few,
     one_of_many,
 )
@@ -28,8 +27,8 @@ _DROP, _RATIO = 0.01, 30.0
 
 _GOAL, _CHAIN, _CODEC = "goal", "chain", "codec"
 _CODEC_HELP = (
-    "Lattice is the default: one spacing for all, and a factor for each layer type. Inshrinkerator is the "
-    "published codec, on its published grid."
+    "Lattice is the default: one coarseness for all tensors. Inshrinkerator is the published codec, on its "
+    "published grid."
 )
 
 
@@ -51,8 +50,6 @@ def show(shown: Subject, before: tuple[int, ...]) -> Search:
             help="Each is measured on every step, until one breaks a bound. Without a limit the search "
             "says when it is enough.",
         )
-    tip = "Each measures some of the trials, with an evaluator of its own."
-    fields["engine"], fields["workers"] = engine("search", tip)
     fields["steps"] = None if steps == shown.steps else steps
     return Search(str(shown.path), device=device("search"), **fields)
 

@@ -55,8 +55,7 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
     from inshrink_core.search.bounded import BoundedWriter, StepWriter
-    from inshrink_core.search.judge import Judged
-    from inshrink_core.search.promise import Promise
+    from inshrink_core.search.promise import Judged, Promise
 
 
 @dataclass(frozen=True)
@@ -228,9 +227,12 @@ def _store_judged(archive: Archive, run: Run, judged: Judged) -> None:
     """Add what was measured of an archive while it was written to the stored results, as a comparison."""
     steps = [row.step for row in judged.steps]
     question = question_of(
-        EvaluatorId(judged.name, judged.digest), run, steps, dict(zip(steps, [None, *steps], strict=False))
+        EvaluatorId(judged.judge.spec, judged.judge.digest),
+        run,
+        steps,
+        dict(zip(steps, [None, *steps], strict=False)),
     )
-    about = judged.metric, judged.direction, archive.device
+    about = judged.judge.metric, judged.judge.direction, archive.device
     document = compared_document(judged.steps, about, judged.n_samples, judged.standard_errors)
     Measurements.of_archive(archive, run.directory, make=True).add("compare", question, document)
 

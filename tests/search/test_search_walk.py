@@ -1,4 +1,4 @@
-"""Strategies on synthetic surfaces whose truth is known."""
+"""The walk on synthetic surfaces whose truth is known."""
 
 import math
 import random
@@ -8,7 +8,7 @@ import pytest
 
 from inshrink_core.checkpoint import LayerType
 from inshrink_core.search.space import space_of
-from inshrink_core.search.strategies import Bracket, Outcome, Walk, explore
+from inshrink_core.search.walk import Outcome, Walk, walk_cube, walk_line
 
 CUBE = space_of("inshrinkerator", frozenset())
 
@@ -41,9 +41,9 @@ class Surface:
     def _normal(self, point, what):
         return random.Random(f"{self.seed} {point} {what}").gauss(0, 1)
 
-    def measure(self, points):
-        self.n_asked += len(points)
-        return [Outcome(p, self.usage(p) <= 1, self.ratio(p), self.usage(p)) for p in points]
+    def measure(self, point):
+        self.n_asked += 1
+        return Outcome(point, self.usage(point) <= 1, self.ratio(point), self.usage(point))
 
     def truth(self):
         return max((self.ratio(p) for p in CUBE.points() if self.usage(p) <= 1), default=None)
@@ -53,8 +53,10 @@ def surfaces(noise=0.0, n=60):
     return [one for one in (Surface(seed, noise) for seed in range(n)) if one.truth() is not None]
 
 
-def walked(surface, **options):
-    return explore(Walk(cube=CUBE, ratio_of=surface.estimate, **options), surface.measure)
+def walked(surface, last=None, **options):
+    walk = Walk(surface.measure, **options)
+    walk_cube(walk, CUBE, surface.estimate, last)
+    return walk
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
@@ -71,62 +73,31 @@ def test_a_walk_is_within_five_percent_with_seven_percent_of_the_evaluations(noi
         assert min(qualities) > 0.9
 
 
-def test_a_walk_finds_nothing_where_nothing_is_kept_and_says_so_soon():
+@pytest.mark.parametrize("limit", [1e-9, 1e9])
+def test_a_walk_knows_soon_that_nothing_or_everything_is_kept(limit):
     surface = Surface(1)
-    surface.limit = 1e-9
-    assert walked(surface).best is None
-    assert surface.n_asked <= 12
-
-
-def test_a_walk_takes_the_coarsest_corner_where_everything_is_kept():
-    surface = Surface(1)
-    surface.limit = 1e9
+    surface.limit = limit
     best = walked(surface).best
-    assert best.ratio >= 0.95 * surface.truth()
     assert surface.n_asked <= 12
-
-
-def test_replicas_ask_for_several_points_at_once_and_find_no_less():
-    for alone in surfaces()[:3]:
-        together, rounds = Surface(alone.seed), []
-
-        def measure(points, surface=together, rounds=rounds):
-            rounds.append(len(points))
-            return surface.measure(points)
-
-        strategy = Walk(cube=CUBE, ratio_of=together.estimate, replicas=8)
-        best = explore(strategy, measure).best
-        assert max(rounds) > 1
-        assert best.ratio >= 0.95 * walked(alone).best.ratio
+    assert best is None if limit < 1 else best.ratio >= 0.95 * surface.truth()
 
 
 @pytest.mark.parametrize("seed", [2, 7])
 def test_an_interrupted_search_goes_on_from_what_is_known(seed):
     whole, first, second = Surface(seed, 0.1), Surface(seed, 0.1), Surface(seed, 0.1)
     expected = walked(whole)
-    known = explore(Walk(cube=CUBE, ratio_of=first.estimate), first.measure, budget=5).outcomes
-    again = explore(Walk(cube=CUBE, ratio_of=second.estimate), second.measure, known=known)
+    known = walked(first, budget=5).outcomes
+    again = walked(second, known=known)
     assert len(known) == 5
-    assert again == expected
+    assert again.outcomes == expected.outcomes
     assert second.n_asked == whole.n_asked - 5
-
-
-def test_a_cancelled_search_leaves_no_generator_behind():
-    surface = Surface(2)
-
-    def measure(points):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        explore(Walk(cube=CUBE, ratio_of=surface.estimate), measure)
 
 
 def test_neighbourhood_stays_where_the_last_configuration_is_kept():
     surface = Surface(3)
     surface.limit = 1e9
     last = CUBE.point((2, 0, 1))
-    explored = explore(Walk(cube=CUBE, last=last, ratio_of=surface.estimate), surface.measure)
-    assert explored.best.point == last
+    assert walked(surface, last).best.point == last
     assert surface.n_asked == 1
 
 
@@ -134,7 +105,7 @@ def test_neighbourhood_switches_the_metric_of_pruning_where_the_other_is_kept():
     surface = Surface(3)
     surface.sensitive, surface.bins, surface.prune, surface.limit = 0.1, 0.1, 3.0, 0.05
     last = CUBE.point((0, 4, 0), "magnitude")
-    best = explore(Walk(cube=CUBE, last=last, ratio_of=surface.estimate), surface.measure).best
+    best = walked(surface, last).best
     assert best.point == CUBE.point((0, 4, 0), "sensitivity")
     assert surface.n_asked == 2
 
@@ -148,8 +119,7 @@ def test_neighbourhood_takes_at_most_six_evaluations_a_step_in_the_median():
             continue
         surface.limit *= 0.8  # the next checkpoint is a little denser
         surface.n_asked = 0
-        strategy = Walk(cube=CUBE, last=best.point, ratio_of=surface.estimate)
-        explored = explore(strategy, surface.measure)
+        explored = walked(surface, best.point)
         counts.append(surface.n_asked)
         if len(explored.outcomes) <= 12 and explored.best is not None:
             place = explored.best.point.place
@@ -162,31 +132,24 @@ def test_neighbourhood_falls_back_on_the_whole_cube():
     surface = Surface(5)
     best = walked(surface).best
     last = CUBE.point((5, 5, 2), "magnitude")
-    explored = explore(Walk(cube=CUBE, last=last, ratio_of=surface.estimate), surface.measure)
-    assert explored.best.ratio >= 0.95 * best.ratio
+    assert walked(surface, last).best.ratio >= 0.95 * best.ratio
 
 
 def test_embeddings_have_an_axis_of_their_own_where_there_are_any():
     cube = space_of("inshrinkerator", frozenset({LayerType.EMBEDDING}))
     assert cube.axes[-1].settings == ("embedding_bins",)
-    explored = explore(
-        Walk(cube=cube, ratio_of=lambda p: 1.0 + sum(p.place)),
-        lambda points: [
-            Outcome(p, sum(p.place) <= 6, 1.0 + sum(p.place), 0.5 if sum(p.place) <= 6 else 2.0)
-            for p in points
-        ],
-    )
-    assert explored.best.ratio == 7
+
+    def measure(point):
+        n = sum(point.place)
+        return Outcome(point, n <= 6, 1.0 + n, 0.5 if n <= 6 else 2.0)
+
+    assert walk_cube(Walk(measure), cube, lambda point: 1.0 + sum(point.place)).ratio == 7
 
 
 def bracket(usage, start, **options):
-    asked = []
-
-    def measure(points):
-        asked.extend(points)
-        return [Outcome(c, usage(c) <= 1, c**0.7, usage(c)) for c in points]
-
-    return explore(Bracket(start=start, **options), measure, budget=8), asked
+    walk = Walk(lambda c: Outcome(c, usage(c) <= 1, c**0.7, usage(c)), budget=8)
+    walk_line(walk, start, **options)
+    return walk, [one.point for one in walk.outcomes]
 
 
 @pytest.mark.parametrize("power", [1.2, 2.0, 3.0])
@@ -221,16 +184,10 @@ def test_bracket_leaves_a_plateau_of_equal_frames_by_its_middle(start):
     def held(c):
         return 2 ** math.floor(math.log2(c))
 
-    asked = []
-
-    def measure(points):
-        asked.extend(points)
-        # Just beyond the bound at 4, so that only a hair less seems to be called for.
-        return [Outcome(c, held(c) < 4, held(c), held(c) ** 2 / 15) for c in points]
-
-    explored = explore(Bracket(start=start), measure, budget=8)
-    assert held(explored.best.point) == 2
-    assert len(asked) <= 5
+    # Just beyond the bound at 4, so that only a hair less seems to be called for.
+    walk = Walk(lambda c: Outcome(c, held(c) < 4, held(c), held(c) ** 2 / 15), budget=8)
+    assert held(walk_line(walk, start).point) == 2
+    assert len(walk.outcomes) <= 5
 
 
 def test_bracket_finds_nothing_where_nothing_is_kept():
