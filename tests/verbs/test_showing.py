@@ -8,6 +8,7 @@ from inshrink_core.checkpoint import OPTIMIZER_ROLES
 from inshrink_core.cli import main
 from inshrink_core.training import Saver
 from inshrink_core.verbs.shared.showing import optimizer_text
+from tests.runs import write_run
 
 
 @pytest.mark.parametrize("role", sorted(OPTIMIZER_ROLES))
@@ -33,3 +34,20 @@ def test_state_of_no_known_kind_is_called_what_it_is(tmp_path, capfd):
     assert main(["inspect", str(target)]) == 0
     line = next(row for row in capfd.readouterr().out.splitlines() if row.startswith("optimizer state"))
     assert line.removeprefix("optimizer state").strip() == "bit-exact"
+
+
+def test_compress_ends_with_a_hint_where_the_run_shows_what_could_judge_it(tmp_path, capfd):
+    run = write_run(tmp_path / "run", n_steps=2)
+
+    def hints(name, *words):
+        assert main(["compress", str(run), "-o", str(tmp_path / name), *words]) == 0
+        return [row for row in capfd.readouterr().out.splitlines() if row.startswith("hint")]
+
+    assert hints("nothing") == []
+    (run / "evaluator.py").write_text("raise SystemExit('this is never executed')")
+    (hint,) = hints("beside")
+    assert f"--evaluator {run}/evaluator.py:evaluate" in "".join(hint.split("\n"))
+    (run / "inshrink.toml").write_text('[evaluator]\nfile = "evaluator.py"\n')
+    (hint,) = hints("named")
+    assert "--trust-run" in hint
+    assert hints("chosen", "--codec", "lossless") == []

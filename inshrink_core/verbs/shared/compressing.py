@@ -15,6 +15,7 @@ from inshrink_core.checkpoint import Unseen
 from inshrink_core.errors import (
     DamagedError,
     InputError,
+    MissingExtraError,
     MissingFrameError,
     NotFoundError,
     StepConflictError,
@@ -212,6 +213,7 @@ class Compressing(
             left_out=tuple(row for row in session.run.skipped if not row.unreadable),
             fates=showing.counted_fates(session.run, finished.listed_steps, skip_damaged=self.skip_damaged),
             unseen=Unseen.of(layout for step in chosen for layout in opened[step].files),
+            hint="" if bounds is not None or not chosen else _hint(opened, chain_config.config),
         )
         if judged is not None and judged.steps:
             _store_judged(finished, opened, judged)
@@ -221,6 +223,24 @@ class Compressing(
             failure.report = report
             raise failure
         return report
+
+
+def _hint(run: Run, config: AnyCodec) -> str:
+    """Return which option would bound the quality, if the run shows one; nothing is executed."""
+    from inshrink_core.codec import DEFAULT_CODEC, make_codec
+    from inshrink_core.evaluate.own_samples import model_of
+
+    if config != make_codec(DEFAULT_CODEC, {}) or run.is_elsewhere:
+        return ""
+    beside = run.directory / "evaluator.py"
+    if run.settings.file is not None:
+        return f"'{run.settings.file}' can judge this run: --trust-run bounds the restore cost of every step"
+    if beside.is_file():
+        return f"--evaluator {beside}:evaluate bounds the restore cost of every step"
+    with suppress(InputError, MissingExtraError):
+        model_of(run.path_of(run.steps[-1]), run.directory)
+        return "this run can be judged without data: --evaluator auto stores about half as much"
+    return ""
 
 
 def _store_judged(archive: Archive, run: Run, judged: Judged) -> None:
@@ -583,6 +603,8 @@ class CompressReport(Report):
         Which part of the steps was written, as ``2/8``; None: all of them.
     waiting
         Steps that wait for other parts: they are not in the archive yet.
+    hint
+        An option that would bound the quality, where none was given and the run shows one.
     """
 
     path: Path | str
@@ -607,6 +629,7 @@ class CompressReport(Report):
     device: str = "cpu"
     part: str | None = None
     waiting: tuple[int, ...] = ()
+    hint: str = ""
 
     SAYS: ClassVar = (
         "archive=path codec config optimizer roles ratio_total=size.ratio_total "
@@ -710,3 +733,5 @@ class CompressReport(Report):
         if (cost := self.predicted) is not None:
             chosen = f"(bound {cost.bound * 100:g} %, coarseness {cost.coarseness:g}; not measured)"
             yield "predicted restore cost", f"at most {cost.restore_cost * 100:.2g} % of the loss  {chosen}"
+        if self.hint:
+            yield f"hint: {self.hint}"
