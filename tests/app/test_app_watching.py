@@ -8,7 +8,7 @@ import pytest
 from inshrink_app import services
 from inshrink_app.jobs.printed import python_text
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.widgets import subject
+from inshrink_app.widgets import watch
 
 from tests.app.builders import FakeJobs, answer, charts, explorer, tables, texts, write_run
 from tests.app.job_stubs import scripted, work_of
@@ -29,7 +29,7 @@ def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(run, monkey
     read = found.subject.bytes_read
 
     def look() -> int:
-        subject.look.__wrapped__(str(run), found.token, found.stamp)
+        watch.look.__wrapped__(str(run), found.token, found.stamp)
         return len(reruns)
 
     assert look() == 0, "nothing has changed"

@@ -15,7 +15,7 @@ from inshrink_app.model import ASK_ABOVE_BYTES, Page, Subject
 from inshrink_app.pages.allocate import allocating, editor, form, layers, picture
 from inshrink_app.pages.allocate.allocating import Board
 from inshrink_app.services import Edit, EvaluatorCode, Searched
-from inshrink_app.widgets import ending, evaluator_consent, fmt, job_card, subject
+from inshrink_app.widgets import ending, fmt, job_card, subject
 from inshrink_app.widgets.choices import codec_labels, one_of_few
 from inshrink_app.widgets.layout import answer, section
 
@@ -60,13 +60,7 @@ def _controls(shown: Subject, job: Job | None) -> tuple[Search, EvaluatorCode | 
         place = st.container(width="content")
         with st.popover("What to search for", icon=":material/tune:"):
             asked = form.show(shown, services.steps_of(job, shown) if job is not None else shown.steps)
-        with st.popover("Evaluator", icon=":material/gavel:"):
-            judge, trusted = evaluator_consent.ask(shown)
-            if judge is None:
-                st.caption(
-                    "Bits can be allocated without one: every layer is judged by a proxy, its rounding error "
-                    "weighted with Fisher or, without second moments, with movement."
-                )
+        judge, trusted = services.named_judge(shown)
         request = dataclasses.replace(asked, **services.judged_by(judge))
         st.caption(fmt.markdown(_asked(request)))
     is_running = job is not None and job.is_running

@@ -18,7 +18,6 @@ from inshrink_app.widgets import (
     archive_picker,
     choices,
     ending,
-    evaluator_consent,
     fmt,
     job_card,
     listing,
@@ -202,7 +201,7 @@ def _compare(
             _found(archives, known, bound)
         if job is not None and not job.is_running and job.state != "finished":
             job_card.stopped(job, primary=False)
-        judge, trusted = evaluator_consent.ask(original)
+        judge, trusted = services.named_judge(original)
         device = choices.device("compare")
         if judge is None or (job is not None and job.is_running):
             return judge, device

@@ -12,7 +12,7 @@ from inshrink_app import services
 from inshrink_app.jobs import Job, Work, python_text, shell_text
 from inshrink_app.model import Subject
 from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import evaluator_consent, fmt, job_card, listing
+from inshrink_app.widgets import fmt, job_card, listing
 from inshrink_app.widgets.choices import ends_of_range, one_of_few
 from inshrink_app.widgets.layout import answer, facts, folded
 
@@ -71,7 +71,7 @@ def _fields(shown: Subject) -> tuple[dict[str, Any], EvaluatorCode | None, bool]
     fields: dict[str, Any] = {} if steps == list(shown.steps) else {"steps": steps}
     if kind == "search":
         st.caption("Looks for the coefficients that the evaluator likes best, negative ones too.")
-        judge, trusted = evaluator_consent.ask(shown)
+        judge, trusted = services.named_judge(shown)
         budget = st.number_input("Combinations to try", 8, 10_000, _BUDGET, key="average.budget")
         fields |= {"search": True, "budget": int(budget), **(judge.fields if judge is not None else {})}
         ready = ready and judge is not None and trusted

@@ -13,7 +13,7 @@ from inshrink_app.model import Problem, Subject, known_of, when
 from inshrink_app.pages.overview import shrinking
 from inshrink_app.pages.overview.shrinking import Shrunk
 from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import choices, evaluator_consent, fmt, job_card, problem, quality
+from inshrink_app.widgets import choices, fmt, job_card, problem, quality
 from inshrink_app.widgets.choices import one_of_few
 from inshrink_app.widgets.layout import Fact, answer, facts, section
 
@@ -318,7 +318,7 @@ def _launch(
 
 def _judge(shown: Subject) -> tuple[EvaluatorCode | None, str]:
     """Return whose code may measure what a restore costs, None for nobody's, and where is computed."""
-    judge, trusted = evaluator_consent.ask(shown)
+    judge, trusted = services.named_judge(shown)
     if judge is None or not trusted:
         st.caption(
             "Without an evaluator that may run, every step is written with the default settings, and what a "
