@@ -11,10 +11,7 @@ NAMES = (
     "overview",
     "sensitivity",
     "allocate",
-    "compare",
-    "archive",
-    "export",
-    "jobs",
+    "archives",
 )
 """Folders of this package, in the order of the navigation. The explorer begins at the first one."""
 

@@ -78,11 +78,18 @@ class Next(NamedTuple):
 ALLOCATE: Final = Next(
     "Give layers their bits: Allocate", "allocate", "More bits or fewer, and what that costs."
 )
-ARCHIVE: Final = Next("Open the archive", "archive", "Its chain, its checksums, and what can go.")
-COMPARE: Final = Next(
-    "Is it good enough? Restore & compare", "compare", "Measures what a restore really costs, step by step."
+ARCHIVE: Final = Next(
+    "Open the archive", "archives", "Its frames, its checksums, and what can go.", {"panel": "frames"}
 )
-EXPORT: Final = Next("Write an archive: Export", "export", "All steps, a range, or one for transfer.")
+COMPARE: Final = Next(
+    "Is it good enough? Compare",
+    "archives",
+    "Measures the cost of a restore, step by step.",
+    {"panel": "compare"},
+)
+EXPORT: Final = Next(
+    "Write an archive", "archives", "All steps, a range, or one for transfer.", {"panel": "write"}
+)
 
 
 def offer(*ways: Next) -> None:

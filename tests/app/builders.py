@@ -54,6 +54,13 @@ def explorer(page: str | None = None, **query: str) -> AppTest:
     return app.run()
 
 
+def drawer() -> AppTest:
+    """Run the explorer's script at its first page, with the drawer of the jobs open."""
+    app = AppTest.from_file(str(MAIN), default_timeout=60)
+    app.session_state["header.jobs"] = True
+    return app.run()
+
+
 def open_panel(app: AppTest) -> None:
     """Open "Do this without the explorer" as a click does; closed, it holds nothing."""
     panels = [found for found in app.expander if found.label == "Do this without the explorer"]
@@ -185,6 +192,7 @@ class FakeJobs:
         self.tables, self.state, self.problem = tables, state, problem
         self.started: list[str] = []
         self.job: Job | None = None
+        self.folder = Path("/nowhere")
 
     def jobs(self) -> tuple[Job, ...]:
         return () if self.job is None else (self.job,)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 
 import pytest
 from inshrink_app import launch, services
+from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.server import roots
@@ -169,14 +169,12 @@ def test_keys_of_stores_are_given_only_to_jobs_that_name_an_allowed_address(buck
     monkeypatch.setattr(
         job_services, "start_python", lambda *words, environment, **more: started.append(environment)
     )
-    asked = root / "request.json"
     for path, is_given in {
         RUN: True,
         f"{RUN}/é": True,
         "s3://bucket/runs-too": False,
         str(root): False,
     }.items():
-        asked.write_text(json.dumps({"fields": {"path": path}}))
-        services.start_request(asked, "")
+        services.start_process(Job(Work(documents=({"verb": "inspect", "fields": {"path": path}},), page="")))
         assert [name in started[-1].values() for name in ("hushhush", "http://proxy")] == [is_given] * 2
     assert "AWS_SECRET_ACCESS_KEY" not in minimal_environment()

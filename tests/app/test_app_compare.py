@@ -267,7 +267,7 @@ def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures
     assert (found.steps, found.metric, mine.n_samples) == (theirs.steps, "loss", None)
 
     marker.unlink()
-    again = JobRegistry(job_services.start_request, tmp_path)
+    again = JobRegistry(job_services.start_process, tmp_path)
     assert wait(again.resume(job.job_id)).state == "finished"
     assert not marker.exists()
     (known,) = services.compared(again.jobs()[0])

@@ -331,7 +331,7 @@ def test_another_export_does_not_go_on_with_what_this_one_left(archived, jobs):
 def test_an_unfinished_file_goes_with_its_job(archived, tmp_path):
     building = archived.parent / ".between.building"
     building.mkdir()
-    registry = JobRegistry(job_services.start_request, tmp_path / "jobs")
+    registry = JobRegistry(job_services.start_process, tmp_path / "jobs")
     missing = ["verify", str(archived.parent / "none")]
     job = wait(registry.start(work_of(missing, scratch=(str(building),))))
     assert job.state == "failed"

@@ -171,7 +171,7 @@ def test_what_is_edited_is_measured_in_the_background_until_the_next_change(root
 
 def test_a_configuration_that_was_measured_is_a_point_beside_those_of_the_search(archived, monkeypatch):
     judged(archived)
-    registry = JobRegistry(job_services.start_request, jobs_folder())
+    registry = JobRegistry(job_services.start_process, jobs_folder())
     monkeypatch.setattr(job_services, "registry", lambda: registry)
     shown = services.load_subject(str(archived))
     judge = services.evaluator_of(shown)

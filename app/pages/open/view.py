@@ -12,7 +12,7 @@ from inshrink_app.model import Page, Problem, ServiceError, Subject, when
 from inshrink_app.pages.open import runs
 from inshrink_app.server.recent import forget_recent, load_recent
 from inshrink_app.server.roots import CHECKPOINT_SUFFIXES, Address, settings
-from inshrink_app.widgets import ending, fmt, problem
+from inshrink_app.widgets import ending, fmt, job_card, problem
 from inshrink_app.widgets.layout import answer, section
 
 from inshrink_core.verbs.inspect import Inspect
@@ -38,7 +38,9 @@ def render() -> None:
     current = state.run_path()
     if current is not None:
         state.publish(run=current)
-    st.title("Open a run", anchor=False)
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        st.title("Open a run", anchor=False, width="content")
+        job_card.jobs_drawer()
     st.write(
         "Choose a folder of checkpoints or an `.inshrink` archive. Opening reads headers only: names, shapes "
         "and sizes, never the weights."
@@ -222,4 +224,4 @@ def _path_form() -> None:
             st.rerun()
 
 
-PAGE = Page("Open", ":material/folder_open:", render, address="start", former=("open",))
+PAGE = Page("Open", ":material/folder_open:", render, address="start", former=("open", "jobs"))
