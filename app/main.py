@@ -32,7 +32,7 @@ former = [
     for name, page in found.items()
     for word in page.former
 ]
-state.know(shown)
+state.know(shown | {word: shown[name] for name, page in found.items() for word in page.former})
 chosen = st.navigation([*shown.values(), *former], position="top")
 state.arrive(chosen.url_path)
 chosen.run()

@@ -8,9 +8,7 @@ from inshrink_app.model import Page
 
 NAMES = (
     "open",
-    "overview",
-    "sensitivity",
-    "allocate",
+    "run",
     "compare",
     "archive",
     "export",

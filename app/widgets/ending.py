@@ -76,7 +76,7 @@ class Next(NamedTuple):
 
 
 ALLOCATE: Final = Next(
-    "Give layers their bits: Allocate", "allocate", "More bits or fewer, and what that costs."
+    "Give layers their bits: Run", "run", "More bits or fewer, and what that costs."
 )
 ARCHIVE: Final = Next("Open the archive", "archive", "Its chain, its checksums, and what can go.")
 COMPARE: Final = Next(

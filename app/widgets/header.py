@@ -169,8 +169,6 @@ def jobs() -> None:
                 st.write(fmt.markdown(text.title))
                 if st.button("Show", key=f"header.job.{job.job_id}", type="tertiary"):
                     job_card.lead_to(job)
-            if job.is_running:
-                job_card.running(job)
         if not known:
             st.caption("Nothing long has run yet.")
         if st.button("All jobs", icon=":material/checklist:", key="header.jobs.all"):

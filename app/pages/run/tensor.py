@@ -1,30 +1,34 @@
-"""The inside of one tensor: its values, levels, sensitivity, course and cost, and all of it to take away."""
+"""The panel of the picked tensor: why it is sensitive, its values over time, and how it is stored."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.model import METRICS, Sensitivity, Subject
-from inshrink_app.pages.sensitivity import drill_figures
-from inshrink_app.pages.sensitivity import selection as chosen
-from inshrink_app.pages.sensitivity.selection import Event
-from inshrink_app.widgets import ending, fmt, layout, listing
+from inshrink_app.pages.run import tensor_figures
+from inshrink_app.pages.run import selection as chosen
+from inshrink_app.pages.run.selection import Event
+from inshrink_app.widgets import ending, fmt, listing
 from inshrink_app.widgets.choices import codec_labels, pick_one
-from inshrink_app.widgets.layout import allowed, answer, chart, facts
+from inshrink_app.widgets.layout import allowed, answer, chart
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
 
-_REST = 1000
-"""Pixels of what stands below the histogram, about."""
-
-_WAY, _LOG, _STEP, _OVER = "drill.way", "drill.log", "inside.step", "drill.over"
+_WAY, _LOG, _STEP, _OVER, _VIEW = "panel.way", "panel.log", "panel.step", "panel.over", "panel.view"
+_VIEWS = {
+    "time": "Over time",
+    "values": "Values",
+    "course": "Course",
+    "places": "Where",
+    "map": "Against |w|",
+}
 _LEVELS = {
     "codebook": "codebook",
     "lattice": "lattice",
@@ -33,7 +37,6 @@ _LEVELS = {
     "exact": "bit for bit",
     "other": "no levels of its own",
 }
-
 _LEVELLESS = {
     "exact": "Stored bit for bit: there are no levels.",
     "rounded": "Each value is rounded to bfloat16.",
@@ -41,42 +44,55 @@ _LEVELLESS = {
 }
 
 
-def show_tensor(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
-    """Draw the inside of one tensor at one step.
+def show(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
+    """Draw the panel of one tensor at one step.
 
     Parameters
     ----------
     shown
         The run or archive.
     table
-        The metric on screen, by tensor.
+        What the map shows, by tensor.
     tensor, step
         Which one.
     """
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         _step_slider(table.steps, step)
         way = _way(shown, step)
-        st.toggle(
-            "Log counts", key=_LOG, width="content", help="Show the histogram's counts on a logarithmic axis."
-        )
     # The tensor, the same one step earlier, and the optimizer state of both.
-    asked, cost = f"drill.asked.{tensor}", services.drill_cost(shown, tensor)
+    asked, cost = f"panel.asked.{tensor}", services.drill_cost(shown, tensor)
     if not allowed(asked, cost, "Look inside", ":material/visibility:"):
         return
     metric = table.metric if table.metric in ("taylor", "fisher", "update") else None
     seen = answer(lambda: _look(shown, step, tensor, way, metric), "Looking inside…")
     if seen is None:
         return
-    _facts(seen)
-    _histogram(shown, seen, table.steps)
-
-    def rest() -> None:
-        _profile(seen)
-        _score_map(seen)
-        _course(shown, seen)
-        _take_away(shown, seen, way, metric)
-
-    layout.below("drill", rest, height=_REST, about=(str(shown.path), tensor, step, way, metric))
+    st.markdown(why(shown, table, seen))
+    st.caption(_stored(seen))
+    views = dict(_VIEWS)
+    if len(table.steps) < 2:
+        del views["time"], views["course"]
+    if st.session_state.get(_VIEW) not in views:
+        st.session_state[_VIEW] = next(iter(views))
+    view = str(
+        st.segmented_control(
+            "Figure",
+            list(views),
+            format_func=lambda name: fmt.inked(views[name]),
+            key=_VIEW,
+            required=True,
+            label_visibility="collapsed",
+        )
+    )
+    draw: Mapping[str, Callable[[], None]] = {
+        "time": lambda: _over_time(shown, seen),
+        "values": lambda: _histogram(shown, seen, table.steps),
+        "course": lambda: _course(shown, seen),
+        "places": lambda: _profile(seen),
+        "map": lambda: _score_map(seen),
+    }
+    draw[view]()
+    _take_away(seen)
 
 
 def _look(shown: Subject, step: int, tensor: str, way: str, metric: str | None) -> Anatomy:
@@ -85,6 +101,54 @@ def _look(shown: Subject, step: int, tensor: str, way: str, metric: str | None) 
     if metric is not None and seen.sensitivity is None:
         return services.drill_down(shown, step, tensor, way, None)
     return seen
+
+
+def why(shown: Subject, table: Sensitivity, seen: Anatomy) -> str:
+    """Say in one sentence what a tensor carries, and why."""
+    names = [row.name for row in table.rows]
+    name = f"**{fmt.markdown(fmt.elided(seen.spec.name, 48))}**"
+    total = max(1, sum(row.numel for row in table.rows))
+    said = [f"{name} is {fmt.percent(seen.spec.numel / total)} of the weights"]
+    if seen.spec.name in names and table.metric in ("fisher", "taylor", "magnitude", "update"):
+        carried = table.carried()[:, table.steps.index(seen.step)]
+        share = carried[names.index(seen.spec.name)] / (np.nansum(carried) or np.nan)
+        if np.isfinite(share):
+            quantity = METRICS[table.metric].quantity.lower()
+            said.append(f"carries {fmt.percent(float(share))} of the {quantity}")
+    text = " and ".join(said)
+    more = []
+    moved = _moved(shown, seen)
+    if moved is not None:
+        more.append(f"it moves {fmt.percent(moved)} from the previous checkpoint")
+    if seen.places is not None and (half := half_in(seen.places.rows)):
+        more.append(f"half of its sensitivity lies in {fmt.share(half)} of its rows")
+    return f"{text}; {' and '.join(more)}." if more else f"{text}."
+
+
+def _moved(shown: Subject, seen: Anatomy) -> float | None:
+    """Return how far a tensor moved at a step, relative to its size; None where that is not known."""
+    if len(shown.steps) < 2:
+        return None
+    course = answer(lambda: services.course(shown, seen.spec.key))
+    if course is None or seen.step not in course.steps:
+        return None
+    value = float(course.relative_movement[course.steps.index(seen.step)])
+    return value if np.isfinite(value) else None
+
+
+def _stored(seen: Anatomy) -> str:
+    """Say what a tensor is stored with."""
+    shares = {part.name: part.share for part in seen.histogram.parts}
+    basis = "estimated alone" if seen.estimated else "as archived"
+    said = [f"{fmt.size(seen.nbytes)} {basis}"]
+    if seen.bits_per_weight is not None:
+        said.insert(0, f"{fmt.value(seen.bits_per_weight)} bits per weight")
+    if seen.entropy is not None:
+        said.append(f"entropy {fmt.value(seen.entropy)} bits")
+    if seen.relative_error is not None:
+        said.append(f"rounding error {fmt.percent(seen.relative_error)}")
+    said += [f"{fmt.share(shares[name])} {name}" for name in ("pruned", "protected") if shares.get(name)]
+    return " · ".join(said)
 
 
 def _step_slider(steps: Sequence[int], step: int) -> None:
@@ -98,7 +162,7 @@ def _step_slider(steps: Sequence[int], step: int) -> None:
         key=_STEP,
         format_func=fmt.count,
         on_change=lambda: chosen.apply(Event("step", step=st.session_state[_STEP])),
-        width=300,
+        width=170,
     )
 
 
@@ -110,60 +174,33 @@ def _way(shown: Subject, step: int) -> str:
     if st.session_state.get(_WAY) not in ways:
         st.session_state[_WAY] = ways[0]
     names = {services.ARCHIVE: "As archived", **codec_labels()}
-    tip = (
-        "Where the levels come from: the archive beside this run, or a codec that is tried on this tensor "
-        "alone."
-    )
-    return str(pick_one("Stored", ways, format_func=names.__getitem__, key=_WAY, width=180, help=tip))
+    tip = "As the archive beside this run has it, or as a codec would store this tensor alone."
+    return str(pick_one("Stored", ways, format_func=names.__getitem__, key=_WAY, width=150, help=tip))
 
 
-def _facts(seen: Anatomy) -> None:
-    """Draw what it costs and what became of its values."""
-    shares = {part.name: part for part in seen.histogram.parts}
-    basis = "estimated, this tensor alone" if seen.estimated else "measured in the archive"
-    keyframe = (
-        f" A block that stands alone would take {fmt.size(seen.keyframe_nbytes)}."
-        if seen.keyframe_nbytes is not None and seen.kind == "delta"
-        else ""
+def _over_time(shown: Subject, seen: Anatomy) -> None:
+    """Draw how the values are spread over the steps."""
+    told = answer(lambda: services.values_over_time(shown, seen.spec.key), "Reading values…")
+    if told is None:
+        return
+    chart(
+        tensor_figures.over_time_figure(*told, seen.step),
+        "panel.time",
+        f"Histogram of the values over {len(told[0])} steps",
     )
-    bits, entropy = (
-        "–" if value is None else fmt.value(value) for value in (seen.bits_per_weight, seen.entropy)
-    )
-    cards = [
-        ("Bits per weight", bits, f"{seen.kind.capitalize()} block, {basis}.{keyframe}"),
-        ("Bytes", fmt.size(seen.nbytes), f"The tensor's block in the frame, {basis}.{keyframe}"),
-        (
-            "Entropy",
-            entropy,
-            "Bits per weight in its symbols, each given the one before; more context takes less.",
-        ),
-        ("Pruned", fmt.share(shares["pruned"].share), _range_help(seen, "pruned")),
-        ("Protected", fmt.share(shares["protected"].share), _range_help(seen, "protected")),
-    ]
-    if seen.relative_error is not None:
-        told = f"Of the values as they come back, relative to their norm, with {seen.codec}; {basis}."
-        cards.insert(2, ("Rounding error", fmt.percent(seen.relative_error), told))
-    facts((label, value, None, said) for label, value, said in cards)
-
-
-def _range_help(seen: Anatomy, name: str) -> str:
-    """Say which magnitudes a part has."""
-    part = next(part for part in seen.histogram.parts if part.name == name)
-    if part.n == 0 or part.smallest is None or part.largest is None:
-        return f"No value is {name}."
-    return (
-        f"{fmt.count(part.n)} of {fmt.count(seen.spec.numel)} values, "
-        f"|w| from {fmt.value(part.smallest)} to {fmt.value(part.largest)}."
-    )
+    left_out = len(shown.steps) - len(told[0])
+    if left_out:
+        st.caption(f"{fmt.counted(len(told[0]), 'step')} of {fmt.count(len(shown.steps))}, evenly spread.")
 
 
 def _histogram(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> None:
     """Draw the values with their partition and levels, and over them those of another step."""
-    st.markdown("**Values and levels**")
-    other = _overlay(shown, seen, steps)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        other = _overlay(shown, seen, steps)
+        log = st.toggle("Log counts", key=_LOG, width="content")
     chart(
-        drill_figures.histogram_figure(seen, log=bool(st.session_state.get(_LOG)), other=other),
-        "drill.histogram",
+        tensor_figures.histogram_figure(seen, log=log, other=other),
+        "panel.histogram",
         f"Histogram of {fmt.count(seen.spec.numel)} values by what became of them, with the levels of "
         f"the {_LEVELS[seen.level_kind]}",
     )
@@ -177,14 +214,7 @@ def _overlay(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> tuple[int, 
         return None
     if st.session_state.get(_OVER) not in others:
         st.session_state.pop(_OVER, None)
-    step = pick_one(
-        "Values of another step over them",
-        others,
-        index=None,
-        key=_OVER,
-        placeholder="None",
-        width=300,
-    )
+    step = pick_one("Compare with step", others, index=None, key=_OVER, placeholder="None", width=150)
     if step is None:
         return None
     counted_there = answer(lambda: services.values_at(shown, step, seen.spec.key))
@@ -195,12 +225,12 @@ def _profile(seen: Anatomy) -> None:
     """Draw where in the matrix the sensitivity sits."""
     places, told = seen.places, seen.sensitivity
     if places is None or told is None or not np.isfinite(places.rows).any():
+        st.caption("Known of matrices whose sensitivity is known at this step.")
         return
-    st.markdown("**Where in the matrix**")
     n_rows, n_columns = places.shape
     chart(
-        drill_figures.profile_figure(places, METRICS[told.metric].symbol),
-        "drill.profile",
+        tensor_figures.profile_figure(places, METRICS[told.metric].symbol),
+        "panel.profile",
         f"Mean {METRICS[told.metric].word} by row and by column of {n_rows} by {n_columns} values",
     )
     st.caption(
@@ -229,7 +259,7 @@ def _levels_text(seen: Anatomy) -> str:
     """Say what the lines are, and what is not drawn."""
     whose = "Restored" if seen.restored else "Original"
     parts = [f"{whose} values, rms {fmt.value(seen.histogram.rms)}."]
-    drawn = drill_figures.level_lines(seen).size
+    drawn = tensor_figures.level_lines(seen).size
     if seen.level_kind in _LEVELLESS:
         parts.append(_LEVELLESS[seen.level_kind])
     elif seen.spacing is not None:
@@ -245,7 +275,6 @@ def _levels_text(seen: Anatomy) -> str:
 def _score_map(seen: Anatomy) -> None:
     """Draw sensitivity, or what is known in its place, against magnitude."""
     told = seen.sensitivity
-    st.markdown(f"**{METRICS[told.metric].quantity if told else 'Sensitivity'} against magnitude**")
     if told is None:
         st.write(
             "No sensitivity is known at this step: the checkpoint holds neither gradients nor Adam's "
@@ -253,8 +282,8 @@ def _score_map(seen: Anatomy) -> None:
         )
         return
     chart(
-        drill_figures.map_figure(told),
-        "drill.map",
+        tensor_figures.map_figure(told),
+        "panel.map",
         f"How many values have which magnitude and which {METRICS[told.metric].word}",
     )
     together = ""
@@ -272,17 +301,13 @@ def _score_map(seen: Anatomy) -> None:
 
 def _course(shown: Subject, seen: Anatomy) -> None:
     """Draw the tensor over the steps."""
-    every = bool(st.session_state.get("drill.every"))
+    every = bool(st.session_state.get("panel.every"))
     told = answer(lambda: services.course(shown, seen.spec.key, every=every))
     if told is None:
         return
-    if len(told.steps) < 2:
-        st.caption("A curve over the steps needs two checkpoints.")
-        return
-    st.markdown("**Over the steps**")
     chart(
-        drill_figures.course_figure(told, seen.step),
-        "drill.course",
+        tensor_figures.course_figure(told, seen.step),
+        "panel.course",
         f"Size, movement and cost of the tensor over {len(told.steps)} steps",
     )
     n_left_out = len(shown.steps) - len(told.steps)
@@ -290,14 +315,14 @@ def _course(shown: Subject, seen: Anatomy) -> None:
         cost = seen.spec.nbytes * len(shown.steps)
         st.toggle(
             f"Read every step ({fmt.size(cost)})",
-            key="drill.every",
+            key="panel.every",
             help=f"{fmt.count(n_left_out)} steps were skipped to read less; each movement spans the steps "
             "between two points.",
         )
 
 
-def _take_away(shown: Subject, seen: Anatomy, way: str, metric: str | None) -> None:
-    """Offer what is on screen as files, and the lines that give the same."""
+def _take_away(seen: Anatomy) -> None:
+    """Offer what is on screen as files."""
     values = seen.histogram
     stem = f"anatomy-step-{seen.step}"
     bins = pd.DataFrame(
@@ -307,32 +332,26 @@ def _take_away(shown: Subject, seen: Anatomy, way: str, metric: str | None) -> N
             **{part.name: counts for part, counts in zip(values.parts, values.counts, strict=True)},
         }
     )
-    document = json.dumps(seen.to_json(), indent=1)
     listing.buttons(
         ("Histogram as CSV", f"{stem}.csv", listing.csv_bytes(bins)),
-        ("All as JSON", f"{stem}.json", document.encode()),
+        ("All as JSON", f"{stem}.json", json.dumps(seen.to_json(), indent=1).encode()),
     )
-    _snippets(shown, seen, way, metric)
 
 
-def _snippets(shown: Subject, seen: Anatomy, way: str, metric: str | None) -> None:
-    """Show the command nearest to this, and the lines that give it exactly."""
-    path = str(shown.path)
-    quoted = repr(path)
-    arguments = f"run, {seen.step}, {seen.spec.key!r}"
-    if way == "archive" and shown.kind == "run" and shown.archive is not None:
-        quoted = repr(str(shown.archive.path))
+def code(shown: Subject, tensor: str, step: int, metric: str) -> None:
+    """Show the command nearest to the panel, and the lines that give it exactly."""
+    path, way = str(shown.path), st.session_state.get(_WAY, services.ARCHIVE)
+    opened, arguments = repr(path), f"run, {step}, {tensor!r}"
+    if way == services.ARCHIVE and shown.kind == "run" and shown.archive is not None:
+        opened = repr(str(shown.archive.path))
         arguments += f", against={path!r}"
-    elif way != "archive":
+    elif way != services.ARCHIVE:
         arguments += f", {way!r}"
-    if metric is not None and seen.sensitivity is not None and seen.sensitivity.metric == metric:
-        arguments += f", metric={metric!r}"
-    options = f"--metric {metric or 'magnitude'} --by tensor --steps {seen.step}"
+    known = metric if metric in ("magnitude", "taylor", "fisher", "update") else "magnitude"
     ending.snippets(
-        f"inshrink sensitivity {shlex.quote(path)} {options}",
-        f"import inshrink_core\n\nrun = inshrink_core.open({quoted})\n"
+        f"inshrink sensitivity {shlex.quote(path)} --metric {known} --by tensor --steps {step}",
+        f"import inshrink_core\n\nrun = inshrink_core.open({opened})\n"
         f"seen = inshrink_core.analysis.anatomy({arguments})\n"
         "print(seen.bits_per_weight, seen.entropy, seen.histogram.parts)\n"
-        f"print(inshrink_core.analysis.trajectory(run, {seen.spec.key!r}).relative_movement)",
-        key="drill.snippets",
+        f"print(inshrink_core.analysis.trajectory(run, {tensor!r}).relative_movement)",
     )
