@@ -9,6 +9,7 @@ from typing import Any
 
 from inshrink_core.verbs.search import describe
 
+
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy that shares nothing with the search."""
     copied: dict[str, Any] = json.loads(json.dumps(dict(config)))

@@ -149,7 +149,15 @@ def _made_of(
 ) -> dict[str, Sensitivity]:
     """Return a table by tensor of values that are no statistics."""
     rows = tuple(
-        Row(spec.name, spec.name.rpartition(".")[0], str(spec.layer or ""), "weight", 1, spec.numel, spec.shape)
+        Row(
+            spec.name,
+            spec.name.rpartition(".")[0],
+            str(spec.layer or ""),
+            "weight",
+            1,
+            spec.numel,
+            spec.shape,
+        )
         for spec in specs
     )
     shared = dict.fromkeys(STATISTICS, values.astype(np.float32))
@@ -199,7 +207,9 @@ def _archived_bits(
     return _made_of(_subject, "bits", specs, values, f"As written in {_chain.name}.")
 
 
-def same_at_all_steps(subject: Subject, metric: str, by_key: Mapping[str, float], note: str) -> dict[str, Any]:
+def same_at_all_steps(
+    subject: Subject, metric: str, by_key: Mapping[str, float], note: str
+) -> dict[str, Any]:
     """Return a table of one value a tensor: an estimate of all steps together."""
     specs = [row for row in subject.tensors if row.role == "weight"]
     column = np.array([by_key.get(spec.key, np.nan) for spec in specs])

@@ -75,9 +75,7 @@ class Next(NamedTuple):
     widgets: Mapping[str, Any] = _NOTHING
 
 
-ALLOCATE: Final = Next(
-    "Give layers their bits: Run", "run", "More bits or fewer, and what that costs."
-)
+ALLOCATE: Final = Next("Give layers their bits: Run", "run", "More bits or fewer, and what that costs.")
 ARCHIVE: Final = Next("Open the archive", "archive", "Its chain, its checksums, and what can go.")
 COMPARE: Final = Next(
     "Is it good enough? Restore & compare", "compare", "Measures what a restore really costs, step by step."

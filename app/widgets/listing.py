@@ -36,7 +36,7 @@ _USUAL: Mapping[str, str] = {
 HEIGHT: Final = 560
 """Tables of more rows than fit scroll inside of themselves."""
 
-_ROWS_WITHOUT_SCROLLING = 15
+_ROW_PIXELS = 37
 
 
 def show(
@@ -89,12 +89,12 @@ def show(
     table_buttons(table, stem)
 
 
-def bare(table: pd.DataFrame, looks: Mapping[str, Any], alt: str, **more: Any) -> None:
-    """Draw a table alone, whose columns look so; `more` is its key, and what a click does."""
+def bare(table: pd.DataFrame, looks: Mapping[str, Any], alt: str, height: int = HEIGHT, **more: Any) -> None:
+    """Draw a table alone, whose columns look so, at most so high; `more` is its key, and what a click does."""
     st.dataframe(
         _in_percent(table, looks),
         hide_index=True,
-        height="content" if len(table) <= _ROWS_WITHOUT_SCROLLING else HEIGHT,
+        height="content" if len(table) * _ROW_PIXELS <= height else height,
         placeholder="–",
         alt=alt,
         column_config=dict(looks),

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 _PATTERN, _TABLE, _HANDLE = "bits.pattern", "bits.layers", "bits.handle"
 _CHART, _POINTS = "bits.curve", "bits.points"
-_MEASURING = "bits.measuring"
 _STEP = 2.0
 """A click halves or doubles a spacing, which is worth about a bit a weight."""
 
+_TABLE_HEIGHT = 420
 _LABEL_WIDTH = 60
 _MAX_NAMED = 5
 _COLUMNS = {
@@ -67,9 +67,11 @@ def show(board: Board, now: Figures | None, ticked: Sequence[str]) -> Search:
     with right:
         _show_curve(board, now)
         _show_handles(board)
-        _measure(board)
-    folded("Measured and estimated configurations", None, "bits.all", lambda: _show_points(board))
-    folded("Settings as text", None, "bits.settings", lambda: _settings(board))
+    left, right = st.columns(2)
+    with left:
+        folded("All configurations", None, "bits.all", lambda: _show_points(board))
+    with right:
+        folded("Settings as text", None, "bits.settings", lambda: _settings(board))
     return request
 
 
@@ -229,6 +231,7 @@ def _show_table(board: Board, ticked: Sequence[str]) -> None:
         ticked,
         lambda names: chosen.set_ticked(str(board.shown.path), names),
         several=True,
+        height=_TABLE_HEIGHT,
         alt=f"Layers with {weight.lower()}, bits per weight, share of the bytes, and buttons to change them",
         columns={
             weight: listing.share_column(f"Share of the total: ½ Σ h over all weights; h is {told}"),
@@ -344,12 +347,8 @@ def _draw_curve(board: Board, now: Figures | None) -> None:
         here = Here(None if told is None else told.ratio_weights, value, now.basis == boards.MEASURED)
     limit = board.limit
     raw = boards.weight_bytes(board.shown) * max(1, len(board.found.steps or board.shown.steps))
-    marks = Marks(
-        limit, f"Bound {board.now.bound.text}", board.found.default_ratio, board.found.target_ratio
-    )
-    drawn = allocation_figure(
-        points, board.rates, here, figure, marks, raw, boards.course(board, figure)
-    )
+    marks = Marks(limit, f"Bound {board.now.bound.text}", board.found.default_ratio, board.found.target_ratio)
+    drawn = allocation_figure(points, board.rates, here, figure, marks, raw, boards.course(board, figure))
     st.session_state["bits.n_points"] = len(points)
     chart(
         drawn,
@@ -438,40 +437,6 @@ def _word(found: Searched, point: SearchPoint) -> str:
     if not point.whole:
         return "given up" if not point.keeps else "not finished"
     return found.verdict(point)
-
-
-def _measure(board: Board) -> None:
-    """Measure the bits that are edited, where the reader wants that; and the published codecs."""
-    shown, judge, config = board.shown, board.judge, board.config
-    steps = board.found.steps or shown.steps
-    if judge is None:
-        return
-    with st.container(horizontal=True, vertical_alignment="center"):
-        wanted = st.toggle(
-            "Measure each change",
-            key=_MEASURING,
-            help=f"Writes and evaluates {fmt.counted(len(steps), 'step')} in the background. Another change "
-            "starts it again.",
-        )
-        baselines = services.baselines_work(shown, steps, judge)
-        published = services.job_of(baselines)
-        if published is None and len(steps) > 1:
-            tip = "Lossless, uniform 8 and 4 bit, and the published codecs, on the same steps."
-            job_card.start_button(
-                "Measure published codecs", baselines, "straighten", again=False, help=tip, type="tertiary"
-            )
-    job_card.settled(published, "Measuring published codecs")
-    work = services.measuring_work(shown, steps, judge, config)
-    job = services.job_of(work)
-    if not wanted:
-        if job is not None and job.is_running:
-            services.stop_job(job)
-    elif job is None or job.state == "cancelled":
-        job_card.running(services.start_measuring(work))
-    elif job.is_running:
-        job_card.running(job)
-    elif job.state != "finished":
-        job_card.stopped(job, primary=False)
 
 
 def _settings(board: Board) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
@@ -199,8 +200,11 @@ def _rates_of(
     """Return what each tensor costs, and the job that tells it; estimates are made anew once trials are."""
     work = services.estimating_work(shown, steps, codec, is_calibrated=bool(measured))
     job = services.job_of(work)
-    if job is None and state.was_asked_for() and weight_bytes(shown) <= ASK_ABOVE_BYTES:
+    is_wanted = state.was_asked_for() and weight_bytes(shown) <= ASK_ABOVE_BYTES
+    if job is None and is_wanted:
         job = services.start_job(work)
+    elif job is not None and job.state == "interrupted" and is_wanted:
+        job = services.resume_job(job)
     found = rates(shown, job, codec)
     if found is None and measured:  # Those from before anything was measured, while they are made anew.
         earlier = services.job_of(services.estimating_work(shown, steps, codec, is_calibrated=False))
@@ -213,7 +217,9 @@ def figures(board: Board, config: Mapping[str, Any]) -> Figures | None:
 
     A configuration that was measured is measured; else it is estimated. None where nothing is known.
     """
-    now = board.now
+    now = replace(board.now, config=config)
+    if board.written is not None and board.written.is_of(now):
+        return _written(board.written, now)
     if not config or now.keep == "exact":
         return _automatic(board)
     seen = [one for one in board.points if one.whole and not one.is_estimated and one.config == config]
@@ -233,15 +239,17 @@ def figures(board: Board, config: Mapping[str, Any]) -> Figures | None:
     return _of_weights(board, ESTIMATED, told.ratio_weights, told.ratio_total, costs)
 
 
+def _written(made: Written, now: Chosen) -> Figures:
+    """Return what was measured of an archive that has just what is chosen."""
+    chain, found = made.chain, made.comparison
+    costs = {name: getattr(found, f"max_{name}", None) for name in ("restore_cost", "drop", "divergence")}
+    if now.keep == "exact":
+        costs = dict.fromkeys(costs, 0.0)
+    return Figures(MEASURED, chain.nbytes, chain.ratio_total, chain.bits_per_weight, **costs)
+
+
 def _automatic(board: Board) -> Figures | None:
-    """Return what is known of an archive whose steps keep the bound each: as written, else as tried."""
-    made = board.written
-    if made is not None and made.is_of(board.now):
-        chain, found = made.chain, made.comparison
-        costs = {name: getattr(found, f"max_{name}", None) for name in ("restore_cost", "drop", "divergence")}
-        if board.now.keep == "exact":
-            costs = dict.fromkeys(costs, 0.0)
-        return Figures(MEASURED, chain.nbytes, chain.ratio_total, chain.bits_per_weight, **costs)
+    """Return what is known of an archive whose steps keep the bound each, as two steps were tried."""
     row = None if board.tried is None else board.tried["rows"].get(board.now.keep)
     if row is None:
         return None
@@ -259,9 +267,7 @@ def _automatic(board: Board) -> Figures | None:
     )
 
 
-def _of_weights(
-    board: Board, basis: str, ratio: float, total: float | None, costs: Any
-) -> Figures:
+def _of_weights(board: Board, basis: str, ratio: float, total: float | None, costs: Any) -> Figures:
     """Return figures from the ratio of the weights, and of everything where that is stored."""
     costs = costs if isinstance(costs, Mapping) else costs._asdict()
     worst = {name: costs[name] for name in ("restore_cost", "drop", "divergence")}

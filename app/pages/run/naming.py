@@ -11,7 +11,6 @@ from inshrink_app.widgets import fmt, listing
 from inshrink_app.widgets.layout import answer
 
 
-
 def show(shown: Subject) -> None:
     """Draw the rule and what it finds."""
     for note in shown.notes[:1]:

@@ -320,9 +320,7 @@ def learning_rates_of(shown: Subject, table: Sensitivity) -> NDArray[np.float64]
     return learning_rates(shown.log, table.steps) if table.metric == "update" else None
 
 
-def _matching(
-    shown: Subject, tables: Mapping[str, Sensitivity], look: Look, above: frozenset[str]
-) -> View:
+def _matching(shown: Subject, tables: Mapping[str, Sensitivity], look: Look, above: frozenset[str]) -> View:
     """Return the rows that the filters leave, in the model's order: its tree, or layer types."""
     tensors = tables[modules.TENSOR]
     names = [row.name for row in tensors.rows]

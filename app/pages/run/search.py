@@ -27,6 +27,7 @@ from inshrink_core.verbs.search import Search
 _WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
 _RECENT = 8
 _RATIO = 30.0
+_MEASURING = "search.measuring"
 _CODEC_HELP = (
     "Lattice is the default: one spacing for all tensors, and a factor for each layer type. Inshrinkerator "
     "is the published codec, on its published grid."
@@ -58,6 +59,7 @@ def show(board: Board) -> Search:
                 key="search.start",
             ):
                 _start(shown, request, judge)
+        _measure(board)
         if job is not None and is_running:
             job_card.running(job)
     if job is not None and not is_running and job.state != "finished":
@@ -107,6 +109,40 @@ def _steps(shown: Subject, before: tuple[int, ...]) -> tuple[int, ...]:
         return shown.steps
     first, last = ends_of_range("search", shown.steps, before)
     return tuple(step for step in shown.steps if first <= step <= last)
+
+
+def _measure(board: Board) -> None:
+    """Measure the bits that are edited, where the reader wants that; and the published codecs."""
+    shown, judge, config = board.shown, board.judge, board.config
+    steps = board.found.steps or shown.steps
+    if judge is None:
+        return
+    wanted = st.toggle(
+        "Measure each change",
+        key=_MEASURING,
+        width="content",
+        help=f"Writes and evaluates {fmt.counted(len(steps), 'step')} in the background. Another change "
+        "starts it again.",
+    )
+    baselines = services.baselines_work(shown, steps, judge)
+    published = services.job_of(baselines)
+    if published is None and len(steps) > 1:
+        tip = "Lossless, uniform 8 and 4 bit, and the published codecs, on the same steps."
+        job_card.start_button(
+            "Measure published codecs", baselines, "straighten", again=False, help=tip, type="tertiary"
+        )
+    job_card.settled(published, "Measuring published codecs")
+    work = services.measuring_work(shown, steps, judge, config)
+    job = services.job_of(work)
+    if not wanted:
+        if job is not None and job.is_running:
+            services.stop_job(job)
+    elif job is None or job.state == "cancelled":
+        job_card.running(services.start_measuring(work))
+    elif job.is_running:
+        job_card.running(job)
+    elif job.state != "finished":
+        job_card.stopped(job, primary=False)
 
 
 def result(board: Board) -> None:

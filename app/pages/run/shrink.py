@@ -19,13 +19,13 @@ from inshrink_app.widgets.figures import byte_ticks, lay_out, steps_axis
 from inshrink_app.widgets.layout import answer, chart, folded
 
 _MOST_PROBLEMS = 5
-_STEPS_HEIGHT = 130
+_STEPS_HEIGHT = 110
 
 
 def show(board: Board, now: Figures | None, device: str) -> Requests:
     """Draw the card; return what it does, as requests."""
     shown, judge = board.shown, board.judge
-    with st.container(border=True, key="shrink"):
+    with st.container(border=True, gap="small", key="shrink"):
         _size(board, now)
         _keep(board)
         running = board.writing is not None and board.writing.is_running
@@ -58,10 +58,10 @@ def _size(board: Board, now: Figures | None) -> None:
     """Draw the size before and after."""
     before = fmt.size(board.raw_nbytes)
     if now is None or now.nbytes is None:
-        st.markdown(f"### {before}")
+        st.markdown(f"#### {before}")
         return
     about = "" if now.basis == "measured" else "about "
-    st.markdown(f"### {before} → {about}{fmt.size(now.nbytes)} · {fmt.ratio(now.ratio)}")
+    st.markdown(f"#### {before} → {about}{fmt.size(now.nbytes)} · {fmt.ratio(now.ratio)}")
 
 
 def _keep(board: Board) -> None:
@@ -73,8 +73,8 @@ def _keep(board: Board) -> None:
         names.index(board.now.keep) if board.now.keep in names else 1,
         format_func=lambda name: KEEPS[name].label,
         horizontal=True,
+        label_visibility="collapsed",
         key=f"shrink.keep.{board.now.keep}",
-        help="  \n".join(f"**{one.label}**: {one.price}" for one in KEEPS.values()),
     )
     if keep != board.now.keep:
         state.clicked()
@@ -234,7 +234,9 @@ def _by_step(board: Board, made: Written) -> None:
                 hovertemplate=f"step %{{x:,d}}<br>%{{y:.3g}} {unit}<extra></extra>",
             )
         )
-        figure.add_hline(scale * board.now.bound.value, line={"color": CATEGORICAL[5], "dash": "dash"}, yref="y2")
+        figure.add_hline(
+            scale * board.now.bound.value, line={"color": CATEGORICAL[5], "dash": "dash"}, yref="y2"
+        )
         figure.update_layout(
             yaxis2={"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero", "nticks": 4}
         )

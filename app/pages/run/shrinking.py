@@ -126,9 +126,7 @@ def told(document: Mapping[str, Any]) -> dict[str, Any]:
 def keep_rows(found: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return rows by what is kept, from estimates of them."""
     names = {(keep.codec, keep.optimizer): name for name, keep in KEEPS.items()}
-    return {
-        names[one["set"]["codec"], one["set"]["optimizer"]]: {**one, **one["archive"]} for one in found
-    }
+    return {names[one["set"]["codec"], one["set"]["optimizer"]]: {**one, **one["archive"]} for one in found}
 
 
 def known_estimate(shown: Subject, now: Chosen, judge: EvaluatorCode | None) -> dict[str, Any] | None:

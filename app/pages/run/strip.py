@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import streamlit as st
@@ -9,16 +10,15 @@ from inshrink_app import services, state
 from inshrink_app.pages.run import board as boards
 from inshrink_app.pages.run import shrinking
 from inshrink_app.pages.run.board import MEASURED, Board, Figures
-from inshrink_app.widgets import fmt, quality
+from inshrink_app.widgets import fmt
 
 
 class _Figure(NamedTuple):
-    """A figure of the strip: its name, its value and its change as text, and what stands behind it."""
+    """A figure of the strip: its name, its value and its change as text."""
 
     label: str
     value: str
     change: str
-    tip: str
 
 
 def show(board: Board, now: Figures | None) -> None:
@@ -36,7 +36,7 @@ def show(board: Board, now: Figures | None) -> None:
             st.markdown(said, width="content")
         for one in [] if now is None else _figures(board, now, before):
             changed = f" :small[({one.change})]" if one.change else ""
-            st.markdown(f":small[{one.label}] **{one.value}**{changed}", width="content", help=one.tip)
+            st.markdown(f":small[{one.label}] **{one.value}**{changed}", width="content")
         if now is not None:
             _mark(board, now)
         _buttons(board)
@@ -48,13 +48,13 @@ def _figures(board: Board, now: Figures, before: Figures | None) -> list[_Figure
     found = []
     if now.nbytes is not None:
         change = _change(now.nbytes, None if before is None else before.nbytes, fmt.size)
-        found.append(_Figure("Archive", fmt.size(now.nbytes), change, "Of all steps."))
+        found.append(_Figure("Archive", fmt.size(now.nbytes), change))
     if now.ratio is not None:
         change = _change(now.ratio, None if before is None else before.ratio, fmt.ratio)
-        found.append(_Figure("Ratio", fmt.ratio(now.ratio), change, quality.RATIO))
+        found.append(_Figure("Ratio", fmt.ratio(now.ratio), change))
     if now.bits is not None:
         change = _change(now.bits, None if before is None else before.bits, fmt.value)
-        found.append(_Figure("Bits", fmt.value(now.bits), change, "Stored bits of a weight, of one step."))
+        found.append(_Figure("Bits", fmt.value(now.bits), change))
     told = dict.fromkeys([kind, "restore_cost", "drop"])
     names = {
         "restore_cost": "Restore cost",
@@ -69,13 +69,13 @@ def _figures(board: Board, now: Figures, before: Figures | None) -> list[_Figure
         over = name == kind and not board.now.bound.is_kept(value)
         shown = f":red[{text(value)}]" if over else text(value)
         change = _change(value, None if before is None else getattr(before, name), text)
-        found.append(_Figure(names[name], shown, change, quality.HELPS.get(name, "Of the worst step.")))
+        found.append(_Figure(names[name], shown, change))
     return found
 
 
-def _change(now: float, before: float | None, text: object) -> str:
+def _change(now: float, before: float | None, text: Callable[[float], str]) -> str:
     """Return a change against the value before, with its sign; empty for none."""
-    if before is None or now == before or not callable(text):
+    if before is None or text(now) == text(before):
         return ""
     return f"{'+' if now > before else '−'}{text(abs(now - before))}"
 

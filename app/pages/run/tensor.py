@@ -12,8 +12,6 @@ import streamlit as st
 from inshrink_app import services
 from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.run import tensor_figures
-from inshrink_app.pages.run import selection as chosen
-from inshrink_app.pages.run.selection import Event
 from inshrink_app.widgets import ending, fmt, listing
 from inshrink_app.widgets.choices import codec_labels, pick_one
 from inshrink_app.widgets.layout import allowed, answer, chart
@@ -21,13 +19,12 @@ from numpy.typing import NDArray
 
 from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
 
-_WAY, _LOG, _STEP, _OVER, _VIEW = "panel.way", "panel.log", "panel.step", "panel.over", "panel.view"
+_WAY, _LOG, _OVER, _VIEW = "panel.way", "panel.log", "panel.over", "panel.view"
 _VIEWS = {
-    "time": "Over time",
+    "time": "Time",
     "values": "Values",
     "course": "Course",
-    "places": "Where",
-    "map": "Against |w|",
+    "inside": "Inside",
 }
 _LEVELS = {
     "codebook": "codebook",
@@ -56,9 +53,7 @@ def show(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
     tensor, step
         Which one.
     """
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        _step_slider(table.steps, step)
-        way = _way(shown, step)
+    way = _chosen_way(shown, step)
     # The tensor, the same one step earlier, and the optimizer state of both.
     asked, cost = f"panel.asked.{tensor}", services.drill_cost(shown, tensor)
     if not allowed(asked, cost, "Look inside", ":material/visibility:"):
@@ -67,7 +62,7 @@ def show(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
     seen = answer(lambda: _look(shown, step, tensor, way, metric), "Looking inside…")
     if seen is None:
         return
-    st.markdown(why(shown, table, seen))
+    st.markdown(f":small[{why(shown, table, seen)}]")
     st.caption(_stored(seen))
     views = dict(_VIEWS)
     if len(table.steps) < 2:
@@ -88,8 +83,7 @@ def show(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
         "time": lambda: _over_time(shown, seen),
         "values": lambda: _histogram(shown, seen, table.steps),
         "course": lambda: _course(shown, seen),
-        "places": lambda: _profile(seen),
-        "map": lambda: _score_map(seen),
+        "inside": lambda: (_profile(seen), _score_map(seen))[0],
     }
     draw[view]()
     _take_away(seen)
@@ -151,31 +145,25 @@ def _stored(seen: Anatomy) -> str:
     return " · ".join(said)
 
 
-def _step_slider(steps: Sequence[int], step: int) -> None:
-    """Let the step be moved."""
-    if len(steps) < 2:
-        return
-    st.session_state[_STEP] = step
-    st.select_slider(
-        "Step",
-        steps,
-        key=_STEP,
-        format_func=fmt.count,
-        on_change=lambda: chosen.apply(Event("step", step=st.session_state[_STEP])),
-        width=170,
-    )
-
-
-def _way(shown: Subject, step: int) -> str:
-    """Let the reader choose how the tensor is stored."""
+def _chosen_way(shown: Subject, step: int) -> str:
+    """Return how the tensor is stored: as archived, or as the chosen codec would."""
     ways = services.stored_ways(shown, step)
-    if len(ways) == 1:
-        return ways[0]
     if st.session_state.get(_WAY) not in ways:
         st.session_state[_WAY] = ways[0]
-    names = {services.ARCHIVE: "As archived", **codec_labels()}
-    tip = "As the archive beside this run has it, or as a codec would store this tensor alone."
-    return str(pick_one("Stored", ways, format_func=names.__getitem__, key=_WAY, width=150, help=tip))
+    return str(st.session_state[_WAY])
+
+
+def _ways(shown: Subject, step: int) -> None:
+    """Let the reader choose how the tensor is stored."""
+    ways = services.stored_ways(shown, step)
+    if len(ways) > 1:
+        names = {services.ARCHIVE: "As archived", **codec_labels()}
+        tip = "As the archive beside this run has it, or as a codec would store this tensor alone."
+        now = ways.index(_chosen_way(shown, step))
+        way = pick_one("Stored", ways, now, format_func=names.__getitem__, width=150, help=tip)
+        if way != st.session_state[_WAY]:
+            st.session_state[_WAY] = way
+            st.rerun()
 
 
 def _over_time(shown: Subject, seen: Anatomy) -> None:
@@ -195,7 +183,8 @@ def _over_time(shown: Subject, seen: Anatomy) -> None:
 
 def _histogram(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> None:
     """Draw the values with their partition and levels, and over them those of another step."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+        _ways(shown, seen.step)
         other = _overlay(shown, seen, steps)
         log = st.toggle("Log counts", key=_LOG, width="content")
     chart(

@@ -26,7 +26,7 @@ from plotly.subplots import make_subplots
 from inshrink_core.analysis.anatomy import Anatomy, Places, SensitivityMap, ValueHistogram
 from inshrink_core.analysis.trajectory import Trajectory
 
-_HEIGHT = 250
+_HEIGHT = 210
 _MOVEMENT = "Relative movement"
 
 _PART_LOOKS: Mapping[str, tuple[str, str]] = {

@@ -10,7 +10,7 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs import Job, Requests
 from inshrink_app.model import ASK_ABOVE_BYTES, METRICS, Page, Sensitivity, ServiceError, Subject
-from inshrink_app.pages.run import ahead, bits, changes, map, rows, shrink, strip, tensor
+from inshrink_app.pages.run import ahead, bits, changes, picture, rows, shrink, strip, tensor
 from inshrink_app.pages.run import board as boards
 from inshrink_app.pages.run import selection as chosen
 from inshrink_app.pages.run.board import Board
@@ -67,13 +67,13 @@ def _place(shown: Subject) -> None:
         run = str(shown.path)
         found, ticked = _valid(chosen.current(shown.steps), found_tables["tensor"]), chosen.ticked(run)
         view = rows.narrowed(shown, found_tables, look, found)
-        map.show(view, found, ticked, is_partial=is_partial)
+        picture.show(view, found, ticked, is_partial=is_partial)
         if job is not None and job.state != "finished":
             _progress(shown, look, job)
         elif job is None and asked is None and look.colour in ("sensitivity", "ratio"):
             _ask(shown, look)
-        map.sentence(shown, found_tables, look.level)
-        map.lines(view, ticked)
+        picture.sentence(shown, found_tables, look.level)
+        picture.lines(view, ticked)
     now = None if board is None else boards.figures(board, board.now.config)
     requests: list[Any] = []
     with right:
@@ -168,8 +168,10 @@ def _bits(board: Board) -> Tables:
     if not board.now.config and board.written is not None:
         return services.archived_bits(shown, board.written.chain)
     told = boards.predicted(shown, board.rates, board.config)
-    known = {} if told is None or board.rates is None else dict(
-        zip(board.rates.keys, map(float, told.bits), strict=True)
+    known = (
+        {}
+        if told is None or board.rates is None
+        else dict(zip(board.rates.keys, map(float, told.bits), strict=True))
     )
     note = "Estimated of all steps together." if known else ""
     return _same("bits", services.same_at_all_steps(shown, "bits", known, note), shown)
@@ -232,7 +234,7 @@ def _valid(found: Selection | None, tensors: Sensitivity) -> Selection | None:
 def _panel(view: View, found: Selection | None) -> None:
     """Draw what was picked: a tensor's inside, or a group's tensors."""
     run = str(view.shown.path)
-    with st.container(border=True):
+    with st.container(border=True, gap="small", key="panel"):
         if found is None:
             st.caption("Click a cell to look inside a tensor; click a module's name to open it. Arrows move.")
             if view.ranked:
@@ -243,7 +245,7 @@ def _panel(view: View, found: Selection | None) -> None:
             return
         with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
             name = fmt.markdown(fmt.elided(found.layer, _NAME_WIDTH))
-            st.markdown(f"**{name}**", width="content")
+            st.markdown(f"**{name}** :small[step {fmt.count(found.step)}]", width="content")
             is_ticked = found.layer in chosen.ticked(run)
             with st.container(horizontal=True, width="content", gap=None):
                 st.button(
@@ -259,6 +261,7 @@ def _panel(view: View, found: Selection | None) -> None:
                     "Close",
                     icon=":material/close:",
                     type="tertiary",
+                    help="Back to the largest rows.",
                     on_click=chosen.apply,
                     args=(Event("close"),),
                     key="panel.close",

@@ -89,9 +89,7 @@ def sentence(shown: Subject, tables: Mapping[str, Sensitivity], level: str) -> N
         table = rows.at_level(tables, level)
         names, means = [row.name for row in table.rows], table.values["mean"]
         rates = rows.learning_rates_of(shown, table)
-        return findings(
-            table.metric, table.by, names, table.extents(), table.steps, means, rates
-        ).sentence()
+        return findings(table.metric, table.by, names, table.extents(), table.steps, means, rates).sentence()
 
     text = _kept("map.said", tensors, (str(shown.path), level), said)
     if text:
@@ -125,7 +123,9 @@ def lines(view: View, ticked: Sequence[str]) -> None:
     lay_out(figure, _LINES_HEIGHT, legend=True)
     figure.update_layout(hovermode="x unified")
     figure.update_xaxes(**steps_axis(8), rangemode="tozero")
-    scale = {} if table.metric == "bits" else {"type": "log", **log_ticks(table.values[look.statistic].ravel())}
+    scale = (
+        {} if table.metric == "bits" else {"type": "log", **log_ticks(table.values[look.statistic].ravel())}
+    )
     figure.update_yaxes(title=title(fmt.html(metric.symbol)), automargin=True, **scale)
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         st.caption(f"{metric.label} of {fmt.counted(len(nodes), 'row')}", width="content")
