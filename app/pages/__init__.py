@@ -8,9 +8,7 @@ from inshrink_app.model import Page
 
 NAMES = (
     "open",
-    "overview",
-    "sensitivity",
-    "allocate",
+    "run",
     "archives",
 )
 """Folders of this package, in the order of the navigation. The explorer begins at the first one."""

@@ -231,4 +231,4 @@ def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Work:
     asked = judge._replace(is_asked=False)  # One trial tells all of its metrics.
     request = Evaluate(str(shown.path), step=shown.steps[-1], **asked.fields)
     of = (opened(str(shown.path)).token, judge.digest)
-    return Work.asking([request], shown.path, "allocate", "evaluator", of=of, trusted=judge.trusted)
+    return Work.asking([request], shown.path, "run", "evaluator", of=of, trusted=judge.trusted)

@@ -186,7 +186,8 @@ def suggested_path(shown: Subject, name: str, what: str) -> str:
 
 def _free_path(shown: Subject, stem: str, suffix: str, is_free: Callable[[Path], bool]) -> str:
     names = (stem, *(f"{stem}-{position}" for position in range(2, 100)))
-    paths = [default_folder(shown) / f"{name}{suffix}" for name in names]
+    folder = default_folder(shown)
+    paths = [folder / f"{name}{suffix}" for name in names]
     return str(next((path for path in paths if not os.path.lexists(path) or is_free(path)), paths[0]))
 
 

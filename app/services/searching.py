@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -113,8 +112,8 @@ class SearchPoint(NamedTuple):
         return "estimated" if self.is_estimated else "measured"
 
     def figure(self, name: str) -> float | None:
-        """Return the drop or the divergence; None for one that is no number."""
-        value = self.drop if name == "drop" else self.divergence
+        """Return the drop, the divergence or the restore cost; None for one that is no number."""
+        value: float | None = getattr(self, name, None)
         return value if value is not None and math.isfinite(value) else None
 
 
@@ -174,19 +173,12 @@ class Searched:
             return "reaches the ratio" if point.keeps else "below the ratio"
         return "keeps the bounds" if point.keeps else "breaks a bound"
 
-    def as_divergence(self) -> float | None:
-        """Return the divergence at which the restore cost is about at its limit: they grow together."""
-        known = [(one.restore_cost, one.divergence) for one in self.points]
-        shares = [divergence / cost for cost, divergence in known if cost and divergence]
-        limit = self.limits.get("restore_cost")
-        return None if limit is None or not shares else limit * statistics.median(shares)
-
 
 def searched_before(shown: Subject, job: Job) -> Searched | None:
     """Return what the last finished search found, where the last of all did not finish; None for neither."""
     if job.is_running or job.state == "finished":
         return None
-    earlier = newest_job("allocate", "search", shown.path, "finished")
+    earlier = newest_job("run", "search", shown.path, "finished")
     return None if earlier is None else searched(earlier, steps_of(earlier, shown), more=job.told())
 
 
@@ -318,7 +310,7 @@ def baselines_work(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -
     output = scratch_path("bench")
     bench = request_from_json({"verb": "bench", "fields": {**fields, "output": output}})
     more: dict[str, Any] = {"of": _measured_on(shown, judge), "scratch": (output,)}
-    return Work.asking([bench], shown.path, "allocate", "baselines", trusted=judge.trusted, **more)
+    return Work.asking([bench], shown.path, "run", "baselines", trusted=judge.trusted, **more)
 
 
 def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
@@ -351,7 +343,7 @@ def measuring_work(
         CompareArchives((target,), path, steps=chosen, **judge.fields),
     )
     more: dict[str, Any] = {"of": _measured_on(shown, judge), "scratch": (target,)}
-    return Work.asking(requests, path, "allocate", "measured", trusted=judge.trusted, **more)
+    return Work.asking(requests, path, "run", "measured", trusted=judge.trusted, **more)
 
 
 def _measured_on(shown: Subject, judge: EvaluatorCode) -> tuple[str, ...]:
@@ -459,7 +451,7 @@ def estimating_work(shown: Subject, steps: Sequence[int], codec: str, *, is_cali
     """
     of = (opened(str(shown.path)).token, "calibrated" if is_calibrated else "uncalibrated")
     request = estimate_levels(shown, steps, codec)
-    return Work.asking([request], shown.path, "allocate", "estimates", of=of)
+    return Work.asking([request], shown.path, "run", "estimates", of=of)
 
 
 def estimate_levels(shown: Subject, steps: Sequence[int], codec: str) -> Estimate:

@@ -158,8 +158,7 @@ def lead_to(job: Job) -> None:
     text = services.describe(job)
     if run := text.query.pop("run"):
         state.set_run(run)
-    state.remember(**text.query)
-    state.go_to(text.page)
+    state.go_to(text.page, **text.query)
 
 
 def jobs_drawer() -> None:

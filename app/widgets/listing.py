@@ -38,7 +38,7 @@ _USUAL: Mapping[str, str] = {
 HEIGHT: Final = 560
 """Tables of more rows than fit scroll inside of themselves."""
 
-_ROWS_WITHOUT_SCROLLING = 15
+_ROW_PIXELS = 37
 
 
 def show(
@@ -100,12 +100,12 @@ def looks(
     }
 
 
-def bare(table: pd.DataFrame, looks: Mapping[str, Any], alt: str, **more: Any) -> None:
-    """Draw a table alone, whose columns look so; `more` is its key, and what a click does."""
+def bare(table: pd.DataFrame, looks: Mapping[str, Any], alt: str, height: int = HEIGHT, **more: Any) -> None:
+    """Draw a table alone, whose columns look so, at most so high; `more` is its key, and what a click does."""
     st.dataframe(
         in_percent(table, looks),
         hide_index=True,
-        height="content" if len(table) <= _ROWS_WITHOUT_SCROLLING else HEIGHT,
+        height="content" if len(table) * _ROW_PIXELS <= height else height,
         placeholder="–",
         alt=alt,
         column_config=dict(looks),
@@ -188,7 +188,9 @@ def csv_bytes(table: pd.DataFrame) -> bytes:
 
 
 def table_buttons(
-    table: pd.DataFrame | Callable[[], pd.DataFrame], stem: str, *before: tuple[str, str, Callable[[], bytes]]
+    table: pd.DataFrame | Callable[[], pd.DataFrame],
+    stem: str,
+    *before: tuple[str, str, Callable[[], bytes] | bytes],
 ) -> None:
     """Offer a table, or what makes it, as CSV and as JSON under a name without suffix; and files before it."""
 

@@ -45,8 +45,7 @@ def _result(shown: Subject, job: Job) -> None:
                 state.publish(job=services.start_pack(shown, made.path).job_id)
                 st.rerun()
             if made.kind == "chain" and st.button("Compare with the run", icon=":material/compare_arrows:"):
-                state.publish(**{archive_picker.ARCHIVE: str(made.path), "panel": "compare"})
-                st.rerun()
+                state.go_to("archives", panel="compare", **{archive_picker.ARCHIVE: str(made.path)})
         else:
             listing.download(made.path)
     facts(_figures(made))

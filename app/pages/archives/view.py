@@ -80,6 +80,8 @@ def render() -> None:
     offered = [name for name in PANELS if chosen or name in _OF_RUNS]
     if shown.kind == "archive":
         offered.remove("write")
+    if asked := state.asked("panel"):
+        st.session_state["archives.panel"] = asked
     former = state.choice_text("panel")
     if former in _FORMER:
         state.remember(panel=_FORMER[former])

@@ -151,5 +151,5 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
         ):
             state.set_run(str(first.path))
             state.remember(view="runs", other=str(second.path))
-            state.go_to("sensitivity")
+            state.go_to("run")
         st.caption(fmt.markdown(f"{said}; tensor by tensor, at the last of them."))

@@ -34,7 +34,7 @@ def render() -> None:
     """Draw the page."""
     if state.wants_given_run():
         state.run_path()
-        state.lead_to("overview")
+        state.lead_to("run")
     current = state.run_path()
     if current is not None:
         state.publish(run=current)
@@ -77,7 +77,7 @@ def _show(load: Callable[[], Subject]) -> None:
         st.rerun()
     services.remember(subject)
     state.set_run(str(subject.path))
-    state.go_to("overview")
+    state.go_to("run")
 
 
 def _address_card() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from inshrink_app.services import LogChoice
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.choices import pick_one, pick_several
 from inshrink_app.widgets.figures import log_groups
-from inshrink_app.widgets.layout import answer, folded, panels
+from inshrink_app.widgets.layout import answer, panels
 
 _FILE = "log.file"
 _DROPS = "log.drops"
@@ -22,13 +21,8 @@ _MOST_CHOSEN = 12
 _PANELS = 4
 
 
-@st.fragment
 def show(shown: Subject) -> None:
-    """Draw the choice, once its panel is opened."""
-    folded("Metrics from another file", ":material/show_chart:", "log.panel", functools.partial(_draw, shown))
-
-
-def _draw(shown: Subject) -> None:
+    """Draw the choice."""
     used = services.chosen_log(state.log_choice(state.run_path() or ""))
     file = _file(shown, used) or ""
     found = answer(lambda: services.metrics_of(file), "Reading columns…") if file else None

@@ -1,4 +1,4 @@
-"""Sensitivities as pictures: rows by steps, with the training loss above them. No Streamlit here."""
+"""The map as a picture: rows by steps, with training metrics above them. No Streamlit here."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from inshrink_app.widgets.figures import (
     columns_axis,
     few_ticks,
     gaps,
+    linear_scale_ticks,
     log_scale_ticks,
     log_ticks,
     title,
@@ -37,14 +38,17 @@ _CLIPPED = (1.0, 99.0)
 
 _LONGEST_COLORBAR = 420
 
-_ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (700, 3), (10**9, 1))
+_ROW_HEIGHTS = ((16, 24), (28, 18), (60, 12), (120, 7), (250, 4), (700, 2), (10**9, 1))
 """Pixels of a row by how many there are: (at most so many rows, pixels)."""
 
 _LETTER_PIXELS = 5.8
 """Width of a letter of a label, rather more than less; a margin too narrow grows by itself."""
 
-_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, ROOM_OF_STEPS = 33, 70, 66
-"""Pixels beside the letters: ticks, paddings, the bar itself; below, the labels of steps and their title."""
+_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, ROOM_OF_STEPS = 55, 70, 66
+"""Pixels beside the letters: boxes, paddings, the bar itself; below, the labels of steps and their title."""
+
+_ROOM_OF_BOXES = 22
+"""Pixels before the names, for the boxes by which rows are ticked."""
 
 _NAME_WIDTH = 34
 MAX_ROW_LABELS = 60
@@ -114,10 +118,17 @@ def scaled(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, flo
     return np.where(np.isneginf(shown), low, shown).astype(np.float32), low, high
 
 
-def colorbar(text: str, low: float, high: float, room: int) -> dict[str, Any]:
+def linear(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, float]:
+    """Return values as they are, and the ends of a scale that begins at zero."""
+    known = values[np.isfinite(values)]
+    return values, 0.0, float(known.max()) if known.size else 1.0
+
+
+def colorbar(text: str, low: float, high: float, room: int, *, is_linear: bool = False) -> dict[str, Any]:
     """Return the scale beside the cells, with round values between its ends."""
+    ticks = linear_scale_ticks(low, high) if is_linear else log_scale_ticks(low, high)
     place = {"lenmode": "pixels", "len": min(_LONGEST_COLORBAR, room), "y": 1, "yanchor": "top", "ypad": 0}
-    return colour_bar(text, log_scale_ticks(low, high), side="right", **place)
+    return colour_bar(text, ticks, side="right", **place)
 
 
 def _told(table: Sensitivity, values: NDArray[np.float32], statistic: str, relative: str) -> str:
@@ -236,12 +247,12 @@ _LABEL_WIDTH, _FEW_ROWS = 30, 40
 _MAX_STEP_LABELS = 6
 """Beside the panel there is little room on a small screen."""
 
-_LOSS_HEIGHT, _LOSS_GAP = 74, 10
-"""Pixels of the training loss above the cells, and of the room between."""
+_CURVE_HEIGHT, _CURVE_GAP = 74, 10
+"""Pixels of a training metric above the cells, and of the room between."""
 
-_LOSS_NAME_WIDTH = 12
-_LOSS_DECADES = 100
-"""A loss that falls further than this is drawn on a logarithmic axis."""
+_CURVE_NAME_WIDTH = 12
+_DECADES = 100
+"""A metric that falls further than this is drawn on a logarithmic axis."""
 
 _NO_VALUE = "%{y}<br>step %{x}<br>no value at this step<extra></extra>"
 
@@ -256,7 +267,7 @@ def heatmap_figure(
     statistic: str,
     *,
     relative: str = "plain",
-    loss: tuple[str, Sequence[tuple[int, float]]] | None = None,
+    curves: Sequence[tuple[str, Sequence[tuple[int, float]]]] = (),
     tree: Sequence[tuple[str, str]] = (),
     beside: Sensitivity | None = None,
 ) -> go.Figure:
@@ -270,8 +281,8 @@ def heatmap_figure(
         A key of its values.
     relative
         What the values are relative to (`arranging.NORMALISED`), or ``times`` where they are quotients.
-    loss
-        The name of a training metric and its values by step, drawn above on the same axis.
+    curves
+        Training metrics by name, and their values by step, drawn above on the same axis.
     tree
         Of each row its label, as it stands in the tree of modules, and its shape; by default names alone.
     beside
@@ -282,7 +293,8 @@ def heatmap_figure(
     if beside is not None:
         values = np.concatenate([values, bucket_steps(beside.values[statistic], beside.steps).values], axis=1)
     metric = METRICS[table.metric]
-    colours, low, high = scaled(values)
+    is_linear = table.metric == "bits"
+    colours, low, high = linear(values) if is_linear else scaled(values)
     if relative == "times":  # red below 1 and blue above
         reach = max(abs(high), abs(low), 1e-3)
         low, high = -reach, reach
@@ -290,7 +302,7 @@ def heatmap_figure(
     row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(rows) <= most)
     height = TOOLBAR + max(220, len(rows) * row_pixels + 62)
     about = f"{metric.label}: {_RELATIVE[relative].format(symbol=metric.symbol, unit=metric.unit)}"
-    bar = colorbar(about, low, high, height - TOOLBAR - 82)
+    bar = colorbar(about, low, high, height - TOOLBAR - 82, is_linear=is_linear)
     drawn, told = colours[:, : len(columns.labels)], _told(table, values, statistic, relative)
     figure = go.Figure(gaps(drawn, columns.labels, rows, _NO_VALUE))
     figure.add_trace(
@@ -334,11 +346,12 @@ def heatmap_figure(
     figure.update_yaxes(
         type="category", range=[len(rows) - 0.5, -0.5], showgrid=False, showticklabels=False, ticks=""
     )
-    if loss is not None:  # One cursor for both: a line at the step, through the curve and the cells.
+    known = [(name, values) for name, series in curves if _any(values := by_column(series, table.steps))]
+    if known:  # One cursor for all: a line at the step, through the curves and the cells.
         figure.update_xaxes(
             showspikes=True, spikemode="across", spikesnap="data", spikethickness=1, spikecolor=GAP
         )
-        _add_loss(figure, loss, table.steps, columns.labels)
+        _add_curves(figure, known, columns.labels)
     return figure
 
 
@@ -350,7 +363,7 @@ def _name_rows(figure: go.Figure, labels: Sequence[tuple[str, str]]) -> None:
     stride = -(-len(labels) // MAX_ROW_LABELS)
     size = 12 if len(labels) <= _FEW_ROWS else 10
     look = {"xref": "paper", "x": 0, "yref": "y", "showarrow": False, "yanchor": "middle", "borderpad": 0}
-    left = -figure.layout.margin.l + 4
+    left = -figure.layout.margin.l + _ROOM_OF_BOXES
     named = [
         {**look, "y": row, "text": label, "xanchor": "left", "xshift": left, "font": {"size": size}}
         | {"captureevents": stride == 1, "align": "left"}
@@ -380,7 +393,7 @@ def training_loss(log: Mapping[str, Sequence[tuple[int, float]]]) -> str | None:
     return min(own or named, key=len, default=None)
 
 
-def loss_by_column(series: Sequence[tuple[int, float]], steps: Sequence[int]) -> list[float]:
+def by_column(series: Sequence[tuple[int, float]], steps: Sequence[int]) -> list[float]:
     """Return the newest finite value logged up to each column's last step, since the column before it.
 
     Parameters
@@ -392,7 +405,7 @@ def loss_by_column(series: Sequence[tuple[int, float]], steps: Sequence[int]) ->
 
     Examples
     --------
-    >>> loss_by_column([(1, 3.0), (9, 2.0), (10, 1.0)], (5, 10, 20))
+    >>> by_column([(1, 3.0), (9, 2.0), (10, 1.0)], (5, 10, 20))
     [3.0, 1.0, nan]
     """
     edges = column_edges(len(steps))
@@ -405,46 +418,40 @@ def loss_by_column(series: Sequence[tuple[int, float]], steps: Sequence[int]) ->
     return found
 
 
-def _add_loss(
-    figure: go.Figure,
-    loss: tuple[str, Sequence[tuple[int, float]]],
-    steps: Sequence[int],
-    labels: Sequence[str],
+def _any(values: Sequence[float]) -> bool:
+    return any(map(math.isfinite, values))
+
+
+def _add_curves(
+    figure: go.Figure, curves: Sequence[tuple[str, Sequence[float]]], labels: Sequence[str]
 ) -> None:
-    """Draw a training metric above the cells, and give it room."""
-    name, series = loss
-    values = loss_by_column(series, steps)
-    if not any(map(math.isfinite, values)):
-        return
+    """Draw training metrics above the cells, and give them room."""
     inner = figure.layout.height - TOOLBAR - ROOM_OF_STEPS
-    share = inner / (inner + _LOSS_HEIGHT + _LOSS_GAP)
-    figure.add_trace(
-        go.Scatter(
-            x=list(labels),
-            y=np.asarray(values, np.float64),
-            yaxis="y2",
-            mode="lines+markers" if len(labels) <= MOST_APART else "lines",
-            connectgaps=True,
-            line={"color": CATEGORICAL[0], "width": 2},
-            marker={"size": 4},
-            hovertemplate=f"{fmt.html(name)} %{{y:{fmt.d3_format(values)}}}<br>step %{{x}}<extra></extra>",
-            showlegend=False,
+    every = inner + len(curves) * (_CURVE_HEIGHT + _CURVE_GAP)
+    figure.update_layout(height=every + TOOLBAR + ROOM_OF_STEPS, yaxis={"domain": [0, inner / every]})
+    for place, (name, values) in enumerate(curves):
+        axis = f"y{place + 2}"
+        figure.add_trace(
+            go.Scatter(
+                x=list(labels),
+                y=np.asarray(values, np.float64),
+                yaxis=axis,
+                mode="lines+markers" if len(labels) <= MOST_APART else "lines",
+                connectgaps=True,
+                line={"color": CATEGORICAL[0], "width": 2},
+                marker={"size": 4},
+                hovertemplate=f"{fmt.html(name)} %{{y:{fmt.d3_format(values)}}}<br>step %{{x}}<extra></extra>",
+                showlegend=False,
+            )
         )
-    )
-    known = [value for value in values if math.isfinite(value)]
-    axis: dict[str, Any] = {"nticks": 3, "tickformat": "~g"}
-    if min(known) > 0 and max(known) / min(known) > _LOSS_DECADES:
-        axis = {"type": "log", **log_ticks([min(known), max(known)])}
-        axis |= {key: one[:: max(1, len(one) // 2)] for key, one in axis.items() if key != "type"}
-    figure.update_layout(
-        height=figure.layout.height + _LOSS_HEIGHT + _LOSS_GAP,
-        yaxis={"domain": [0, share]},
-        yaxis2={
-            "domain": [1 - (1 - share) * _LOSS_HEIGHT / (_LOSS_HEIGHT + _LOSS_GAP), 1],
-            "title": title(fmt.html(fmt.elided(name, _LOSS_NAME_WIDTH))),
-            "fixedrange": True,
-            "zeroline": False,
-            **axis,
-        },
-    )
-    figure.data[1].colorbar.y = share
+        known = [value for value in values if math.isfinite(value)]
+        look: dict[str, Any] = {"nticks": 3, "tickformat": "~g"}
+        if min(known) > 0 and max(known) / min(known) > _DECADES:
+            look = {"type": "log", **log_ticks([min(known), max(known)])}
+            look |= {key: one[:: max(1, len(one) // 2)] for key, one in look.items() if key != "type"}
+        top = every - place * (_CURVE_HEIGHT + _CURVE_GAP)
+        heading = title(fmt.html(fmt.elided(name, _CURVE_NAME_WIDTH)))
+        domain = [(top - _CURVE_HEIGHT) / every, top / every]
+        more = {"title": heading, "fixedrange": True, "zeroline": False, "domain": domain}
+        figure.update_layout({f"yaxis{place + 2}": look | more})
+    figure.data[1].colorbar.y = inner / every

@@ -1,16 +1,23 @@
-"""Which cell of the sensitivities is looked into: one selection, whoever makes it. No Streamlit here.
+"""What is picked on the map: a row at a step, the rows that are ticked, and the modules that are open.
 
-Heatmap, table, search box and link all speak through `apply_selection`, so that they cannot disagree.
+Map, table, search box and link all speak through `apply_selection`, so that they cannot disagree.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import streamlit as st
 from inshrink_app import state
 from inshrink_app.widgets.modules import is_within
+
+LAYER, STEP, TICKED = "layer", "step", "ticked"
+MOST_TICKED = 12
+
+_SELECTION, _PUBLISHED = "run.selection", "run.published"
+_STEPS, _TREE, _TICKED = "run.steps", "run.tree", "run.ticked"
 
 
 class Selection(NamedTuple):
@@ -21,7 +28,7 @@ class Selection(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What somebody did.
+    """What the reader did.
 
     Parameters
     ----------
@@ -50,8 +57,8 @@ def apply_selection(state: Selection | None, event: Event, steps: Sequence[int])
 
     Notes
     -----
-    A table or a search box chooses a layer and keeps the step that is looked at; without one it is the
-    last. A link that names no layer changes nothing, because following the navigation drops it.
+    A table or a search box chooses a layer and keeps the step; without one it is the last. A link that names
+    no layer changes nothing, because following the navigation drops it.
 
     Examples
     --------
@@ -113,19 +120,10 @@ def chosen_cell(said: object, n_rows: int, n_columns: int) -> tuple[int, int] | 
     return (row, column) if 0 <= row < n_rows and 0 <= column < n_columns else None
 
 
-LAYER = "layer"
-STEP = "step"
-
-_SELECTION = "sensitivity.selection"
-_PUBLISHED = "sensitivity.published"
-_STEPS = "sensitivity.steps"
-_TREE = "sensitivity.tree"
-
-
 def current(steps: Sequence[int]) -> Selection | None:
-    """Return what is selected now, after the link had its say.
+    """Return what is selected, after the link had its say.
 
-    A link counts where it differs from what this page wrote last: at the first visit, and when the reader
+    A link counts where it differs from what this place wrote last: at the first visit, and when the reader
     goes back or types another address.
     """
     st.session_state[_STEPS] = tuple(steps)
@@ -140,15 +138,19 @@ def current(steps: Sequence[int]) -> Selection | None:
 
 
 def apply(event: Event) -> None:
-    """Take in what somebody did; also from within callbacks."""
+    """Take in what the reader did; also from within callbacks."""
     if event.source not in ("link", "close"):
         state.clicked()
     steps = st.session_state.get(_STEPS, ())
     st.session_state[_SELECTION] = apply_selection(st.session_state.get(_SELECTION), event, steps)
 
 
-def publish(selection: Selection | None) -> None:
-    """Write the selection into the address."""
+def publish(selection: Selection | None, ticked_rows: Sequence[str] = ()) -> None:
+    """Write the selection and the ticked rows into the address."""
+    if ticked_rows:
+        state.publish(**{TICKED: json.dumps(list(ticked_rows))})
+    else:
+        state.retract(TICKED)
     if selection is None:
         state.retract(LAYER, STEP)
         st.session_state[_PUBLISHED] = (None, None)
@@ -156,6 +158,37 @@ def publish(selection: Selection | None) -> None:
     said = {LAYER: selection.layer, STEP: str(selection.step)}
     state.publish(**said)
     st.session_state[_PUBLISHED] = (said[LAYER], said[STEP])
+
+
+def ticked(run: str) -> tuple[str, ...]:
+    """Return the rows of a run that are ticked, in the order they were; at first those of the link."""
+    known = st.session_state.get(_TICKED)
+    if known is not None and known[0] == run:
+        return tuple(known[1])
+    try:
+        said = json.loads(state.choice_text(TICKED) or "[]") if known is None else []
+    except (ValueError, RecursionError):
+        said = []
+    names = [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
+    st.session_state[_TICKED] = (run, names[:MOST_TICKED])
+    return tuple(names[:MOST_TICKED])
+
+
+def tick(run: str, *names: str) -> None:
+    """Tick rows, or take the tick from one that has it; of too many the first ones go."""
+    state.clicked()
+    known = list(ticked(run))
+    if len(names) == 1 and names[0] in known:
+        known.remove(names[0])
+    else:
+        known += [name for name in names if name not in known]
+    st.session_state[_TICKED] = (run, known[-MOST_TICKED:])
+
+
+def set_ticked(run: str, names: Sequence[str]) -> None:
+    """Tick these rows and no others."""
+    state.clicked()
+    st.session_state[_TICKED] = (run, list(names)[-MOST_TICKED:])
 
 
 def tree(run: str) -> tuple[frozenset[str], frozenset[str]]:

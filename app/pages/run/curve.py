@@ -1,4 +1,4 @@
-"""Size against quality in one picture: the curve, this allocation, all that was measured, and the bound.
+"""Size against error in one picture: the curve, the bits that are edited, what was measured, and the bound.
 
 No Streamlit here. The point that is edited moves, so the browser's own marks of a selection are not used.
 """
@@ -18,11 +18,18 @@ from inshrink_app.widgets.figures import lay_out, log_ticks, title
 if TYPE_CHECKING:
     from inshrink_core.search.rates import Rates
 
-_HEIGHT = 372
+_HEIGHT = 320
 _LABEL_WIDTH, _NAME_WIDTH = 60, 16
 _MOST_TICKS = 6
 _BEYOND = CATEGORICAL[5]
 """Of bounds, and of what breaks them."""
+
+
+AXES = {
+    "restore_cost": "Restore cost, %",
+    "drop": "Worst drop, %",
+    "divergence": "Largest divergence, nats",
+}
 
 
 class Marks(NamedTuple):
@@ -61,6 +68,7 @@ def allocation_figure(
     figure: str,
     marks: Marks,
     raw_nbytes: float,
+    course: Sequence[float] = (),
 ) -> go.Figure:
     """Draw the picture.
 
@@ -74,19 +82,21 @@ def allocation_figure(
     here
         The large point.
     figure
-        ``drop``, in percent, or ``divergence``, in nats; both on a logarithmic axis, at whose lower edge
-        stands what is zero or better.
+        ``restore_cost`` or ``drop``, in percent, or ``divergence``, in nats; on a logarithmic axis, at whose
+        lower edge stands what is zero or better.
     marks
         Lines.
     raw_nbytes
         Of the weights of all steps: sizes are that over ratios.
+    course
+        The figure along the curve of the rates.
     """
-    scale = 100.0 if figure == "drop" else 1.0
+    scale = 1.0 if figure == "divergence" else 100.0
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for place, point in enumerate(points):
         if not point.is_estimated and point.whole and point.ratio > 0 and point.figure(figure) is not None:
             kinds.setdefault(_kind(point), []).append(place)
-    ratios, values, places = _curve(points, rates, figure)
+    ratios, values, places = _curve(points, rates, figure, course)
     own = [math.nan if here.value is None else here.value, marks.limit or math.nan]
     every = [scale * one for one in (*values, *own) if math.isfinite(one) and one > 0]
     every += [scale * (points[place].figure(figure) or 0.0) for one in kinds.values() for place in one]
@@ -142,9 +152,9 @@ def allocation_figure(
     is_beyond = marks.limit is not None and here.value is not None and here.value > marks.limit
     own_look = {"symbol": "x", "color": _BEYOND} if is_beyond else {"symbol": "circle", "color": MARK}
     own_value = fmt.value(math.nan if here.value is None else scale * here.value)
-    told = f"this allocation, {'measured' if here.is_measured else 'estimated'} {own_value}"
+    told = f"these bits, {'measured' if here.is_measured else 'estimated'} {own_value}"
     mark(
-        "This allocation, beyond the bound" if is_beyond else "This allocation",
+        "These bits, beyond the bound" if is_beyond else "These bits",
         [(-1, here.ratio, here.value, told)],
         {**own_look, "size": 15, "line": {"width": 2, "color": "#FFFFFF"}},
     )
@@ -159,7 +169,7 @@ def allocation_figure(
 
 
 def _curve(
-    points: Sequence[SearchPoint], rates: Rates | None, figure: str
+    points: Sequence[SearchPoint], rates: Rates | None, figure: str, course: Sequence[float]
 ) -> tuple[list[float], list[float], list[int]]:
     """Return the curve from fine to coarse: ratios, values, and the places of the estimates on it."""
     guesses = [(place, one) for place, one in enumerate(points) if one.is_estimated and one.ratio > 0]
@@ -168,7 +178,7 @@ def _curve(
         return [one[0] for one in line], [one[1] or math.nan for one in line], [one[2] for one in line]
     of_level = {one.config.get("settings", {}).get(rates.settings[0]): place for place, one in guesses}
     levels = [of_level.get(float(level), -1) for level in rates.levels]
-    return rates.ratios_weights.tolist(), rates.course(figure).tolist(), levels
+    return rates.ratios_weights.tolist(), list(course), levels
 
 
 def _kind(point: SearchPoint) -> tuple[str, str, str]:
@@ -227,7 +237,7 @@ def _lay_out(drawn: go.Figure, figure: str, ends: tuple[float, float]) -> None:
         drawn.update_xaxes(range=[math.log10(sizes[0]), math.log10(sizes[-1])])
     ticks = log_ticks(sizes, fmt.size)
     drawn.update_xaxes(
-        title=title("Size of the weights of all these steps, logarithmic"),
+        title=title("Size of the weights of these steps"),
         type="log",
         automargin=True,
         tickangle=0,
@@ -235,7 +245,7 @@ def _lay_out(drawn: go.Figure, figure: str, ends: tuple[float, float]) -> None:
     )
     low, high = (math.log10(min(max(end, 1e-300), 1e300)) for end in ends)
     drawn.update_yaxes(
-        title=title("Worst drop, %" if figure == "drop" else "Largest divergence, nats"),
+        title=title(AXES[figure]),
         type="log",
         automargin=True,
         zerolinecolor=GAP,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,6 +12,7 @@ from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import (
     colour_bar,
+    columns_axis,
     count_ticks,
     lay_out,
     log_figure,
@@ -25,7 +26,7 @@ from plotly.subplots import make_subplots
 from inshrink_core.analysis.anatomy import Anatomy, Places, SensitivityMap, ValueHistogram
 from inshrink_core.analysis.trajectory import Trajectory
 
-_HEIGHT = 276
+_HEIGHT = 210
 _MOVEMENT = "Relative movement"
 
 _PART_LOOKS: Mapping[str, tuple[str, str]] = {
@@ -118,6 +119,49 @@ def histogram_figure(
         automargin=True,
         **count_ticks(top, log=log),
     )
+    return figure
+
+
+def over_time_figure(
+    steps: Sequence[int], edges: NDArray[np.float64], shares: NDArray[np.float64], step: int
+) -> go.Figure:
+    """Draw how the values are spread at every step: a column a step, darker where more values are.
+
+    Parameters
+    ----------
+    steps, edges, shares
+        As `services.values_over_time` returns them.
+    step
+        Where a mark stands.
+    """
+    labels = [fmt.count(one) for one in steps]
+    shown = np.where(shares > 0, np.sqrt(shares), np.nan).astype(np.float32)  # Tails are seen, too.
+    figure = go.Figure(
+        go.Heatmap(
+            z=shown,
+            x=labels,
+            y=((edges[:-1] + edges[1:]) / 2).astype(np.float32),
+            customdata=(100 * shares).astype(np.float32),
+            colorscale=SEQUENTIAL,
+            showscale=False,
+            hoverongaps=False,
+            hovertemplate="step %{x}<br>%{customdata:.3r} % of the values near %{y:.3r}<extra></extra>",
+        )
+    )
+    lay_out(figure, _HEIGHT)
+    figure.update_xaxes(**columns_axis(labels))
+    figure.update_yaxes(title=title("Value"), showgrid=False, automargin=True, nticks=6)
+    if step in steps:
+        place = list(steps).index(step)
+        figure.add_shape(
+            type="rect",
+            x0=place - 0.5,
+            x1=place + 0.5,
+            yref="paper",
+            y0=0,
+            y1=1,
+            line={"color": MARK, "width": 2},
+        )
     return figure
 
 

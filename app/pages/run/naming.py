@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import Subject
-from inshrink_app.widgets import ending, fmt, listing
-from inshrink_app.widgets.layout import answer, folded
-
-from inshrink_core.verbs.inspect import Inspect
+from inshrink_app.widgets import fmt, listing
+from inshrink_app.widgets.layout import answer
 
 
-@st.fragment
 def show(shown: Subject) -> None:
-    """Draw the rule and what it finds, once the panel is opened."""
-    folded("Steps from file names", ":material/label:", "names", functools.partial(_draw, shown))
-
-
-def _draw(shown: Subject) -> None:
+    """Draw the rule and what it finds."""
     for note in shown.notes[:1]:
         st.caption(fmt.markdown(fmt.sentence(note)))
     pattern: str = st.text_input(
@@ -54,8 +46,6 @@ def _draw(shown: Subject) -> None:
             _open(path)
         if shown.step_pattern and st.button("Without a pattern", icon=":material/undo:", key="names.none"):
             _open(str(shown.place))
-
-    ending.requests([Inspect(path)], "names.snippets")
 
 
 def _open(path: str) -> None:

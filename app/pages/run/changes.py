@@ -12,8 +12,8 @@ import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import METRICS, Sensitivity, Subject
-from inshrink_app.pages.sensitivity import heatmap
-from inshrink_app.pages.sensitivity.heatmap import heatmap_figure
+from inshrink_app.pages.run import heatmap
+from inshrink_app.pages.run.heatmap import heatmap_figure
 from inshrink_app.widgets import ending, fmt, listing, modules
 from inshrink_app.widgets.choices import one_of_many, pick_one
 from inshrink_app.widgets.figures import log_figure, log_ticks
@@ -178,7 +178,7 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
         return
     found = between_steps(table, statistic, first, second)
     label = METRICS[table.metric].label
-    with st.container(border=True):
+    with st.container():
         _draw(found, statistic, f"{label} as a multiple of that at step {fmt.count(first)}")
         _list_names(found.only_first, f"Only at step {fmt.count(first)}")
         _list_names(found.only_second, f"Only at step {fmt.count(second)}")
