@@ -20,7 +20,7 @@ from inshrink_app.services.jobs import documents_of, start_job
 from inshrink_app.services.opening import chain_of, load_subject, resolve
 
 from inshrink_core.chain import ChainReport
-from inshrink_core.checkpoint import TensorSpec, twins
+from inshrink_core.checkpoint import twins
 from inshrink_core.request import Request
 from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.export import Export, chosen_names
@@ -306,37 +306,6 @@ class Made(NamedTuple):
             f"left_out = {tuple(f'{name}.' for name in self.layers_left_out)}\n"
             'assert not unexpected and all(f"{name}.".startswith(left_out) for name in missing)'
         )
-
-
-def averages_of(model: Iterable[TensorSpec]) -> dict[str, str]:
-    """Return the tensors of a moving average among those of a model, each with the tensor it averages."""
-    return twins({row.name: row.shape for row in model})
-
-
-def _model_of(
-    job: Job, asked: Mapping[str, Any], left_out: tuple[str, ...]
-) -> tuple[tuple[str, ...], tuple[str, str] | None]:
-    """Return what is left out of the model that was written, and how its names begin in another one.
-
-    Of a run with a moving average, one of both models is written, and the other one is not left out of it.
-    """
-    if "weights_only" not in asked:
-        return left_out, None
-    try:
-        model = load_subject(job.shown).model_tensors
-    except ServiceError:
-        return left_out, None
-    twin_of = averages_of(model)
-    if not twin_of:
-        return left_out, None
-    names = [row.name for row in model]
-    written = chosen_names(names, asked.get("tensors", ()), asked.get("without", ()))
-    renamed = _renamed(written, twin_of)
-    is_average = renamed is not None
-    missing = {name for name in names if (name in twin_of) == is_average}.difference(written)
-    old, new = renamed or ("", "")
-    inside = (one for one in left_out if any(f"{name}.".startswith(f"{one}.") for name in missing))
-    return tuple(new + one.removeprefix(old) for one in inside), renamed
 
 
 def _renamed(names: Collection[str], twin_of: Mapping[str, str]) -> tuple[str, str] | None:

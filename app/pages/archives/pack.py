@@ -112,22 +112,22 @@ class _Average(NamedTuple):
     patterns: tuple[str, ...]
 
 
-def _average(model: Sequence[TensorSpec]) -> _Average | None:
+def _average(source: Subject) -> _Average | None:
     """Return the moving average beside the main model; None without one."""
-    names = frozenset(services.averages_of(model))
+    names = frozenset(services.averages_of(source))
     if not names:
         return None
     parts = [name.split(".") for name in names]
     common = [words[0] for words in zip(*parts, strict=False) if len(set(words)) == 1]
     prefix = ".".join(common)
-    inside = {row.name for row in model if f"{row.name}.".startswith(f"{prefix}.")}
+    inside = {row.name for row in source.model_tensors if f"{row.name}.".startswith(f"{prefix}.")}
     return _Average(names, (prefix,) if prefix and inside == names else tuple(sorted(names)))
 
 
 def _which(source: Subject) -> dict[str, tuple[str, ...]]:
     """Draw which model is written and what is left out of it; every match is listed before it counts."""
     model = source.model_tensors
-    average = _average(model)
+    average = _average(source)
     fields: dict[str, tuple[str, ...]] = {}
     without: tuple[str, ...] = ()
     names = [row.name for row in model]
