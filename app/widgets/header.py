@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.roots import Address
 from inshrink_app.services import BOUNDS, USUAL, Bound
-from inshrink_app.widgets import evaluator, fmt, job_card, watch
+from inshrink_app.widgets import evaluator, fmt, job_card, listing, watch
 from inshrink_app.widgets.choices import pick_one
 
 _NAME_WIDTH = 36
@@ -39,7 +40,10 @@ def show(shown: Subject, *, watched: bool = False) -> None:
 def _run(shown: Subject, *, watched: bool) -> None:
     """Draw the name of the run, what it is, and the way to another one."""
     name = fmt.markdown(fmt.elided(shown.name, _NAME_WIDTH))
-    panel = st.popover(f"**{name}**", icon=":material/folder_open:", key="header.run", on_change="rerun")
+    path = fmt.markdown(str(shown.path))
+    panel = st.popover(
+        f"**{name}**", icon=":material/folder_open:", help=path, key="header.run", on_change="rerun"
+    )
     n_tensors = len({row.name for row in shown.tensors if row.role == "weight"})
     said = [
         fmt.counted(len(shown.steps), "step"),
@@ -57,6 +61,10 @@ def _run(shown: Subject, *, watched: bool) -> None:
             st.caption(fmt.markdown(fmt.sentence(note)))
         if services.is_dropped(shown.path):
             st.caption("A copy of the files that you dropped.")
+        if shown.skipped:
+            left_out = pd.DataFrame(shown.skipped, columns=["file", "why"])
+            st.caption(f"{fmt.counted(len(shown.skipped), 'file')} left out")
+            listing.show(left_out, "skipped", alt="Files that were left out, and why", wide=["file", "why"])
         if watched:
             watch.switch(shown)
         if watched and isinstance(shown.place, Address):

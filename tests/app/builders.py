@@ -86,7 +86,13 @@ def texts(app: AppTest) -> str:
         "info",
         "success",
     )
-    return "\n".join(str(element.value) for kind in kinds for element in app.get(kind))
+    said = [str(element.value) for kind in kinds for element in app.get(kind)]
+    return "\n".join([*said, *header(app)])
+
+
+def header(app: AppTest) -> list[str]:
+    """Return the buttons of the header, the run first, each with what a hover tells of it."""
+    return [f"{one.proto.popover.label} {one.proto.popover.help}" for one in app.get("popover")]
 
 
 def charts(app: AppTest) -> int:
@@ -201,12 +207,14 @@ class FakeJobs:
         return self.job
 
     def get(self, work: Work) -> Job | None:
-        return self.job
+        return self.job if work.page == "sensitivity" else None
 
     def newest(self, page: str, topic: str, shown: str, state: str = "") -> Job | None:
         return None
 
     def start(self, work: Work, *, again: bool = False) -> Job:
+        if work.page != "sensitivity":
+            return Job(work, state="queued")
         self.started.append(work.topic)
         self.job = Job(MEASURING, state=self.state, done=3, total=10, item="step 30")
         self.job.result, self.job.problem = self.tables, self.problem

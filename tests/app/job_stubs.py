@@ -37,16 +37,16 @@ def asked(words: Sequence[str]) -> Request[Any]:
 
 _TOPICS = {
     "average": "export.average",
-    "bench": "allocate.baselines",
+    "bench": "run.baselines",
     "compare": "compare.compare",
     "compress": "export.export",
-    "estimate": "allocate.estimates",
-    "evaluate": "allocate.evaluator",
+    "estimate": "run.estimates",
+    "evaluate": "run.evaluator",
     "export": "export.export",
     "prune": "archive.prune",
     "rehearse": "compare.rehearse",
     "restore": "compare.restore",
-    "search": "allocate.search",
+    "search": "run.search",
     "sensitivity": "sensitivity.fisher",
     "verify": "archive.verify",
 }

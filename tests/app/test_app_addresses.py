@@ -25,7 +25,7 @@ pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
 from obstore.store import MemoryStore
 
 RUN, ARCHIVE = "s3://bucket/runs/digits", "s3://bucket/runs/digits.inshrink"
-PAGES = ("overview", "sensitivity", "archive", "compare", "export", "allocate")
+PAGES = ("run", "archive", "compare", "export")
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_refresh_sees_a_checkpoint_that_came(bucket):
 
 @pytest.mark.parametrize(
     ("address", "page"),
-    [*((RUN, page) for page in PAGES), *((ARCHIVE, page) for page in ("overview", "archive", "export"))],
+    [*((RUN, page) for page in PAGES), *((ARCHIVE, page) for page in ("run", "archive", "export"))],
 )
 def test_every_page_draws_what_lies_at_an_address(archived, page, address):
     app = explorer(page, run=address)
@@ -155,7 +155,7 @@ def test_nothing_is_written_to_an_address(bucket):
 
 
 def test_a_job_about_an_address_that_is_not_allowed_any_more_is_not_shown(bucket, root):
-    job = services.start_job(Work.asking([Inspect(RUN)], shown=RUN, page="overview"))
+    job = services.start_job(Work.asking([Inspect(RUN)], shown=RUN, page="run"))
     services.stop_job(job)
     assert services.find_job(job.job_id) is not None
     roots.configure([root])

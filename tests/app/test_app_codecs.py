@@ -42,9 +42,9 @@ def test_a_codec_from_elsewhere_is_exported_with_its_knob(installed, root, jobs)
 
 def test_a_codec_from_elsewhere_is_searched_and_edited(installed, root, jobs):
     run = write_run(root / "run")
-    app = explorer("allocate", run=str(run), codec="cut")
+    services.change_bits(services.load_subject(str(run)), {"codec": "cut", "settings": {"bits": 4}})
+    app = explorer("run", run=str(run), codec="cut")
     assert app.selectbox(key="search.codec").value == "cut"
-    assert option(jobs.last, "--codec") == "cut"
     assert services.codec_settings("cut") == {"bits": 8}
 
 

@@ -13,7 +13,7 @@ from inshrink_app.services import archives, opening
 
 from tests.app.builders import SAMPLE, linked, texts, write_run
 
-PAGES = ("overview", "sensitivity", "allocate", "compare", "archive", "export", "jobs", "open")
+PAGES = ("run", "compare", "archive", "export", "jobs", "open")
 
 
 @pytest.fixture

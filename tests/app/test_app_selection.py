@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from inshrink_app.model.sensitivity import Sensitivity
-from inshrink_app.pages.sensitivity.changes import aligned, between_runs, between_steps, sides_figures
-from inshrink_app.pages.sensitivity.heatmap import aggregate
-from inshrink_app.pages.sensitivity.selection import Event, Selection, apply_selection, chosen_cell
+from inshrink_app.pages.run.changes import aligned, between_runs, between_steps, sides_figures
+from inshrink_app.pages.run.heatmap import aggregate
+from inshrink_app.pages.run.selection import Event, Selection, apply_selection, chosen_cell
 from inshrink_app.widgets.modules import default_level, labels, levels, outline, rows_at
 
 from inshrink_core.analysis.profile import Row

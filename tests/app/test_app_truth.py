@@ -16,7 +16,7 @@ import inshrink_core
 from tests.app.builders import compared_rows, explorer, keep_comparison, texts
 from tests.app.job_stubs import STEPS
 
-PAGES = ("overview", "compare", "archive", "export", "allocate", "sensitivity")
+PAGES = ("run", "compare", "archive", "export")
 COSTS = {10: 0.0011, 20: 0.0077, 30: 0.0022, 40: 0.0013}
 DROPS = {10: 0.051, 20: 0.0, 30: 0.012, 40: -0.02}
 
@@ -72,7 +72,7 @@ def test_every_page_shows_the_figures_that_are_kept(measured, page, kind):
     app = explorer(page, run=str(measured.with_name(kind)))
     found = shown(app, truth)
     assert found == {name: truth[name] for name in found}
-    if page in ("overview", "compare", "archive"):
+    if page in ("compare", "archive"):
         assert {"Compression ratio", "Restore cost", "Largest drop"} <= set(found)
     # In words, too: whatever a page calls a restore cost is the one that was measured, or the bound.
     said = re.findall(r"restore costs? (?:is |of )?(\d[\d.e-]* %)", texts(app), re.IGNORECASE)
@@ -97,7 +97,7 @@ def test_the_table_of_runs_and_the_report_say_the_same(measured):
 
 def test_after_a_change_every_page_says_that_it_was_measured_before(measured):
     inshrink_core.verbs.prune(measured.with_name("run.inshrink"), keep_last=2, apply=True)
-    for page in ("overview", "compare", "archive"):
+    for page in ("compare", "archive"):
         app = explorer(page, run=str(measured))
         (cost,) = [metric for metric in app.metric if metric.label == "Restore cost"]
         assert str(cost.delta).endswith("before the last change")

@@ -111,6 +111,11 @@ class Board(NamedTuple):
         return "divergence" if kind == "none" else kind
 
     @property
+    def can_bound(self) -> bool:
+        """Whether the evaluator tells what is bounded, as far as is known."""
+        return self.tried is None or not self.tried.get("not_judged")
+
+    @property
     def limit(self) -> float | None:
         """The bound on `figure`; None where another figure is bounded."""
         return self.now.bound.value if self.figure == self.now.bound.kind else None
@@ -128,6 +133,8 @@ def gather(shown: Subject, now: Chosen, judge: EvaluatorCode | None, device: str
         found = before or services.searched(search, services.steps_of(search, shown))
     steps = found.steps or shown.steps
     trial, tried = _trial(shown, now, judge, device)
+    if tried is not None and tried.get("evaluator_failed"):  # What was known stays; it is not asked again.
+        judge = None
     measured = _measured(shown, steps, judge, found)
     rates, estimating = _rates_of(shown, steps, codec, measured)
     points = (*measured, *services.estimates(estimating))
@@ -155,6 +162,11 @@ def gather(shown: Subject, now: Chosen, judge: EvaluatorCode | None, device: str
     )
 
 
+def may_begin() -> bool:
+    """Whether trials and estimates begin by themselves: once the reader asked for the run."""
+    return state.was_asked_for()
+
+
 def _limits(now: Chosen) -> dict[str, float]:
     return {} if now.bound.kind == "none" else {now.bound.kind: now.bound.value}
 
@@ -171,9 +183,9 @@ def _trial(
     except ServiceError:
         return None, None
     trial = services.job_of(work)
-    if trial is not None and trial.state == "interrupted" and state.was_asked_for():
+    if trial is not None and trial.state == "interrupted" and may_begin():
         services.resume_job(trial)
-    if trial is None and state.was_asked_for():
+    if trial is None and may_begin():
         trial = services.start_job(work, again=False)
     if trial is None:
         return None, None
@@ -200,7 +212,7 @@ def _rates_of(
     """Return what each tensor costs, and the job that tells it; estimates are made anew once trials are."""
     work = services.estimating_work(shown, steps, codec, is_calibrated=bool(measured))
     job = services.job_of(work)
-    is_wanted = state.was_asked_for() and weight_bytes(shown) <= ASK_ABOVE_BYTES
+    is_wanted = may_begin() and weight_bytes(shown) <= ASK_ABOVE_BYTES
     if job is None and is_wanted:
         job = services.start_job(work)
     elif job is not None and job.state == "interrupted" and is_wanted:

@@ -145,6 +145,12 @@ def _measure(board: Board) -> None:
         job_card.stopped(job, primary=False)
 
 
+def plain(board: Board) -> Search:
+    """Return the search of all steps within the bound, as its button starts it without further options."""
+    fields: dict[str, Any] = {**board.now.bound.fields, **services.judged_by(board.judge)}
+    return Search(str(board.shown.path), codec=board.codec, **fields)
+
+
 def result(board: Board) -> None:
     """Say what the search came to, and offer its best; taking it is one step that *Undo* takes back."""
     job, found = board.search, board.found

@@ -30,7 +30,9 @@ def show(board: Board, now: Figures | None, device: str) -> Requests:
         _keep(board)
         running = board.writing is not None and board.writing.is_running
         target = _target(board)
-        requests = shrinking.write_requests(shown, board.now, target, judge, device)
+        requests = shrinking.write_requests(
+            shown, board.now, target, judge, device, can_bound=board.can_bound
+        )
         with st.container(horizontal=True, vertical_alignment="center"):
             if st.button(
                 "Write archive",
@@ -89,7 +91,7 @@ def _how(board: Board) -> str:
     """Say what decides the bits of each step."""
     if board.now.keep == "exact":
         return ""
-    if shrinking.is_bounded(board.now, board.judge):
+    if shrinking.is_bounded(board.now, board.judge, can_bound=board.can_bound):
         return f"Each step: {board.now.bound.text}."
     if board.now.bound.kind == "none":
         return "Default settings."
@@ -105,18 +107,22 @@ def _promise(board: Board) -> str:
 
 def _target(board: Board) -> str:
     """Return where the archive goes; the popover lets it be changed."""
-    request = shrinking.chain_request(board.shown, board.now, board.judge)
+    request = shrinking.chain_request(board.shown, board.now, board.judge, can_bound=board.can_bound)
     suggestion = services.suggested_name(board.shown, request)
     return str(st.session_state.get(f"shrink.target.{suggestion}") or suggestion)
 
 
 def _start(board: Board, typed: str, device: str) -> None:
     state.clicked()
-    request = shrinking.chain_request(board.shown, board.now, board.judge, device)
+    request = shrinking.chain_request(
+        board.shown, board.now, board.judge, device, can_bound=board.can_bound
+    )
     target = answer(lambda: services.export_target(typed, request))
     if target is None:
         return
-    requests = shrinking.write_requests(board.shown, board.now, str(target), board.judge, device)
+    requests = shrinking.write_requests(
+        board.shown, board.now, str(target), board.judge, device, can_bound=board.can_bound
+    )
     if answer(lambda: shrinking.start_writing(board.shown, requests, board.judge)) is not None:
         st.rerun()
 
@@ -124,7 +130,7 @@ def _start(board: Board, typed: str, device: str) -> None:
 def _more(board: Board) -> None:
     """Draw what few need: where to, on which device, and where steps and metrics come from."""
     shown = board.shown
-    request = shrinking.chain_request(shown, board.now, board.judge)
+    request = shrinking.chain_request(shown, board.now, board.judge, can_bound=board.can_bound)
     suggestion = services.suggested_name(shown, request)
     st.text_input("Write to", suggestion, key=f"shrink.target.{suggestion}")
     if not services.missing_cuda():
@@ -158,7 +164,6 @@ def _basis(board: Board) -> None:
     if why := found.get("not_judged"):
         said += f" The evaluator {'fails' if found.get('evaluator_failed') else 'tells no cost'}: {why}."
     st.caption(fmt.markdown(said))
-    problem.show_unreadable(board.shown.unreadable, "The archive holds all others.")
 
 
 def _result(board: Board, made: Written) -> None:

@@ -47,38 +47,50 @@ def is_by_hand(now: Chosen) -> bool:
     return bool(now.config) and now.keep != "exact"
 
 
-def is_bounded(now: Chosen, judge: EvaluatorCode | None) -> bool:
-    """Whether every step is written as small as the bound allows."""
-    return judge is not None and now.keep != "exact" and now.bound.kind != "none" and not is_by_hand(now)
+def is_bounded(now: Chosen, judge: EvaluatorCode | None, *, can_bound: bool = True) -> bool:
+    """Whether every step is written as small as the bound allows, where the evaluator can tell that."""
+    return can_bound and judge is not None and now.keep != "exact" and now.bound.kind != "none" and not is_by_hand(now)
 
 
 def chain_request(
-    shown: Subject, now: Chosen, judge: EvaluatorCode | None, device: str = "auto"
+    shown: Subject,
+    now: Chosen,
+    judge: EvaluatorCode | None,
+    device: str = "auto",
+    *,
+    can_bound: bool = True,
 ) -> ExportRequest:
     """Return the archive that is chosen for a run, not yet told where to."""
     keep = KEEPS[now.keep]
     fields: dict[str, Any] = {"codec": keep.codec, "optimizer": keep.optimizer, "device": device}
     if is_by_hand(now):
         fields |= {"codec": str(now.config["codec"]), "config": engine_settings(now.config) or None}
-    elif is_bounded(now, judge):
+    elif is_bounded(now, judge, can_bound=can_bound):
         fields |= now.bound.fields
     return chain_export(shown, shown.steps, **fields)
 
 
 def write_requests(
-    shown: Subject, now: Chosen, target: str, judge: EvaluatorCode | None, device: str = "auto"
+    shown: Subject,
+    now: Chosen,
+    target: str,
+    judge: EvaluatorCode | None,
+    device: str = "auto",
+    *,
+    can_bound: bool = True,
 ) -> list[Request[Any]]:
     """Return the requests that write an archive, decode all of it, and compare it with the run.
 
     Without an evaluator, and where every bit is kept, every tensor is compared instead.
     """
-    request = chain_request(shown, now, judge, device)
-    judging = judge.fields if judge is not None and is_bounded(now, judge) else {}
+    request = chain_request(shown, now, judge, device, can_bound=can_bound)
+    is_judged = judge is not None and is_bounded(now, judge, can_bound=can_bound)
+    judging = judge.fields if judge is not None and is_judged else {}
     written = request.placed(target, **judging)
     if judge is None or now.keep == "exact":
         return [*written, Verify(target, deep=True, against=str(shown.path), device=device)]
     # Under a bound every step was measured when it was written: the comparison is known then.
-    steps = shown.steps if judging else spread_of(shown.steps)
+    steps = shown.steps if is_judged else spread_of(shown.steps)
     compared = comparison(shown, [Path(target)], steps, judge, device=device)
     return [*written, Verify(target, deep=True, device=device), compared]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs import Job, Requests
+from inshrink_app.jobs import Job
 from inshrink_app.model import ASK_ABOVE_BYTES, METRICS, Page, Sensitivity, ServiceError, Subject
-from inshrink_app.pages.run import ahead, bits, changes, picture, rows, shrink, strip, tensor
+from inshrink_app.pages.run import ahead, bits, changes, picture, rows, search, shrink, shrinking, strip, tensor
 from inshrink_app.pages.run import board as boards
 from inshrink_app.pages.run import selection as chosen
 from inshrink_app.pages.run.board import Board
@@ -36,7 +36,7 @@ def render() -> None:
         return
     if shown.kind == "archive":
         _archive(shown)
-    problem.show_unreadable(shown.unreadable, "Their steps are missing from the map.")
+    problem.show_unreadable(shown.unreadable, "The map and archives hold all others: keep these files, or fetch whole ones.")
     _place(shown)
 
 
@@ -343,11 +343,13 @@ def _code(
     is_known = look.metric in ("magnitude", "taylor", "fisher", "update")
     metric = look.metric if is_known else "magnitude"
     by = modules.TENSOR if look.level.isdigit() else look.level
-    asked: Requests = [
+    asked: list[Any] = [
         Inspect(str(shown.path)),
         services.sensitivity_request(shown, metric, by, look.statistic),
         *requests,
     ]
+    if board is not None:
+        asked += [search.plain(board), shrinking.estimate_request(shown, board.now, board.judge)]
     ending.requests(asked)
     if found is not None:
         tensor.code(shown, found.layer, found.step, look.metric)
