@@ -207,8 +207,8 @@ class JobRegistry:
                 job = self._waiting.pop(0)
                 try:
                     (job.folder.path / RESULT).unlink(missing_ok=True)
-                    job.process = self._start(job)
                     lines = ["inshrink " + " ".join(request.words()) for request in job.requests]
+                    job.process = self._start(job)
                 except OSError as error:
                     self._fail(job, Problem("no process could be started for this", detail=str(error)))
                     continue

@@ -308,6 +308,32 @@ class Made(NamedTuple):
         )
 
 
+def _model_of(
+    job: Job, asked: Mapping[str, Any], left_out: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, str] | None]:
+    """Return what is left out of the model that was written, and how its names begin in another one.
+
+    Of a run with a moving average, one of both models is written, and the other one is not left out of it.
+    """
+    if "weights_only" not in asked:
+        return left_out, None
+    try:
+        model = load_subject(job.shown).model_tensors
+    except ServiceError:
+        return left_out, None
+    twin_of = twins({row.name: row.shape for row in model})
+    if not twin_of:
+        return left_out, None
+    names = [row.name for row in model]
+    written = chosen_names(names, asked.get("tensors", ()), asked.get("without", ()))
+    renamed = _renamed(written, twin_of)
+    is_average = renamed is not None
+    missing = {name for name in names if (name in twin_of) == is_average}.difference(written)
+    old, new = renamed or ("", "")
+    inside = (one for one in left_out if any(f"{name}.".startswith(f"{one}.") for name in missing))
+    return tuple(new + one.removeprefix(old) for one in inside), renamed
+
+
 def _renamed(names: Collection[str], twin_of: Mapping[str, str]) -> tuple[str, str] | None:
     """Return how names of a moving average begin, and how those of its model do; None of other names."""
     if not names or not set(names) <= set(twin_of):

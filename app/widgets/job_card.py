@@ -167,9 +167,8 @@ def jobs_drawer() -> None:
     n_running = sum(job.is_running for job in jobs)
     label = fmt.counted(n_running, "job") if n_running else "Jobs"
     icon = ":material/progress_activity:" if n_running else ":material/checklist:"
-    linked = state.choice_text("jobs") != ""
-    state.retract("jobs")
-    if linked:
+    if state.choice_text("panel") == "jobs":  # By the address that the jobs had as a page.
+        state.retract("panel")
         st.session_state["header.jobs"] = True
     panel = st.popover(label, icon=icon, key="header.jobs", on_change="rerun", width="content")
     if panel.open:

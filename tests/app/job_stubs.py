@@ -36,19 +36,19 @@ def asked(words: Sequence[str]) -> Request[Any]:
 
 
 _TOPICS = {
-    "average": "export.average",
+    "average": "archives.average",
     "bench": "run.baselines",
-    "compare": "compare.compare",
-    "compress": "export.export",
+    "compare": "archives.compare",
+    "compress": "archives.write",
     "estimate": "run.estimates",
     "evaluate": "run.evaluator",
-    "export": "export.export",
-    "prune": "archive.prune",
-    "rehearse": "compare.rehearse",
-    "restore": "compare.restore",
+    "export": "archives.pack",
+    "prune": "archives.prune",
+    "rehearse": "archives.rehearse",
+    "restore": "archives.restore",
     "search": "run.search",
     "sensitivity": "sensitivity.fisher",
-    "verify": "archive.verify",
+    "verify": "archives.verify",
 }
 
 

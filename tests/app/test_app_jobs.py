@@ -186,7 +186,7 @@ def test_a_queued_job_is_interrupted_by_the_end_of_its_explorer(tmp_path):
 
 
 def test_a_job_that_the_system_does_not_start_fails_in_words_and_lets_the_next_one_in(tmp_path):
-    def refuse(file: object, trusted: object) -> Any:
+    def refuse(job: Job) -> Any:
         raise OSError(11, "Resource temporarily unavailable")
 
     jobs = JobRegistry(refuse, tmp_path, most=1)

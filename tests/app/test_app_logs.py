@@ -14,7 +14,7 @@ from inshrink_app.services.inside import dropped_folder
 from inshrink_app.widgets import figures
 from streamlit.testing.v1 import AppTest
 
-from tests.app.builders import button, charts, explorer, texts, visit, write_run
+from tests.app.builders import button, charts, explorer, visit, write_run
 
 TABLE = "epoch;wall_time;val/loss;acc\n10;1;0.5;0.1\n20;2;0.25;0.2\n30;3;nan;0.3\n"
 
@@ -66,7 +66,7 @@ def test_columns_are_guessed_previewed_and_used(run):
 def test_a_link_brings_its_metrics_and_other_pages_keep_them(run):
     app = explorer("run", run=str(run), log=choice(run, "acc").text)
     assert has_curves(app)
-    visit(app, "export").run()
+    visit(app, "archives").run()
     assert app.query_params["log"] == choice(run, "acc").text
     visit(app, "run").run()
     assert has_curves(app)

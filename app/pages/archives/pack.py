@@ -155,7 +155,16 @@ def _which(source: Subject) -> dict[str, tuple[str, ...]]:
     picked: list[str] = []
     if kept:
         picked = choices.pick_several("Left out", list(dict.fromkeys(kept)), key=LEFT_OUT)
-    return fields | {"without": (*without, *picked)}
+    every = [row.name for row in model]
+    chosen = [one for pattern in picked for one in _as_listed(pattern, names, every)]
+    return fields | {"without": (*without, *chosen)}
+
+
+def _as_listed(pattern: str, names: Sequence[str], every: Sequence[str]) -> list[str]:
+    """Return a pattern, or the names it matches in one model if it means others in the whole checkpoint."""
+    found = modules.matching(names, pattern)
+    is_same = found == modules.matching(every, pattern).intersection(names)
+    return [pattern] if is_same else sorted(found)
 
 
 def _leave_out(pattern: str) -> None:
@@ -199,7 +208,7 @@ def _listed(model: Sequence[TensorSpec], kept: set[str], request: ExportRequest)
     if not rows:
         st.warning("No tensor is left. Change what is left out.", icon=":material/warning:")
         return
-    st.caption(fmt.markdown(f"Written: {', '.join(parts)}."))
+    st.caption(f"Written: {', '.join(parts)}.")
     table = pd.DataFrame(
         [
             (row.name, "yes" if row.name in kept else "left out", fmt.shape(row.shape), row.dtype, row.nbytes)

@@ -107,7 +107,7 @@ def _row(chain: ChainReport, known: Mapping[str, Known], bound: Bound) -> dict[s
     }
     judged = figures.get(bound.kind)
     if quality.is_exact_archive(chain):
-        cost, word = 0.0, "exact"
+        cost, word = cost or 0.0, "exact"
     else:
         word = None if judged is None else "kept" if bound.is_kept(judged) else "broken"
     last = next(verified(chain), None)
