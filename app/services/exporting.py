@@ -75,14 +75,6 @@ class ExportRequest:
         """Return which tensors of weights are kept."""
         return chosen_names(names, self.file.tensors, self.file.without)
 
-    def on(self, device: str) -> ExportRequest:
-        """Return the same, worked on elsewhere; a copy is no work."""
-        asked = tuple(
-            one if getattr(one, "pack", None) is not None else replace(one, device=device)
-            for one in self.asked
-        )
-        return replace(self, asked=asked)
-
     def placed(self, target: str, between: str = "", **fields: Any) -> list[Request[Any]]:
         """Return the requests that write to a target.
 

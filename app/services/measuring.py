@@ -48,23 +48,6 @@ def told_metrics(subject: Subject) -> tuple[str, ...]:
     return tuple(metric for metric, is_told in told.items() if is_told)
 
 
-def known_shares(subject: Subject) -> tuple[str, dict[str, float]]:
-    """Return the most telling metric that was measured, and which share each tensor carries at the last step.
-
-    Both are empty where none was measured.
-    """
-    found = {metric: tables for metric in told_metrics(subject) if (tables := measured(subject, metric))}
-    if not found:
-        return "", {}
-    metric = next(iter(found))
-    table = found[metric]["tensor"]
-    carried = table.carried()[:, -1]
-    total = float(np.nansum(carried)) or 1.0
-    return metric, {
-        row.name: float(one) / total for row, one in zip(table.rows, carried, strict=True) if np.isfinite(one)
-    }
-
-
 def averages_of(subject: Subject) -> tuple[str, ...]:
     """Return the weights that are a moving average of others: a second model, which no count includes."""
     specs = {row.name: row.shape for row in subject.model_tensors}

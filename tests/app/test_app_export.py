@@ -14,7 +14,7 @@ from inshrink_app.jobs.registry import Job, JobRegistry
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.server import downloads as downloads_module
 from inshrink_app.server import recent, roots
-from inshrink_app.services import ExportRequest, measuring
+from inshrink_app.services import ExportRequest
 from inshrink_app.services import jobs as job_services
 from inshrink_app.services.exporting import default_folder
 
@@ -23,14 +23,11 @@ from inshrink_core.chain import default_optimizer
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.verbs.modes.pack import pack
 from tests.app.builders import (
-    MEASURING,
     SAMPLE,
     archives,
     button,
     judged,
     open_panel,
-    sensitivity_table,
-    subject,
     texts,
     write_run,
 )
@@ -230,18 +227,6 @@ def test_the_model_that_is_packed_is_named_and_loads_strictly(root, jobs, which,
     model = torch.nn.ModuleDict({"fc1": torch.nn.Linear(3, 4), "head": torch.nn.Linear(4, 2, bias=False)})
     exec(made.loading.replace("...  # yours", "given"), {"given": model, "model": model})
     assert {float(one.detach().unique()) for one in model.parameters()} == {value}
-
-
-def test_shares_of_the_sensitivity_are_told_where_they_were_measured(monkeypatch):
-    shown = subject(3)
-    jobs = {"magnitude": Job(MEASURING, state="finished", result={"tensor": sensitivity_table(3, 2)})}
-    monkeypatch.setattr(measuring, "sensitivity_job", lambda _, metric: jobs.get(metric))
-    metric, found = services.known_shares(shown)
-    assert metric == "magnitude"
-    assert list(found) == [f"layers.{i}.weight" for i in range(3)]
-    assert sum(found.values()) == pytest.approx(1)
-    jobs.clear()
-    assert services.known_shares(shown) == ("", {})
 
 
 def test_a_plain_file_is_asked_for_as_the_command_line_has_it(archived, jobs):

@@ -140,7 +140,6 @@ def _which(source: Subject) -> dict[str, tuple[str, ...]]:
         elif of == "main":
             without = average.patterns
             names = [name for name in names if name not in average.names]
-    kept = st.session_state.get(LEFT_OUT, [])
     with st.container(horizontal=True, vertical_alignment="bottom"):
         tip = modules.PATTERN_HELP
         pattern = st.text_input("Leave out", key=_PATTERN, placeholder="head, *.bias, /bn\\d/", help=tip)
@@ -153,8 +152,9 @@ def _which(source: Subject) -> dict[str, tuple[str, ...]]:
             table = pd.DataFrame({"name": found})
             st.dataframe(table, hide_index=True, height=150, alt="Tensors that the pattern matches")
     picked: list[str] = []
-    if kept:
-        picked = choices.pick_several("Left out", list(dict.fromkeys(kept)), key=LEFT_OUT)
+    if LEFT_OUT in st.session_state:  # Drawn also when it is empty: a widget that goes loses its value.
+        patterns = list(dict.fromkeys(st.session_state[LEFT_OUT]))
+        picked = choices.pick_several("Left out", patterns, key=LEFT_OUT, placeholder="Nothing")
     every = [row.name for row in model]
     chosen = [one for pattern in picked for one in _as_listed(pattern, names, every)]
     return fields | {"without": (*without, *chosen)}

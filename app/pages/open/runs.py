@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pandas as pd
 import streamlit as st
@@ -40,19 +40,18 @@ def show(open_path: Callable[[Path], None]) -> None:
 def _listed(open_path: Callable[[Path], None]) -> None:
     """Draw the table of a folder or of all roots, with ways to other folders."""
     folder, roots = _current_folder(), settings().roots
-    if folder is not None:
-        with st.container(horizontal=True, vertical_alignment="center"):
+    with st.container(horizontal=True, vertical_alignment="center"):
+        look: dict[str, Any] = {"label_visibility": "collapsed", "width": 260, "icon": ":material/search:"}
+        pattern = st.text_input("Filter by name", placeholder="Filter by name", key="runs.filter", **look)
+        if folder is not None:
             is_top = folder in roots and len(roots) == 1
             if st.button("Up", icon=":material/arrow_upward:", disabled=is_top, key="up"):
                 _go(None if folder in roots else folder.parent)
             if st.button("Open this folder", icon=":material/folder_open:", key="open_folder"):
                 open_path(folder)
-            st.code(str(folder), language=None, wrap_lines=True)
+            st.caption(fmt.markdown(str(folder)), width="content")
     with st.spinner("Reading headers…"):
         found, n_more = shelf.shelf(roots if folder is None else [folder])
-    pattern = st.text_input(
-        "Filter by name", placeholder="Filter by name", icon=":material/search:", key="runs.filter"
-    )
     found = found[[(pattern or "").casefold() in str(path).casefold() for path in found["path"]]]
     if found.empty:
         st.caption("No runs or archives here." if not pattern else "No name contains this text.")
