@@ -14,7 +14,7 @@ from inshrink_app.services.inside import dropped_folder
 from inshrink_app.widgets import figures
 from streamlit.testing.v1 import AppTest
 
-from tests.app.builders import button, charts, explorer, texts, visit, write_run
+from tests.app.builders import button, charts, explorer, visit, write_run
 
 TABLE = "epoch;wall_time;val/loss;acc\n10;1;0.5;0.1\n20;2;0.25;0.2\n30;3;nan;0.3\n"
 

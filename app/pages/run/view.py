@@ -211,7 +211,7 @@ def _ask(shown: Subject, look: Look) -> None:
     cost = sum(services.measuring_cost(shown, metric) for metric in metrics)
     word = METRICS[look.metric].word
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button(f"Measure {word}", type="primary", icon=":material/play_arrow:", key="run.measure"):
+        if st.button(f"Measure {word}", icon=":material/play_arrow:", key="run.measure"):
             state.clicked()
             for metric in metrics:
                 services.start_sensitivity(str(shown.path), metric)
