@@ -9,10 +9,7 @@ from inshrink_app.model import Page
 NAMES = (
     "open",
     "run",
-    "compare",
-    "archive",
-    "export",
-    "jobs",
+    "archives",
 )
 """Folders of this package, in the order of the navigation. The explorer begins at the first one."""
 

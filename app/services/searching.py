@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs import Job, Own, Work
+from inshrink_app.jobs import Job, Work
 from inshrink_app.model import Subject, config_words, engine_settings, known_of
 from inshrink_app.services.archives import archives_of
 from inshrink_app.services.comparing import compared
@@ -23,6 +23,7 @@ from inshrink_app.services.jobs import (
     documents_of,
     newest_job,
     read_result,
+    scratch_path,
     start_job,
     stop_job,
 )
@@ -306,10 +307,10 @@ def baselines_work(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -
     # The laboratory's verb is found by its name, as every verb that another package registers.
     codecs = ",".join(one.label for one in compared_variants().values())
     fields = {"run": str(shown.path), "codecs": codecs, "steps": list(steps), **judge.fields}
-    kept: dict[str, Any] = {"output": Own("bench")}
-    bench = replace(request_from_json({"verb": "bench", "fields": fields}), **kept)
-    of = _measured_on(shown, judge)
-    return Work.asking([bench], shown.path, "run", "baselines", of=of, trusted=judge.trusted)
+    output = scratch_path("bench")
+    bench = request_from_json({"verb": "bench", "fields": {**fields, "output": output}})
+    more: dict[str, Any] = {"of": _measured_on(shown, judge), "scratch": (output,)}
+    return Work.asking([bench], shown.path, "run", "baselines", trusted=judge.trusted, **more)
 
 
 def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
@@ -335,7 +336,7 @@ def measuring_work(
     shown: Subject, steps: Sequence[int], judge: EvaluatorCode, config: Mapping[str, Any]
 ) -> Work:
     """Return the measuring of one configuration: an archive is written with it, and compared."""
-    target, chosen, path = Own(_MEASURED), tuple(steps) or None, str(shown.path)
+    target, chosen, path = scratch_path(_MEASURED), tuple(steps) or None, str(shown.path)
     given, codec = engine_settings(config), str(config["codec"])
     requests = (
         Compress(path, target, codec=codec, config=given or None, optimizer="drop", steps=chosen),

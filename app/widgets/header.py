@@ -12,7 +12,6 @@ from inshrink_app.widgets import evaluator, fmt, job_card, listing, watch
 from inshrink_app.widgets.choices import pick_one
 
 _NAME_WIDTH = 36
-_JOBS_SHOWN = 4
 _NO_METRIC = "The evaluator's own"
 
 
@@ -31,7 +30,7 @@ def show(shown: Subject, *, watched: bool = False) -> None:
         if shown.kind == "run" or services.original_of(shown) is not None:
             _bound(shown)
             _evaluator(shown)
-        jobs()
+        job_card.jobs_drawer()
         if watched:
             watch.badge(shown)
     for note in shown.notes[1:]:
@@ -157,27 +156,3 @@ def _metric(shown: Subject) -> None:
     if (metric, direction) != (now.metric, now.direction):
         services.choose(shown, metric=metric, direction=direction)
         st.rerun()
-
-
-def jobs() -> None:
-    """Draw the jobs that run, and the way to all of them."""
-    known = services.all_jobs()
-    running = [job for job in known if job.is_running]
-    label = fmt.counted(len(running), "job") if running else "Jobs"
-    icon = ":material/progress_activity:" if running else ":material/checklist:"
-    panel = st.popover(label, icon=icon, key="header.jobs", on_change="rerun")
-    if not panel.open:
-        return
-    with panel:
-        for job in known[:_JOBS_SHOWN]:
-            text = services.describe(job)
-            word, colour, sign = job_card.STATES[job.state]
-            with st.container(horizontal=True, vertical_alignment="center"):
-                st.badge(word, icon=sign, color=colour)
-                st.write(fmt.markdown(text.title))
-                if st.button("Show", key=f"header.job.{job.job_id}", type="tertiary"):
-                    job_card.lead_to(job)
-        if not known:
-            st.caption("Nothing long has run yet.")
-        if st.button("All jobs", icon=":material/checklist:", key="header.jobs.all"):
-            state.go_to("jobs")

@@ -66,7 +66,7 @@ def _ways_out(*, is_archive: bool) -> None:
     with st.container(horizontal=True):
         open_another()
         if is_archive and st.button("See what is left", icon=":material/inventory_2:"):
-            state.go_to("archive")
+            state.go_to("archives")
 
 
 def _no_run(page: str) -> None:

@@ -61,5 +61,5 @@ def test_the_header_shows_what_is_chosen(root):
     run = write_run(root / "run")
     judged(run)
     services.choose(services.load_subject(str(run)), bound=Bound("drop", 0.01))
-    app = explorer("export", run=str(run))
+    app = explorer("archives", run=str(run))
     assert any("drop ≤ 1.00 %" in one for one in header(app))

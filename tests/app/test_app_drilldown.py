@@ -95,7 +95,7 @@ def test_neighbours_can_be_laid_over_a_run_and_files_outside_of_the_roots_cannot
 
 def test_what_was_measured_is_kept_beside_the_document(root, jobs):
     services.start_sensitivity(str(write_run(root / "run")), "magnitude")
-    registry = JobRegistry(job_services.start_request, root.parent / "jobs", load=measuring.load_tables)
+    registry = JobRegistry(job_services.start_process, root.parent / "jobs", load=measuring.load_tables)
     (request,) = jobs.started
     job = wait(registry.start(request))
     found = job.result["magnitude"]

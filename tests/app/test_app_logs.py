@@ -66,7 +66,7 @@ def test_columns_are_guessed_previewed_and_used(run):
 def test_a_link_brings_its_metrics_and_other_pages_keep_them(run):
     app = explorer("run", run=str(run), log=choice(run, "acc").text)
     assert has_curves(app)
-    visit(app, "export").run()
+    visit(app, "archives").run()
     assert app.query_params["log"] == choice(run, "acc").text
     visit(app, "run").run()
     assert has_curves(app)

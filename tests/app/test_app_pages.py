@@ -28,7 +28,7 @@ from tests.app.builders import (
     write_run,
 )
 
-ABOUT_A_RUN = ("run", "compare", "archive", "export")
+ABOUT_A_RUN = ("run", "archives")
 
 
 @pytest.mark.parametrize("page", ABOUT_A_RUN)
@@ -37,7 +37,7 @@ def test_a_page_without_a_run_leads_to_the_open_page(root, page):
     assert "No run is open" in texts(app)
     assert primary(app) == ["Choose a run"]
     button(app, "Choose a run").click().run()
-    assert app.title[0].value == "Open a run"
+    assert app.title[0].value == "Open a run or an archive"
 
 
 @pytest.mark.parametrize("page", ABOUT_A_RUN)
@@ -83,9 +83,8 @@ def test_an_empty_archive_says_how_to_fill_it(root, monkeypatch, page):
 
 ONE = [
     ("run", {}),
-    ("run", {}),
-    ("compare", {}),
-    *(("export", {"what": one}) for one in ("all", "range")),
+    ("archives", {"panel": "pack"}),
+    *(("archives", {"panel": "write", "what": one}) for one in ("all", "range")),
 ]
 
 
@@ -115,7 +114,7 @@ def test_a_run_whose_files_vanish_or_change_while_it_is_open_is_told_of(root, ho
 
 def test_two_tabs_show_two_runs_and_neither_follows_the_other(root):
     tabs = [explorer("run", run=str(write_run(root / name))) for name in ("one", "two")]
-    visit(tabs[1], "export").run()
+    visit(tabs[1], "archives").run()
     for _ in range(2):
         for tab, name in zip(tabs, ("one", "two"), strict=True):
             tab.run()

@@ -60,13 +60,13 @@ def test_what_was_measured_stays_until_the_new_checkpoints_are(run, monkeypatch)
 def test_a_run_is_archived_as_it_grows(root, jobs):
     write_run(root / "run")
     jobs.state = "running"
-    app = explorer("export", run=str(root / "run"))
+    app = explorer("archives", run=str(root / "run"), panel="write")
     app.toggle(key="export.watch").set_value(True).run()
     assert not any(found.key == "export.packed" for found in app.toggle)
-    next(found for found in app.button if found.label == "Export").click().run()
+    next(found for found in app.button if found.label == "Write archive").click().run()
     assert "--watch" in jobs.last
     assert "--steps" not in jobs.last
-    assert "Beside the training, at step 30" in texts(app)
+    assert "Watching the run, at step 30" in texts(app)
     assert services.describe(jobs.kept[-1]).title == "Archive run as it grows, to run-weights.inshrink"
     printed = python_text(jobs.kept[-1].requests)
     assert f"inshrink_core.compress('{root}/run', '{root}/run-weights.inshrink'" in printed

@@ -136,7 +136,7 @@ def _more(board: Board) -> None:
     if not services.missing_cuda():
         choices.device("shrink")
     if st.button("A range, one step, or a pack", icon=":material/tune:", key="shrink.export"):
-        state.go_to("export")
+        state.go_to("archives", panel="write")
     folded("Metrics from a file", None, "logs", functools.partial(logs.show, shown))
     if shown.place.is_dir():
         folded("Steps from file names", None, "names", functools.partial(naming.show, shown))
@@ -192,13 +192,11 @@ def _result(board: Board, made: Written) -> None:
     _by_step(board, made)
     with st.container(horizontal=True):
         if st.button("Open in Archives", icon=":material/inventory_2:", key="shrink.open"):
-            state.remember(archive=str(made.chain.path))
-            state.go_to("archive")
+            state.go_to("archives", archive=str(made.chain.path), panel="frames")
         if found is not None and st.button(
             "Compare", icon=":material/compare_arrows:", key="shrink.compare", type="tertiary"
         ):
-            st.session_state["compare.archives"] = [str(made.chain.path)]
-            state.go_to("compare")
+            state.go_to("archives", archive=str(made.chain.path), panel="compare")
 
 
 class _Worst:

@@ -46,7 +46,7 @@ def _archive(shown: Subject) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption("An archive: the map shows what it restores.", width="content")
         if st.button("Open in Archives", icon=":material/inventory_2:", key="run.archive"):
-            state.go_to("archive")
+            state.go_to("archives")
         if original is not None and st.button("Open its run", icon=":material/folder_open:"):
             state.set_run(str(original.path))
             st.rerun()
@@ -211,7 +211,8 @@ def _ask(shown: Subject, look: Look) -> None:
     cost = sum(services.measuring_cost(shown, metric) for metric in metrics)
     word = METRICS[look.metric].word
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button(f"Measure {word}", icon=":material/play_arrow:", key="run.measure"):
+        key = f"run.measure.{shown.path}"
+        if st.button(f"Measure {word}", icon=":material/play_arrow:", key=key):
             state.clicked()
             for metric in metrics:
                 services.start_sensitivity(str(shown.path), metric)

@@ -1,4 +1,4 @@
-"""Original against restored: metric, drop, divergence and rehearsals as figures. No Streamlit here."""
+"""Original against restored: metric, drop, divergence and rehearsals as figures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from inshrink_app.services import Bound
 from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import lay_out, log_ticks, steps_axis, title
@@ -16,13 +17,13 @@ from inshrink_core.verbs.shared.measured import Known
 
 _NAME_WIDTH = 30
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
-_HEIGHT = 260
+_HEIGHT = 220
 _ROOM = 0.12
 _LEFT_ALONE = CATEGORICAL[0]
 _BOUND = CATEGORICAL[5]
 
 
-def metric_figure(found: Sequence[Known]) -> go.Figure:
+def metric_figure(found: Sequence[Known], colours: Mapping[str, str]) -> go.Figure:
     """Draw the metric by step: as trained, and as restored from each archive."""
     figure = go.Figure()
     originals = {row.step: row for one in found for row in one.comparison.steps}
@@ -36,13 +37,16 @@ def metric_figure(found: Sequence[Known]) -> go.Figure:
     if errors and None not in errors:
         original.error_y = {"type": "data", "array": errors, "thickness": 1, "width": 2}
     figure.add_trace(original)
-    for position, one in enumerate(found):
-        figure.add_trace(_line(one, [row.restored for row in one.comparison.steps], position, metric, ".5g"))
+    for one in found:
+        restored = [row.restored for row in one.comparison.steps]
+        figure.add_trace(_line(one, restored, colours, metric, ".5g"))
     _lay_out(figure, metric)
     return figure
 
 
-def share_figure(found: Sequence[Known], figure_of: str, bound: float | None = None) -> go.Figure:
+def share_figure(
+    found: Sequence[Known], figure_of: str, colours: Mapping[str, str], bound: float | None = None
+) -> go.Figure:
     """Draw drop or restore cost by step in percent, its bound, and the previous checkpoint.
 
     The axis is that of the archives and the bound: a previous checkpoint that is far worse leaves it.
@@ -53,6 +57,8 @@ def share_figure(found: Sequence[Known], figure_of: str, bound: float | None = N
         The comparisons.
     figure_of
         ``drop`` or ``restore_cost``.
+    colours
+        Of each archive, by its path.
     bound
         What is allowed, as a fraction.
     """
@@ -65,18 +71,13 @@ def share_figure(found: Sequence[Known], figure_of: str, bound: float | None = N
     }
     _stale(figure, stale, f"previous checkpoint, step %{{x:,}}<br>%{{y:{fmt.d3_format(stale.values())}}} %")
     drawn = [] if bound is None else [100 * bound]
-    for position, one in enumerate(found):
+    for one in found:
         known = [getattr(row, figure_of) for row in one.comparison.steps]
         values = [math.nan if value is None else 100 * value for value in known]
-        figure.add_trace(_line(one, values, position, what, fmt.d3_format(values), " %"))
+        figure.add_trace(_line(one, values, colours, what, fmt.d3_format(values), " %"))
         drawn += [value for value in values if math.isfinite(value)]
     if bound is not None:
-        figure.add_hline(
-            y=100 * bound,
-            line={"color": _BOUND, "width": 1.5, "dash": "dash"},
-            annotation={"text": f"Bound {fmt.percent(bound)}", "font": {"size": 12}, "yshift": 2},
-            annotation_position="top left",
-        )
+        _bound(figure, 100 * bound, fmt.percent(bound))
     _lay_out(figure, f"{what.capitalize()}, %")
     least, most = min([0.0, *drawn]), max(drawn, default=0.0)
     if most > least and max(stale.values(), default=0.0) > most:
@@ -85,21 +86,39 @@ def share_figure(found: Sequence[Known], figure_of: str, bound: float | None = N
     return figure
 
 
-def size_figure(found: Sequence[Known], sizes: Sequence[int], bound: float) -> go.Figure:
-    """Draw what a restore costs against the size of each archive."""
-    figure = go.Figure()
-    for position, (one, nbytes) in enumerate(zip(found, sizes, strict=True)):
-        cost = one.comparison.max_restore_cost
-        if cost is None:
-            continue
-        mark = _line(one, [100 * cost], position, "restore cost", fmt.d3_format([cost]), " %")
-        figure.add_trace(mark.update(x=[nbytes], hovertemplate=None, mode="markers", marker={"size": 12}))
-    figure.add_hline(y=100 * bound, line={"color": _BOUND, "width": 1.5, "dash": "dash"})
-    _lay_out(figure, "Largest restore cost, %")
+def _bound(figure: go.Figure, y: float, text: str) -> None:
+    """Draw a bound across a figure."""
+    figure.add_hline(
+        y=y,
+        line={"color": _BOUND, "width": 1.5, "dash": "dash"},
+        annotation={"text": f"Bound {text}", "font": {"size": 12}, "yshift": 2},
+        annotation_position="top left",
+    )
+
+
+def size_figure(
+    found: Sequence[Known], sizes: Mapping[str, int], colours: Mapping[str, str], kind: str, bound: Bound
+) -> go.Figure:
+    """Draw the largest restore cost, drop or divergence of each archive against its size."""
+    figure, what = go.Figure(), kind.replace("_", " ")
+    scale, unit = (1, " nats") if kind == "divergence" else (100, " %")
+    for one in found:
+        value = getattr(one.comparison, f"max_{kind}")
+        if value is not None and one.archive in sizes:
+            mark = _line(one, [scale * value], colours, what, fmt.d3_format([scale * value]), unit)
+            name = fmt.html(fmt.elided(one.name, _NAME_WIDTH))
+            told = f"{name}<br>%{{x:.4s}}B, {what} %{{y:.3g}}{unit}<extra></extra>"
+            mark.update(x=[sizes[one.archive]], hovertemplate=told, mode="markers")
+            figure.add_trace(mark.update(marker={"size": 12}))
+    if bound.kind == kind:
+        _bound(figure, scale * bound.value, bound.text.rpartition("≤ ")[2])
+    _lay_out(figure, f"Largest {what},{unit}")
     return figure.update_xaxes(title=title("Size of the archive, bytes"), tickformat="~s", rangemode="tozero")
 
 
-def divergence_figure(found: Sequence[Known]) -> go.Figure:
+def divergence_figure(
+    found: Sequence[Known], colours: Mapping[str, str], bound: float | None = None
+) -> go.Figure:
     """Draw the divergence of the predictions by step, on a logarithmic axis; zero is not on it."""
     figure = go.Figure()
     rows = [row for one in found for row in one.comparison.steps]
@@ -107,9 +126,11 @@ def divergence_figure(found: Sequence[Known]) -> go.Figure:
     _stale(
         figure, stale, f"previous checkpoint, step %{{x:,}}<br>%{{y:{fmt.d3_format(stale.values())}}} nats"
     )
-    for position, one in enumerate(found):
+    for one in found:
         values = [row.divergence or math.nan for row in one.comparison.steps]
-        figure.add_trace(_line(one, values, position, "divergence", fmt.d3_format(values), " nats"))
+        figure.add_trace(_line(one, values, colours, "divergence", fmt.d3_format(values), " nats"))
+    if bound:
+        figure.add_hline(y=bound, line={"color": _BOUND, "width": 1.5, "dash": "dash"})
     _lay_out(figure, "Divergence, nats")
     drawn = [row.divergence or 0.0 for row in rows]
     figure.update_yaxes(type="log", **log_ticks([*drawn, *stale.values()]))
@@ -117,12 +138,13 @@ def divergence_figure(found: Sequence[Known]) -> go.Figure:
 
 
 def _line(
-    one: Known, values: Sequence[float], position: int, what: str, form: str, unit: str = ""
+    one: Known, values: Sequence[float], colours: Mapping[str, str], what: str, form: str, unit: str = ""
 ) -> go.Scatter:
     """Draw one archive, told apart by colour, mark and name."""
     name = fmt.html(fmt.elided(one.name, _NAME_WIDTH))
-    line = {"color": CATEGORICAL[(position + 1) % len(CATEGORICAL)], "width": 2, "dash": "dot"}
-    marker = {"size": 7, "symbol": _SYMBOLS[position % len(_SYMBOLS)]}
+    line = {"color": colours.get(one.archive, CATEGORICAL[1]), "width": 2}
+    place = list(colours).index(one.archive) if one.archive in colours else 0
+    marker = {"size": 7, "symbol": _SYMBOLS[place % len(_SYMBOLS)]}
     told = f"{name}, step %{{x:,}}<br>{what} %{{y:{form}}}{unit}"
     steps = [row.step for row in one.comparison.steps]
     return _curve(dict(zip(steps, values, strict=False)), name, told, line, marker)

@@ -2,57 +2,45 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs import Job, Work, python_text, shell_text
+from inshrink_app.jobs import Work
 from inshrink_app.model import Subject
 from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import fmt, job_card, listing
+from inshrink_app.widgets import ending, fmt, job_card, listing
 from inshrink_app.widgets.choices import ends_of_range, one_of_few
-from inshrink_app.widgets.layout import answer, facts, folded
+from inshrink_app.widgets.layout import answer, facts
 
 from inshrink_core.request import request_from_json
 
-_WEIGHTS = {"uniform": "All alike", "ema": "More for later ones", "search": "Searched"}
+_WEIGHTS = {"uniform": "Equal", "ema": "Later ones count more", "search": "Searched"}
 _NAMES = {"last": "Last step", **_WEIGHTS}
 _BUDGET = 200
 
 
 def show(shown: Subject) -> None:
-    """Draw the card of a run or an archive, folded while nothing was averaged."""
+    """Draw the controls, the progress, and what was written."""
     if len(shown.steps) < 2:
+        st.caption("An average needs two steps.")
         return
-    job = services.newest_job("export", "average", shown.path)
-    label, icon = "Average several steps into one", ":material/merge:"
-    folded(label, icon, "average", functools.partial(_draw, shown, job), expanded=job is not None)
-
-
-def _draw(shown: Subject, job: Job | None) -> None:
-    """Draw what is in the card."""
-    st.write(
-        "Late checkpoints lie around a point that is often better than any of them. The average of their "
-        "weights is written as a step that loads like the run's own; the rest is the last step's."
-    )
-    if job_card.settled(job, "Averaging") and job is not None:
-        _result(services.read_result(job))
-    if job is not None and job.is_running:
-        return
+    st.caption("Averages the weights of several steps into one that loads like a step of the run.")
+    job = services.newest_job("archives", "average", shown.path)
     fields, judge, ready = _fields(shown)
-    if st.button("Average", icon=":material/merge:", disabled=not ready):
+    is_running = job is not None and job.is_running
+    if st.button("Average", icon=":material/merge:", disabled=is_running or not ready, type="primary"):
         target = answer(lambda: services.restore_target(fields["output"]))
         if target is not None:
             request = _request({**fields, "output": str(target)})
             trusted = judge.trusted if judge else ""
-            services.start_job(Work.asking([request], shown.path, "export", "average", trusted=trusted))
+            services.start_job(Work.asking([request], shown.path, "archives", "average", trusted=trusted))
             st.rerun()
-    request = _request(fields)
-    st.code(shell_text([request]), language=None, wrap_lines=True)
-    st.code(python_text([request]), language=None, wrap_lines=True)
+    if job_card.settled(job, "") and job is not None:
+        _result(services.read_result(job))
+    ending.requests([_request(fields)])
 
 
 def _request(fields: Mapping[str, Any]) -> Any:
@@ -61,16 +49,16 @@ def _request(fields: Mapping[str, Any]) -> Any:
 
 
 def _fields(shown: Subject) -> tuple[dict[str, Any], EvaluatorCode | None, bool]:
-    """Draw the controls; return what is asked, who judges, and whether it may be run."""
+    """Draw the controls; return the fields, the evaluator, and whether all is chosen."""
     first, last = ends_of_range("average", shown.steps)
     steps = [step for step in shown.steps if first <= step <= last]
-    # A search asks the run's evaluator, and an archive has none.
+    # A search needs the evaluator of a run.
     offered = _WEIGHTS if shown.kind == "run" else {name: _WEIGHTS[name] for name in ("uniform", "ema")}
     kind = one_of_few("average", "Weights of the steps", "weights", offered, "uniform")
     judge, ready = None, len(steps) > 1
     fields: dict[str, Any] = {} if steps == list(shown.steps) else {"steps": steps}
     if kind == "search":
-        st.caption("Looks for the coefficients that the evaluator likes best, negative ones too.")
+        st.caption("Searches the coefficients, negative ones too, by the evaluator in the header.")
         judge, trusted = services.named_judge(shown)
         budget = st.number_input("Combinations to try", 8, 10_000, _BUDGET, key="average.budget")
         fields |= {"search": True, "budget": int(budget), **(judge.fields if judge is not None else {})}
@@ -83,9 +71,9 @@ def _fields(shown: Subject) -> tuple[dict[str, Any], EvaluatorCode | None, bool]
 
 
 def _result(document: Mapping[str, Any] | None) -> None:
-    """Draw what was written, and what the evaluator says of it."""
+    """Draw what was written, and its metric."""
     if document is None:
-        st.warning("Its result cannot be read any more.", icon=":material/warning:")
+        st.warning("The result cannot be read any more.", icon=":material/warning:")
         return
     steps, coefficients = document["steps"], document["coefficients"]
     st.caption("Written, to be loaded like any step of the run")

@@ -111,7 +111,7 @@ def _draw_frames(
         if row.damage
         else f"restored from step {fmt.count(row.restored_step)}"
         if row.restored_step is not None
-        else "on the newest line"
+        else "on the newest branch"
         if row.on_line
         else "on an older branch"
         for row in rows
@@ -152,7 +152,7 @@ def _lay_out(figure: go.Figure, steps: Sequence[int], lanes: dict[int, int]) -> 
     )
     figure.update_yaxes(
         tickvals=list(lanes.values()),
-        ticktext=["First line" if branch == 0 else f"Branch {branch}" for branch in lanes],
+        ticktext=["Main branch" if branch == 0 else f"Branch {branch}" for branch in lanes],
         range=[max(1, len(lanes)) - 0.4, -0.6],
         showgrid=False,
         zeroline=False,

@@ -8,46 +8,50 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs import Job, Work, shell_text
+from inshrink_app.jobs import Job, Work
 from inshrink_app.model import Subject
-from inshrink_app.pages.compare.figures import rehearsal_figure
-from inshrink_app.widgets import fmt, job_card, listing
+from inshrink_app.pages.archives.figures import rehearsal_figure
+from inshrink_app.widgets import ending, fmt, job_card, listing
 from inshrink_app.widgets.choices import codec_labels, pick_one
-from inshrink_app.widgets.layout import answer, chart, facts, section
+from inshrink_app.widgets.layout import answer, chart, facts
 
 from inshrink_core.request import Request, request_from_json
 
 
-def rehearse(original: Subject, training: Any) -> None:
-    """Draw the card of a sample's training."""
-    with section("Failure rehearsal"):
-        training = _choose(training)
-        st.write(
-            f"Trains {fmt.markdown(training.name)} again, with failures and without: after a failure, "
-            "training continues from what the archive restores. The difference at the end is what "
-            "compression costs a training that fails."
-        )
-        request = _request(training)
-        work = Work.asking([request], original.path, "compare", "rehearse")
-        job = services.job_of(work)
-        if job is not None and job.is_running:
-            _live(job)
-            return
-        is_done = job is not None and job.state == "finished"
-        jobs = (job,) if job is not None and is_done else services.finished_rehearsals(training.name)
-        finished = [one for one in map(services.read_result, jobs) if isinstance(one, dict)]
-        if job is not None and not is_done:
-            job_card.stopped(job, primary=False)
-        elif finished:
-            of_these = finished[0] if is_done else _chosen(finished, "Earlier rehearsals", "rehearse.old")
-            _show(of_these, "found")
-        elif is_done:
-            st.caption("What this rehearsal found cannot be read any more.")
+def rehearse(original: Subject) -> None:
+    """Draw the rehearsal of a sample's training, and those that were saved elsewhere."""
+    training = services.training_of(original)
+    if training is not None:
+        _rehearse(original, _choose(training))
+    saved()
+
+
+def _rehearse(original: Subject, training: Any) -> None:
+    request = _request(training)
+    work = Work.asking([request], original.path, "archives", "rehearse")
+    job = services.job_of(work)
+    is_done = job is not None and job.state == "finished"
+    with st.container(horizontal=True, vertical_alignment="center"):
         if job is None or is_done:
             label = "Rehearse" if job is None else "Rehearse again"
             tip = "Trainings that were finished with these settings are not repeated."
-            job_card.start_button(label, work, "replay", help=tip)
-        st.code(shell_text([request]), language=None, wrap_lines=True)
+            job_card.start_button(label, work, "replay", help=tip, type="secondary" if is_done else "primary")
+        st.caption(
+            f"Trains {fmt.markdown(training.name)} with failures and without. After a failure it continues "
+            "from a restored step; the difference at the end is the cost of compression."
+        )
+    if job is not None and job.is_running:
+        _live(job)
+        return
+    jobs = (job,) if job is not None and is_done else services.finished_rehearsals(training.name)
+    finished = [one for one in map(services.read_result, jobs) if isinstance(one, dict)]
+    if job is not None and not is_done:
+        job_card.stopped(job, primary=False)
+    elif finished:
+        _show(finished[0] if is_done else _chosen(finished, "Earlier rehearsals", "rehearse.old"), "found")
+    elif is_done:
+        st.caption("The result of this rehearsal cannot be read any more.")
+    ending.requests([request], "rehearse.snippets")
 
 
 def _choose(own: Any) -> Any:
