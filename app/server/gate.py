@@ -64,7 +64,7 @@ _NO_RAW_CSV = (
 """Streamlit's own button writes names as they are, and a spreadsheet takes some for formulas; ours do not."""
 
 _PLACE = """<style>
-    [data-testid="stMainBlockContainer"] { padding-inline: clamp(1rem, 2.5vw, 3rem) }
+    [data-testid="stMain"] [data-testid="stMainBlockContainer"] { padding-inline: clamp(1rem, 2.5vw, 3rem) }
     [data-testid="stLayoutWrapper"]:has(> .st-key-strip) {
       position: sticky; bottom: 0; top: 3.5rem; z-index: 90; padding: 0.35rem 0.5rem;
       background: light-dark(#F4F6F8, #11171E); border-block: 1px solid light-dark(#DDE3E9, #2B353F);
@@ -75,7 +75,7 @@ _PLACE = """<style>
         > [data-testid="stColumn"] { min-width: 100% }
     }
   </style>"""
-"""The strip of figures stays in sight, in the theme's colours. On a narrow screen the map has the whole width."""
+"""The strip of figures stays in sight. On a narrow screen the map has the whole width."""
 
 _DENIAL = "websocket.http.response"
 _REFUSED = "This server is not called so, or is not spoken to from there.\n"

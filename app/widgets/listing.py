@@ -125,9 +125,11 @@ def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, i
     return st.column_config.Column(label, help=tip, width="large" if is_wide else None)
 
 
-def share_column(tip: str | None = None, label: str | None = None) -> Any:
+def share_column(tip: str | None = None, label: str | None = None, width: int | None = None) -> Any:
     """Return the look of a column of fractions: a bar, and percent."""
-    return st.column_config.ProgressColumn(label, format=SHARE, min_value=0.0, max_value=100.0, help=tip)
+    return st.column_config.ProgressColumn(
+        label, format=SHARE, min_value=0.0, max_value=100.0, help=tip, width=width
+    )
 
 
 def in_percent(table: pd.DataFrame, looks: Mapping[str, Any]) -> pd.DataFrame:

@@ -31,7 +31,7 @@ _CHART, _POINTS = "bits.curve", "bits.points"
 _STEP = 2.0
 """A click halves or doubles a spacing, which is worth about a bit a weight."""
 
-_TABLE_HEIGHT = 420
+_TABLE_HEIGHT, _SHARE_WIDTH = 420, 105
 _LABEL_WIDTH = 60
 _MAX_NAMED = 5
 _COLUMNS = {
@@ -234,10 +234,10 @@ def _show_table(board: Board, ticked: Sequence[str]) -> None:
         height=_TABLE_HEIGHT,
         alt=f"Layers with {weight.lower()}, bits per weight, share of the bytes, and buttons to change them",
         columns={
-            weight: listing.share_column(f"Share of the total: ½ Σ h over all weights; h is {told}"),
-            "Bits per weight": st.column_config.NumberColumn(format="%.2f"),
-            "Share of bytes": listing.share_column("Of all layers, as estimated"),
-            "Share of damage": listing.share_column(quality.DAMAGE),
+            weight: listing.share_column(f"Share of the total: ½ Σ h over all weights; h is {told}", width=_SHARE_WIDTH),
+            "Bits per weight": st.column_config.NumberColumn("Bits", format="%.2f", width=60),
+            "Share of bytes": listing.share_column("Of all layers, as estimated", width=_SHARE_WIDTH),
+            "Share of damage": listing.share_column(quality.DAMAGE, width=_SHARE_WIDTH),
             "−": button(
                 "−",
                 "bits.fewer",
@@ -269,7 +269,7 @@ def _weight(shown: Subject) -> tuple[str, str]:
 
 def _frame(found: _Layers, rows: Sequence[Node]) -> pd.DataFrame:
     """Return the table: shares are of all layers, whichever are shown."""
-    rates, values, locked = found.rates, found.values, found.now.locked
+    rates, locked = found.rates, found.now.locked
     stored = found.predicted.bits * rates.sizes
     carried = np.nan_to_num(rates.sensitivities * rates.sizes, nan=0.0)
     damage = np.nan_to_num(found.predicted.damage, nan=0.0)
@@ -277,7 +277,6 @@ def _frame(found: _Layers, rows: Sequence[Node]) -> pd.DataFrame:
     for label, row in zip(modules.labels(rows), rows, strict=True):
         members = list(row.members)
         sizes = float(rates.sizes[members].sum())
-        spacings = {values[place] for place in members}
         lines.append(
             (
                 label,
@@ -288,11 +287,10 @@ def _frame(found: _Layers, rows: Sequence[Node]) -> pd.DataFrame:
                 _share(carried, members),
                 _share(stored, members),
                 _share(damage, members),
-                f"{spacings.pop():g}" if len(spacings) == 1 else "mixed",
             )
         )
     shares = ["Sensitivity", "Share of bytes", "Share of damage"]
-    return pd.DataFrame(lines, columns=["Layer", "Bits per weight", "−", "+", "Lock", *shares, "Coarseness"])
+    return pd.DataFrame(lines, columns=["Layer", "Bits per weight", "−", "+", "Lock", *shares])
 
 
 def _share(parts: np.ndarray, members: Sequence[int]) -> float:

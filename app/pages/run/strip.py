@@ -28,7 +28,7 @@ def show(board: Board, now: Figures | None) -> None:
         before = boards.figures(board, board.now.before[-1][0])
     with (
         st.container(key="strip"),
-        st.container(horizontal=True, vertical_alignment="center", gap="medium"),
+        st.container(horizontal=True, vertical_alignment="center", gap="small"),
     ):
         if now is None:
             waits = board.trial is not None and board.trial.is_running

@@ -100,13 +100,13 @@ def _board(shown: Subject, device: str) -> Board | None:
 def _measured(shown: Subject, look: Look) -> tuple[Tables | None, Job | None]:
     """Return the tables of what the map shows, and the job that measures it; begun where that is allowed."""
     metrics = {"sensitivity": (look.metric,), "ratio": ("update", "magnitude")}.get(look.colour, ())
+    try:
+        jobs = {metric: _job(shown, metric) for metric in metrics}  # All are begun at once.
+    except (ServiceError, OSError) as error:
+        problem.show(error.problem if isinstance(error, ServiceError) else problem.of_os_error(error))
+        return None, None
     found: dict[str, Tables] = {}
-    for metric in metrics:
-        try:
-            job = _job(shown, metric)
-        except (ServiceError, OSError) as error:
-            problem.show(error.problem if isinstance(error, ServiceError) else problem.of_os_error(error))
-            return None, None
+    for metric, job in jobs.items():
         if job is None or job.state != "finished":
             return None, job
         found[metric] = job.result
@@ -211,7 +211,8 @@ def _ask(shown: Subject, look: Look) -> None:
     cost = sum(services.measuring_cost(shown, metric) for metric in metrics)
     word = METRICS[look.metric].word
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button(f"Measure {word}", type="primary", icon=":material/play_arrow:", key=f"run.measure.{shown.path}"):
+        key = f"run.measure.{shown.path}"
+        if st.button(f"Measure {word}", icon=":material/play_arrow:", key=key):
             state.clicked()
             for metric in metrics:
                 services.start_sensitivity(str(shown.path), metric)
@@ -247,7 +248,7 @@ def _panel(view: View, found: Selection | None) -> None:
             name = fmt.markdown(fmt.elided(found.layer, _NAME_WIDTH))
             st.markdown(f"**{name}** :small[step {fmt.count(found.step)}]", width="content")
             is_ticked = found.layer in chosen.ticked(run)
-            with st.container(horizontal=True, width="content", gap=None):
+            with st.container(horizontal=True, width="content", gap="small"):
                 st.button(
                     "Unpin" if is_ticked else "Pin",
                     icon=":material/keep_off:" if is_ticked else ":material/keep:",
