@@ -24,9 +24,6 @@ LOG = "log"
 CARRIED = "carried"
 """The configuration that a page hands to Export: JSON of ``run`` and ``config``."""
 
-LAYERS = "rows"
-"""The layers that a page hands to Allocate: a JSON list of names."""
-
 _PREFIX = "inshrink."
 _STARTED = _PREFIX + "started"
 _ARRIVED = _PREFIX + "arrived"
