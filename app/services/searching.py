@@ -67,8 +67,6 @@ class SearchPoint(NamedTuple):
         Steps measured, and whether these are all.
     keeps
         Whether every step measured keeps the bounds; of a search for a ratio, whether that is reached.
-    gain, noise
-        Mean restore gain and noise; None where not measured.
     is_best
         Whether the search settled on it.
     baseline, archive
@@ -85,8 +83,6 @@ class SearchPoint(NamedTuple):
     n_steps: int
     whole: bool = True
     keeps: bool = False
-    gain: float | None = None
-    noise: float | None = None
     restore_cost: float | None = None
     is_best: bool = False
     baseline: str = ""
@@ -97,7 +93,6 @@ class SearchPoint(NamedTuple):
     def told(cls, config: Mapping[str, Any], figures: Mapping[str, Any], **more: Any) -> SearchPoint:
         """Return a configuration with figures by the engine's names; of several steps, the worst of them."""
         worst = {name: figures[name] for name in ("drop", "divergence", "restore_cost") if name in figures}
-        worst |= {name: figures.get(f"restore_{name}") for name in ("gain", "noise")}
         words = {"label": config_words(config), **worst, **more}
         return cls(config=config, ratio=float(figures["ratio_weights"] or 0.0), **words)
 
@@ -160,12 +155,6 @@ class Searched:
         settled = [point for point in self.points if point.is_best]
         kept = [point for point in self.points if point.keeps and point.whole and point.config]
         return settled[0] if settled else max(kept, key=lambda point: point.ratio, default=None)
-
-    @property
-    def is_best_by_step(self) -> bool:
-        """Whether settings of its own for each step store more than any one configuration that was found."""
-        best = 0.0 if self.best is None else self.best.ratio
-        return any(point.archive == _BY_STEP and point.ratio > best for point in self.points)
 
     def verdict(self, point: SearchPoint) -> str:
         """Say whether a point is what was asked for."""
@@ -281,9 +270,6 @@ def _point(chain: Sequence[Mapping[str, Any]], n_steps: int, limits: Mapping[str
     figures = {
         name: max(_known(chain, name), default=None) for name in ("drop", "divergence", "restore_cost")
     }
-    for name in ("restore_gain", "restore_noise"):
-        known = _known(chain, name)
-        figures[name] = math.fsum(known) / len(known) if known else None
     return SearchPoint.told(
         chain[0]["config"],
         figures | {"ratio_weights": len(stored) / math.fsum(stored) if stored else 0.0},

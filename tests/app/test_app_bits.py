@@ -243,7 +243,7 @@ def test_trials_are_drawn_as_they_arrive_with_what_is_left_and_a_way_to_cancel(r
     assert "about 7 evaluations left" in texts(app)
     button(app, "Cancel").click().run()
     assert job.state == "cancelled"
-    assert "This was cancelled" in texts(app)
+    assert "Cancelled. Finished work stays" in texts(app)
     button(app, "Resume").click().run()
     assert job.state == "running"
 

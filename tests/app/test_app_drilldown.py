@@ -254,10 +254,10 @@ def test_one_checkpoint_has_no_two_steps(root, monkeypatch):
     assert "There is one checkpoint" in texts(app)
 
 
-def test_two_runs_stand_side_by_side_and_are_laid_over_each_other(run):
+def test_two_runs_are_laid_over_each_other(run):
     other = write_run(run.parent / "other")
     app = explorer("run", run=str(run), drawer="compare", compared="runs", other=str(other))
-    assert charts(app) == 5
+    assert charts(app) == 3
     assert app.query_params["other"] == str(other)
     assert (app.dataframe[0].value["times"].dropna() == 1).all()
 
@@ -272,7 +272,7 @@ def test_a_damaged_second_run_is_laid_over_whatever_its_values(run, monkeypatch)
     monkeypatch.setattr(services, "sensitivity_job", lambda path, _metric: jobs[path])
     app = explorer("run", run=str(run), drawer="compare", compared="runs", other=str(other), metric="fisher")
     assert not app.error
-    assert charts(app) == 5
+    assert charts(app) == 3
 
 
 def test_a_second_run_stays_though_others_were_opened_since_and_is_told_from_one_of_like_name(

@@ -83,7 +83,7 @@ def test_a_measurement_under_way_shows_progress_and_can_be_cancelled(root, monke
     app = explorer("run", run=str(root / "run"))
     button(app, "Cancel").click().run()
     assert jobs.job.state == "cancelled"
-    assert "cancelled" in texts(app)
+    assert "Cancelled" in texts(app)
     jobs.state, jobs.tables = "finished", tables()
     button(app, "Try again").click().run()
     assert charts(app) == 1
@@ -193,7 +193,7 @@ def test_of_a_large_run_the_last_step_is_measured_and_drawn_first(root, monkeypa
     job = jobs.put(work=work, state="running")
     shown = services.load_subject(str(run))
     assert services.measured_so_far(shown, job) is None
-    job.documents = [work.requests(root)[0].perform().to_json()]
+    job.documents = [work.requests[0].perform().to_json()]
     table = services.measured_so_far(shown, job)["tensor"]
     assert table.steps == (10, 20, 30)
     assert np.isnan(table.values["mean"][:, :2]).all()

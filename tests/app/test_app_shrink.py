@@ -57,7 +57,7 @@ def test_a_bare_link_tries_nothing_until_the_button_is_pressed(archived, jobs):
     assert jobs.started == []
     button(app, "Estimate the size").click().run()
     app.run()
-    words = next(work.requests(archived)[0].words() for work in jobs.started if work.topic == "goals")
+    words = next(work.requests[0].words() for work in jobs.started if work.topic == "goals")
     assert words[:2] == ["estimate", str(archived)]
     assert option(words, "--try") == "2"
 

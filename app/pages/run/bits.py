@@ -234,7 +234,9 @@ def _show_table(board: Board, ticked: Sequence[str]) -> None:
         height=_TABLE_HEIGHT,
         alt=f"Layers with {weight.lower()}, bits per weight, share of the bytes, and buttons to change them",
         columns={
-            weight: listing.share_column(f"Share of the total: ½ Σ h over all weights; h is {told}", width=_SHARE_WIDTH),
+            weight: listing.share_column(
+                f"Share of the total: ½ Σ h over all weights; h is {told}", width=_SHARE_WIDTH
+            ),
             "Bits per weight": st.column_config.NumberColumn("Bits", format="%.2f", width=60),
             "Share of bytes": listing.share_column("Of all layers, as estimated", width=_SHARE_WIDTH),
             "Share of damage": listing.share_column(quality.DAMAGE, width=_SHARE_WIDTH),

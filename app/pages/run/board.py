@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
@@ -241,7 +242,7 @@ def figures(board: Board, config: Mapping[str, Any]) -> Figures | None:
         total = None if board.rates is None else board.rates.ratio_total_of(point.ratio)
         return _of_weights(board, MEASURED, point.ratio, total, point)
     if told is None:
-        return None
+        return _guessed(board, config)
     factor = cost_per_nat(board.points)
     costs = {
         "drop": told.drop,
@@ -292,6 +293,18 @@ def _of_weights(board: Board, basis: str, ratio: float, total: float | None, cos
         nbytes = board.raw_nbytes / total if total and math.isfinite(total) else None
     every = board.raw_nbytes / nbytes if nbytes else None
     return Figures(basis, nbytes, every, bits, **worst)
+
+
+def _guessed(board: Board, config: Mapping[str, Any]) -> Figures | None:
+    """Return the estimate of settings that are no single number a layer; None while layers are estimated."""
+    if board.rates is None and number_of(str(config["codec"])) is not None:
+        return None
+    n_trials = sum(one.n_steps for one in board.points if not one.is_estimated)
+    with contextlib.suppress(ServiceError):
+        guess = services.estimated(board.shown, board.found.steps, config, n_trials)
+        costs = {"restore_cost": None, "drop": guess.drop, "divergence": guess.divergence}
+        return _of_weights(board, ESTIMATED, guess.ratio_weights, guess.ratio_total, costs)
+    return None
 
 
 def cost_per_nat(points: Sequence[SearchPoint]) -> float | None:

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.run import heatmap
 from inshrink_app.pages.run.heatmap import heatmap_figure
-from inshrink_app.widgets import ending, fmt, listing, modules
+from inshrink_app.widgets import ending, fmt, listing
 from inshrink_app.widgets.choices import one_of_many, pick_one
 from inshrink_app.widgets.figures import log_figure, log_ticks
 from inshrink_app.widgets.layout import allowed, answer, chart, section
@@ -244,10 +243,8 @@ Measured = Callable[[Subject], Mapping[str, Sensitivity] | None]
 """Returns a metric of a run by grouping, or draws how to come to it."""
 
 
-def two_runs(
-    shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, level: str, measured: Measured
-) -> None:
-    """Put a second run beside this one, and over it: the same metric, tensors matched by name.
+def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, measured: Measured) -> None:
+    """Compare with a second run: the same metric, tensors matched by name.
 
     Parameters
     ----------
@@ -257,8 +254,6 @@ def two_runs(
         A metric of it by grouping.
     statistic
         What of its values is compared.
-    level
-        What a row is, where both stand side by side.
     measured
         Measures the same metric of the second run.
     """
@@ -280,9 +275,7 @@ def two_runs(
         st.info("The two runs have no tensor of the same name.", icon=":material/info:")
         return
     names = (fmt.elided(shown.name, _NAME_WIDTH), fmt.elided(other.name, _NAME_WIDTH))
-    with st.container(border=True):
-        _side_by_side(aligned(mine, theirs, level), names, statistic)
-    with st.container(border=True):
+    with st.container():
         if found.table.steps:
             _draw(found, statistic, f"{metric.label} of the second run as a multiple of that of the first")
         else:
@@ -293,72 +286,6 @@ def two_runs(
     ending.requests(
         [services.sensitivity_request(one, mine.metric, "tensor", statistic) for one in (shown, other)]
     )
-
-
-class Sides(NamedTuple):
-    """Two measurements with the same rows, and which of the two have each row."""
-
-    tables: tuple[Sensitivity, Sensitivity]
-    present: tuple[tuple[bool, bool], ...]
-
-
-_MARKS = {(True, True): "", (True, False): "◧ ", (False, True): "◨ "}
-"""What stands before a row that only the run on the left, or on the right, has."""
-
-
-def aligned(mine: Sensitivity, other: Sensitivity, level: str) -> Sides:
-    """Return two measurements by tensor with the same rows, matched by name.
-
-    Parameters
-    ----------
-    mine, other
-        One metric of two runs, by tensor; each has steps of its own.
-    level
-        What a row is (`modules.levels`). Those that only the second has come last.
-    """
-    places = [{row.name: i for i, row in enumerate(table.rows)} for table in (mine, other)]
-    rows = {row.name: row for table in (other, mine) for row in table.rows}
-    names = tuple(dict.fromkeys([*places[0], *places[1]]))
-    nodes = modules.rows_at(names, [rows[name].layer_type for name in names], level)
-    sides = []
-    for table, known in zip((mine, other), places, strict=True):
-        there = [i for i, name in enumerate(names) if name in known]
-        values = {}
-        for statistic, measured in table.values.items():
-            values[statistic] = np.full((len(names), len(table.steps)), np.nan, np.float32)
-            values[statistic][there] = measured[[known[names[i]] for i in there]]
-        own = tuple(table.rows[known[name]] if name in known else rows[name] for name in names)
-        sides.append(heatmap.aggregate(dataclasses.replace(table, rows=own, values=values), nodes))
-    present = [tuple(any(names[i] in known for i in node.members) for known in places) for node in nodes]
-    return Sides((sides[0], sides[1]), tuple((one, two) for one, two in present))
-
-
-def sides_figures(sides: Sides, statistic: str) -> tuple[go.Figure, go.Figure]:
-    """Draw both with the same rows and colours, each over its own steps: names left, the scale right."""
-    mine, other = sides.tables
-    labels = heatmap.row_labels([row.name for row in mine.rows])
-    named = [(_MARKS[who] + label, "") for who, label in zip(sides.present, labels, strict=True)]
-    left = heatmap_figure(mine, statistic, tree=named, beside=other)
-    right = heatmap_figure(other, statistic, tree=[("", "")] * len(named), beside=mine)
-    left.update_traces(showscale=False, selector={"type": "heatmap"})
-    return left, right
-
-
-def _side_by_side(sides: Sides, names: tuple[str, str], statistic: str) -> None:
-    """Draw two runs beside each other, and say what the pictures do not show by themselves."""
-    label = METRICS[sides.tables[0].metric].label
-    drawn = zip(st.columns([3, 2]), sides_figures(sides, statistic), names, strict=True)
-    for place, (column, figure, name) in enumerate(drawn):
-        with column:
-            st.markdown(f"**{fmt.markdown(name)}**")
-            chart(figure, f"side.{place}", f"{label} of {name}")
-    common = len(set(sides.tables[0].steps) & set(sides.tables[1].steps))
-    said = ["The same rows and colours; each run over its own steps."]
-    said.append(f"{fmt.counted(common, 'step')} in common." if common else "No step in common.")
-    for who, name in zip(((True, False), (False, True)), names, strict=True):
-        if n_rows := sides.present.count(who):
-            said.append(f"{_MARKS[who]}{fmt.count(n_rows)} only in {fmt.markdown(name)}.")
-    st.caption(" ".join(said))
 
 
 def _other(shown: Subject) -> Subject | None:

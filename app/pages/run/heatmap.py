@@ -269,7 +269,6 @@ def heatmap_figure(
     relative: str = "plain",
     curves: Sequence[tuple[str, Sequence[tuple[int, float]]]] = (),
     tree: Sequence[tuple[str, str]] = (),
-    beside: Sensitivity | None = None,
 ) -> go.Figure:
     """Draw rows by steps, colour by the logarithm of the value.
 
@@ -285,13 +284,9 @@ def heatmap_figure(
         Training metrics by name, and their values by step, drawn above on the same axis.
     tree
         Of each row its label, as it stands in the tree of modules, and its shape; by default names alone.
-    beside
-        Another table of the same rows, which is to have the same colours.
     """
     columns = bucket_steps(table.values[statistic], table.steps)
     values = columns.values
-    if beside is not None:
-        values = np.concatenate([values, bucket_steps(beside.values[statistic], beside.steps).values], axis=1)
     metric = METRICS[table.metric]
     is_linear = table.metric == "bits"
     colours, low, high = linear(values) if is_linear else scaled(values)
@@ -303,11 +298,11 @@ def heatmap_figure(
     height = TOOLBAR + max(220, len(rows) * row_pixels + 62)
     about = f"{metric.label}: {_RELATIVE[relative].format(symbol=metric.symbol, unit=metric.unit)}"
     bar = colorbar(about, low, high, height - TOOLBAR - 82, is_linear=is_linear)
-    drawn, told = colours[:, : len(columns.labels)], _told(table, values, statistic, relative)
-    figure = go.Figure(gaps(drawn, columns.labels, rows, _NO_VALUE))
+    told = _told(table, values, statistic, relative)
+    figure = go.Figure(gaps(colours, columns.labels, rows, _NO_VALUE))
     figure.add_trace(
         go.Heatmap(
-            z=drawn,
+            z=colours,
             x=columns.labels,
             y=rows,
             customdata=columns.values,

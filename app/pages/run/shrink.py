@@ -114,9 +114,7 @@ def _target(board: Board) -> str:
 
 def _start(board: Board, typed: str, device: str) -> None:
     state.clicked()
-    request = shrinking.chain_request(
-        board.shown, board.now, board.judge, device, can_bound=board.can_bound
-    )
+    request = shrinking.chain_request(board.shown, board.now, board.judge, device, can_bound=board.can_bound)
     target = answer(lambda: services.export_target(typed, request))
     if target is None:
         return

@@ -49,7 +49,13 @@ def is_by_hand(now: Chosen) -> bool:
 
 def is_bounded(now: Chosen, judge: EvaluatorCode | None, *, can_bound: bool = True) -> bool:
     """Whether every step is written as small as the bound allows, where the evaluator can tell that."""
-    return can_bound and judge is not None and now.keep != "exact" and now.bound.kind != "none" and not is_by_hand(now)
+    return (
+        can_bound
+        and judge is not None
+        and now.keep != "exact"
+        and now.bound.kind != "none"
+        and not is_by_hand(now)
+    )
 
 
 def chain_request(

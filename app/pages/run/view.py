@@ -10,7 +10,18 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs import Job
 from inshrink_app.model import ASK_ABOVE_BYTES, METRICS, Page, Sensitivity, ServiceError, Subject
-from inshrink_app.pages.run import ahead, bits, changes, picture, rows, search, shrink, shrinking, strip, tensor
+from inshrink_app.pages.run import (
+    ahead,
+    bits,
+    changes,
+    picture,
+    rows,
+    search,
+    shrink,
+    shrinking,
+    strip,
+    tensor,
+)
 from inshrink_app.pages.run import board as boards
 from inshrink_app.pages.run import selection as chosen
 from inshrink_app.pages.run.board import Board
@@ -36,7 +47,9 @@ def render() -> None:
         return
     if shown.kind == "archive":
         _archive(shown)
-    problem.show_unreadable(shown.unreadable, "The map and archives hold all others: keep these files, or fetch whole ones.")
+    problem.show_unreadable(
+        shown.unreadable, "The map and archives hold all others: keep these files, or fetch whole ones."
+    )
     _place(shown)
 
 
@@ -323,7 +336,7 @@ def _compare(shown: Subject, found_tables: Tables, look: Look) -> None:
         changes.two_steps(shown, found_tables, look.statistic)
         return
     measured = functools.partial(_of_other, look)
-    changes.two_runs(shown, found_tables, look.statistic, look.level, measured)
+    changes.two_runs(shown, found_tables, look.statistic, measured)
 
 
 def _of_other(look: Look, other: Subject) -> Tables | None:
