@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import streamlit as st
 from inshrink_app import services, state
@@ -16,6 +16,8 @@ POLL_SECONDS = 0.5
 _ITEM_WIDTH = 60
 _TITLE_WIDTH = 56
 _SHOWN = 8
+_OPEN = "jobs.open"
+"""Set before the page is drawn anew from the drawer, so that it stays open."""
 _TRIALS = ("estimate", "evaluate", "sensitivity")
 """Verbs that begin anew: nothing of what they had done is stored."""
 
@@ -119,7 +121,7 @@ def cancel_button(job: Job, key: str = "cancel") -> None:
     label = "End it" if job.is_watching else "Cancel"
     if st.button(label, icon=":material/close:", key=f"{key}.{job.job_id}"):
         services.stop_job(job)
-        st.rerun()
+        _again(in_drawer=key != "cancel")
 
 
 def resume_button(job: Job, *, primary: bool = True, key: str = "resume") -> None:
@@ -128,7 +130,13 @@ def resume_button(job: Job, *, primary: bool = True, key: str = "resume") -> Non
     look: Literal["primary", "secondary"] = "primary" if primary else "secondary"
     pressed = st.button(label, icon=":material/resume:", key=f"{key}.{job.job_id}", type=look)
     if pressed and answer(lambda: services.resume_job(job)) is not None:
-        st.rerun()
+        _again(in_drawer=key != "resume")
+
+
+def _again(*, in_drawer: bool) -> NoReturn:
+    """Draw the page anew; the drawer stays open."""
+    st.session_state[_OPEN] = in_drawer
+    st.rerun()
 
 
 def stopped(job: Job, *, primary: bool = True) -> None:
@@ -169,6 +177,9 @@ def jobs_drawer() -> None:
     icon = ":material/progress_activity:" if n_running else ":material/checklist:"
     if state.choice_text("panel") == "jobs":  # By the address that the jobs had as a page.
         state.retract("panel")
+        st.session_state[_OPEN] = True
+    # Another label is another popover, which would be closed.
+    if st.session_state.pop(_OPEN, False):
         st.session_state["header.jobs"] = True
     panel = st.popover(label, icon=icon, key="header.jobs", on_change="rerun", width="content")
     if panel.open:
@@ -188,7 +199,7 @@ def _drawer(n_running: int) -> None:
     """Draw the jobs, the running ones first; the page is drawn anew once fewer run."""
     jobs = services.all_jobs()
     if sum(job.is_running for job in jobs) != n_running:
-        st.rerun()
+        _again(in_drawer=True)
     if not jobs:
         st.caption("Measuring, writing, verifying and comparing appear here with their progress and log.")
         return
@@ -206,7 +217,7 @@ def _drawer(n_running: int) -> None:
     if ended and st.button("Clear ended jobs", icon=":material/delete_sweep:", type="tertiary", help=tip):
         for job in ended:
             services.forget_job(job)
-        st.rerun()
+        _again(in_drawer=True)
 
 
 def _row(job: Job) -> None:
@@ -230,6 +241,6 @@ def _row(job: Job) -> None:
             lead_to(job)
         if not job.is_running and st.button("Remove", key=f"drawer.remove.{job.job_id}", type="tertiary"):
             services.forget_job(job)
-            st.rerun(scope="app")
+            _again(in_drawer=True)
     if job.log_text() and st.toggle("Log", key=f"drawer.log.{job.job_id}"):
         st.code(job.log_text(), language=None, wrap_lines=True)
