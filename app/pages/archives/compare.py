@@ -117,7 +117,7 @@ def _metrics(original: Subject, measured: Measured, judge: EvaluatorCode | None)
     """Draw by which metrics is compared; none is the evaluator's default. A name may be typed."""
     known = [judge.metric if judge is not None else "", *services.metrics_told(original)]
     known += [name for one in measured.values() for name in one]
-    return pick_several(
+    picked: list[str] = pick_several(
         "Metrics",
         list(dict.fromkeys(filter(None, [*known, *st.session_state.get(_METRICS, ())]))),
         key=_METRICS,
@@ -127,6 +127,7 @@ def _metrics(original: Subject, measured: Measured, judge: EvaluatorCode | None)
         accept_new_options=True,
         width=320,
     )
+    return picked
 
 
 def _is_known(

@@ -106,6 +106,7 @@ def _row(chain: ChainReport, known: Mapping[str, Known], bound: Bound) -> dict[s
         "drop": max((value for value in drops.values() if value is not None), default=None),
     }
     judged = figures.get(bound.kind)
+    word: str | None
     if quality.is_exact_archive(chain):
         cost, word = cost or 0.0, "exact"
     else:

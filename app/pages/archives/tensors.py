@@ -49,7 +49,7 @@ def errors(original: Subject, chain: ChainReport) -> None:
     job = services.job_of(work)
     is_running = job is not None and job.is_running
     with st.container(horizontal=True, vertical_alignment="center"):
-        look = {"type": "primary" if job is None else "secondary", "disabled": is_running}
+        look: Any = {"type": "primary" if job is None else "secondary", "disabled": is_running}
         label = "Measure errors" if job is None else "Measure errors again"
         job_card.start_button(label, work, "straighten", **look)
         st.caption(
@@ -104,7 +104,7 @@ def _table(found: list[dict[str, Any]]) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         names = {None: "All steps", **{step: fmt.count(step) for step in steps}}
         step = pick_one("Step", list(names), format_func=names.__getitem__, key="errors.step", width=160)
-        look = {"help": modules.PATTERN_HELP, "icon": ":material/search:", "width": 260}
+        look: Any = {"help": modules.PATTERN_HELP, "icon": ":material/search:", "width": 260}
         pattern = st.text_input("Names", key="errors.filter", placeholder="head, *.bias, /bn\\d/", **look)
         lossy = st.toggle("Not bit-exact only", key="errors.lossy")
     matching = modules.matching([row["tensor"] for row in found], pattern)

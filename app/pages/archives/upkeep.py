@@ -32,7 +32,7 @@ def verify(chain: ChainReport) -> None:
     at_work = next((job for job in jobs if job.is_running), None)
     with st.container(horizontal=True, vertical_alignment="center"):
         tip = "Checks the structure and every checksum."
-        look = {"type": "primary", "disabled": at_work is not None, "help": tip}
+        look: Any = {"type": "primary", "disabled": at_work is not None, "help": tip}
         job_card.start_button("Verify", work[False], "verified", **look)
         look = {"disabled": at_work is not None, "help": f"{tip} Decodes every tensor too."}
         job_card.start_button("Verify and decode", work[True], "troubleshoot", **look)
@@ -92,7 +92,7 @@ def prune(chain: ChainReport) -> None:
         st.success(f"Removed {removed}; {fmt.size(freed)} freed.", icon=":material/check_circle:")
     if plan is None:
         why = None if has_rule else "Choose which steps stay first."
-        look = {"again": False, "disabled": why is not None, "help": why}
+        look: Any = {"again": False, "disabled": why is not None, "help": why}
         job_card.start_button("Show what would go", work, "rule", **look)
     elif job_card.settled(plan, ""):
         _planned(chain, rules, plan.result)

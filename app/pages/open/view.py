@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
@@ -99,7 +100,7 @@ def _at_hand() -> None:
         for row in rows:
             label = fmt.markdown(fmt.elided(Path(row.path).name, _NAME_WIDTH))
             tip = fmt.markdown(f"{row.path}, opened {when(row.opened_at)}")
-            look = {"icon": _ICONS[row.kind], "type": "tertiary", "help": tip}
+            look: Any = {"icon": _ICONS[row.kind], "type": "tertiary", "help": tip}
             if st.button(label, key=f"recent.{row.path}", **look):
                 _open(row.path)
         if rows and st.button("Clear", type="tertiary", help="Clears this list. No run is touched."):
@@ -163,7 +164,7 @@ def _drop() -> None:
         with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
             label = f"{fmt.markdown(fmt.elided(one.path.name, _NAME_WIDTH))} · {fmt.size(one.nbytes)}"
             tip = "Metrics of a run, for its place Run." if one.is_log else None
-            look = {"icon": _ICONS["file"], "type": "tertiary", "disabled": one.is_log, "help": tip}
+            look: Any = {"icon": _ICONS["file"], "type": "tertiary", "disabled": one.is_log, "help": tip}
             if st.button(label, key=f"dropped.{one.folder.name}", **look):
                 _open(one.path)
             if st.button("Remove", key=f"remove.{one.folder.name}"):
