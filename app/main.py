@@ -14,9 +14,10 @@ st.set_page_config(page_title="Inshrink", page_icon=MARK, layout="wide")
 st.logo(MARK, size="large")
 
 
-def lead_on(name: str) -> None:
+def lead_on(name: str, word: str) -> None:
     """Lead from a former address of a page to the page."""
     state.remember_link()
+    state.remember(panel=word)
     state.lead_to(name)
 
 
@@ -28,11 +29,11 @@ shown = {
     for name, page in found.items()
 }
 former = [
-    st.Page(functools.partial(lead_on, name), title=page.title, url_path=word, visibility="hidden")
+    st.Page(functools.partial(lead_on, name, word), title=page.title, url_path=word, visibility="hidden")
     for name, page in found.items()
     for word in page.former
 ]
-state.know(shown)
+state.know({word: shown[name] for name, page in found.items() for word in page.former} | shown)
 chosen = st.navigation([*shown.values(), *former], position="top")
 state.arrive(chosen.url_path)
 chosen.run()

@@ -21,12 +21,6 @@ BY = "by"
 STATISTIC = "stat"
 LOG = "log"
 
-CARRIED = "carried"
-"""The configuration that a page hands to Export: JSON of ``run`` and ``config``."""
-
-LAYERS = "rows"
-"""The layers that a page hands to Allocate: a JSON list of names."""
-
 _PREFIX = "inshrink."
 _STARTED = _PREFIX + "started"
 _ARRIVED = _PREFIX + "arrived"
@@ -34,6 +28,7 @@ _CLICKED = _PREFIX + "clicked"
 _GIVEN = _PREFIX + "given"
 _TAKEN = _PREFIX + "taken"
 _PAGES = _PREFIX + "pages"
+_ASKED = _PREFIX + "asked"
 
 
 def arrive(page: str) -> None:
@@ -70,9 +65,16 @@ def know(pages: Mapping[str, StreamlitPage]) -> None:
     st.session_state[_PAGES] = dict(pages)
 
 
-def go_to(page: str) -> NoReturn:
-    """Go to another page, by the name of its folder."""
+def go_to(page: str, **chosen: str) -> NoReturn:
+    """Go to another page, by the name of its folder, with some choices."""
+    remember(**chosen)
+    st.session_state[_ASKED] = chosen
     st.switch_page(st.session_state[_PAGES][page])
+
+
+def asked(key: str) -> str:
+    """Return the choice that led to this page, once; empty without one."""
+    return str(st.session_state.get(_ASKED, {}).pop(key, ""))
 
 
 def lead_to(page: str) -> NoReturn:

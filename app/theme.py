@@ -49,7 +49,7 @@ def theme_config() -> dict[str, object]:
         "theme.metricValueFontWeight": 600,
         "theme.headingFontSizes": ["1.9rem", "1.1rem", "1rem", "1rem", "0.9rem", "0.85rem"],
         "theme.headingFontWeights": [650, 600, 600, 600, 600, 600],
-        "theme.paddingTop": "2.5rem",
+        "theme.paddingTop": "0.75rem",
         "theme.chartCategoricalColors": list(CATEGORICAL),
     }
     for place, mode in enumerate(("light", "dark")):

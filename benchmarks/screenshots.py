@@ -64,10 +64,7 @@ SHOTS = (
         height=1500,
         clicks={"Estimate without measuring": "Best bits for this size", "Search": "Best of the search"},
     ),
-    Shot("compare.png", "compare", {}, height=1340, clicks={"Compare": "Largest drop"}),
-    Shot("archive.png", "archive", {}, height=1000, clicks={"Verify deeply": "Sound:"}),
-    Shot("export.png", "export", {}, height=960),
-    Shot("jobs.png", "jobs", {}, scheme="dark", height=760),
+    Shot("compare.png", "archives", {"panel": "compare"}, height=1240, clicks={"Compare": "Every step"}),
 )
 
 
@@ -75,9 +72,7 @@ _CHARTS = {
     "overview": ".scatterlayer .trace",
     "sensitivity": ".heatmaplayer image",
     "allocate": ".scatterlayer .trace",
-    "compare": ".scatterlayer .trace",
-    "archive": ".scatterlayer .trace",
-    "export": ".barlayer .point",
+    "archives": ".scatterlayer .trace",
 }
 """What a page's first chart is drawn with; a page without one is ready with its last panel."""
 

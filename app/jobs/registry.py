@@ -1,38 +1,55 @@
-"""The jobs of the explorer: each is a child `inshrink run REQUEST.json`, or several in a row.
+"""The jobs of the explorer: each is one child process, and a folder on disk by which it can be resumed.
 
-The requests are all that a job is: its title, the command that a page shows, and what is kept on disk
-(`jobs.files`), so that it outlives its explorer as ``interrupted`` and can be resumed. A few are worked on at
-a time; the others wait. A child ends by itself when the explorer does, because nobody reads its progress any
-more.
+A few run at a time; the others wait. A child ends by itself when the explorer does, because nobody reads its
+progress any more.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import secrets
 import shutil
+import subprocess
 import tempfile
 import threading
 import time
 import weakref
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from inshrink_app.jobs.files import JobFolder, job_folders
-from inshrink_app.jobs.follow import StartRequest, end_process, follow, not_kept, remove_scratch, start_next
-from inshrink_app.jobs.job import Job, Load, load_kept, load_last, refresh_job, revive
-from inshrink_app.jobs.work import Work
+from inshrink_app.jobs.files import RESULT, JobFolder, job_folders
+from inshrink_app.jobs.job import Job, Load, load_last, revive
+from inshrink_app.jobs.work import Work, subject_of
 from inshrink_app.model import Problem
 
 from inshrink_core.errors import InputError
 
+_log = logging.getLogger(__name__)
+
+StartJob = Callable[[Job], "subprocess.Popen[str]"]
+"""Starts the process of a job (`jobs.child`)."""
+
 MOST_AT_WORK = min(2, os.cpu_count() or 1)
-"""Jobs that are worked on at a time: one uses every core, and the memory that its work takes."""
+"""Jobs that run at a time: each uses every core, and memory."""
 
-_MAX_JOBS = 64
-"""Ended jobs that are remembered; what they found lies on disk."""
+_MAX_JOBS, _MAX_RESULTS = 64, 12
+"""Ended jobs that are remembered, and results in memory: one of 400 layers by 200 steps takes 2 MB."""
 
-_MAX_RESULTS = 12
-"""Results that stay in memory, of the jobs that ended last: one of 400 layers by 200 steps takes 2 MB."""
+_SECONDS_BETWEEN_RECORDS = 1.0
+_SECONDS_TO_END = 1.5
+"""How long a cancelled process may tidy up before it is killed: cancelling takes at most two seconds."""
+
+_LINES_OF_DETAIL = 60
+_DOINGS = {"compress": "encoding", "export": "writing", "verify": "verifying", "compare": "comparing"}
+
+_DIED = Problem(
+    "the process that worked on this ended before it was done",
+    remedy="try again; if it ends again, the machine may be short of memory",
+)
 
 
 class JobRegistry:
@@ -41,71 +58,58 @@ class JobRegistry:
     Parameters
     ----------
     start
-        Starts what performs a request.
+        Starts the process of a job.
     folder
-        Where jobs are kept; by default they are forgotten with the registry.
+        Where jobs are stored; by default a temporary folder that is removed with the registry.
     most
-        Jobs that are worked on at a time; others are queued, and begin in the order they were asked for. One
-        that stays beside a training mostly waits, and does not count.
+        Jobs that run at a time; others are queued in the order they were asked for. One that watches a
+        growing run mostly waits, and does not count.
     load
         Makes the result of the reports, when the job has finished or its result is asked for; called in a
         thread.
     """
 
     def __init__(
-        self,
-        start: StartRequest,
-        folder: Path | None = None,
-        most: int = MOST_AT_WORK,
-        load: Load = load_last,
+        self, start: StartJob, folder: Path | None = None, most: int = MOST_AT_WORK, load: Load = load_last
     ) -> None:
-        self._start_request, self._most, self._load = start, most, load
+        self._start, self._most, self._load = start, most, load
         self._waiting: list[Job] = []
         self._at_work: list[Job] = []
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="inshrink-jobs-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self._folder = folder
+        self.folder = folder
         self._lock, self._starting = threading.Lock(), threading.Lock()
-        kept = [revive(one) for one in job_folders(folder)]
-        jobs = sorted((job for job in kept if job is not None), key=lambda job: job.started_at)
-        self._jobs: dict[str, Job] = {job.job_id: job for job in jobs}
+        known = [job for one in job_folders(folder) if (job := revive(one)) is not None]
+        self._jobs = {job.job_id: job for job in sorted(known, key=lambda job: job.started_at)}
 
     def jobs(self) -> tuple[Job, ...]:
         """Return every job, the newest first."""
-        return tuple(sorted(self._all(), key=lambda job: job.started_at, reverse=True))
+        with self._lock:
+            found = list(self._jobs.values())
+        for job in found:
+            job.refresh()
+        return tuple(sorted(found, key=lambda job: job.started_at, reverse=True))
 
     def find(self, job_id: str) -> Job | None:
         """Return a job by its id."""
         with self._lock:
             job = self._jobs.get(job_id)
         if job is not None:
-            refresh_job(job)
+            job.refresh()
         return job
 
     def get(self, work: Work) -> Job | None:
         """Return the newest job that answers a question, if there is one that can be read."""
-        job = self._newest([job for job in self._all() if job.work.key == work.key])
-        if job is None or job.state != "finished" or job.result is not None:
-            return job
-        return job if load_kept(job, self._load) else None
+        job = next((job for job in self.jobs() if job.work.key == work.key), None)
+        is_unread = job is not None and job.state == "finished" and job.result is None
+        return None if job is None or (is_unread and not job.load(self._load)) else job
 
     def newest(self, page: str, topic: str, shown: str, state: str = "") -> Job | None:
-        """Return the newest job of a topic of a page; of those in a state alone, where one is given."""
+        """Return the newest job of a topic of a page, in a state if one is given."""
         asked = (page, topic, shown)
-        found = [job for job in self._all() if (job.work.page, job.work.topic, job.shown) == asked]
-        return self._newest([job for job in found if state in ("", job.state)])
-
-    def _all(self) -> list[Job]:
-        with self._lock:
-            found = list(self._jobs.values())
-        for job in found:
-            refresh_job(job)
-        return found
-
-    @staticmethod
-    def _newest(found: list[Job]) -> Job | None:
-        return max(found, key=lambda job: job.started_at, default=None)
+        found = (job for job in self.jobs() if (job.work.page, job.work.topic, job.shown) == asked)
+        return next((job for job in found if state in ("", job.state)), None)
 
     def start(self, work: Work, *, again: bool = False) -> Job:
         """Start a job, or return the one that runs or has finished and answers the same.
@@ -115,28 +119,33 @@ class JobRegistry:
         work
             What is asked.
         again
-            Work on it once more, although there is an answer.
+            Start it also if there is an answer.
         """
         with self._starting:
             known = self.get(work)
             if known is not None and (known.is_running or (known.state == "finished" and not again)):
                 return known
             name = secrets.token_hex(8)
-            job = Job(work, job_id=name, folder=JobFolder(self._folder / name), state="new")
-            self._run(job)
-        self._forget_oldest()
+            job = Job(work, job_id=name, folder=JobFolder(self.folder / name), state="cancelled")
+            self._queue(job)
+        ended = [job for job in self.jobs() if not job.is_running]
+        for old in ended[_MAX_JOBS:]:
+            self.remove(old.job_id)
+        for old in ended[_MAX_RESULTS:]:
+            if old.state == "finished" and (old.folder.path / RESULT).exists():
+                old.result, old.rows, old.documents = None, [], []  # Read again when asked for.
         return job
 
     def resume(self, job_id: str) -> Job | None:
-        """Go on with a job that was interrupted, was cancelled or failed; None where there is none."""
+        """Go on with a job that was interrupted, was cancelled or failed; None if there is none."""
         job = self.find(job_id)
         if job is not None and not job.is_running:
             with self._starting:
-                self._run(job)
+                self._queue(job)
         return job
 
     def stop(self, job: Job) -> None:
-        """End a running job; the engine's files are written whole or not at all, so it may just stop."""
+        """End a running job; the engine writes files whole or not at all, so it may just stop."""
         with self._lock:
             waited = any(job is one for one in self._waiting)
             if not job.is_running or not (waited or job.process is not None):
@@ -146,97 +155,199 @@ class JobRegistry:
         job.log("cancelled")
         if job.process is not None:
             job.process.terminate()
-            threading.Thread(target=end_process, args=(job.process,), daemon=True).start()
+            threading.Thread(target=_end_process, args=(job.process,), daemon=True).start()
         else:
-            job.folder.write(job.record())
+            job.store()
             job.folder.release_lock()
 
     def place(self, job: Job) -> int | None:
-        """Return how many jobs go before a queued one, itself included; None where it does not wait here."""
+        """Return the place of a job in the queue, from 1; None if it does not wait here."""
         with self._lock:
             return next((i for i, one in enumerate(self._waiting, 1) if one is job), None)
 
     def remove(self, job_id: str) -> None:
-        """Drop an ended job with all that is kept of it."""
+        """Drop an ended job with everything that is stored of it."""
         job = self.find(job_id)
         if job is None or job.is_running:
             return
         with self._lock:
             self._jobs.pop(job_id, None)
-        remove_scratch(job)
+        _remove_scratch(job)
         job.folder.remove()
 
-    def _run(self, job: Job) -> None:
-        """Put a job into the queue, and begin what may begin; the second of two that ask finds it there."""
+    def _queue(self, job: Job) -> None:
+        """Put a job into the queue, and begin what may begin."""
         if job.process is not None:
-            end_process(job.process)
+            _end_process(job.process)
         with self._lock:
             if job.is_running:
                 return
+            self._jobs[job.job_id] = job
             try:
-                job.folder.make()
+                job.folder.make(job.work)
             except OSError as error:
                 job.begin()
-                what = "no folder can be made for this job"
-                job.problem = not_kept(what, job.folder.path, error)
-                job.ended_at, job.state = time.time(), "failed"
-                self._jobs[job.job_id] = job
+                self._fail(job, _refused("no folder can be made for this job", job.folder.path, error))
                 return
             if not job.folder.take_lock():
                 return
             job.begin()
             job.state = "queued"
-            self._jobs[job.job_id] = job
             self._waiting.append(job)
-        job.folder.write(job.record())
+        job.store()
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:
-        """Begin with those that wait longest, while fewer than the most are at work."""
+        """Begin the jobs that wait longest, while fewer than the most are running."""
         while True:
             with self._lock:
                 at_work = sum(not one.is_watching for one in self._at_work)
                 if not self._waiting or at_work >= self._most:
                     return
                 job = self._waiting.pop(0)
-                if not self._begin(job):
+                try:
+                    (job.folder.path / RESULT).unlink(missing_ok=True)
+                    lines = ["inshrink " + " ".join(request.words()) for request in job.requests]
+                    job.process = self._start(job)
+                except OSError as error:
+                    self._fail(job, Problem("no process could be started for this", detail=str(error)))
                     continue
+                except InputError as error:
+                    self._fail(job, Problem(error.what, error.where, error.remedy))
+                    continue
+                job.started_at, job.state = time.time(), "running"
                 self._at_work.append(job)
-            job.folder.write(job.record())
+            for line in lines:
+                job.log(line)
+            job.store()
             threading.Thread(target=self._follow, args=(job,), daemon=True).start()
 
-    def _begin(self, job: Job) -> bool:
-        """Start the first request of a job; one that cannot be read or started has failed."""
-        problem = None
-        try:
-            start_next(job, 0, self._start_request)
-        except OSError as error:
-            problem = Problem("no process could be started for this", detail=str(error))
-        except InputError as error:
-            problem = Problem(error.what, error.where, error.remedy)
-        if problem is not None:
-            job.ended_at, job.state, job.problem = time.time(), "failed", problem
-            job.folder.write(job.record())
-            job.folder.release_lock()
-            return False
-        job.started_at, job.state = time.time(), "running"
-        return True
+    @staticmethod
+    def _fail(job: Job, problem: Problem) -> None:
+        job.ended_at, job.state, job.problem = time.time(), "failed", problem
+        job.store()
+        job.folder.release_lock()
 
     def _follow(self, job: Job) -> None:
-        """Follow a job; a method, so that the registry's folder lasts as long as its children."""
+        """Follow the process of a job to its end; the method keeps the registry's folder alive meanwhile."""
+        attempt, result, problem = job.attempt, None, None
         try:
-            follow(job, self._start_request, self._load)
+            detail = _listen(job)
+            problem, documents = _outcome(job, detail)
+            if problem is None:
+                job.documents = documents
+                result = self._load(job)
+                _remove_scratch(job)
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            _log.warning("a job failed: %s", error)
+            problem = _DIED._replace(detail=str(error))
         finally:
             with self._lock:
                 self._at_work.remove(job)
+            if job.attempt == attempt:  # Otherwise it was cancelled and begun again.
+                if job.state == "running":
+                    state = "finished" if problem is None else "failed"
+                    job.ended_at, job.result, job.problem = time.time(), result, problem
+                    job.log(state if problem is None else f"{state}: {problem.what}")
+                    # The state comes last: a page that sees it must find the result.
+                    job.state = state  # type: ignore[assignment]
+                job.store()
+                job.folder.release_lock()
             self._begin_waiting()
 
-    def _forget_oldest(self) -> None:
-        """Keep the registry and its folder bounded; a running job is never dropped."""
-        ended = [job for job in self.jobs() if not job.is_running]
-        for job in ended[_MAX_JOBS:]:
-            self.remove(job.job_id)
-        for job in ended[_MAX_RESULTS:]:
-            if job.state == "finished" and job.folder.output.exists():
-                # Read from disk again when it is asked for.
-                job.result, job.rows, job.documents = None, [], []
+
+def _end_process(process: subprocess.Popen[str]) -> None:
+    """Wait until a process that was asked to end has ended; kill it after a while."""
+    try:
+        process.wait(_SECONDS_TO_END)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _remove_scratch(job: Job) -> None:
+    """Remove what the requests made for each other."""
+    for path in map(Path, job.work.scratch):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _refused(what: str, path: Path, error: Exception) -> Problem:
+    remedy = "free some space, or say with XDG_STATE_HOME where the explorer keeps its jobs, and try again"
+    return Problem(f"{what}: {getattr(error, 'strerror', None) or error}", str(path), remedy)
+
+
+def _listen(job: Job) -> list[str]:
+    """Take in the messages of a process until it ends; return the last of its other lines."""
+    process = job.process
+    if process is None or process.stderr is None or process.stdin is None:
+        raise OSError("there is no process")
+    process.stdin.close()
+    lines: deque[str] = deque(maxlen=_LINES_OF_DETAIL)
+    stored_at = 0.0
+    try:
+        for line in process.stderr:
+            if not _take_in(job, line):
+                lines.append(line.rstrip())
+                job.log(line)
+            if time.monotonic() - stored_at > _SECONDS_BETWEEN_RECORDS:
+                stored_at = time.monotonic()
+                job.store()
+        process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+    return list(lines)
+
+
+def _take_in(job: Job, line: str) -> bool:
+    """Take in a message; False for a line that is none."""
+    try:
+        message: dict[str, Any] = json.loads(line)
+        if "request" in message:
+            job.place, job.done, job.total = int(message["request"]), 0, 0
+            return True
+        verb, done, total = str(message["verb"]), int(message["done"]), int(message["total"])
+        item = f"step {int(message['step']):,}"
+    except (ValueError, TypeError, KeyError):
+        return False
+    item = f"trial {done:,}, {item}" if message.get("unit") == "trials" else f"{_DOINGS.get(verb, '')} {item}"
+    job.done, job.total, job.item = done, total, item.strip()
+    if isinstance(found := message.get("found"), dict):
+        row = {**found, "of": found.get("archive") or subject_of(job.requests[job.place])}
+        job.rows.append(row)
+        job.folder.add_row(row)
+        job.log(f"{job.item} done")
+    return True
+
+
+def _outcome(job: Job, lines: list[str]) -> tuple[Problem | None, list[Any]]:
+    """Return what went wrong, None if nothing did, and the reports; a failed check is a report too."""
+    try:
+        documents = json.loads((job.folder.path / RESULT).read_bytes())
+        last = documents[-1]
+    except (OSError, ValueError, IndexError):
+        for line in lines[-1:]:
+            if line.startswith('{"unwritten"'):
+                error = OSError(json.loads(line)["unwritten"])
+                what = "the work is done, but its result cannot be stored"
+                return _refused(what, job.folder.path, error), []
+        return _DIED._replace(detail="\n".join(lines)), []
+    if set(last) - {"error"}:
+        return None, documents
+    return problem_of(last["error"]), documents
+
+
+def problem_of(error: dict[str, Any]) -> Problem:
+    """Return the problem in an error's document, its parts apart again."""
+    where, remedy = str(error.get("where", "")), str(error.get("remedy", ""))
+    what = str(error.get("message", "")).removeprefix(f"{where}: ")
+    what = what.removesuffix(remedy).removesuffix("; ") if remedy else what
+    return Problem(what, where, remedy)

@@ -79,7 +79,32 @@ METRICS: Mapping[str, Metric] = {
         quantity=_quantity(SensitivityMetric.UPDATE),
         needs="Movement needs two checkpoints; there is no earlier one to compare with.",
     ),
+    "ratio": Metric(
+        label="Update / weight",
+        symbol="|Δw| / |w|",
+        unit="a step of the map",
+        meaning="How far the weights moved since the previous checkpoint, relative to their size.",
+        quantity="Movement",
+        needs="Movement needs two checkpoints; there is no earlier one to compare with.",
+    ),
+    "bits": Metric(
+        label="Bits",
+        symbol="bits",
+        unit="per weight",
+        meaning="What a weight takes in the archive.",
+        quantity="Size",
+        needs="The bits of a layer are known once its sizes are estimated, or an archive is written.",
+    ),
+    "error": Metric(
+        label="Error",
+        symbol="error",
+        unit="relative",
+        meaning="How far a restored weight is from the original, relative to its size.",
+        quantity="Error",
+        needs="Errors are known once an archive was compared tensor by tensor (Archives).",
+    ),
 }
+"""The first four are the engine's; the others are made of them, of an archive, or of estimates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

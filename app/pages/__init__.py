@@ -8,13 +8,8 @@ from inshrink_app.model import Page
 
 NAMES = (
     "open",
-    "overview",
-    "sensitivity",
-    "allocate",
-    "compare",
-    "archive",
-    "export",
-    "jobs",
+    "run",
+    "archives",
 )
 """Folders of this package, in the order of the navigation. The explorer begins at the first one."""
 

@@ -63,17 +63,19 @@ _NO_RAW_CSV = (
 )
 """Streamlit's own button writes names as they are, and a spreadsheet takes some for formulas; ours do not."""
 
-_NARROW = """<style>
+_PLACE = """<style>
+    [data-testid="stMain"] [data-testid="stMainBlockContainer"] { padding-inline: clamp(1rem, 2.5vw, 3rem) }
+    [data-testid="stLayoutWrapper"]:has(> .st-key-strip) {
+      position: sticky; bottom: 0; top: 3.5rem; z-index: 90; padding: 0.35rem 0.5rem;
+      background: light-dark(#F4F6F8, #11171E); border-block: 1px solid light-dark(#DDE3E9, #2B353F);
+      font-variant-numeric: tabular-nums }
     @media (max-width: 1100px) {
       [data-testid="stHorizontalBlock"]:has(> [data-testid="stColumn"] .st-key-heatmap) { flex-wrap: wrap }
-      [data-testid="stColumn"]:has(.st-key-heatmap),
-      [data-testid="stColumn"]:has(.st-key-heatmap) > [data-testid="stVerticalBlock"] { display: contents }
-      [data-testid="stColumn"]:has(.st-key-heatmap) > [data-testid="stVerticalBlock"] >
-        :has(.st-key-heatmap) + * ~ * { order: 2 }
-      [data-testid="stColumn"]:has(.st-key-heatmap) + [data-testid="stColumn"] { order: 1; min-width: 100% }
+      [data-testid="stHorizontalBlock"]:has(> [data-testid="stColumn"] .st-key-heatmap)
+        > [data-testid="stColumn"] { min-width: 100% }
     }
   </style>"""
-"""On a narrow screen the heatmap has the whole width; below it stand what was clicked on, and the table."""
+"""The strip of figures stays in sight. On a narrow screen the map has the whole width."""
 
 _DENIAL = "websocket.http.response"
 _REFUSED = "This server is not called so, or is not spoken to from there.\n"
@@ -109,7 +111,7 @@ def shell(index: Path, command: str = "inshrink ui") -> str:
     for charts in (index.parent / "static" / "js").glob("PlotlyChart.*.js"):  # 5 MB, on most pages
         link = f'<link rel="modulepreload" crossorigin href="./static/js/{charts.name}">'
         page = page.replace("</head>", f"  {link}\n  </head>", 1)
-    page = page.replace("</head>", f"  {_NO_RAW_CSV}\n  {_NARROW}\n  </head>", 1)
+    page = page.replace("</head>", f"  {_NO_RAW_CSV}\n  {_PLACE}\n  </head>", 1)
     return page.replace("</body>", f"  {_GONE.format(away=_AWAY, command=escape(command))}\n  </body>", 1)
 
 

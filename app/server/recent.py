@@ -16,7 +16,7 @@ _MAX_BYTES = 64_000
 
 _TRUSTED_KEPT = 100
 
-_LAST_TIME = 4_102_444_800
+LAST_TIME = 4_102_444_800
 """The year 2100, which every calendar of a computer can show; NaN is not below it either."""
 
 
@@ -56,7 +56,7 @@ def _parse(row: object) -> Recent | None:
 
 def is_time(value: object) -> TypeGuard[float]:
     """Whether a value is a time that a calendar can show."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LAST_TIME
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LAST_TIME
 
 
 def remember_recent(path: Path, kind: str) -> None:

@@ -9,8 +9,8 @@ waits.
 
 from inshrink_app.jobs.registry import MOST_AT_WORK as MOST_AT_WORK
 from inshrink_app.services.archives import *
+from inshrink_app.services.chosen import *
 from inshrink_app.services.comparing import *
-from inshrink_app.services.drafts import *
 from inshrink_app.services.drilldown import *
 from inshrink_app.services.dropping import *
 from inshrink_app.services.evaluating import *

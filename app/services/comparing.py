@@ -16,7 +16,7 @@ from inshrink_app.services.opening import opened
 from inshrink_core.chain import ChainReport
 from inshrink_core.evaluate import EvaluatedStep
 from inshrink_core.verbs.compare import CompareArchives
-from inshrink_core.verbs.shared.measured import Known, Measurement, merged
+from inshrink_core.verbs.shared.measured import Known, Measurement, Measurements, merged
 
 _SPREAD = 8
 """Steps that are compared to begin with: enough to see a course, few enough to wait for."""
@@ -42,27 +42,71 @@ def comparison(
 
 
 def start_compare(
-    subject: Subject, archives: Sequence[ChainReport], steps: Sequence[int], judge: EvaluatorCode, **more: Any
+    subject: Subject,
+    archives: Sequence[ChainReport],
+    steps: Sequence[int],
+    judge: EvaluatorCode,
+    metrics: Sequence[str] = (),
+    **more: Any,
 ) -> Job:
-    """Compare; called only after the reader has said that the code may run, or where it is ours.
+    """Compare; called only after the reader has said that the code may run, or if it is ours.
 
     It is another question once the run or an archive has changed.
+
+    Parameters
+    ----------
+    subject, archives, steps
+        The run, its archives, and which steps of them.
+    judge
+        The evaluator.
+    metrics
+        Metrics of it to compare by, one after the other; by default the one that judges.
+    **more
+        Fields of each request.
     """
-    held = [one for one in archives if set(steps) & set(one.steps)]
-    used = [step for step in steps if any(step in one.steps for one in held)]
-    request = comparison(subject, [one.path for one in held], used, judge, **more)
+    among = [one for one in archives if set(steps) & set(one.steps)]
+    used = [step for step in steps if any(step in one.steps for one in among)]
+    paths = [one.path for one in among]
+    judges = [_by(judge, metric) for metric in metrics] or [judge]
+    requests = [comparison(subject, paths, used, one, **more) for one in judges]
     of = (opened(str(subject.path)).token, *(one.content for one in archives))
-    work = Work.asking([request], subject.path, "compare", "compare", of=of, trusted=judge.trusted)
+    work = Work.asking(requests, subject.path, "archives", "compare", of=of, trusted=judge.trusted)
     return start_job(work)
 
 
+def _by(judge: EvaluatorCode, metric: str) -> EvaluatorCode:
+    """Return an evaluator that judges by a metric, in the direction of its name if it is another one."""
+    direction = judge.direction if metric == judge.metric else ""
+    return judge._replace(metric=metric, direction=direction, is_asked=True)
+
+
+def known_by_metric(chain: ChainReport) -> dict[str, Known]:
+    """Return what was measured of an archive by each metric, the newest first.
+
+    If nothing is known of the archive as it is, what was measured before its last change.
+    """
+    store = Measurements.of_archive(chain) if chain.archive_id else None
+    for earlier in (False, True):
+        rows = [] if store is None else list(store.rows("compare", earlier=earlier))
+        if earlier and rows:
+            rows = [one for one in rows if one.content == rows[0].content]
+        found = {}
+        for metric in dict.fromkeys(str(one.document.get("metric")) for one in rows):
+            known = merged([one for one in rows if one.document.get("metric") == metric])
+            if known is not None:
+                found[metric] = replace(known, archive=str(chain.path), is_current=not earlier)
+        if found:
+            return found
+    return {}
+
+
 def compared(job: Job) -> tuple[Known, ...]:
-    """Return what a comparison has found so far, an archive each; what it has found is kept by the engine."""
-    rows: dict[str, dict[int, dict[str, Any]]] = {}
+    """Return what a comparison has found so far, of each archive and metric."""
+    rows: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for row in job.told():
-        rows.setdefault(str(row["of"]), {})[int(row["step"])] = row
+        rows.setdefault((str(row["of"]), str(row.get("metric"))), {})[int(row["step"])] = row
     found = []
-    for path, by_step in rows.items():
+    for (path, _), by_step in rows.items():
         about = next(iter(by_step.values()))
         errors = {step: row.get("standard_error") for step, row in by_step.items()}
         document = {

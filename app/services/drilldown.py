@@ -6,18 +6,21 @@ cached by what the files were when they were asked.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import streamlit as st
-from inshrink_app.model import Subject
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import Address, list_folder, real_path, settings
 from inshrink_app.services.archives import original_of
 from inshrink_app.services.inside import reported, samples
 from inshrink_app.services.opening import engine_at, engine_of, place_of
+from numpy.typing import NDArray
 
 from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram, anatomy, value_histogram
 from inshrink_core.analysis.movement import Moved
@@ -37,6 +40,7 @@ _COURSE_BYTES = 200_000_000
 """A course reads no more than this unless it is asked to."""
 
 _MOST_OTHER_RUNS = 50
+_MOST_HISTOGRAMS, _BINS_OVER_TIME = 24, 64
 
 _Seen = TypeVar("_Seen")
 
@@ -122,6 +126,42 @@ def values_at(subject: Subject, step: int, tensor: str) -> ValueHistogram:
         return value_histogram(engine_of(subject)[0][step][tensor], QUANTIZED)
 
     return _seen((str(subject.path), engine_of(subject)[1], step, tensor, "values"), count)
+
+
+def values_over_time(
+    subject: Subject, tensor: str
+) -> tuple[tuple[int, ...], NDArray[np.float64], NDArray[np.float64]]:
+    """Count the values of one tensor at up to 24 steps, in the same bins.
+
+    Returns
+    -------
+    tuple of int, ndarray, ndarray
+        The steps; the edges of the bins; and the share of the values in each, ``[bins, steps]``.
+
+    Raises
+    ------
+    ServiceError
+        They cannot be read.
+    """
+    steps = course_steps(subject, tensor, every=False)
+    n = min(len(steps), _MOST_HISTOGRAMS)
+    steps = tuple(steps[round(i * (len(steps) - 1) / max(1, n - 1))] for i in range(n))
+    counted = {}
+    for step in steps:
+        with contextlib.suppress(ServiceError):  # A tensor may come and go.
+            found = values_at(subject, step, tensor)
+            if found.edges.size > 1:
+                counted[step] = found
+    if not counted:
+        raise ServiceError("no step has finite values of this tensor", tensor)
+    low = min(float(one.edges[0]) for one in counted.values())
+    high = max(float(one.edges[-1]) for one in counted.values())
+    edges = np.linspace(low, high, _BINS_OVER_TIME + 1)
+    columns = []
+    for one in counted.values():
+        below = np.concatenate([[0.0], np.cumsum(one.counts.sum(axis=0))])
+        columns.append(np.diff(np.interp(edges, one.edges, below)) / max(1.0, below[-1]))
+    return tuple(counted), edges, np.stack(columns, axis=1)
 
 
 def course_steps(subject: Subject, tensor: str, *, every: bool) -> tuple[int, ...]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import streamlit as st
 from inshrink_app.jobs import Work
 from inshrink_app.model import ServiceError, Subject
+from inshrink_app.server.recent import is_trusted
 from inshrink_app.server.roots import settings
+from inshrink_app.services.archives import original_of
+from inshrink_app.services.chosen import chosen
 from inshrink_app.services.inside import reported
+from inshrink_app.services.jobs import job_of
 from inshrink_app.services.opening import engine_of, opened, resolve
 
 from inshrink_core import Run
@@ -28,7 +34,8 @@ class EvaluatorCode(NamedTuple):
     """The code that would evaluate a run.
 
     `spec` is empty for the run's own evaluator; `is_bundled` says that it is ours, a sample's byte for byte,
-    and needs no consent; `digest` is the SHA-256 of the file as it was shown.
+    and needs no consent; `digest` is the SHA-256 of the file as it was shown; `is_asked` says that the
+    reader chose the metric.
     """
 
     spec: str
@@ -39,16 +46,78 @@ class EvaluatorCode(NamedTuple):
     code: str
     digest: str
     is_bundled: bool
+    is_asked: bool = False
+
+    @property
+    def name(self) -> str:
+        """A short name of it."""
+        return own_samples.AUTO if self.spec == own_samples.AUTO else self.path.stem
 
     @property
     def fields(self) -> dict[str, Any]:
         """The fields by which a request asks for it."""
-        return {"evaluator": self.spec} if self.spec else {} if self.is_bundled else {"trust_run": True}
+        metric = {"metric": self.metric, "direction": self.direction} if self.is_asked else {}
+        given = {"evaluator": self.spec} if self.spec else {} if self.is_bundled else {"trust_run": True}
+        return given | {name: value for name, value in metric.items() if value}
 
     @property
     def trusted(self) -> str:
         """What a job is told of the reader's consent: the digest; empty where none is needed."""
         return "" if self.is_bundled else self.digest
+
+
+def named_evaluator(shown: Subject) -> EvaluatorCode | None:
+    """Return the evaluator that is chosen for a run, else the run's own, else one that suits it; or None.
+
+    Raises
+    ------
+    ServiceError
+        The one that is chosen cannot be read.
+    """
+    now = chosen(shown)
+    subject = original_of(shown) or shown
+    text = now.evaluator
+    own = None if text else evaluator_of(subject)
+    if own is None:
+        text = text or _likely(str(subject.path), opened(str(subject.path)).token, subject)
+        own = given_evaluator(text, subject) if text else None
+    if own is None or not now.metric:
+        return own
+    return own._replace(metric=now.metric, direction=now.direction, is_asked=True)
+
+
+def may_run(judge: EvaluatorCode) -> bool:
+    """Whether an evaluator may run: it is ours, or the reader trusts this content of its file."""
+    return judge.is_bundled or is_trusted(judge.path, judge.digest)
+
+
+def named_judge(shown: Subject) -> tuple[EvaluatorCode | None, bool]:
+    """Return the evaluator that is chosen for a run, None without one, and whether it may run."""
+    with contextlib.suppress(ServiceError):
+        judge = named_evaluator(shown)
+        return judge, judge is not None and may_run(judge)
+    return None, False
+
+
+def judge_of(shown: Subject) -> EvaluatorCode | None:
+    """Return the evaluator that is chosen for a run and may run; None without one."""
+    judge, ready = named_judge(shown)
+    return judge if ready else None
+
+
+def metrics_told(shown: Subject) -> tuple[str, ...]:
+    """Return the metrics that the chosen evaluator is known to return; empty where it was never tried."""
+    with contextlib.suppress(ServiceError):
+        judge = named_evaluator(shown)
+        job = None if judge is None else job_of(evaluator_trial(original_of(shown) or shown, judge))
+        if job is not None and job.state == "finished":
+            return tuple(map(str, job.result["metrics"]))
+    return ()
+
+
+@st.cache_data(show_spinner=False, max_entries=64)
+def _likely(path: str, token: str, _shown: Subject) -> str:
+    return likely_evaluator(_shown)
 
 
 def judged_by(judge: EvaluatorCode | None) -> dict[str, Any]:
@@ -159,6 +228,7 @@ def make_evaluator(shown: Subject, target: str, model: str, *, replace: bool) ->
 
 def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Work:
     """Return the trial of an evaluator, as it is now, on the last step."""
-    request = Evaluate(str(shown.path), step=shown.steps[-1], **judge.fields)
+    asked = judge._replace(is_asked=False)  # One trial tells all of its metrics.
+    request = Evaluate(str(shown.path), step=shown.steps[-1], **asked.fields)
     of = (opened(str(shown.path)).token, judge.digest)
-    return Work.asking([request], shown.path, "allocate", "evaluator", of=of, trusted=judge.trusted)
+    return Work.asking([request], shown.path, "run", "evaluator", of=of, trusted=judge.trusted)

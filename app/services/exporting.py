@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs import Job, Own, Work
+from inshrink_app.jobs import Job, Work
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.downloads import downloads
 from inshrink_app.server.roots import Address, settings
-from inshrink_app.services.archives import archives_of
 from inshrink_app.services.inside import is_own
-from inshrink_app.services.jobs import documents_of, job_of, start_job
-from inshrink_app.services.opening import chain_of, opened, resolve
+from inshrink_app.services.jobs import documents_of, start_job
+from inshrink_app.services.opening import chain_of, load_subject, resolve
 
 from inshrink_core.chain import ChainReport
+from inshrink_core.checkpoint import twins
 from inshrink_core.request import Request
 from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.export import Export, chosen_names
@@ -75,15 +75,7 @@ class ExportRequest:
         """Return which tensors of weights are kept."""
         return chosen_names(names, self.file.tensors, self.file.without)
 
-    def on(self, device: str) -> ExportRequest:
-        """Return the same, worked on elsewhere; a copy is no work."""
-        asked = tuple(
-            one if getattr(one, "pack", None) is not None else replace(one, device=device)
-            for one in self.asked
-        )
-        return replace(self, asked=asked)
-
-    def placed(self, target: str | Own, between: str = "", **fields: Any) -> list[Request[Any]]:
+    def placed(self, target: str, between: str = "", **fields: Any) -> list[Request[Any]]:
         """Return the requests that write to a target.
 
         Parameters
@@ -145,27 +137,26 @@ def chosen_steps(steps: Sequence[int], every: Sequence[int] = ()) -> tuple[int, 
     return None if not steps or tuple(steps) == tuple(every) else tuple(steps)
 
 
-def _export(shown: Subject, requests: list[Request[Any]], scratch: str = "") -> Job:
-    kept = (scratch,) if scratch and len(requests) > 1 else ()
-    return start_job(Work.asking(requests, shown.path, "export", "export", scratch=kept))
-
-
-def start_export(shown: Subject, request: ExportRequest, target: Path) -> Job:
+def start_export(shown: Subject, request: ExportRequest, target: Path, *, trusted: str = "") -> Job:
     """Write the export; one that was cut off goes on where it stopped.
 
-    The name of what is made on the way tells its settings, so that another export begins anew.
+    The name of the archive on the way depends on its settings, so that another export begins anew.
     """
-    told = replace(request, replaces=False).placed(str(target))
-    digest = hashlib.sha256(repr([one.to_json() for one in told]).encode()).hexdigest()[:8]
+    settings = replace(request, replaces=False).placed(str(target))
+    digest = hashlib.sha256(repr([one.to_json() for one in settings]).encode()).hexdigest()[:8]
     between = str(target.with_name(f".{target.name}-{digest}.building"))
-    return _export(shown, request.placed(str(target), between), between)
+    requests = request.placed(str(target), between)
+    scratch, topic = (between,) if len(requests) > 1 else (), "write" if request.kind == "chain" else "pack"
+    more: dict[str, Any] = {"scratch": scratch, "trusted": trusted}
+    return start_job(Work.asking(requests, shown.path, "archives", topic, **more))
 
 
 def start_pack(shown: Subject, archive: Path) -> Job:
     """Copy an archive into one file beside it."""
     named = replace(shown, name=archive.name, path=archive)
     request = pack_export(named)
-    return _export(shown, request.placed(suggested_name(named, request)))
+    requests = request.placed(suggested_name(named, request))
+    return start_job(Work.asking(requests, shown.path, "archives", "pack"))
 
 
 def suggested_name(shown: Subject, request: ExportRequest) -> str:
@@ -187,7 +178,8 @@ def suggested_path(shown: Subject, name: str, what: str) -> str:
 
 def _free_path(shown: Subject, stem: str, suffix: str, is_free: Callable[[Path], bool]) -> str:
     names = (stem, *(f"{stem}-{position}" for position in range(2, 100)))
-    paths = [default_folder(shown) / f"{name}{suffix}" for name in names]
+    folder = default_folder(shown)
+    paths = [folder / f"{name}{suffix}" for name in names]
     return str(next((path for path in paths if not os.path.lexists(path) or is_free(path)), paths[0]))
 
 
@@ -206,7 +198,7 @@ def _goes_on(path: Path, request: ExportRequest) -> bool:
     except ServiceError:
         return False
     asked = request.chain
-    if asked.max_restore_cost is None:
+    if not any(getattr(asked, f"max_{kind}") is not None for kind in ("restore_cost", "drop", "divergence")):
         return _is_like(chain, request)
     # Under a bound the settings differ from step to step; what was written without one would stay as it is.
     return not chain.is_uniform and (chain.codec, chain.optimizer) == (asked.codec, asked.optimizer)
@@ -252,69 +244,6 @@ def writable(text: str, what: str, suffix: str = "") -> Path:
     return path
 
 
-class PlannedFrame(NamedTuple):
-    """One frame that would be written; `nbytes` is an estimate, None where nothing tells."""
-
-    step: int
-    kind: str
-    raw_bytes: int
-    nbytes: int | None
-
-
-class Plan(NamedTuple):
-    """The chain as it would be written; `basis` says what the estimates rest on, empty without any."""
-
-    frames: tuple[PlannedFrame, ...]
-    basis: str
-
-    @property
-    def raw_bytes(self) -> int:
-        """Raw bytes of all frames."""
-        return sum(frame.raw_bytes for frame in self.frames)
-
-    @property
-    def nbytes(self) -> int | None:
-        """Estimated bytes of all frames; None where one has none."""
-        sizes = [frame.nbytes for frame in self.frames]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
-def export_plan(shown: Subject, request: ExportRequest) -> Plan:
-    """Tell which frames would be keyframes, and how large each would be about.
-
-    The estimates are the sizes, by step or in mean by kind of frame, in an archive of this run that was
-    written with the same codec, settings and optimizer state, or of two steps that were tried.
-    """
-    stored = shown.model_tensors if request.chain.optimizer == "drop" else shown.tensors
-    per_step = sum(row.nbytes for row in stored)
-    rows, basis = _known_sizes(shown, request)
-    by_step = {(step, kind): nbytes for step, kind, nbytes in rows}
-    by_kind: dict[str, list[int]] = {}
-    for _, kind, nbytes in rows:
-        by_kind.setdefault(kind, []).append(nbytes)
-    frames = []
-    for position, step in enumerate(request.steps):
-        kind = "keyframe" if position % request.chain.keyframe_every == 0 else "delta"
-        sizes = by_kind.get(kind)
-        mean = None if sizes is None else round(sum(sizes) / len(sizes))
-        frames.append(PlannedFrame(step, kind, per_step, by_step.get((step, kind), mean)))
-    return Plan(tuple(frames), basis)
-
-
-def _known_sizes(shown: Subject, request: ExportRequest) -> tuple[list[tuple[int, str, int]], str]:
-    """Return step, kind and bytes of frames that were written with the same settings, and whose they are."""
-    trial = job_of(trial_work(shown, request)) if shown.kind == "run" and request.kind == "chain" else None
-    if trial is not None and trial.state == "finished":
-        rows = [(int(row["step"]), str(row["kind"]), int(row["bytes"])) for row in trial.result["frames"]]
-        steps = ", ".join(f"{step:,}" for step, _, _ in rows)
-        return rows, f"steps {steps}, tried with these settings"
-    for one in archives_of(shown) if shown.kind == "run" else ():
-        if _is_like(one, request):
-            rows = [(frame.step, frame.kind, frame.nbytes) for frame in one.frames if frame.on_line]
-            return rows, f"{one.name}, written with these settings"
-    return [], ""
-
-
 def _is_like(chain: ChainReport, request: ExportRequest) -> bool:
     """Return whether an archive was written as the request says, settings not asked for aside."""
     told = {**chain.config, "overrides": list(chain.overrides)}
@@ -323,23 +252,14 @@ def _is_like(chain: ChainReport, request: ExportRequest) -> bool:
     return same and (chain.codec, chain.optimizer) == (request.chain.codec, request.chain.optimizer)
 
 
-def trial_work(shown: Subject, request: ExportRequest) -> Work:
-    """Return the trial of an export's settings: two steps are written somewhere temporary."""
-    middle = max(0, len(request.steps) // 2 - 1)
-    fields = {name: getattr(request.chain, name) for name in ("codec", "config", "optimizer", "device")}
-    tried = chain_export(shown, request.steps[middle : middle + _N_TRIED], keyframe_every=_N_TRIED, **fields)
-    target = Own(f"trial{_SUFFIX}")
-    of = (opened(str(shown.path)).token,)
-    return Work.asking(tried.placed(target), shown.path, "export", "trial", of=of, scratch=(target,))
-
-
 class Made(NamedTuple):
     """What an export has made: the file or archive as it lies there, and what only the export knows of it.
 
     `chain` is None of a plain file; `digest` is the SHA-256 of the file, or of the manifest of a folder;
     `relative_error` is None where it is not known; a copy has none against what it is a copy of;
-    `layers_left_out` are outermost modules and tensors; `unreadable` are checkpoints that are not in it,
-    and why; `device` is where it was written.
+    `layers_left_out` are outermost modules and tensors; `renamed` is how the names of a moving average begin,
+    and how those of its model do; `unreadable` are checkpoints that are not in it, and why; `device` is where
+    it was written.
     """
 
     kind: str
@@ -354,16 +274,23 @@ class Made(NamedTuple):
     layers_left_out: tuple[str, ...]
     unreadable: tuple[tuple[str, str], ...] = ()
     device: str = ""
+    renamed: tuple[str, str] | None = None
 
     @property
     def loading(self) -> str:
-        """The lines of Python that load the weights into a model: nothing may lack but what was left out."""
+        """The lines of Python that load the weights into a model: nothing else may be missing."""
         path = str(self.path)
         load = f"import inshrink_core\n\nweights = inshrink_core.verbs.load_state_dict({path!r})\n"
         call = "model.load_state_dict(weights"
-        if self.chain is None:
+        if self.chain is None and not self.renamed:
             load = "from safetensors.torch import load_model\n\nmodel = ...  # yours\n"
             call = f"load_model(model, {path!r}"
+        elif self.chain is None:
+            load = f"from safetensors.torch import load_file\n\nweights = load_file({path!r})\n"
+        if self.renamed:
+            old, new = self.renamed
+            load += f"start = {old!r}\n"
+            load += f"weights = {{{new!r} + name.removeprefix(start): weights[name] for name in weights}}\n"
         if not self.layers_left_out:
             return f"{load}{call})"
         return (
@@ -371,6 +298,46 @@ class Made(NamedTuple):
             f"left_out = {tuple(f'{name}.' for name in self.layers_left_out)}\n"
             'assert not unexpected and all(f"{name}.".startswith(left_out) for name in missing)'
         )
+
+
+def _model_of(
+    job: Job, asked: Mapping[str, Any], left_out: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, str] | None]:
+    """Return what is left out of the model that was written, and how its names begin in another one.
+
+    Of a run with a moving average, one of both models is written, and the other one is not left out of it.
+    """
+    if "weights_only" not in asked:
+        return left_out, None
+    try:
+        model = load_subject(job.shown).model_tensors
+    except ServiceError:
+        return left_out, None
+    twin_of = twins({row.name: row.shape for row in model})
+    if not twin_of:
+        return left_out, None
+    names = [row.name for row in model]
+    written = chosen_names(names, asked.get("tensors", ()), asked.get("without", ()))
+    renamed = _renamed(written, twin_of)
+    is_average = renamed is not None
+    missing = {name for name in names if (name in twin_of) == is_average}.difference(written)
+    old, new = renamed or ("", "")
+    inside = (one for one in left_out if any(f"{name}.".startswith(f"{one}.") for name in missing))
+    return tuple(new + one.removeprefix(old) for one in inside), renamed
+
+
+def _renamed(names: Collection[str], twin_of: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return how names of a moving average begin, and how those of its model do; None of other names."""
+    if not names or not set(names) <= set(twin_of):
+        return None
+    found = set()
+    for name in names:
+        ours, theirs = name.split("."), twin_of[name].split(".")
+        n = next((i for i in range(min(len(ours), len(theirs))) if ours[-1 - i] != theirs[-1 - i]), None)
+        n = min(len(ours), len(theirs)) if n is None else n
+        found.add(tuple("".join(f"{part}." for part in one[: len(one) - n]) for one in (ours, theirs)))
+    start = found.pop()
+    return None if found else (start[0], start[1])
 
 
 def made_by(job: Job) -> Made | None:
@@ -391,6 +358,7 @@ def made_by(job: Job) -> Made | None:
     path = target if target.is_file() else target / "inshrink-manifest"
     status = path.stat()
     chain = None if asked.get("layout") == "safetensors" else chain_of(str(target))
+    layers, renamed = _model_of(job, asked, tuple(documents[-1].get("layers_left_out", ())))
     return Made(
         kind="pack" if is_copy else "step" if "step" in asked else "chain",
         path=target,
@@ -401,7 +369,8 @@ def made_by(job: Job) -> Made | None:
         left_out=tuple(map(str, documents[-1].get("left_out", ()))),
         weights_only="weights_only" in asked,
         n_tensors=documents[-1].get("tensors"),
-        layers_left_out=tuple(documents[-1].get("layers_left_out", ())),
+        layers_left_out=layers,
+        renamed=renamed,
         device=str(documents[0].get("device", "")),
         unreadable=tuple(
             (str(row["path"]), str(row["reason"])) for one in documents for row in one.get("unreadable", ())

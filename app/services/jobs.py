@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
+import secrets
 import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import streamlit as st
 from inshrink_app.jobs.files import jobs_folder
-from inshrink_app.jobs.job import Job, Load, load_kept, load_last
+from inshrink_app.jobs.job import Job, Load, load_last
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.jobs.work import Work, subject_of, subjects_of, texts_in
+from inshrink_app.jobs.work import Work, subject_of, subjects_of
 from inshrink_app.model import METRICS, ServiceError
 from inshrink_app.server.roots import Address, path_of, real_path, settings
 from inshrink_app.services.inside import is_inside
@@ -32,23 +32,28 @@ def registry() -> JobRegistry:
         jobs_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
         folder = None
-    return JobRegistry(start_request, folder, load=_load)
+    return JobRegistry(start_process, folder, load=_load)
 
 
-def start_request(file: Path, trusted: str) -> subprocess.Popen[str]:
-    """Start what performs a request, in an empty folder.
+def start_process(job: Job) -> subprocess.Popen[str]:
+    """Start the process of a job, in an empty folder.
 
-    Only where it runs code that the reader has trusted, known by its SHA-256, is it given the user's
-    environment; other code it refuses. What tells stores who one is, where it names an allowed address.
+    It gets the user's environment only if it runs code that the reader has trusted, known by its SHA-256;
+    other code it refuses. It gets the credentials of stores only if it names an allowed address.
     """
-    trust = ["--trust", trusted] if trusted else []
-    named = map(path_of, texts_in(json.loads(file.read_text())))
+    trusted = [job.work.trusted] if job.work.trusted else []
+    named = map(path_of, job.work.texts)
     is_elsewhere = any(isinstance(path, Address) and settings().allows(path) for path in named)
     return start_python(
-        ["-m", "inshrink_core.cli", "run", str(file), *trust, "--json", "--progress", "jsonl"],
+        ["-m", "inshrink_app.jobs.child", str(job.folder.path), *trusted],
         errors=subprocess.PIPE,
         environment=user_environment() if trusted else minimal_environment(stores=is_elsewhere),
     )
+
+
+def scratch_path(name: str) -> str:
+    """Return a path for a file that the requests of one job make for each other."""
+    return str(registry().folder / "scratch" / f"{secrets.token_hex(8)}-{name}")
 
 
 def _load(job: Job) -> Any:
@@ -136,7 +141,7 @@ def resume_job(job: Job) -> Job:
 def read_result(job: Job) -> Any:
     """Return the result of a finished job; None where it cannot be read any more."""
     if job.result is None and job.state == "finished":
-        load_kept(job, _load)
+        job.load(_load)
     return job.result
 
 
@@ -152,7 +157,7 @@ def _is_visible(job: Job) -> bool:
     """Return whether a job can be read, and its files are inside of the roots, a sample's or ours."""
     paths = [
         text
-        for text in job.work.texts()
+        for text in job.work.texts
         if text.startswith(("/", "\\")) or "\0" in text or isinstance(path_of(text), Address)
     ]
     try:
@@ -167,21 +172,22 @@ def _is_allowed(path: str) -> bool:
         return False
     file, _, function = path.rpartition(":")
     real = real_path(file if function.isidentifier() and file.endswith(".py") else path)
-    return is_inside(real) or real.is_relative_to(os.path.realpath(jobs_folder().parent))
+    places = (jobs_folder().parent, registry().folder)
+    return is_inside(real) or any(real.is_relative_to(os.path.realpath(one)) for one in places)
 
 
-_LINKED = ("compare", "compress", "export", "prune", "search", "verify")
-"""Verbs whose page shows the result of one job among several."""
+_PANELS = {"errors": "tensors", "plan": "prune"}
+"""The panel of Archives that shows a topic, unless it is called so."""
 
 
 def describe(job: Job) -> JobText:
     """Say what a job is about. Every part comes from a file and is untrusted."""
-    about, page = subject_of(job.requests[0]), job.work.page
-    query = {"run": job.shown or subject_of(job.requests[-1])}
+    about, page, topic = subject_of(job.requests[0]), job.work.page, job.work.topic
+    query = {"run": job.shown or subject_of(job.requests[-1]), "job": job.job_id}
     if page == "sensitivity":
-        query["metric"] = job.work.topic
-    elif job.verb in _LINKED:
-        query["job"] = job.job_id
+        query["metric"] = topic
+    elif page == "archives":
+        query["panel"] = _PANELS.get(topic, topic)
     return JobText(_title(job), about, page, query)
 
 
@@ -205,15 +211,16 @@ def _title(job: Job) -> str:
         "errors": f"Errors of {name} against {against}",
         "estimates": f"Estimate {getattr(last, 'codec', '')} on {name}",
         "evaluator": f"Try the evaluator on {name}",
-        "export": grows if job.is_watching else f"Export {name} to {target}",
-        "goals": f"Try what {name} shrinks to",
+        "goals": f"Estimate sizes of {name}",
         "measured": f"Measure one configuration of {name}",
-        "plan": f"Prune {name}, dry run",
+        "pack": f"Pack {name} to {target}",
+        "plan": f"Plan the pruning of {name}",
         "prune": f"Prune {name}",
         "rehearse": f"Rehearse failures of {name}",
         "restore": f"Restore step {(getattr(last, 'steps', None) or ('',))[0]} of {name}",
         "search": f"Search {getattr(last, 'codec', '')} on {name}",
         "trial": f"Try two steps of {name}",
+        "write": grows if job.is_watching else f"Write {name} to {target}",
         "verify": f"Verify {name}" + (", every tensor decoded" if getattr(last, "deep", False) else ""),
     }.get(topic, last.verb())
 

@@ -13,14 +13,18 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-from inshrink_app.jobs import Job, Work
+import streamlit as st
+from inshrink_app.jobs import Job, Work, subject_of
 from inshrink_app.model import Sensitivity, Subject
-from inshrink_app.services.jobs import LOADERS, job_of, start_job
-from inshrink_app.services.opening import opened
+from inshrink_app.services.inside import reported
+from inshrink_app.services.jobs import LOADERS, all_jobs, documents_of, job_of, start_job
+from inshrink_app.services.opening import engine_at, opened
+from numpy.typing import NDArray
 
 from inshrink_core.analysis.profile import Row
-from inshrink_core.checkpoint import OPTIMIZER_ROLES, TensorRole
-from inshrink_core.errors import StorageError
+from inshrink_core.chain import ChainReport
+from inshrink_core.checkpoint import OPTIMIZER_ROLES, TensorRole, TensorSpec, twins
+from inshrink_core.errors import NotFoundError, StorageError
 from inshrink_core.execution import write_whole
 from inshrink_core.formats.attribution.laws import in_order
 from inshrink_core.request import Request
@@ -28,6 +32,8 @@ from inshrink_core.sensitivity import STATISTICS, Grouping
 from inshrink_core.verbs.sensitivity import Sensitivity as Measure
 
 _KEPT_TABLES = "tables.npz"
+_LATEST_FIRST_BYTES = 50_000_000
+"""A run that takes longer to read shows its last step first."""
 
 
 def told_metrics(subject: Subject) -> tuple[str, ...]:
@@ -42,21 +48,10 @@ def told_metrics(subject: Subject) -> tuple[str, ...]:
     return tuple(metric for metric, is_told in told.items() if is_told)
 
 
-def known_shares(subject: Subject) -> tuple[str, dict[str, float]]:
-    """Return the most telling metric that was measured, and which share each tensor carries at the last step.
-
-    Both are empty where none was measured.
-    """
-    found = {metric: tables for metric in told_metrics(subject) if (tables := measured(subject, metric))}
-    if not found:
-        return "", {}
-    metric = next(iter(found))
-    table = found[metric]["tensor"]
-    carried = table.carried()[:, -1]
-    total = float(np.nansum(carried)) or 1.0
-    return metric, {
-        row.name: float(one) / total for row, one in zip(table.rows, carried, strict=True) if np.isfinite(one)
-    }
+def averages_of(subject: Subject) -> tuple[str, ...]:
+    """Return the weights that are a moving average of others: a second model, which no count includes."""
+    specs = {row.name: row.shape for row in subject.model_tensors}
+    return tuple(twins(specs))
 
 
 def tells_order(subject: Subject, names: Sequence[str]) -> bool:
@@ -100,10 +95,128 @@ def sensitivity_request(subject: Subject, metric: str, by: str) -> Request[Any]:
 
 
 def _work(text: str, metric: str) -> Work:
-    """Return the measurement that a page asks for: another question when the run has changed."""
+    """Return the measurement of a run as it is: of a large one the last step comes first, to be seen early."""
     found = opened(text)
-    request = sensitivity_request(found.subject, metric, ",".join(Grouping))
-    return Work.asking([request], found.subject.path, "sensitivity", metric, of=(found.token,))
+    request = Measure(str(found.subject.path), metric=metric, by=",".join(Grouping), statistic="mean")
+    requests = [request]
+    if len(found.subject.steps) > 1 and measuring_cost(found.subject, metric) > _LATEST_FIRST_BYTES:
+        requests.insert(0, dataclasses.replace(request, steps=found.subject.steps[-1:]))
+    return Work.asking(requests, found.subject.path, "sensitivity", metric, of=(found.token,))
+
+
+def measured_so_far(subject: Subject, job: Job | None) -> dict[str, Sensitivity] | None:
+    """Return the tables of a measurement that still runs, with gaps; None where nothing is there yet."""
+    documents = [] if job is None else job.documents[-1:]
+    if not documents:
+        return None
+    ((metric, tables),) = _tables(documents[0]).items()
+    table = tables["tensor"]
+    places = [subject.steps.index(step) for step in table.steps if step in subject.steps]
+    values = {}
+    for name, known in table.values.items():
+        values[name] = np.full((len(table.rows), len(subject.steps)), np.nan, np.float32)
+        values[name][:, places] = known
+    whole = dataclasses.replace(table, metric=metric, steps=subject.steps, values=values)
+    return {"tensor": whole}
+
+
+def unmeasured(subject: Subject, metric: str) -> dict[str, Sensitivity]:
+    """Return the table of a metric before anything is measured: its rows and steps, from headers alone."""
+    specs = [row for row in subject.tensors if row.role == "weight"]
+    values = np.full((len(specs), len(subject.steps)), np.nan, np.float32)
+    return _made_of(subject, metric, specs, values)
+
+
+def _made_of(
+    subject: Subject, metric: str, specs: Sequence[TensorSpec], values: NDArray[Any], note: str = ""
+) -> dict[str, Sensitivity]:
+    """Return a table by tensor of values that are no statistics."""
+    rows = tuple(
+        Row(
+            spec.name,
+            spec.name.rpartition(".")[0],
+            str(spec.layer or ""),
+            "weight",
+            1,
+            spec.numel,
+            spec.shape,
+        )
+        for spec in specs
+    )
+    shared = dict.fromkeys(STATISTICS, values.astype(np.float32))
+    return {
+        "tensor": Sensitivity(
+            metric=metric, by="tensor", rows=rows, steps=subject.steps, values=shared, note=note
+        )
+    }
+
+
+def relative_updates(
+    update: Mapping[str, Sensitivity], magnitude: Mapping[str, Sensitivity]
+) -> dict[str, Sensitivity]:
+    """Return how far weights moved relative to their size, of both as they were measured."""
+    found = {}
+    for by, table in update.items():
+        sizes = magnitude[by].values["mean"]
+        if sizes.shape != table.values["mean"].shape:
+            continue
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = {name: np.where(sizes > 0, one / sizes, np.nan) for name, one in table.values.items()}
+        found[by] = dataclasses.replace(table, metric="ratio", values=values)
+    return found
+
+
+def archived_bits(subject: Subject, chain: ChainReport) -> dict[str, Sensitivity]:
+    """Return the bits per weight of every tensor at every step of an archive, from its indexes."""
+    return _archived_bits(str(subject.path), str(chain.path), tuple(map(str, chain.state)), subject, chain)
+
+
+@st.cache_resource(show_spinner=False, max_entries=4)
+def _archived_bits(
+    path: str, archive: str, state: tuple[str, ...], _subject: Subject, _chain: ChainReport
+) -> dict[str, Sensitivity]:
+    engine: Any = engine_at(archive, "-".join(state))
+    specs = [row for row in _subject.tensors if row.role == "weight"]
+    values = np.full((len(specs), len(_subject.steps)), np.nan)
+    with reported():
+        for column, step in enumerate(_subject.steps):
+            if step not in engine:
+                continue
+            frame = engine.reader.find(step)
+            for row, spec in enumerate(specs):
+                with contextlib.suppress(NotFoundError):
+                    nbytes = sum(block.nbytes for block in engine.blocks(frame, spec.key))
+                    values[row, column] = 8 * nbytes / max(1, spec.numel)
+    return _made_of(_subject, "bits", specs, values, f"As written in {_chain.name}.")
+
+
+def same_at_all_steps(
+    subject: Subject, metric: str, by_key: Mapping[str, float], note: str
+) -> dict[str, Any]:
+    """Return a table of one value a tensor: an estimate of all steps together."""
+    specs = [row for row in subject.tensors if row.role == "weight"]
+    column = np.array([by_key.get(spec.key, np.nan) for spec in specs])
+    return _made_of(subject, metric, specs, np.repeat(column[:, None], len(subject.steps), axis=1), note)
+
+
+def compared_errors(subject: Subject) -> dict[str, Sensitivity] | None:
+    """Return the relative error of every tensor at every step, where an archive was compared with the run."""
+    for job in all_jobs():
+        against = [one["fields"].get("against") for one in job.work.documents if one["verb"] == "verify"]
+        if job.state != "finished" or str(subject.path) not in against:
+            continue
+        rows = [row for one in documents_of(job) for row in one.get("errors", ())]
+        if rows:
+            specs = [row for row in subject.tensors if row.role == "weight"]
+            places = {spec.key: place for place, spec in enumerate(specs)}
+            columns = {step: place for place, step in enumerate(subject.steps)}
+            values = np.full((len(specs), len(columns)), np.nan)
+            for row in rows:
+                if row["tensor"] in places and row["step"] in columns and row["relative_rms"] is not None:
+                    values[places[row["tensor"]], columns[row["step"]]] = row["relative_rms"]
+            archive = Path(subject_of(job.requests[-1])).name
+            return _made_of(subject, "error", specs, values, f"As restored from {archive}.")
+    return None
 
 
 def sensitivity_job(text: str, metric: str) -> Job | None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs import Job, Own, Work
+from inshrink_app.jobs import Job, Work
 from inshrink_app.model import Subject, config_words, engine_settings, known_of
 from inshrink_app.services.archives import archives_of
 from inshrink_app.services.comparing import compared
@@ -24,6 +23,7 @@ from inshrink_app.services.jobs import (
     documents_of,
     newest_job,
     read_result,
+    scratch_path,
     start_job,
     stop_job,
 )
@@ -67,8 +67,6 @@ class SearchPoint(NamedTuple):
         Steps measured, and whether these are all.
     keeps
         Whether every step measured keeps the bounds; of a search for a ratio, whether that is reached.
-    gain, noise
-        Mean restore gain and noise; None where not measured.
     is_best
         Whether the search settled on it.
     baseline, archive
@@ -85,8 +83,6 @@ class SearchPoint(NamedTuple):
     n_steps: int
     whole: bool = True
     keeps: bool = False
-    gain: float | None = None
-    noise: float | None = None
     restore_cost: float | None = None
     is_best: bool = False
     baseline: str = ""
@@ -97,7 +93,6 @@ class SearchPoint(NamedTuple):
     def told(cls, config: Mapping[str, Any], figures: Mapping[str, Any], **more: Any) -> SearchPoint:
         """Return a configuration with figures by the engine's names; of several steps, the worst of them."""
         worst = {name: figures[name] for name in ("drop", "divergence", "restore_cost") if name in figures}
-        worst |= {name: figures.get(f"restore_{name}") for name in ("gain", "noise")}
         words = {"label": config_words(config), **worst, **more}
         return cls(config=config, ratio=float(figures["ratio_weights"] or 0.0), **words)
 
@@ -112,8 +107,8 @@ class SearchPoint(NamedTuple):
         return "estimated" if self.is_estimated else "measured"
 
     def figure(self, name: str) -> float | None:
-        """Return the drop or the divergence; None for one that is no number."""
-        value = self.drop if name == "drop" else self.divergence
+        """Return the drop, the divergence or the restore cost; None for one that is no number."""
+        value: float | None = getattr(self, name, None)
         return value if value is not None and math.isfinite(value) else None
 
 
@@ -161,31 +156,18 @@ class Searched:
         kept = [point for point in self.points if point.keeps and point.whole and point.config]
         return settled[0] if settled else max(kept, key=lambda point: point.ratio, default=None)
 
-    @property
-    def is_best_by_step(self) -> bool:
-        """Whether settings of its own for each step store more than any one configuration that was found."""
-        best = 0.0 if self.best is None else self.best.ratio
-        return any(point.archive == _BY_STEP and point.ratio > best for point in self.points)
-
     def verdict(self, point: SearchPoint) -> str:
         """Say whether a point is what was asked for."""
         if self.target_ratio is not None:
             return "reaches the ratio" if point.keeps else "below the ratio"
         return "keeps the bounds" if point.keeps else "breaks a bound"
 
-    def as_divergence(self) -> float | None:
-        """Return the divergence at which the restore cost is about at its limit: they grow together."""
-        known = [(one.restore_cost, one.divergence) for one in self.points]
-        shares = [divergence / cost for cost, divergence in known if cost and divergence]
-        limit = self.limits.get("restore_cost")
-        return None if limit is None or not shares else limit * statistics.median(shares)
-
 
 def searched_before(shown: Subject, job: Job) -> Searched | None:
     """Return what the last finished search found, where the last of all did not finish; None for neither."""
     if job.is_running or job.state == "finished":
         return None
-    earlier = newest_job("allocate", "search", shown.path, "finished")
+    earlier = newest_job("run", "search", shown.path, "finished")
     return None if earlier is None else searched(earlier, steps_of(earlier, shown), more=job.told())
 
 
@@ -288,9 +270,6 @@ def _point(chain: Sequence[Mapping[str, Any]], n_steps: int, limits: Mapping[str
     figures = {
         name: max(_known(chain, name), default=None) for name in ("drop", "divergence", "restore_cost")
     }
-    for name in ("restore_gain", "restore_noise"):
-        known = _known(chain, name)
-        figures[name] = math.fsum(known) / len(known) if known else None
     return SearchPoint.told(
         chain[0]["config"],
         figures | {"ratio_weights": len(stored) / math.fsum(stored) if stored else 0.0},
@@ -314,10 +293,10 @@ def baselines_work(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -
     # The laboratory's verb is found by its name, as every verb that another package registers.
     codecs = ",".join(one.label for one in compared_variants().values())
     fields = {"run": str(shown.path), "codecs": codecs, "steps": list(steps), **judge.fields}
-    kept: dict[str, Any] = {"output": Own("bench")}
-    bench = replace(request_from_json({"verb": "bench", "fields": fields}), **kept)
-    of = _measured_on(shown, judge)
-    return Work.asking([bench], shown.path, "allocate", "baselines", of=of, trusted=judge.trusted)
+    output = scratch_path("bench")
+    bench = request_from_json({"verb": "bench", "fields": {**fields, "output": output}})
+    more: dict[str, Any] = {"of": _measured_on(shown, judge), "scratch": (output,)}
+    return Work.asking([bench], shown.path, "run", "baselines", trusted=judge.trusted, **more)
 
 
 def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
@@ -343,14 +322,14 @@ def measuring_work(
     shown: Subject, steps: Sequence[int], judge: EvaluatorCode, config: Mapping[str, Any]
 ) -> Work:
     """Return the measuring of one configuration: an archive is written with it, and compared."""
-    target, chosen, path = Own(_MEASURED), tuple(steps) or None, str(shown.path)
+    target, chosen, path = scratch_path(_MEASURED), tuple(steps) or None, str(shown.path)
     given, codec = engine_settings(config), str(config["codec"])
     requests = (
         Compress(path, target, codec=codec, config=given or None, optimizer="drop", steps=chosen),
         CompareArchives((target,), path, steps=chosen, **judge.fields),
     )
     more: dict[str, Any] = {"of": _measured_on(shown, judge), "scratch": (target,)}
-    return Work.asking(requests, path, "allocate", "measured", trusted=judge.trusted, **more)
+    return Work.asking(requests, path, "run", "measured", trusted=judge.trusted, **more)
 
 
 def _measured_on(shown: Subject, judge: EvaluatorCode) -> tuple[str, ...]:
@@ -458,7 +437,7 @@ def estimating_work(shown: Subject, steps: Sequence[int], codec: str, *, is_cali
     """
     of = (opened(str(shown.path)).token, "calibrated" if is_calibrated else "uncalibrated")
     request = estimate_levels(shown, steps, codec)
-    return Work.asking([request], shown.path, "allocate", "estimates", of=of)
+    return Work.asking([request], shown.path, "run", "estimates", of=of)
 
 
 def estimate_levels(shown: Subject, steps: Sequence[int], codec: str) -> Estimate:

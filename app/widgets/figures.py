@@ -237,37 +237,6 @@ _KINDS = (("keyframe", "Keyframe"), ("delta", "Delta frame"))
 """Kinds of frames, in the order of their colours, and what they are called."""
 
 
-def frames_figure(frames: Sequence[tuple[int, str, float, str]]) -> go.Figure:
-    """Draw frames as bars, keyframes apart from delta frames.
-
-    Parameters
-    ----------
-    frames
-        Of each its step, ``keyframe`` or ``delta``, its bytes, and what its hover says behind them.
-    """
-    figure = go.Figure()
-    for (kind, label), colour in zip(_KINDS, CATEGORICAL, strict=False):
-        rows = [row for row in frames if row[1] == kind]
-        if rows:
-            figure.add_trace(
-                go.Bar(
-                    x=[fmt.count(step) for step, *_ in rows],
-                    y=np.asarray([size for _, _, size, _ in rows], dtype=np.float64),
-                    name=label,
-                    marker_color=colour,
-                    customdata=[[f"{fmt.size(size)}{said}"] for _, _, size, said in rows],
-                    hovertemplate=f"{label} of step %{{x}}<br>%{{customdata[0]}}<extra></extra>",
-                )
-            )
-    labels = [fmt.count(step) for step, *_ in frames]
-    lay_out(figure, 220, legend=True)
-    figure.update_layout(bargap=0.15, barmode="overlay")
-    figure.update_xaxes(categoryorder="array", categoryarray=labels, **columns_axis(labels))
-    largest = max((size for _, _, size, _ in frames), default=1)
-    figure.update_yaxes(rangemode="tozero", automargin=True, **byte_ticks(largest))
-    return figure
-
-
 def smoothed(values: Sequence[float], weight: float) -> NDArray[np.float64]:
     """Return an exponential moving average without its bias to the start; gaps stay gaps.
 

@@ -134,13 +134,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def remaining(seconds: float, seconds_left: float | None) -> str:
-    """Return how long something has taken, and may still take where that is known."""
-    if seconds_left is None:
-        return f"{duration(seconds)} elapsed"
-    return f"{duration(seconds)} elapsed, about {duration(seconds_left)} left"
-
-
 def elided_all(names: Sequence[str], width: int) -> list[str]:
     """Shorten names as `elided` does, but those that would look the same keep more of themselves.
 

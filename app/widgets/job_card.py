@@ -1,8 +1,8 @@
-"""A job on a page: its progress while it runs, and what to say when it did not finish."""
+"""A job on a page: its progress, and what to do if it did not finish; and all jobs in a drawer."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import streamlit as st
 from inshrink_app import services, state
@@ -14,8 +14,12 @@ from inshrink_app.widgets.layout import answer, section
 POLL_SECONDS = 0.5
 
 _ITEM_WIDTH = 60
+_TITLE_WIDTH = 56
+_SHOWN = 8
+_OPEN = "jobs.open"
+"""Set before the page is drawn anew from the drawer, so that it stays open."""
 _TRIALS = ("estimate", "evaluate", "sensitivity")
-"""Verbs that begin anew: nothing of what they had done is kept."""
+"""Verbs that begin anew: nothing of what they had done is stored."""
 
 Colour = Literal["blue", "green", "red", "gray", "orange"]
 STATES: dict[str, tuple[str, Colour, str]] = {
@@ -39,7 +43,7 @@ def current(job: Job) -> Job:
 
 @st.fragment(run_every=POLL_SECONDS)
 def running(job: Job, title: str = "") -> None:
-    """Draw a job that runs, in one line where it has no title; the page is drawn anew once it has ended."""
+    """Draw a job that runs, in one line if it has no title; the page is drawn anew once it has ended."""
     now = current(job)
     with section(title) if title else st.container(horizontal=True, vertical_alignment="center"):
         progress(now)
@@ -52,9 +56,9 @@ def settled(job: Job | None, title: str) -> bool:
     Parameters
     ----------
     job
-        A job, or None where none was asked for.
+        A job, or None if none was asked for.
     title
-        What it is at.
+        What it is at; without one its progress takes one line.
     """
     if job is None or job.state == "finished":
         return True
@@ -66,25 +70,22 @@ def settled(job: Job | None, title: str) -> bool:
 
 
 def progress(job: Job) -> None:
-    """Draw how far a running job is, or what goes before it."""
+    """Draw how far a running job is, or its place in the queue."""
     if job.state == "queued":
         st.progress(0.0, text=_queued_text(job))
-        return
-    if job.is_watching:
+    elif job.is_watching:
         at = job.item.rpartition("step ")[2]
-        st.caption(fmt.markdown(f"Beside the training, at step {at}" if at else "Beside the training"))
-        return
-    if not job.total:
+        st.caption(fmt.markdown(f"Watching the run, at step {at}" if at else "Watching the run"))
+    elif not job.total and not job.place:
         st.progress(0.0, text="Starting…")
-        return
-    parts = [fmt.share(job.fraction), fmt.remaining(job.seconds, job.seconds_left)]
-    if job.item:
-        parts.insert(0, fmt.markdown(fmt.elided(job.item, _ITEM_WIDTH)))
-    st.progress(job.fraction, text=" · ".join(parts))
+    else:
+        parts = [fmt.share(job.fraction), f"{fmt.duration(job.seconds)} elapsed"]
+        if job.item:
+            parts.insert(0, fmt.markdown(fmt.elided(job.item, _ITEM_WIDTH)))
+        st.progress(job.fraction, text=" · ".join(parts))
 
 
 def _queued_text(job: Job) -> str:
-    """Say how long the queue is before a job."""
     place = services.place_in_queue(job)
     if place is None:
         return "Queued" if not job.is_elsewhere else "Queued by another explorer"
@@ -98,11 +99,11 @@ def start_button(label: str, work: Work, icon: str, *, again: bool = True, **loo
     Parameters
     ----------
     label, icon
-        What stands on it.
+        Its text and sign.
     work
         What it starts.
     again
-        Start it also where it is known (`JobRegistry.start`).
+        Start it also if there is an answer (`JobRegistry.start`).
     **look
         For `st.button`.
     """
@@ -112,26 +113,30 @@ def start_button(label: str, work: Work, icon: str, *, again: bool = True, **loo
         st.rerun()
 
 
-def cancel_button(job: Job) -> None:
-    """Offer to cancel, where this explorer can."""
+def cancel_button(job: Job, key: str = "cancel") -> None:
+    """Offer to cancel, if this explorer can."""
     if job.is_elsewhere:
-        st.caption("Another explorer works on this; cancel it there.")
-    elif st.button(
-        "End it" if job.is_watching else "Cancel",
-        icon=":material/close:",
-        key=f"cancel.{job.job_id}",
-    ):
+        st.caption("Another explorer runs this; cancel it there.")
+        return
+    label = "End it" if job.is_watching else "Cancel"
+    if st.button(label, icon=":material/close:", key=f"{key}.{job.job_id}"):
         services.stop_job(job)
-        st.rerun()
+        _again(in_drawer=key != "cancel")
 
 
-def resume_button(job: Job, *, primary: bool = True) -> None:
+def resume_button(job: Job, *, primary: bool = True, key: str = "resume") -> None:
     """Offer to go on with a job that did not finish."""
     label = "Try again" if job.state == "failed" or job.verb in _TRIALS else "Resume"
     look: Literal["primary", "secondary"] = "primary" if primary else "secondary"
-    pressed = st.button(label, icon=":material/resume:", key=f"resume.{job.job_id}", type=look)
+    pressed = st.button(label, icon=":material/resume:", key=f"{key}.{job.job_id}", type=look)
     if pressed and answer(lambda: services.resume_job(job)) is not None:
-        st.rerun()
+        _again(in_drawer=key != "resume")
+
+
+def _again(*, in_drawer: bool) -> NoReturn:
+    """Draw the page anew; the drawer stays open."""
+    st.session_state[_OPEN] = in_drawer
+    st.rerun()
 
 
 def stopped(job: Job, *, primary: bool = True) -> None:
@@ -139,38 +144,103 @@ def stopped(job: Job, *, primary: bool = True) -> None:
     if job.problem is not None:
         problem.show(job.problem)
     elif job.state == "interrupted":
-        said = "Nothing is lost: resume, and what is done already is not repeated."
-        said = "It begins anew." if job.verb in _TRIALS else said
-        st.warning(
-            f"The explorer was closed while this was running. {said}",
-            icon=":material/pause_circle:",
-        )
+        rest = "It begins anew." if job.verb in _TRIALS else "Resume it: finished work is not repeated."
+        st.warning(f"The explorer was closed while this ran. {rest}", icon=":material/pause_circle:")
     elif job.is_watching:
-        st.info("This was ended. What was archived stays; resume, and it goes on.", icon=":material/info:")
+        st.info("Ended. The archived steps stay; resume to go on.", icon=":material/info:")
     else:
-        st.info("This was cancelled. What was done already stays done.", icon=":material/info:")
+        st.info("Cancelled. Finished work stays.", icon=":material/info:")
     resume_button(job, primary=primary)
 
 
 def log(job: Job, *, expanded: bool = False) -> None:
-    """Draw what a job told, folded."""
+    """Draw the log of a job, folded."""
     text = job.log_text()
     if text:
         with st.expander("Log", icon=":material/notes:", expanded=expanded):
             st.code(text, language=None, wrap_lines=True)
 
 
-def when(job: Job) -> str:
-    """Say when a job began and how long it took."""
-    begun = measured.when(job.started_at)
-    return begun if job.is_running else f"{begun} · {fmt.duration(job.seconds)}"
-
-
 def lead_to(job: Job) -> None:
     """Show the result of a job on the page that it belongs to."""
     text = services.describe(job)
-    run = text.query.get("run")
-    if run:
+    if run := text.query.pop("run"):
         state.set_run(run)
-    state.remember(**{key: value for key, value in text.query.items() if key != "run"})
-    state.go_to(text.page)
+    state.go_to(text.page, **text.query)
+
+
+def jobs_drawer() -> None:
+    """Draw the button of the header that opens the jobs, with how many of them run."""
+    jobs = services.all_jobs()
+    n_running = sum(job.is_running for job in jobs)
+    label = fmt.counted(n_running, "job") if n_running else "Jobs"
+    icon = ":material/progress_activity:" if n_running else ":material/checklist:"
+    if state.choice_text("panel") == "jobs":  # By the address that the jobs had as a page.
+        state.retract("panel")
+        st.session_state[_OPEN] = True
+    # Another label is another popover, which would be closed.
+    if st.session_state.pop(_OPEN, False):
+        st.session_state["header.jobs"] = True
+    panel = st.popover(label, icon=icon, key="header.jobs", on_change="rerun", width="content")
+    if panel.open:
+        with panel:
+            st.fragment(_drawer, run_every=2 * POLL_SECONDS if n_running else None)(n_running)
+    elif n_running:
+        st.fragment(_wait_for_end, run_every=4 * POLL_SECONDS)(n_running)
+
+
+def _wait_for_end(n_running: int) -> None:
+    """Draw the page anew once fewer jobs run."""
+    if sum(job.is_running for job in services.all_jobs()) != n_running:
+        st.rerun()
+
+
+def _drawer(n_running: int) -> None:
+    """Draw the jobs, the running ones first; the page is drawn anew once fewer run."""
+    jobs = services.all_jobs()
+    if sum(job.is_running for job in jobs) != n_running:
+        _again(in_drawer=True)
+    if not jobs:
+        st.caption("Measuring, writing, verifying and comparing appear here with their progress and log.")
+        return
+    st.caption(
+        f"At most {services.MOST_AT_WORK} jobs run at a time. They go on when you leave a page or close the "
+        "tab; when the explorer ends, they stop and can be resumed."
+    )
+    shown = sorted(jobs, key=lambda job: not job.is_running)
+    more = len(shown) > _SHOWN and not st.toggle(f"All {len(shown)} jobs", key="jobs.all")
+    for job in shown[:_SHOWN] if more else shown:
+        with st.container(border=True, gap="small"):
+            _row(job)
+    ended = [job for job in jobs if not job.is_running]
+    tip = "Removes their logs and stored results; files that they wrote stay."
+    if ended and st.button("Clear ended jobs", icon=":material/delete_sweep:", type="tertiary", help=tip):
+        for job in ended:
+            services.forget_job(job)
+        _again(in_drawer=True)
+
+
+def _row(job: Job) -> None:
+    """Draw one job with what can be done in its state."""
+    text, (word, colour, icon) = services.describe(job), STATES[job.state]
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        st.markdown(f"**{fmt.markdown(fmt.elided(text.title, _TITLE_WIDTH))}**", width="content")
+        st.badge(word, color=colour, icon=icon)
+    took = "" if job.is_running else f" · {fmt.duration(job.seconds)}"
+    st.caption(fmt.markdown(f"{measured.when(job.started_at)}{took} · {fmt.elided(text.about, _ITEM_WIDTH)}"))
+    if job.is_running:
+        progress(job)
+    elif job.problem is not None:
+        st.caption(fmt.markdown(fmt.sentence(job.problem.what)))
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if job.is_running:
+            cancel_button(job, "drawer.cancel")
+        elif job.state != "finished":
+            resume_button(job, primary=False, key="drawer.resume")
+        if job.state != "queued" and st.button("Show", key=f"drawer.show.{job.job_id}", type="tertiary"):
+            lead_to(job)
+        if not job.is_running and st.button("Remove", key=f"drawer.remove.{job.job_id}", type="tertiary"):
+            services.forget_job(job)
+            _again(in_drawer=True)
+    if job.log_text() and st.toggle("Log", key=f"drawer.log.{job.job_id}"):
+        st.code(job.log_text(), language=None, wrap_lines=True)

@@ -25,9 +25,11 @@ SHARE: Final = "%.2f %%"
 
 RATIO: Final = "%.2f×"
 
+_SHARES = ("drop", "largest drop", "restore cost")
+"""Headings of fractions begin so."""
+
 _USUAL: Mapping[str, str] = {
     **dict.fromkeys(("ratio", "ratio total", "ratio weights"), RATIO),
-    **dict.fromkeys(("drop", "largest drop", "restore cost"), SHARE),
     **dict.fromkeys(("divergence", "largest divergence", "times", "restore noise", "relative error"), SMALL),
     "bits per weight": "%.2f",
 }
@@ -36,7 +38,7 @@ _USUAL: Mapping[str, str] = {
 HEIGHT: Final = 560
 """Tables of more rows than fit scroll inside of themselves."""
 
-_ROWS_WITHOUT_SCROLLING = 15
+_ROW_PIXELS = 37
 
 
 def show(
@@ -80,21 +82,30 @@ def show(
     """
     drawn = table.drop(columns=list(hidden))
     drawn = drawn if most is None else drawn.head(most)
-    forms, tips = {**_USUAL, **(formats or {})}, {**quality.HELPS, **(helps or {})}
-    looks = {
-        name: _column(drawn, name, forms.get(name), tips.get(name), name in wide) for name in drawn.columns
-    }
-    looks |= columns or {}
-    bare(drawn, looks, alt, **more)
+    bare(drawn, looks(drawn, formats, helps, wide) | dict(columns or {}), alt, **more)
     table_buttons(table, stem)
 
 
-def bare(table: pd.DataFrame, looks: Mapping[str, Any], alt: str, **more: Any) -> None:
-    """Draw a table alone, whose columns look so; `more` is its key, and what a click does."""
+def looks(
+    table: pd.DataFrame,
+    formats: Mapping[str, str] | None = None,
+    helps: Mapping[str, str] | None = None,
+    wide: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return how the columns of a table look, by heading (`show`)."""
+    forms, tips = {**_USUAL, **(formats or {})}, {**quality.HELPS, **(helps or {})}
+    forms |= {name: SHARE for name in table if str(name).startswith(_SHARES)}
+    return {
+        name: _column(table, name, forms.get(name), tips.get(name), name in wide) for name in table.columns
+    }
+
+
+def bare(table: pd.DataFrame, looks: Mapping[str, Any], alt: str, height: int = HEIGHT, **more: Any) -> None:
+    """Draw a table alone, whose columns look so, at most so high; `more` is its key, and what a click does."""
     st.dataframe(
-        _in_percent(table, looks),
+        in_percent(table, looks),
         hide_index=True,
-        height="content" if len(table) <= _ROWS_WITHOUT_SCROLLING else HEIGHT,
+        height="content" if len(table) * _ROW_PIXELS <= height else height,
         placeholder="–",
         alt=alt,
         column_config=dict(looks),
@@ -114,12 +125,14 @@ def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, i
     return st.column_config.Column(label, help=tip, width="large" if is_wide else None)
 
 
-def share_column(tip: str | None = None, label: str | None = None) -> Any:
+def share_column(tip: str | None = None, label: str | None = None, width: int | None = None) -> Any:
     """Return the look of a column of fractions: a bar, and percent."""
-    return st.column_config.ProgressColumn(label, format=SHARE, min_value=0.0, max_value=100.0, help=tip)
+    return st.column_config.ProgressColumn(
+        label, format=SHARE, min_value=0.0, max_value=100.0, help=tip, width=width
+    )
 
 
-def _in_percent(table: pd.DataFrame, looks: Mapping[str, Any]) -> pd.DataFrame:
+def in_percent(table: pd.DataFrame, looks: Mapping[str, Any]) -> pd.DataFrame:
     """Return a table whose fractions are percentages, where a column's look says that they are."""
 
     def is_share(look: Any) -> bool:
@@ -176,13 +189,18 @@ def csv_bytes(table: pd.DataFrame) -> bytes:
     return text.encode()
 
 
-def table_buttons(table: pd.DataFrame | Callable[[], pd.DataFrame], stem: str) -> None:
-    """Offer a table, or what makes it, as CSV and as JSON under a name without suffix."""
+def table_buttons(
+    table: pd.DataFrame | Callable[[], pd.DataFrame],
+    stem: str,
+    *before: tuple[str, str, Callable[[], bytes] | bytes],
+) -> None:
+    """Offer a table, or what makes it, as CSV and as JSON under a name without suffix; and files before it."""
 
     def made() -> pd.DataFrame:
         return table() if callable(table) else table
 
     buttons(
+        *before,
         ("CSV", f"{stem}.csv", lambda: csv_bytes(made())),
         ("JSON", f"{stem}.json", lambda: made().to_json(orient="records", indent=1).encode()),
     )

@@ -242,6 +242,7 @@ def table(
     alt: str,
     columns: Mapping[str, Any],
     several: bool = False,
+    height: int = listing.HEIGHT,
 ) -> None:
     """Draw rows that can be picked: by a click before them, or with the arrow keys and Shift+Space.
 
@@ -261,6 +262,8 @@ def table(
         What the table is, and how its columns look.
     several
         More than one row can be picked.
+    height
+        Pixels above which the table scrolls inside of itself.
     """
     wanted = [i for i, name in enumerate(names) if name in picked]
     before = st.session_state.get(key)
@@ -272,7 +275,7 @@ def table(
         on_pick([names[row] for row in rows if 0 <= row < len(names)])
 
     mode = "multi-row" if several else "single-row"
-    listing.bare(frame, columns, alt, key=key, on_select=told, selection_mode=mode)
+    listing.bare(frame, columns, alt, height, key=key, on_select=told, selection_mode=mode)
 
 
 def say_picked(n: int, what: str) -> None:

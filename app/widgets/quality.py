@@ -115,13 +115,18 @@ def size_facts(chain: ChainReport, device: str = "") -> list[Fact]:
     ]
 
 
-def archive_facts(archive: ChainReport) -> list[Fact]:
-    """Return the figures of an archive: exact, or as they were measured last."""
+def is_exact_archive(archive: ChainReport) -> bool:
+    """Return whether an archive restores every bit."""
     try:
         exact = is_exact(archive.codec, archive.config) and archive.optimizer in ("exact", "drop")
     except InshrinkError:  # written by a codec that is not installed
-        exact = False
-    if exact and not archive.overrides:
+        return False
+    return exact and not archive.overrides
+
+
+def archive_facts(archive: ChainReport) -> list[Fact]:
+    """Return the figures of an archive: exact, or as they were measured last."""
+    if is_exact_archive(archive):
         return [("Restore cost", "none", "exact: every bit of the weights", TIP)]
     found = known_of(archive)
     if found is not None:

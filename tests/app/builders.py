@@ -54,6 +54,22 @@ def explorer(page: str | None = None, **query: str) -> AppTest:
     return app.run()
 
 
+def archives(panel: str, run: object, *, evaluator: bool = False, **query: str) -> AppTest:
+    """Run the explorer's script at a panel of Archives; `evaluator` opens the evaluator in the header."""
+    app = explorer("archives", panel=panel, run=str(run), **query)
+    if evaluator:
+        app.session_state["header.evaluator"] = True
+        app.run()
+    return app
+
+
+def drawer() -> AppTest:
+    """Run the explorer's script at its first page, with the drawer of the jobs open."""
+    app = AppTest.from_file(str(MAIN), default_timeout=60)
+    app.session_state["header.jobs"] = True
+    return app.run()
+
+
 def open_panel(app: AppTest) -> None:
     """Open "Do this without the explorer" as a click does; closed, it holds nothing."""
     panels = [found for found in app.expander if found.label == "Do this without the explorer"]
@@ -79,7 +95,13 @@ def texts(app: AppTest) -> str:
         "info",
         "success",
     )
-    return "\n".join(str(element.value) for kind in kinds for element in app.get(kind))
+    said = [str(element.value) for kind in kinds for element in app.get(kind)]
+    return "\n".join([*said, *header(app)])
+
+
+def header(app: AppTest) -> list[str]:
+    """Return the buttons of the header, the run first, each with what a hover tells of it."""
+    return [f"{one.proto.popover.label} {one.proto.popover.help}" for one in app.get("popover")]
 
 
 def charts(app: AppTest) -> int:
@@ -185,6 +207,7 @@ class FakeJobs:
         self.tables, self.state, self.problem = tables, state, problem
         self.started: list[str] = []
         self.job: Job | None = None
+        self.folder = Path("/nowhere")
 
     def jobs(self) -> tuple[Job, ...]:
         return () if self.job is None else (self.job,)
@@ -193,12 +216,14 @@ class FakeJobs:
         return self.job
 
     def get(self, work: Work) -> Job | None:
-        return self.job
+        return self.job if work.page == "sensitivity" else None
 
     def newest(self, page: str, topic: str, shown: str, state: str = "") -> Job | None:
         return None
 
     def start(self, work: Work, *, again: bool = False) -> Job:
+        if work.page != "sensitivity":
+            return Job(work, state="queued")
         self.started.append(work.topic)
         self.job = Job(MEASURING, state=self.state, done=3, total=10, item="step 30")
         self.job.result, self.job.problem = self.tables, self.problem
@@ -304,10 +329,15 @@ def compared_rows(**changes: Any) -> list[EvaluatedStep]:
 
 
 def keep_comparison(
-    archive: Path, run: Path, rows: Sequence[EvaluatedStep], *, name: str = "judge.py:f"
+    archive: Path,
+    run: Path,
+    rows: Sequence[EvaluatedStep],
+    *,
+    name: str = "judge.py:f",
+    metric: str = "loss",
 ) -> None:
     """Keep a comparison of an archive as the engine does."""
     asked = {"evaluator": "0" * 16, "name": name, "run": {}, "before": {}}
-    document = compared_document(rows, ("loss", "lower", "cpu"), None, {})
+    document = compared_document(rows, (metric, "lower", "cpu"), None, {})
     store = Measurements.of_archive(Archive.open(archive), run, make=True)
     store.add("compare", asked, document)

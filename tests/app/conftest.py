@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import streamlit as st
-from inshrink_app import state
+from inshrink_app.pages.run import board
 from inshrink_app.server import roots
 from inshrink_app.services import jobs as job_services
 from inshrink_app.widgets import layout
@@ -19,7 +19,7 @@ import inshrink_core
 from tests.app.browser import ARGUMENTS, CHROMIUM, Server, new_page
 from tests.app.job_stubs import StubJobs, write_slow_run
 
-WAS_ASKED_FOR = state.was_asked_for
+MAY_BEGIN = board.may_begin
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +42,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(roots._Current, "value", None)
-    # What Overview tries by itself is a process; `asked_for` lets it.
-    monkeypatch.setattr(state, "was_asked_for", lambda: False)
+    # What Run tries and estimates by itself are processes; `asked_for` lets it.
+    monkeypatch.setattr(board, "may_begin", lambda: False)
     # No browser tells that it has drawn what stands above.
     monkeypatch.setattr(layout, "_is_due", lambda key, about, height: True)
     st.cache_resource.clear()
@@ -54,8 +54,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Overview try two steps by itself, where it does."""
-    monkeypatch.setattr(state, "was_asked_for", WAS_ASKED_FOR)
+    """Let Run try two steps and estimate layers by itself, where it does."""
+    monkeypatch.setattr(board, "may_begin", MAY_BEGIN)
 
 
 @pytest.fixture

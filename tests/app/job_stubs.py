@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Sequence
@@ -9,16 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.jobs.follow import StartRequest
 from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.registry import JobRegistry
+from inshrink_app.jobs.registry import JobRegistry, StartJob
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.problem import Problem
 from inshrink_app.services import jobs as job_services
 
 from inshrink_core.cli.derived import read_request
 from inshrink_core.execution.process import start_python
-from inshrink_core.request import Request, read_document, request_of
+from inshrink_core.request import Request, request_of
 from tests.processes import until
 
 STEPS = (10, 20, 30, 40)
@@ -36,19 +36,19 @@ def asked(words: Sequence[str]) -> Request[Any]:
 
 
 _TOPICS = {
-    "average": "export.average",
-    "bench": "allocate.baselines",
-    "compare": "compare.compare",
-    "compress": "export.export",
-    "estimate": "allocate.estimates",
-    "evaluate": "allocate.evaluator",
-    "export": "export.export",
-    "prune": "archive.prune",
-    "rehearse": "compare.rehearse",
-    "restore": "compare.restore",
-    "search": "allocate.search",
+    "average": "archives.average",
+    "bench": "run.baselines",
+    "compare": "archives.compare",
+    "compress": "archives.write",
+    "estimate": "run.estimates",
+    "evaluate": "run.evaluator",
+    "export": "archives.pack",
+    "prune": "archives.prune",
+    "rehearse": "archives.rehearse",
+    "restore": "archives.restore",
+    "search": "run.search",
     "sensitivity": "sensitivity.fisher",
-    "verify": "archive.verify",
+    "verify": "archives.verify",
 }
 
 
@@ -66,13 +66,28 @@ def work_of(
     return Work.asking(requests, shown=shown, page=page, topic=name, **more)
 
 
-def scripted(script: str) -> StartRequest:
-    """Return what starts a few lines of Python in the place of `inshrink`; the words are their arguments."""
+_CHILD = """
+import contextlib, io, json, pathlib, sys
+script, folder, *requests = sys.argv[1:]
+documents = []
+for place, words in enumerate(map(json.loads, requests)):
+    print(json.dumps({"request": place}), file=sys.stderr, flush=True)
+    sys.argv = ["-c", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+        exec(script, {})
+    documents.append(json.loads(output.getvalue()))
+pathlib.Path(folder, "result").write_text(json.dumps(documents))
+"""
+
+
+def scripted(script: str) -> StartJob:
+    """Return what runs a few lines of Python for each request of a job; its words are their arguments."""
     environment = dict(os.environ)
 
-    def start(file: Path, trusted: str) -> subprocess.Popen[str]:
-        words = read_document(file.read_bytes()).words()
-        return start_python(["-c", script, *words], errors=subprocess.PIPE, environment=environment)
+    def start(job: Job) -> subprocess.Popen[str]:
+        words = [json.dumps(request.words()) for request in job.requests]
+        arguments = ["-c", _CHILD, script, str(job.folder.path), *words]
+        return start_python(arguments, errors=subprocess.PIPE, environment=environment)
 
     return start
 
@@ -87,6 +102,7 @@ class StubJobs:
         self.started: list[Work] = []
         self.kept: list[Job] = []
         self.rows: dict[str, list[dict[str, Any]]] = {}
+        self.folder = Path("/nowhere")
 
     def put(
         self,
@@ -127,7 +143,7 @@ class StubJobs:
 
     def words(self, place: int = -1) -> list[list[str]]:
         """Return the words of every request of a job that was started."""
-        return [request.words() for request in self.started[place].requests(Path())]
+        return [request.words() for request in self.started[place].requests]
 
     def jobs(self) -> tuple[Job, ...]:
         return tuple(reversed(self.kept))
@@ -162,7 +178,7 @@ class StubJobs:
 
 def work(folder: Path, *commands: Sequence[str] | Request[Any], **more: Any) -> Job:
     """Have a registry like the explorer's perform what command lines ask, and wait until it has."""
-    return wait(JobRegistry(job_services.start_request, folder).start(work_of(*commands, **more)))
+    return wait(JobRegistry(job_services.start_process, folder).start(work_of(*commands, **more)))
 
 
 def wait(job: Job) -> Job:

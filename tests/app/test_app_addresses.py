@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 
 import pytest
 from inshrink_app import launch, services
+from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.server import roots
@@ -25,7 +25,7 @@ pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
 from obstore.store import MemoryStore
 
 RUN, ARCHIVE = "s3://bucket/runs/digits", "s3://bucket/runs/digits.inshrink"
-PAGES = ("overview", "sensitivity", "archive", "compare", "export", "allocate")
+PAGES = ("run", "archives")
 
 
 @pytest.fixture
@@ -127,14 +127,16 @@ def test_refresh_sees_a_checkpoint_that_came(bucket):
 
 @pytest.mark.parametrize(
     ("address", "page"),
-    [*((RUN, page) for page in PAGES), *((ARCHIVE, page) for page in ("overview", "archive", "export"))],
+    [(address, page) for page in PAGES for address in (RUN, ARCHIVE)],
 )
 def test_every_page_draws_what_lies_at_an_address(archived, page, address):
-    app = explorer(page, run=address)
+    app = explorer(page, run=address, panel="pack")
+    app.session_state["header.run"] = True
+    app.run()
     told = plain(app)
     assert address in told
     assert "s3:/b" not in told
-    if page == "export":
+    if page == "archives":
         (target,) = (one for one in app.text_input if one.label == "Write to")
         assert target.value.startswith(str(roots.settings().roots[0]))
 
@@ -144,7 +146,7 @@ def test_what_may_be_opened_is_offered_by_name(archived):
     offered = {one.key for one in app.button if str(one.key).startswith("at.")}
     assert offered == {f"at.{one}" for one in ("s3://bucket/runs", RUN, ARCHIVE)}
     app.button(key=f"at.{ARCHIVE}").click().run()
-    assert ARCHIVE in plain(app)
+    assert app.session_state["inshrink.run"] == ARCHIVE
 
 
 def test_nothing_is_written_to_an_address(bucket):
@@ -155,7 +157,7 @@ def test_nothing_is_written_to_an_address(bucket):
 
 
 def test_a_job_about_an_address_that_is_not_allowed_any_more_is_not_shown(bucket, root):
-    job = services.start_job(Work.asking([Inspect(RUN)], shown=RUN, page="overview"))
+    job = services.start_job(Work.asking([Inspect(RUN)], shown=RUN, page="run"))
     services.stop_job(job)
     assert services.find_job(job.job_id) is not None
     roots.configure([root])
@@ -169,14 +171,12 @@ def test_keys_of_stores_are_given_only_to_jobs_that_name_an_allowed_address(buck
     monkeypatch.setattr(
         job_services, "start_python", lambda *words, environment, **more: started.append(environment)
     )
-    asked = root / "request.json"
     for path, is_given in {
         RUN: True,
         f"{RUN}/é": True,
         "s3://bucket/runs-too": False,
         str(root): False,
     }.items():
-        asked.write_text(json.dumps({"fields": {"path": path}}))
-        services.start_request(asked, "")
+        services.start_process(Job(Work(documents=({"verb": "inspect", "fields": {"path": path}},), page="")))
         assert [name in started[-1].values() for name in ("hushhush", "http://proxy")] == [is_given] * 2
     assert "AWS_SECRET_ACCESS_KEY" not in minimal_environment()

@@ -1,4 +1,4 @@
-"""The Archive page in every state: chain, soundness, pruning."""
+"""An archive in every state: its frames, soundness, pruning."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from inshrink_app import services
 from inshrink_app.model.problem import Problem
-from inshrink_app.pages.archive.figure import MAX_COLUMNS, chain_figure
+from inshrink_app.pages.archives.chain_figure import MAX_COLUMNS, chain_figure
 from inshrink_app.widgets.figures import TOOLBAR
 
 import inshrink_core
 from inshrink_core.verbs.export import export
 from inshrink_core.verbs.prune import Prune
-from tests.app.builders import button, chain, charts, explorer, texts, write_run
+from tests.app.builders import archives, button, chain, charts, explorer, texts, write_run
 from tests.app.builders import chain_frame as frame
 from tests.app.job_stubs import STEPS, work
 
@@ -40,37 +40,29 @@ PLAN = {
 
 
 def test_the_archive_of_a_run_is_found_and_its_chain_drawn(archived, jobs):
-    app = explorer("archive", run=str(archived))
+    app = archives("frames", archived)
     assert {metric.label: metric.value for metric in app.metric}["Frames"] == "4"
     assert charts(app) == 1
-    table = app.dataframe[0].value
+    table = app.dataframe[1].value
     assert list(table["step"]) == list(STEPS)
     assert list(table["kind"]) == ["keyframe", "delta", "keyframe", "delta"]
     assert table["parent step"].isna().tolist() == [True, False, False, False]
-    assert sum(b.proto.type == "primary" for b in app.button) == 1
 
 
 def test_the_ratio_of_an_archive_upon_a_base_model_is_called_so(root, jobs):
     run = write_run(root / "run", (1, 2))
     inshrink_core.compress(run, root / "run.inshrink", steps=[2], base=f"{run}@1")
-    app = explorer("archive", run=str(run))
+    app = archives("frames", run)
     assert "Ratio with base" in {metric.label for metric in app.metric}
-    assert any("encoded relative to the base model" in caption.value for caption in app.caption)
-
-
-def test_a_run_without_an_archive_is_led_to_the_export(root, jobs):
-    app = explorer("archive", run=str(write_run(root / "run", (1,))))
-    assert "no archive yet" in texts(app)
-    button(app, "Export an archive").click().run()
-    assert "What to export" in texts(app)
+    assert any("relative to the base model" in caption.value for caption in app.caption)
 
 
 def test_of_several_archives_the_one_of_the_link_is_shown(archived, jobs):
     other = archived.parent / "other.inshrink"
     inshrink_core.compress(archived, other, codec="lossless", steps=STEPS[:2])
-    app = explorer("archive", run=str(archived), archive=str(other))
+    app = archives("frames", archived, archive=str(other))
     assert {metric.label: metric.value for metric in app.metric}["Frames"] == "2"
-    app = explorer("archive", run=str(archived), archive="/etc/passwd")
+    app = archives("frames", archived, archive="/etc/passwd")
     assert {metric.label: metric.value for metric in app.metric}["Frames"] == "4"
 
 
@@ -78,7 +70,7 @@ def test_a_frame_that_is_gone_is_told_and_the_rest_shown(archived, jobs):
     archive = archived.with_name("run.inshrink")
     files = sorted((archive / "frames").iterdir())
     files[-1].unlink()
-    app = explorer("archive", run=str(archive))
+    app = archives("frames", archive)
     assert "1 frame missing, of step 40" in texts(app)
     assert {metric.label: metric.value for metric in app.metric}["Frames"] == "3"
 
@@ -87,10 +79,10 @@ def test_an_archive_that_cannot_be_opened_as_a_whole_still_shows_what_is_left(ar
     archive = archived.with_name("run.inshrink")
     frame = sorted((archive / "frames").iterdir())[1]
     frame.write_bytes(frame.read_bytes()[:100])
-    app = explorer("overview", run=str(archive))
+    app = explorer("run", run=str(archive))
     assert "Open another run" in [one.label for one in app.button]
     button(app, "See what is left").click().run()
-    assert app.title[0].value == "Archive"
+    assert app.title[0].value == "Archives"
     assert len(app.error) == 2
     told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
     assert told["Frames"][0] == "4"
@@ -111,61 +103,61 @@ def test_a_damaged_frame_is_listed_as_such(archived):
 
 def test_verifying_starts_a_job_and_says_what_it_found(archived, jobs):
     jobs.answers["verify"] = SOUND
-    app = explorer("archive", run=str(archived))
-    button(app, "Verify deeply").click().run()
+    app = archives("verify", archived)
+    button(app, "Verify and decode").click().run()
     assert jobs.last == ["verify", str(archived.with_name("run.inshrink")), "--deep"]
-    assert "Sound: 4 frames checked and every tensor decoded" in texts(app)
+    assert "Sound: 4 frames checked, every tensor decoded" in texts(app)
 
 
 def test_problems_are_listed_as_text(archived, jobs):
     problem = {"where": "frames/<b>", "what": "the checksum differs", "remedy": "restore a backup"}
     jobs.answers["verify"] = SOUND | {"ok": False, "problems": [problem], "notes": [problem]}
-    app = explorer("archive", run=str(archived))
+    app = archives("verify", archived)
     button(app, "Verify").click().run()
     assert "1 problem; 4 frames" in texts(app)
-    assert app.dataframe[0].value["where"][0] == "frames/<b>"
+    assert app.dataframe[1].value["where"][0] == "frames/<b>"
 
 
 @pytest.mark.parametrize("state", ["running", "failed", "cancelled", "interrupted"])
 def test_a_verification_that_is_not_finished_is_told(archived, jobs, state):
     jobs.state, jobs.problem = state, Problem("the archive is locked")
-    app = explorer("archive", run=str(archived))
+    app = archives("verify", archived)
     button(app, "Verify").click().run()
-    said = {"running": "Verifying", "failed": "The archive is locked", "cancelled": "cancelled"}
-    assert said.get(state, "resume") in texts(app)
+    said = {"failed": "The archive is locked", "cancelled": "Cancelled", "interrupted": "Resume"}
+    assert said.get(state, "") in texts(app)
     assert any(b.label in ("Cancel", "Resume", "Try again") for b in app.button)
 
 
 def test_pruning_is_planned_first_and_done_only_with_a_word(archived, jobs):
     jobs.answers["prune"] = PLAN
-    app = explorer("archive", run=str(archived))
-    assert button(app, "Dry run").disabled
+    app = archives("prune", archived)
+    assert button(app, "Show what would go").disabled
     app.number_input(key="prune.last").set_value(2).run()
-    button(app, "Dry run").click().run()
+    button(app, "Show what would go").click().run()
     assert jobs.last == ["prune", str(archived.with_name("run.inshrink")), "--keep-last", "2"]
     assert {metric.label: metric.value for metric in app.metric}["Removed"] == "1"
-    assert list(app.dataframe[0].value["what becomes of it"]) == ["removed", "kept, becomes a keyframe"]
+    assert list(app.dataframe[1].value["result"]) == ["removed", "stays, becomes a keyframe"]
     assert button(app, "Prune").disabled
     next(box for box in app.checkbox if box.label.startswith("Remove")).check().run()
     button(app, "Prune").click().run()
     assert "--apply" in jobs.last
-    assert "Pruned: 1 step removed, 1.00 kB freed" in texts(app)
+    assert "Removed 1 step; 1.00 kB freed" in texts(app)
 
 
 def test_a_packed_archive_is_shown_and_not_pruned(archived, jobs):
     packed = archived.with_name("packed.inshrink")
     export(archived.with_name("run.inshrink"), pack=packed)
-    app = explorer("archive", run=str(packed))
-    assert "not changed" in texts(app)
-    assert not any(b.label == "Dry run" for b in app.button)
+    app = archives("prune", packed)
+    assert "cannot be changed" in texts(app)
+    assert not any(b.label == "Show what would go" for b in app.button)
 
 
 def test_a_huge_archive_is_drawn_with_its_newest_steps_and_listed_whole(archived, jobs, monkeypatch):
     frames = tuple(frame(10 * i, kind="keyframe" if i % 32 == 0 else "delta") for i in range(1000))
     monkeypatch.setattr(services, "chain_of", lambda _: chain(archived, frames))
-    app = explorer("archive", run=str(archived))
+    app = archives("frames", archived)
     assert f"The newest {MAX_COLUMNS} of 1,000 steps" in texts(app)
-    assert len(app.dataframe[0].value) == 1000
+    assert len(app.dataframe[1].value) == 1000
 
 
 def test_branches_have_lanes_restores_an_arrow_and_left_lines_hollow_marks():
@@ -178,7 +170,7 @@ def test_branches_have_lanes_restores_an_arrow_and_left_lines_hollow_marks():
         frame(40, branch=1, frame_id="1040", parent_id="1030", restored_step=20),
     )
     figure = chain_figure(frames)
-    assert list(figure.layout.yaxis.ticktext) == ["First line", "Branch 1"]
+    assert list(figure.layout.yaxis.ticktext) == ["Main branch", "Branch 1"]
     assert figure.layout.margin.t >= TOOLBAR + 24  # buttons and legend, on touch screens too
     (arrow,) = figure.layout.annotations
     assert (arrow.x, arrow.y, arrow.ax, arrow.ay) == (2, 1, 1, 0)
@@ -200,14 +192,14 @@ def test_pruning_and_verifying_do_what_the_page_says(archived, tmp_path):
 
 
 def test_a_verb_that_no_page_asks_for_is_refused(tmp_path):
-    job = work(tmp_path, ["ui", str(tmp_path)], topic="archive.ui")
+    job = work(tmp_path, ["ui", str(tmp_path)], topic="archives.ui")
     assert job.state == "failed"
     assert "no request is of the verb 'ui'" in job.problem.what
 
 
 def test_a_plan_by_which_nothing_goes_says_so(archived, jobs):
     jobs.answers["prune"] = PLAN | {"removed": []}
-    app = explorer("archive", run=str(archived))
+    app = archives("prune", archived)
     app.number_input(key="prune.last").set_value(4).run()
-    button(app, "Dry run").click().run()
+    button(app, "Show what would go").click().run()
     assert "These rules keep every step" in texts(app)

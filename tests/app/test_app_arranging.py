@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from inshrink_app.model.sensitivity import Sensitivity
-from inshrink_app.pages.sensitivity import ahead, cells, heatmap, selection
-from inshrink_app.pages.sensitivity.arranging import normalised, ordered
+from inshrink_app.pages.run import ahead, heatmap, picture, selection
+from inshrink_app.pages.run.rows import normalised, ordered
 from inshrink_app.widgets.modules import outline
 
 from tests.app.builders import (
@@ -67,8 +67,8 @@ def test_rows_are_sorted_the_largest_first_and_the_unknown_last(by, order):
 @pytest.mark.parametrize("relative", ["plain", "times", "share"])
 def test_any_value_can_be_drawn(wild, relative):
     table = normalised(table_of([[1, wild], [2, 3]], metric="fisher"), relative)
-    loss = ("loss", [(10, wild), (20, 1.0)])
-    figure = heatmap.heatmap_figure(table, "mean", relative=relative, loss=loss)
+    curves = [("loss", [(10, wild), (20, 1.0)]), ("lr", [(10, 1.0), (20, wild)])]
+    figure = heatmap.heatmap_figure(table, "mean", relative=relative, curves=curves)
     assert math.isfinite(figure.data[1].zmin)
     assert math.isfinite(figure.data[1].zmax)
     figure.to_json()
@@ -82,7 +82,7 @@ def test_headline_list_and_table_rank_by_the_share_of_the_total(root, monkeypatc
     rows = tuple(row._replace(numel=size) for row, size in zip(made["tensor"].rows, sizes, strict=True))
     made["tensor"] = dataclasses.replace(made["tensor"], rows=rows)
     answer(monkeypatch, FakeJobs(made))
-    app = explorer("sensitivity", run=str(root / "run"), by="tensor")
+    app = explorer("run", run=str(root / "run"), by="tensor", drawer="table")
     listed = [
         found.key.removeprefix("largest.") for found in app.button if str(found.key).startswith("largest.")
     ]
@@ -108,18 +108,18 @@ def test_nonsense_from_a_browser_folds_nothing(said, monkeypatch):
     folded: list[str] = []
     monkeypatch.setattr(selection, "fold", lambda run, module, **_: folded.append(module))
     view = SimpleNamespace(nodes=outline(["a.x", "a.y"], "tensor"), is_tree=True, shown=subject())
-    cells._named(view, said)
+    picture._named(view, said)
     assert not folded
-    cells._named(view, 0)
-    cells._named(view, 2)
+    picture._named(view, 0)
+    picture._named(view, 2)
     assert folded == ["a", "a"]
 
 
 def test_metrics_that_a_run_cannot_tell_are_off_with_the_reason(root, monkeypatch):
     write_run(root / "one", (5,))
     answer(monkeypatch, FakeJobs(tables(3, 1)))
-    app = explorer("sensitivity", run=str(root / "one"))
-    assert app.selectbox(key="control.metric").options == ["Magnitude"]
+    app = explorer("run", run=str(root / "one"))
+    assert app.selectbox(key="map.metric").options == ["Magnitude"]
     assert "the checkpoints hold none that is known to be a weight's" in texts(app)
     assert "Their optimizer state: none." in texts(app)
 
@@ -127,7 +127,7 @@ def test_metrics_that_a_run_cannot_tell_are_off_with_the_reason(root, monkeypatc
 def test_order_and_normalisation_are_in_the_link_and_taken_from_it(root, monkeypatch):
     write_run(root / "run")
     answer(monkeypatch, FakeJobs(tables()))
-    app = explorer("sensitivity", run=str(root / "run"), norm="share", sort="size", by="tensor")
+    app = explorer("run", run=str(root / "run"), norm="share", sort="size", by="tensor")
     assert (app.query_params["norm"], app.query_params["sort"]) == ("share", "size")
 
 
@@ -136,7 +136,7 @@ def test_what_is_most_sensitive_can_be_opened_without_a_mouse(root, monkeypatch)
     write_run(root / "run")
     answer(monkeypatch, FakeJobs(tables()))
     monkeypatch.setattr(ahead, "warm_up", lambda _: None)
-    app = explorer("sensitivity", run=str(root / "run"), by="tensor")
+    app = explorer("run", run=str(root / "run"), by="tensor")
     first = next(found for found in app.button if found.key and found.key.startswith("largest."))
     first.click().run()
     assert app.query_params["layer"] == first.key.removeprefix("largest.")

@@ -8,15 +8,15 @@ from pathlib import Path
 from streamlit.testing.v1 import AppTest
 
 from inshrink_core.cli import main
-from tests.app.builders import button, explorer, texts, write_run
+from tests.app.builders import archives, button, judged, texts, write_run
 from tests.app.job_stubs import STEPS
-from tests.app.test_app_compare import trust, with_evaluator
+from tests.app.test_app_compare import trusted
 
 
 def card(path: Path) -> AppTest:
-    """Return the Export page with the card unfolded."""
-    app = explorer("export", run=str(path))
-    app.session_state["average"] = True
+    """Return the panel, its command line unfolded."""
+    app = archives("average", path)
+    app.session_state["snippets"] = True
     app.run()
     return app
 
@@ -45,14 +45,15 @@ def test_the_python_lines_of_the_card_do_the_same(archived, jobs):
 
 def test_a_search_asks_the_evaluator_and_for_consent_before(root, jobs):
     run = write_run(root / "run", STEPS)
-    marker = with_evaluator(run)
+    judged(run)
     app = card(run)
     app.session_state["average.weights"] = "search"
     app.run()
     assert button(app, "Average").disabled
-    trust(app).check().run()
+    trusted(run)
+    app.run()
     button(app, "Average").click().run()
-    assert not marker.exists()
+    assert not (run.parent / "executed").exists()
     assert {"--search", "--trust-run"} <= set(jobs.last)
     assert len(jobs.started[-1].trusted) == 64
     assert "search=True" in "".join(code.value for code in app.code)

@@ -14,10 +14,6 @@ pytestmark = browser_marks
 HEATMAP = ".st-key-heatmap .js-plotly-plot"
 DRAWN = f"() => document.querySelector('{HEATMAP}')?.dataset.cells && {IDLE}"
 MARKED = f"() => [...document.querySelectorAll('{HEATMAP} .cell-marks > *')].map(one => one.dataset.cell)"
-MARKED_ROW = (
-    f"() => document.querySelector('{HEATMAP}')._fullData[1].y[document.querySelector("
-    f"'{HEATMAP} .cell-marks > *').dataset.cell.split(',')[0]]"
-)
 RANGE = f"() => document.querySelector('{HEATMAP}')._fullLayout.xaxis.range.map(x => Math.round(10 * x))"
 PLACES = ((0.3, 0.25), (0.52, 0.58), (0.71, 0.14))
 """Of tensors: conv2.weight, bn3.weight and bn1.weight; the rows between are modules."""
@@ -26,17 +22,16 @@ PLACES = ((0.3, 0.25), (0.52, 0.58), (0.71, 0.14))
 def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(address, page):
     page.goto(address)
     page.get_by_role("button", name="Open digits-cnn").click()
-    page.get_by_role("heading", name="digits-cnn").wait_for()
-    page.get_by_text("Size by role").wait_for()
-    page.get_by_role("link", name="Sensitivity").click()
-    wait_for(page, DRAWN)
-    for metric in ("Magnitude", "Fisher"):
-        page.get_by_role("combobox", name="Metric").click()
-        page.get_by_role("option", name=metric).click()
-        wait_for(page, "metric => location.search.includes(metric)", arg=f"metric={metric.lower()}")
-    page.get_by_text("Adam's second moment, bias-corrected").wait_for()
+    page.get_by_role("button", name="digits-cnn").first.wait_for()
+    page.get_by_text("carry at least 80 % of the sensitivity").wait_for()
     wait_for(page, DRAWN)
     assert "metric=fisher" in page.url
+    page.get_by_text("Error", exact=True).click()
+    wait_for(page, "location.search.includes('colour=error')")
+    page.get_by_text("Errors are known once").wait_for()
+    wait_for(page, DRAWN)
+    assert page.title() == "digits-cnn · Run"
+    assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight") < 2000
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert page.evaluate(FAINT) == []
     assert page.complaints == []
@@ -46,8 +41,8 @@ def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
     link = page.url
     page.goto("about:blank")
     page.goto(link)
-    page.get_by_text("Adam's second moment, bias-corrected").wait_for()
     wait_for(page, DRAWN)
+    page.get_by_text("Errors are known once").wait_for()
     assert page.complaints == []
 
     # The first page lies at the root; its name leads there too.
@@ -72,11 +67,10 @@ def test_a_page_that_rebinds_its_name_to_this_computer_gets_no_session(address):
 
 BELOW = """() => {
     const box = name => document.querySelector(name).getBoundingClientRect();
-    const picture = box(".st-key-heatmap"), inside = box(".st-key-drill-histogram");
-    const table = box(".st-key-sensitivity-table");
-    return picture.width > 600 && inside.top >= picture.bottom && table.top >= inside.bottom;
+    const picture = box(".st-key-heatmap"), inside = box(".st-key-panel");
+    return picture.width > 600 && inside.top >= picture.bottom;
 }"""
-"""On a narrow screen the heatmap has the width of the page; the inside of a tensor and the table follow."""
+"""On a narrow screen the map has the width of the page, and the panel follows."""
 
 
 def click(page: Any, place: tuple[float, float]) -> tuple[str, int]:
@@ -94,25 +88,33 @@ def click(page: Any, place: tuple[float, float]) -> tuple[str, int]:
 
 def selected(page: Any) -> tuple[str, int]:
     """Return what the address says."""
-    layer, step = re.search(r"layer=([^&]+).*step=(\d+)", page.url).groups()  # type: ignore[union-attr]
+    layer, step = re.search(r"[?&]layer=([^&]+).*[?&]step=(\d+)", page.url).groups()  # type: ignore[union-attr]
     return layer, int(step)
 
 
 def wait_for_inside(page: Any, layer: str) -> None:
     """Wait until a tensor's inside is on the page, and nothing of it is still to come."""
-    page.get_by_role("heading", name=layer, exact=True).wait_for()
-    page.get_by_text("Over the steps").wait_for()
-    page.get_by_test_id("stMetricValue").nth(4).wait_for()
+    panel = page.locator(".st-key-panel")
+    panel.get_by_text(layer, exact=True).first.wait_for()
+    panel.get_by_text("bits per weight").wait_for()
+    panel.locator(".js-plotly-plot").first.wait_for()
     wait_for(page, f"() => {IDLE}")
 
 
-def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_the_same_to_others(
+def told(page: Any) -> str:
+    """Return what the panel says of a tensor."""
+    return str(page.locator(".st-key-panel").get_by_text("bits per weight").inner_text())
+
+
+def test_clicks_boxes_and_keys_pick_and_tick_keep_the_zoom_and_their_link_shows_the_same_to_others(
     address, browser, page
 ):
-    page.goto(f"{address}/sensitivity?run={SAMPLE}&metric=fisher")
-    page.locator(f"{HEATMAP}, .stMainBlockContainer button:has-text('Measure Fisher')").first.wait_for()
+    page.goto(f"{address}/sensitivity?run={SAMPLE}&metric=fisher&colour=sensitivity")
+    page.get_by_role("button", name="digits-cnn").first.wait_for()
+    wait_for(page, DRAWN)
     if page.get_by_role("button", name="Measure Fisher").count():
         page.get_by_role("button", name="Measure Fisher").click()
+    page.get_by_text("carry at least 80 % of the sensitivity").wait_for()
     wait_for(page, DRAWN)
     box = page.locator(f"{HEATMAP} .nsewdrag").first.bounding_box()
     x, y = box["x"], box["y"] + box["height"] / 2
@@ -132,30 +134,31 @@ def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_th
         assert len(page.evaluate(MARKED)) == 1
         assert page.evaluate(RANGE) == zoomed
     assert len(set(seen)) == 3
-    facts = page.get_by_test_id("stMetricValue").all_inner_texts()
+    # The arrows move the cell, p ticks its row, and a box ticks another: two lines in one chart.
+    page.keyboard.press("ArrowDown")
+    wait_for(page, f"layer => !location.search.includes('layer=' + layer + '&') && {IDLE}", arg=layer)
+    page.keyboard.press("ArrowUp")
+    wait_for(page, f"layer => location.search.includes('layer=' + layer) && {IDLE}", arg=layer)
+    wait_for_inside(page, layer)
+    page.keyboard.press("p")
+    wait_for(page, f"() => location.search.includes('ticked=') && {IDLE}")
+    page.get_by_role("checkbox", name="Draw conv1.weight as a line").click()
+    page.get_by_text("Fisher of 2 rows").wait_for()
+    assert page.evaluate(RANGE) == zoomed
+    wait_for(page, f"() => {IDLE}")
+    facts = told(page)
 
-    # A link in a new context shows the same inside, and all views agree.
+    # A link in a new context shows the same inside and the same lines.
     other = new_page(browser, width=900, color_scheme="dark")
     other.goto(page.url)
     wait_for(other, DRAWN)
     other.get_by_role("button", name="Look inside").click()  # A link alone does not.
     wait_for_inside(other, layer)
     assert selected(other) == (layer, step)
-    assert other.get_by_test_id("stMetricValue").all_inner_texts() == facts
+    assert told(other) == facts
+    other.get_by_text("Fisher of 2 rows").wait_for()
     assert other.evaluate(MARKED)
     assert other.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     wait_for(other, BELOW)
     assert other.evaluate(FAINT) == []
-    assert layer in other.get_by_role("combobox", name="Find a tensor").input_value()
-    # The search box moves heatmap, address and inside together.
-    target = "fc2.weight" if layer != "fc2.weight" else "fc1.weight"
-    box = other.get_by_role("combobox", name="Find a tensor")
-    box.scroll_into_view_if_needed()
-    other.wait_for_timeout(500)  # A list that is open while the page scrolls closes.
-    box.click()
-    other.get_by_role("option", name=target).click()
-    wait_for_inside(other, target)
-    wait_for(other, "target => location.search.includes('layer=' + target)", arg=target)
-    assert selected(other) == (target, step)
-    assert target in other.evaluate(MARKED_ROW)
     other.context.close()

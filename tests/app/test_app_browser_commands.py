@@ -36,14 +36,14 @@ def opened_address(page: Any, said: Path) -> str:
     pytest.fail("no browser was opened")
 
 
-def assert_lands_on_overview(page: Any, server: Server, said: Path, name: str) -> None:
+def assert_lands_on_the_run(page: Any, server: Server, said: Path, name: str) -> None:
     """Follow the address that the browser was given, and then the bare one."""
     for address in (opened_address(page, said), f"{server.address}/", f"http://localhost:{server.port}"):
         page.goto("about:blank")
         page.goto(address)
-        page.get_by_role("heading", name=name, exact=True).wait_for()
-        page.get_by_text("Size by role").wait_for()
-        assert "/overview?run=" in page.url
+        page.get_by_role("button", name=name).first.wait_for()
+        page.locator(".st-key-heatmap .js-plotly-plot").wait_for()
+        assert "/run?run=" in page.url
         assert page.get_by_role("heading", name="Open a run").count() == 0
     wait_for(page, IDLE)
     assert page.evaluate(FAINT) == []
@@ -52,20 +52,20 @@ def assert_lands_on_overview(page: Any, server: Server, said: Path, name: str) -
     page.get_by_role("heading", name="Open a run").wait_for()
 
 
-def test_inshrink_ui_run_lands_on_the_overview_of_the_run(page, tmp_path):
+def test_inshrink_ui_run_lands_on_the_run(page, tmp_path):
     server = Server(tmp_path / "work")
     server.folder.mkdir()
     write_run(server.folder / "mine" / "training")
     browser, said = recorder(tmp_path)
     server.start(INSHRINK, "ui", "mine/training", "--port", str(server.port), BROWSER=browser)
     try:
-        assert_lands_on_overview(page, server, said, "training")
+        assert_lands_on_the_run(page, server, said, "training")
     finally:
         server.end()
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
-def test_make_run_lands_on_the_overview_of_the_sample(page, tmp_path):
+def test_make_run_lands_on_the_sample(page, tmp_path):
     server = Server(tmp_path / "work")
     server.folder.mkdir()
     browser, said = recorder(tmp_path)
@@ -73,7 +73,7 @@ def test_make_run_lands_on_the_overview_of_the_sample(page, tmp_path):
     words = ("-C", str(REPOSITORY), f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.installed")
     server.start("make", *words, "run", f"PORT={server.port}", BROWSER=browser)
     try:
-        assert_lands_on_overview(page, server, said, "digits-cnn")
+        assert_lands_on_the_run(page, server, said, "digits-cnn")
     finally:
         server.end()
 
@@ -87,11 +87,9 @@ def test_the_explorer_of_the_folder_one_stands_in_executes_and_obeys_nothing_of_
     server.start(INSHRINK, "ui", ".", "--no-browser", "--port", str(server.port), PYTHONSAFEPATH="")
     try:
         page.goto(server.address)
-        page.get_by_role("heading", name="downloaded", exact=True).wait_for()
-        page.get_by_role("link", name="Sensitivity").click()
-        page.locator(".heatmaplayer image").first.wait_for(state="attached")
-        page.get_by_role("link", name="Allocate").click()
-        page.get_by_text("The curve is estimated").wait_for(timeout=300_000)  # it begins by itself
+        page.get_by_role("button", name="downloaded").first.wait_for()
+        page.get_by_text("carry at least 80 % of the sensitivity").wait_for(timeout=300_000)
+        page.get_by_text("Click a point to edit its bits").wait_for(timeout=300_000)  # it begins by itself
         page.get_by_role("link", name="Export").click()
         page.get_by_role("button", name="Try two steps").click()
         page.get_by_text("Sizes are estimated from").wait_for()

@@ -16,10 +16,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from inshrink_app.jobs.files import RESULT, JobFolder, JobRecord
 
 import inshrink_core
 from inshrink_core.archive import ArchiveReader
-from tests.app.browser import IDLE, Server, browser_marks, new_page, wait_for
+from tests.app.browser import Server, browser_marks, new_page, wait_for
 from tests.app.job_stubs import work_of
 from tests.processes import descendants, is_at_work, until
 
@@ -54,23 +55,13 @@ def server(tmp_path, archived_template) -> Iterator[Server]:
 
 def leave_export(server: Server, target: Path) -> str:
     """Leave a finished export of an earlier explorer, as its files tell it; return the job's id."""
-    folder = server.folder.parent / "state" / "inshrink" / "jobs" / "00000000deadbeef"
-    folder.mkdir(parents=True)
+    folder = JobFolder(server.folder.parent / "state" / "inshrink" / "jobs" / "00000000deadbeef")
     run = str(server.folder / "run")
-    record = {
-        "job_id": folder.name,
-        "work": work_of(["compress", run, "-o", str(target)], shown=run).to_json(),
-        "state": "finished",
-        "done": 1,
-        "total": 1,
-        "item": "",
-        "started_at": 1e9,
-        "ended_at": 1e9,
-        "problem": None,
-    }
-    (folder / "job.json").write_text(json.dumps(record))
-    (folder / "result").write_text(json.dumps([{"relative_error": 0.0}]))
-    return folder.name
+    work = work_of(["compress", run, "-o", str(target)], shown=run)
+    folder.make(work)
+    folder.write(JobRecord(work, "finished", started_at=1e9, ended_at=1e9, job_id=folder.path.name))
+    (folder.path / RESULT).write_text(json.dumps([{"relative_error": 0.0}]))
+    return folder.path.name
 
 
 def fetch(
@@ -115,7 +106,7 @@ def test_a_large_file_is_downloaded_with_flat_memory_and_not_to_those_who_call_b
     job = leave_export(server, target)
     server.start()
 
-    page.goto(server.link("export", job=job))
+    page.goto(server.link("archives", panel="write", job=job))
     link = page.get_by_role("link", name="Download")
     link.wait_for()
     assert "(500 MB)" in link.inner_text()
@@ -141,14 +132,14 @@ def test_a_large_file_is_downloaded_with_flat_memory_and_not_to_those_who_call_b
 
 def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server, page):
     server.start()
-    page.goto(server.link("export", codec="lossless"))
+    page.goto(server.link("archives", panel="write", codec="lossless"))
     page.get_by_text("As one packed file").click()
     box = page.get_by_label("Write to")
     wait_for(page, "document.querySelector('[aria-label=\"Write to\"]') !== null")
     box.fill(str(server.folder / "out.inshrink"))
     box.press("Enter")
-    page.get_by_role("button", name="Export", exact=True).click()
-    page.get_by_text("Exported", exact=True).wait_for()
+    page.get_by_role("button", name="Write archive", exact=True).click()
+    page.get_by_text("Relative error").wait_for()
     digest = hashlib.sha256((server.folder / "out.inshrink").read_bytes()).hexdigest()
     page.get_by_text(digest).wait_for()
     assert "job=" in page.url
@@ -160,38 +151,33 @@ def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server, page
     other.goto(page.url)
     other.get_by_text(digest).wait_for()
     other.goto(f"{server.address}/jobs")
-    other.get_by_text("Export run to out.inshrink").filter(visible=True).first.wait_for()
+    other.get_by_text("Write run to out.inshrink").filter(visible=True).first.wait_for()
     told(other, "Finished")
 
 
-def test_what_is_typed_into_a_list_of_layers_takes_one_of_that_name_and_none_with_its_letters_apart(
-    server, page
-):
+def test_a_pattern_lists_all_that_it_matches_and_leaves_it_out_when_told_to(server, page):
     server.start()
-    page.goto(server.link("export", what="step"))
-    box = page.get_by_role("combobox", name="Leave out")
-    box.click()
-    for letters, told in (("f1wt", "2 of 2"), ("fc1", "1 of 2")):
-        page.keyboard.type(letters)
-        page.wait_for_timeout(300)
-        page.keyboard.press("Enter")
-        page.wait_for_timeout(1000)
-        wait_for(page, IDLE)
-        page.get_by_text(f"Layers that are kept ({told})").wait_for()
-        box.fill("")
+    page.goto(server.link("archives", panel="pack"))
+    box = page.get_by_label("Leave out", exact=True)
+    box.fill("IAS")
+    box.press("Enter")
+    page.get_by_text("1 tensor of 2 would be left out").wait_for()
+    page.get_by_text("Written: 2 of 2 tensors").wait_for()
+    page.get_by_role("button", name="Leave 1 tensor out").click()
+    page.get_by_text("Written: 1 of 2 tensors").wait_for()
 
 
 def test_an_export_by_several_processes_is_cancelled_and_nothing_of_it_is_left_but_whole_steps(server, page):
     target = server.folder / "out.inshrink"
     server.start()
-    page.goto(server.link("export", codec="lattice"))
+    page.goto(server.link("archives", panel="write", codec="lattice"))
     page.get_by_role("combobox", name="Engine").click()
     page.get_by_role("option", name="Several processes").click()
     page.get_by_role("spinbutton", name="Workers").wait_for()
     box = page.get_by_label("Write to")
     box.fill(str(target))
     box.press("Enter")
-    page.get_by_role("button", name="Export", exact=True).click()
+    page.get_by_role("button", name="Write archive", exact=True).click()
     with contextlib.ExitStack() as stack:
         # One of the two goes no further, so that the work is not over when it is cancelled.
         at_work = until(lambda: workers_of(server) or None)
@@ -200,13 +186,13 @@ def test_an_export_by_several_processes_is_cancelled_and_nothing_of_it_is_left_b
         stack.callback(resume, stopped)
         at_work = until(lambda: found if len(found := workers_of(server)) == 2 else None)
         page.get_by_role("button", name="Cancel").first.click()
-        page.get_by_text("This was cancelled").wait_for()
+        page.get_by_text("Cancelled. Finished work stays.").wait_for()
         until(lambda: not [pid for pid, line in at_work.items() if is_at_work(pid, line)])
     assert not workers_of(server)
     if target.exists():
         assert not ArchiveReader.open(target).frames
     page.get_by_role("button", name="Resume").click()
-    page.get_by_text("Exported", exact=True).wait_for()
+    page.get_by_text("Relative error").wait_for()
     assert inshrink_core.verify(target, deep=True, against=server.folder / "run").ok
     assert not workers_of(server)
 
@@ -228,8 +214,11 @@ def test_a_job_survives_reload_is_interrupted_by_a_restart_and_goes_on(server, p
     (server.folder / "slow").touch()
     (judge.parent / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
     server.start()
-    page.goto(server.link("compare"))
+    page.goto(server.link("archives", panel="compare"))
+    page.get_by_role("button", name="Evaluator").click()
     page.get_by_text("Trust this run's code and run it on this computer").click()
+    page.get_by_role("button", name="not trusted yet").wait_for(state="hidden")
+    page.keyboard.press("Escape")
     page.get_by_role("button", name="Compare", exact=True).click()
     page.get_by_role("button", name="Cancel").wait_for()
     page.goto(f"{server.address}/jobs")
@@ -245,11 +234,10 @@ def test_a_job_survives_reload_is_interrupted_by_a_restart_and_goes_on(server, p
     told(page, "Cancelled")
     (server.folder / "slow").unlink()
     page.get_by_role("button", name="Resume").click()
-    page.get_by_role("button", name="Show the result").wait_for()
-
+    told(page, "Finished")
     page.goto(server.link("jobs"))
-    page.get_by_role("button", name="Show the result").click()
-    page.get_by_text("Largest drop").filter(visible=True).first.wait_for()
+    page.get_by_role("button", name="Show", exact=True).click()
+    page.get_by_text("Every step").filter(visible=True).first.wait_for()
     theirs = inshrink_core.compare(server.folder / "run.inshrink", server.folder / "run", trust_run=True)
     folder = next((server.folder.parent / "state" / "inshrink" / "jobs").iterdir())
     # Each step was evaluated once, by whichever of the three attempts came so far.

@@ -1,4 +1,4 @@
-"""The Restore & compare page in every state, whose code runs, and what the numbers are."""
+"""Comparing archives in every state, whose code runs, and what the numbers are."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 from inshrink_app import services
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.server import recent
 from inshrink_app.services import jobs as job_services
-from inshrink_app.widgets import fmt
 
 import inshrink_core
 from tests.app.builders import (
     SAMPLE,
+    archives,
     button,
     charts,
     compared_rows,
-    explorer,
     judged,
     keep_comparison,
     texts,
@@ -87,30 +87,36 @@ def with_evaluator(run: Path) -> Path:
     return marker
 
 
+def opened(app: Any) -> Any:
+    """Open the evaluator in the header, which a run of the script closes in these tests alone."""
+    app.session_state["header.evaluator"] = True
+    return app.run()
+
+
 def trust(app: Any) -> Any:
-    return next(box for box in app.checkbox if box.label.startswith("Trust"))
+    """Return the consent in the header."""
+    return next(box for box in opened(app).checkbox if box.label.startswith("Trust"))
 
 
-def test_a_run_without_an_archive_is_led_to_the_export(root, jobs):
-    app = explorer("compare", run=str(write_run(root / "run", (1,))))
+def test_a_run_without_an_archive_says_so_and_offers_what_needs_none(root, jobs):
+    app = archives("compare", write_run(root / "run", (1,)))
     assert "no archive yet" in texts(app)
-    assert sum(b.proto.type == "primary" for b in app.button) == 1
+    assert app.session_state["archives.panel"] == "pack"
 
 
 def test_an_archive_without_its_run_asks_for_it(archived, jobs):
     archive = archived.with_name("run.inshrink")
     archived.rename(archived.with_name("elsewhere"))
-    app = explorer("compare", run=str(archive))
-    assert "Which run was this made from?" in texts(app)
-    app = explorer("compare", run=str(archive), original=str(archived.with_name("elsewhere")))
-    assert "What to compare" in texts(app)
-    app = explorer("compare", run=str(archive), original="/etc")
+    assert "needs the original checkpoints" in texts(archives("compare", archive))
+    app = archives("compare", archive, original=str(archived.with_name("elsewhere")))
+    assert button(app, "Compare")
+    app = archives("compare", archive, original="/etc")
     assert "outside of the folders" in texts(app)
 
 
 def test_nothing_of_a_run_is_executed_without_consent(archived, jobs):
     marker = with_evaluator(archived)
-    app = explorer("compare", run=str(archived))
+    app = archives("compare", archived, evaluator=True)
     assert button(app, "Compare").disabled
     assert any("pathlib.Path" in code.value for code in app.code)
     trust(app).check().run()
@@ -121,7 +127,7 @@ def test_nothing_of_a_run_is_executed_without_consent(archived, jobs):
 
 def test_consent_is_for_this_code_alone(archived, jobs):
     with_evaluator(archived)
-    app = explorer("compare", run=str(archived))
+    app = archives("compare", archived, evaluator=True)
     trust(app).check().run()
     judge = archived / "judge.py"
     judge.write_text(judge.read_text() + "\n# another\n")
@@ -185,10 +191,16 @@ def test_an_evaluator_outside_of_the_run_is_refused(archived):
         services.evaluator_of(services.load_subject(str(archived)))
 
 
+def trusted(run: Path) -> None:
+    """Give a run an evaluator that its reader trusts."""
+    with_evaluator(run)
+    judge = run / "judge.py"
+    recent.trust(judge, hashlib.sha256(judge.read_bytes()).hexdigest())
+
+
 def compare_page(archived: Path, **query: str) -> Any:
-    with_evaluator(archived)
-    app = explorer("compare", run=str(archived), **query)
-    trust(app).check().run()
+    trusted(archived)
+    app = archives("compare", archived, **query)
     button(app, "Compare").click().run()
     return app
 
@@ -198,34 +210,50 @@ def test_what_was_found_is_drawn_and_listed(archived, jobs):
     rows = [compared_rows(step=10, restore_cost=0.006), compared_rows(drop=0.0, restore_cost=0.001)]
     rows += [compared_rows(step=30, restore_cost=0.006), compared_rows(step=40, restore_cost=None)]
     keep_comparison(archive, archived, [one for (one,) in rows])
-    with_evaluator(archived)
-    app = explorer("compare", run=str(archived), cost="0.5")
-    trust(app).check().run()
+    trusted(archived)
+    app = archives("compare", archived)
     button(app, "Measure again").click().run()
     (request,) = jobs.started
     assert option(jobs.last, "--steps") == ",".join(map(str, STEPS))
     assert {"--trust-run", "--again"} <= {*jobs.last}, "everything was measured before"
     assert len(request.trusted) == 64
+    assert charts(app) == 3
+    (line,) = app.dataframe[0].value.to_dict("records")
+    assert (line["drop of loss"], line["restore cost"]) == (pytest.approx(5.0), pytest.approx(0.6))
+    assert line["ratio"] == services.chain_of(str(archive)).ratio_total
+    every = next(one.value for one in app.dataframe if "restored" in one.value)
+    assert list(every["bound"].fillna("")) == ["broken", "kept", "broken", ""]
+
+
+def test_each_metric_that_was_measured_is_a_column_and_a_chart(archived, jobs):
+    archive = archived.with_name("run.inshrink")
+    keep_comparison(archive, archived, compared_rows())
+    keep_comparison(archive, archived, compared_rows(drop=0.25), metric="mIoU")
+    trusted(archived)
+    app = archives("compare", archived)
+    (line,) = app.dataframe[0].value.to_dict("records")
+    assert (line["drop of loss"], line["drop of mIoU"]) == (pytest.approx(5.0), pytest.approx(25.0))
     assert charts(app) == 4
-    values = {metric.label: metric for metric in app.metric}
-    assert (values["Largest drop"].value, values["Restore cost"].value) == ("5.00 %", "0.60 %")
-    assert values["Compression ratio"].value == fmt.ratio(services.chain_of(str(archive)).ratio_total)
-    assert list(app.dataframe[0].value["bound"]) == ["above", "within", "above", "–"]
+    app.session_state["compare.metrics"] = ["loss", "mIoU"]
+    app.run()
+    next(one for one in app.button if one.label in ("Compare", "Measure again")).click().run()
+    assert [option(words, "--eval-metric") for words in jobs.words()] == ["loss", "mIoU"]
 
 
-def test_several_archives_are_a_table_and_a_picture_of_size_against_cost(archived, jobs):
+def test_several_archives_are_lines_of_one_table_and_a_picture_of_size_against_cost(archived, jobs):
     other = archived.with_name("run-other.inshrink")
     inshrink_core.compress(archived, other, config={"coarseness": 8.0})
-    keep_comparison(other, archived, compared_rows())
-    keep_comparison(archived.with_name("run.inshrink"), archived, compared_rows(restore_cost=0.0))
-    app = explorer("compare", run=str(archived))
-    app.multiselect(key="compare.archives").set_value([str(archived.with_name("run.inshrink")), str(other)])
+    first = archived.with_name("run.inshrink")
+    for path, cost in ((first, 0.0), (other, 0.006)):
+        keep_comparison(path, archived, compared_rows(restore_cost=cost))
+    app = archives("compare", archived)
+    app.session_state["archives.chosen"] = [str(first), str(other)]
     app.run()
     table = app.dataframe[0].value
     assert list(table["archive"]) == ["run.inshrink", "run-other.inshrink"]
-    assert list(table["bound"]) == ["within", "above"]
+    assert list(table["bound"]) == ["exact", "broken"]
     assert table["ratio"][1] == services.chain_of(str(other)).ratio_total
-    assert charts(app) == 5
+    assert charts(app) == 4
 
 
 def test_a_comparison_at_work_shows_what_it_has_found_so_far(archived, jobs):
@@ -235,10 +263,10 @@ def test_a_comparison_at_work_shows_what_it_has_found_so_far(archived, jobs):
     assert charts(app) == 0
     jobs.kept[0].rows.append({"of": str(archived.with_name("run.inshrink")), **row(10)})
     app.run()
-    assert charts(app) == 3
+    assert charts(app) == 2
     jobs.kept[0].rows[:] = [jobs.kept[0].rows[0] | {"drop": None, "divergence": None, "standard_error": None}]
     app.run()
-    assert charts(app) == 2
+    assert charts(app) == 1
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled", "interrupted"])
@@ -267,7 +295,7 @@ def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures
     assert (found.steps, found.metric, mine.n_samples) == (theirs.steps, "loss", None)
 
     marker.unlink()
-    again = JobRegistry(job_services.start_request, tmp_path)
+    again = JobRegistry(job_services.start_process, tmp_path)
     assert wait(again.resume(job.job_id)).state == "finished"
     assert not marker.exists()
     (known,) = services.compared(again.jobs()[0])
@@ -276,15 +304,15 @@ def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures
 
 def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact(archived, jobs):
     jobs.answers["verify"] = errors()
-    app = explorer("compare", run=str(archived))
+    app = archives("tensors", archived)
     button(app, "Measure errors").click().run()
     assert option(jobs.last, "--against") == str(archived)
-    assert "Bit-exact: 1 of 4" in texts(app)
-    table = app.dataframe[0].value
+    assert "1 of 4 bit-exact" in texts(app)
+    table = app.dataframe[-1].value
     assert list(table["tensor"]) == ["z", "<b>", "b", "a"]
     assert list(table["bits"]) == ["lossy", "lossy", "lossy", "exact"]
     app.toggle(key="errors.lossy").set_value(True).run()
-    assert len(app.dataframe[0].value) == 3
+    assert len(app.dataframe[-1].value) == 3
     app.text_input(key="errors.filter").set_value("nothing").run()
     assert "No tensor matches" in texts(app)
 
@@ -292,16 +320,16 @@ def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact(archived, job
 def test_many_tensors_are_cut_on_screen_and_whole_in_the_files(archived, jobs):
     rows = [errors()["errors"][1] | {"tensor": f"t{i}"} for i in range(5000)]
     jobs.answers["verify"] = errors(errors=rows)
-    app = explorer("compare", run=str(archived))
+    app = archives("tensors", archived)
     button(app, "Measure errors").click().run()
-    assert len(app.dataframe[0].value) == 2000
+    assert len(app.dataframe[-1].value) == 2000
     assert "The worst 2,000 of 5,000" in texts(app)
 
 
 def test_another_run_than_the_archived_one_is_told(archived, jobs):
     problem = {"where": "step 10", "what": "this is not the checkpoint that was archived", "remedy": "x"}
     jobs.answers["verify"] = errors(ok=False, problems=[problem], errors=[])
-    app = explorer("compare", run=str(archived))
+    app = archives("tensors", archived)
     button(app, "Measure errors").click().run()
     assert "not the checkpoint" in texts(app)
 
@@ -316,14 +344,14 @@ def test_only_shipped_trainings_are_executed(tmp_path):
 
 def test_trust_is_remembered_for_a_file_as_it_is(archived, jobs):
     with_evaluator(archived)
-    trust(explorer("compare", run=str(archived))).check().run()
-    assert trust(explorer("compare", run=str(archived))).value
+    trust(archives("compare", archived)).check().run()
+    assert trust(archives("compare", archived)).value
     (archived / "judge.py").write_text("def evaluate(state): ...\n")
-    app = explorer("compare", run=str(archived))
+    app = archives("compare", archived, evaluator=True)
     assert not trust(app).value
     trust(app).check().run()
     trust(app).uncheck().run()
-    assert not trust(explorer("compare", run=str(archived))).value
+    assert not trust(archives("compare", archived)).value
 
 
 def test_an_evaluator_is_made_and_tried(archived, jobs):
@@ -331,22 +359,22 @@ def test_an_evaluator_is_made_and_tried(archived, jobs):
         "step": 40, "metric": "loss", "direction": "lower", "metrics": {"loss": 0.25, "<b>": 1.0},
         "log_probs": [540, 10], "predictions": None, "printed": "hello", "seconds": 0.5,
     }  # fmt: skip
-    app = explorer("compare", run=str(archived))
+    app = archives("compare", archived)
     app.session_state["evaluator.make"] = True
     app.session_state["evaluator.model"] = "net:Net"
-    app.run()
+    opened(app)
     assert f"inshrink evaluate {archived} --write" in texts(app)
     button(app, "Write the template").click().run()
     judge = archived / "evaluator.py"
     assert "from net import Net" in judge.read_text()
-    assert button(app, "Try on one step").disabled
+    assert button(opened(app), "Try on one step").disabled
     trust(app).check().run()
-    button(app, "Try on one step").click().run()
+    button(opened(app), "Try on one step").click().run()
     assert jobs.last[:2] == ["evaluate", str(archived)]
     assert option(jobs.last, "--evaluator") == f"{judge}:evaluate"
     assert jobs.started[-1].trusted == hashlib.sha256(judge.read_bytes()).hexdigest()
-    assert next(m for m in app.metric if m.label == "loss").value == "0.250"
-    assert "540 × 10 a divergence is measured" in texts(app)
+    assert next(m for m in opened(app).metric if m.label == "loss").value == "0.250"
+    assert "so a divergence can be measured" in texts(app)
     assert "hello" in texts(app)
 
 

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inshrink_app.pages.compare import figures as comparison_figures
+from inshrink_app.pages.archives import figures as comparison_figures
+from inshrink_app.services import Bound
 from inshrink_app.widgets.figures import TOOLBAR
 
 from inshrink_core.evaluate import Comparison, EvaluatedStep
 from inshrink_core.metrics import Direction
 from inshrink_core.verbs.shared.measured import EvaluatorId, Known
 from tests.app.builders import rehearsed
+
+COLOURS = {"<b>a<b>": "#112233"}
 
 
 def comparison(*steps: EvaluatedStep) -> Known:
@@ -38,12 +41,13 @@ def compared_step(step: int, original: float, restored: float, *more: float | No
 
 def test_figures_write_names_as_text_and_leave_gaps_where_nothing_is_known():
     found = [comparison()]
-    drop = comparison_figures.share_figure(found, "drop", 0.01)
+    drop = comparison_figures.share_figure(found, "drop", COLOURS, 0.01)
     assert [trace.name for trace in drop.data] == ["Previous checkpoint", "&lt;b&gt;a&lt;b&gt;"]
     assert drop.layout.shapes[0].y0 == 1.0
+    assert drop.data[1].line.color == "#112233"
     assert drop.layout.showlegend
     assert drop.layout.margin.t >= TOOLBAR + 24  # buttons and legend, on touch screens too
-    divergence = comparison_figures.divergence_figure(found).data[-1].y
+    divergence = comparison_figures.divergence_figure(found, COLOURS).data[-1].y
     assert [value == value for value in divergence] == [False, True]
 
 
@@ -55,10 +59,10 @@ def test_any_figure_of_a_comparison_and_a_rehearsal_can_be_drawn(wild):
     for curve in document["curves"]:
         curve["restored"] = [wild, *curve["restored"][1:]]
     for figure in (
-        comparison_figures.metric_figure(found),
-        comparison_figures.share_figure(found, "drop", 0.01),
-        comparison_figures.size_figure(found, [1000], 0.003),
-        comparison_figures.divergence_figure(found),
+        comparison_figures.metric_figure(found, COLOURS),
+        comparison_figures.share_figure(found, "drop", COLOURS, 0.01),
+        comparison_figures.size_figure(found, {"<b>a<b>": 1000}, COLOURS, "drop", Bound("drop", 0.003)),
+        comparison_figures.divergence_figure(found, COLOURS),
         comparison_figures.rehearsal_figure(document),
     ):
         figure.to_json()

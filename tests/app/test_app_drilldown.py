@@ -12,8 +12,9 @@ from inshrink_app import services
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model.sensitivity import Sensitivity
-from inshrink_app.pages.sensitivity import ahead, cells, drill_figures, heatmap, rows
-from inshrink_app.pages.sensitivity.selection import Selection
+from inshrink_app.pages.run import ahead, heatmap, picture, rows, tensor_figures
+from inshrink_app.pages.run.rows import Look
+from inshrink_app.pages.run.selection import Selection
 from inshrink_app.services import jobs as job_services
 from inshrink_app.services import measuring
 from inshrink_app.theme import MARK
@@ -94,7 +95,7 @@ def test_neighbours_can_be_laid_over_a_run_and_files_outside_of_the_roots_cannot
 
 def test_what_was_measured_is_kept_beside_the_document(root, jobs):
     services.start_sensitivity(str(write_run(root / "run")), "magnitude")
-    registry = JobRegistry(job_services.start_request, root.parent / "jobs", load=measuring.load_tables)
+    registry = JobRegistry(job_services.start_process, root.parent / "jobs", load=measuring.load_tables)
     (request,) = jobs.started
     job = wait(registry.start(request))
     found = job.result["magnitude"]
@@ -128,8 +129,8 @@ def test_levels_are_drawn_as_lines_over_the_values(root):
     seen = dataclasses.replace(
         inside(root, "uniform"), points=np.array([-100.0, -0.5, 0.5]), level_kind="codebook"
     )
-    assert drill_figures.level_lines(seen).tolist() == [-0.5, 0.5]
-    figure = drill_figures.histogram_figure(seen, log=True)
+    assert tensor_figures.level_lines(seen).tolist() == [-0.5, 0.5]
+    figure = tensor_figures.histogram_figure(seen, log=True)
     assert figure.data[-1].name == "2 levels"
     assert sum(trace.y.sum() for trace in figure.data[:-1]) == 12
 
@@ -138,9 +139,9 @@ def test_a_lattice_too_fine_to_see_is_not_drawn(root):
     seen = dataclasses.replace(
         inside(root, "lattice"), points=np.empty(0), level_kind="lattice", spacing=1e-9
     )
-    assert drill_figures.level_lines(seen).size == 0
+    assert tensor_figures.level_lines(seen).size == 0
     coarse = dataclasses.replace(seen, spacing=0.5)
-    lines = drill_figures.level_lines(coarse)
+    lines = tensor_figures.level_lines(coarse)
     np.testing.assert_allclose(lines / 0.5, np.round(lines / 0.5))
 
 
@@ -148,43 +149,61 @@ def test_a_lattice_too_fine_to_see_is_not_drawn(root):
 
 
 def test_a_link_to_a_cell_shows_its_inside_and_marks_its_row(run):
-    app = explorer("sensitivity", run=str(run), layer="fc1.weight", step="20")
-    assert charts(app) == 5  # heatmap, histogram, rows and columns, movement against magnitude, course
-    assert app.selectbox(key="find").value == "fc1.weight"
-    assert app.select_slider(key="inside.step").value == 20
-    assert app.session_state["sensitivity.table"]["selection"]["rows"] == [1]
+    app = explorer("run", run=str(run), layer="fc1.weight", step="20", ticked='["fc2.weight"]')
+    assert charts(app) == 3  # the map, its line, and the values over time
     (marks,) = app.get("bidi_component")
-    assert json.loads(marks.proto.json) == {"chart": "heatmap", "colour": MARK, "rows": [[1, 1]], "column": 1}
-    assert {m.label for m in app.metric} >= {"Bits per weight", "Pruned", "Protected"}
+    told = json.loads(marks.proto.json)
+    assert (told["chart"], told["colour"], told["rows"]) == ("heatmap", MARK, [[1, 1]])
+    assert (told["column"], told["ticked"]) == (1, [3])
+    assert (told["n_rows"], told["n_columns"]) == (4, 3)
+    assert "bits per weight" in texts(app)
+    assert "of the weights and carries" in texts(app)
     assert app.query_params["layer"] == "fc1.weight"
 
 
-def test_search_step_and_close_move_the_selection_everywhere(run):
-    app = explorer("sensitivity", run=str(run))
-    app.selectbox(key="find").set_value("fc2.weight").run()
-    assert (app.query_params["layer"], app.query_params["step"]) == ("fc2.weight", "30")
-    assert app.session_state["sensitivity.table"]["selection"]["rows"] == [3]
-    app.select_slider(key="inside.step").set_value(10).run()
-    assert app.query_params["step"] == "10"
+def test_every_figure_of_a_tensor_is_drawn_when_it_is_chosen(run):
+    app = explorer("run", run=str(run), layer="fc1.weight", step="20")
+    for view, n_charts in {"values": 2, "course": 2, "inside": 3, "time": 2}.items():
+        app.session_state["panel.view"] = view
+        app.run()
+        assert charts(app) == n_charts, view
+
+
+def test_close_and_pin_move_the_selection_everywhere(run):
+    app = explorer("run", run=str(run), layer="fc2.weight", step="30")
+    button(app, "Pin").click().run()
+    assert json.loads(app.query_params["ticked"]) == ["fc2.weight"]
+    button(app, "Unpin").click().run()
+    assert "ticked" not in app.query_params
     button(app, "Close").click().run()
     assert "layer" not in app.query_params
-    assert app.selectbox(key="find").value is None
+
+
+@pytest.mark.parametrize("said", ["[", '{"a": 1}', "7", '[1, null, "nope"]', "[" * 9999])
+def test_what_a_link_ticks_is_not_trusted(run, said):
+    assert charts(explorer("run", run=str(run), ticked=said)) == 1
+
+
+def test_the_same_bins_count_the_values_of_every_step(run):
+    steps, edges, shares = services.values_over_time(services.load_subject(str(run)), "fc1.weight")
+    assert (steps, edges.size - 1) == ((10, 20, 30), shares.shape[0])
+    assert shares.sum(axis=0) == pytest.approx([1, 1, 1])
 
 
 @pytest.mark.parametrize("step", ["x", "-5", "21", "999999999999999999"])
 def test_a_step_of_a_link_becomes_one_that_is_there(run, step):
-    app = explorer("sensitivity", run=str(run), layer="fc1.weight", step=step)
+    app = explorer("run", run=str(run), layer="fc1.weight", step=step)
     assert int(app.query_params["step"]) in (10, 20, 30)
 
 
 def test_a_link_to_a_layer_of_another_run_says_so(run):
-    app = explorer("sensitivity", run=str(run), layer="<b>h.7</b>", step="20")
+    app = explorer("run", run=str(run), layer="<b>h.7</b>", step="20")
     assert "This run has no layer" in texts(app)
     assert "layer" not in app.query_params
 
 
 def test_a_layer_type_lists_its_tensors_with_the_largest_first(run):
-    app = explorer("sensitivity", run=str(run), by="layer_type", layer="linear", step="20")
+    app = explorer("run", run=str(run), by="layer_type", layer="linear", step="20")
     assert "the largest first" in texts(app)
     found = next(b for b in app.button if b.key == "group.fc1.weight")
     found.click().run()
@@ -193,33 +212,35 @@ def test_a_layer_type_lists_its_tensors_with_the_largest_first(run):
 
 def test_a_tensor_that_costs_much_is_looked_into_when_asked(run, monkeypatch):
     monkeypatch.setattr(services, "drill_cost", lambda *_: 7_000_000_000)
-    app = explorer("sensitivity", run=str(run), layer="fc1.weight", step="20")
+    app = explorer("run", run=str(run), layer="fc1.weight", step="20")
     assert charts(app) == 1
     button(app, "Look inside (reads up to 7.00 GB)").click().run()
-    assert charts(app) == 5
+    assert charts(app) == 2
 
 
 def test_another_steps_values_are_laid_over_the_histogram(run):
-    app = explorer("sensitivity", run=str(run), layer="fc1.weight", step="20")
-    assert "Rounding error" in {metric.label for metric in app.metric}
-    app.selectbox(key="drill.over").set_value(30).run()
+    app = explorer("run", run=str(run), layer="fc1.weight", step="20")
+    app.session_state["panel.view"] = "values"
+    app.run()
+    assert "rounding error" in texts(app)
+    app.selectbox(key="panel.over").set_value(30).run()
     shown = services.load_subject(str(run))
     seen = services.drill_down(shown, 20, "fc1.weight", "lattice", None)
     other = services.values_at(shown, 30, "fc1.weight")
-    line = drill_figures.histogram_figure(seen, log=False, other=(30, other)).data[-1]
+    line = tensor_figures.histogram_figure(seen, log=False, other=(30, other)).data[-1]
     assert line.name == "step 30"
     widths = [float(one.edges[1] - one.edges[0]) for one in (seen.histogram, other)]
     assert line.y.sum() == pytest.approx(12 * widths[0] / widths[1], rel=1e-5)
 
 
 def test_two_steps_are_compared_with_the_largest_change_first(run):
-    app = explorer("sensitivity", run=str(run), view="diff", a="10", b="20")
-    assert charts(app) == 1
+    app = explorer("run", run=str(run), drawer="compare", a="10", b="20")
+    assert charts(app) == 2
     table = app.dataframe[0].value
     change = np.abs(np.log2(table["times"].dropna()))
     assert list(change) == sorted(change, reverse=True)
     assert table["moved"].notna().all()
-    assert (app.query_params["view"], app.query_params["a"]) == ("diff", "10")
+    assert (app.query_params["drawer"], app.query_params["a"]) == ("compare", "10")
     button(app, "Swap").click().run()
     assert (app.query_params["a"], app.query_params["b"]) == ("20", "10")
     app.selectbox(key="steps.a").set_value("10").run()
@@ -229,14 +250,14 @@ def test_two_steps_are_compared_with_the_largest_change_first(run):
 def test_one_checkpoint_has_no_two_steps(root, monkeypatch):
     jobs = FakeJobs(tables(1))
     monkeypatch.setattr(job_services, "registry", lambda: jobs)
-    app = explorer("sensitivity", run=str(write_run(root / "one", (10,))), view="diff")
+    app = explorer("run", run=str(write_run(root / "one", (10,))), drawer="compare")
     assert "There is one checkpoint" in texts(app)
 
 
-def test_two_runs_stand_side_by_side_and_are_laid_over_each_other(run):
+def test_two_runs_are_laid_over_each_other(run):
     other = write_run(run.parent / "other")
-    app = explorer("sensitivity", run=str(run), view="runs", other=str(other))
-    assert charts(app) == 4
+    app = explorer("run", run=str(run), drawer="compare", compared="runs", other=str(other))
+    assert charts(app) == 3
     assert app.query_params["other"] == str(other)
     assert (app.dataframe[0].value["times"].dropna() == 1).all()
 
@@ -249,9 +270,9 @@ def test_a_damaged_second_run_is_laid_over_whatever_its_values(run, monkeypatch)
     found = {str(run): mine, str(other): damaged}
     jobs = {path: Job(MEASURING, state="finished", result=result) for path, result in found.items()}
     monkeypatch.setattr(services, "sensitivity_job", lambda path, _metric: jobs[path])
-    app = explorer("sensitivity", run=str(run), view="runs", other=str(other), metric="fisher")
+    app = explorer("run", run=str(run), drawer="compare", compared="runs", other=str(other), metric="fisher")
     assert not app.error
-    assert charts(app) == 4
+    assert charts(app) == 3
 
 
 def test_a_second_run_stays_though_others_were_opened_since_and_is_told_from_one_of_like_name(
@@ -260,7 +281,7 @@ def test_a_second_run_stays_though_others_were_opened_since_and_is_told_from_one
     long = "x" * 100
     first, second = (write_run(run.parent / long / name / long / "run") for name in ("a", "b"))
     monkeypatch.setattr(services, "other_runs", lambda _: (first, second))
-    app = explorer("sensitivity", run=str(run), view="runs", other=str(first))
+    app = explorer("run", run=str(run), drawer="compare", compared="runs", other=str(first))
     picker = app.selectbox(key="runs.other")
     assert len(set(picker.options)) == 2
     assert picker.value == app.query_params["other"] == str(first)
@@ -271,7 +292,7 @@ def test_a_second_run_stays_though_others_were_opened_since_and_is_told_from_one
 
 def test_without_another_run_the_page_says_where_one_comes_from(run, monkeypatch):
     monkeypatch.setattr(services, "other_runs", lambda _: ())
-    app = explorer("sensitivity", run=str(run), view="runs")
+    app = explorer("run", run=str(run), drawer="compare", compared="runs")
     assert "There is no second run" in texts(app)
 
 
@@ -286,7 +307,7 @@ def test_a_huge_model_is_shown_by_module_and_opened_step_by_step(root, monkeypat
     monkeypatch.setattr(ahead, "warm_up", lambda _: None)
     huge = subject(400, 200)
     monkeypatch.setattr(services, "load_subject", lambda _: huge)
-    app = explorer("sensitivity", run=str(huge.path), by="1", layer="h.7", step="1000")
+    app = explorer("run", run=str(huge.path), by="1", layer="h.7", step="1000", drawer="table")
     found = app.dataframe[0].value
     assert len(found) == 1 + 400
     button(app, "Open this module").click().run()
@@ -296,7 +317,7 @@ def test_a_huge_model_is_shown_by_module_and_opened_step_by_step(root, monkeypat
     assert found["Size"][8] == pytest.approx(found["Size"][9:11].sum())
     button(app, "Close this module").click().run()
     assert len(app.dataframe[0].value) == 1 + 400
-    app.select_slider(key="control.by").set_value("tensor").run()
+    app.select_slider(key="map.by").set_value("tensor").run()
     assert app.query_params["by"] == "tensor"
     assert len(app.dataframe[0].value) == 1 + 400 + 800 - 2, "what was closed by hand stays so"
 
@@ -314,10 +335,10 @@ def test_a_module_is_marked_by_the_rows_that_it_holds_or_lies_in(level, marked):
     nodes = modules.rows_at(names, [row.layer_type for row in tensors.rows], level)
     table = heatmap.aggregate(tensors, nodes)
     shares = np.zeros(len(nodes), np.float32)
-    view = rows.View(subject(3), tensors, level, "mean", table, table, nodes, tensors, shares)
-    assert cells._rows_of(view, Selection("fc1", 10)) == marked
-    assert cells._rows_of(view, Selection("fc1.bias", 10))
-    assert cells._rows_of(view, None) == ()
+    view = rows.View(subject(3), tensors, Look("sensitivity", "fisher", level), table, table, nodes, shares)
+    assert picture._rows_of(view, Selection("fc1", 10)) == marked
+    assert picture._rows_of(view, Selection("fc1.bias", 10))
+    assert picture._rows_of(view, None) == ()
 
 
 def test_codecs_are_tried_on_the_sample():

@@ -1,4 +1,4 @@
-"""The Export page in every state, and that what it writes is what was asked for."""
+"""Writing archives and packs in every state, and that what is written is what was asked for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from inshrink_app import services
 from inshrink_app.jobs.registry import Job, JobRegistry
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.server import downloads as downloads_module
-from inshrink_app.server import roots
-from inshrink_app.services import ExportRequest, measuring
+from inshrink_app.server import recent, roots
+from inshrink_app.services import ExportRequest
 from inshrink_app.services import jobs as job_services
 from inshrink_app.services.exporting import default_folder
 
@@ -23,13 +23,11 @@ from inshrink_core.chain import default_optimizer
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.verbs.export import export as export_now
 from tests.app.builders import (
-    MEASURING,
     SAMPLE,
+    archives,
     button,
-    explorer,
+    judged,
     open_panel,
-    sensitivity_table,
-    subject,
     texts,
     write_run,
 )
@@ -56,46 +54,23 @@ def metrics(app: Any) -> dict[str, str]:
     return {metric.label: metric.value for metric in app.metric}
 
 
-def test_sizes_are_those_of_an_archive_with_the_same_settings(archived):
-    subject = services.load_subject(str(archived))
-    request = services.chain_export(subject, STEPS, codec="lossless", optimizer="exact", keyframe_every=2)
-    plan = services.export_plan(subject, request)
-    chain = services.chain_of(str(archived.with_name("run.inshrink")))
-    assert [frame.nbytes for frame in plan.frames] == [frame.nbytes for frame in chain.frames]
-    assert plan.basis.startswith("run.inshrink")
-
-
-def test_without_anything_to_go_by_no_size_is_made_up_and_two_steps_can_be_tried(root, jobs):
-    app = explorer("export", run=str(write_run(root / "run", STEPS)))
-    assert metrics(app)["Archive"] == "–"
-    jobs.answers["compress"] = compressed()
-    button(app, "Try two steps").click().run()
-    assert option(jobs.last, "--steps") == "20,30"
-    assert [one.name for one in jobs.started[0].scratch] == [option(jobs.last, "--output")]
-    assert metrics(app)["Archive"] == "1.70 kB"
-    assert "tried with these settings" in texts(app)
-
-
 def test_an_engine_that_is_installed_can_be_chosen_with_a_number_of_workers(archived, jobs, monkeypatch):
     for installed in (("threads", "processes"), ("threads", "processes", "ray")):
         monkeypatch.setattr(services, "installed_engines", lambda found=installed: found)
-        app = explorer("export", run=str(archived), codec="lossless")
+        app = archives("write", archived, codec="lossless")
         assert len(app.selectbox(key="export.engine").options) == len(installed)
     assert not [box for box in app.number_input if box.label == "Workers"]
     app.selectbox(key="export.engine").select("processes").run()
     app.number_input(key="export.workers").set_value(3).run()
-    button(app, "Export").click().run()
+    button(app, "Write archive").click().run()
     assert (option(jobs.last, "--engine"), option(jobs.last, "--workers")) == ("processes", "3")
-    jobs.answers["compress"] = compressed()
-    button(app, "Try two steps").click().run()
-    assert "--engine" not in jobs.last
 
 
 def test_an_export_is_written_as_compress_writes_by_default(root, jobs):
     run = str(write_training(root / "run"))
     for codec in ("lattice", "lossless"):
-        app = explorer("export", run=run, codec=codec)
-        button(app, "Export").click().run()
+        app = archives("write", run, codec=codec)
+        button(app, "Write archive").click().run()
     lattice, lossless = (jobs.words(place)[0] for place in (0, 1))
     assert option(lattice, "--set") == f"coarseness={LatticeCodec().coarseness}"
     assert option(lattice, "--optimizer") == default_optimizer("lattice", {}) == "compressed"
@@ -104,10 +79,10 @@ def test_an_export_is_written_as_compress_writes_by_default(root, jobs):
 
 def test_an_export_begins_with_what_is_on_screen(archived, jobs):
     jobs.state = "running"
-    app = explorer("export", run=str(archived))
+    app = archives("write", archived)
     app.select_slider(key="export.lattice.coarseness").set_value(4.0).run()
     app.toggle(key="export.packed").set_value(True).run()
-    button(app, "Export").click().run()
+    button(app, "Write archive").click().run()
     first, second = jobs.words(0)
     assert first[:2] == ["compress", str(archived)]
     assert option(first, "--set") == "coarseness=4.0"
@@ -116,10 +91,22 @@ def test_an_export_begins_with_what_is_on_screen(archived, jobs):
     assert option(second, "--pack") == str(archived.with_name("run-weights.inshrink"))
     assert jobs.started[0].scratch == (second[1],) == (option(first, "--output"),)
     assert app.query_params["job"] == "0" * 16
-    assert "Exporting" in texts(app)
-    labels = [found.label for found in app.button]
-    assert "Cancel" in labels, "progress stands where the button was"
-    assert "Export" not in labels
+    assert "Cancel" in [found.label for found in app.button]
+    assert button(app, "Write archive").disabled
+
+
+def test_an_export_keeps_the_bound_of_the_header_with_an_evaluator_that_may_run(archived, jobs):
+    shown = services.load_subject(str(archived))
+    services.choose(shown, bound=services.Bound("drop", 0.02))
+    button(archives("write", archived), "Write archive").click().run()
+    assert option(jobs.last, "--max-drop") is None
+    judge = judged(archived)
+    recent.trust(judge, hashlib.sha256(judge.read_bytes()).hexdigest())
+    app = archives("write", archived)
+    assert "drop ≤ 2" in texts(app)
+    button(app, "Write archive").click().run()
+    assert option(jobs.last, "--max-drop") == "0.02"
+    assert jobs.started[-1].trusted == hashlib.sha256(judge.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -137,9 +124,9 @@ def test_a_target_that_cannot_be_written_is_answered_here(archived, jobs, typed,
     with pytest.raises(ServiceError) as refused:
         services.export_target(typed, lossless(archived))
     assert said in refused.value.problem.what
-    app = explorer("export", run=str(archived))
+    app = archives("write", archived)
     next(box for box in app.text_input if box.label == "Write to").set_value(typed).run()
-    button(app, "Export").click().run()
+    button(app, "Write archive").click().run()
     assert jobs.started == []
 
 
@@ -155,40 +142,27 @@ def test_a_sample_is_not_written_beside_even_where_the_explorer_sees_its_folder(
     assert default_folder(services.load_subject(str(SAMPLE))) == root
 
 
-def test_one_step_is_weights_only_unless_told_otherwise(archived, jobs):
-    app = explorer("export", run=str(archived), what="step")
+def test_one_step_of_an_archive_is_packed_from_it(archived, jobs):
+    app = archives("pack", archived)
     open_panel(app)
     assert any("--weights-only --ratio 8" in code.value for code in app.code)
     app.select_slider(key="export.step").set_value(20).run()
     app.session_state["export.values_packed"] = "exact"
     app.run()
-    button(app, "Export").click().run()
+    button(app, "Write file").click().run()
+    (words,) = jobs.words(0)
+    assert words[:2] == ["export", str(archived.with_name("run.inshrink"))]
+    assert words[-2:] == ["--weights-only", "--exact"]
+    assert option(words, "--step") == "20"
+
+
+def test_one_step_of_a_run_without_an_archive_is_packed_by_a_lossless_one(root, jobs):
+    app = archives("pack", write_run(root / "run", STEPS))
+    button(app, "Write file").click().run()
     first, second = jobs.words(0)
-    assert [option(first, name) for name in ("--codec", "--optimizer", "--steps")] == [
-        "lossless",
-        "drop",
-        "20",
-    ]
-    assert second[-2:] == ["--weights-only", "--exact"]
-    assert option(second, "--step") == "20"
-
-
-def test_layers_are_chosen_with_what_they_match_in_view(archived, jobs):
-    app = explorer("export", run=str(archived), what="step")
-    app.session_state["export.without"] = ["*.bias"]
-    app.session_state["export.values_packed"] = "size"
-    app.run()
-    assert metrics(app)["Tensors"] == "1"
-    found = app.dataframe[0].value
-    assert [label.strip("▼ \u2003") for label in found["Layer"]] == ["fc1", "weight", "bias"]
-    assert found["Exported"].tolist() == ["in part", "yes", "no"]
-    assert found["Size"][1:].sum() == pytest.approx(found["Size"][0]) == 100
-    button(app, "Export").click().run()
-    assert jobs.last[-5:] == ["--weights-only", "--size", "2000", "--without", "*.bias"]
-    app.session_state["export.without"] = ["fc1"]
-    app.run()
-    assert "No layer is left" in texts(app)
-    app.session_state["export.values_packed"] = "ratio"
+    names = ("--codec", "--optimizer", "--steps")
+    assert [option(first, name) for name in names] == ["lossless", "drop", "40"]
+    assert second[1] == option(first, "--output")
 
 
 @pytest.mark.parametrize(
@@ -197,45 +171,69 @@ def test_layers_are_chosen_with_what_they_match_in_view(archived, jobs):
         ("*.bias", ["fc1.bias"]),
         ("IAS", ["fc1.bias"]),
         ("/weight$/", ["fc1.weight"]),
-        ("fc1", ["fc1.weight", "fc1.bias"]),
+        ("fc1", ["fc1.bias", "fc1.weight"]),
         ("fcb", []),
         ("/(/", []),
     ],
 )
 def test_all_that_a_pattern_matches_is_listed_before_any_of_it_counts(archived, jobs, pattern, found):
-    app = explorer("export", run=str(archived), what="step")
-    app.text_input(key="export.pattern").set_value(pattern).run()
-    assert list(app.dataframe[0].value["Layer"]) == found
-    assert f"Matching: {len(found)} tensor" in texts(app)
-    assert metrics(app)["Tensors"] == "2", "nothing is left out yet"
-    leave_out = button(app, "Leave these out")
+    app = archives("pack", archived)
+    app.text_input(key="pack.pattern").set_value(pattern).run()
+    listed = [one.value for one in app.dataframe if list(one.value.columns) == ["name"]]
+    assert [name for table in listed for name in table["name"]] == found
+    assert "Written: 2 of 2 tensors" in texts(app), "nothing is left out yet"
+    leave_out = next(one for one in app.button if one.label.startswith("Leave"))
     assert leave_out.disabled == (not found)
-    if found:
-        leave_out.click().run()
-        assert app.multiselect(key="export.without").value == [pattern]
-        assert metrics(app)["Tensors"] == str(2 - len(found))
-    else:
+    if not found:
         assert ("regular expression cannot be read" in texts(app)) == (pattern == "/(/")
+        return
+    leave_out.click().run()
+    assert app.multiselect(key="pack.without").value == [pattern]
+    left = 2 - len(found)
+    assert (f"Written: {left} of 2 tensors" if left else "No tensor is left") in texts(app)
+    assert button(app, "Write file").disabled == (not left)
+    if left:
+        button(app, "Write file").click().run()
+        assert option(jobs.last, "--without") == pattern
 
 
-def test_shares_of_the_sensitivity_are_told_where_they_were_measured(monkeypatch):
-    shown = subject(3)
-    jobs = {"magnitude": Job(MEASURING, state="finished", result={"tensor": sensitivity_table(3, 2)})}
-    monkeypatch.setattr(measuring, "sensitivity_job", lambda _, metric: jobs.get(metric))
-    metric, found = services.known_shares(shown)
-    assert metric == "magnitude"
-    assert list(found) == [f"layers.{i}.weight" for i in range(3)]
-    assert sum(found.values()) == pytest.approx(1)
-    jobs.clear()
-    assert services.known_shares(shown) == ("", {})
+def averaged(root: Path) -> Path:
+    """Write a run of a model with a moving average, and its archive; return the run."""
+    run = root / "averaged"
+    run.mkdir()
+    layers = {"fc1.weight": torch.ones(4, 3), "fc1.bias": torch.ones(4), "head.weight": torch.ones(2, 4)}
+    average = {name: value / 2 for name, value in layers.items()}
+    torch.save({"model": layers, "ema": average, "step": 10}, run / "step_10.pt")
+    inshrink_core.compress(run, root / "averaged.inshrink", codec="lossless")
+    return run
 
 
-def test_a_plain_file_is_planned_and_asked_for_as_the_command_line_has_it(archived, jobs):
-    app = explorer("export", run=str(archived), what="step", form="safetensors", dtype="bf16")
-    assert metrics(app)["About"] == "6.27 kB"
+@pytest.mark.parametrize(("which", "value"), [("main", 1.0), ("average", 0.5)])
+@pytest.mark.parametrize("layout", ["packed", "safetensors"])
+def test_the_model_that_is_packed_is_named_and_loads_strictly(root, jobs, which, value, layout):
+    run = averaged(root)
+    app = archives("pack", run, model=which, form=layout)
+    assert "Written: 3 of 6 tensors" in texts(app)
+    app.session_state["pack.without"] = ["head"]
+    app.session_state[f"export.values_{layout}"] = "exact"
+    app.run()
+    assert "Written: 2 of 6 tensors" in texts(app)
+    app.multiselect(key="pack.without").set_value([]).run()
+    button(app, "Write file").click().run()
+    job = jobs.kept[-1]
+    job.documents = [request.perform().to_json() for request in job.requests]
+    made = services.made_by(job)
+    assert "strict=False" not in made.loading
+    model = torch.nn.ModuleDict({"fc1": torch.nn.Linear(3, 4), "head": torch.nn.Linear(4, 2, bias=False)})
+    exec(made.loading.replace("...  # yours", "given"), {"given": model, "model": model})
+    assert {float(one.detach().unique()) for one in model.parameters()} == {value}
+
+
+def test_a_plain_file_is_asked_for_as_the_command_line_has_it(archived, jobs):
+    app = archives("pack", archived, form="safetensors", dtype="bf16")
     open_panel(app)
     assert "layout='safetensors', dtype='bf16'" in texts(app)
-    button(app, "Export").click().run()
+    button(app, "Write file").click().run()
     target = str(archived.with_name("run-step-40-weights.safetensors"))
     assert option(jobs.last, "--output") == target
     assert jobs.last[-6:] == ["--weights-only", "--exact", "--format", "safetensors", "--dtype", "bf16"]
@@ -245,7 +243,7 @@ def test_the_result_has_ratio_digest_restore_command_and_a_link(archived, jobs):
     target = archived.with_name("it's.inshrink")
     export_now(archived.with_name("run.inshrink"), pack=target)
     exported(jobs, archived, target)
-    app = explorer("export", run=str(archived))
+    app = archives("write", archived)
     assert metrics(app)["Compression ratio"].endswith("×")
     assert metrics(app)["Relative error"] == "1.25 %"
     assert hashlib.sha256(target.read_bytes()).hexdigest() in texts(app)
@@ -258,7 +256,7 @@ def test_the_result_has_ratio_digest_restore_command_and_a_link(archived, jobs):
 def test_a_folder_is_offered_to_be_packed_and_the_copy_has_no_error_of_its_own(archived, jobs):
     folder = archived.with_name("run.inshrink")
     exported(jobs, archived, folder)
-    app = explorer("export", run=str(archived))
+    app = archives("write", archived)
     jobs.answers["export"] = {"archive": str(folder)}
     copy = archived.with_name("run-packed.inshrink")
     export_now(folder, pack=copy)
@@ -266,7 +264,7 @@ def test_a_folder_is_offered_to_be_packed_and_the_copy_has_no_error_of_its_own(a
     button(app, "Copy as one packed file").click().run()
     assert jobs.last == ["export", str(folder), "--pack", str(copy)]
     archived.with_name("kept.inshrink").rename(copy)
-    app.run()
+    app = archives("pack", archived)
     told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
     assert told["Relative error"] == ("none", "against the archive it copies")
 
@@ -274,9 +272,8 @@ def test_a_folder_is_offered_to_be_packed_and_the_copy_has_no_error_of_its_own(a
 @pytest.mark.parametrize("state", ["failed", "cancelled", "interrupted"])
 def test_an_export_that_did_not_finish_can_go_on(archived, jobs, state):
     jobs.state, jobs.problem = state, Problem("the disk is full")
-    app = explorer("export", run=str(archived))
-    button(app, "Export").click().run()
-    assert "did not finish" in texts(app)
+    app = archives("write", archived)
+    button(app, "Write archive").click().run()
     assert any(b.label in ("Resume", "Try again") for b in app.button)
     assert sum(b.proto.type == "primary" for b in app.button) == 1
 
@@ -331,7 +328,7 @@ def test_another_export_does_not_go_on_with_what_this_one_left(archived, jobs):
 def test_an_unfinished_file_goes_with_its_job(archived, tmp_path):
     building = archived.parent / ".between.building"
     building.mkdir()
-    registry = JobRegistry(job_services.start_request, tmp_path / "jobs")
+    registry = JobRegistry(job_services.start_process, tmp_path / "jobs")
     missing = ["verify", str(archived.parent / "none")]
     job = wait(registry.start(work_of(missing, scratch=(str(building),))))
     assert job.state == "failed"

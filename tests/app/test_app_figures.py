@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from inshrink_app.pages.sensitivity import heatmap
-from inshrink_app.pages.sensitivity.heatmap import heatmap_figure
+from inshrink_app.pages.run import heatmap
+from inshrink_app.pages.run.heatmap import heatmap_figure
 from inshrink_app.widgets import figures
 from inshrink_app.widgets.figures import log_groups
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.jobs.work import Own, Work
+from inshrink_app.jobs.work import Work
 from inshrink_app.model.problem import Problem
 
-from inshrink_core.verbs.compare import CompareArchives
-from inshrink_core.verbs.compress import Compress
-from inshrink_core.verbs.verify import Verify
-from tests.app.job_stubs import asked, scripted, wait, work_of
+from tests.app.job_stubs import scripted, wait, work_of
 from tests.processes import until
 
 TELL = """
@@ -38,14 +33,6 @@ FINDING = TELL + "print(json.dumps({'text': 'found', 'error': {'message': 'a che
 DYING = "import os; os._exit(9)"
 BABBLING = "print('this is no JSON', flush=True)"
 EMPTY_HANDED = "pass"
-MAKING = (
-    TELL
-    + """
-if sys.argv[1] == "compress":
-    open(sys.argv[4], "w").close()
-print(json.dumps({"text": sys.argv[2]}))
-"""
-)
 
 
 def registry(script: str) -> JobRegistry:
@@ -69,7 +56,7 @@ def start(jobs: JobRegistry, key: str = "key") -> Job:
 def test_a_finished_job_has_its_result_and_its_progress():
     job = wait(start(registry(WELL_BEHAVED)))
     assert (job.state, job.result, job.problem) == ("finished", "result", None)
-    assert (job.done, job.total, job.item) == (1, 2, "step 10")
+    assert (job.done, job.total, job.item) == (1, 2, "verifying step 10")
     assert job.ended_at is not None
 
 
@@ -97,37 +84,11 @@ def test_commands_run_one_after_the_other_and_what_they_made_for_each_other_goes
     assert (between.exists(), target.exists()) == (False, True)
 
 
-def test_a_job_may_keep_files_in_a_folder_of_its_own(tmp_path):
-    jobs = JobRegistry(scripted(MAKING), tmp_path, load=text_of)
-    requests = [Compress("run", Own("points")), asked(["verify", "made"])]
-    job = wait(jobs.start(work_of(*requests, scratch=(Own("points"),))))
-    made = str(tmp_path / job.job_id / "points")
-    assert job.requests[0] == Compress("run", made)
-    assert (job.result, Path(made).exists()) == ("made", False)
-
-
-def test_a_name_in_the_folder_of_a_job_leads_nowhere_else(tmp_path):
-    work = work_of(Compress("run", Own("../../out")))
-    assert work.requests(tmp_path) == (Compress("run", str(tmp_path / "out")),)
-
-
-def test_the_remaining_time_leaves_out_what_it_took_to_begin():
-    job = Job(asking(), state="running", started_at=time.time() - 100)
-    job.advance(1, 11, "trial 1")
-    assert job.seconds_left is None
-    job._marks = [(time.time() - 2, 1)]
-    job.advance(3, 11, "trial 3")
-    assert job.seconds_left == pytest.approx(8, abs=1)
-
-
-@pytest.mark.parametrize(("bound", "later"), [(0.003, 0.2 + 0.05), (None, 0.2 + 1.0)])
-def test_the_remaining_time_knows_that_requests_do_not_take_equally_long(bound, later):
-    written = Compress("run", "made", max_restore_cost=bound)
-    job = Job(work_of(written, Verify("made"), CompareArchives(("made",), "run")), n_later=2)
-    job._marks = [(time.time() - 5, 0)]
-    job.advance(round(5000 * job.work.shares[0]), 10_000, "half of the first")
-    assert job.seconds_left == pytest.approx(5 + 10 * later + 2, rel=0.05)
-    assert sum(job.work.shares) == pytest.approx(1)
+def test_names_of_scratch_files_make_no_other_question(tmp_path):
+    first, second = (
+        work_of(["verify", str(tmp_path / name)], scratch=(str(tmp_path / name),)) for name in "ab"
+    )
+    assert first.key == second.key != work_of(["verify", str(tmp_path / "a")]).key
 
 
 def test_a_problem_of_a_command_is_passed_on():
@@ -225,7 +186,7 @@ def test_a_queued_job_is_interrupted_by_the_end_of_its_explorer(tmp_path):
 
 
 def test_a_job_that_the_system_does_not_start_fails_in_words_and_lets_the_next_one_in(tmp_path):
-    def refuse(file: object, trusted: object) -> Any:
+    def refuse(job: Job) -> Any:
         raise OSError(11, "Resource temporarily unavailable")
 
     jobs = JobRegistry(refuse, tmp_path, most=1)

@@ -143,7 +143,7 @@ def test_what_is_loaded_ahead_is_code_alone(root):
         "launch._server_is_up = lambda: True\n"
         "launch._load_ahead()\n"
         f"assert not [path for path in touched if path.startswith({str(root)!r})]\n"
-        "ahead = {'inshrink_app.pages.sensitivity.view', 'inshrink_app.services', 'pandas'}\n"
+        "ahead = {'inshrink_app.pages.run.view', 'inshrink_app.services', 'pandas'}\n"
         "assert ahead <= set(sys.modules)\n"
         "assert not {'torch', 'numba'} & set(sys.modules)\n"
     )

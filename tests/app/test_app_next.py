@@ -1,8 +1,8 @@
-"""The way on: pages end with the next step, which takes along what was chosen."""
+"""What was written leads on to its comparison."""
 
 from __future__ import annotations
 
-from tests.app.builders import explorer
+from tests.app.builders import archives, button
 
 
 def test_the_archive_that_was_exported_goes_along_to_compare(archived, jobs):
@@ -12,8 +12,9 @@ def test_the_archive_that_was_exported_goes_along_to_compare(archived, jobs):
         shown=str(archived),
         result={"relative_error": 0.0},
     )
-    app = explorer("export", run=str(archived))
+    app = archives("write", archived)
     told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
     assert told["Restore cost"] == ("none", "exact: every bit of the weights")
-    app.button(key="next.compare").click().run()
-    assert app.session_state["compare.archives"] == [str(made)]
+    button(app, "Compare with the run").click().run()
+    assert app.session_state["archives.chosen"] == [str(made)]
+    assert app.session_state["archives.panel"] == "compare"

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from inshrink_app import services
 from inshrink_app.server.recent import load_recent
 
-from tests.app.builders import SAMPLE, button, explorer, texts, write_run
+from tests.app.builders import SAMPLE, button, explorer, header, texts, write_run
 
 
 def test_open_page_offers_the_sample_in_words(root):
     app = explorer()
-    assert "24 checkpoints, steps 10 to 2,000" in texts(app).replace("\u00a0", " ")
-    assert button(app, "Open digits\\-cnn")
+    assert "24 checkpoints" in button(app, "Sample: digits\\-cnn").help
 
 
-def test_opening_the_sample_leads_to_its_overview_and_is_remembered(root):
+def test_opening_the_sample_leads_to_its_run_and_is_remembered(root):
     app = explorer()
-    button(app, "Open digits\\-cnn").click().run()
-    assert app.title[0].value == "digits\\-cnn"
-    assert {metric.label: metric.value for metric in app.metric}["Checkpoints"] == "24"
+    button(app, "Sample: digits\\-cnn").click().run()
+    assert header(app)[0].startswith("**digits\\-cnn**")
+
     assert [row.path for row in load_recent()] == [str(SAMPLE)]
 
 
@@ -41,12 +39,6 @@ def test_open_page_lists_the_folders_of_the_root_and_goes_into_them(root):
     assert button(app, "Up").disabled
 
 
-def test_open_page_without_a_sample_says_so(root, monkeypatch):
-    monkeypatch.setattr(services, "samples", lambda: ())
-    app = explorer()
-    assert "came without sample runs" in texts(app)
-
-
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
@@ -61,5 +53,5 @@ def test_a_typed_path_that_cannot_be_opened_is_answered_here(root, typed, said):
     app = explorer()
     app.text_input(key="typed_path").set_value(typed)
     next(b for b in app.button if b.label == "Open" and b.form_id).click().run()
-    assert app.title[0].value == "Open a run"
+    assert app.title[0].value == "Open a run or an archive"
     assert said in texts(app)

@@ -17,6 +17,7 @@ from tests.app.builders import (
     answer,
     button,
     explorer,
+    header,
     open_panel,
     primary,
     small_chain,
@@ -27,7 +28,7 @@ from tests.app.builders import (
     write_run,
 )
 
-ABOUT_A_RUN = ("overview", "sensitivity", "allocate", "compare", "archive", "export")
+ABOUT_A_RUN = ("run", "archives")
 
 
 @pytest.mark.parametrize("page", ABOUT_A_RUN)
@@ -36,7 +37,7 @@ def test_a_page_without_a_run_leads_to_the_open_page(root, page):
     assert "No run is open" in texts(app)
     assert primary(app) == ["Choose a run"]
     button(app, "Choose a run").click().run()
-    assert app.title[0].value == "Open a run"
+    assert app.title[0].value == "Open a run or an archive"
 
 
 @pytest.mark.parametrize("page", ABOUT_A_RUN)
@@ -66,7 +67,7 @@ def test_a_link_to_outside_of_the_roots_is_refused(root, page):
 
 def test_the_run_survives_a_change_of_page(root):
     write_run(root / "run")
-    app = explorer("overview", run=str(root / "run"))
+    app = explorer("run", run=str(root / "run"))
     app.query_params.clear()
     visit(app, "open").run()
     assert app.query_params["run"] == str(root / "run")
@@ -81,10 +82,9 @@ def test_an_empty_archive_says_how_to_fill_it(root, monkeypatch, page):
 
 
 ONE = [
-    ("overview", {}),
-    ("allocate", {}),
-    ("compare", {}),
-    *(("export", {"what": one}) for one in ("all", "range")),
+    ("run", {}),
+    ("archives", {"panel": "pack"}),
+    *(("archives", {"panel": "write", "what": one}) for one in ("all", "range")),
 ]
 
 
@@ -99,7 +99,7 @@ def test_a_run_of_one_checkpoint_is_shown(root, jobs, page, query):
 def test_a_run_whose_files_vanish_or_change_while_it_is_open_is_told_of(root, how):
     run = write_run(root / "run")
     first, *_, last = sorted(run.iterdir())
-    apps = [explorer(page, run=str(run)) for page in ("overview", "allocate")]
+    apps = [explorer(page, run=str(run)) for page in ("run", "run")]
     if how == "gone":
         shutil.rmtree(run)
     elif how == "one":
@@ -108,25 +108,25 @@ def test_a_run_whose_files_vanish_or_change_while_it_is_open_is_told_of(root, ho
         last.write_bytes(last.read_bytes()[:100])
     for app in apps:
         app.run()
-    told = {"gone": "What to do", "one": "steps 20 to 30", "cut": "new files"}
+    told = {"gone": "What to do", "one": "2 steps", "cut": "new files"}
     assert told[how] in texts(apps[0]).replace("\u00a0", " ")
 
 
 def test_two_tabs_show_two_runs_and_neither_follows_the_other(root):
-    tabs = [explorer("overview", run=str(write_run(root / name))) for name in ("one", "two")]
-    visit(tabs[1], "export").run()
+    tabs = [explorer("run", run=str(write_run(root / name))) for name in ("one", "two")]
+    visit(tabs[1], "archives").run()
     for _ in range(2):
         for tab, name in zip(tabs, ("one", "two"), strict=True):
             tab.run()
-            assert (tab.title[0].value, tab.query_params["run"]) == (name, str(root / name))
+            assert header(tab)[0].startswith(f"**{name}**")
+            assert tab.query_params["run"] == str(root / name)
 
 
 def test_names_from_disk_are_shown_as_text(root):
     name = "**b** [x](javascript:1) <i>"
     write_run(root / name)
-    app = explorer("overview", run=str(root / name))
-    assert app.title[0].value.startswith("\\*\\*b\\*\\* \\[x\\]")
-    assert any(found.label.startswith("Tensors") for found in app.expander)
+    app = explorer("run", run=str(root / name))
+    assert header(app)[0].startswith("**\\*\\*b\\*\\* \\[x\\]")
     app = explorer()
     assert list(app.dataframe[0].value["name"]) == [name], "a table shows text as it is"
 
@@ -140,7 +140,7 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_named(root):
     with zipfile.ZipFile(root / "evil" / "step_1.pt", "w") as archive:
         archive.writestr("step_1/data.pkl", pickle.dumps(Evil()))
         archive.writestr("step_1/version", "3")
-    app = explorer("overview", run=str(root / "evil"))
+    app = explorer("run", run=str(root / "evil"))
     assert "system" in texts(app)
     assert not (root / "owned").exists()
 
@@ -149,7 +149,7 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_named(root):
 def test_every_page_shows_the_command_and_the_python_lines(root, monkeypatch, page):
     write_run(root / "it's a run")
     answer(monkeypatch, FakeJobs(tables()))
-    app = explorer(page, run=str(root / "it's a run"))
+    app = explorer(page, run=str(root / "it's a run"), **({"drawer": "code"} if page == "run" else {}))
     open_panel(app)
     codes = [code.value for code in app.code]
     assert any(code.startswith("inshrink ") and "it'\"'\"'s a run" in code for code in codes)
@@ -172,5 +172,5 @@ def test_an_error_of_the_explorer_itself_is_a_panel_without_a_traceback():
 def test_the_first_page_is_the_run_given_on_the_command_line(root):
     write_run(root / "run")
     roots.configure([root], str(root / "run"))
-    app = explorer("overview")
-    assert app.title[0].value == "run"
+    app = explorer("run")
+    assert header(app)[0].startswith("**run**")

@@ -11,7 +11,7 @@ from inshrink_app.model.problem import ServiceError
 from inshrink_app.services import jobs as job_services
 from inshrink_app.services.rehearsing import rehearsal_so_far
 
-from tests.app.builders import SAMPLE, button, charts, explorer, texts
+from tests.app.builders import SAMPLE, archives, button, charts, texts
 from tests.app.job_stubs import wait
 
 
@@ -28,7 +28,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 def test_a_rehearsal_on_the_page_really_trains_and_restores_every_bit_losslessly(root):
     pytest.importorskip("sklearn", reason="install it with: pip install 'inshrink[dev]'")
-    app = explorer("compare", run=str(SAMPLE))
+    app = archives("rehearse", SAMPLE)
     app.selectbox(key="rehearse.codec").set_value("lossless")
     app.number_input(key="rehearse.seeds").set_value(2)
     app.number_input(key="rehearse.digits-cnn.restores").set_value(1)
@@ -67,7 +67,7 @@ def test_a_rehearsal_on_the_page_really_trains_and_restores_every_bit_losslessly
 
 def test_a_saved_rehearsal_of_any_training_is_plotted(root):
     (root / "saved.json").write_text(json.dumps(document()))
-    app = explorer("compare", run=str(SAMPLE))
+    app = archives("rehearse", SAMPLE)
     app.text_input(key="rehearsal.saved").set_value("saved.json").run()
     assert charts(app) == 1
     (title,) = app.selectbox(key="rehearsal.which").options

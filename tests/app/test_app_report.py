@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 from inshrink_app import services
-from inshrink_app.pages.archive.view import report_parts
+from inshrink_app.pages.archives.view import report_parts
 from inshrink_app.services import LogChoice
 from inshrink_app.widgets import listing
 from inshrink_app.widgets.report import MOST_ROWS, report
 from plotly.offline import get_plotlyjs
 
 import inshrink_core
-from tests.app.builders import chain, chain_frame, explorer, subject
+from tests.app.builders import archives, chain, chain_frame, subject
 
 HOSTILE = "<script>alert(1)</script>\u202e&'\""
 HEADINGS = ["Figures", "Chain", "Training", "Size by role", "Weights by layer type", "Frames"]
@@ -108,7 +108,7 @@ def test_the_archive_page_offers_a_report_with_the_metrics_that_were_chosen(arch
     table = archived.with_name("tune.csv")
     table.write_text("epoch,chosen metric\n10,0.5\n20,0.75\n")
     for log, is_drawn in (("", False), (LogChoice(str(table), "epoch", ("chosen metric",)).text, True)):
-        explorer("archive", run=str(archived), log=log)
+        archives("verify", archived, log=log)
         first, second = offered["report.html"](), offered["report.html"]()
         assert Page(first).texts["h2"] == Page(second).texts["h2"]
         assert (b"chosen metric" in first) == is_drawn

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import streamlit as st
 from inshrink_app import services
@@ -17,7 +18,7 @@ from inshrink_app.services import jobs as job_services
 
 import inshrink_core
 from inshrink_core.verbs.search import Search
-from tests.app.builders import SAMPLE, button, explorer, judged, texts
+from tests.app.builders import SAMPLE, button, drawer, judged, texts
 from tests.app.job_stubs import STEPS, wait, work_of
 from tests.processes import until
 
@@ -34,10 +35,11 @@ def evaluate(state):
 """
 SERVER = """
 import json, sys, time
+import msgspec
 from inshrink_app.jobs.work import Work
 from inshrink_app.services import jobs as job_services
 
-jobs = [job_services.registry().start(Work.from_json(one)) for one in json.loads(sys.argv[1])]
+jobs = [job_services.registry().start(one) for one in msgspec.json.decode(sys.argv[1], type=list[Work])]
 while not all(job.process for job in jobs):
     time.sleep(0.01)
 print(json.dumps([job.process.pid for job in jobs]), flush=True)
@@ -82,7 +84,7 @@ def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_th
     searching = Search(str(archived), codec="uniform", **fields)
     work = [work_of(compress), work_of(searching, trusted=judge.trusted)]
     with subprocess.Popen(
-        [sys.executable, "-c", SERVER, json.dumps([one.to_json() for one in work])],
+        [sys.executable, "-c", SERVER, msgspec.json.encode(work).decode()],
         stdout=subprocess.PIPE,
         text=True,
     ) as server:
@@ -94,7 +96,7 @@ def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_th
     # The explorer was killed: its commands end by themselves.
     jobs = {job.verb: job for job in job_services.registry().jobs()}
     assert {job.state for job in jobs.values()} == {"interrupted"}
-    app = explorer("jobs")
+    app = drawer()
     assert "Interrupted" in texts(app)
     assert button(app, "Resume")
     os.kill(pids[0], signal.SIGCONT)
@@ -112,7 +114,7 @@ def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_th
     job.process.kill()
     assert wait(job).state == "failed"
     st.cache_resource.clear()  # As a restart does.
-    app = explorer("jobs", job=job.job_id)
+    app = drawer()
     assert "ended before it was done" in texts(app)
     assert inshrink_core.verify(made).ok
     button(app, "Try again").click().run()

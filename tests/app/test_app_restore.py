@@ -10,12 +10,12 @@ from inshrink_app import services
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.services import jobs as job_services
 
-from tests.app.builders import button, explorer, texts
+from tests.app.builders import archives, button, texts
 from tests.app.job_stubs import wait
 
 
 def test_a_step_is_restored_to_a_folder_and_its_digests_are_shown(archived):
-    app = explorer("compare", run=str(archived))
+    app = archives("restore", archived)
     app.selectbox(key="restore.step").set_value(20).run()
     target = Path(app.text_input(key="restore.target").value)
     assert target == archived.parent / "run-step-20"

@@ -54,8 +54,8 @@ def test_two_runs_are_overlaid_and_lead_to_their_difference(archived, jobs):
     assert charts(app) == 1
     assert "2 steps in common" in texts(app)
     app.button(key="runs.two").click().run()
-    kept = {key: app.session_state[f"inshrink.{key}"] for key in ("run", "view", "other")}
-    assert kept == {"run": str(other), "view": "runs", "other": str(archived)}
+    kept = {key: app.session_state[f"inshrink.{key}"] for key in ("run", "compared", "other")}
+    assert kept == {"run": str(other), "compared": "runs", "other": str(archived)}
 
 
 def test_one_run_is_opened(archived, jobs):

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from inshrink_app.model.sensitivity import Sensitivity
-from inshrink_app.pages.sensitivity.changes import aligned, between_runs, between_steps, sides_figures
-from inshrink_app.pages.sensitivity.heatmap import aggregate
-from inshrink_app.pages.sensitivity.selection import Event, Selection, apply_selection, chosen_cell
+from inshrink_app.pages.run.changes import between_runs, between_steps
+from inshrink_app.pages.run.heatmap import aggregate
+from inshrink_app.pages.run.selection import Event, Selection, apply_selection, chosen_cell
 from inshrink_app.widgets.modules import default_level, labels, levels, outline, rows_at
 
 from inshrink_core.analysis.profile import Row
@@ -178,26 +178,3 @@ def renamed(n_steps: int, *names: str) -> Sensitivity:
     table = sensitivity_table(len(names), n_steps)
     rows = tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
     return dataclasses.replace(table, rows=rows)
-
-
-def test_runs_side_by_side_have_the_same_rows_and_mark_those_of_one_alone():
-    mine, other = renamed(3, "a.w", "b.w", "b.x"), renamed(2, "new", "b.x", "b.w")
-    found = aligned(mine, other, "tensor")
-    assert [row.name for row in found.tables[0].rows] == ["a.w", "b.w", "b.x", "new"]
-    assert [row.name for row in found.tables[1].rows] == ["a.w", "b.w", "b.x", "new"]
-    assert found.present == ((True, False), (True, True), (True, True), (False, True))
-    left, right = (table.values["mean"] for table in found.tables)
-    np.testing.assert_array_equal(left[:3], mine.values["mean"])
-    np.testing.assert_array_equal(right[[2, 1]], other.values["mean"][[1, 2]])
-    assert np.isnan(left[3]).all()
-    assert np.isnan(right[0]).all()
-    assert [row.name for row in aligned(mine, other, "block").tables[1].rows] == ["a.w", "b", "new"]
-
-
-@pytest.mark.parametrize("wild", [np.nan, np.inf, 0.0, 1e30])
-def test_runs_side_by_side_are_drawn_whatever_they_hold(wild):
-    mine = renamed(1, "a")
-    mine.values["mean"][:] = wild
-    for figure in sides_figures(aligned(mine, renamed(150, "a", "b"), "tensor"), "mean"):
-        assert np.isfinite([figure.data[1].zmin, figure.data[1].zmax]).all()
-        figure.to_json()

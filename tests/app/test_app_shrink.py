@@ -1,22 +1,27 @@
-"""The first card of Overview: what a run shrinks to, and one button that does the whole."""
+"""The card that writes an archive: what a run shrinks to, and one button that does the whole."""
 
 from __future__ import annotations
 
 import hashlib
 import shlex
 import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.model.measured import known_of
-from inshrink_app.pages.overview import shrinking
+from inshrink_app.pages.run import shrinking
 from inshrink_app.server import roots
+from inshrink_app.server.recent import trust
+from inshrink_app.services import Bound, Chosen
 from inshrink_app.widgets import fmt
 
 import inshrink_core
-from tests.app.builders import SAMPLE, button, explorer, judged, linked, open_panel, primary, texts, write_run
+from tests.app.builders import SAMPLE, button, explorer, judged, linked, open_panel, primary, texts
 from tests.app.job_stubs import option, work
+
+WRITE = "Write archive"
 
 
 def goals(**changes: Any) -> dict[str, Any]:
@@ -34,108 +39,151 @@ def goals(**changes: Any) -> dict[str, Any]:
     return {**rows[0], "device": "cpu", "each": rows[1:]}
 
 
+def keeping(run: Path, keep: str) -> Chosen:
+    """Choose what is kept of a run."""
+    return services.choose(services.load_subject(str(run)), keep=keep)
+
+
+def trusted(run: Path) -> None:
+    judge = services.named_evaluator(services.load_subject(str(run)))
+    assert judge is not None
+    trust(judge.path, judge.digest)
+
+
 @pytest.mark.usefixtures("asked_for")
 def test_a_bare_link_tries_nothing_until_the_button_is_pressed(archived, jobs):
-    app = linked("overview", run=str(archived))
-    assert "opened by a link, so nothing was tried yet" in texts(app)
+    app = linked("run", run=str(archived))
+    assert "A link alone starts nothing" in texts(app)
     assert jobs.started == []
-    button(app, "Try two steps").click().run()
-    assert jobs.last[:2] == ["estimate", str(archived)]
-    assert option(jobs.last, "--try") == "2"
-
-
-@pytest.mark.usefixtures("asked_for")
-def test_a_run_that_was_clicked_on_is_tried_by_itself_and_once(archived, jobs):
-    jobs.answers["estimate"] = goals()
-    app = explorer("overview", run=str(archived))
+    button(app, "Estimate the size").click().run()
     app.run()
-    assert not app.exception
-    (((verb, run, *_),),) = (jobs.words(place) for place in range(len(jobs.started)))
-    assert (verb, run) == ("estimate", str(archived))
+    words = next(work.requests[0].words() for work in jobs.started if work.topic == "goals")
+    assert words[:2] == ["estimate", str(archived)]
+    assert option(words, "--try") == "2"
 
 
 @pytest.mark.usefixtures("asked_for")
-def test_the_run_of_the_command_line_is_tried_by_itself(archived, jobs, monkeypatch):
+def test_the_run_of_the_command_line_is_tried_by_itself_and_once(archived, jobs, monkeypatch):
     monkeypatch.setattr(roots._Current, "value", None)
     roots.configure([archived.parent], str(archived))
-    explorer()
-    assert len(jobs.started) == 1
+    jobs.answers["estimate"] = goals()
+    app = explorer()
+    app.run()
+    assert [work.topic for work in jobs.started].count("goals") == 1
 
 
 @pytest.mark.usefixtures("asked_for")
-def test_each_goal_tells_before_and_after_ratio_bits_and_how_the_loss_is_known(archived, jobs):
+def test_size_ratio_and_bits_are_said_of_what_is_kept_and_a_figure_that_is_not_known_is_not_there(
+    archived, jobs
+):
     jobs.answers["estimate"] = goals()
-    app = explorer("overview", run=str(archived))
-    told = {metric.value: (metric.label, metric.delta) for metric in app.metric}
-    assert told["500 kB"] == ("10.0 MB become about", "20.0× smaller")
-    said = texts(app)
-    assert "**2.50** bits per weight" in said
-    assert "Restore cost: **none**, exact" in said
-    assert "Restore cost: not known without an evaluator that runs. Weights are off by 0.40 %" in said
-    assert "Estimated from steps 20 and 30, tried in 3 s on CPU" in said
-    assert primary(app) == ["Shrink it"]
+    app = explorer("run", run=str(archived))
+    before = fmt.size(4 * sum(row.nbytes for row in services.load_subject(str(archived)).tensors))
+    assert f"{before} → about 500 kB" in texts(app)
+    assert "Estimated from steps 20 and 30" in texts(app)
+    assert "Restore cost" not in texts(app)
+    assert "…" not in texts(app)
+    keeping(archived, "weights")
+    assert "about 250 kB" in texts(app.run())
+    keeping(archived, "exact")
+    app.run()
+    assert "about 8.00 MB" in texts(app)
+    assert "**0 %**" in texts(app), "an exact restore costs nothing"
+    assert primary(app) == [WRITE]
 
 
-def test_one_button_exports_verifies_and_compares_with_the_goal_that_is_chosen(root, jobs):
-    app = explorer("overview", run=str(SAMPLE))
-    button(app, "Shrink it").click().run()
+def test_one_button_writes_verifies_and_compares_within_the_bound(root, jobs):
+    app = explorer("run", run=str(SAMPLE))
+    button(app, WRITE).click().run()
     compress, verify, compare = jobs.words(-1)
     target = str(root / "digits-cnn.inshrink")
     assert compress[:4] == ["compress", str(SAMPLE), "--output", target]
-    assert compress[compress.index("--codec") + 1] == "lattice"
-    assert compress[compress.index("--optimizer") + 1] == "compressed"
-    assert compress[compress.index("--max-restore-cost") + 1] == "0.003"
+    assert option(compress, "--codec") == "lattice"
+    assert option(compress, "--optimizer") == "compressed"
+    assert option(compress, "--max-restore-cost") == "0.003"
     assert verify == ["verify", target, "--deep"]
     assert compare[:4] == ["compare", target, "--against", str(SAMPLE)]
     assert not jobs.started[-1].trusted, "the sample's evaluator is ours"
 
-    app = explorer("overview", run=str(SAMPLE), goal="exact")
+    keeping(SAMPLE, "exact")
     jobs.kept.clear()
     app.run()
-    button(app, "Shrink it").click().run()
+    button(app, WRITE).click().run()
     compress, verify = jobs.words(-1)
-    assert compress[compress.index("--codec") + 1] == "lossless"
+    assert option(compress, "--codec") == "lossless"
     assert "--max-restore-cost" not in compress
     assert sorted(verify) == sorted(["verify", target, "--against", str(SAMPLE), "--deep"])
 
 
+@pytest.mark.parametrize(
+    ("bound", "given"),
+    [
+        (Bound("drop", 0.01), {"--max-drop": "0.01"}),
+        (Bound("divergence", 0.002), {"--max-divergence": "0.002"}),
+        (Bound("none", 0.0), {}),
+    ],
+)
+def test_the_bound_and_the_metric_of_the_header_hold_when_an_archive_is_written(root, jobs, bound, given):
+    services.choose(services.load_subject(str(SAMPLE)), bound=bound, metric="accuracy", direction="higher")
+    button(explorer("run", run=str(SAMPLE)), WRITE).click().run()
+    compress, _, compare = jobs.words(-1)
+    assert {name: option(compress, name) for name in given} == given
+    assert [word for word in compress if word.startswith("--max-")] == list(given)
+    assert option(compare, "--eval-metric") == "accuracy"
+
+
+def test_bits_made_by_hand_are_written_as_they_stand(root, jobs):
+    config = {
+        "codec": "lattice",
+        "settings": {"coarseness": 2.0},
+        "override": [{"layer_type": "linear", "coarseness": 3.5}],
+    }
+    services.change_bits(services.load_subject(str(SAMPLE)), config, "by hand")
+    button(explorer("run", run=str(SAMPLE)), WRITE).click().run()
+    compress, _, compare = jobs.words(-1)
+    assert "coarseness=2.0" in compress
+    assert 'overrides=[{"layer_type": "linear", "coarseness": 3.5}]' in compress
+    assert not [word for word in compress if word.startswith("--max-")]
+    assert compare[0] == "compare"
+
+
 def test_a_run_of_somebody_else_is_compared_tensor_by_tensor_until_its_code_is_trusted(archived, jobs):
     judged(archived)
-    app = explorer("overview", run=str(archived))
-    assert "becomes as small as a restore cost of 0.30 % of the loss allows" in texts(app)
-    button(app, "Shrink it").click().run()
+    app = explorer("run", run=str(archived))
+    assert "a bound takes an evaluator that you trust" in texts(app)
+    button(app, WRITE).click().run()
     assert [words[0] for words in jobs.words(-1)] == ["compress", "verify"]
     assert "--max-restore-cost" not in jobs.words(-1)[0]
     assert not jobs.started[-1].trusted
     jobs.kept.clear()
-    app.checkbox[0].check().run()
-    button(app, "Shrink it").click().run()
+    trusted(archived)
+    app.run()
+    button(app, WRITE).click().run()
     commands = jobs.words(-1)
     assert [words[0] for words in commands] == ["compress", "verify", "compare"]
-    assert commands[0][commands[0].index("--max-restore-cost") + 1] == "0.003"
+    assert option(commands[0], "--max-restore-cost") == "0.003"
     assert "--trust-run" in commands[0]
     assert jobs.started[-1].trusted == hashlib.sha256((archived / "judge.py").read_bytes()).hexdigest()
 
 
 def test_the_snippets_do_what_the_button_does_with_the_evaluator_that_may_run(archived, jobs):
     judged(archived)
-    app = explorer("overview", run=str(archived))
+    trusted(archived)
+    app = explorer("run", run=str(archived), drawer="code")
     open_panel(app)
-    assert not any("--max-restore-cost" in code.value for code in app.code)
-    app.checkbox[0].check().run()
     shell = next(code.value for code in app.code if "inshrink compress" in code.value)
     python = next(code.value for code in app.code if "inshrink_core.compress(" in code.value)
     assert "max_restore_cost=0.003, trust_run=True" in python
-    button(app, "Shrink it").click().run()
+    button(app, WRITE).click().run()
     assert all(shlex.join(words) in shell for words in jobs.words(-1))
 
 
 @pytest.mark.usefixtures("asked_for")
 def test_an_evaluator_that_tells_no_loss_bounds_nothing_and_that_is_said(archived, jobs):
     jobs.answers["estimate"] = goals(not_judged="it returns neither a loss nor log_probs")
-    app = explorer("overview", run=str(SAMPLE))
-    assert "tells no restore cost" in texts(app)
-    button(app, "Shrink it").click().run()
+    app = explorer("run", run=str(SAMPLE))
+    assert "tells no cost" in texts(app)
+    button(app, WRITE).click().run()
     compress, verify, compare = jobs.words(-1)
     assert "--max-restore-cost" not in compress
     assert (verify[-1], compare[0]) == ("--deep", "compare")
@@ -145,9 +193,10 @@ def test_an_evaluator_that_tells_no_loss_bounds_nothing_and_that_is_said(archive
 def test_an_evaluator_that_does_not_run_is_not_asked_again(archived, jobs):
     why = {"not_judged": "it raised ModuleNotFoundError", "evaluator_failed": True}
     jobs.answers["estimate"] = goals(**why)
-    app = explorer("overview", run=str(SAMPLE))
-    assert "The evaluator does not run: it raised ModuleNotFoundError" in texts(app)
-    button(app, "Shrink it").click().run()
+    app = explorer("run", run=str(SAMPLE))
+    assert "The evaluator fails" in texts(app)
+    assert "it raised ModuleNotFoundError" in texts(app)
+    button(app, WRITE).click().run()
     compress, verify = jobs.words(-1)
     assert "--max-restore-cost" not in compress
     assert {"--deep", "--against"} < set(verify)
@@ -156,102 +205,88 @@ def test_an_evaluator_that_does_not_run_is_not_asked_again(archived, jobs):
 @pytest.mark.usefixtures("asked_for")
 def test_a_trial_that_was_interrupted_begins_again_by_itself(archived, jobs):
     shown = services.load_subject(str(archived))
-    trial = jobs.put(shrinking.goals_request(shown, None), shown=str(archived), state="interrupted",
-        topic="overview.goals", of=(services.opened(str(archived)).token, ""))  # fmt: skip
-    explorer("overview", run=str(archived))
+    trial = jobs.put(
+        work=shrinking.estimate_work(shown, services.chosen(shown), None, "auto"), state="interrupted"
+    )
+    explorer("run", run=str(archived))
     assert trial.state == "running"
 
 
 def test_what_a_trial_has_told_is_known_to_whoever_asks_next(archived, jobs):
     shown = services.load_subject(str(archived))
-    told = shrinking.goals_request(shown, None).perform()
-    app = explorer("overview", run=str(archived))
-    assert jobs.started == []
-    assert fmt.size(told.each[1].archive.nbytes) in [metric.value for metric in app.metric]
-    write_run(archived, (50,))
-    app = linked("overview", run=str(archived))
-    assert "The run has changed since." in texts(app)
+    told = shrinking.estimate_request(shown, services.chosen(shown), None).perform()
+    app = explorer("run", run=str(archived))
+    assert "goals" not in [work.topic for work in jobs.started]
+    assert f"about {fmt.size(told.each[0].archive.nbytes)}" in texts(app)
 
 
 def test_an_archive_that_was_written_without_a_bound_is_not_gone_on_with_under_one(archived, root):
     shown = services.load_subject(str(archived))
-    free, bound = (shrinking.goal_request(shown, "resume", bound=one) for one in (False, True))
+    judged(archived)
+    judge, _ = services.named_judge(shown)
+    free, bound = (shrinking.chain_request(shown, services.chosen(shown), one) for one in (None, judge))
     shutil.rmtree(root / "run.inshrink")
     inshrink_core.compress(archived, root / "run.inshrink", optimizer="compressed")
     assert services.suggested_name(shown, free) == str(root / "run.inshrink")
     assert services.suggested_name(shown, bound) == str(root / "run-2.inshrink")
 
 
-def test_what_a_real_job_wrote_of_the_sample_keeps_the_bound_and_says_so(root, jobs):
-    shown, target = services.load_subject(str(SAMPLE)), root / "digits.inshrink"
-    commands = shrinking.shrink_requests(shown, "resume", str(target), services.evaluator_of(shown))
-    real = work(root.parent / "jobs", *commands, shown=str(SAMPLE))
+def written(folder: Path, jobs: Any, run: Path, now: Chosen, target: Path, judge: Any = None) -> Any:
+    """Write an archive with a real job, and leave it as the newest one of the run."""
+    shown = services.load_subject(str(run))
+    commands = shrinking.write_requests(shown, now, str(target), judge)
+    real = work(folder / "jobs", *commands, shown=str(run))
     assert (real.state, real.problem) == ("finished", None)
-    job = jobs.put(*commands, topic="overview.shrink", shown=str(SAMPLE))
+    job = jobs.put(*commands, topic="run.shrink", shown=str(run), result=real.reports()[-1])
     job.documents, job.rows = services.documents_of(real), real.told()
-    made = shrinking.shrunk_by(job)
-    known = known_of(made.chain)
-    assert len(known.comparison.steps) == len(shown.steps)
-    assert known.comparison.max_restore_cost <= made.written["bounds"]["restore_cost"] == 0.003
+    return job
+
+
+def test_what_a_real_job_wrote_of_the_sample_keeps_the_bound_and_is_measured(root, jobs):
+    shown = services.load_subject(str(SAMPLE))
+    now, target = services.chosen(shown), root / "digits.inshrink"
+    job = written(root.parent, jobs, SAMPLE, now, target, services.evaluator_of(shown))
+    made = shrinking.written_by(job)
+    assert len(made.comparison.steps) == len(shown.steps)
+    assert made.comparison.max_restore_cost <= made.written["bounds"]["restore_cost"] == 0.003
     assert made.chain.ratio_total > 22
-    assert made.written["decided"]["step"] in shown.steps
-    assert real.reports()[2]["measured_at"] is not None, "nothing is measured twice"
-    assert "each step within a restore cost of 0.30 %" in texts(explorer("overview", run=str(SAMPLE)))
+    assert job.documents[2]["measured_at"] is not None, "nothing is measured twice"
+    assert made.is_of(now)
+    assert not made.is_of(replace(now, bound=Bound("drop", 0.01)))
+    app = explorer("run", run=str(SAMPLE))
+    assert f"{fmt.size(made.chain.nbytes)}, {fmt.ratio(made.chain.ratio_total)}. Decoded again" in texts(app)
+    assert "measured" in texts(app)
+    assert fmt.percent(made.comparison.max_restore_cost) in texts(app)
+    assert services.describe(job).page == "run"
 
 
-def test_progress_stands_in_the_place_of_the_button(archived, jobs):
+def test_progress_stands_beside_the_button(archived, jobs):
     jobs.state = "running"
-    app = explorer("overview", run=str(archived))
-    button(app, "Shrink it").click().run()
-    assert [found.label for found in app.button if found.label in ("Shrink it", "Cancel")] == ["Cancel"]
+    app = explorer("run", run=str(archived))
+    button(app, WRITE).click().run()
+    assert button(app, WRITE).disabled
+    assert button(app, "Cancel")
 
 
-@pytest.mark.usefixtures("asked_for")
-def test_what_a_real_job_made_is_told_with_its_proof(archived, jobs):
-    jobs.answers["estimate"] = goals()
-    shown = services.load_subject(str(archived))
-    target = archived.parent / "made.inshrink"
-    commands = shrinking.shrink_requests(shown, "exact", str(target), None)
-    real = work(archived.parent.parent / "jobs", *commands, shown=str(archived))
-    assert (real.state, real.problem) == ("finished", None)
-    job = jobs.put(*commands, topic="overview.shrink", shown=str(archived))
-    job.documents = services.documents_of(real)
-    app = explorer("overview", run=str(archived))
-    told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
-    assert told["Bit-exact"] == ("all", "tensors of all steps")
-    assert "Done: written, decoded again and compared" in texts(app)
-    # The card of the goal says what was written, and no longer what was estimated.
-    cards = [metric.label for metric in app.metric]
-    assert "10.0 MB became" in cards
-    assert cards.count("10.0 MB become about") == 2
-    assert real.requests[0].codec == "lossless"
-    # Jobs leads to where it belongs.
-    assert services.describe(job).page == "overview"
-
-
-@pytest.mark.parametrize("goal", ["exact", "resume"])
-def test_what_is_not_in_the_archive_is_said_of_a_real_job(archived, jobs, goal):
+@pytest.mark.parametrize("keep", ["exact", "resume"])
+def test_what_is_not_in_the_archive_is_said_of_a_real_job(archived, jobs, keep):
     (archived / "step_000040.pt").write_bytes(b"")
-    shown = services.load_subject(str(archived))
-    commands = shrinking.shrink_requests(shown, goal, str(archived.parent / "made.inshrink"), None)
-    real = work(archived.parent.parent / "jobs", *commands, shown=str(archived))
-    assert (real.state, real.problem) == ("finished", None)
-    job = jobs.put(*commands, topic="overview.shrink", shown=str(archived))
-    job.documents = services.documents_of(real)
-    app = explorer("overview", run=str(archived))
-    assert "They are not in the archive: do not delete their files." in app.error[0].value
-    assert "Done: written" in texts(app)
+    written(archived.parent.parent, jobs, archived, keeping(archived, keep), archived.parent / "m.inshrink")
+    app = explorer("run", run=str(archived))
+    assert any("They are not in the archive: do not delete" in error.value for error in app.error)
+    assert "Decoded again and compared" in texts(app)
 
 
-def test_what_is_not_sound_is_said_and_an_archive_that_went_is_too(archived, jobs):
+def test_what_is_not_sound_is_said_and_an_archive_that_went_is_no_result(archived, jobs):
     shown = services.load_subject(str(archived))
     target = archived.parent / "run.inshrink"
-    commands = shrinking.shrink_requests(shown, "exact", str(target), None)
-    job = jobs.put(*commands, topic="overview.shrink", shown=str(archived))
+    commands = shrinking.write_requests(shown, keeping(archived, "exact"), str(target), None)
     finding = {"what": "a block differs", "where": "frame 3", "remedy": "fetch it again"}
-    job.documents = [{"relative_error": 0.0}, {"ok": False, "problems": [finding], "errors": []}]
-    app = explorer("overview", run=str(archived))
-    assert "Written, but not sound: 1 problem" in texts(app)
+    report = {"ok": False, "problems": [finding], "errors": []}
+    job = jobs.put(*commands, topic="run.shrink", shown=str(archived), result=report)
+    job.documents = [{"relative_error": 0.0}, report]
+    app = explorer("run", run=str(archived))
+    assert "is not sound: 1 problem" in texts(app)
     assert "A block differs" in texts(app)
     shutil.rmtree(target)
-    assert "is not there any more" in texts(explorer("overview", run=str(archived)))
+    assert "is not sound" not in texts(explorer("run", run=str(archived)))

@@ -11,7 +11,7 @@ import pytest
 
 import inshrink_core
 from inshrink_core.cli import main
-from tests.app.builders import explorer, judged, open_panel
+from tests.app.builders import archives, judged, open_panel
 from tests.app.job_stubs import STEPS
 
 
@@ -37,23 +37,25 @@ def run_both(app: Any, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "packed"), [({"what": "all"}, True), ({"what": "step"}, False), ({"what": "range"}, False)]
+    ("panel", "query", "packed"),
+    [("write", {"what": "all"}, True), ("pack", {}, False), ("write", {"what": "range"}, False)],
 )
-def test_the_export_of_a_run(archived, jobs, query, packed, monkeypatch):
+def test_the_export_of_a_run(archived, jobs, panel, query, packed, monkeypatch):
     monkeypatch.chdir(archived.parent)
-    app = explorer("export", run=str(archived), codec="uniform", **query)
+    app = archives(panel, archived, codec="uniform", **query)
     if packed:
         app.toggle(key="export.packed").set_value(True).run()
     target = Path(next(box for box in app.text_input if box.label == "Write to").value)
     run_both(app, archived.parent)
     made = inshrink_core.open(target)
-    assert made.steps == ((40,) if query["what"] == "step" else STEPS)
-    assert target.is_file() == (packed or query["what"] == "step")
+    assert made.steps == ((40,) if panel == "pack" else STEPS)
+    assert target.is_file() == (packed or panel == "pack")
 
 
 def test_verifying_and_a_dry_run_of_pruning(archived, jobs, monkeypatch, capsys):
     monkeypatch.chdir(archived.parent)
-    app = explorer("archive", run=str(archived))
+    run_both(archives("verify", archived), archived.parent)
+    app = archives("prune", archived)
     app.number_input(key="prune.last").set_value(1).run()
     app.multiselect(key="prune.keep").set_value([20]).run()
     run_both(app, archived.parent)
@@ -64,5 +66,6 @@ def test_verifying_and_a_dry_run_of_pruning(archived, jobs, monkeypatch, capsys)
 def test_comparing_and_restoring(archived, jobs, monkeypatch, capsys):
     judged(archived)
     monkeypatch.chdir(archived.parent)
-    run_both(explorer("compare", run=str(archived)), archived.parent)
+    for panel in ("compare", "tensors", "restore"):
+        run_both(archives(panel, archived), archived.parent)
     assert "40 2.0 2.0 0.0" in capsys.readouterr().out

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from inshrink_app import services
 from inshrink_app.model.measured import known_of
-from inshrink_app.pages.archive.view import report_parts
+from inshrink_app.pages.archives.view import report_parts
 from inshrink_app.widgets import fmt
 from streamlit.testing.v1 import AppTest
 
 import inshrink_core
-from tests.app.builders import compared_rows, explorer, keep_comparison, texts
+from tests.app.builders import archives, compared_rows, explorer, keep_comparison, texts
 from tests.app.job_stubs import STEPS
 
-PAGES = ("overview", "compare", "archive", "export", "allocate", "sensitivity")
+PAGES = ("run", "archives")
 COSTS = {10: 0.0011, 20: 0.0077, 30: 0.0022, 40: 0.0013}
 DROPS = {10: 0.051, 20: 0.0, 30: 0.012, 40: -0.02}
 
@@ -69,10 +69,14 @@ def shown(app: AppTest, truth: dict[str, str]) -> dict[str, str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_shows_the_figures_that_are_kept(measured, page, kind):
     truth = wanted(measured)
-    app = explorer(page, run=str(measured.with_name(kind)))
+    app = explorer(page, run=str(measured.with_name(kind)), panel="frames")
     found = shown(app, truth)
     assert found == {name: truth[name] for name in found}
-    if page in ("overview", "compare", "archive"):
+    if page == "archives":
+        line = app.dataframe[0].value.iloc[0]
+        kept = known_of(services.chain_of(str(measured.with_name("run.inshrink")))).comparison
+        assert line["restore cost"] == pytest.approx(100 * kept.max_restore_cost)
+        assert line["drop of loss"] == pytest.approx(100 * kept.max_drop)
         assert {"Compression ratio", "Restore cost", "Largest drop"} <= set(found)
     # In words, too: whatever a page calls a restore cost is the one that was measured, or the bound.
     said = re.findall(r"restore costs? (?:is |of )?(\d[\d.e-]* %)", texts(app), re.IGNORECASE)
@@ -97,8 +101,9 @@ def test_the_table_of_runs_and_the_report_say_the_same(measured):
 
 def test_after_a_change_every_page_says_that_it_was_measured_before(measured):
     inshrink_core.verbs.prune(measured.with_name("run.inshrink"), keep_last=2, apply=True)
-    for page in ("overview", "compare", "archive"):
-        app = explorer(page, run=str(measured))
-        (cost,) = [metric for metric in app.metric if metric.label == "Restore cost"]
-        assert str(cost.delta).endswith("before the last change")
+    app = archives("frames", measured)
+    (cost,) = [metric for metric in app.metric if metric.label == "Restore cost"]
+    assert str(cost.delta).endswith("before the last change")
+    assert app.dataframe[0].value["state"][0] == "measured before its last change"
+    assert "measured before its last change" in texts(archives("compare", measured)).casefold()
     assert explorer().dataframe[0].value["restore cost"].isna().all()

@@ -8,7 +8,7 @@ import pytest
 from inshrink_app import services
 from inshrink_app.jobs.printed import python_text
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.widgets import subject
+from inshrink_app.widgets import watch
 
 from tests.app.builders import FakeJobs, answer, charts, explorer, tables, texts, write_run
 from tests.app.job_stubs import scripted, work_of
@@ -22,14 +22,14 @@ def run(root, monkeypatch) -> Path:
 
 def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(run, monkeypatch):
     reruns: list[bool] = []
-    monkeypatch.setattr(subject.st, "session_state", {})
-    monkeypatch.setattr(subject.st, "badge", lambda *_, **__: None)
-    monkeypatch.setattr(subject.st, "rerun", lambda: reruns.append(True))
+    monkeypatch.setattr(watch.st, "session_state", {})
+    monkeypatch.setattr(watch.st, "badge", lambda *_, **__: None)
+    monkeypatch.setattr(watch.st, "rerun", lambda: reruns.append(True))
     found = services.opened(str(run))
     read = found.subject.bytes_read
 
     def look() -> int:
-        subject.look.__wrapped__(str(run), found.token, found.stamp)
+        watch.look.__wrapped__(str(run), found.token, found.stamp)
         return len(reruns)
 
     assert look() == 0, "nothing has changed"
@@ -47,26 +47,26 @@ def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(run, monkey
 
 def test_what_was_measured_stays_until_the_new_checkpoints_are(run, monkeypatch):
     known = answer(monkeypatch, FakeJobs(tables()))
-    app = explorer("sensitivity", run=str(run), metric="magnitude")
+    app = explorer("run", run=str(run), metric="magnitude")
     assert charts(app) == 1
     known.job, known.state = None, "running"
     write_run(run, (40,))
     app.run()
     assert known.started == ["magnitude", "magnitude"]
-    assert "Measuring magnitude" in texts(app)
+    assert any(found.label == "Cancel" for found in app.button)
     assert charts(app) == 1
 
 
 def test_a_run_is_archived_as_it_grows(root, jobs):
     write_run(root / "run")
     jobs.state = "running"
-    app = explorer("export", run=str(root / "run"))
+    app = explorer("archives", run=str(root / "run"), panel="write")
     app.toggle(key="export.watch").set_value(True).run()
     assert not any(found.key == "export.packed" for found in app.toggle)
-    next(found for found in app.button if found.label == "Export").click().run()
+    next(found for found in app.button if found.label == "Write archive").click().run()
     assert "--watch" in jobs.last
     assert "--steps" not in jobs.last
-    assert "Beside the training, at step 30" in texts(app)
+    assert "Watching the run, at step 30" in texts(app)
     assert services.describe(jobs.kept[-1]).title == "Archive run as it grows, to run-weights.inshrink"
     printed = python_text(jobs.kept[-1].requests)
     assert f"inshrink_core.compress('{root}/run', '{root}/run-weights.inshrink'" in printed

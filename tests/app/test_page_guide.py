@@ -61,5 +61,5 @@ def test_the_guides_page_is_in_the_navigation_where_its_line_is(copy):
     assert done.returncode == 0, done.stderr
     file, *titles = done.stdout.splitlines()[0].split("|")
     assert Path(file).resolve().is_relative_to(copy.resolve())
-    assert titles == ["Open", "Dtypes", "Overview"]
+    assert titles == ["Open", "Dtypes", "Run"]
     assert done.stdout.splitlines()[1] == "dtypes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pandas as pd
 import streamlit as st
@@ -14,7 +14,7 @@ from inshrink_app.model import Subject
 from inshrink_app.pages.open import shelf
 from inshrink_app.server.roots import settings
 from inshrink_app.widgets import fmt, layout, listing
-from inshrink_app.widgets.layout import answer, panels, section
+from inshrink_app.widgets.layout import answer, panels
 
 _WIDTH = 48
 _PANELS = 4
@@ -27,43 +27,41 @@ _CLICKED, _FOLDER = "runs.clicked", "runs.folder"
 
 
 def show(open_path: Callable[[Path], None]) -> None:
-    """Draw the table, once the page is on the screen: reading all headers takes a while.
+    """Draw the table once the rest is on the screen, because reading all headers takes a while.
 
     Parameters
     ----------
     open_path
         Opens a run and leaves the page.
     """
-    with section("Runs and archives"):
-        layout.below("runs", partial(_listed, open_path), height=_HEIGHT)
+    layout.below("runs", partial(_listed, open_path), height=_HEIGHT)
 
 
 def _listed(open_path: Callable[[Path], None]) -> None:
-    """Draw the table of a folder, or of all roots, and the ways out of it."""
+    """Draw the table of a folder or of all roots, with ways to other folders."""
     folder, roots = _current_folder(), settings().roots
-    if folder is not None:
-        with st.container(horizontal=True, vertical_alignment="center"):
+    with st.container(horizontal=True, vertical_alignment="center"):
+        look: dict[str, Any] = {"label_visibility": "collapsed", "width": 260, "icon": ":material/search:"}
+        pattern = st.text_input("Filter by name", placeholder="Filter by name", key="runs.filter", **look)
+        if folder is not None:
             is_top = folder in roots and len(roots) == 1
             if st.button("Up", icon=":material/arrow_upward:", disabled=is_top, key="up"):
                 _go(None if folder in roots else folder.parent)
             if st.button("Open this folder", icon=":material/folder_open:", key="open_folder"):
                 open_path(folder)
-            st.code(str(folder), language=None, wrap_lines=True)
+            st.caption(fmt.markdown(str(folder)), width="content")
     with st.spinner("Reading headers…"):
         found, n_more = shelf.shelf(roots if folder is None else [folder])
-    pattern = st.text_input(
-        "Filter by name", placeholder="Filter by name", icon=":material/search:", key="runs.filter"
-    )
     found = found[[(pattern or "").casefold() in str(path).casefold() for path in found["path"]]]
     if found.empty:
-        st.caption("No run or archive is there." if not pattern else "No name contains this text.")
+        st.caption("No runs or archives here." if not pattern else "No name contains this text.")
         return
     names = fmt.elided_all([services.path_in_roots(path) for path in found["path"]], _WIDTH)
     lines = list(zip(map(Path, found["path"]), found["kind"], strict=True))
     rows = _table(found, names)
-    st.caption("A click on a name opens it; two that are ticked are compared.")
+    st.caption("Click a name to open it. Tick two runs to compare them.")
     if n_more:
-        st.caption(f"{fmt.count(n_more)} more are not listed; go into their folder, or type a path.")
+        st.caption(f"{fmt.count(n_more)} more are not listed; open their folder, or type a path.")
     clicked = st.session_state.pop(_CLICKED, None)
     if len(rows) == 1 and st.button("Open it", icon=":material/play_arrow:", key="runs.open"):
         clicked = rows[0]
@@ -96,7 +94,7 @@ def _go(folder: Path | None) -> NoReturn:
 
 
 def _table(found: pd.DataFrame, names: Sequence[str]) -> list[int]:
-    """List them, and return the rows that are ticked; a click on a heading sorts."""
+    """List them, and return the rows that are ticked."""
     table = found.drop(columns="path")
     table.insert(0, "name", names)
     for name in _WHOLE:
@@ -114,10 +112,10 @@ def _table(found: pd.DataFrame, names: Sequence[str]) -> list[int]:
         alt="Runs and archives with steps, parameters, sizes, ratio, bits per weight, drop and last metric",
         formats={"last value": "%.4g"},
         helps={
-            "ratio": "Raw over stored bytes of everything, of the archive or of the one beside the run",
-            "steps not archived": "Steps of a run that no archive beside it holds",
-            "restore cost": "Largest that was measured of the archive, as a share of the loss",
-            "largest drop": "Relative, the largest that was measured of the archive",
+            "ratio": "Raw over stored bytes, of the archive or of the one beside the run",
+            "steps not archived": "Steps of a run that the archive beside it lacks",
+            "restore cost": "The largest that was measured, as a share of the loss",
+            "largest drop": "The largest that was measured, relative",
         },
         hidden=[] if found["problem"].notna().any() else ["problem"],
         key=key,
@@ -128,7 +126,7 @@ def _table(found: pd.DataFrame, names: Sequence[str]) -> list[int]:
 
 
 def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
-    """Draw the metrics that both have logged over each other, and lead to what differs in the weights."""
+    """Draw the metrics that both have logged, and lead to the comparison of their weights."""
     shared = [name for name in first.log if name in second.log][:_PANELS]
     log = {
         f"{name} · {label}": one.log[name]
@@ -140,16 +138,15 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
         panels(log, groups, "runs.curves", legends=False)
         st.caption(f"Solid: {fmt.markdown(names[0])}. Dashed: {fmt.markdown(names[1])}.")
     else:
-        st.caption("They have logged no metric of the same name.")
+        st.caption("The two runs share no logged metric.")
     common = sorted(set(first.steps) & set(second.steps))
     said = f"{fmt.counted(len(common), 'step')} in common" if common else "No step in common"
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button(
-            "How far apart are their weights? Sensitivity",
+            "Compare their weights",
             icon=":material/arrow_forward:",
             key="runs.two",
         ):
             state.set_run(str(first.path))
-            state.remember(view="runs", other=str(second.path))
-            state.go_to("sensitivity")
-        st.caption(fmt.markdown(f"{said}; tensor by tensor, at the last of them."))
+            state.go_to("run", drawer="compare", compared="runs", other=str(second.path))
+        st.caption(fmt.markdown(f"{said}; compared tensor by tensor at the last one."))

@@ -1,0 +1,152 @@
+"""Whether an archive is sound, and which steps can go: pruning is planned first, and done when confirmed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+from inshrink_app import services
+from inshrink_app.jobs import Work
+from inshrink_app.model import verified, when
+from inshrink_app.widgets import ending, fmt, job_card, listing
+from inshrink_app.widgets.choices import pick_several
+from inshrink_app.widgets.layout import facts
+
+from inshrink_core.chain import ChainReport
+from inshrink_core.verbs.prune import Prune
+from inshrink_core.verbs.verify import Verify
+
+_FATES = {"kept": "stays", "reference": "stays, others need it", "removed": "removed"}
+_WRITTEN = {"rekeyed": ", becomes a keyframe", "rewritten": ", written anew"}
+
+
+def verify(chain: ChainReport) -> None:
+    """Offer to verify an archive, and show what that found."""
+    of = tuple(chain.state)
+    asked = [Verify(str(chain.path), deep=deep) for deep in (False, True)]
+    work = [Work.asking([one], chain.path, "archives", "verify", of=of) for one in asked]
+    jobs = [job for job in map(services.job_of, work) if job is not None]
+    at_work = next((job for job in jobs if job.is_running), None)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        tip = "Checks the structure and every checksum."
+        look: Any = {"type": "primary", "disabled": at_work is not None, "help": tip}
+        job_card.start_button("Verify", work[False], "verified", **look)
+        look = {"disabled": at_work is not None, "help": f"{tip} Decodes every tensor too."}
+        job_card.start_button("Verify and decode", work[True], "troubleshoot", **look)
+        st.caption(f"Reads {fmt.size(chain.nbytes)}.")
+    if at_work is not None:
+        job_card.running(at_work)
+        return
+    newest = max(jobs, key=lambda job: job.started_at, default=None)
+    known = next(verified(chain), None)
+    if known is not None and (newest is None or newest.state == "finished"):
+        _verdict(known.document)
+        st.caption(f"Verified {when(known.at)}, on {fmt.device(known.document.get('device', ''))}.")
+    elif newest is not None and job_card.settled(newest, ""):
+        _verdict(newest.result)
+    ending.requests(asked[1:])
+
+
+def _verdict(document: Mapping[str, Any]) -> None:
+    """Say whether the archive is sound, and what is wrong with it."""
+    looked = "checked, every tensor decoded" if document["deep"] else "checked"
+    frames, problems = fmt.counted(document["frames"], "frame"), document["problems"]
+    if document["ok"]:
+        st.success(f"Sound: {frames} {looked}.", icon=":material/check_circle:")
+    else:
+        st.error(f"{fmt.counted(len(problems), 'problem')}; {frames} {looked}.", icon=":material/error:")
+        _findings(problems, "problems")
+    if document["notes"]:
+        st.caption("An interrupted writer left these; no committed step is lost:")
+        _findings(document["notes"], "notes")
+
+
+def _findings(findings: list[dict[str, Any]], name: str) -> None:
+    table = pd.DataFrame(findings)[["where", "what", "remedy"]]
+    listing.show(table, name, alt=f"What a verification found: {name}")
+
+
+def prune(chain: ChainReport) -> None:
+    """Draw the rules, what they would do, and the button that does it."""
+    if chain.is_packed:
+        st.write("A packed archive cannot be changed. Unpack it to prune it.")
+        return
+    if len(chain.frames) < 2:
+        st.write("The archive has one step, and the last step always stays.")
+        return
+    rules = _rules(chain)
+    done = services.newest_job("archives", "prune", chain.path)
+    # The plan is of the archive as it is.
+    work = Work.asking([rules], chain.path, "archives", "plan", of=tuple(chain.state))
+    plan = services.job_of(work)
+    at_work = next((job for job in (done, plan) if job is not None and job.is_running), None)
+    has_rule = bool(rules.keep_every or rules.keep_last or rules.keep)
+    if at_work is not None:
+        job_card.running(at_work)
+        return
+    if done is not None and job_card.settled(done, ""):
+        removed, freed = fmt.counted(len(done.result["removed"]), "step"), done.result["bytes_freed"]
+        st.success(f"Removed {removed}; {fmt.size(freed)} freed.", icon=":material/check_circle:")
+    if plan is None:
+        why = None if has_rule else "Choose which steps stay first."
+        look: Any = {"again": False, "disabled": why is not None, "help": why}
+        job_card.start_button("Show what would go", work, "rule", **look)
+    elif job_card.settled(plan, ""):
+        _planned(chain, rules, plan.result)
+    if has_rule:
+        ending.requests([rules])
+
+
+def _rules(chain: ChainReport) -> Prune:
+    """Draw the rules; no link carries them, so that pruning is never one click away."""
+    first, second, third, fourth = st.columns([1, 1, 2, 1], vertical_alignment="bottom")
+    none = "0: no such rule"
+    most = max(frame.step for frame in chain.frames)
+    last = first.number_input("Keep the last", 0, len(chain.frames), 0, key="prune.last", help=none)
+    every = second.number_input("Keep multiples of", 0, most, 0, key="prune.every", help=none)
+    with third:
+        steps = sorted({frame.step for frame in chain.frames})
+        keep = pick_several("Keep these steps", steps, key="prune.keep")
+    drop = chain.n_branches > 1 and fourth.toggle("Drop older branches", key="prune.branches")
+    return Prune(
+        str(chain.path),
+        keep_every=int(every) or None,
+        keep_last=int(last) or None,
+        keep=tuple(keep),
+        drop_branches=bool(drop),
+    )
+
+
+def _planned(chain: ChainReport, rules: Prune, document: dict[str, Any]) -> None:
+    """Show what pruning would do, and ask for confirmation."""
+    n_removed = len(document["removed"])
+    if not n_removed:
+        st.info("These rules keep every step.", icon=":material/info:")
+        return
+    with st.container(horizontal=True, vertical_alignment="center"):
+        label = f"Remove {fmt.counted(n_removed, 'step')} for good"
+        sure = st.checkbox(label, key=f"prune.sure.{rules.words()}")
+        work = Work.asking([dataclasses.replace(rules, apply=True)], chain.path, "archives", "prune")
+        job_card.start_button("Prune", work, "content_cut", disabled=not sure)
+    rekeyed = fmt.count(len(document["rekeyed"]))
+    facts(
+        [
+            ("Removed", fmt.count(n_removed), f"of {fmt.counted(len(chain.frames), 'frame')}"),
+            ("New keyframes", rekeyed, "equal bit for bit"),
+            ("Size now", fmt.size(document["bytes_before"]), "measured"),
+            ("Size after", fmt.size(document["bytes_after"]), "estimated" if document["rekeyed"] else ""),
+        ]
+    )
+    rows = [
+        (
+            int(row["step"]),
+            int(row["branch"]),
+            _FATES.get(str(row["fate"]), str(row["fate"])) + _WRITTEN.get(str(row["written"]), ""),
+        )
+        for row in document["frames"]
+    ]
+    table = pd.DataFrame(rows, columns=["step", "branch", "result"])
+    listing.show(table, "prune-plan", alt="Frames with what pruning would do to each")

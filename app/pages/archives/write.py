@@ -1,0 +1,127 @@
+"""Writing an archive of a run with every setting chosen: steps, codec, optimizer state, and form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+from inshrink_app import services, state
+from inshrink_app.model import Subject, engine_settings, toml_text
+from inshrink_app.pages.archives import made
+from inshrink_app.widgets import choices, ending, fmt, problem
+from inshrink_app.widgets.layout import answer
+
+_OPTIMIZERS = {
+    "exact": "Exact",
+    "compressed": "Compressed",
+    "compact": "Compact",
+    "drop": "Left out",
+}
+_OPTIMIZER_HELP = (
+    "Training resumed from exact state goes on bit for bit. Compressed rounds each second moment to a power "
+    "of two; compact stores factors of rows and columns. Without state the optimizer has to warm up again."
+)
+_CODEC_HELP = (
+    "Lattice is the default: smallest at equal accuracy. Inshrinkerator is the published codec. Uniform "
+    "rounds to equal steps. Lossless keeps every bit."
+)
+
+
+def show(shown: Subject) -> None:
+    """Draw the settings and the button, and what was written last."""
+    linked = services.linked_job(state.choice_text("job"), "archives", shown.path)
+    job = linked if linked is not None and linked.work.topic == "write" else None
+    job = job or services.newest_job("archives", "write", shown.path)
+    launch, result, settings = st.container(), st.container(), st.container()
+    with settings:
+        steps, fields, packed, watch = _settings(shown)
+    judge = services.judge_of(shown)
+    bound = services.chosen(shown).bound
+    is_bound = judge is not None and bool(bound.fields) and not watch
+    if is_bound and judge is not None:
+        fields |= bound.fields | judge.fields
+    request = services.chain_export(shown, steps, packed=packed, watch=watch, **fields)
+    with launch:
+        suggestion = services.suggested_name(shown, request)
+        is_running = job is not None and job.is_running
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            typed = st.text_input("Write to", value=suggestion, key=f"export.target.{suggestion}")
+            pressed = st.button(
+                "Write archive", type="primary", icon=":material/archive:", disabled=is_running or not steps
+            )
+        _notes(shown, typed, packed=packed, bound=f"Bound: {bound.text}." if is_bound else "")
+        if pressed and (target := answer(lambda: services.export_target(typed, request))) is not None:
+            trusted = judge.trusted if is_bound and judge is not None else ""
+            state.publish(job=services.start_export(shown, request, target, trusted=trusted).job_id)
+            st.rerun()
+    with result:
+        made.show(shown, job)
+    between = f"{typed.removesuffix('.inshrink')}-folder.inshrink"
+    ending.requests(request.placed(typed, between))
+
+
+def _notes(shown: Subject, typed: str, *, packed: bool, bound: str) -> None:
+    """Say what the button will do that the settings do not show."""
+    notes = [bound] if bound else ["No bound: every step is written with the settings below."]
+    if Path(typed).is_dir() and not packed:
+        notes.append("This archive exists: missing steps are appended, and nothing is replaced.")
+    st.caption(fmt.markdown(" ".join(notes)))
+    problem.show_unreadable(
+        shown.unreadable, "The archive will hold all others: keep these files, or fetch whole ones."
+    )
+
+
+def _settings(shown: Subject) -> tuple[tuple[int, ...], dict[str, Any], bool, bool]:
+    """Draw the settings; return the steps, the fields of the request, and whether to pack or to watch."""
+    left, right = st.columns(2, gap="medium")
+    with left:
+        steps = _steps(shown)
+        codec, config = _codec(shown)
+    with right:
+        optimizer = _optimizer(shown, codec, config)
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            tip = "Restoring a step decodes at most so many frames; keyframes are larger than deltas."
+            keyframes = st.number_input("Keyframe every", 1, 1000, 32, key="export.keyframe_every", help=tip)
+            device = choices.device("export") if not services.missing_cuda() else choices.AUTO
+        tip = "Archives each checkpoint as it is finished, until you end the job or the explorer."
+        is_all = steps == shown.steps
+        watch = is_all and st.toggle("Archive while the run grows", key="export.watch", help=tip)
+        packed = not watch and st.toggle("As one packed file", key="export.packed")
+        fields: dict[str, Any] = {"codec": codec, "config": config or None, "optimizer": optimizer}
+        fields |= {"keyframe_every": int(keyframes), "device": device}
+        if not watch and len(services.installed_engines()) > 1:
+            tip = "Each compresses some of the tensors, one thread each."
+            fields["engine"], fields["workers"] = choices.engine("export", tip)
+    return steps, fields, bool(packed), bool(watch)
+
+
+def _steps(shown: Subject) -> tuple[int, ...]:
+    """Draw which steps are written."""
+    what = choices.one_of_few("export", "Steps", "what", {"all": "All steps", "range": "A range"}, "all")
+    if what == "all" or len(shown.steps) < 2:
+        return shown.steps
+    first, last = choices.ends_of_range("export", shown.steps)
+    stride = st.number_input("Every n-th checkpoint", 1, len(shown.steps), 1, key="export.stride")
+    return tuple([step for step in shown.steps if first <= step <= last][:: int(stride)])
+
+
+def _codec(shown: Subject) -> tuple[str, dict[str, Any]]:
+    """Draw the codec with its main setting, or the configuration that is edited in Run."""
+    edited = services.chosen(shown).config
+    if edited and st.toggle("Use the settings edited in Run", value=True, key="export.edited"):
+        st.code(toml_text(edited), language=None, wrap_lines=True)
+        return str(edited["codec"]), engine_settings(edited)
+    names = choices.codec_labels()
+    codec = choices.one_of_many("export", "Codec", "codec", names, next(iter(names)), _CODEC_HELP)
+    return codec, choices.ask_for_knob(codec, "export")
+
+
+def _optimizer(shown: Subject, codec: str, config: dict[str, Any]) -> str:
+    """Draw what becomes of the optimizer state."""
+    if len(shown.model_tensors) == len(shown.tensors):
+        return "drop"
+    default = services.default_optimizer(codec, config)
+    # The default depends on it: exact weights have exact state beside them.
+    key = f"optimizer_{default}"
+    return choices.one_of_few("export", "Optimizer state", key, _OPTIMIZERS, default, _OPTIMIZER_HELP)

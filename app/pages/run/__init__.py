@@ -1,0 +1,1 @@
+"""The place Run: the map, the bits, and writing an archive."""

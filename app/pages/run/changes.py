@@ -1,0 +1,337 @@
+"""Two steps of a run, and two runs: how a metric differs, and how far the weights moved."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+from inshrink_app import services, state
+from inshrink_app.model import METRICS, Sensitivity, Subject
+from inshrink_app.pages.run import heatmap
+from inshrink_app.pages.run.heatmap import heatmap_figure
+from inshrink_app.widgets import ending, fmt, listing
+from inshrink_app.widgets.choices import one_of_many, pick_one
+from inshrink_app.widgets.figures import log_figure, log_ticks
+from inshrink_app.widgets.layout import allowed, answer, chart, section
+from numpy.typing import NDArray
+
+from inshrink_core.analysis import Moved
+
+_MOST_DRAWN = 30
+_NAMES_LISTED = 20
+
+_FIRST, _SECOND = "a", "b"
+_OTHER, _TENSOR = "other", "runs.tensor"
+_PATH_WIDTH, _NAME_WIDTH = 90, 30
+
+
+class Changes(NamedTuple):
+    """How a metric differs: tensors, the largest change at the last step first.
+
+    Parameters
+    ----------
+    table
+        Each value as a multiple of what it is compared with; NaN where one of the two is not positive.
+    first, second
+        What each tensor is compared by: the values at both steps, or of both runs at the last common step.
+    only_first, only_second
+        Tensors that only one of the two has.
+    """
+
+    table: Sensitivity
+    first: NDArray[np.float64]
+    second: NDArray[np.float64]
+    only_first: tuple[str, ...] = ()
+    only_second: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tensors."""
+        return tuple(row.name for row in self.table.rows)
+
+
+def between_steps(table: Sensitivity, statistic: str, first: int, second: int) -> Changes:
+    """Return how tensors changed from one step to every step up to another.
+
+    Parameters
+    ----------
+    table
+        One metric.
+    statistic
+        A key of its values.
+    first, second
+        Any two steps of it, in any order.
+    """
+    values = table.values[statistic]
+    a, b = table.steps.index(first), table.steps.index(second)
+    columns = slice(min(a, b), max(a, b) + 1)
+    has_first, has_second = np.isfinite(values[:, a]), np.isfinite(values[:, b])
+    shown = dataclasses.replace(table, steps=table.steps[columns], values={statistic: values[:, columns]})
+    return _compared(shown, statistic, values[:, [a]], 0 if b < a else b - a)._replace(
+        only_first=_named(table, has_first & ~has_second), only_second=_named(table, has_second & ~has_first)
+    )
+
+
+def between_runs(mine: Sensitivity, other: Sensitivity, statistic: str) -> Changes:
+    """Return how tensors of another run differ from those of the same name, at the common steps."""
+    places, others = ({row.name: i for i, row in enumerate(table.rows)} for table in (mine, other))
+    common = [name for name in places if name in others]
+    steps = tuple(step for step in mine.steps if step in set(other.steps))
+    first, second = (
+        table.values[statistic][np.ix_([at[name] for name in common], list(map(table.steps.index, steps)))]
+        for table, at in ((mine, places), (other, others))
+    )
+    rows = tuple(mine.rows[places[name]] for name in common)
+    shown = dataclasses.replace(mine, rows=rows, steps=steps, values={statistic: second})
+    return _compared(shown, statistic, first, -1)._replace(
+        only_first=tuple(name for name in places if name not in others),
+        only_second=tuple(name for name in others if name not in places),
+    )
+
+
+def _compared(table: Sensitivity, statistic: str, first: NDArray[np.float32], at: int) -> Changes:
+    """Divide values by others, and put the largest change at a column first, in either direction."""
+    second = table.values[statistic].astype(np.float64)
+    first = np.broadcast_to(first.astype(np.float64), second.shape)
+    if not table.steps:
+        nothing = np.full(len(table.rows), np.nan)
+        return Changes(dataclasses.replace(table, sizes=None), nothing, nothing)
+    sound = np.isfinite(first) & np.isfinite(second) & (first > 0) & (second > 0)
+    times = np.divide(second, first, out=np.full(second.shape, np.nan), where=sound)
+    change = np.abs(np.log2(times[:, at]))
+    order = np.argsort(np.where(np.isfinite(change), -change, np.inf), kind="stable")
+    with np.errstate(over="ignore"):
+        shown = dataclasses.replace(table, values={statistic: times.astype(np.float32)}, sizes=None)
+    return Changes(heatmap.take(shown, order.tolist()), first[order, at], second[order, at])
+
+
+def _named(table: Sensitivity, which: NDArray[np.bool_]) -> tuple[str, ...]:
+    return tuple(row.name for row, chosen in zip(table.rows, which, strict=True) if chosen)
+
+
+def _draw(found: Changes, statistic: str, alt: str) -> None:
+    """Draw the tensors that differ most."""
+    if not found.names or not found.table.steps:
+        st.caption("There is nothing to compare.")
+        return
+    n = min(_MOST_DRAWN, len(found.names))
+    most = heatmap.take(found.table, range(n))
+    chart(heatmap_figure(most, statistic, relative="times"), "changes", alt)
+    rest = len(found.names) - n
+    said = f"; {fmt.count(rest)} others differ less." if rest else "."
+    st.caption(
+        f"{alt}. The {fmt.count(n)} tensors that differ most{said} Blue: larger. Red: smaller. White: the "
+        "same. Grey: no value."
+    )
+
+
+def _list_names(names: Sequence[str], label: str) -> None:
+    """List tensors that one side lacks."""
+    if not names:
+        return
+    listed = "\n".join(names[:_NAMES_LISTED])
+    more = f"\n… and {fmt.count(len(names) - _NAMES_LISTED)} more" if len(names) > _NAMES_LISTED else ""
+    st.markdown(f"**{label}** ({fmt.count(len(names))})")
+    st.code(listed + more, language=None, wrap_lines=True)
+
+
+def _table_of(found: Changes, first: str, second: str) -> pd.DataFrame:
+    """List every tensor with both values, the largest change first."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = found.second / found.first
+    return pd.DataFrame(
+        {
+            "tensor": found.names,
+            "layer type": [row.layer_type for row in found.table.rows],
+            first: found.first,
+            second: found.second,
+            "times": times,
+        }
+    )
+
+
+def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str) -> None:
+    """Compare any two steps of a run: a metric by tensor, and how far the weights moved.
+
+    Parameters
+    ----------
+    shown
+        The run or archive.
+    tables
+        A metric by grouping.
+    statistic
+        What of its values counts.
+    """
+    table = tables["tensor"]
+    if len(table.steps) < 2:
+        with section("There is one checkpoint"):
+            st.write("A difference needs two steps.")
+        return
+    first, second = _steps(table.steps)
+    if first == second:
+        st.info("Choose two different steps.", icon=":material/info:")
+        return
+    found = between_steps(table, statistic, first, second)
+    label = METRICS[table.metric].label
+    with st.container():
+        _draw(found, statistic, f"{label} as a multiple of that at step {fmt.count(first)}")
+        _list_names(found.only_first, f"Only at step {fmt.count(first)}")
+        _list_names(found.only_second, f"Only at step {fmt.count(second)}")
+    moved = _moved(shown, first, second)
+    _steps_table(found, moved, (first, second), METRICS[table.metric].word)
+    if moved is not None:
+        _list_names(moved.reshaped, "With another shape or dtype")
+
+
+def _steps(steps: Sequence[int]) -> tuple[int, int]:
+    """Draw the two pickers, beginning with what the link says; by default the first and the last step."""
+    labels = {str(step): fmt.count(step) for step in steps}
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        first = one_of_many("steps", "From step", _FIRST, labels, str(steps[0]), width=170)
+        second = one_of_many("steps", "To step", _SECOND, labels, str(steps[-1]), width=170)
+        st.button("Swap", icon=":material/swap_horiz:", on_click=_swap)
+    return int(first), int(second)
+
+
+def _swap() -> None:
+    keys = (f"steps.{_FIRST}", f"steps.{_SECOND}")
+    st.session_state[keys[0]], st.session_state[keys[1]] = (st.session_state[key] for key in reversed(keys))
+
+
+def _moved(shown: Subject, first: int, second: int) -> Moved | None:
+    """Measure the movement of the weights; ask first where much must be read."""
+    asked, cost = f"diff.asked.{shown.path}", services.diff_cost(shown)
+    if not allowed(asked, cost, "Measure movement", ":material/play_arrow:"):
+        return None
+    return answer(lambda: services.moved_between(shown, first, second), "Comparing both steps…")
+
+
+def _steps_table(found: Changes, moved: Moved | None, steps: tuple[int, int], label: str) -> None:
+    """List every tensor, the largest change first."""
+    before, after = (f"{label} at step {fmt.count(step)}" for step in steps)
+    frame = _table_of(found, before, after)
+    if moved is not None:
+        known = [moved.tensors.get(name, (None, None)) for name in found.names]
+        frame.insert(2, "shape", [fmt.shape(spec.shape) if spec else "" for spec, _ in known])
+        for column, name in (("moved", "relative"), ("cosine", "cosine"), ("changed", "changed")):
+            frame[column] = [getattr(row, name) if row else None for _, row in known]
+    listing.show(
+        frame,
+        f"difference-{steps[0]}-{steps[1]}",
+        alt=f"Tensors by their change from step {steps[0]} to step {steps[1]}",
+        formats={
+            before: listing.SMALL,
+            after: listing.SMALL,
+            "moved": "%.4f",
+            "cosine": "%.4f",
+            "changed": listing.SHARE,
+        },
+        helps={
+            "times": "The value at the second step divided by that at the first",
+            "moved": "Norm of the difference divided by the norm at the first step",
+            "cosine": "Between the values at both steps",
+            "changed": "Share of values of which any bit changed",
+        },
+    )
+
+
+Measured = Callable[[Subject], Mapping[str, Sensitivity] | None]
+"""Returns a metric of a run by grouping, or draws how to come to it."""
+
+
+def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, measured: Measured) -> None:
+    """Compare with a second run: the same metric, tensors matched by name.
+
+    Parameters
+    ----------
+    shown
+        The run or archive on screen.
+    tables
+        A metric of it by grouping.
+    statistic
+        What of its values is compared.
+    measured
+        Measures the same metric of the second run.
+    """
+    other = _other(shown)
+    if other is None:
+        return
+    mine = tables["tensor"]
+    metric = METRICS[mine.metric]
+    is_untold = mine.metric in services.untold_metrics(other)
+    if is_untold and services.sensitivity_job(str(other.path), mine.metric) is None:
+        st.info(f"{metric.label} is not known of the second run. {metric.needs}", icon=":material/info:")
+        return
+    second = measured(other)
+    if second is None:
+        return
+    theirs = second["tensor"]
+    found = between_runs(mine, theirs, statistic)
+    if not found.names:
+        st.info("The two runs have no tensor of the same name.", icon=":material/info:")
+        return
+    names = (fmt.elided(shown.name, _NAME_WIDTH), fmt.elided(other.name, _NAME_WIDTH))
+    with st.container():
+        if found.table.steps:
+            _draw(found, statistic, f"{metric.label} of the second run as a multiple of that of the first")
+        else:
+            st.caption("The two runs have no step in common; their curves can still be compared below.")
+        _list_names(found.only_first, f"Only in {fmt.markdown(names[0])}")
+        _list_names(found.only_second, f"Only in {fmt.markdown(names[1])}")
+    _overlaid(found, (mine, theirs), names, statistic)
+    ending.requests([services.sensitivity_request(one, mine.metric, "tensor") for one in (shown, other)])
+
+
+def _other(shown: Subject) -> Subject | None:
+    """Let the reader choose the second run, from recent ones, neighbours and samples."""
+    options = [str(path) for path in services.other_runs(shown)]
+    widget = f"runs.{_OTHER}"
+    wanted = st.session_state.get(widget) or state.choice_text(_OTHER)
+    if wanted not in options and wanted and wanted != str(shown.path):
+        # It was chosen, or a link names it: other runs that were opened since do not displace it.
+        options.append(wanted)
+    if not options:
+        with section("There is no second run"):
+            st.write("You can compare this run with any run opened recently, or in the same folder.")
+        return None
+    labels = dict(zip(options, fmt.elided_all(options, _PATH_WIDTH), strict=True))
+    st.session_state[widget] = wanted if wanted in options else options[0]
+    chosen = pick_one("Second run", options, key=widget, format_func=labels.__getitem__, width=700)
+    state.publish(**{_OTHER: chosen})
+    return answer(lambda: services.load_subject(chosen), "Reading headers…")
+
+
+def _overlaid(
+    found: Changes, tables: tuple[Sensitivity, Sensitivity], names: tuple[str, str], statistic: str
+) -> None:
+    """Draw one tensor's course in both runs, and list all tensors."""
+    # Told to the browser each time: of another metric the tensors stand in another order.
+    kept = st.session_state.get(f"{_TENSOR}.kept")
+    st.session_state[_TENSOR] = st.session_state.get(_TENSOR, kept)
+    if st.session_state[_TENSOR] not in found.names:
+        st.session_state[_TENSOR] = found.names[0]
+    tensor = pick_one("Tensor", found.names, key=_TENSOR, width=420)
+    st.session_state[f"{_TENSOR}.kept"] = tensor
+    metric = METRICS[tables[0].metric]
+    curves = {}
+    for table, name, side in zip(tables, names, ("", " (second)" * (names[0] == names[1])), strict=True):
+        values = table.values[statistic][[row.name for row in table.rows].index(tensor)]
+        curves[name + side] = list(zip(table.steps, map(float, values), strict=True))
+    drawn = log_figure(curves, {metric.symbol: list(curves)})
+    drawn.update_yaxes(type="log", **log_ticks(value for curve in curves.values() for _, value in curve))
+    chart(
+        drawn,
+        f"runs.course.{tensor}",
+        f"{metric.label} of {tensor} in both runs, over the steps",
+    )
+    listing.show(
+        _table_of(found, "first run", "second run"),
+        "two-runs",
+        alt="Tensors by how much they differ between both runs at the last common step",
+        formats={"first run": listing.SMALL, "second run": listing.SMALL},
+        helps={"times": "The value in the second run divided by that in the first"},
+    )

@@ -1,0 +1,270 @@
+"""Size against error in one picture: the curve, the bits that are edited, what was measured, and the bound.
+
+No Streamlit here. The point that is edited moves, so the browser's own marks of a selection are not used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import plotly.graph_objects as go
+from inshrink_app.services import SearchPoint
+from inshrink_app.theme import CATEGORICAL, GAP, MARK
+from inshrink_app.widgets import fmt
+from inshrink_app.widgets.figures import lay_out, log_ticks, title
+
+if TYPE_CHECKING:
+    from inshrink_core.search.rates import Rates
+
+_HEIGHT = 320
+_LABEL_WIDTH, _NAME_WIDTH = 60, 16
+_MOST_TICKS = 6
+_BEYOND = CATEGORICAL[5]
+"""Of bounds, and of what breaks them."""
+
+
+AXES = {
+    "restore_cost": "Restore cost, %",
+    "drop": "Worst drop, %",
+    "divergence": "Largest divergence, nats",
+}
+
+
+class Marks(NamedTuple):
+    """Lines of the picture.
+
+    Parameters
+    ----------
+    limit, limit_text
+        The bound on what is drawn, and what it is called; None for none.
+    default_ratio, target_ratio
+        Of the weights: what the codec writes without a search, and what a search is to reach.
+    """
+
+    limit: float | None = None
+    limit_text: str = ""
+    default_ratio: float | None = None
+    target_ratio: float | None = None
+
+
+class Here(NamedTuple):
+    """What stands in the editor: its ratio of the weights, the figure, and whether that was measured."""
+
+    ratio: float | None
+    value: float | None
+    is_measured: bool = False
+
+
+_Marked = tuple[int, float | None, float | None, str]
+"""A mark: the place of its point, which a click tells, its ratio and value, and what a hover says."""
+
+
+def allocation_figure(
+    points: Sequence[SearchPoint],
+    rates: Rates | None,
+    here: Here,
+    figure: str,
+    marks: Marks,
+    raw_nbytes: float,
+    course: Sequence[float] = (),
+) -> go.Figure:
+    """Draw the picture.
+
+    Parameters
+    ----------
+    points
+        Trials, archives, published codecs and estimates, all of the steps whose size is drawn; trials that
+        were given up are passed over, for they tell neither the size nor the worst of all steps.
+    rates
+        What levels do, calibrated: the curve. Where they are not known, it goes through the estimates.
+    here
+        The large point.
+    figure
+        ``restore_cost`` or ``drop``, in percent, or ``divergence``, in nats; on a logarithmic axis, at whose
+        lower edge stands what is zero or better.
+    marks
+        Lines.
+    raw_nbytes
+        Of the weights of all steps: sizes are that over ratios.
+    course
+        The figure along the curve of the rates.
+    """
+    scale = 1.0 if figure == "divergence" else 100.0
+    kinds: dict[tuple[str, str, str], list[int]] = {}
+    for place, point in enumerate(points):
+        if not point.is_estimated and point.whole and point.ratio > 0 and point.figure(figure) is not None:
+            kinds.setdefault(_kind(point), []).append(place)
+    ratios, values, places = _curve(points, rates, figure, course)
+    own = [math.nan if here.value is None else here.value, marks.limit or math.nan]
+    every = [scale * one for one in (*values, *own) if math.isfinite(one) and one > 0]
+    every += [scale * (points[place].figure(figure) or 0.0) for one in kinds.values() for place in one]
+    positive = [one for one in every if one > 0] or [1e-3]
+    floor = min(positive) / 2
+
+    def at(value: float | None) -> float:
+        known = value is not None and math.isfinite(value)
+        return max(scale * (value or 0.0), floor) if known else math.nan
+
+    drawn = go.Figure()
+
+    def mark(name: str, marked: Sequence[_Marked], marker: dict[str, Any], **more: Any) -> None:
+        drawn.add_trace(
+            go.Scatter(
+                x=[raw_nbytes / ratio if ratio else math.nan for _, ratio, _, _ in marked],
+                y=[at(value) for _, _, value, _ in marked],
+                name=name,
+                marker=marker,
+                customdata=[[place, said] for place, _, _, said in marked],
+                hovertemplate="%{customdata[1]}<extra></extra>",
+                **{"mode": "markers", **more},
+            )
+        )
+
+    if len(ratios):
+        said = [
+            f"{fmt.ratio(ratio)} of the weights<br>estimated {fmt.value(scale * value)}"
+            for ratio, value in zip(ratios, values, strict=True)
+        ]
+        line = {"color": CATEGORICAL[0], "width": 2, "dash": "dot"}
+        curve, look = (
+            list(zip(places, ratios, values, said, strict=True)),
+            {"symbol": "diamond-open", "size": 8},
+        )
+        mark("All layers alike, estimated", curve, look, mode="lines+markers", line=line)
+    for (name, symbol, colour), members in sorted(kinds.items()):
+        chosen = [(place, points[place]) for place in members]
+        names = [fmt.elided(one.name.removesuffix(".inshrink"), _NAME_WIDTH) for _, one in chosen]
+        mark(
+            name,
+            [(place, one.ratio, one.figure(figure), _hover(one)) for place, one in chosen],
+            {"symbol": symbol, "size": 10, "color": colour},
+            mode="markers+text" if names[0] else "markers",
+            text=[fmt.html(one) for one in names],
+            textposition="bottom center",
+            textfont={"size": 11},
+        )
+    best = next((one for one in points if one.is_best and one.whole), None)
+    if best is not None:
+        star = {"symbol": "star-open", "size": 22, "color": _BEYOND, "line": {"width": 2}}
+        mark("Best of the search", [(-1, best.ratio, best.figure(figure), "")], star, hoverinfo="skip")
+    is_beyond = marks.limit is not None and here.value is not None and here.value > marks.limit
+    own_look = {"symbol": "x", "color": _BEYOND} if is_beyond else {"symbol": "circle", "color": MARK}
+    own_value = fmt.value(math.nan if here.value is None else scale * here.value)
+    told = f"these bits, {'measured' if here.is_measured else 'estimated'} {own_value}"
+    mark(
+        "These bits, beyond the bound" if is_beyond else "These bits",
+        [(-1, here.ratio, here.value, told)],
+        {**own_look, "size": 15, "line": {"width": 2, "color": "#FFFFFF"}},
+    )
+    if marks.limit is not None:
+        drawn.add_hrect(scale * marks.limit, 9 * max(positive), fillcolor=_BEYOND, opacity=0.1, line_width=0)
+        _line_at(drawn, "y", scale * marks.limit, marks.limit_text)
+    for ratio, name in ((marks.default_ratio, "Default"), (marks.target_ratio, "Target")):
+        if ratio:
+            _line_at(drawn, "x", raw_nbytes / ratio, f"{name} {fmt.ratio(ratio)}")
+    _lay_out(drawn, figure, (floor, max(positive)))
+    return drawn
+
+
+def _curve(
+    points: Sequence[SearchPoint], rates: Rates | None, figure: str, course: Sequence[float]
+) -> tuple[list[float], list[float], list[int]]:
+    """Return the curve from fine to coarse: ratios, values, and the places of the estimates on it."""
+    guesses = [(place, one) for place, one in enumerate(points) if one.is_estimated and one.ratio > 0]
+    if rates is None:
+        line = sorted((one.ratio, one.figure(figure), place) for place, one in guesses)
+        return [one[0] for one in line], [one[1] or math.nan for one in line], [one[2] for one in line]
+    of_level = {one.config.get("settings", {}).get(rates.settings[0]): place for place, one in guesses}
+    levels = [of_level.get(float(level), -1) for level in rates.levels]
+    return rates.ratios_weights.tolist(), list(course), levels
+
+
+def _kind(point: SearchPoint) -> tuple[str, str, str]:
+    """Return what a point is called, its symbol and its colour."""
+    if point.baseline:
+        return "Published codecs, measured", "square", CATEGORICAL[3]
+    if point.archive:
+        return "Archives, measured", "hexagon2", CATEGORICAL[1]
+    if point.keeps:
+        return "Measured", "circle", CATEGORICAL[2]
+    return "Measured, breaks the bound", "circle-x-open", CATEGORICAL[6]
+
+
+def _hover(point: SearchPoint) -> str:
+    """Say everything about a point."""
+    nats = "–" if point.divergence is None else f"{fmt.value(point.divergence)} nats"
+    told = [point.name, point.label if point.label != point.name else ""]
+    return "<br>".join(
+        [
+            *(fmt.html(fmt.elided(one, _LABEL_WIDTH)) for one in told if one),
+            f"{fmt.ratio(point.ratio)} of the weights, measured on {fmt.counted(point.n_steps, 'step')}",
+            f"worst drop {fmt.percent(point.drop)}",
+            f"largest divergence {nats}",
+            *([f"restore cost {fmt.percent(point.restore_cost)}"] if point.restore_cost is not None else []),
+        ]
+    )
+
+
+def _line_at(drawn: go.Figure, axis: str, value: float, text: str) -> None:
+    """Draw a line through the whole figure, with its name at the end of it.
+
+    Plotly places lines by value, but texts on a logarithmic axis by exponent.
+    """
+    other = "y" if axis == "x" else "x"
+    drawn.add_shape(
+        type="line",
+        line={"color": _BEYOND if axis == "y" else GAP, "width": 1.5, "dash": "dash"},
+        **{f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1, f"{axis}0": value, f"{axis}1": value},
+    )
+    drawn.add_annotation(
+        text=text,
+        font={"size": 12, "color": _BEYOND if axis == "y" else None},
+        showarrow=False,
+        **{f"{other}ref": "paper", other: 1, axis: math.log10(value)},
+        xanchor="right",
+        yanchor="top" if axis == "x" else "bottom",
+    )
+
+
+def _lay_out(drawn: go.Figure, figure: str, ends: tuple[float, float]) -> None:
+    lay_out(drawn, _HEIGHT, legend=True)
+    drawn.update_layout(hovermode="closest", dragmode="pan", uirevision=figure)
+    sizes = [one for trace in drawn.data for one in trace.x if math.isfinite(one)]
+    if sizes and max(sizes) < 2 * min(sizes):  # One point alone stands in an octave to either side.
+        sizes = [min(sizes) / 2, *sizes, 2 * max(sizes)]
+        drawn.update_xaxes(range=[math.log10(sizes[0]), math.log10(sizes[-1])])
+    ticks = log_ticks(sizes, fmt.size)
+    drawn.update_xaxes(
+        title=title("Size of the weights of these steps"),
+        type="log",
+        automargin=True,
+        tickangle=0,
+        **{name: line[:: math.ceil(len(line) / _MOST_TICKS)] for name, line in ticks.items() if line},
+    )
+    low, high = (math.log10(min(max(end, 1e-300), 1e300)) for end in ends)
+    drawn.update_yaxes(
+        title=title(AXES[figure]),
+        type="log",
+        automargin=True,
+        zerolinecolor=GAP,
+        range=[low - 0.08 * (high - low + 1), high + 0.12 * (high - low + 1)],
+        **log_ticks(list(ends)),
+    )
+
+
+def clicked_point(points: Sequence[object], n_points: int) -> int | None:
+    """Return which point was clicked; None for nothing, or for nonsense from the browser.
+
+    Examples
+    --------
+    >>> clicked_point([{"customdata": [2, "text"]}], 3), clicked_point([{"customdata": [9]}], 3)
+    (2, None)
+    """
+    for point in points:
+        data = point.get("customdata") if isinstance(point, dict) else None
+        place = data[0] if isinstance(data, list | tuple) and data else None
+        if isinstance(place, int) and 0 <= place < n_points:
+            return place
+    return None

@@ -1,0 +1,318 @@
+"""The map of all rows at all steps, what is picked in it, and the ticked rows as lines."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import plotly.graph_objects as go
+import streamlit as st
+from inshrink_app import services
+from inshrink_app.model import METRICS, Sensitivity, Subject
+from inshrink_app.pages.run import heatmap, rows
+from inshrink_app.pages.run import selection as chosen
+from inshrink_app.pages.run.heatmap import MAX_COLUMNS, MAX_ROW_LABELS, column_edges
+from inshrink_app.pages.run.rows import View
+from inshrink_app.pages.run.selection import Event, Selection
+from inshrink_app.theme import CATEGORICAL, MARK, PRIMARY
+from inshrink_app.widgets import fmt, modules
+from inshrink_app.widgets.figures import lay_out, log_ticks, steps_axis, title
+from inshrink_app.widgets.layout import chart
+from inshrink_app.widgets.modules import Node
+
+from inshrink_core.analysis.findings import findings
+
+_CHART = "heatmap"
+_LINES_HEIGHT = 190
+_NAME_WIDTH = 60
+_SCRIPT = Path(__file__).parents[2] / "assets" / "cells.js"
+
+_component = st.components.v2.component("inshrink.cells", js=_SCRIPT.read_text(), isolate_styles=False)
+
+Made = TypeVar("Made")
+
+
+def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_partial: bool) -> None:
+    """Draw the map; its figure stays the same while clicks pick and tick in it.
+
+    Parameters
+    ----------
+    view
+        The rows.
+    found, ticked
+        What is picked, and the rows that are ticked.
+    is_partial
+        Whether values are still being measured.
+    """
+    table = view.table
+    if not table.rows:
+        st.caption("No row matches. Clear the filter to see all of them.")
+        return
+    names = [row.name for row in table.rows]
+
+    def made() -> go.Figure:
+        shapes = ["" if row.shape is None else fmt.shape(row.shape) for row in table.rows]
+        tree = list(zip(modules.labels(view.nodes), shapes, strict=True))
+        curves = [(name, view.shown.log[name]) for name in view.look.curves if name in view.shown.log]
+        return heatmap.heatmap_figure(
+            table, view.look.statistic, relative=view.look.relative, curves=curves, tree=tree
+        )
+
+    figure = _kept("map.figure", view.tensors, _base(view), made)
+    with st.container(gap=None):
+        metric = METRICS[table.metric]
+        chart(figure, _CHART, f"{metric.label} of {len(table.rows)} rows over {len(table.steps)} steps")
+        picked_cells(
+            _CHART,
+            functools.partial(_clicked, names, table.steps),
+            names=names if len(names) <= MAX_ROW_LABELS else [],
+            size=(len(names), len(column_edges(len(table.steps))) - 1),
+            marked=_marked(view, found),
+            ticked=[place for place, name in enumerate(names) if name in ticked],
+            named=functools.partial(_named, view),
+            on_tick=functools.partial(_ticked, str(view.shown.path), names),
+        )
+    st.caption(" ".join(_notes(view, is_partial=is_partial)))
+
+
+def sentence(shown: Subject, tables: Mapping[str, Sensitivity], level: str) -> None:
+    """Say in words what the map shows; nothing of what is no metric of the engine."""
+    tensors = tables["tensor"]
+    if tensors.metric not in ("fisher", "taylor", "magnitude", "update"):
+        return
+
+    def said() -> str:
+        table = rows.at_level(tables, level)
+        names, means = [row.name for row in table.rows], table.values["mean"]
+        rates = rows.learning_rates_of(shown, table)
+        return findings(table.metric, table.by, names, table.extents(), table.steps, means, rates).sentence()
+
+    text = _kept("map.said", tensors, (str(shown.path), level), said)
+    if text:
+        st.markdown(f"**{fmt.markdown(text)}**")
+
+
+def lines(view: View, ticked: Sequence[str]) -> None:
+    """Draw the ticked rows over the steps, in one chart."""
+    tensors, look = view.tensors, view.look
+    run = str(view.shown.path)
+    nodes = [Node(name, places) for name in ticked if (places := rows.tensors_of(tensors, name))]
+    if not nodes:
+        return
+    rates = rows.learning_rates_of(view.shown, tensors)
+    table = rows.normalised(heatmap.aggregate(tensors, nodes), look.relative, tensors, rates)
+    metric = METRICS[table.metric]
+    figure = go.Figure()
+    labels = fmt.elided_all([node.name for node in nodes], _NAME_WIDTH)
+    for place, (label, values) in enumerate(zip(labels, table.values[look.statistic], strict=True)):
+        figure.add_trace(
+            go.Scatter(
+                x=list(table.steps),
+                y=values.astype(np.float64),
+                name=fmt.html(label),
+                mode="lines+markers" if len(table.steps) <= heatmap.MOST_APART else "lines",
+                marker={"size": 4},
+                line={"color": CATEGORICAL[place % len(CATEGORICAL)], "width": 2},
+                hovertemplate=f"{fmt.html(label)} %{{y:{fmt.d3_format(values)}}}<extra></extra>",
+            )
+        )
+    lay_out(figure, _LINES_HEIGHT, legend=True)
+    figure.update_layout(hovermode="x unified")
+    figure.update_xaxes(**steps_axis(8), rangemode="tozero")
+    scale = (
+        {} if table.metric == "bits" else {"type": "log", **log_ticks(table.values[look.statistic].ravel())}
+    )
+    figure.update_yaxes(title=title(fmt.html(metric.symbol)), automargin=True, **scale)
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        st.caption(f"{metric.label} of {fmt.counted(len(nodes), 'row')}", width="content")
+        st.button(
+            "Clear",
+            icon=":material/close:",
+            type="tertiary",
+            on_click=chosen.set_ticked,
+            args=(run, ()),
+            key="lines.clear",
+        )
+    chart(figure, f"lines.{len(nodes)}", f"{metric.label} of {', '.join(labels)} over the steps")
+
+
+def _kept(slot: str, of: object, key: Hashable, make: Callable[[], Made]) -> Made:
+    """Return what was made last time of the very same object under an equal key, or make it: one a slot."""
+    known = st.session_state.get(slot)
+    if known is not None and known[0] is of and known[1] == key:
+        made: Made = known[2]
+        return made
+    made = make()
+    st.session_state[slot] = (of, key, made)
+    return made
+
+
+def _base(view: View) -> tuple[object, ...]:
+    """Return what the figure shows."""
+    names = tuple(row.name for row in view.table.rows)
+    folds = tuple(node.is_open for node in view.nodes)
+    return (str(view.shown.path), view.look, view.table.metric, names, folds, view.table.steps)
+
+
+def _named(view: View, said: object) -> None:
+    """Take in a click on the name of a row: a module is closed or opened, a tensor's module is closed."""
+    if type(said) is not int or not 0 <= said < len(view.nodes) or not view.is_tree:
+        return
+    node = view.nodes[said]
+    run = str(view.shown.path)
+    if node.is_open is not None:
+        chosen.fold(run, node.name, is_open=node.is_open)
+    elif "." in node.name:
+        above = [one for one in view.nodes[:said] if one.is_open and modules.is_within(node.name, one.name)]
+        if above:
+            chosen.fold(run, above[-1].name, is_open=True)
+
+
+def _clicked(names: Sequence[str], steps: Sequence[int], said: object) -> None:
+    """Take in a click on a cell."""
+    edges = column_edges(len(steps))
+    cell = chosen.chosen_cell(said, len(names), len(edges) - 1)
+    if cell is not None:
+        chosen.apply(Event("chart", names[cell[0]], steps[int(edges[cell[1] + 1]) - 1]))
+
+
+def _ticked(run: str, names: Sequence[str], said: object) -> None:
+    """Take in a click on the box before a name."""
+    if type(said) is int and 0 <= said < len(names):
+        chosen.tick(run, names[said])
+
+
+def _marked(view: View, found: Selection | None) -> tuple[tuple[int, ...], int] | None:
+    """Return the rows and the column of what is selected."""
+    marked = _rows_of(view, found)
+    if found is None or not marked:
+        return None
+    steps = view.table.steps
+    return marked, heatmap.column_of(steps.index(found.step), len(steps))
+
+
+def _rows_of(view: View, found: Selection | None) -> tuple[int, ...]:
+    """Return the rows that show what is selected: itself, what it holds, or the row it lies in."""
+    if found is None:
+        return ()
+    names = [row.name for row in view.table.rows]
+    if found.layer in names:
+        return (names.index(found.layer),)
+    if view.look.level == modules.LAYER_TYPE:
+        types = {view.tensors.rows[i].layer_type for i in rows.tensors_of(view.tensors, found.layer)}
+        return tuple(i for i, name in enumerate(names) if name in types)
+    inside = modules.members_of(names, found.layer)
+    holding = [i for i, name in enumerate(names) if modules.is_within(found.layer, name)]
+    return inside or tuple(holding[-1:])
+
+
+def _notes(view: View, *, is_partial: bool) -> list[str]:
+    """Say what the picture does not show by itself."""
+    table = view.table
+    n_columns = min(len(table.steps), MAX_COLUMNS)
+    values = table.values[view.look.statistic]
+    parts = []
+    if is_partial:
+        parts.append("The steps are being measured, the last one first.")
+    elif not np.isfinite(values).any():
+        parts.append(METRICS[table.metric].needs or "No weight has a finite value.")
+    elif table.metric != "bits":
+        parts.append("Logarithmic colours, clipped at 1 % and 99 %.")
+    if len(table.steps) > n_columns:
+        parts.append(
+            f"A column is the mean of up to {-(-len(table.steps) // n_columns)} neighbouring steps; a click "
+            "picks the last of them."
+        )
+    if any(len(node.members) > 1 for node in view.nodes) and view.look.statistic != "mean":
+        parts.append("A row of several modules shows the mean over their tensors.")
+    if np.isnan(values).any() and np.isfinite(values).any() and not is_partial:
+        parts.append(_grey(view))
+    averages = services.averages_of(view.shown)
+    if averages:
+        parts.append(f"{fmt.counted(len(averages), 'tensor')} are a moving average of the model.")
+    if table.note:
+        parts.append(fmt.markdown(table.note))
+    return parts
+
+
+def _grey(view: View) -> str:
+    """Say why cells are grey: nothing tells whose the optimizer's state is, or there is nothing."""
+    lost = int((~np.isfinite(view.tensors.values["mean"])).all(axis=1).sum())
+    if lost and (view.table.metric == "fisher" or any(row.is_unattributed for row in view.shown.tensors)):
+        return f"Grey: {fmt.counted(lost, 'tensor')} without optimizer state that is known to be theirs."
+    return "Grey: the tensor is absent or has no value at this step."
+
+
+def picked_cells(
+    chart: str,
+    told: Callable[[object], None],
+    *,
+    names: Sequence[str],
+    size: tuple[int, int],
+    marked: tuple[Sequence[int], int] | None,
+    ticked: Sequence[int],
+    named: Callable[[object], None],
+    on_tick: Callable[[object], None],
+) -> None:
+    """Listen to clicks and keys on a heatmap that stands in the same container, and mark what is chosen.
+
+    The figure stays the same whatever is marked, and so keeps its zoom.
+
+    Parameters
+    ----------
+    chart
+        The figure's key. Its axes run over whole numbers, a cell each, and have ranges.
+    told
+        Called with what the browser says was clicked, ``[row, column]``; it may say anything.
+    names
+        Of the rows that have a box; none where rows are too many.
+    size
+        Rows and columns.
+    marked
+        Rows, ascending, and the column they are marked in.
+    ticked
+        Rows whose boxes are ticked.
+    named, on_tick
+        Called with the row whose name or box was clicked; it may be anything.
+    """
+    key = f"{chart}.cells"
+    places, column = marked or ((), 0)
+
+    def hear(word: str, act: Callable[[object], None]) -> Callable[[], None]:
+        return lambda: act(st.session_state[key].get(word))
+
+    _component(
+        key=key,
+        data={
+            "chart": chart,
+            "colour": MARK,
+            "accent": PRIMARY,
+            "rows": runs_of(places),
+            "column": column,
+            "names": list(names),
+            "n_rows": size[0],
+            "n_columns": size[1],
+            "ticked": list(ticked),
+        },
+        on_cell_change=hear("cell", told),
+        on_name_change=hear("name", named),
+        on_tick_change=hear("tick", on_tick),
+    )
+
+
+def runs_of(places: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and last of every run of neighbours in ascending places.
+
+    Examples
+    --------
+    >>> runs_of([1, 2, 3, 7])
+    [(1, 3), (7, 7)]
+    """
+    runs = (
+        [place for _, place in run] for _, run in groupby(enumerate(places), lambda pair: pair[1] - pair[0])
+    )
+    return [(run[0], run[-1]) for run in runs]

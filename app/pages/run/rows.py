@@ -1,0 +1,480 @@
+"""The rows of the map: which are on screen and in which order, as a table, and the tensors of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+from inshrink_app import services, state
+from inshrink_app.model import METRICS, Sensitivity, Subject
+from inshrink_app.pages.run import heatmap
+from inshrink_app.pages.run import selection as chosen
+from inshrink_app.pages.run.selection import Event, Selection
+from inshrink_app.widgets import fmt, listing, modules
+from inshrink_app.widgets.choices import one_of_few, one_of_many, pick_several
+from inshrink_app.widgets.modules import Node
+from numpy.typing import NDArray
+
+from inshrink_core.analysis.findings import learning_rates
+from inshrink_core.analysis.profile import Row
+
+_TABLE = "map.table"
+FILTER = "row_filter"
+
+NORMALISED: Mapping[str, str] = {
+    "plain": "Per weight",
+    "share": "Share of the total",
+    "rate": "Per learning rate",
+}
+"""What values are relative to."""
+
+ORDERS: Mapping[str, str] = {
+    "forward": "Model's order",
+    "share": "Share of the total",
+    "sensitivity": "Per weight",
+    "size": "Size",
+}
+"""What rows are sorted by: the model's own order, or the largest first."""
+
+COLOURS: Mapping[str, str] = {
+    "sensitivity": "Sensitivity",
+    "ratio": "Update / weight",
+    "bits": "Bits",
+    "error": "Error",
+}
+"""What the map shows; a sensitivity is told by one of several metrics."""
+
+STATISTICS: Mapping[str, str] = {"mean": "Mean", "p50": "Median", "p99": "99th percentile"}
+
+_RELATIVE_HELP = (
+    "Per weight: the value of one parameter. Share of the total: mean times size, of what all rows carry at "
+    "the step. Movement also per unit of the learning rate, summed over the steps since the previous "
+    "checkpoint."
+)
+
+_MOST_ROWS = 5000
+"""More rows than this make the browser slow, and nobody reads them."""
+
+_MOST_CURVES = 3
+_TREND_POINTS = 40
+_SHARE = "Share of the total"
+_MOST_LISTED, _LISTED_WIDTH = 8, 40
+
+
+class Look(NamedTuple):
+    """What the reader wants to see of a measurement.
+
+    Parameters
+    ----------
+    colour, metric
+        A key of `COLOURS`, and of `METRICS`: of a sensitivity, the metric that tells it.
+    level, statistic, relative, order
+        What a row is (`modules.levels`), and keys of `STATISTICS`, `NORMALISED` and `ORDERS`.
+    pattern, layers
+        The rows whose names match, and whose layer type is one of these; all where empty.
+    curves
+        Training metrics above the map.
+    """
+
+    colour: str
+    metric: str
+    level: str
+    statistic: str = "mean"
+    relative: str = "plain"
+    order: str = "forward"
+    pattern: str = ""
+    layers: tuple[str, ...] = ()
+    curves: tuple[str, ...] = ()
+
+
+class View(NamedTuple):
+    """What of a measurement is on screen.
+
+    Parameters
+    ----------
+    shown, tensors, look
+        What was measured, by tensor, and what of it is wanted.
+    table, plain, nodes
+        The rows as they are drawn, and per weight; and what they are: an open module, then what it holds.
+    shares
+        Of each row, what it carries of the total at the last step.
+    is_tree
+        Whether the rows stand as the model has them.
+    """
+
+    shown: Subject
+    tensors: Sensitivity
+    look: Look
+    table: Sensitivity
+    plain: Sensitivity
+    nodes: tuple[Node, ...]
+    shares: NDArray[np.float32]
+    is_tree: bool = True
+
+    @property
+    def leaves(self) -> tuple[int, ...]:
+        """Places of the rows that hold no other row: every tensor is in one of them."""
+        return tuple(place for place, node in enumerate(self.nodes) if not node.is_open)
+
+    @property
+    def ranked(self) -> tuple[int, ...]:
+        """The same, the largest share of the total first."""
+        known = [place for place in self.leaves if np.isfinite(self.shares[place])]
+        return tuple(sorted(known, key=lambda place: -self.shares[place]))
+
+
+def controls(shown: Subject) -> Look:
+    """Draw what is shown and how; return it."""
+    names = tuple(dict.fromkeys(row.name for row in shown.tensors if row.role == "weight"))
+    told = services.told_metrics(shown)
+    telling = {key: METRICS[key].label for key in told}
+    usual = next(key for key in (*told, "magnitude") if key != "update" or "taylor" not in told)
+    offered = dict(COLOURS)
+    if len(shown.steps) < 2:
+        del offered["ratio"]
+    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+        colour = one_of_few(
+            "map", "Colour", "colour", offered, "sensitivity", label_visibility="collapsed", required=True
+        )
+        pattern = st.text_input(
+            "Filter rows",
+            placeholder="Filter: part, *.glob or /regex/",
+            help=f"{modules.PATTERN_HELP} Press / to come here.",
+            key=FILTER,
+            icon=":material/search:",
+            label_visibility="collapsed",
+            width=220,
+        )
+        with st.popover("View", icon=":material/tune:", help="Rows, order, metric and curves"):
+            metric = one_of_many("map", "Sensitivity is told by", state.METRIC, telling, usual)
+            if metric not in telling:
+                metric = usual
+            st.caption(f"{METRICS[metric].symbol}: {METRICS[metric].meaning} {_untold(shown)}")
+            level = modules.level_slider("map", names)
+            relative = one_of_few("map", "Values", "norm", _relative(shown, metric), "plain", _RELATIVE_HELP)
+            statistic = one_of_few("map", "Statistic", state.STATISTIC, STATISTICS, "mean")
+            order = one_of_many("map", "Order", "sort", _orders(shown, names), "forward")
+            kinds = sorted({str(row.layer) for row in shown.tensors if row.role == "weight" and row.layer})
+            layers = pick_several("Layer types", kinds, key="layer_filter", placeholder="All")
+            first = heatmap.training_loss(shown.log)
+            curves: list[str] = []
+            if shown.log:
+                curves = pick_several(
+                    "Curves above the map",
+                    list(shown.log),
+                    default=[first] if first else [],
+                    max_selections=_MOST_CURVES,
+                    key=f"map.curves.{shown.path}",
+                )
+    metric = metric if colour == "sensitivity" else colour
+    if colour in ("bits", "error"):
+        relative, statistic = "plain", "mean"
+    return Look(colour, metric, level, statistic, relative, order, pattern, tuple(layers), tuple(curves))
+
+
+def _relative(shown: Subject, metric: str) -> dict[str, str]:
+    has_rates = metric == "update" and learning_rates(shown.log, shown.steps) is not None
+    return {key: word for key, word in NORMALISED.items() if key != "rate" or has_rates}
+
+
+def _orders(shown: Subject, names: Sequence[str]) -> dict[str, str]:
+    forward = "Model's order" if services.tells_order(shown, names) else "Order of names"
+    return {**ORDERS, "forward": forward}
+
+
+def _untold(shown: Subject) -> str:
+    """Say which metrics are not offered, and why; empty where all are."""
+    why: dict[str, list[str]] = {}
+    for key in services.untold_metrics(shown):
+        why.setdefault(METRICS[key].needs, []).append(METRICS[key].label)
+    said = [f"{' and '.join(names)} off: {reason}" for reason, names in why.items()]
+    if METRICS["fisher"].needs in why:
+        held = ", ".join(role.replace("_", " ") for role in services.optimizer_state(shown))
+        said.append(f"Their optimizer state: {held or 'none'}.")
+    return " ".join(said)
+
+
+def normalised(
+    table: Sensitivity,
+    how: str,
+    whole: Sensitivity | None = None,
+    rates: np.ndarray | None = None,
+) -> Sensitivity:
+    """Return a table relative to something.
+
+    Parameters
+    ----------
+    table
+        What was measured.
+    how
+        A key of `NORMALISED`: a share is what the row's parameters carry together (mean times size), of what
+        all rows carry at the step.
+    whole
+        All tensors, where the table has only some of the rows.
+    rates
+        The learning rate summed over the steps that lead to each checkpoint (`learning_rates`).
+
+    Examples
+    --------
+    >>> from inshrink_core.analysis.profile import Row
+    >>> rows = tuple(Row(name, "", "linear", "weight", 1, n, (n,)) for name, n in (("a", 3), ("b", 1)))
+    >>> values = {"mean": np.array([[1.0, 2.0], [1.0, 2.0]], np.float32)}
+    >>> table = Sensitivity(metric="fisher", by="tensor", rows=rows, steps=(1, 2), values=values)
+    >>> normalised(table, "share").values["mean"][:, 0].tolist()
+    [0.75, 0.25]
+    """
+    if how == "rate" and rates is not None:
+        values = {name: (one / rates).astype(np.float32) for name, one in table.values.items()}
+    elif how == "share":
+        sums = table.carried()
+        every = sums if whole is None else whole.carried()
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            totals = np.nansum(every, axis=0)
+            shares = np.where(totals > 0, sums / totals, np.nan).astype(np.float32)
+        values = dict.fromkeys(table.values, shares)
+    else:
+        return table
+    return dataclasses.replace(table, values=values)
+
+
+def ordered(table: Sensitivity, by: str, statistic: str) -> tuple[int, ...]:
+    """Return the places of the rows in the order they are drawn in.
+
+    Parameters
+    ----------
+    table
+        What is drawn.
+    by
+        A key of `ORDERS`. By share or per weight: the last that a row has.
+    statistic
+        Whose values count.
+
+    Notes
+    -----
+    Of equal rows the earlier stands first.
+    """
+    if by == "forward":
+        return tuple(range(len(table.rows)))
+    if by == "size":
+        keys: Sequence[float] = [float(row.numel) for row in table.rows]
+    else:
+        keys = list(map(_last, table.carried() if by == "share" else table.values[statistic]))
+    return tuple(sorted(range(len(keys)), key=lambda place: -keys[place]))
+
+
+def _last(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if known.size else -np.inf
+
+
+def tensors_of(tensors: Sensitivity, layer: str) -> tuple[int, ...]:
+    """Return the places of the tensors that a row stands for: a tensor, a layer type, or a module."""
+    for exact in ([row.name for row in tensors.rows], [row.layer_type for row in tensors.rows]):
+        if layer in exact:
+            return tuple(i for i, name in enumerate(exact) if name == layer)
+    return modules.members_of([row.name for row in tensors.rows], layer) if layer else ()
+
+
+def at_level(tables: Mapping[str, Sensitivity], level: str) -> Sensitivity:
+    """Return a measurement with all rows of a level."""
+    tensors = tables[modules.TENSOR]
+    if level == modules.TENSOR:
+        return tensors
+    layers = [row.layer_type for row in tensors.rows]
+    nodes = modules.rows_at([row.name for row in tensors.rows], layers, level)
+    by = level if level == modules.LAYER_TYPE else modules.BLOCK
+    return dataclasses.replace(heatmap.aggregate(tensors, nodes, tables.get(by)), by=by)
+
+
+def narrowed(
+    shown: Subject, tables: Mapping[str, Sensitivity], look: Look, found: Selection | None = None
+) -> View:
+    """Return the rows that the filters leave, in their order; what is selected can be seen."""
+    tensors = tables["tensor"]
+    rates = learning_rates_of(shown, tensors)
+    above = frozenset() if found is None else frozenset({found.layer.rpartition(".")[0]} - {""})
+    view = _matching(shown, tables, look, above)
+    places = tuple(range(len(view.nodes)))
+    if look.order != "forward":
+        by_order = ordered(view.plain, look.order, look.statistic)
+        places = tuple(place for place in by_order if not view.nodes[place].is_open)
+    plain = heatmap.take(view.plain, places)
+    nodes = tuple(view.nodes[place] for place in places)
+    if look.order != "forward":
+        nodes = tuple(node._replace(depth=0) for node in nodes)
+    return view._replace(
+        table=normalised(plain, look.relative, tensors, rates),
+        plain=plain,
+        nodes=nodes,
+        shares=view.shares[list(places)],
+        is_tree=view.is_tree and look.order == "forward",
+    )
+
+
+def learning_rates_of(shown: Subject, table: Sensitivity) -> NDArray[np.float64] | None:
+    """Return the learning rates that lead to the checkpoints, of movement where they were logged."""
+    return learning_rates(shown.log, table.steps) if table.metric == "update" else None
+
+
+def _matching(shown: Subject, tables: Mapping[str, Sensitivity], look: Look, above: frozenset[str]) -> View:
+    """Return the rows that the filters leave, in the model's order: its tree, or layer types."""
+    tensors = tables[modules.TENSOR]
+    names = [row.name for row in tensors.rows]
+    if look.level == modules.LAYER_TYPE:
+        kinds = modules.rows_at(names, [row.layer_type for row in tensors.rows], look.level)
+        found = modules.matching([node.name for node in kinds], look.pattern)
+        nodes = tuple(node for node in kinds if node.name in found)
+        kept, whole = tensors, tables.get(look.level)
+    else:
+        found = modules.matching(names, look.pattern)
+        matching = [
+            i
+            for i, name in enumerate(names)
+            if name in found and (not look.layers or tensors.rows[i].layer_type in look.layers)
+        ]
+        kept = heatmap.take(tensors, matching)
+        opened, closed = chosen.tree(str(shown.path))
+        kept_names = [names[i] for i in matching]
+        nodes = modules.outline(kept_names, look.level, opened=opened | above, closed=closed)
+        whole = tables.get(modules.BLOCK) if len(matching) == len(names) else None
+    table = heatmap.aggregate(kept, nodes, whole)
+    shares = normalised(table, "share", tensors).values["mean"][:, -1]
+    is_tree = look.level != modules.LAYER_TYPE
+    return View(shown, tensors, look, table, table, nodes, shares, is_tree=is_tree)
+
+
+def summary(view: View) -> pd.DataFrame:
+    """Return a line a row: its share of what was measured and of the size, its values, and their course."""
+    tensors, table = view.tensors, view.table
+    values = table.values[view.look.statistic]
+    known = pd.DataFrame(np.where(np.isfinite(values), values, np.nan))
+    first, last = known.bfill(axis=1).iloc[:, 0], known.ffill(axis=1).iloc[:, -1]
+    ends = pd.concat([first, last, known.min(axis=1), known.max(axis=1)], axis=1).to_numpy()
+    trend = heatmap.bucket_steps(values, table.steps, _TREND_POINTS).values
+    with np.errstate(divide="ignore", invalid="ignore"):
+        trend = np.log10(trend, dtype=np.float64)
+    n_values = max(1, sum(row.numel for row in tensors.rows))
+    told = [
+        (label, share, row.numel / n_values, row.layer_type, _extent(row), *own, course[np.isfinite(course)])
+        for label, row, share, own, course in zip(
+            modules.labels(view.nodes),
+            table.rows,
+            map(float, view.shares),
+            ends.tolist(),
+            trend,
+            strict=True,
+        )
+    ]
+    columns = ["Layer", _SHARE, "Size", "Type", "Shape", "First", "Last", "Smallest", "Largest", "Course"]
+    return pd.DataFrame(told[:_MOST_ROWS], columns=columns)
+
+
+def _extent(row: Row) -> str:
+    """Return the shape of a tensor, or how many tensors a row has."""
+    return fmt.shape(row.shape) if row.shape is not None else fmt.counted(row.n_tensors, "tensor")
+
+
+def show_table(view: View, frame: pd.DataFrame, ticked: Sequence[str]) -> None:
+    """Draw the table, with the ticked rows picked, and offer every value as files.
+
+    Parameters
+    ----------
+    view, frame
+        What the map shows, and the `summary` of it.
+    ticked
+        The rows that are drawn as lines.
+    """
+    run = str(view.shown.path)
+
+    def picked(names: list[str]) -> None:
+        new = [name for name in names if name not in ticked]
+        chosen.set_ticked(run, names)
+        if new:
+            chosen.apply(Event("table", new[-1]))
+
+    nodes = view.nodes
+    table, metric = view.table, METRICS[view.table.metric]
+    tip = NORMALISED[view.look.relative]
+    ends = ("First", "Last", "Smallest", "Largest")
+    form = listing.small(frame[[*ends]].to_numpy().ravel())
+    number = st.column_config.NumberColumn(format=form, help=tip)
+    modules.table(
+        frame,
+        [node.name for node in nodes[:_MOST_ROWS]],
+        _TABLE,
+        ticked,
+        picked,
+        several=True,
+        alt=f"{metric.label} per layer: share, size, first, last, smallest and largest value",
+        columns=dict.fromkeys(ends, number)
+        | {
+            _SHARE: listing.share_column(
+                f"What its values carry together at the last step, of the {metric.quantity.lower()} of all"
+            ),
+            "Size": listing.share_column("Of the parameters of the model"),
+            "Course": st.column_config.LineChartColumn(
+                width="medium", help="log₁₀ of the value over the steps"
+            ),
+        },
+    )
+    if len(nodes) > _MOST_ROWS:
+        st.caption(f"The first {fmt.count(_MOST_ROWS)} of {fmt.count(len(nodes))} lines.")
+    stem = f"sensitivity-{table.metric}"
+    listing.buttons(
+        ("CSV", f"{stem}.csv", lambda: listing.csv_bytes(long_table(table))),
+        ("JSON", f"{stem}.json", lambda: long_table(table).to_json(orient="records").encode()),
+    )
+
+
+def long_table(table: Sensitivity) -> pd.DataFrame:
+    """Return every value with its row and step, all statistics side by side."""
+    n_rows, n_steps = len(table.rows), len(table.steps)
+    columns = {
+        "layer": np.repeat([row.name for row in table.rows], n_steps),
+        "step": np.tile(table.steps, n_rows),
+    }
+    return pd.DataFrame(columns | {name: values.ravel() for name, values in table.values.items()})
+
+
+def show_ranked(
+    table: Sensitivity, places: Sequence[int], shares: NDArray[np.float32], at: int, key: str
+) -> None:
+    """List rows with what each carries at a step, the largest first; a click opens one."""
+    names = [table.rows[place].name for place in places[:_MOST_LISTED]]
+    with st.container(gap="xxsmall"):
+        for place, name, label in zip(places, names, fmt.elided_all(names, _LISTED_WIDTH), strict=False):
+            value = float(table.values["mean"][place, at])
+            said = f"{fmt.percent(float(shares[place]))} · {fmt.value(value)} per weight"
+            st.button(
+                fmt.markdown(f"{label} · {said}"),
+                key=f"{key}.{name}",
+                type="tertiary",
+                on_click=chosen.apply,
+                args=(Event("table", name),),
+            )
+
+
+def show_group(view: View, found: Selection) -> None:
+    """Offer to open a module in the picture, and list what it or a layer type holds at a step."""
+    tensors, at = view.tensors, view.tensors.steps.index(found.step)
+    key = normalised(tensors, "share").values["mean"][:, at]
+    places = sorted(
+        tensors_of(tensors, found.layer), key=lambda i: -key[i] if np.isfinite(key[i]) else np.inf
+    )
+    n, step = fmt.counted(len(places), "tensor"), fmt.count(found.step)
+    st.caption(f"{n} at step {step}; the largest first, of the total.")
+    node = next((one for one in view.nodes if one.name == found.layer), None)
+    if node is not None and node.is_open is not None and view.is_tree:
+        st.button(
+            "Close this module" if node.is_open else "Open this module",
+            icon=":material/unfold_less:" if node.is_open else ":material/unfold_more:",
+            on_click=chosen.fold,
+            args=(str(view.shown.path), node.name),
+            kwargs={"is_open": node.is_open},
+            help="In the picture and the table; a click on its name in the picture does the same.",
+        )
+    show_ranked(tensors, places, key, at, "group")

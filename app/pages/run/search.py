@@ -1,0 +1,195 @@
+"""A search of the best bits: what is searched and how, starting it, and what it found."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import streamlit as st
+from inshrink_app import services, state
+from inshrink_app.jobs import Work
+from inshrink_app.model import Subject
+from inshrink_app.pages.run.board import Board
+from inshrink_app.services import Chosen, EvaluatorCode
+from inshrink_app.widgets import fmt, job_card
+from inshrink_app.widgets.choices import (
+    codec_labels,
+    device,
+    ends_of_range,
+    engine,
+    one_of_few,
+    one_of_many,
+)
+
+from inshrink_core.request import listed
+from inshrink_core.verbs.search import Search
+
+_WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
+_RECENT = 8
+_RATIO = 30.0
+_MEASURING = "search.measuring"
+_CODEC_HELP = (
+    "Lattice is the default: one spacing for all tensors, and a factor for each layer type. Inshrinkerator "
+    "is the published codec, on its published grid."
+)
+
+
+def show(board: Board) -> Search:
+    """Draw the button that searches, its options and its progress; return what it asks for."""
+    shown, judge, job = board.shown, board.judge, board.search
+    is_running = job is not None and job.is_running
+    with st.container(horizontal=True, vertical_alignment="center"):
+        place = st.container(width="content")
+        with st.popover("Search options", icon=":material/tune:"):
+            asked = _options(shown, board.now, board.found.steps or shown.steps)
+        request = dataclasses.replace(asked, **services.judged_by(judge))
+        can_search = judge is not None and (request.target_ratio is not None or bool(request.bounds.given))
+        n_steps = len(listed(request.steps) or shown.steps)
+        tip = f"Writes and evaluates {fmt.counted(n_steps, 'step')} for each trial, in memory."
+        if judge is None:
+            tip = "A search needs an evaluator that you trust; choose it in the header."
+        elif not can_search:
+            tip = "A search needs a bound, in the header, or a ratio, in its options."
+        with place:
+            if st.button(
+                "Search again" if job is not None else "Search the best bits",
+                icon=":material/search:",
+                disabled=is_running or not can_search,
+                help=tip,
+                key="search.start",
+            ):
+                _start(shown, request, judge)
+        _measure(board)
+        if job is not None and is_running:
+            job_card.running(job)
+    if job is not None and not is_running and job.state != "finished":
+        job_card.stopped(job, primary=False)
+    return request
+
+
+def _start(shown: Subject, request: Search, judge: EvaluatorCode | None) -> None:
+    state.clicked()
+    trusted = judge.trusted if judge is not None else ""
+    work = Work.asking([request], shown.path, "run", "search", trusted=trusted)
+    state.publish(job=services.start_job(work).job_id)
+    st.rerun()
+
+
+def _options(shown: Subject, now: Chosen, before: tuple[int, ...]) -> Search:
+    """Draw the options; the bound is the one in the header, unless a ratio is to be reached."""
+    fields: dict[str, Any] = dict(now.bound.fields)
+    if st.toggle("Reach a ratio instead of a bound", key="search.by_ratio"):
+        ratio = st.number_input("Ratio of the weights", 1.0, 100_000.0, _RATIO, 1.0, key="search.ratio")
+        fields = {"target_ratio": ratio}
+        st.caption("Finds the smallest divergence among the configurations that reach it.")
+    names = codec_labels(searched=True)
+    fields["codec"] = one_of_many("search", "Codec", "codec", names, next(iter(names)), _CODEC_HELP)
+    steps = _steps(shown, before)
+    if "target_ratio" not in fields:
+        fields["budget"] = st.number_input(
+            "Most configurations to try", 1, 10_000, None, key="search.budget", placeholder="No limit"
+        )
+    if len(services.installed_engines()) > 1:
+        tip = "Each measures some of the trials, with an evaluator of its own."
+        fields["engine"], fields["workers"] = engine("search", tip)
+    fields["steps"] = None if steps == shown.steps else steps
+    return Search(str(shown.path), device=device("search"), **fields)
+
+
+def _steps(shown: Subject, before: tuple[int, ...]) -> tuple[int, ...]:
+    """Draw which steps are searched; neighbours, as deltas are small between neighbours."""
+    if len(shown.steps) == 1:
+        return shown.steps
+    options = {name: _WHICH[name] for name in _WHICH if name != "recent" or len(shown.steps) > _RECENT}
+    usual = {shown.steps: "all", shown.steps[-_RECENT:]: "recent"}.get(before, "range")
+    which = one_of_few("search", "Steps", "chain", options, usual if usual in options else "all")
+    if which == "recent":
+        return shown.steps[-_RECENT:]
+    if which == "all":
+        return shown.steps
+    first, last = ends_of_range("search", shown.steps, before)
+    return tuple(step for step in shown.steps if first <= step <= last)
+
+
+def _measure(board: Board) -> None:
+    """Measure the bits that are edited, where the reader wants that; and the published codecs."""
+    shown, judge, config = board.shown, board.judge, board.config
+    steps = board.found.steps or shown.steps
+    if judge is None:
+        return
+    wanted = st.toggle(
+        "Measure each change",
+        key=_MEASURING,
+        width="content",
+        help=f"Writes and evaluates {fmt.counted(len(steps), 'step')} in the background. Another change "
+        "starts it again.",
+    )
+    baselines = services.baselines_work(shown, steps, judge)
+    published = services.job_of(baselines)
+    if published is None and len(steps) > 1:
+        tip = "Lossless, uniform 8 and 4 bit, and the published codecs, on the same steps."
+        job_card.start_button(
+            "Measure published codecs", baselines, "straighten", again=False, help=tip, type="tertiary"
+        )
+    job_card.settled(published, "Measuring published codecs")
+    work = services.measuring_work(shown, steps, judge, config)
+    job = services.job_of(work)
+    if not wanted:
+        if job is not None and job.is_running:
+            services.stop_job(job)
+    elif job is None or job.state == "cancelled":
+        job_card.running(services.start_measuring(work))
+    elif job.is_running:
+        job_card.running(job)
+    elif job.state != "finished":
+        job_card.stopped(job, primary=False)
+
+
+def plain(board: Board) -> Search:
+    """Return the search of all steps within the bound, as its button starts it without further options."""
+    fields: dict[str, Any] = {**board.now.bound.fields, **services.judged_by(board.judge)}
+    return Search(str(board.shown.path), codec=board.codec, **fields)
+
+
+def result(board: Board) -> None:
+    """Say what the search came to, and offer its best; taking it is one step that *Undo* takes back."""
+    job, found = board.search, board.found
+    best = found.best
+    is_told = found.metric or (job is not None and job.state == "finished")  # Not of one that was cut short.
+    if job is None or job.is_running or not found.points or not is_told:
+        return
+    if best is None:
+        asked = "reaches the ratio" if found.target_ratio is not None else "keeps the bound at every step"
+        st.warning(
+            f"No configuration {asked}. Loosen the bound, search another codec, or allow more configurations.",
+            icon=":material/warning:",
+        )
+        return
+    took = f"{fmt.counted(found.evaluations, 'evaluation')} in {fmt.duration(found.seconds)}"
+    figures = [f"{fmt.ratio(best.ratio)} of the weights", f"drop {fmt.percent(best.drop)}"]
+    if best.restore_cost is not None:
+        figures.append(f"restore cost {fmt.percent(best.restore_cost)}")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        said = f"Search result: {best.label} · {', '.join(figures)} · {took}."
+        st.caption(fmt.markdown(said), width="content")
+        if board.now.config != best.config:
+            st.button(
+                "Take it",
+                icon=":material/star:",
+                key="search.take",
+                on_click=_take,
+                args=(board.shown, dict(best.config), job.job_id),
+            )
+    notes = list(found.notes)
+    if found.uninformative:
+        few, every = fmt.counted(len(found.uninformative), "step"), fmt.count(len(found.steps))
+        notes.append(
+            f"at {few} of {every} the weights hardly moved: the previous checkpoint keeps the bound, too"
+        )
+    if notes:
+        st.caption(fmt.markdown(" ".join(map(fmt.sentence, notes))))
+
+
+def _take(shown: Subject, config: dict[str, Any], job_id: str) -> None:
+    state.clicked()
+    services.change_bits(shown, config, "the search", searched=job_id)

@@ -1,0 +1,346 @@
+"""The panel of the picked tensor: why it is sensitive, its values over time, and how it is stored."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+from inshrink_app import services
+from inshrink_app.model import METRICS, Sensitivity, Subject
+from inshrink_app.pages.run import tensor_figures
+from inshrink_app.widgets import ending, fmt, listing
+from inshrink_app.widgets.choices import codec_labels, pick_one
+from inshrink_app.widgets.layout import allowed, answer, chart
+from numpy.typing import NDArray
+
+from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
+
+_WAY, _LOG, _OVER, _VIEW = "panel.way", "panel.log", "panel.over", "panel.view"
+_VIEWS = {
+    "time": "Time",
+    "values": "Values",
+    "course": "Course",
+    "inside": "Inside",
+}
+_LEVELS = {
+    "codebook": "codebook",
+    "lattice": "lattice",
+    "grid": "uniform levels",
+    "rounded": "bfloat16",
+    "exact": "bit for bit",
+    "other": "no levels of its own",
+}
+_LEVELLESS = {
+    "exact": "Stored bit for bit: there are no levels.",
+    "rounded": "Each value is rounded to bfloat16.",
+    "other": "The codec stores the difference from the step before, so there are no fixed levels.",
+}
+
+
+def show(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
+    """Draw the panel of one tensor at one step.
+
+    Parameters
+    ----------
+    shown
+        The run or archive.
+    table
+        What the map shows, by tensor.
+    tensor, step
+        Which one.
+    """
+    way = _chosen_way(shown, step)
+    # The tensor, the same one step earlier, and the optimizer state of both.
+    asked, cost = f"panel.asked.{tensor}", services.drill_cost(shown, tensor)
+    if not allowed(asked, cost, "Look inside", ":material/visibility:"):
+        return
+    metric = table.metric if table.metric in ("taylor", "fisher", "update") else None
+    seen = answer(lambda: _look(shown, step, tensor, way, metric), "Looking inside…")
+    if seen is None:
+        return
+    st.markdown(f":small[{why(shown, table, seen)}]")
+    st.caption(_stored(seen))
+    views = dict(_VIEWS)
+    if len(table.steps) < 2:
+        del views["time"], views["course"]
+    if st.session_state.get(_VIEW) not in views:
+        st.session_state[_VIEW] = next(iter(views))
+    view = str(
+        st.segmented_control(
+            "Figure",
+            list(views),
+            format_func=lambda name: fmt.inked(views[name]),
+            key=_VIEW,
+            required=True,
+            label_visibility="collapsed",
+        )
+    )
+    draw: Mapping[str, Callable[[], None]] = {
+        "time": lambda: _over_time(shown, seen),
+        "values": lambda: _histogram(shown, seen, table.steps),
+        "course": lambda: _course(shown, seen),
+        "inside": lambda: (_profile(seen), _score_map(seen))[0],
+    }
+    draw[view]()
+    _take_away(seen)
+
+
+def _look(shown: Subject, step: int, tensor: str, way: str, metric: str | None) -> Anatomy:
+    """Look inside by a metric, or by the one that is known where the checkpoint does not tell it."""
+    seen = services.drill_down(shown, step, tensor, way, metric)
+    if metric is not None and seen.sensitivity is None:
+        return services.drill_down(shown, step, tensor, way, None)
+    return seen
+
+
+def why(shown: Subject, table: Sensitivity, seen: Anatomy) -> str:
+    """Say in one sentence what a tensor carries, and why."""
+    names = [row.name for row in table.rows]
+    name = f"**{fmt.markdown(fmt.elided(seen.spec.name, 48))}**"
+    total = max(1, sum(row.numel for row in table.rows))
+    said = [f"{name} is {fmt.percent(seen.spec.numel / total)} of the weights"]
+    if seen.spec.name in names and table.metric in ("fisher", "taylor", "magnitude", "update"):
+        carried = table.carried()[:, table.steps.index(seen.step)]
+        share = carried[names.index(seen.spec.name)] / (np.nansum(carried) or np.nan)
+        if np.isfinite(share):
+            quantity = METRICS[table.metric].quantity.lower()
+            said.append(f"carries {fmt.percent(float(share))} of the {quantity}")
+    text = " and ".join(said)
+    more = []
+    moved = _moved(shown, seen)
+    if moved is not None:
+        more.append(f"it moves {fmt.percent(moved)} from the previous checkpoint")
+    if seen.places is not None and (half := half_in(seen.places.rows)):
+        more.append(f"half of its sensitivity lies in {fmt.share(half)} of its rows")
+    return f"{text}; {' and '.join(more)}." if more else f"{text}."
+
+
+def _moved(shown: Subject, seen: Anatomy) -> float | None:
+    """Return how far a tensor moved at a step, relative to its size; None where that is not known."""
+    if len(shown.steps) < 2:
+        return None
+    course = answer(lambda: services.course(shown, seen.spec.key))
+    if course is None or seen.step not in course.steps:
+        return None
+    value = float(course.relative_movement[course.steps.index(seen.step)])
+    return value if np.isfinite(value) else None
+
+
+def _stored(seen: Anatomy) -> str:
+    """Say what a tensor is stored with."""
+    shares = {part.name: part.share for part in seen.histogram.parts}
+    basis = "estimated alone" if seen.estimated else "as archived"
+    said = [f"{fmt.size(seen.nbytes)} {basis}"]
+    if seen.bits_per_weight is not None:
+        said.insert(0, f"{fmt.value(seen.bits_per_weight)} bits per weight")
+    if seen.entropy is not None:
+        said.append(f"entropy {fmt.value(seen.entropy)} bits")
+    if seen.relative_error is not None:
+        said.append(f"rounding error {fmt.percent(seen.relative_error)}")
+    said += [f"{fmt.share(shares[name])} {name}" for name in ("pruned", "protected") if shares.get(name)]
+    return " · ".join(said)
+
+
+def _chosen_way(shown: Subject, step: int) -> str:
+    """Return how the tensor is stored: as archived, or as the chosen codec would."""
+    ways = services.stored_ways(shown, step)
+    if st.session_state.get(_WAY) not in ways:
+        st.session_state[_WAY] = ways[0]
+    return str(st.session_state[_WAY])
+
+
+def _ways(shown: Subject, step: int) -> None:
+    """Let the reader choose how the tensor is stored."""
+    ways = services.stored_ways(shown, step)
+    if len(ways) > 1:
+        names = {services.ARCHIVE: "As archived", **codec_labels()}
+        tip = "As the archive beside this run has it, or as a codec would store this tensor alone."
+        now = ways.index(_chosen_way(shown, step))
+        way = pick_one("Stored", ways, now, format_func=names.__getitem__, width=150, help=tip)
+        if way != st.session_state[_WAY]:
+            st.session_state[_WAY] = way
+            st.rerun()
+
+
+def _over_time(shown: Subject, seen: Anatomy) -> None:
+    """Draw how the values are spread over the steps."""
+    told = answer(lambda: services.values_over_time(shown, seen.spec.key), "Reading values…")
+    if told is None:
+        return
+    chart(
+        tensor_figures.over_time_figure(*told, seen.step),
+        "panel.time",
+        f"Histogram of the values over {len(told[0])} steps",
+    )
+    left_out = len(shown.steps) - len(told[0])
+    if left_out:
+        st.caption(f"{fmt.counted(len(told[0]), 'step')} of {fmt.count(len(shown.steps))}, evenly spread.")
+
+
+def _histogram(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> None:
+    """Draw the values with their partition and levels, and over them those of another step."""
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+        _ways(shown, seen.step)
+        other = _overlay(shown, seen, steps)
+        log = st.toggle("Log counts", key=_LOG, width="content")
+    chart(
+        tensor_figures.histogram_figure(seen, log=log, other=other),
+        "panel.histogram",
+        f"Histogram of {fmt.count(seen.spec.numel)} values by what became of them, with the levels of "
+        f"the {_LEVELS[seen.level_kind]}",
+    )
+    st.caption(_levels_text(seen))
+
+
+def _overlay(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> tuple[int, ValueHistogram] | None:
+    """Let another step be laid over the values; None where none is wanted."""
+    others = [step for step in steps if step != seen.step]
+    if not others:
+        return None
+    if st.session_state.get(_OVER) not in others:
+        st.session_state.pop(_OVER, None)
+    step = pick_one("Compare with step", others, index=None, key=_OVER, placeholder="None", width=150)
+    if step is None:
+        return None
+    counted_there = answer(lambda: services.values_at(shown, step, seen.spec.key))
+    return None if counted_there is None else (step, counted_there)
+
+
+def _profile(seen: Anatomy) -> None:
+    """Draw where in the matrix the sensitivity sits."""
+    places, told = seen.places, seen.sensitivity
+    if places is None or told is None or not np.isfinite(places.rows).any():
+        st.caption("Known of matrices whose sensitivity is known at this step.")
+        return
+    n_rows, n_columns = places.shape
+    chart(
+        tensor_figures.profile_figure(places, METRICS[told.metric].symbol),
+        "panel.profile",
+        f"Mean {METRICS[told.metric].word} by row and by column of {n_rows} by {n_columns} values",
+    )
+    st.caption(
+        f"Half of it sits in {fmt.share(half_in(places.rows))} of {fmt.counted(n_rows, 'row')} and in "
+        f"{fmt.share(half_in(places.columns))} of {fmt.counted(n_columns, 'column')}."
+    )
+
+
+def half_in(line: NDArray[np.float64]) -> float:
+    """Return the least share of places that hold half of what all hold together; 0 where there is nothing.
+
+    Examples
+    --------
+    >>> half_in(np.array([1.0, 1.0, 1.0, 97.0])), half_in(np.ones(10))
+    (0.25, 0.5)
+    """
+    known = np.sort(line[np.isfinite(line)])[::-1]
+    with np.errstate(over="ignore"):
+        total = float(known.sum())
+    if not known.size or not 0 < total < np.inf:
+        return 0.0
+    return (int(np.searchsorted(np.cumsum(known), total / 2 * (1 - 1e-12))) + 1) / known.size
+
+
+def _levels_text(seen: Anatomy) -> str:
+    """Say what the lines are, and what is not drawn."""
+    whose = "Restored" if seen.restored else "Original"
+    parts = [f"{whose} values, rms {fmt.value(seen.histogram.rms)}."]
+    drawn = tensor_figures.level_lines(seen).size
+    if seen.level_kind in _LEVELLESS:
+        parts.append(_LEVELLESS[seen.level_kind])
+    elif seen.spacing is not None:
+        lines = "" if drawn else ", too fine to be drawn"
+        parts.append(f"Levels with a spacing of {fmt.value(seen.spacing)}{lines}.")
+    else:
+        parts.append(f"Lines: the {fmt.count(seen.points.size)} codebook entries in use.")
+    if seen.histogram.n_nonfinite:
+        parts.append(f"{fmt.count(seen.histogram.n_nonfinite)} values are NaN or infinite.")
+    return fmt.markdown(" ".join(parts))
+
+
+def _score_map(seen: Anatomy) -> None:
+    """Draw sensitivity, or what is known in its place, against magnitude."""
+    told = seen.sensitivity
+    if told is None:
+        st.write(
+            "No sensitivity is known at this step: the checkpoint holds neither gradients nor Adam's "
+            "moments, and there is no earlier step of this shape."
+        )
+        return
+    chart(
+        tensor_figures.map_figure(told),
+        "panel.map",
+        f"How many values have which magnitude and which {METRICS[told.metric].word}",
+    )
+    together = ""
+    if told.correlation is not None:
+        # Adding zero turns a negative zero into a positive one.
+        together = f"Correlation of the logarithms {round(told.correlation, 2) + 0.0:.2f}. "
+    source = "Adam's first moment stands for the gradient. " if told.source == "exp_avg" else ""
+    zeros = (
+        f"Not drawn because one of the two is zero: {fmt.counted(told.n_zero, 'value')}."
+        if told.n_zero
+        else ""
+    )
+    st.caption(fmt.markdown(f"{METRICS[told.metric].symbol} over |w|. {together}{source}{zeros}"))
+
+
+def _course(shown: Subject, seen: Anatomy) -> None:
+    """Draw the tensor over the steps."""
+    every = bool(st.session_state.get("panel.every"))
+    told = answer(lambda: services.course(shown, seen.spec.key, every=every))
+    if told is None:
+        return
+    chart(
+        tensor_figures.course_figure(told, seen.step),
+        "panel.course",
+        f"Size, movement and cost of the tensor over {len(told.steps)} steps",
+    )
+    n_left_out = len(shown.steps) - len(told.steps)
+    if n_left_out or every:
+        cost = seen.spec.nbytes * len(shown.steps)
+        st.toggle(
+            f"Read every step ({fmt.size(cost)})",
+            key="panel.every",
+            help=f"{fmt.count(n_left_out)} steps were skipped to read less; each movement spans the steps "
+            "between two points.",
+        )
+
+
+def _take_away(seen: Anatomy) -> None:
+    """Offer what is on screen as files."""
+    values = seen.histogram
+    stem = f"anatomy-step-{seen.step}"
+    bins = pd.DataFrame(
+        {
+            "from": values.edges[:-1],
+            "to": values.edges[1:],
+            **{part.name: counts for part, counts in zip(values.parts, values.counts, strict=True)},
+        }
+    )
+    listing.buttons(
+        ("Histogram as CSV", f"{stem}.csv", listing.csv_bytes(bins)),
+        ("All as JSON", f"{stem}.json", json.dumps(seen.to_json(), indent=1).encode()),
+    )
+
+
+def code(shown: Subject, tensor: str, step: int, metric: str) -> None:
+    """Show the command nearest to the panel, and the lines that give it exactly."""
+    path, way = str(shown.path), st.session_state.get(_WAY, services.ARCHIVE)
+    opened, arguments = repr(path), f"run, {step}, {tensor!r}"
+    if way == services.ARCHIVE and shown.kind == "run" and shown.archive is not None:
+        opened = repr(str(shown.archive.path))
+        arguments += f", against={path!r}"
+    elif way != services.ARCHIVE:
+        arguments += f", {way!r}"
+    known = metric if metric in ("magnitude", "taylor", "fisher", "update") else "magnitude"
+    ending.snippets(
+        f"inshrink sensitivity {shlex.quote(path)} --metric {known} --by tensor --steps {step}",
+        f"import inshrink_core\n\nrun = inshrink_core.open({opened})\n"
+        f"seen = inshrink_core.analysis.anatomy({arguments})\n"
+        "print(seen.bits_per_weight, seen.entropy, seen.histogram.parts)\n"
+        f"print(inshrink_core.analysis.trajectory(run, {tensor!r}).relative_movement)",
+    )

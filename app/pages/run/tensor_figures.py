@@ -1,0 +1,292 @@
+"""One tensor's figures: its values by part, its sensitivity against its magnitude, its course over steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from inshrink_app.model import METRICS
+from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
+from inshrink_app.widgets import fmt
+from inshrink_app.widgets.figures import (
+    colour_bar,
+    columns_axis,
+    count_ticks,
+    lay_out,
+    log_figure,
+    log_scale_ticks,
+    log_ticks,
+    title,
+)
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from inshrink_core.analysis.anatomy import Anatomy, Places, SensitivityMap, ValueHistogram
+from inshrink_core.analysis.trajectory import Trajectory
+
+_HEIGHT = 210
+_MOVEMENT = "Relative movement"
+
+_PART_LOOKS: Mapping[str, tuple[str, str]] = {
+    "pruned": (CATEGORICAL[5], "x"),
+    "quantized": (CATEGORICAL[0], ""),
+    "protected": (CATEGORICAL[1], "/"),
+}
+"""Colour and hatching of each part: no meaning by colour alone."""
+
+_MOST_LINES = 300
+"""Lattice points closer than this many across the values would be a grey surface."""
+
+
+def level_lines(seen: Anatomy) -> NDArray[np.float64]:
+    """Return the levels that are drawn: those of the codebook, or the lattice where it is coarse enough.
+
+    Returns
+    -------
+    ndarray
+        Ascending; empty where there are none, or too many to tell apart.
+    """
+    edges = seen.histogram.edges
+    if edges.size == 0:
+        return np.empty(0)
+    low, high = float(edges[0]), float(edges[-1])
+    if seen.points.size:
+        return seen.points[(seen.points >= low) & (seen.points <= high)]
+    if seen.level_kind == "lattice" and seen.spacing and (high - low) / seen.spacing <= _MOST_LINES:
+        first = math.ceil(low / seen.spacing)
+        return np.arange(first, math.floor(high / seen.spacing) + 1, dtype=np.float64) * seen.spacing
+    return np.empty(0)
+
+
+def histogram_figure(
+    seen: Anatomy, *, log: bool, other: tuple[int, ValueHistogram] | None = None
+) -> go.Figure:
+    """Draw how often values occur, stacked by what became of them, with a line at every level.
+
+    Parameters
+    ----------
+    seen
+        One tensor.
+    log
+        Counts on a logarithmic axis.
+    other
+        Another step and the tensor's values there, drawn as a line over the bars, scaled to bins of the
+        same width.
+    """
+    figure = go.Figure()
+    values = seen.histogram
+    middles = (values.edges[:-1] + values.edges[1:]) / 2
+    near = fmt.d3_format(np.abs(values.edges[[0, -1]]) / 10 if values.edges.size else ())
+    for part, counts in zip(values.parts, values.counts, strict=True):
+        if part.n == 0:
+            continue
+        colour, hatch = _PART_LOOKS[part.name]
+        figure.add_trace(
+            go.Bar(
+                x=middles.astype(np.float32),
+                y=counts.astype(np.float32),
+                name=part.name,
+                marker={
+                    "color": colour,
+                    "line": {"width": 0},
+                    "pattern": {
+                        "shape": hatch,
+                        "size": 5,
+                        "solidity": 0.3,
+                        "bgcolor": colour,
+                        "fgcolor": "#FFFFFF",
+                    },
+                },
+                hovertemplate=f"%{{y:,}} {part.name} values near %{{x:{near}}}<extra></extra>",
+            )
+        )
+    top = float(values.counts.sum(axis=0).max(initial=1))
+    lines = level_lines(seen)
+    if lines.size:
+        figure.add_trace(_lines(lines, top, log))
+    if other is not None and other[1].edges.size > 1 and values.edges.size > 1:
+        figure.add_trace(_outline(*other, float(values.edges[1] - values.edges[0])))
+        top = max(top, float(np.nanmax(figure.data[-1].y, initial=1.0)))
+    lay_out(figure, _HEIGHT, legend=True)
+    figure.update_layout(barmode="stack", bargap=0, hovermode="closest")
+    figure.update_xaxes(title=title("Value"), showgrid=False, nticks=7)
+    figure.update_yaxes(
+        title=title("Values in a bin"),
+        type="log" if log else "linear",
+        range=[math.log10(0.5), math.log10(top * 1.6)] if log else [0, top * 1.08],
+        automargin=True,
+        **count_ticks(top, log=log),
+    )
+    return figure
+
+
+def over_time_figure(
+    steps: Sequence[int], edges: NDArray[np.float64], shares: NDArray[np.float64], step: int
+) -> go.Figure:
+    """Draw how the values are spread at every step: a column a step, darker where more values are.
+
+    Parameters
+    ----------
+    steps, edges, shares
+        As `services.values_over_time` returns them.
+    step
+        Where a mark stands.
+    """
+    labels = [fmt.count(one) for one in steps]
+    shown = np.where(shares > 0, np.sqrt(shares), np.nan).astype(np.float32)  # Tails are seen, too.
+    figure = go.Figure(
+        go.Heatmap(
+            z=shown,
+            x=labels,
+            y=((edges[:-1] + edges[1:]) / 2).astype(np.float32),
+            customdata=(100 * shares).astype(np.float32),
+            colorscale=SEQUENTIAL,
+            showscale=False,
+            hoverongaps=False,
+            hovertemplate="step %{x}<br>%{customdata:.3r} % of the values near %{y:.3r}<extra></extra>",
+        )
+    )
+    lay_out(figure, _HEIGHT)
+    figure.update_xaxes(**columns_axis(labels))
+    figure.update_yaxes(title=title("Value"), showgrid=False, automargin=True, nticks=6)
+    if step in steps:
+        place = list(steps).index(step)
+        figure.add_shape(
+            type="rect",
+            x0=place - 0.5,
+            x1=place + 0.5,
+            yref="paper",
+            y0=0,
+            y1=1,
+            line={"color": MARK, "width": 2},
+        )
+    return figure
+
+
+def _lines(levels: NDArray[np.float64], top: float, log: bool) -> go.Scatter:
+    """Draw a thin line at every level, all of them one trace."""
+    x = np.repeat(levels, 3)
+    y = np.tile([0.5 if log else 0.0, top, np.nan], levels.size)
+    return go.Scatter(
+        x=x,
+        y=y,
+        name=f"{fmt.count(levels.size)} levels",
+        mode="lines",
+        line={"color": GAP, "width": 1},
+        opacity=0.75,
+        hoverinfo="skip",
+    )
+
+
+def _outline(step: int, values: ValueHistogram, width: float) -> go.Scatter:
+    """Draw another step's values as a line, as if its bins were as wide as these."""
+    counts = values.counts.sum(axis=0) * (width / float(values.edges[1] - values.edges[0]))
+    return go.Scatter(
+        x=((values.edges[:-1] + values.edges[1:]) / 2).astype(np.float32),
+        y=counts.astype(np.float32),
+        name=f"step {fmt.count(step)}",
+        mode="lines",
+        line={"color": MARK, "width": 2, "shape": "hvh"},
+        hovertemplate=f"%{{y:,.0f}} values near %{{x:.2e}} at step {fmt.count(step)}<extra></extra>",
+    )
+
+
+def profile_figure(places: Places, symbol: str) -> go.Figure:
+    """Draw the mean sensitivity by row and by column of a matrix, one below the other."""
+    named = [("row", places.rows, places.shape[0]), ("column", places.columns, places.shape[1])]
+    figure = make_subplots(
+        rows=2,
+        cols=1,
+        subplot_titles=[f"By {word} (of {fmt.count(n)})" for word, _, n in named],
+        vertical_spacing=0.3,
+    )
+    for place, (word, line, n) in enumerate(named, start=1):
+        edges = np.linspace(0, n, line.size + 1)
+        figure.add_trace(
+            go.Bar(
+                x=(edges[:-1] + edges[1:] - 1) / 2,
+                y=line,
+                width=np.diff(edges),
+                marker={"color": CATEGORICAL[0], "line": {"width": 0}},
+                hovertemplate=f"{word} %{{x:,.0f}}<br>{fmt.html(symbol)} "
+                f"%{{y:{fmt.d3_format(line)}}}<extra></extra>",
+            ),
+            row=place,
+            col=1,
+        )
+    lay_out(figure, _HEIGHT, titles=True)
+    figure.update_layout(bargap=0)
+    figure.update_xaxes(showgrid=False, nticks=6, tickformat=",d")
+    figure.update_yaxes(rangemode="tozero", nticks=4, automargin=True, exponentformat="e")
+    return figure
+
+
+def map_figure(told: SensitivityMap) -> go.Figure:
+    """Draw how many values have which magnitude and which sensitivity, all axes logarithmic."""
+    with np.errstate(divide="ignore"):
+        logs = np.log10(told.counts.T.astype(np.float64))
+    shown = np.where(told.counts.T > 0, logs, np.nan).astype(np.float32)
+    most = max(1.0, float(np.nanmax(shown, initial=1.0)))
+    ticks = list(range(math.floor(most) + 1))
+    x, y = ((edges[:-1] + edges[1:]) / 2 for edges in (told.log_magnitude, told.log_sensitivity))
+    figure = go.Figure(
+        go.Heatmap(
+            z=shown,
+            x=x.astype(np.float32),
+            y=y.astype(np.float32),
+            customdata=told.counts.T.astype(np.float32),
+            zmin=0,
+            zmax=most,
+            colorscale=SEQUENTIAL,
+            hoverongaps=False,
+            hovertemplate="%{customdata:,} values<extra></extra>",
+            colorbar=colour_bar(
+                "Values",
+                {"tickvals": ticks, "ticktext": [fmt.count(10**tick) for tick in ticks]},
+            ),
+        )
+    )
+    lay_out(figure, _HEIGHT)
+    metric = METRICS[told.metric]
+    figure.update_xaxes(title=title("|w|"), showgrid=False, **_ticks(told.log_magnitude))
+    figure.update_yaxes(
+        title=title(fmt.html(f"{metric.label}, {metric.symbol}")),
+        showgrid=False,
+        automargin=True,
+        **_ticks(told.log_sensitivity),
+    )
+    return figure
+
+
+def _ticks(edges: NDArray[np.float64]) -> dict[str, list[object]]:
+    return log_scale_ticks(float(edges[0]), float(edges[-1]))
+
+
+def course_figure(course: Trajectory, step: int) -> go.Figure:
+    """Draw size, movement and, where an archive tells them, bits over the steps, one below the other.
+
+    Parameters
+    ----------
+    course
+        One tensor.
+    step
+        Where a mark stands.
+    """
+    moved = np.where(course.relative_movement > 0, course.relative_movement, np.nan)
+    told = {
+        "Size (rms)": course.rms,
+        _MOVEMENT: moved,
+        "Bits per weight in the archive": course.bits_per_weight,
+    }
+    told = {name: values for name, values in told.items() if np.isfinite(values).any()}
+    curves = {name: list(zip(course.steps, values.tolist(), strict=True)) for name, values in told.items()}
+    figure = log_figure(curves, {name: [name] for name in curves}, legends=False)
+    figure.update_traces(mode="lines+markers", marker={"size": 4})
+    if _MOVEMENT in told:
+        figure.update_yaxes({"type": "log", **log_ticks(moved)}, selector=list(told).index(_MOVEMENT))
+    figure.add_shape(
+        type="line", x0=step, x1=step, yref="paper", y0=0, y1=1, line={"color": MARK, "width": 2}
+    )
+    return figure

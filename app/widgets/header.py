@@ -1,0 +1,158 @@
+"""The header of every place: run, bound, evaluator and jobs, each with what can be chosen of it."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+from inshrink_app import services, state
+from inshrink_app.model import ServiceError, Subject
+from inshrink_app.server.roots import Address
+from inshrink_app.services import BOUNDS, USUAL, Bound
+from inshrink_app.widgets import evaluator, fmt, job_card, listing, watch
+from inshrink_app.widgets.choices import pick_one
+
+_NAME_WIDTH = 36
+_NO_METRIC = "The evaluator's own"
+
+
+def show(shown: Subject, *, watched: bool = False) -> None:
+    """Draw the header; what is chosen in it holds in every tab and place.
+
+    Parameters
+    ----------
+    shown
+        The run or archive on screen.
+    watched
+        Whether the place is drawn anew when a checkpoint comes.
+    """
+    with st.container(horizontal=True, vertical_alignment="center", gap="small", key="header"):
+        _run(shown, watched=watched)
+        if shown.kind == "run" or services.original_of(shown) is not None:
+            _bound(shown)
+            _evaluator(shown)
+        job_card.jobs_drawer()
+        if watched:
+            watch.badge(shown)
+    for note in shown.notes[1:]:
+        st.caption(fmt.markdown(fmt.sentence(note)))
+
+
+def _run(shown: Subject, *, watched: bool) -> None:
+    """Draw the name of the run, what it is, and the way to another one."""
+    name = fmt.markdown(fmt.elided(shown.name, _NAME_WIDTH))
+    path = fmt.markdown(str(shown.path))
+    panel = st.popover(
+        f"**{name}**", icon=":material/folder_open:", help=path, key="header.run", on_change="rerun"
+    )
+    n_tensors = len({row.name for row in shown.tensors if row.role == "weight"})
+    said = [
+        fmt.counted(len(shown.steps), "step"),
+        fmt.size(shown.total_bytes),
+        f"{fmt.compact(shown.n_parameters)} parameters in {fmt.counted(n_tensors, 'tensor')}",
+    ]
+    st.caption(" · ".join(said), width="content")
+    if not panel.open:
+        return
+    with panel:
+        st.code(str(shown.path), language=None, wrap_lines=True)
+        kind = "Archive" if shown.kind == "archive" else f"Run of {shown.format} files"
+        st.caption(fmt.markdown(f"{kind}, {fmt.steps(shown.steps)}."))
+        for note in shown.notes[:1]:
+            st.caption(fmt.markdown(fmt.sentence(note)))
+        if services.is_dropped(shown.path):
+            st.caption("A copy of the files that you dropped.")
+        if shown.skipped:
+            left_out = pd.DataFrame(shown.skipped, columns=["file", "why"])
+            st.caption(f"{fmt.counted(len(shown.skipped), 'file')} left out")
+            listing.show(left_out, "skipped", alt="Files that were left out, and why", wide=["file", "why"])
+        if watched:
+            watch.switch(shown)
+        if watched and isinstance(shown.place, Address):
+            st.caption("New checkpoints at an address appear after Refresh.")
+        with st.container(horizontal=True):
+            if st.button("Refresh", icon=":material/refresh:", help="Reads the headers again."):
+                services.refresh(shown.path)
+                st.rerun()
+            if st.button("Open another", icon=":material/folder_open:"):
+                state.go_to("open")
+
+
+def _bound(shown: Subject) -> None:
+    """Draw the bound, and let another one be chosen."""
+    now = services.chosen(shown).bound
+    label = f"Bound: {now.text}"
+    panel = st.popover(label, icon=":material/straighten:", key="header.bound", on_change="rerun")
+    if not panel.open:
+        return
+    with panel:
+        kind = st.radio(
+            "Every restored step keeps",
+            list(BOUNDS),
+            list(BOUNDS).index(now.kind),
+            format_func=BOUNDS.__getitem__,
+            captions=[
+                "The expected rise of the loss after a restore.",
+                "The loss of the evaluator's metric, relative.",
+                "The distance of the predictions, in nats.",
+                "The default settings of the codec.",
+            ],
+        )
+        value = now.value if kind == now.kind else USUAL[kind]
+        if kind == "divergence":
+            value = st.number_input(
+                "At most, nats", 0.0, 100.0, value, 0.001, format="%.4f", key=f"header.{kind}"
+            )
+        elif kind != "none":
+            percent = st.number_input(
+                "At most, %", 0.0, 100.0, 100 * value, 0.1, format="%.2f", key=f"header.{kind}"
+            )
+            value = round(percent / 100, 9)
+        if (kind, value) != now:
+            state.clicked()
+            services.choose(shown, bound=Bound(kind, value))
+            st.rerun()
+
+
+def _evaluator(shown: Subject) -> None:
+    """Draw the evaluator with its state, and let another one, and its metric, be chosen."""
+    subject = services.original_of(shown) or shown
+    try:
+        judge = services.named_evaluator(shown)
+        word, icon = "none", ":material/gavel:"
+    except ServiceError:
+        judge, word, icon = None, "cannot be read", ":material/error:"
+    if judge is not None:
+        ready = services.may_run(judge)
+        job = services.job_of(services.evaluator_trial(subject, judge))
+        failed = job is not None and job.state == "failed"
+        icon = ":material/error:" if failed else ":material/check:" if ready else ":material/lock:"
+        state_word = "fails" if failed else "" if ready else "not trusted yet"
+        word = " ".join(filter(None, [judge.name, state_word]))
+        if judge.is_asked:
+            word += f", {judge.metric}"
+    panel = st.popover(
+        fmt.markdown(f"Evaluator: {word}"), icon=icon, key="header.evaluator", on_change="rerun"
+    )
+    if not panel.open:
+        return
+    with panel:
+        evaluator.show(subject, judge)
+        _metric(shown)
+
+
+def _metric(shown: Subject) -> None:
+    """Let the metric that judges be chosen, once the evaluator was tried."""
+    now, told = services.chosen(shown), services.metrics_told(shown)
+    if not told and not now.metric:
+        return
+    names = [_NO_METRIC, *dict.fromkeys([*told, *([now.metric] if now.metric else [])])]
+    picked = pick_one("Metric", names, names.index(now.metric or _NO_METRIC), key=f"metric.{now.run}")
+    metric = "" if picked == _NO_METRIC else str(picked)
+    direction = ""
+    if metric:
+        ways = ["higher", "lower"]
+        first = ways.index(now.direction or ("lower" if "loss" in metric.casefold() else "higher"))
+        direction = st.radio("Better is", ways, first, horizontal=True, key=f"direction.{metric}")
+    if (metric, direction) != (now.metric, now.direction):
+        services.choose(shown, metric=metric, direction=direction)
+        st.rerun()
