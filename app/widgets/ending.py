@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import streamlit as st
 from inshrink_app.jobs import Requests, python_text, shell_text
 from inshrink_app.widgets.layout import folded

@@ -131,7 +131,7 @@ def _evaluator(shown: Subject) -> None:
         if judge.is_asked:
             word += f", {judge.metric}"
     panel = st.popover(
-        fmt.markdown(f"Evaluator: {word}"), icon=icon, key="header.evaluator", on_change="rerun"
+        f"Evaluator: {fmt.markdown(word)}", icon=icon, key="header.evaluator", on_change="rerun"
     )
     if not panel.open:
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 from inshrink_app import launch, services
 from inshrink_app.jobs.job import Job

@@ -307,7 +307,7 @@ def test_what_is_edited_is_measured_in_the_background_until_the_next_change(root
 
 def test_a_configuration_that_was_measured_is_a_point_beside_those_of_the_search(archived, monkeypatch):
     judged(archived)
-    registry = JobRegistry(job_services.start_request, jobs_folder())
+    registry = JobRegistry(job_services.start_process, jobs_folder())
     monkeypatch.setattr(job_services, "registry", lambda: registry)
     shown = services.load_subject(str(archived))
     judge = services.evaluator_of(shown)
@@ -574,7 +574,7 @@ def test_a_click_that_makes_no_sense_picks_nothing(points):
 def test_estimates_go_from_fine_to_coarse_and_are_there_one_by_one(archived, jobs, tmp_path):
     shown = services.load_subject(str(archived))
     services.start_job(services.estimating_work(shown, STEPS, "uniform", is_calibrated=False))
-    job = work(tmp_path / "jobs", *jobs.started[0].requests(None))
+    job = work(tmp_path / "jobs", *jobs.started[0].requests)
     points = services.estimates(job)
     assert len(points) == 7
     assert points[0].config == {"codec": "uniform", "settings": {"bits": 8}}

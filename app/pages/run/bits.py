@@ -80,14 +80,14 @@ def _estimates(board: Board) -> None:
     job = board.estimating
     if job is not None and job.is_running:
         job_card.running(job)
-    elif job is None and board.rates is None:
+    elif job is not None and job.state != "finished":
+        job_card.stopped(job, primary=False)
+    elif board.rates is None and boards.number_of(board.codec) is not None:
         is_calibrated = any(not one.is_estimated for one in board.points)
         steps = board.found.steps or board.shown.steps
         work = services.estimating_work(board.shown, steps, board.codec, is_calibrated=is_calibrated)
         tip = "Encodes a sample of the weights from fine to coarse. No code of the run is executed."
         job_card.start_button("Estimate what layers take", work, "calculate", help=tip)
-    elif job is not None and job.state != "finished":
-        job_card.stopped(job, primary=False)
 
 
 class _Layers(NamedTuple):

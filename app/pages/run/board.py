@@ -235,7 +235,9 @@ def figures(board: Board, config: Mapping[str, Any]) -> Figures | None:
         return _written(board.written, now)
     if not config or now.keep == "exact":
         return _automatic(board)
-    seen = [one for one in board.points if one.whole and not one.is_estimated and one.config == config]
+    asked = _full(config)
+    measured = [one for one in board.points if one.whole and not one.is_estimated and one.config]
+    seen = [one for one in measured if one.config == config or (asked and _full(one.config) == asked)]
     point = max(seen, key=lambda one: one.restore_cost is not None, default=None)
     told = predicted(board.shown, board.rates, config)
     if point is not None:
@@ -293,6 +295,15 @@ def _of_weights(board: Board, basis: str, ratio: float, total: float | None, cos
         nbytes = board.raw_nbytes / total if total and math.isfinite(total) else None
     every = board.raw_nbytes / nbytes if nbytes else None
     return Figures(basis, nbytes, every, bits, **worst)
+
+
+def _full(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a configuration with the defaults of its codec, as archives have it; None of no codec here."""
+    with contextlib.suppress(ServiceError):
+        usual = codec_settings(str(config["codec"]))
+        settings = {**usual, **config.get("settings", {})}
+        return {"codec": config["codec"], "settings": settings, "override": list(config.get("override", ()))}
+    return None
 
 
 def _guessed(board: Board, config: Mapping[str, Any]) -> Figures | None:

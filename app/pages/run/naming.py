@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state

@@ -16,7 +16,6 @@ from inshrink_app.widgets.choices import (
     codec_labels,
     device,
     ends_of_range,
-    engine,
     one_of_few,
     one_of_many,
 )
@@ -89,9 +88,6 @@ def _options(shown: Subject, now: Chosen, before: tuple[int, ...]) -> Search:
         fields["budget"] = st.number_input(
             "Most configurations to try", 1, 10_000, None, key="search.budget", placeholder="No limit"
         )
-    if len(services.installed_engines()) > 1:
-        tip = "Each measures some of the trials, with an evaluator of its own."
-        fields["engine"], fields["workers"] = engine("search", tip)
     fields["steps"] = None if steps == shown.steps else steps
     return Search(str(shown.path), device=device("search"), **fields)
 

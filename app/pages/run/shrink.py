@@ -83,8 +83,8 @@ def _keep(board: Board) -> None:
         services.choose(board.shown, keep=keep)
         st.rerun()
     by_hand = shrinking.is_by_hand(board.now)
-    how = f"Bits: {board.now.origin or 'by hand'}." if by_hand else _how(board)
-    st.caption(fmt.markdown(f"{KEEPS[board.now.keep].price} {how}"))
+    how = f"Bits: {fmt.markdown(board.now.origin or 'by hand')}." if by_hand else _how(board)
+    st.caption(f"{KEEPS[board.now.keep].price} {how}")
 
 
 def _how(board: Board) -> str:
