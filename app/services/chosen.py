@@ -102,7 +102,7 @@ class Chosen:
     """
 
     run: str
-    bound: Bound = Bound()
+    bound: Bound = field(default_factory=Bound)
     evaluator: str = ""
     metric: str = ""
     direction: str = ""

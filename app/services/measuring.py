@@ -95,9 +95,9 @@ def sensitivity_request(subject: Subject, metric: str, by: str) -> Request[Any]:
 
 
 def _work(text: str, metric: str) -> Work:
-    """Return the measurement of a run as it is: of a large one the last step comes first, to be seen early."""
+    """Return the measurement of a run; the last step of a large one comes first."""
     found = opened(text)
-    request = Measure(str(found.subject.path), metric=metric, by=",".join(Grouping), statistic="mean")
+    request = Measure(str(found.subject.path), metric=metric, by=",".join(Grouping))
     requests = [request]
     if len(found.subject.steps) > 1 and measuring_cost(found.subject, metric) > _LATEST_FIRST_BYTES:
         requests.insert(0, dataclasses.replace(request, steps=found.subject.steps[-1:]))

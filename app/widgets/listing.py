@@ -101,7 +101,7 @@ def looks(
 
 
 def bare(table: pd.DataFrame, looks: Mapping[str, Any], alt: str, height: int = HEIGHT, **more: Any) -> None:
-    """Draw a table alone, whose columns look so, at most so high; `more` is its key, and what a click does."""
+    """Draw a table without downloads; `more` has its key and callbacks."""
     st.dataframe(
         in_percent(table, looks),
         hide_index=True,
@@ -194,7 +194,7 @@ def table_buttons(
     stem: str,
     *before: tuple[str, str, Callable[[], bytes] | bytes],
 ) -> None:
-    """Offer a table, or what makes it, as CSV and as JSON under a name without suffix; and files before it."""
+    """Offer a table, or a function that makes it, as CSV and JSON; and other files before it."""
 
     def made() -> pd.DataFrame:
         return table() if callable(table) else table

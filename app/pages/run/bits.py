@@ -353,8 +353,8 @@ def _draw_curve(board: Board, now: Figures | None) -> None:
     chart(
         drawn,
         _CHART,
-        f"Size of the weights against {AXES[figure].lower()}: all layers alike, the bits that are edited, and "
-        "what was measured",
+        f"Size of the weights against {AXES[figure].lower()}: equal settings, edited bits and "
+        "measured points",
         on_select=lambda: _clicked(board),
         selection_mode=("points",),
     )

@@ -341,7 +341,8 @@ def heatmap_figure(
     figure.update_yaxes(
         type="category", range=[len(rows) - 0.5, -0.5], showgrid=False, showticklabels=False, ticks=""
     )
-    known = [(name, values) for name, series in curves if _any(values := by_column(series, table.steps))]
+    known = [(name, by_column(series, table.steps)) for name, series in curves]
+    known = [(name, column) for name, column in known if _any(column)]
     if known:  # One cursor for all: a line at the step, through the curves and the cells.
         figure.update_xaxes(
             showspikes=True, spikemode="across", spikesnap="data", spikethickness=1, spikecolor=GAP
@@ -435,7 +436,8 @@ def _add_curves(
                 connectgaps=True,
                 line={"color": CATEGORICAL[0], "width": 2},
                 marker={"size": 4},
-                hovertemplate=f"{fmt.html(name)} %{{y:{fmt.d3_format(values)}}}<br>step %{{x}}<extra></extra>",
+                hovertemplate=f"{fmt.html(name)} %{{y:{fmt.d3_format(values)}}}"
+                "<br>step %{x}<extra></extra>",
                 showlegend=False,
             )
         )

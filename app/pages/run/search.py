@@ -157,7 +157,7 @@ def result(board: Board) -> None:
     if best is None:
         asked = "reaches the ratio" if found.target_ratio is not None else "keeps the bound at every step"
         st.warning(
-            f"No configuration {asked}. Loosen the bound, search another codec, or allow more configurations.",
+            f"No configuration {asked}. Loosen the bound, choose another codec or try more configurations.",
             icon=":material/warning:",
         )
         return

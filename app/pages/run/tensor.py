@@ -83,7 +83,7 @@ def show(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
         "time": lambda: _over_time(shown, seen),
         "values": lambda: _histogram(shown, seen, table.steps),
         "course": lambda: _course(shown, seen),
-        "inside": lambda: (_profile(seen), _score_map(seen))[0],
+        "inside": lambda: _inside(seen),
     }
     draw[view]()
     _take_away(seen)
@@ -208,6 +208,11 @@ def _overlay(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> tuple[int, 
         return None
     counted_there = answer(lambda: services.values_at(shown, step, seen.spec.key))
     return None if counted_there is None else (step, counted_there)
+
+
+def _inside(seen: Anatomy) -> None:
+    _profile(seen)
+    _score_map(seen)
 
 
 def _profile(seen: Anatomy) -> None:

@@ -168,8 +168,8 @@ def _tables(
     if look.colour == "error" and (errors := services.compared_errors(shown)) is not None:
         return _same("error", errors, shown), False
     is_running = job is not None and job.is_running
-    known = services.measured_so_far(shown, job) if is_running else None
-    known = known or _before(shown, look.metric)
+    running = services.measured_so_far(shown, job) if is_running else None
+    known = running or _before(shown, look.metric)
     if known is not None:
         return known, is_running
     return _same(f"empty.{look.metric}", services.unmeasured(shown, look.metric), shown), is_running
@@ -359,7 +359,7 @@ def _code(
     by = modules.TENSOR if look.level.isdigit() else look.level
     asked: list[Any] = [
         Inspect(str(shown.path)),
-        services.sensitivity_request(shown, metric, by, look.statistic),
+        services.sensitivity_request(shown, metric, by),
         *requests,
     ]
     if board is not None:
