@@ -1,4 +1,4 @@
-"""How long the explorer takes: the Overview of 50 checkpoints, and the heatmap of 400 layers by 200 steps.
+"""How long the explorer takes: the first map of 50 checkpoints, and the map of 400 layers by 200 steps.
 
 Chromium, driven by Playwright, opens pages of a server that has just been started. Each time runs from the
 address to the page; a page is ready when its charts are drawn and the server has nothing left to do. A page
@@ -54,13 +54,11 @@ PLAIN = (
 
 IDLE = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
 HEATMAP = "document.querySelector('.st-key-heatmap .js-plotly-plot')"
-PANEL = "document.querySelector('.st-key-heatmap .js-plotly-plot .nsewdrag')"
-DRAWN = f"{HEATMAP}?.dataset.cells && {PANEL} && {HEATMAP}.querySelector('.heatmaplayer image') && {IDLE}"
-FACTS = "document.querySelectorAll('[data-testid=stMetricValue]').length >= 4"
+CELLS = "document.querySelector('.st-key-heatmap .js-plotly-plot .nsewdrag')"
+DRAWN = f"{HEATMAP}?.dataset.cells && {CELLS} && {HEATMAP}.querySelector('.heatmaplayer image') && {IDLE}"
 INSIDE = (
-    "layer => [...document.querySelectorAll('h2, h3')].some(one => one.innerText === layer)"
-    " && document.querySelector('.st-key-drill-histogram .js-plotly-plot .barlayer .point')"
-    f" && {FACTS} && {IDLE}"
+    "layer => document.querySelector('.st-key-panel')?.innerText.includes(layer)"
+    f" && document.querySelector('.st-key-panel .js-plotly-plot') && {IDLE}"
 )
 
 
@@ -102,7 +100,7 @@ def open_page(page: Any, url: str, ready: str) -> float:
 def click(page: Any, x_share: float, y_share: float) -> float:
     """Click on the row of a tensor, and return the seconds until the inside of that tensor is shown."""
     x, y, width, height = page.evaluate(
-        f"(one => [one.x, one.y, one.width, one.height])({PANEL}.getBoundingClientRect())"
+        f"(one => [one.x, one.y, one.width, one.height])({CELLS}.getBoundingClientRect())"
     )
     rows: list[str] = page.evaluate(f"[...{HEATMAP}._fullData[1].y]")
     # Each row is about a pixel high, and a browser reports whole pixels.
@@ -144,13 +142,13 @@ def measure(browser: Any, scratch: Path, quick: bool) -> dict[str, list[float]]:
                 what = "click to drill-down" if number else "first click after a start"
                 found[f"{what}, {SIZE}"].append(seconds)
 
-    overview = f"overview?{urlencode({'run': small / 'run'})}"
-    heatmap = f"sensitivity?{urlencode({'run': large / 'run', 'metric': METRIC, 'by': 'tensor'})}"
+    opened = f"run?{urlencode({'run': small / 'run'})}"
+    heatmap = f"run?{urlencode({'run': large / 'run', 'metric': METRIC, 'by': 'tensor'})}"
     for number in range(1 + (1 if quick else N_STARTS)):
         first(ONE_CHART_PAGE, plain, PLAIN, "", f"document.querySelector('.heatmaplayer image') && {IDLE}")
         shutil.rmtree(small / ".state", ignore_errors=True)
         label = f"first paint, {N_SMALL_STEPS} checkpoints, headers not kept"
-        first(label, small, EXPLORER, overview, FACTS)
+        first(label, small, EXPLORER, opened, DRAWN)
         first(f"page interactive, {SIZE}, by tensor", large, EXPLORER, heatmap, DRAWN, N_CLICKS + 1)
         if not number:  # The first round compiles what the interpreter has not seen.
             found.clear()

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.results import write
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference, make_codec
+from inshrink_core.codec import Encoded, EncoderState, FrameContext, TensorInput, TensorReference, make_codec
 
 MEGABYTES = (16, 64, 256, 1024)
 QUICK_MEGABYTES = (16, 64)
@@ -73,7 +73,8 @@ def way_of(
         tensor = values.square() if role is TensorRole.EXP_AVG_SQ else values
         item = TensorInput(spec=spec, tensor=tensor, companions={TensorRole.EXP_AVG_SQ: second})
         plan = codec.plan([spec], [codec.observe(item, state)], FrameContext(memory=memory))
-        return codec.encode(item, plan, state), codec.remember(plan)
+        remembered = codec.remember(plan) if isinstance(codec, EncoderState) else None
+        return codec.encode(item, plan, state), remembered
 
     def encoder(on: Any) -> tuple[TensorReference | None, Callable[[], Encoded]]:
         state = memory = None

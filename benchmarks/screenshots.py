@@ -31,10 +31,15 @@ LARGEST_BYTES = 200_000
 CHROMIUM_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
 
 
+_PICKED = {"metric": "fisher", "layer": "conv2.weight", "step": "900"}
+_READY = ("carry at least 80 %", "bits per weight")
+
+
 class Shot(NamedTuple):
     """One picture: its file, page, what the link says beside the run, colour scheme and size in pixels.
 
     `clicks` are buttons to press first, each with a text that says that what it began is done, if one does.
+    `awaits` are texts of the finished page.
     """
 
     name: str
@@ -44,36 +49,17 @@ class Shot(NamedTuple):
     width: int = 1440
     height: int = 900
     clicks: Mapping[str, str] = MappingProxyType({})
+    awaits: tuple[str, ...] = ()
 
 
 SHOTS = (
-    Shot("overview.png", "overview", {}, height=1180, clicks={"Try two steps": "Estimated from"}),
-    Shot("sensitivity.png", "sensitivity", {"metric": "fisher"}, height=1400, clicks={"Measure Fisher": ""}),
-    Shot(
-        "sensitivity-dark.png",
-        "sensitivity",
-        {"metric": "update"},
-        scheme="dark",
-        height=1180,
-        clicks={"Measure movement": ""},
-    ),
-    Shot(
-        "allocate.png",
-        "allocate",
-        {"chain": "recent"},
-        height=1500,
-        clicks={"Estimate without measuring": "Best bits for this size", "Search": "Best of the search"},
-    ),
-    Shot("compare.png", "archives", {"panel": "compare"}, height=1240, clicks={"Compare": "Every step"}),
+    Shot("run.png", "run", _PICKED, clicks={"Measure Fisher": "Largest drop"}, awaits=_READY),
+    Shot("run-dark.png", "run", _PICKED, scheme="dark", awaits=_READY),
+    Shot("archives.png", "archives", {"panel": "compare"}, clicks={"Compare": "Every step"}),
 )
 
 
-_CHARTS = {
-    "overview": ".scatterlayer .trace",
-    "sensitivity": ".heatmaplayer image",
-    "allocate": ".scatterlayer .trace",
-    "archives": ".scatterlayer .trace",
-}
+_CHARTS = {"run": ".heatmaplayer image", "archives": ".scatterlayer .trace"}
 """What a page's first chart is drawn with; a page without one is ready with its last panel."""
 
 
@@ -121,6 +107,8 @@ def take(browser: Any, address: str, run: Path, shot: Shot, target: Path) -> Non
         page.get_by_role("button", name=label, exact=True).click()
         if told:
             page.get_by_text(told).filter(visible=True).first.wait_for()
+    for text in shot.awaits:
+        page.get_by_text(text).filter(visible=True).first.wait_for()
     page.mouse.move(0, 0)  # A button that was pressed shows its tip as long as the pointer is on it.
     if layer is not None:
         page.locator(f".js-plotly-plot {layer}").first.wait_for(state="attached")

@@ -194,7 +194,11 @@ class SearchReport(Report):
         from inshrink_core.search.bounds import option_of
 
         limits = self.bounds.limits
-        asked = [f"{name.replace('_', ' ')} ≤ {value_text(name, limit)}" for name, limit in limits.items()]
+        asked = [
+            f"{name.replace('_', ' ')} ≤ "
+            + (f"{limit:g} nats" if name == "divergence" else f"{limit * 100:g} %")
+            for name, limit in limits.items()
+        ]
         if self.target_ratio is not None:
             asked.append(f"ratio ≥ {self.target_ratio:g}")
         yield "asked", ", ".join(asked)

@@ -135,9 +135,12 @@ def test_too_much_is_answered_before_it_is_written(checkpoints, monkeypatch):
 
 def test_the_page_opens_what_is_dropped_and_removes_it(root, checkpoints):
     app = explorer()
+    app.session_state["open.drop"] = True
+    app.run()
     app.file_uploader[0].set_value([(name, content, "") for name, content in checkpoints]).run()
-    assert app.title[0].value == "step\\-3\\-files"
-    assert "A copy of what was dropped" in texts(app)
+    assert "**step\\-3\\-files**" in texts(app)
+    app.session_state["header.run"] = True
+    assert "A copy of the files that you dropped" in texts(app.run())
     visit(app, "open").run()
     assert str(dropped_folder()) in texts(app)
     button(app, "Remove").click().run()

@@ -203,7 +203,7 @@ def test_asking_again_makes_a_new_job_and_keeps_the_old(tmp_path):
     second = wait(jobs.start(asked(1), again=True))
     assert {job.job_id for job in jobs.jobs()} == {first.job_id, second.job_id}
     assert jobs.get(asked(1)) is second
-    assert jobs.newest("archive", "verify", "", "finished") is second
+    assert jobs.newest("archives", "verify", "", "finished") is second
 
 
 def test_the_log_is_bounded_and_on_single_lines(tmp_path):

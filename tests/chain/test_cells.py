@@ -25,7 +25,7 @@ from inshrink_core.checkpoint import Box, Checkpoint, TensorRole, TensorsInMemor
 from inshrink_core.codec import make_codec
 from inshrink_core.errors import ConflictError, DamagedError, MissingFrameError
 from inshrink_core.frame import BlockEntry
-from inshrink_core.verbs import inspect, pack, prune, restore, unpack, verify
+from inshrink_core.verbs import export, inspect, prune, restore, verify
 
 ROWS, COLUMNS, STEPS = 40, 8, (1, 2, 3)
 
@@ -207,9 +207,9 @@ def test_verify_reads_every_cell_and_compares_whole_tensors(path, tmp_path):
 
 
 def test_pruned_packed_and_rebuilt_archives_hold_the_same(path, tmp_path):
-    pack(path, tmp_path / "packed")
+    export(path, pack=tmp_path / "packed")
     assert same(tmp_path / "packed")
-    unpack(tmp_path / "packed", tmp_path / "unpacked")
+    export(tmp_path / "packed", unpack=tmp_path / "unpacked")
     assert same(tmp_path / "unpacked")
     prune(path, keep=[3], apply=True)
     assert same(path, (3,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 from collections.abc import Iterator
@@ -139,7 +140,7 @@ def test_a_decoder_that_returns_another_value_is_found_by_its_promise():
 
     def wrong(self, spec, block, reference, device="cpu"):
         decoded = decode(self, spec, block, reference, device)
-        return decoded._replace(tensor=decoded.tensor + 1)
+        return dataclasses.replace(decoded, tensor=decoded.tensor + 1)
 
     with mock.patch.object(lossless.LosslessCodec, "decode", wrong):
         campaign = _attacked(target, 5, Limits())

@@ -8,7 +8,7 @@ import torch
 
 import inshrink_core
 from inshrink_core import Archive
-from inshrink_core.verbs import compare, compare_archives, pack, prune, verify
+from inshrink_core.verbs import compare, compare_archives, export, prune, verify
 from inshrink_core.verbs.shared.measured import Measurements, known_comparison
 
 JUDGE = """
@@ -131,7 +131,7 @@ def test_a_comparison_counts_for_the_archive_as_it_was_packed_too(judged, tmp_pa
     run, archive, judge, _ = judged
     compare(archive, run, evaluator=judge)
     packed = tmp_path / "packed.inshrink"
-    pack(archive, packed)
+    export(archive, pack=packed)
     known = known_comparison(Archive.open(packed), run)
     assert known is not None
     assert known.is_current

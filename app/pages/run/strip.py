@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -75,7 +76,7 @@ def _figures(board: Board, now: Figures, before: Figures | None) -> list[_Figure
 
 def _change(now: float, before: float | None, text: Callable[[float], str]) -> str:
     """Return a change against the value before, with its sign; empty for none."""
-    if before is None or text(now) == text(before):
+    if before is None or text(now) == text(before) or math.isclose(now, before, rel_tol=1e-3):
         return ""
     return f"{'+' if now > before else '−'}{text(abs(now - before))}"
 
