@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from benchmarks.crash.memory_storage import MemoryStorage, StoredObjects
+from tests.archive.memory_storage import MemoryStorage, StoredObjects
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, PartWriter, commit_parts, remove_frames
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.storage.contract import Creation, Lock

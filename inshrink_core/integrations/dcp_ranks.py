@@ -498,7 +498,7 @@ class ShardedEvaluator(ModelEvaluator):
 
     def _put(self, state: Checkpoint, live: Mapping[str, Tensor]) -> None:
         """Load a state into the model."""
-        cells_here = {_place_of(spec): spec for spec in state.specs if spec.role in MODEL_ROLES}
+        here = {_place_of(spec): spec for spec in state.specs if spec.role in MODEL_ROLES}
         rank = self._ranks.rank
         targets: dict[_Place, list[Tensor]] = {}
         lent: list[tuple[Tensor, int]] = []
@@ -507,14 +507,12 @@ class ShardedEvaluator(ModelEvaluator):
             for name, cells in self._cells.items():
                 for cell, box in cells:
                     target = live[name][box.slices]
-                    if _place_of(cell) in cells_here:
-                        target.copy_(state[cells_here[_place_of(cell)].key])
+                    if _place_of(cell) in here:
+                        target.copy_(state[here[_place_of(cell)].key])
                     else:
                         targets.setdefault(_place_of(cell), []).append(target)
             lent.extend(
-                (state[cells_here[place].key].contiguous(), to)
-                for place, owner, to in self._lent
-                if owner == rank
+                (state[here[place].key].contiguous(), to) for place, owner, to in self._lent if owner == rank
             )
 
         self._all_answer(load)

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from benchmarks.crash.memory_storage import MemoryStorage
+from tests.archive.memory_storage import MemoryStorage
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, LocalStorage
 from inshrink_core.archive.storage import Lock, OverlaidStorage, registry, storage_at
 from inshrink_core.errors import ConflictError, InputError, LockedError

@@ -68,13 +68,15 @@ def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_parti
         chart(figure, _CHART, f"{metric.label} of {len(table.rows)} rows over {len(table.steps)} steps")
         picked_cells(
             _CHART,
-            functools.partial(_clicked, names, table.steps),
+            {
+                "cell": functools.partial(_clicked, names, table.steps),
+                "name": functools.partial(_named, view),
+                "tick": functools.partial(_ticked, str(view.shown.path), names),
+            },
             names=names if len(names) <= MAX_ROW_LABELS else [],
             size=(len(names), len(column_edges(len(table.steps))) - 1),
             marked=_marked(view, found),
             ticked=[place for place, name in enumerate(names) if name in ticked],
-            named=functools.partial(_named, view),
-            on_tick=functools.partial(_ticked, str(view.shown.path), names),
         )
     st.caption(" ".join(_notes(view, is_partial=is_partial)))
 
@@ -249,14 +251,12 @@ def _grey(view: View) -> str:
 
 def picked_cells(
     chart: str,
-    told: Callable[[object], None],
+    actions: Mapping[str, Callable[[object], None]],
     *,
     names: Sequence[str],
     size: tuple[int, int],
     marked: tuple[Sequence[int], int] | None,
     ticked: Sequence[int],
-    named: Callable[[object], None],
-    on_tick: Callable[[object], None],
 ) -> None:
     """Listen to clicks and keys on a heatmap that stands in the same container, and mark what is chosen.
 
@@ -266,8 +266,9 @@ def picked_cells(
     ----------
     chart
         The figure's key. Its axes run over whole numbers, a cell each, and have ranges.
-    told
-        Called with what the browser says was clicked, ``[row, column]``; it may say anything.
+    actions
+        Called with the browser's value, which is untrusted: of ``cell`` ``[row, column]``, of ``name`` and
+        ``tick`` the row whose name or box was clicked.
     names
         Of the rows that have a box; none where rows are too many.
     size
@@ -276,14 +277,12 @@ def picked_cells(
         Rows, ascending, and the column they are marked in.
     ticked
         Rows whose boxes are ticked.
-    named, on_tick
-        Called with the row whose name or box was clicked; it may be anything.
     """
     key = f"{chart}.cells"
     places, column = marked or ((), 0)
 
-    def hear(word: str, act: Callable[[object], None]) -> Callable[[], None]:
-        return lambda: act(st.session_state[key].get(word))
+    def hear(word: str) -> Callable[[], None]:
+        return lambda: actions[word](st.session_state[key].get(word))
 
     _component(
         key=key,
@@ -298,9 +297,9 @@ def picked_cells(
             "n_columns": size[1],
             "ticked": list(ticked),
         },
-        on_cell_change=hear("cell", told),
-        on_name_change=hear("name", named),
-        on_tick_change=hear("tick", on_tick),
+        on_cell_change=hear("cell"),
+        on_name_change=hear("name"),
+        on_tick_change=hear("tick"),
     )
 
 
