@@ -21,7 +21,7 @@ PLACES = ((0.3, 0.25), (0.52, 0.58), (0.71, 0.14))
 
 def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(address, page):
     page.goto(address)
-    page.get_by_role("button", name="Open digits-cnn").click()
+    page.get_by_role("button", name="Sample: digits-cnn").click()
     page.get_by_role("button", name="digits-cnn").first.wait_for()
     page.get_by_text("carry at least 80 % of the sensitivity").wait_for()
     wait_for(page, DRAWN)
