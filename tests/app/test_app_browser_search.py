@@ -55,7 +55,8 @@ def trust(page: Any) -> None:
 def bits(page: Any) -> str:
     """Return the bits per weight that the strip shows, once the page has told everything."""
     wait_for(page, f"() => {IDLE}")
-    return str(page.locator(".st-key-strip").get_by_text("Bits").first.inner_text()).partition("(")[0]
+    strip = page.locator(".st-key-strip p").filter(has_text="Bits")
+    return str(strip.first.inner_text()).partition("(")[0]
 
 
 def until_other(page: Any, before: str) -> str:

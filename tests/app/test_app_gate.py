@@ -194,7 +194,7 @@ def test_a_page_of_another_origin_cannot_frame_the_explorer_and_a_link_from_it_s
         landed.wait_for_timeout(1000)
         assert not list((folder.parent / "state").rglob("job.json"))
         landed.get_by_role("button", name="Measure magnitude").click()
-        landed.locator(".heatmaplayer image").first.wait_for(state="attached")
+        landed.get_by_text("of the magnitude").first.wait_for()  # the sentence under the map, once measured
         assert list((folder.parent / "state").rglob("job.json"))
         page.context.close()
     finally:
