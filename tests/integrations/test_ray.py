@@ -1,6 +1,5 @@
 """Parts as tasks of the real Ray, and as processes: the same archive, whoever dies, and nobody is left."""
 
-import json
 import os
 import shutil
 import signal
@@ -141,50 +140,6 @@ def test_a_cluster_that_is_noted_but_gone_is_done_without(tmp_path, run, expecte
         done = subprocess.run(**asked, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, done.stderr
     assert content(tmp_path / "x") == content(expected)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("engine", WORKERS)
-def test_a_search_finds_the_same_though_a_worker_is_killed_and_leaves_no_evaluator(tmp_path, engine):
-    folder = Path(shutil.copytree(inshrink_core.sample("digits-cnn"), tmp_path / "run"))
-    slow = folder / "slow.py"
-    slow.write_text(
-        "import time\nfrom evaluator import evaluate\n"
-        "def slowly(state):\n    time.sleep(0.3)\n    return evaluate(state)\n"
-    )
-    steps = inshrink_core.open(folder).steps[-3:]
-    words = ["search", folder, "--evaluator", f"{slow}:slowly", "--eval-metric", "accuracy"]
-    words += ["--max-drop", "0.02", "--codec", "lattice", "--steps", ",".join(map(str, steps))]
-    for name in ("alone", "shared"):
-        (tmp_path / name).mkdir()
-    alone = subprocess.run(
-        **command(*words, "-o", tmp_path / "alone" / "found.json"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert alone.returncode == 0, alone.stderr
-    words += ["-o", tmp_path / "shared" / "found.json", "--engine", engine, "--workers", "2"]
-    with subprocess.Popen(**command(*words), stdout=subprocess.PIPE, text=True) as started:
-        found = wait_until(lambda: evaluating(started.pid, engine) or started.poll() is not None)
-        os.kill(found[0], signal.SIGKILL)
-        all_of_them = descendants(started.pid)
-        told, _ = started.communicate(timeout=200)
-    assert started.returncode == 0, told
-    one, other = (json.loads((tmp_path / name / "found.json").read_text()) for name in ("alone", "shared"))
-    for document in (one, other):
-        for name in ("seconds", "log", "output"):
-            document.pop(name, None)
-        for trial in document["trials"]:
-            del trial["seconds"]
-    assert one == other
-    wait_until(lambda: not [pid for pid, line in all_of_them.items() if is_at_work(pid, line)])
-
-
-def evaluating(pid, engine):
-    """Return the workers that have an evaluator at work."""
-    workers = [one for one, line in descendants(pid).items() if WORKERS[engine] in line]
-    return [one for one in workers if any("child.py" in line for line in descendants(one).values())]
 
 
 @pytest.fixture
