@@ -22,11 +22,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.archive.memory_storage import MemoryStorage, StoredObjects
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, PartWriter, commit_parts, remove_frames
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.storage.contract import Creation, Lock
 from inshrink_core.errors import ConflictError, LockedError
+from tests.archive.memory_storage import MemoryStorage, StoredObjects
 
 URL = "simulated://archive"
 ROOT = "archive"

@@ -24,7 +24,7 @@ _NOTABLE: Final = 2.0
 """A row has changed where its sensitivity has doubled or halved: less lies within the noise of a batch."""
 
 _CHANGED: Final = {
-    "sensitivity": ("grown {} times more sensitive", "grown {} times less sensitive"),
+    "sensitivity": ("become {} times more sensitive", "become {} times less sensitive"),
     "movement": ("sped up {} times", "slowed down {} times"),
     "magnitude": ("become {} times larger", "become {} times smaller"),
 }
@@ -152,7 +152,7 @@ class Findings(NamedTuple):
             )
         worth = "more" if found.factor > 1 else "fewer"
         if self.metric == _CURVED and abs(found.bits) >= _LEAST_BITS and factor < _TOO_LARGE:
-            said += f", worth {abs(found.bits):.2g} bits {worth} a weight"
+            said += f": a weight needs {abs(found.bits):.2g} bits {worth}"
         return f"{said}."
 
 

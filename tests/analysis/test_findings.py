@@ -55,7 +55,7 @@ def test_rows_that_are_not_finite_carry_nothing_and_are_not_counted(wild):
 def test_values_of_any_size_are_compared():
     found = told([[1e-38, 1e38], [1e-38, 1e-38]])
     assert found.few == (0,)
-    assert "It has grown more than 10,000 times more sensitive since step 100." in found.sentence()
+    assert "It has become more than 10,000 times more sensitive since step 100." in found.sentence()
 
 
 def test_one_row_is_all_and_one_step_tells_of_no_change():
@@ -70,7 +70,7 @@ def test_neighbouring_rows_that_fell_together_are_one_stretch_with_what_it_is_wo
     assert found.stretch.factor == pytest.approx(1 / 8)
     assert found.stretch.bits == pytest.approx(-1.5)
     assert found.sentence().endswith(
-        "2 blocks, b to c, have grown 8 times less sensitive since step 100, worth 1.5 bits fewer a weight."
+        "2 blocks, b to c, have become 8 times less sensitive since step 100: a weight needs 1.5 bits fewer."
     )
 
 
@@ -88,9 +88,9 @@ def test_less_than_a_factor_of_two_is_no_change():
 
 
 def test_all_rows_are_called_all():
-    assert "All 2 blocks have grown 128 times more sensitive" not in told([[1.0, 1.0]] * 2).sentence()
+    assert "All 2 blocks have become 128 times more sensitive" not in told([[1.0, 1.0]] * 2).sentence()
     assert (
-        "All 2 blocks have grown 130 times more sensitive since step 100"
+        "All 2 blocks have become 130 times more sensitive since step 100"
         in told([[1.0, 128.0]] * 2, by="block").sentence()
     )
 
@@ -98,7 +98,7 @@ def test_all_rows_are_called_all():
 @pytest.mark.parametrize(
     ("metric", "carried", "fell", "grew"),
     [
-        ("taylor", "sensitivity", "grown 8 times less sensitive", "grown 8 times more sensitive"),
+        ("taylor", "sensitivity", "become 8 times less sensitive", "become 8 times more sensitive"),
         ("magnitude", "magnitude", "become 8 times smaller", "become 8 times larger"),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_training_that_logged_no_learning_rate_has_none():
 
 
 def test_only_curvature_says_what_a_bit_is_worth():
-    assert "worth 2 bits more a weight" in told([[1.0, 16.0]]).sentence()
+    assert "a weight needs 2 bits more" in told([[1.0, 16.0]]).sentence()
     assert "bits" not in told([[1.0, 16.0]], metric="update").sentence()
 
 

@@ -6,12 +6,12 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from tests.archive.memory_storage import MemoryStorage
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, LocalStorage
 from inshrink_core.archive.storage import Lock, OverlaidStorage, registry, storage_at
 from inshrink_core.errors import ConflictError, InputError, LockedError
 from inshrink_core.testing.storages import StorageSuite
 from tests.archive.building import append, build
+from tests.archive.memory_storage import MemoryStorage
 
 LIES = pytest.fail.Exception, AssertionError
 
