@@ -19,7 +19,6 @@ from inshrink_app.services.jobs import job_of
 from inshrink_app.services.opening import engine_of, opened, resolve
 
 from inshrink_core import Run
-from inshrink_core.errors import InshrinkError
 from inshrink_core.evaluate import own_samples
 from inshrink_core.formats.logs.log import read_settings
 from inshrink_core.samples import is_trusted_sample
@@ -200,14 +199,8 @@ def suggested_evaluator(shown: Subject) -> str:
 
 def likely_evaluator(shown: Subject) -> str:
     """Return what evaluates a run that names nothing: a file beside it, or ``auto`` where that can; or ""."""
-    beside = suggested_evaluator(shown)
-    if Path(beside).is_file():
-        return beside
-    try:
-        own_samples.model_of(shown.newest, shown.directory)
-    except InshrinkError:
-        return ""
-    return own_samples.AUTO
+    beside = Path(suggested_evaluator(shown))
+    return own_samples.likely_evaluator(beside, shown.newest, shown.directory)
 
 
 def make_evaluator(shown: Subject, target: str, model: str, *, replace: bool) -> EvaluatorReport:

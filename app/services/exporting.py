@@ -26,8 +26,6 @@ from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.export import Export, chosen_names
 
 _SUFFIX = ".inshrink"
-_N_TRIED = 2
-"""A keyframe and the delta after it: the least that tells the sizes of both."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

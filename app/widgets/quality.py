@@ -24,10 +24,6 @@ GAIN: Final = (
 NOISE: Final = (
     "Restore noise: what a restore adds to the movement, its squared error as a share of the movement's."
 )
-PROXY: Final = (
-    "A stand-in for measuring: the rounding error of each layer, squared and weighted with how sharply the "
-    "loss reacts to it. Trials of an evaluator calibrate it."
-)
 DAMAGE: Final = "What rounding is expected to cost, by the proxy: the weighted squared error, of all layers."
 RATIO: Final = "Raw bytes of everything that is stored, optimizer state included, over bytes of the archive."
 
@@ -45,8 +41,6 @@ HELPS: Final = {
     "restore noise": NOISE,
 }
 """What stands behind the headings of tables."""
-
-NOT_KNOWN = "not known without an evaluator that runs"
 
 
 def is_over(cost: float | None) -> bool:

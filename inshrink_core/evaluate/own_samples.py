@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from inshrink_core.errors import DamagedError, InputError, MissingExtraError, clipped
+from inshrink_core.errors import DamagedError, InputError, InshrinkError, MissingExtraError, clipped
 from inshrink_core.evaluate.evaluator import Prepared, write_state
 from inshrink_core.execution import read_regular
 from inshrink_core.execution.mirror import at_hand
@@ -117,6 +117,30 @@ def model_of(last: Path, directory: Path) -> tuple[str, dict[str, Any]]:
     if importlib.util.find_spec("transformers") is None:
         raise MissingExtraError("transformers", "hf")
     return names[0], config
+
+
+def likely_evaluator(beside: Path, last: Path, directory: Path) -> str:
+    """Return which evaluator a run without a named one offers; reads headers and executes nothing.
+
+    Parameters
+    ----------
+    beside
+        Where its file would be.
+    last, directory
+        As for `model_of`.
+
+    Returns
+    -------
+    str
+        `beside` where there is such a file, `AUTO` where a model can be built, else empty.
+    """
+    if beside.is_file():
+        return str(beside)
+    try:
+        model_of(last, directory)
+    except InshrinkError:
+        return ""
+    return AUTO
 
 
 def evaluator_of(folder: Path) -> Evaluate:

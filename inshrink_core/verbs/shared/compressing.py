@@ -15,7 +15,6 @@ from inshrink_core.checkpoint import Unseen
 from inshrink_core.errors import (
     DamagedError,
     InputError,
-    MissingExtraError,
     MissingFrameError,
     NotFoundError,
     StepConflictError,
@@ -228,19 +227,16 @@ class Compressing(
 def _hint(run: Run, config: AnyCodec) -> str:
     """Return which option would bound the quality, if the run shows one; nothing is executed."""
     from inshrink_core.codec import DEFAULT_CODEC, make_codec
-    from inshrink_core.evaluate.own_samples import model_of
+    from inshrink_core.evaluate.own_samples import AUTO, likely_evaluator
 
     if config != make_codec(DEFAULT_CODEC, {}) or run.is_elsewhere:
         return ""
-    beside = run.directory / "evaluator.py"
     if run.settings.file is not None:
         return f"'{run.settings.file}' can judge this run: --trust-run bounds the restore cost of every step"
-    if beside.is_file():
-        return f"--evaluator {beside}:evaluate bounds the restore cost of every step"
-    with suppress(InputError, MissingExtraError):
-        model_of(run.path_of(run.steps[-1]), run.directory)
+    found = likely_evaluator(run.directory / "evaluator.py", run.path_of(run.steps[-1]), run.directory)
+    if found == AUTO:
         return "this run can be judged without data: --evaluator auto stores about half as much"
-    return ""
+    return f"--evaluator {found}:evaluate bounds the restore cost of every step" if found else ""
 
 
 def _store_judged(archive: Archive, run: Run, judged: Judged) -> None:
