@@ -48,8 +48,6 @@ def _quantity(metric: SensitivityMetric) -> str:
     return metric.quantity.capitalize()
 
 
-_NEEDS_TWO = "Movement needs two checkpoints; there is no earlier one to compare with."
-
 METRICS: Mapping[str, Metric] = {
     "magnitude": Metric(
         label="Magnitude",
@@ -79,7 +77,7 @@ METRICS: Mapping[str, Metric] = {
         unit="of the weight",
         meaning="How far the weights moved since the previous checkpoint; it says nothing of the loss.",
         quantity=_quantity(SensitivityMetric.UPDATE),
-        needs=_NEEDS_TWO,
+        needs="Movement needs two checkpoints; there is no earlier one to compare with.",
     ),
     "ratio": Metric(
         label="Update / weight",
@@ -87,7 +85,7 @@ METRICS: Mapping[str, Metric] = {
         unit="a step of the map",
         meaning="How far the weights moved since the previous checkpoint, relative to their size.",
         quantity="Movement",
-        needs=_NEEDS_TWO,
+        needs="Movement needs two checkpoints; there is no earlier one to compare with.",
     ),
     "bits": Metric(
         label="Bits",
