@@ -16,6 +16,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -175,6 +176,7 @@ def explorer(hosts: Sequence[str], command: str) -> App:
     # Before a session has run our script, Streamlit takes a folder "pages" beside it for one of its own.
     PagesManager.uses_pages_directory = False
     _let_fragments_finish()
+    _let_fragments_leave_the_page()
     page = gate.shell(Path(st.__file__).parent / "static" / "index.html", command)
     said = gate.headers(page)
 
@@ -203,6 +205,33 @@ def _let_fragments_finish() -> None:
         return msg if is_fragment_run and is_whole else interrupted(msg, is_fragment_run)
 
     queue._update_script_finished_message = update
+
+
+def _let_fragments_leave_the_page() -> None:
+    """Have a fragment never choose the page: the request to run it carries the page that it was drawn on.
+
+    Streamlit joins requests that come together and takes the page of the later one, so that a timer of the
+    page that is being left undoes a click on a link; later, the timer resets the widgets of the new page.
+    """
+    from streamlit.runtime.scriptrunner import script_runner
+    from streamlit.runtime.scriptrunner_utils import script_requests
+
+    request_rerun = script_requests.ScriptRequests.request_rerun
+    run_script = script_runner.ScriptRunner._run_script
+
+    def request(self: Any, new: Any) -> bool:
+        waiting = self._rerun_data
+        if new.fragment_id and self._state is script_requests.ScriptRequestType.RERUN:
+            new = replace(new, page_script_hash=waiting.page_script_hash, page_name=waiting.page_name)
+        return request_rerun(self, new)
+
+    def run(self: Any, data: Any) -> None:
+        is_left = data.page_script_hash != self._get_script_run_ctx().page_script_hash
+        if not (data.fragment_id_queue and is_left):
+            run_script(self, data)
+
+    script_requests.ScriptRequests.request_rerun = request  # type: ignore[method-assign]
+    script_runner.ScriptRunner._run_script = run  # type: ignore[method-assign]
 
 
 def _load_ahead() -> None:
