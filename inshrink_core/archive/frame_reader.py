@@ -33,7 +33,7 @@ tensor. Each frame that is open holds no more than this."""
 _END_NBYTES: Final = 1 << 16
 """Read at the end of a frame far away: with it comes what takes no longer than a request."""
 
-_WHOLE_NBYTES: Final = 4 * _END_NBYTES
+_COMPLETE_NBYTES: Final = 4 * _END_NBYTES
 """A frame far away of no more is read as a whole."""
 
 
@@ -69,26 +69,26 @@ class FrameFile(NamedTuple):
     @property
     def end(self) -> Span:
         """The end of the frame, all of one that is small."""
-        nbytes = self.nbytes if self.nbytes <= _WHOLE_NBYTES else _END_NBYTES
+        nbytes = self.nbytes if self.nbytes <= _COMPLETE_NBYTES else _END_NBYTES
         return self.span(self.nbytes - nbytes, nbytes)
 
-    def is_held(self, offset: int, nbytes: int) -> bool:
+    def is_cached(self, offset: int, nbytes: int) -> bool:
         """Tell whether bytes were fetched ahead."""
         return CACHE.has(self.digest, offset, nbytes)
 
     def suffix(self, nbytes: int) -> tuple[bytes, int]:
         """Return the last bytes, and the length of the frame; of a file of its own, what the system says."""
         size = self.nbytes
-        if self.offset is None and not self.is_held(size - min(nbytes, size), min(nbytes, size)):
+        if self.offset is None and not self.is_cached(size - min(nbytes, size), min(nbytes, size)):
             with _frame_errors(self.where):
                 size = self.storage.size(self.path)
         return self.read(size - min(nbytes, size), min(nbytes, size)), size
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Read exactly, in Inshrink's errors: a frame may vanish or shrink between two calls."""
-        held = CACHE.get(self.digest, offset, nbytes)
-        if held is not None:
-            return held
+        cached = CACHE.get(self.digest, offset, nbytes)
+        if cached is not None:
+            return cached
         with _frame_errors(self.where):
             content = self.storage.read(self.path, (self.offset or 0) + offset, nbytes)
         if len(content) != nbytes:
@@ -159,9 +159,9 @@ def read_envelope(file: FrameFile, listed: FrameHeader | None = None) -> FrameEn
         It is not a whole frame of a version known here.
     """
     suffix, size = file.suffix(_SUFFIX_NBYTES)
-    held = listed is not None and file.is_held(size - len(suffix), len(suffix))
+    is_cached = file.is_cached(size - len(suffix), len(suffix))
     try:
-        if listed is not None and held:
+        if listed is not None and is_cached:
             headers = [listed, listed._replace(external=True)]
         else:
             headers = [FrameHeader.parse(file.read(0, min(FRAME_HEADER_NBYTES, size)), file.where)]
@@ -176,7 +176,7 @@ def read_envelope(file: FrameFile, listed: FrameHeader | None = None) -> FrameEn
                 return FrameEnvelope(header, trailer, covered[n_small:], covered[:n_small])
         raise damaged("the checksum of the frame's index does not match", file.where)
     except InshrinkError:
-        if not held:
+        if listed is None or not is_cached:
             raise
     CACHE.drop(file.digest)
     return read_envelope(file)
@@ -249,24 +249,24 @@ class FrameReader:
         """The keys of meta by which some parts of the frame differ; none where it has one."""
         if len(self._parts) == 1:
             return frozenset()
-        return frozenset().union(*map(self.own_meta_of, self._parts))
+        return frozenset().union(*map(self.differing_meta_of, self._parts))
 
     def meta_of(self, part: int) -> dict[str, Any]:
         """Return what the writer committed with a part, a fresh copy."""
         meta = self._parts[part].index.meta
         return {key: unpack_value(value, self._where, lists=True) for key, value in meta.items()}
 
-    def own_meta_of(self, part: int) -> frozenset[str]:
+    def differing_meta_of(self, part: int) -> frozenset[str]:
         """Return the keys of meta by which a part differs from the first."""
-        first, own = self._parts[min(self._parts)].index.meta, self._parts[part].index.meta
-        return frozenset(key for key in first.keys() | own.keys() if first.get(key) != own.get(key))
+        first, other = (self._parts[number].index.meta for number in (min(self._parts), part))
+        return frozenset(key for key in first.keys() | other.keys() if first.get(key) != other.get(key))
 
     def contradictions(self, part: int) -> frozenset[str]:
         """Return the keys of meta by which a part contradicts the first; it may remember other tensors."""
-        apart = self.own_meta_of(part) - {_CONTENT}
+        apart = self.differing_meta_of(part) - {_CONTENT}
         if _MEMORY in apart:
-            first, own = (self.meta_of(one).get(_MEMORY) for one in (min(self._parts), part))
-            apart -= {_MEMORY} if joined_memory([first, own]) == joined_memory([own, first]) else set()
+            first, other = (self.meta_of(number).get(_MEMORY) for number in (min(self._parts), part))
+            apart -= {_MEMORY} if joined_memory([first, other]) == joined_memory([other, first]) else set()
         return apart
 
     @property
@@ -323,8 +323,8 @@ def _united(parts: Mapping[int, _PartReader], where: str) -> tuple[BlockEntry, .
         return next(iter(parts.values())).entries
     tensors: dict[int, BlockEntry] = {}
     for part in parts.values():
-        own = [entry for entry in part.entries if not entry.attachment]
-        tensors.update(zip(part.index.places or (), own, strict=True))
+        entries = [entry for entry in part.entries if not entry.attachment]
+        tensors.update(zip(part.index.places or (), entries, strict=True))
     if sum(len(part.index.tensors.keys) for part in parts.values()) != len(tensors):
         raise damaged("two parts of the frame hold a tensor in the same place", where)
     if max(tensors, default=-1) >= len(tensors):
@@ -374,7 +374,7 @@ class _PartReader:
 
     def _fetched(self, entry: BlockEntry, *, ahead: bool) -> bytes:
         """Read a block, and where blocks are read in their order what lies behind it, too."""
-        if ahead and entry.nbytes < _AHEAD_NBYTES and not self.file.is_held(entry.offset, entry.nbytes):
+        if ahead and entry.nbytes < _AHEAD_NBYTES and not self.file.is_cached(entry.offset, entry.nbytes):
             nbytes = min(_AHEAD_NBYTES, self._part.nbytes - entry.offset)
             with contextlib.suppress(OSError):  # of what is behind the block, perhaps
                 begin = (self._part.offset or 0) + entry.offset

@@ -11,7 +11,8 @@ import re
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final, NamedTuple, Self
+from functools import partial
+from typing import Any, Final, NamedTuple, Self
 
 import google_crc32c
 
@@ -218,6 +219,21 @@ def is_sealed(data: bytes, nbytes: int, *chunks: bytes) -> bool:
     return bool(_CRC.unpack_from(data, nbytes)[0] == crc32c(*chunks, data[:nbytes]))
 
 
+def unpack_header(fields: struct.Struct, magic: bytes, name: str, data: bytes, where: str) -> tuple[Any, ...]:
+    """Return the fields behind the magic of a sealed struct at the begin of a file.
+
+    Raises
+    ------
+    DamagedError
+        Too short, another magic, or a wrong checksum.
+    """
+    if len(data) < fields.size + _CRC.size or not data.startswith(magic):
+        raise damaged(f"this is not a {name}: it is too short, or its magic is wrong", where)
+    if not is_sealed(data, fields.size):
+        raise damaged(f"the checksum of the {name}'s header does not match", where)
+    return fields.unpack_from(data)[1:]
+
+
 def newer(where: str, expected: str, found: str, made: str = "written") -> IncompatibleError:
     """Return the error for what only a newer version can read."""
     return IncompatibleError(
@@ -295,20 +311,9 @@ class FrameHeader(NamedTuple):
         IncompatibleError
             A newer version.
         """
-        if len(data) < FRAME_HEADER_NBYTES:
-            raise damaged(
-                "the frame ends within its header",
-                where,
-                expected=f"{FRAME_HEADER_NBYTES} bytes",
-                found=f"{len(data)}",
-            )
-        magic, version, kind, flags, branch, archive_id, frame_id, parent_id, step, generation, part, last = (
-            _FRAME_FIELDS.unpack_from(data)
+        version, kind, flags, branch, archive_id, frame_id, parent_id, step, generation, part, last = (
+            unpack_header(_FRAME_FIELDS, FRAME_MAGIC, "frame", data, where)
         )
-        if magic != FRAME_MAGIC:
-            raise damaged("this is not a frame: the magic is wrong", where)
-        if not is_sealed(data, _FRAME_FIELDS.size):
-            raise damaged("the checksum of the frame's header does not match", where)
         check_version(version, where)
         parent = None if parent_id == NO_ID else parent_id
         sound = (
@@ -489,17 +494,14 @@ class ManifestHeader(NamedTuple):
         IncompatibleError
             A newer version.
         """
+        problem = partial(DamagedError, where=where, remedy=REBUILD_REMEDY)
         if len(data) < MANIFEST_HEADER_NBYTES or data[:8] != MANIFEST_MAGIC:
-            raise DamagedError("this is not a manifest", where=where, remedy=REBUILD_REMEDY)
+            raise problem("this is not a manifest")
         fields, payload = data[: _MANIFEST_FIELDS.size], data[MANIFEST_HEADER_NBYTES:]
         _, version, flags, nbytes, raw_nbytes, archive_id = _MANIFEST_FIELDS.unpack(fields)
         if _CRC.unpack_from(data, _MANIFEST_FIELDS.size)[0] != crc32c(fields, payload):
-            raise DamagedError(
-                "the checksum of the manifest does not match", where=where, remedy=REBUILD_REMEDY
-            )
+            raise problem("the checksum of the manifest does not match")
         check_version(version, where)
         if flags & ~(_SEGMENTS | _PARTS) or nbytes != len(payload) or raw_nbytes > MAX_DOCUMENT_NBYTES:
-            raise DamagedError(
-                "a field of the manifest's header is out of range", where=where, remedy=REBUILD_REMEDY
-            )
+            raise problem("a field of the manifest's header is out of range")
         return cls(archive_id, nbytes, raw_nbytes, bool(flags & _SEGMENTS), bool(flags & _PARTS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -43,17 +44,22 @@ def batches(frames: Iterable[FrameInfo]) -> Iterator[tuple[FrameInfo, ...]]:
         yield tuple(batch)
 
 
+def separate(frame: FrameInfo) -> FrameInfo:
+    """Return a frame as it is stored outside of segments."""
+    return (
+        frame
+        if frame.n_parts > 1
+        else replace(frame, path=frame_path(frame.generation, frame.step), offset=None)
+    )
+
+
 def placed(batch: Sequence[FrameInfo], number: int) -> tuple[FrameInfo, ...]:
-    """Return frames as they lie in one file: a segment, or a file of its own where there is one frame."""
-    if len(batch) == 1 and batch[0].n_parts > 1:
-        return tuple(batch)
+    """Return frames as they are stored together: in a segment, or a single one separately."""
     if len(batch) == 1:
-        return (replace(batch[0], path=frame_path(batch[0].generation, batch[0].step), offset=None),)
-    offset, found = 0, []
-    for frame in batch:
-        found.append(replace(frame, path=segment_path(number), offset=offset))
-        offset += frame.nbytes
-    return tuple(found)
+        return (separate(batch[0]),)
+    offsets = itertools.accumulate((frame.nbytes for frame in batch), initial=0)
+    path = segment_path(number)
+    return tuple(replace(frame, path=path, offset=at) for frame, at in zip(batch, offsets, strict=False))
 
 
 def write_together(storage: Storage, batch: Sequence[FrameInfo], contents: Iterable[bytes]) -> None:
@@ -72,10 +78,9 @@ def write_together(storage: Storage, batch: Sequence[FrameInfo], contents: Itera
             for content in contents:
                 file.write(content)
             file.commit()
-    except FileExistsError:
-        raise
-    except BaseException:
-        discard(storage, [path])
+    except BaseException as error:
+        if not isinstance(error, FileExistsError):
+            discard(storage, [path])
         raise
 
 
@@ -145,9 +150,9 @@ def is_sound(storage: Storage, frame: FrameInfo) -> bool:
         return False
 
 
-def digested(storage: Storage, frame: FrameInfo) -> FrameInfo:
-    """Return a frame with the digests of what is there."""
+def with_digests(frame: FrameInfo, digests: Sequence[bytes]) -> FrameInfo:
+    """Return a frame with the digest of each of its files."""
     if frame.n_parts == 1:
-        return replace(frame, digest=frame_digest(storage, frame.files[0]))
-    parts = tuple(part._replace(digest=frame_digest(storage, part)) for part in frame.parts)
-    return joined([replace(frame, parts=parts)])
+        return replace(frame, digest=digests[0])
+    parts = (part._replace(digest=digest) for part, digest in zip(frame.parts, digests, strict=True))
+    return joined([replace(frame, parts=tuple(parts))])

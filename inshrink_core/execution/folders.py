@@ -80,15 +80,15 @@ def working_folder(parent: Path) -> Iterator[Path]:
     OSError
         The system refused.
     """
-    folder, held = new_held(parent)
-    with held:
+    folder, lock = new_locked(parent)
+    with lock:
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def new_held(parent: Path) -> tuple[Path, contextlib.ExitStack]:
+def new_locked(parent: Path) -> tuple[Path, contextlib.ExitStack]:
     """Return a new folder as `working_folder` makes it, and what holds it until it is closed.
 
     Raises
@@ -99,10 +99,10 @@ def new_held(parent: Path) -> tuple[Path, contextlib.ExitStack]:
     _remove_left(parent)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=parent))
-        with contextlib.ExitStack() as held, contextlib.suppress(FileNotFoundError):
-            held.enter_context(locked(folder))
+        with contextlib.ExitStack() as lock, contextlib.suppress(FileNotFoundError):
+            lock.enter_context(locked(folder))
             if folder.is_dir():  # not taken for one that was left, before it was held
-                return folder, held.pop_all()
+                return folder, lock.pop_all()
 
 
 def _remove_left(parent: Path) -> None:

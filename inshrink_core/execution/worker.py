@@ -14,33 +14,31 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from inshrink_core.errors import EngineError
-from inshrink_core.execution.progress import Progress
-from inshrink_core.execution.tasks import SECONDS_TO_TIDY_UP, Task, packed
+from inshrink_core.execution.engines import SECONDS_TO_TIDY_UP, Task, packed
+from inshrink_core.execution.progress import OnProgress, Progress
 
 _SECONDS_BETWEEN: Final = 0.1
 
-Tell = Callable[[Progress], None]
+
+def _seldom(report: OnProgress) -> OnProgress:
+    """Return what reports progress now and then, and the end of each task."""
+    reported_at = 0.0
+
+    def seldom(now: Progress) -> None:
+        nonlocal reported_at
+        if now.done >= now.total or time.monotonic() - reported_at >= _SECONDS_BETWEEN:
+            reported_at = time.monotonic()
+            report(now)
+
+    return seldom
 
 
-def seldom(tell: Tell, seconds: float = _SECONDS_BETWEEN) -> Tell:
-    """Return what tells of progress now and then, and of the end of each work."""
-    told_at = 0.0
-
-    def told(now: Progress) -> None:
-        nonlocal told_at
-        if now.done >= now.total or time.monotonic() - told_at >= seconds:
-            told_at = time.monotonic()
-            tell(now)
-
-    return told
-
-
-def perform(task: Task, tell: Tell) -> Any:
-    """Perform a task in this process, which is there for it alone, and return its result.
+def perform(task: Task, progress: OnProgress) -> Any:
+    """Perform a task in this process, which does nothing else, and return its result.
 
     Raises
     ------
@@ -55,8 +53,7 @@ def perform(task: Task, tell: Tell) -> Any:
             where=task.directory,
             remedy="start the command in a folder that all machines see under the same path",
         ) from error
-    function = pkgutil.resolve_name(task.function)
-    return function(task.argument, tell)
+    return pkgutil.resolve_name(task.function)(task.argument, progress)
 
 
 def _interrupt(signum: int, frame: object) -> NoReturn:
@@ -89,7 +86,7 @@ def main() -> None:
     try:
         while (line := tasks.get()) is not None:
             try:
-                result = perform(Task(**json.loads(line)), seldom(lambda now: answer("now", now)))
+                result = perform(Task(**json.loads(line)), _seldom(partial(answer, "now")))
             except Exception as error:
                 answer("error", _sendable(error))
             else:

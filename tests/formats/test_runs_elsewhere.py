@@ -101,7 +101,7 @@ def bucket(tmp_path, monkeypatch):
 @pytest.fixture
 def piecemeal(monkeypatch):
     """Small files are fetched in pieces, as large ones are."""
-    for name, nbytes in {"_WHOLE_NBYTES": 0, "_AHEAD_NBYTES": 4096, "_PIECE_NBYTES": 8192}.items():
+    for name, nbytes in {"_SMALL_NBYTES": 0, "_AHEAD_NBYTES": 4096, "_PIECE_NBYTES": 8192}.items():
         monkeypatch.setattr(mirror, name, nbytes)
     monkeypatch.setattr("inshrink_core.formats.run._FIRST_NBYTES", 4096)
 

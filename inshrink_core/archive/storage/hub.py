@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
-from inshrink_core.archive.storage.contract import Creation, Tag, checked
-from inshrink_core.archive.storage.local import digest_of
+from inshrink_core.archive.storage.contract import Creation, Tag, checked, digest_of
 from inshrink_core.archive.storage.uploads import Listing, NewObject, UploadedStorage
 from inshrink_core.errors import InputError, InshrinkError, MissingExtraError, StorageError
 from inshrink_core.execution.mirror import Listed
@@ -181,10 +180,6 @@ class HubStorage(UploadedStorage):
         checked(path)
         return self._get(path, span=f"bytes={offset}-{offset + nbytes - 1}") if nbytes > 0 else b""
 
-    def whole(self, path: str) -> bytes:
-        """Return all of an object; one request."""
-        return self._get(checked(path))
-
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
         for nbytes in self._found([checked(path)], self.repository.revision).values():
@@ -232,15 +227,17 @@ class HubStorage(UploadedStorage):
                     self._commits[below, row.blob_id] = commit
                     yield Listed(below, int(size), row.blob_id, 0)
 
-    def read_listed(self, one: Listed, offset: int, nbytes: int) -> bytes:
+    def read_listed(self, listed: Listed, offset: int, nbytes: int) -> bytes:
         """Return bytes of an object at the commit that was listed, where it stays what it was."""
-        return self._get(one.path, self._commits[one.path, one.tag], f"bytes={offset}-{offset + nbytes - 1}")
+        return self._get(
+            listed.path, self._commits[listed.path, listed.tag], f"bytes={offset}-{offset + nbytes - 1}"
+        )
 
     # ---- writing ---------------------------------------------------------------------------------
 
     def load(self, path: str) -> tuple[bytes, Tag]:
         """Return the content of an object, and its digest as its tag."""
-        content = self.whole(path)
+        content = self._get(checked(path))
         return content, digest_of(content)
 
     def upload(self, path: str, file: IO[bytes], *, over: bool = False) -> None:
@@ -273,13 +270,13 @@ class HubStorage(UploadedStorage):
                 addition.path_or_fileobj = file.read()
             self._staged[path] = addition
 
-    def told(self, path: str) -> Any:
+    def staged(self, path: str) -> Any:
         """Return the operation that makes an object of what was uploaded."""
         return self._staged.pop(path, None)
 
-    def gather(self, told: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
+    def gather(self, staged: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
         """Replace an object together with those that it lists: in one commit."""
-        self.publish(dict(told), Listing(path, bytes(content)), expected, ())
+        self.publish(dict(staged), Listing(path, bytes(content)), expected, ())
 
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
         """Give an object new content, if it has the one expected at the commit before."""
@@ -336,7 +333,7 @@ class HubStorage(UploadedStorage):
     def put(self, contents: Mapping[str, Any], gone: Iterable[str], head: str, message: str) -> str:
         """Write and remove objects in one commit, if the last one is still `head`; return the new one.
 
-        Contents are bytes, files, paths of files, or what `told` returned.
+        Contents are bytes, files, paths of files, or what `staged` returned.
 
         Raises
         ------

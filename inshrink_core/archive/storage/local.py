@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import shutil
 import stat
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from inshrink_core.archive.storage.contract import Creation, Lock, RangeFile, Storage, Tag, checked
+from inshrink_core.archive.storage.contract import Creation, Lock, RangeFile, Storage, Tag, checked, digest_of
 from inshrink_core.errors import LockedError, StorageError
 from inshrink_core.execution import (
     NotRegularError,
@@ -134,10 +133,6 @@ class LocalStorage(Storage):
         except FileNotFoundError:
             return ()
 
-    def whole(self, path: str) -> bytes:
-        """Return the content of a file, which is read at once."""
-        return self.counted(read_regular(self._place(path)))
-
     def open(self, path: str) -> LocalFile:
         """Return a file, held open."""
         return LocalFile(self._place(path))
@@ -156,7 +151,7 @@ class LocalStorage(Storage):
 
     def load(self, path: str) -> tuple[bytes, Tag]:
         """Return the content of a file, and its digest as its tag."""
-        content = self.whole(path)
+        content = self.counted(read_regular(self._place(path)))
         return content, digest_of(content)
 
     def create(self, path: str, *, over: bool = False) -> Creation:
@@ -166,7 +161,7 @@ class LocalStorage(Storage):
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
         """Give a file new content; after a crash it has the old or the new, whole."""
         target = self._place(path)
-        with self.held():
+        with self.folder_lock():
             try:
                 found = digest_of(read_regular(target))
             except (FileNotFoundError, NotRegularError):
@@ -232,7 +227,7 @@ class LocalStorage(Storage):
             raise
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def folder_lock(self) -> Iterator[None]:
         """Hold the folder, so that nobody else compares and renames; whoever does so takes no time."""
         descriptor = os.open(self.root, os.O_RDONLY)
         try:
@@ -260,7 +255,7 @@ class _NewFile(Creation):
         self._temporary = temporary_path(target)
         if target.parent == storage.root or not target.parent.is_dir():
             make_folders(target.parent)  # syncs too what a process that died made and did not sync
-        with storage.held():
+        with storage.folder_lock():
             if _is_locked(self._temporary):
                 raise LockedError("another process is writing this file", where=str(target))
             self._file = new_file(self._temporary, _BUFFER_NBYTES)
@@ -276,7 +271,7 @@ class _NewFile(Creation):
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
-            with contextlib.nullcontext() if self._over else self._storage.held():
+            with contextlib.nullcontext() if self._over else self._storage.folder_lock():
                 if not self._over and os.path.lexists(self._target):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self._target))
                 self._temporary.replace(self._target)
@@ -291,11 +286,6 @@ class _NewFile(Creation):
                 self._file.close()
             with contextlib.suppress(OSError):  # the next writer cleans up
                 self._temporary.unlink(missing_ok=True)
-
-
-def digest_of(content: bytes) -> Tag:
-    """Return the SHA-256 of a content, as its tag."""
-    return Tag(hashlib.sha256(content).hexdigest())
 
 
 def _remove_temporaries(folder: Path) -> None:

@@ -32,8 +32,16 @@ from typing import IO, Any, Final, TypeVar
 
 import msgspec
 
-from inshrink_core.archive.storage.contract import Creation, Lock, OverlaidStorage, Storage, Tag, checked
-from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage, digest_of
+from inshrink_core.archive.storage.contract import (
+    Creation,
+    Lock,
+    OverlaidStorage,
+    Storage,
+    Tag,
+    checked,
+    digest_of,
+)
+from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
 from inshrink_core.errors import ConflictError, InshrinkError, LockedError, StorageError, UnsafePathError
 from inshrink_core.execution import make_folders, read_regular, write_durably
 
@@ -91,7 +99,6 @@ class UploadedStorage(Storage):
     """A storage that takes whole files, and whose writer does not wait for them."""
 
     exclusive = False
-    gathers = True
 
     batch_s: float = 0.0
     """Uploads begin after so many seconds, or when the writer flushes."""
@@ -237,7 +244,7 @@ class UploadQueue(OverlaidStorage):
         known = self._names.get(folder)
         if known is None:
             known = self._names[folder] = set(self._remote.names(folder))
-            for paths, change in (((*self._queued, *self.held), known.add), (self._gone, known.discard)):
+            for paths, change in (((*self._queued, *self.contents), known.add), (self._gone, known.discard)):
                 for parent, _, name in (path.rpartition("/") for path in paths):
                     if parent == folder:
                         change(name)
@@ -245,9 +252,9 @@ class UploadQueue(OverlaidStorage):
 
     def load(self, path: str) -> tuple[bytes, Tag]:
         """Return the content of an object and its digest as its tag; asks the remote storage once."""
-        if path not in self.held:
-            self.held[path], self._tags[path] = self._remote.load(path)
-        return self.held[path], digest_of(self.held[path])
+        if path not in self.contents:
+            self.contents[path], self._tags[path] = self._remote.load(path)
+        return self.contents[path], digest_of(self.contents[path])
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -255,7 +262,7 @@ class UploadQueue(OverlaidStorage):
         """Return the lock of this machine's one writer; others are refused by the tag."""
         make_folders(self._folder)
         try:
-            held = self._local.lock()
+            lock = self._local.lock()
         except LockedError as error:
             raise LockedError(error.what, where=self.name, remedy=error.remedy) from error
 
@@ -263,7 +270,7 @@ class UploadQueue(OverlaidStorage):
             try:
                 self._end()
             finally:
-                held.release()
+                lock.release()
 
         return Lock(release)
 
@@ -300,7 +307,7 @@ class UploadQueue(OverlaidStorage):
         if now == digest_of(listing.content):
             self._finish()
         elif now in listing.bases:
-            self._listing, self.held[listing.path], self._queued = listing, listing.content, files
+            self._listing, self.contents[listing.path], self._queued = listing, listing.content, files
             self._here = {path: (self._folder / path).stat().st_size for path in files}
             _logger.info("%d frames that were not uploaded yet are uploaded now", len(files))
         else:
@@ -368,7 +375,7 @@ class UploadQueue(OverlaidStorage):
             listing = Listing(path, content, tuple(sorted(self._queued)), (*bases, found))
             record = msgspec.msgpack.encode(listing)
             write_durably(self._folder / _RECORD_NAME, hashlib.sha256(record).digest() + record)
-            self._listing, self.held[path] = listing, content
+            self._listing, self.contents[path] = listing, content
             self._names.get("", set()).add(path)
             self._changed.notify_all()
         return digest_of(content)
@@ -378,7 +385,7 @@ class UploadQueue(OverlaidStorage):
         folder, _, name = checked(path).rpartition("/")
         with self._changed:
             self._names.get(folder, set()).discard(name)
-            self.held.pop(path, None)
+            self.contents.pop(path, None)
             if path in self._queued and not self._busy:
                 self._queued.remove(path)
                 self._evict(path)
