@@ -374,8 +374,7 @@ def _contradiction(storage: Storage, part: FrameInfo) -> DamagedError:
 
 def _frame_generation(path: str) -> int:
     """Return the generation of a frame that is a file of its own; 0 for a segment."""
-    parsed = layout.parse_frame_name(path.rpartition("/")[2])
-    return parsed[0] if parsed else 0
+    return 0 if path.endswith(".segment") else layout.file_number(path)
 
 
 def _commonest_archive(

@@ -120,7 +120,7 @@ def _check_catalog(catalog: Catalog, name: str) -> Iterator[Problem]:
     for path in catalog.buried:
         yield at(path, "this file was removed or replaced, and is still there")
     for frame in catalog.moved:
-        yield at(frame.path, f"the manifest does not say that the frame of step {frame.step} is stored here")
+        yield at(frame.path, f"the frame of step {frame.step} lies here, and not where the manifest says")
     for path in catalog.foreign:
         yield at(path, "this frame belongs to another archive", _DELETE, False)
     for _, error in catalog.unreadable:

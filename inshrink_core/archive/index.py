@@ -16,15 +16,8 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
+from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, pack_value, unpack_value
-from inshrink_core.archive.layout import (
-    FRAME_HEADER_NBYTES,
-    MAX_STEP,
-    TRAILER_NBYTES,
-    align,
-    damaged,
-    is_small,
-)
 from inshrink_core.frame import BlockEntry
 
 MAX_ATTRIBUTES: Final = 16
@@ -128,13 +121,13 @@ class SmallBlocks:
             0, or how many blocks before this one there is one of the same bytes; None where the
             block is not small.
         """
-        if not is_small(len(payload), 0):
+        if not layout.is_small(len(payload), 0):
             return None
         content = bytes(payload)
         first = self._first.get(content)
         if first is not None and content:
             return number - first
-        if not is_small(len(content), len(self.content)):
+        if not layout.is_small(len(content), len(self.content)):
             return None
         self._first[content] = number
         self.content += content
@@ -216,7 +209,7 @@ def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
     )
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_STEP)]
 """Sums of lengths are Python integers, so only the field's own width limits a block."""
 
 
@@ -345,7 +338,7 @@ def parse_index(
         filled = sum(place.nbytes for place in places if place.small and not place.shared)
         _require(filled == len(small), "small blocks do not fill their space")
     except (ValueError, msgspec.ValidationError) as error:
-        raise damaged(f"the frame's index is malformed: {error}", where) from error
+        raise layout.damaged(f"the frame's index is malformed: {error}", where) from error
     return index
 
 
@@ -373,17 +366,17 @@ class _Place(NamedTuple):
 def _places(index: FrameIndex) -> list[_Place]:
     """Work out where every block lies. O(blocks)."""
     places: list[_Place] = []
-    offset, n_small = FRAME_HEADER_NBYTES, 0
+    offset, n_small = layout.FRAME_HEADER_NBYTES, 0
     for nbytes, back in zip(index.nbytes, index.back, strict=True):
         if back:
             first = places[-back]
             _require(first.small and not first.shared, "a block that is another's")
             places.append(first._replace(shared=True))
-        elif is_small(nbytes, n_small):
+        elif layout.is_small(nbytes, n_small):
             places.append(_Place(n_small, nbytes, small=True))
             n_small += nbytes
         else:
-            offset = align(offset, nbytes)
+            offset = layout.align(offset, nbytes)
             places.append(_Place(offset, nbytes, small=False))
             offset += nbytes
     return places
@@ -392,7 +385,7 @@ def _places(index: FrameIndex) -> list[_Place]:
 def _end_of_large(places: Iterable[_Place]) -> int:
     """Return where the blocks end that are not small."""
     ends = (place.offset + place.nbytes for place in places if not place.small)
-    return max(ends, default=FRAME_HEADER_NBYTES)
+    return max(ends, default=layout.FRAME_HEADER_NBYTES)
 
 
 def block_entries(index: FrameIndex, part: int = 0) -> tuple[BlockEntry, ...]:
@@ -457,17 +450,17 @@ def expected_index(
     index
         About that of the frame, for the next one to inherit from.
     """
-    builder, padding, offset = IndexBuilder(), 0, FRAME_HEADER_NBYTES
+    builder, padding, offset = IndexBuilder(), 0, layout.FRAME_HEADER_NBYTES
     for number, block in enumerate((*tensors, *attachments)):
         row = block.key, block.codec, _as_read(block.attributes)
         if builder.add(row, block.payload, number if number < len(tensors) else None, block.nbytes):
-            start = align(offset, block.nbytes)
+            start = layout.align(offset, block.nbytes)
             padding, offset = padding + start - offset, start + block.nbytes
             digest = hashlib.sha256(f"{number} {block.nbytes}".encode()).digest()
             builder.crcs.append(int.from_bytes(digest[:4], "little"))  # compresses as little as a checksum
     index = builder.finish(meta)
     document = compress_document(pack_index(index, parent), INDEX_DICTIONARY)
-    return FRAME_HEADER_NBYTES + padding + len(document) + TRAILER_NBYTES, index
+    return layout.FRAME_HEADER_NBYTES + padding + len(document) + layout.TRAILER_NBYTES, index
 
 
 def _as_read(value: Any) -> Any:

@@ -77,9 +77,8 @@ MAX_SEGMENT_NBYTES: Final = 1 << 22
 """Largest segment: read whole where no manifest says what is in it, and written anew where a frame goes."""
 
 FRAME_FOLDER: Final = "frames"
-_FRAME_NAME: Final = re.compile(r"(([0-9]{8,19})-(0|[1-9][0-9]{0,18}))(?:\.([0-9]{5}))?\.frame", re.ASCII)
-
-_SEGMENT_NAME: Final = re.compile(r"([0-9]{8,19})\.segment", re.ASCII)
+_STEP: Final = r"-(0|[1-9][0-9]{0,18})(?:\.([0-9]{5}))?\.frame"
+_NAME: Final = re.compile(rf"([0-9]{{8,19}})(?:{_STEP}|\.segment)", re.ASCII)
 
 _KINDS: Final = {1: FrameKind.KEYFRAME, 2: FrameKind.DELTA}
 _KIND_CODES: Final = {kind: code for code, kind in _KINDS.items()}
@@ -153,15 +152,17 @@ def part_path(generation: int, step: int, part: int) -> str:
     return f"{FRAME_FOLDER}/{generation:08d}-{step}.{part:05d}.frame"
 
 
-def parse_frame_name(name: str) -> tuple[int, int] | None:
-    """Return (generation, step) of the name of a frame file or of one of its parts, None for another name."""
-    match = _FRAME_NAME.fullmatch(name)
+def parse_name(name: str) -> tuple[int, int | None] | None:
+    """Return the generation and the step in the name of a frame's file, of a segment its number and None.
+
+    Of another name None.
+    """
+    match = _NAME.fullmatch(name)
     if match is None:
         return None
-    generation, step = int(match[2]), int(match[3])
-    if not (1 <= generation <= MAX_GENERATION and step <= MAX_STEP and int(match[4] or 0) < MAX_PARTS):
-        return None
-    return (generation, step) if match[1] == f"{generation:08d}-{step}" else None
+    number, step = int(match[1]), None if match[2] is None else int(match[2])
+    fits = 1 <= number <= MAX_GENERATION and (step or 0) <= MAX_STEP and int(match[3] or 0) < MAX_PARTS
+    return (number, step) if fits and match[1] == f"{number:08d}" else None
 
 
 def segment_path(number: int) -> str:
@@ -175,22 +176,13 @@ def segment_path(number: int) -> str:
     return f"{FRAME_FOLDER}/{number:08d}.segment"
 
 
-def parse_segment_name(name: str) -> int | None:
-    """Return the number of a segment's name, None if it is not such a name."""
-    match = _SEGMENT_NAME.fullmatch(name)
-    number = int(match[1]) if match else 0
-    known = 1 <= number <= MAX_GENERATION and segment_path(number) == f"{FRAME_FOLDER}/{name}"
-    return number if known else None
-
-
 def file_number(path: str) -> int:
     """Return the generation in the path of a frame file or a segment: no frame in it has a higher one.
 
     Of any other path 0.
     """
-    name = path.rpartition("/")[2]
-    parsed = parse_frame_name(name)
-    return parsed[0] if parsed else parse_segment_name(name) or 0
+    parsed = parse_name(path.rpartition("/")[2])
+    return parsed[0] if parsed else 0
 
 
 def derive_frame_id(

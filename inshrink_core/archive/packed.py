@@ -217,5 +217,5 @@ def parse_directory(directory: bytes, trailer: layout.Trailer, where: str) -> tu
 def _is_known(path: str) -> bool:
     """Whether an archive has files of that name: its manifest, and frames."""
     folder, _, name = path.rpartition("/")
-    is_frame = folder == layout.FRAME_FOLDER and layout.parse_frame_name(name) is not None
-    return is_frame or path == MANIFEST_NAME
+    parsed = layout.parse_name(name) if folder == layout.FRAME_FOLDER else None
+    return path == MANIFEST_NAME or (parsed is not None and parsed[1] is not None)

@@ -91,12 +91,10 @@ class PartWriter:
 
     def _open(self, generation: int | None) -> None:
         with storage_errors("the archive cannot be opened for writing", os.fspath(self._path)):
-            known = hasattr(self, "reader")
             if generation is None:
-                share = self.storage.share if known else lambda: _shared(self.storage, self._path)
-                self._lock = _with_patience(share)
+                self._lock = _with_patience(lambda: _shared(self.storage, self._path))
             try:
-                if known:
+                if hasattr(self, "reader"):
                     self.reader.refresh()
                 else:
                     self.reader: ArchiveReader = ArchiveReader(self.storage, self._parts_here)

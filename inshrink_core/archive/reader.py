@@ -126,9 +126,8 @@ class ArchiveReader:
         try:
             return cls(open_storage(path))
         except NotFoundError as error:
-            if error.remedy or not far.absent:
-                raise
-            raise NotFoundError(error.what, where=error.where, remedy=far.absent) from error
+            error.remedy = error.remedy or far.absent
+            raise
 
     @property
     def catalog(self) -> Catalog:

@@ -9,14 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from inshrink_core.archive.layout import (
-    FRAME_FOLDER,
-    MAX_SEGMENT_NBYTES,
-    SMALL_FRAME_NBYTES,
-    frame_path,
-    joined,
-    segment_path,
-)
+from inshrink_core.archive import layout
 from inshrink_core.archive.manifest import Manifest
 from inshrink_core.archive.storage import Storage
 from inshrink_core.errors import InshrinkError, StorageError
@@ -34,12 +27,12 @@ def batches(frames: Iterable[FrameInfo]) -> Iterator[tuple[FrameInfo, ...]]:
     batch: list[FrameInfo] = []
     nbytes = 0
     for frame in frames:
-        small = frame.nbytes <= SMALL_FRAME_NBYTES and frame.n_parts == 1
-        if batch and not (small and nbytes + frame.nbytes <= MAX_SEGMENT_NBYTES):
+        small = frame.nbytes <= layout.SMALL_FRAME_NBYTES and frame.n_parts == 1
+        if batch and not (small and nbytes + frame.nbytes <= layout.MAX_SEGMENT_NBYTES):
             yield tuple(batch)
             batch, nbytes = [], 0
         batch.append(frame)
-        nbytes += frame.nbytes if small else MAX_SEGMENT_NBYTES
+        nbytes += frame.nbytes if small else layout.MAX_SEGMENT_NBYTES
     if batch:
         yield tuple(batch)
 
@@ -49,7 +42,7 @@ def separate(frame: FrameInfo) -> FrameInfo:
     return (
         frame
         if frame.n_parts > 1
-        else replace(frame, path=frame_path(frame.generation, frame.step), offset=None)
+        else replace(frame, path=layout.frame_path(frame.generation, frame.step), offset=None)
     )
 
 
@@ -58,7 +51,7 @@ def placed(batch: Sequence[FrameInfo], number: int) -> tuple[FrameInfo, ...]:
     if len(batch) == 1:
         return (separate(batch[0]),)
     offsets = itertools.accumulate((frame.nbytes for frame in batch), initial=0)
-    path = segment_path(number)
+    path = layout.segment_path(number)
     return tuple(replace(frame, path=path, offset=at) for frame, at in zip(batch, offsets, strict=False))
 
 
@@ -89,7 +82,7 @@ def discard(storage: Storage, paths: Iterable[str]) -> None:
     with contextlib.suppress(OSError, InshrinkError):
         for path in paths:
             storage.delete(path)
-        storage.sync(FRAME_FOLDER)
+        storage.sync(layout.FRAME_FOLDER)
 
 
 def small_files(manifest: Manifest) -> list[list[FrameInfo]]:
@@ -98,7 +91,7 @@ def small_files(manifest: Manifest) -> list[list[FrameInfo]]:
     for frame in manifest.frames:
         if frame.n_parts == 1:
             files.setdefault(frame.path, []).append(frame)
-    return [frames for frames in files.values() if sum(f.nbytes for f in frames) <= SMALL_FRAME_NBYTES]
+    return [frames for frames in files.values() if sum(f.nbytes for f in frames) <= layout.SMALL_FRAME_NBYTES]
 
 
 def gathered(storage: Storage, manifest: Manifest, files: Iterable[Sequence[FrameInfo]]) -> Manifest:
@@ -119,7 +112,7 @@ def gathered(storage: Storage, manifest: Manifest, files: Iterable[Sequence[Fram
             made.append(lying[0].path)
             manifest = manifest.with_places(lying)
         if made:
-            storage.sync(FRAME_FOLDER)
+            storage.sync(layout.FRAME_FOLDER)
     except BaseException:
         discard(storage, made)
         raise
@@ -155,4 +148,4 @@ def with_digests(frame: FrameInfo, digests: Sequence[bytes]) -> FrameInfo:
     if frame.n_parts == 1:
         return replace(frame, digest=digests[0])
     parts = (part._replace(digest=digest) for part, digest in zip(frame.parts, digests, strict=True))
-    return joined([replace(frame, parts=tuple(parts))])
+    return layout.joined([replace(frame, parts=tuple(parts))])

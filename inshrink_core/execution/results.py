@@ -65,18 +65,16 @@ def load_result(
     parse
         Makes the result from JSON; raises ValueError, TypeError or KeyError where it is none.
     """
-    found = _read_result(path, field, parse, json.loads(json.dumps(key)))
-    return None if found is None else found[1]
+    found = _read_result(path, field, parse)
+    return found[1] if found is not None and found[0] == json.loads(json.dumps(key)) else None
 
 
 def _read_result(
-    path: Path, field: str, parse: Callable[[Any], _Result], key: Any = None
+    path: Path, field: str, parse: Callable[[Any], _Result]
 ) -> tuple[Mapping[str, Any], _Result] | None:
-    """Return a file's key and result; None where it cannot be read, or has another key than is asked for."""
+    """Return the key and the result of a file; None where it cannot be read."""
     try:
         document = json.loads(read_regular(path, _MAX_NBYTES))
-        if key not in (None, document["key"]):
-            return None
         if document["sha256"] != _digest(document[field]):
             raise ValueError("its digest is another")
         return dict(document["key"]), parse(document[field])
@@ -143,7 +141,7 @@ def results_folder(directory: Path, *, make: bool = True) -> Path | None:
     fits = directory.is_dir() and not inside.is_symlink() and not is_packaged
     if fits and (_is_made(inside) if make else _is_writable(inside)):
         return inside
-    base = _user_cache()
+    base = user_cache_folder(make=False)
     if base is None:
         return None
     label = re.sub(r"[^A-Za-z0-9.-]+", "-", real.name)[:80]
@@ -154,19 +152,14 @@ def results_folder(directory: Path, *, make: bool = True) -> Path | None:
     return inside if fits and inside.is_dir() and not users.is_dir() else users
 
 
-def user_cache_folder() -> Path | None:
-    """Return where the user's cache of results lies; None where none can be written."""
-    base = _user_cache()
-    return base if base is not None and _is_made(base) else None
-
-
-def _user_cache() -> Path | None:
-    """Return where the user's cache of results would lie; None where the user has no home."""
+def user_cache_folder(*, make: bool = True) -> Path | None:
+    """Return the user's cache of results, made if need be; None where it cannot be, or without a home."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        return (named if named.is_absolute() else Path.home() / ".cache") / "inshrink"
+        base = (named if named.is_absolute() else Path.home() / ".cache") / "inshrink"
     except RuntimeError:
         return None
+    return base if not make or _is_made(base) else None
 
 
 def cache_folder(directory: Path) -> Path | None:

@@ -114,7 +114,7 @@ def test_alignment_is_64_bytes_from_4_kilobytes_on_and_8_below(offset, nbytes):
 def test_frame_names_give_generation_and_step_back(generation, step):
     folder, _, name = layout.frame_path(generation, step).partition("/")
     assert folder == "frames"
-    assert layout.parse_frame_name(name) == (generation, step)
+    assert layout.parse_name(name) == (generation, step)
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_frame_names_give_generation_and_step_back(generation, step):
      "9999999999999999999-1.frame", "00000003-400.frame\n"],
 )  # fmt: skip
 def test_other_names_are_no_frames(name):
-    assert layout.parse_frame_name(name) is None
+    assert layout.parse_name(name) is None

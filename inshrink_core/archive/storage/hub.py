@@ -150,8 +150,8 @@ class HubStorage(UploadedStorage):
 
     # ---- reading ---------------------------------------------------------------------------------
 
-    def _get(self, path: str, revision: str | None = None, span: str | None = None) -> bytes:
-        """Return an object, or a range of it; one request."""
+    def _get(self, path: str, revision: str | None = None, span: tuple[int, int] | None = None) -> bytes:
+        """Return an object, or some bytes of it, from an offset to an end; one request."""
         api, place = self._api, self._place(path)
         with _hub_errors(self.name, place):
             from huggingface_hub import hf_hub_url
@@ -165,20 +165,21 @@ class HubStorage(UploadedStorage):
             )
             # Compressed on its way, a range would be one of something else.
             headers = build_hf_headers(library_name="inshrink") | {"Accept-Encoding": "identity"}
-            response = http_backoff("GET", url, headers=headers | ({"Range": span} if span else {}))
+            if span:
+                headers |= {"Range": f"bytes={span[0]}-{span[1] - 1}"}
+            response = http_backoff("GET", url, headers=headers)
             if span and response.status_code == _BEYOND:
                 return self.counted()
             hf_raise_for_status(response)
             content: bytes = response.content
         if span and response.status_code != 206:
-            first, _, last = span.removeprefix("bytes=").partition("-")
-            content = content[int(first) : int(last) + 1]
+            content = content[slice(*span)]
         return self.counted(content)
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
         checked(path)
-        return self._get(path, span=f"bytes={offset}-{offset + nbytes - 1}") if nbytes > 0 else b""
+        return self._get(path, span=(offset, offset + nbytes)) if nbytes > 0 else b""
 
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
@@ -229,9 +230,8 @@ class HubStorage(UploadedStorage):
 
     def read_listed(self, listed: Listed, offset: int, nbytes: int) -> bytes:
         """Return bytes of an object at the commit that was listed, where it stays what it was."""
-        return self._get(
-            listed.path, self._commits[listed.path, listed.tag], f"bytes={offset}-{offset + nbytes - 1}"
-        )
+        commit = self._commits[listed.path, listed.tag]
+        return self._get(listed.path, commit, (offset, offset + nbytes))
 
     # ---- writing ---------------------------------------------------------------------------------
 
