@@ -55,9 +55,9 @@ class Catalog:
     present
         Every file that is there.
     moved
-        Frames that lie elsewhere than the manifest says.
+        Frames that are stored elsewhere than the manifest says.
     buried
-        Paths of files that have nothing but removed frames, and copies of frames that lie elsewhere.
+        Paths of files that have nothing but removed frames, and copies of other frames.
     foreign, unreadable
         Paths of frames of another archive, and of what is no whole frame, with the reason.
     unknown
@@ -207,7 +207,7 @@ class _Scan:
 
 
 def is_archive_storage(storage: Storage) -> bool:
-    """Tell whether a folder is an archive: it has a manifest, or a frame where frames lie."""
+    """Tell whether a folder is an archive: it has a manifest, or a frame in its folder of frames."""
     return MANIFEST_NAME in storage.list("") or _has_frames(storage, storage.list(layout.FRAME_FOLDER))
 
 

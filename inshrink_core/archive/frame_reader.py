@@ -29,7 +29,7 @@ _COMPLETE_NBYTES: Final = 4 * _END_NBYTES
 
 
 class FrameFile(NamedTuple):
-    """Where a frame, or a part of one, lies: a file of its own, or from `offset` on `nbytes` of a segment.
+    """The place of a frame or a part: a file, or `nbytes` of a segment from `offset` on.
 
     Of one whose `digest` is known, what was fetched ahead is not read again.
     """
@@ -42,7 +42,7 @@ class FrameFile(NamedTuple):
 
     @classmethod
     def of(cls, storage: Storage, part: FramePart) -> Self:
-        """Return where a part of a frame lies that the archive lists."""
+        """Return the place of a part of a frame that the archive lists."""
         digest = b"" if storage.n_at_once == 1 else part.digest
         return cls(storage, part.path, part.offset, part.nbytes, digest)
 
@@ -119,7 +119,7 @@ def fetch_ends(storage: Storage, parts: Iterable[FramePart]) -> None:
     longer = []
     for file in files:
         fields = CACHE.get(file.digest, file.nbytes - layout.TRAILER_NBYTES, layout.TRAILER_NBYTES)
-        with contextlib.suppress(DamagedError):  # told when it is read
+        with contextlib.suppress(DamagedError):  # raised when it is read
             trailer = layout.Trailer.parse(layout.FRAME, fields or b"", file.nbytes, file.where)
             longer.append(file.span(trailer.offset, file.nbytes - trailer.offset))
     fetch(storage, longer)
@@ -202,7 +202,7 @@ class FrameReader:
     Parameters
     ----------
     storage
-        Where the archive lies.
+        Where the archive is stored.
     info
         The frame, as the archive lists it.
     indices
@@ -363,7 +363,7 @@ class _PartReader:
         return self._checked(entry, content[begin:end])
 
     def _fetched(self, entry: BlockEntry, *, ahead: bool) -> bytes:
-        """Read a block, and where blocks are read in their order what lies behind it, too."""
+        """Read a block, and the bytes behind it where blocks are read in their order."""
         if ahead and entry.nbytes < _AHEAD_NBYTES and not self.file.is_cached(entry.offset, entry.nbytes):
             nbytes = min(_AHEAD_NBYTES, self.file.nbytes - entry.offset)
             with contextlib.suppress(OSError):  # of what is behind the block, perhaps

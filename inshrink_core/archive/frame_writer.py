@@ -67,7 +67,7 @@ class FrameWriter:
     Parameters
     ----------
     storage
-        Where it lies.
+        Where the archive is stored.
     headers
         What the frame is, for each file that is written.
     parents

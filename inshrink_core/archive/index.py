@@ -355,7 +355,7 @@ def _parse_lengths(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int
 
 
 class _Place(NamedTuple):
-    """Where a block lies: among the small ones, or in the file."""
+    """The place of a block: among the small ones, or in the file."""
 
     offset: int
     nbytes: int
@@ -364,7 +364,7 @@ class _Place(NamedTuple):
 
 
 def _places(index: FrameIndex) -> list[_Place]:
-    """Work out where every block lies. O(blocks)."""
+    """Return the place of every block. O(blocks)."""
     places: list[_Place] = []
     offset, n_small = layout.FRAME_HEADER_NBYTES, 0
     for nbytes, back in zip(index.nbytes, index.back, strict=True):

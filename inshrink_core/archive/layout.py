@@ -45,7 +45,7 @@ SMALL_ALIGNMENT: Final = 8
 """Below a page, padding to 64 bytes would cost more than an unaligned start."""
 
 MAX_SMALL_NBYTES: Final = 1 << 16
-"""Small blocks of a frame together: they are read with the index, and held with it."""
+"""Small blocks of a frame together: they are read and cached with the index."""
 
 _CRC: Final = struct.Struct("<I")
 _FRAME_FIELDS: Final = struct.Struct("<8sHBBI16s16s16sqQHH")
@@ -190,7 +190,7 @@ def derive_frame_id(
 ) -> bytes:
     """Return the id of a new frame: unique, since generations are never used twice.
 
-    Where several attempts may write parts of one generation, salt tells their frames apart.
+    Where several attempts may write parts of one generation, `salt` distinguishes their frames.
     """
     identity = struct.pack("<16s16sqIQ", archive_id, parent_id or NO_ID, step, branch, generation)
     return hashlib.sha256(identity + salt).digest()[:ID_NBYTES]
@@ -393,7 +393,7 @@ FRAME: Final = FileKind("frame", "index", b"INSE", FRAME_HEADER_NBYTES, MAX_SMAL
 
 
 class Trailer(NamedTuple):
-    """The last bytes of a frame or of a packed archive: where its document (index, directory) lies."""
+    """The last bytes of a frame or of a packed archive: the place of its document (index, directory)."""
 
     offset: int
     file_nbytes: int
@@ -442,7 +442,7 @@ class Trailer(NamedTuple):
 
 
 def trailed_spans(kind: FileKind, content: bytes) -> dict[int, int]:
-    """Return begin and end of whatever in some bytes ends as such a file does; of one begin the first end."""
+    """Return begin and first end of every span that ends as such a file does."""
     spans: dict[int, int] = {}
     end = content.find(kind.magic) + len(kind.magic)
     while end >= len(kind.magic):

@@ -60,8 +60,8 @@ _NEVER: Final = "\0"
 class Rewrite:
     """Rewrites some frames of an archive and removes others; use it as a context manager.
 
-    New frames get generations that are among the tombstones, so that they are not live whatever
-    happens. `switch` writes the one manifest that lists them in the place of the old ones; then the
+    New frames get generations that are among the tombstones, so that they are not live before the
+    switch. `switch` writes the one manifest that lists them in the place of the old ones; then the
     old files are deleted. Without `switch` everything stays as it was.
 
     Parameters
@@ -78,7 +78,7 @@ class Rewrite:
 
     Notes
     -----
-    A rewritten frame keeps its id, step and branch, so that whatever refers to it still does. Write
+    A rewritten frame keeps its id, step and branch, so references to it stay valid. Write
     children before their parents: as they inherit nothing, they are readable beside either version.
     """
 
@@ -203,7 +203,7 @@ class Rewrite:
 
 
 def _inheriting_nothing(meta: Mapping[str, bytes]) -> FrameIndex:
-    """Return an index that no frame shares a column with; the parent's meta is told by difference."""
+    """Return an index whose columns no frame inherits; only its meta is."""
     columns = BlockColumns((_NEVER,), (_NEVER,), ((_NEVER,),))
     return FrameIndex(columns, columns, (), (), (), meta, places=(-1,))
 

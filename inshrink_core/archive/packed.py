@@ -126,7 +126,7 @@ class PackedStorage(Storage):
 
 
 class PackedFile(NamedTuple):
-    """Where one file of the archive lies in the packed one."""
+    """The place of a file in the packed archive."""
 
     path: str
     offset: int

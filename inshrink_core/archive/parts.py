@@ -45,7 +45,7 @@ class PartWriter:
     salt
         Of the ids of frames, the same for all parts: parts of another attempt never complete these.
     generation
-        That of the next frame, where the place has no locks: all parts are told (`Gathering`).
+        That of the next frame, where the place has no locks; the same for all parts (`Gathering`).
 
     Raises
     ------
@@ -313,7 +313,7 @@ class Gathering:
         ConflictError
             They are not the parts of one frame, or another writer has changed the archive.
         StorageError
-            The store refused. Whether the frame is listed, the archive tells.
+            The store refused; the archive shows whether the frame is listed.
         """
         where, parts = self._storage.name, [each.part for each in written]
         frame = layout.joined(parts)

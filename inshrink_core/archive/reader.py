@@ -72,7 +72,7 @@ class ArchiveReader:
     Parameters
     ----------
     storage
-        Where the archive lies; `open` makes one for a path or a URL.
+        Where the archive is stored; `open` makes one for a path or a URL.
     unlisted
         Returns frames to see beside those of a catalog: readable where they say, and in no manifest yet.
 
@@ -136,7 +136,7 @@ class ArchiveReader:
 
     @property
     def path(self) -> str:
-        """Where the archive lies."""
+        """The path or URL of the archive."""
         return self._storage.name
 
     @property
@@ -166,7 +166,7 @@ class ArchiveReader:
         Raises
         ------
         DamagedError
-            The manifest cannot be used: of a frame that is gone nothing tells, and it may be the last one.
+            The manifest cannot be used, so the last frame may be gone unnoticed.
         """
         self._catalog.require_complete(self.path)
         return _last(self.listed)
@@ -206,7 +206,7 @@ class ArchiveReader:
         return tuple({frame.branch: frame for frame in ordered if frame.is_named}.values())
 
     def require_whole(self) -> None:
-        """Raise an error if a frame is missing, or if nothing tells so: for what needs them all."""
+        """Raise an error if a frame is missing, or may be."""
         self._catalog.require_complete(self.path)
         for lost in self.missing:
             raise _lost(self._catalog, self.path, lost)
@@ -219,7 +219,7 @@ class ArchiveReader:
 
     @property
     def storage(self) -> Storage:
-        """Where the archive lies."""
+        """The storage of the archive."""
         return self._storage
 
     @property
@@ -332,7 +332,7 @@ class ArchiveReader:
         MissingFrameError
             It was committed, its file is not there.
         DamagedError
-            No branch is named, and as the manifest cannot be used nothing tells which is the newest.
+            No branch is named, and the manifest, which cannot be used, names the newest.
         """
         if branch is None:
             self._catalog.require_complete(self.path)
@@ -374,7 +374,7 @@ class ArchiveReader:
         Parameters
         ----------
         frames
-            The frames; where an end lies in memory already, it is not fetched again.
+            The frames; ends that are in memory are not fetched again.
         blocks
             Fetch their blocks as well, where that is no more than 64 MB in all.
         """
@@ -492,8 +492,7 @@ def _weight(indices: Mapping[int, FrameIndex]) -> int:
 def is_archive(path: str | os.PathLike[str]) -> bool:
     """Tell whether a path is an archive, a folder or packed. Never raises for what it may find there.
 
-    A URL whose storage is read only counts as one without being looked at: nothing else that Inshrink reads
-    lies behind a URL.
+    A URL whose storage is read only counts as an archive without a request.
     """
     try:
         if is_url(path):

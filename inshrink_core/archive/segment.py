@@ -23,7 +23,7 @@ MAX_SMALL_FILES: Final = 64
 
 
 def batches(frames: Iterable[FrameInfo]) -> Iterator[tuple[FrameInfo, ...]]:
-    """Yield frames that may share a file, in their order; a larger one, and one in parts, stands alone."""
+    """Yield frames that may share a file, in their order; larger ones, and those in parts, alone."""
     batch: list[FrameInfo] = []
     nbytes = 0
     for frame in frames:
@@ -56,7 +56,7 @@ def placed(batch: Sequence[FrameInfo], number: int) -> tuple[FrameInfo, ...]:
 
 
 def write_together(storage: Storage, batch: Sequence[FrameInfo], contents: Iterable[bytes]) -> None:
-    """Write frames one after another into a new file; they say where they lie.
+    """Write frames one after another into the new file that they name.
 
     Its name is not durable yet (`Storage.sync`). After an error it is not there.
 
@@ -136,7 +136,7 @@ def frame_digest(storage: Storage, part: FramePart) -> bytes:
 
 
 def is_sound(storage: Storage, frame: FrameInfo) -> bool:
-    """Whether a frame lies where the manifest says, as it was committed."""
+    """Whether the frame that was committed is where the manifest says."""
     try:
         return all(frame_digest(storage, part) == part.digest for part in frame.files)
     except (OSError, StorageError):

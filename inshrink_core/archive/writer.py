@@ -439,7 +439,7 @@ class ArchiveWriter:
         Raises
         ------
         StorageError
-            The system refused. `manifest` then tells whether it did so before or after the switch.
+            The system refused; `manifest` is the old or the new one.
         """
         with storage_errors(what, self.storage.name):
             self._write_manifest(manifest)

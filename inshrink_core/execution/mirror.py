@@ -38,7 +38,7 @@ from inshrink_core.execution.results import user_cache_folder
 from inshrink_core.plugins import plugin
 
 STORAGES: Final = "inshrink.storages"
-"""Group of entry points: what lies behind a URL, one a scheme."""
+"""Group of entry points: storages, one for each scheme."""
 
 _FOLDER: Final = "fetched-runs"
 """In the user's cache: a folder for each mirror of each process, gone when it ends."""
@@ -153,7 +153,7 @@ class Content:
         spans
             Which.
         compared
-            Whether promises are looked at; not for whoever reads no tensor there.
+            Whether promises are compared; needless where no tensor is read.
 
         Raises
         ------
@@ -195,7 +195,7 @@ class Content:
         return all(self._have.find(0, first, end) < 0 for first, end in asked)
 
     def _blocks(self, offset: int, nbytes: int) -> tuple[int, int]:
-        """Return the blocks, first and end, that some bytes lie in."""
+        """Return the first and the end of the blocks that have some bytes."""
         end = min(offset + nbytes, self.listed.nbytes)
         return offset // _BLOCK, -(-end // _BLOCK)
 
@@ -245,7 +245,7 @@ class Mirror:
     url
         Its address.
     storage
-        What lies there.
+        Its storage.
     only
         The one object in it that is mirrored; empty: all.
     """
@@ -289,7 +289,7 @@ class Mirror:
             if len(found) > _MAX_OBJECTS:
                 raise InputError(f"more than {_MAX_OBJECTS:,} objects lie there", where=self.url)
         with self._lock:
-            # Each as it is placed: where one is refused, no file stands for another object than is listed.
+            # One after the other: after an error every file is that of its listed object.
             for path in [path for path, listed in self._listed.items() if found.get(path) != listed]:
                 del self._listed[path]
                 self._remove(path)
@@ -491,7 +491,7 @@ def _mirror_at(url: str, only: str = "") -> Mirror:
 
 
 def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
-    """Return the mirror that a path lies in; None where it is a file of this machine.
+    """Return the mirror of a path; None where it is a file of this machine.
 
     Raises
     ------
@@ -508,7 +508,7 @@ def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
 
 
 def at_hand(path: Path) -> Path:
-    """Return the path of a file as others can open it: one that lies elsewhere is fetched."""
+    """Return the path of a file for other programs: a remote one is fetched."""
     mirror = mirror_of(path)
     if mirror is not None and path.is_file():
         mirror.fetch(path)

@@ -48,7 +48,7 @@ _ALLOWED = frozenset(
         # what Windows cannot start a process without
         *("APPDATA", "COMSPEC", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATHEXT", "PROGRAMDATA"),
         *("PROGRAMFILES", "SYSTEMDRIVE", "SYSTEMROOT", "USERNAME", "USERPROFILE", "WINDIR"),
-        # where Python and its libraries lie, and how it talks
+        # places of Python and its libraries, and its encodings
         *(*SEARCH_PATHS, "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHASHSEED", "PYTHONHOME"),
         *("PYTHONIOENCODING", "PYTHONMALLOC", "PYTHONNOUSERSITE", "PYTHONPYCACHEPREFIX", "PYTHONUSERBASE"),
         *("PYTHONUTF8", "PYTHONWARNINGS", "VIRTUAL_ENV"),
@@ -129,7 +129,7 @@ class _Empty:
 def empty_directory() -> Path:
     """Return an empty folder that belongs to this process alone: children work there.
 
-    It lasts as long as the process, and is made anew where somebody tidied it away.
+    It lasts as long as the process, and is made again after it was removed.
     """
     with _Empty.lock:
         if _Empty.path is None or not _Empty.path.is_dir():

@@ -57,7 +57,7 @@ def _connected() -> Iterator[Any]:
     address = "local" if _noted_is_gone() else None
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            # Workers would look for modules where this process stands; now it is in an empty folder.
+            # Workers would look for modules in this process's folder; an empty one is safe.
             ray.init(
                 address=address,
                 runtime_env={"working_dir": str(empty_directory())},

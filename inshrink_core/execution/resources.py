@@ -21,7 +21,7 @@ _PROC: Final = Path("/proc")
 
 
 def memory_available() -> int | None:
-    """Return how many bytes this process may take besides those it has; None where nothing tells.
+    """Return how many bytes this process may take besides those it has; None where it is not known.
 
     Notes
     -----
@@ -41,7 +41,7 @@ def new_buffer(nbytes: int) -> memoryview:
 
 
 def free_disk(folder: Path) -> int:
-    """Return the free bytes of the file system in which a folder lies, or would lie."""
+    """Return the free bytes of the file system of a folder, which need not exist."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -169,7 +169,7 @@ class Limits:
             raise _too_large(what, where, nbytes, limit, "memory", self.max_memory is not None)
 
     def require_disk(self, nbytes: int, folder: Path, what: str, where: str) -> None:
-        """Refuse what would take more disk than is free where `folder` lies.
+        """Refuse what would take more disk than the file system of `folder` has.
 
         Raises
         ------

@@ -126,8 +126,8 @@ def results_folder(directory: Path, *, make: bool = True) -> Path | None:
     directory
         The run.
     make
-        Make sure that the folder is there; without it nothing is written, and results that somebody else
-        left in a run that cannot be written are found.
+        Make sure that the folder is there; without it nothing is written, and results in
+        a run that cannot be written are found.
 
     Returns
     -------
@@ -368,7 +368,7 @@ def add_line(path: Path, row: Mapping[str, Any], most: int | None = None) -> Non
 
 
 def _make_room(path: Path, nbytes: int, most: int) -> None:
-    """Put a file aside that would be too large, and remove the files that nobody added to for longest."""
+    """Rename a file that would be too large, and remove the files that are the longest unchanged."""
     if path.exists():
         if path.stat().st_size + nbytes > most:
             path.replace(_older(path))

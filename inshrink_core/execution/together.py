@@ -1,4 +1,4 @@
-"""Processes that torchrun started for one command: what they are told, and where they meet."""
+"""Processes that torchrun started for one command: their arguments and barriers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VERBS: Final = {"compress": True, "restore": True, "verify": False}
 """Verbs that take a part of the work, and whether they work with threads."""
 
 _PATIENCE: Final = timedelta(days=30)
-"""A process that ends with an error ends the others, so that nobody waits in vain."""
+"""A process that ends with an error ends the others, so none waits in vain."""
 
 _is_ours = False
 """Whether the group of processes was made here."""

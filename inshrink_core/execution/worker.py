@@ -1,7 +1,7 @@
 """``python -m inshrink_core.execution.worker``: performs tasks that come in on stdin, one a line.
 
-It ends when whoever started it does: with SIGTERM, or once its stdin is closed. Ctrl-C in a terminal goes to
-all processes; this one leaves it to the one that started it.
+It ends with the process that started it: with SIGTERM, or once its stdin is closed. Ctrl-C in a terminal goes
+to all processes; this one leaves it to the one that started it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _interrupt(signum: int, frame: object) -> NoReturn:
 
 
 def _read(tasks: queue.SimpleQueue[str | None]) -> None:
-    """Take in tasks; once there is nobody to send any, end this process, whatever it does."""
+    """Take in tasks; end this process once its stdin is closed."""
     for line in sys.stdin:
         tasks.put(line)
     tasks.put(None)
@@ -71,7 +71,7 @@ def _read(tasks: queue.SimpleQueue[str | None]) -> None:
 
 
 def main() -> None:
-    """Perform tasks until nobody sends any."""
+    """Perform tasks until stdin is closed."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # what a library prints is no answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -219,7 +219,7 @@ class Storage(ABC):
 
     @classmethod
     def at(cls, url: str) -> Storage:
-        """Return the storage of the archive that lies, or shall lie, at a URL; asks nothing of it yet."""
+        """Return the storage of an archive by its URL; makes no request."""
         return cls(url)
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Storage(ABC):
             return list(pool.map(_returned, calls))
 
     def open(self, path: str) -> RangeFile:
-        """Return an object to read from; where the storage can, as it is now, whatever replaces it."""
+        """Return an object to read from; where the storage can, it stays as it is now."""
         return RangeFile(self, path)
 
     def list(self, folder: str) -> tuple[str, ...]:
@@ -297,7 +297,7 @@ class Storage(ABC):
     """What to do where nothing is found at an address."""
 
     facts: dict[str, str] | None = None
-    """What a page beside the archive tells people, where the storage writes one."""
+    """Facts for the page that the storage writes beside an archive; None where it writes none."""
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -328,9 +328,9 @@ class Storage(ABC):
         )
 
     def lock(self) -> Lock:
-        """Return the right to write, held until it is released or the process ends.
+        """Return the right to write, until it is released or the process ends.
 
-        A place without locks gives one that keeps nobody out: of two writers, `replace` refuses one.
+        A lock of a place without locks excludes no writer: of two, `replace` refuses one.
 
         Raises
         ------

@@ -49,7 +49,7 @@ class Repository(NamedTuple):
     repo_id, kind, revision
         The repository, ``model``, ``dataset`` or ``space``, and its branch, tag or commit.
     folder
-        Where in it the archive lies; empty at its top.
+        The archive's folder in it; empty at its top.
     """
 
     repo_id: str
@@ -99,9 +99,9 @@ class HubStorage(UploadedStorage):
 
     Notes
     -----
-    The Hub compares nothing but the last commit (`create_commit(parent_commit=)`), so whatever is compared
-    here is read at that commit first; where another was faster, it is read again. What a writer makes until
-    it flushes is one commit: frames, manifest, the card, and deletions.
+    The Hub compares nothing but the last commit (`create_commit(parent_commit=)`), so contents are read at
+    that commit and compared here; after another commit they are read again. What a writer makes until it
+    flushes is one commit: frames, manifest, the card, and deletions.
 
     `huggingface_hub` knows the user: by HF_TOKEN, or a login.
     """

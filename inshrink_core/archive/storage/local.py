@@ -60,7 +60,7 @@ def _read_range(descriptor: int, offset: int, nbytes: int) -> bytes:
 
 
 class LocalFile(RangeFile):
-    """A file, held open: replacing it changes nothing for its reader.
+    """An open file: replacing it changes nothing for its reader.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class LocalStorage(Storage):
             return ()
 
     def open(self, path: str) -> LocalFile:
-        """Return a file, held open."""
+        """Return an open file."""
         return LocalFile(self._place(path))
 
     def is_locked(self) -> bool:
@@ -228,7 +228,7 @@ class LocalStorage(Storage):
 
     @contextlib.contextmanager
     def folder_lock(self) -> Iterator[None]:
-        """Hold the folder, so that nobody else compares and renames; whoever does so takes no time."""
+        """Lock the folder for a moment, to compare and rename."""
         descriptor = os.open(self.root, os.O_RDONLY)
         try:
             until = time.monotonic() + _PATIENCE_S
@@ -295,7 +295,7 @@ def _remove_temporaries(folder: Path) -> None:
 
 
 def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Whether nobody else holds a file or folder; some systems (NFS) have no locks of folders."""
+    """Lock a file or folder unless another process has; True where the system has no such locks (NFS)."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -307,7 +307,7 @@ def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether somebody holds a file; one that is not there, or is no file, nobody does."""
+    """Whether another process has locked a file."""
     try:
         descriptor = open_regular(path, follow=False)
     except OSError:

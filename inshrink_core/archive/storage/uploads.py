@@ -3,7 +3,7 @@
 Each URL has a folder in `queue_folder`::
 
     run.inshrink-5c1f0a9e4b7d2c36/
-      lock               held by the one process of this machine that writes the archive
+      lock               of the one process of this machine that writes the archive
       frames/…           finished frames; after their upload the newest stay, up to 256 MiB
       waiting            a SHA-256, and the `Listing` that it is of: the manifest, the digests of what it may
                          replace, and the frames to upload before it
@@ -172,7 +172,7 @@ class UploadedStorage(Storage):
         return NewObject.beside(self, lambda file: self.upload(path, file, over=over))
 
     def lock(self) -> Lock:
-        """Return a lock that keeps nobody out: of two writers, the second to commit is refused."""
+        """Return a lock that excludes no writer: of two, the second to commit is refused."""
         return Lock()
 
     def written(self) -> UploadQueue:
@@ -219,7 +219,7 @@ class UploadQueue(OverlaidStorage):
         self._local = LocalStorage(self._folder)
         self._names: dict[str, set[str]] = {}
         self._tags: dict[str, Tag] = {}
-        """Remote tags of what this writer read or replaced; nobody else may change it."""
+        """Remote tags of what this writer read or replaced."""
         self._changed = threading.Condition()
         self._here: dict[str, int] = {}
         """Sizes of objects that can be read from the local disk."""
