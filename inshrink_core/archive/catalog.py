@@ -331,7 +331,11 @@ def _reconcile(
         else:
             pending += found
         if not alone:
-            unreadable += [(row.path, _contradiction(storage, row)) for row in rows]
+            what = f"another part of generation {rows[0].generation} is of another frame"
+            fault = partial(
+                DamagedError, what, remedy="keep the parts of one job, and delete those of the other"
+            )
+            unreadable += [(row.path, fault(where=f"{storage.name}, frame {row.path}")) for row in rows]
     unknown = tuple(path for path, scan in scans.items() if scan.tail_lost and problem)
     complete = [frame for frame in places.values() if present.issuperset(frame.paths)]
     live, superseded = _settle_claims([*complete, *unlisted.values()])
@@ -362,14 +366,6 @@ def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:
     for part in parts:
         groups.setdefault(replace(part, nbytes=0), []).append(part)
     yield from map(layout.joined, groups.values())
-
-
-def _contradiction(storage: Storage, part: FrameInfo) -> DamagedError:
-    return DamagedError(
-        f"another part of generation {part.generation} is of another frame",
-        where=f"{storage.name}, frame {part.path}",
-        remedy="keep the parts of one job, and delete those of the other",
-    )
 
 
 def _frame_generation(path: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from inshrink_core.execution.device import resolve_device as resolve_device
-from inshrink_core.execution.device import why_no_cuda as why_no_cuda
 from inshrink_core.execution.files import NotRegularError as NotRegularError
 from inshrink_core.execution.files import is_temporary as is_temporary
 from inshrink_core.execution.files import new_file as new_file
@@ -18,8 +17,6 @@ from inshrink_core.execution.folders import remove_empty as remove_empty
 from inshrink_core.execution.folders import sync_path as sync_path
 from inshrink_core.execution.folders import working_folder as working_folder
 from inshrink_core.execution.resources import Limits as Limits
-from inshrink_core.execution.resources import free_disk as free_disk
-from inshrink_core.execution.resources import memory_available as memory_available
 from inshrink_core.execution.resources import new_buffer as new_buffer
 from inshrink_core.execution.results import ResultStore as ResultStore
 from inshrink_core.execution.results import cache_folder as cache_folder
@@ -32,4 +29,3 @@ from inshrink_core.execution.results import user_cache_folder as user_cache_fold
 from inshrink_core.execution.results import write_whole as write_whole
 from inshrink_core.execution.threads import default_threads as default_threads
 from inshrink_core.execution.threads import ordered_map as ordered_map
-from inshrink_core.execution.threads import prepare_process as prepare_process

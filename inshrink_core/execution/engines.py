@@ -229,7 +229,8 @@ def _on_processes(work: Work) -> list[Any]:
     """Perform a work in processes of this machine."""
     workers = work.workers or max(1, default_threads() // (work.threads or 1))
     tasks = work.tasks(workers, work.threads or max(1, default_threads() // workers))
-    total, events, results = TotalProgress(len(tasks), work.progress), queue.SimpleQueue[Event](), {}
+    total, events = TotalProgress(len(tasks), work.progress), queue.SimpleQueue[Event]()
+    results: dict[int, Any] = {}
     team, pool = _Team(), ThreadPoolExecutor(workers, thread_name_prefix="inshrink-engine")
     try:
         for at, task in enumerate(tasks):

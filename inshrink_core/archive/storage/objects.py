@@ -202,7 +202,8 @@ def _make_store(scheme: str, bucket: str) -> Any:
     except ImportError as error:
         raise MissingExtraError("obstore", "remote") from error
     # Without encryption only where the address, or an endpoint in the environment, says so.
-    options, retry = {**_TIMEOUTS, "allow_http": True}, _RETRY
+    options: Any = {**_TIMEOUTS, "allow_http": True}
+    retry: Any = _RETRY
     if scheme in _WEB:
         return store.HTTPStore.from_url(f"{scheme}://{bucket}", client_options=options, retry_config=retry)
     if scheme == "s3" and not any(map(os.environ.get, _AWS_CREDENTIALS)):

@@ -42,7 +42,7 @@ from inshrink_core.archive.storage.contract import (
     digest_of,
 )
 from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
-from inshrink_core.errors import ConflictError, InshrinkError, LockedError, StorageError, UnsafePathError
+from inshrink_core.errors import ConflictError, LockedError, StorageError, UnsafePathError
 from inshrink_core.execution import make_folders, read_regular, write_durably
 
 _T = TypeVar("_T")
@@ -259,7 +259,10 @@ class UploadQueue(OverlaidStorage):
     # ---- writing ---------------------------------------------------------------------------------
 
     def lock(self) -> Lock:
-        """Return the lock of this machine's one writer; others are refused by the tag."""
+        """Return the lock of this machine's one writer; others are refused by the tag.
+
+        Releasing it ends the uploads: what is left stays on the disk.
+        """
         make_folders(self._folder)
         try:
             lock = self._local.lock()
@@ -267,8 +270,12 @@ class UploadQueue(OverlaidStorage):
             raise LockedError(error.what, where=self.name, remedy=error.remedy) from error
 
         def release() -> None:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
             try:
-                self._end()
+                if self._thread is not None:
+                    self._thread.join()
             finally:
                 lock.release()
 
@@ -426,24 +433,19 @@ class UploadQueue(OverlaidStorage):
             self._flushing, done = False, is_done()
         self._require()
         if not done:
-            raise self._unfinished()
+            what, remedy = getattr(self._error, "what", self._error), getattr(self._error, "remedy", "")
+            rest = f"what is missing lies in {self._folder}, and the next writer uploads it"
+            raise StorageError(
+                f"not everything is uploaded yet: {what}",
+                where=self.name,
+                remedy=f"{remedy}; {rest}".lstrip("; "),
+            )
 
     def _is_full(self) -> bool:
         return sum(self._here.get(path, 0) for path in self._queued) > MAX_QUEUED_NBYTES
 
     def _is_pending(self) -> bool:
         return bool(self._queued or self._gone or self._listing is not None)
-
-    def _unfinished(self) -> StorageError:
-        error = self._error
-        what = error.what if isinstance(error, InshrinkError) else str(error)
-        remedy = error.remedy if isinstance(error, InshrinkError) else ""
-        rest = f"what is missing lies in {self._folder}, and the next writer uploads it"
-        return StorageError(
-            f"not everything is uploaded yet: {what}",
-            where=self.name,
-            remedy=f"{remedy}; {rest}".lstrip("; "),
-        )
 
     def _require(self) -> None:
         """Raise what ended the writing of this archive."""
@@ -520,14 +522,6 @@ class UploadQueue(OverlaidStorage):
         """Note that the listing is uploaded."""
         self._listing = None
         (self._folder / _RECORD_NAME).unlink(missing_ok=True)
-
-    def _end(self) -> None:
-        """End the thread; what is not uploaded stays on the disk."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
 
 
 class NewObject(Creation):
