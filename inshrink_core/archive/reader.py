@@ -126,8 +126,9 @@ class ArchiveReader:
         try:
             return cls(open_storage(path))
         except NotFoundError as error:
-            error.remedy = error.remedy or far.absent
-            raise
+            if error.remedy or not far.absent:
+                raise
+            raise NotFoundError(error.what, where=error.where, remedy=far.absent) from error
 
     @property
     def catalog(self) -> Catalog:
