@@ -15,7 +15,7 @@ from inshrink_app.jobs.files import REQUESTS, RESULT
 
 from inshrink_core.cli import main as inshrink
 from inshrink_core.errors import StorageError
-from inshrink_core.execution.kept import write_whole
+from inshrink_core.execution.results import write_whole
 
 
 def main(folder: Path, trusted: list[str]) -> None:

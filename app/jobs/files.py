@@ -25,7 +25,7 @@ from inshrink_app.model import Problem
 from inshrink_app.server.recent import LAST_TIME, recent_file
 
 from inshrink_core.errors import StorageError
-from inshrink_core.execution.kept import write_whole
+from inshrink_core.execution.results import write_whole
 
 NOWHERE: Final = Path(os.devnull)
 REQUESTS: Final = "request-*.json"

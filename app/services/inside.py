@@ -15,7 +15,7 @@ from inshrink_app.server.roots import links_below, settings
 
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InshrinkError
-from inshrink_core.execution import why_no_cuda
+from inshrink_core.execution.device import why_no_cuda
 from inshrink_core.formats import NoCheckpointError, Run
 from inshrink_core.samples import sample, sample_names
 

@@ -99,7 +99,7 @@ def _kept(folder: Path) -> tuple[dict[str, Any], ...]:
         except OverflowError as error:
             raise ValueError(str(error)) from error
 
-    return tuple(one for _, one in ResultStore(folder / "reports", "rehearsal", parse).kept(_MOST_KEPT))
+    return tuple(one for _, one in ResultStore(folder / "reports", "rehearsal", parse).results(_MOST_KEPT))
 
 
 def checked(document: Any) -> dict[str, Any]:

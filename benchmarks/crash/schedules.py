@@ -199,7 +199,7 @@ class PartsMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         with self._patches:
             for writer in self.writers:
-                writer.opened.close()
+                writer.opened.suspend()
             self.holds_every_byte()
 
     # ---- parts -----------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class PartsMachine(RuleBasedStateMachine):
 
     def ends(self, writer: Writer) -> None:
         self.process = writer.process
-        writer.opened.close()
+        writer.opened.suspend()
         self.writers.remove(writer)
 
     # ---- whoever writes alone --------------------------------------------------------------------

@@ -10,7 +10,6 @@ from inshrink_core.archive.layout import FORMAT_VERSION
 from inshrink_core.archive.maintenance import (
     Rewrite,
     pack_archive,
-    rebuild_manifest,
     remove_frames,
     unpack_archive,
 )
@@ -38,7 +37,6 @@ __all__ = [
     "is_archive",
     "open_storage",
     "pack_archive",
-    "rebuild_manifest",
     "remove_frames",
     "unpack_archive",
 ]

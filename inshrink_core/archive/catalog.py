@@ -7,11 +7,12 @@ place just before a crash. Where two frames claim the same place, the higher gen
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.frame_reader import FrameFile, read_envelope
@@ -54,9 +55,9 @@ class Catalog:
     present
         Every file that is there.
     moved
-        Frames that lie elsewhere than the manifest says.
+        Frames that are stored elsewhere than the manifest says.
     buried
-        Paths of files that have nothing but removed frames, and copies of frames that lie elsewhere.
+        Paths of files that have nothing but removed frames, and copies of other frames.
     foreign, unreadable
         Paths of frames of another archive, and of what is no whole frame, with the reason.
     unknown
@@ -142,116 +143,81 @@ def missing_parts(frame: FrameInfo) -> str:
     return parts_in_words([n for n in range(frame.n_parts) if n not in there], frame.n_parts)
 
 
-class _Scan(NamedTuple):
-    """What a file says that the manifest does not name.
+class _Scan:
+    """The content of a file that the manifest does not list: a frame, or a segment.
 
-    Each frame, digest left empty, has the id of the archive it belongs to beside it. `tail_lost` says
-    that what follows the last frame cannot be read.
+    Each frame, digest left empty, has the id of its archive beside it. `tail_lost`: what follows the last
+    frame cannot be read.
     """
 
-    frames: tuple[tuple[FrameInfo, bytes], ...] = ()
-    problems: tuple[InshrinkError, ...] = ()
-    tail_lost: bool = False
+    def __init__(self, storage: Storage, path: str) -> None:
+        self.frames: list[tuple[FrameInfo, bytes]] = []
+        self.problems: list[InshrinkError] = []
+        self.tail_lost = False
+        try:
+            if _frame_generation(path):
+                self._read(FrameFile(storage, path))
+            else:
+                self._read_segment(storage, path)
+        except (DamagedError, StorageError) as error:
+            self.problems, self.tail_lost = [error], True
 
+    def _read(self, file: FrameFile) -> int:
+        """Read a frame and return its size."""
+        header, trailer, *_ = read_envelope(file)
+        info = header.info(trailer.file_nbytes)
+        if file.offset is None:
+            expected, found = header.path, file.path
+        else:
+            first = self.frames[-1][0].generation + 1 if self.frames else 1
+            last = layout.file_number(file.path)
+            fits = first <= info.generation <= last and header.n_parts == 1
+            expected = f"a frame of generation {first} to {last}"
+            found = expected if fits else f"generation {info.generation}, part 1/{header.n_parts}"
+            info = replace(info, path=file.path, offset=file.offset)
+        if expected != found:
+            what = "the frame's place contradicts its header"
+            raise DamagedError(what, where=file.where, expected=expected, found=found)
+        self.frames.append((info, header.archive_id))
+        return info.nbytes
 
-def scan_frame(file: FrameFile) -> tuple[FrameInfo, bytes]:
-    """Return what a frame says of itself, digest left empty, and the archive it belongs to.
-
-    Raises
-    ------
-    DamagedError, IncompatibleError
-        It is not a whole frame of a version known here, or bears another frame's name.
-    """
-    envelope = read_envelope(file)
-    header = envelope.header
-    if file.offset is not None and header.n_parts > 1:
-        raise layout.damaged("a part of a frame lies in a segment", file.where)
-    if file.offset is None and file.path != header.path:
-        raise DamagedError(
-            "the frame's name contradicts its header",
-            where=file.where,
-            expected=header.path,
-            found=file.path,
-        )
-    info = header.info(envelope.trailer.file_nbytes)
-    return (info if info.parts else replace(info, path=file.path, offset=file.offset)), header.archive_id
-
-
-def _scan(storage: Storage, path: str) -> _Scan:
-    """Read what a file says of itself: a frame, or a segment."""
-    try:
-        if _frame_generation(path):
-            return _Scan((scan_frame(FrameFile(storage, path)),))
+    def _read_segment(self, storage: Storage, path: str) -> None:
+        """Find the frames of a segment; after damage go on where the next frame begins."""
         where = f"{storage.name}, {path}"
         with storage_errors("the segment cannot be read", where):
             nbytes = storage.size(path)
             content = storage.read(path, 0, min(nbytes, layout.MAX_SEGMENT_NBYTES))
         if not 0 < nbytes <= layout.MAX_SEGMENT_NBYTES:
-            raise layout.damaged(
-                "no segment has this size",
-                where,
-                expected=f"at most {layout.MAX_SEGMENT_NBYTES} bytes",
-                found=f"{nbytes}",
-            )
-        return _scan_segment(storage, path, content)
-    except (DamagedError, StorageError) as error:
-        return _Scan(problems=(error,), tail_lost=True)
-
-
-def _scan_segment(storage: Storage, path: str, content: bytes) -> _Scan:
-    """Find the frames of a segment; behind what is none, go on where the next one begins."""
-    held = OverlaidStorage(storage, {path: content})
-    ends = layout.trailed_spans(layout.FRAME, content)
-    frames: list[tuple[FrameInfo, bytes]] = []
-    problems: list[InshrinkError] = []
-    begin = known_to = 0
-    while 0 <= begin < len(content):
-        try:
-            found = _frame_at(FrameFile(held, path, begin, ends.get(begin, begin) - begin), frames)
-        except DamagedError as error:
-            if begin == known_to:
-                problems.append(error)
-            begin = content.find(layout.FRAME_MAGIC, begin + 1)
-        else:
-            frames.append(found)
-            begin = known_to = begin + found[0].nbytes
-    return _Scan(tuple(frames), tuple(problems), known_to < len(content))
-
-
-def _frame_at(file: FrameFile, before: list[tuple[FrameInfo, bytes]]) -> tuple[FrameInfo, bytes]:
-    """Read a frame of a segment."""
-    if not 0 < file.nbytes <= layout.SMALL_FRAME_NBYTES:
-        raise layout.damaged("no frame of a segment is here", file.where)
-    info, archive_id = scan_frame(file)
-    first = before[-1][0].generation + 1 if before else 1
-    if not first <= info.generation <= layout.file_number(file.path):
-        raise layout.damaged(
-            "the frame's generation does not fit its segment",
-            file.where,
-            expected=f"{first} to {layout.file_number(file.path)}",
-            found=f"{info.generation}",
-        )
-    return info, archive_id
+            most = f"at most {layout.MAX_SEGMENT_NBYTES} bytes"
+            raise layout.damaged("no segment has this size", where, expected=most, found=f"{nbytes}")
+        overlaid = OverlaidStorage(storage, {path: content})
+        ends = layout.trailed_spans(layout.FRAME, content)
+        begin = known_to = 0
+        while 0 <= begin < len(content):
+            file = FrameFile(overlaid, path, begin, ends.get(begin, begin) - begin)
+            try:
+                if not 0 < file.nbytes <= layout.SMALL_FRAME_NBYTES:
+                    raise layout.damaged("no frame of a segment is here", file.where)
+                begin = known_to = begin + self._read(file)
+            except DamagedError as error:
+                if begin == known_to:
+                    self.problems.append(error)
+                begin = content.find(layout.FRAME_MAGIC, begin + 1)
+        self.tail_lost = known_to < len(content)
 
 
 def is_archive_storage(storage: Storage) -> bool:
-    """Tell whether a folder is an archive: it has a manifest, or a frame where frames lie."""
+    """Tell whether a folder is an archive: it has a manifest, or a frame in its folder of frames."""
     return MANIFEST_NAME in storage.list("") or _has_frames(storage, storage.list(layout.FRAME_FOLDER))
 
 
 def _has_frames(storage: Storage, names: Iterable[str]) -> bool:
-    """Tell whether a file that is called as a frame is begins as one."""
-    return any(
-        _is_frame(storage, f"{layout.FRAME_FOLDER}/{name}") for name in names if layout.file_number(name)
-    )
-
-
-def _is_frame(storage: Storage, path: str) -> bool:
-    """Tell whether a file begins as a frame does; a pipe does not."""
-    try:
-        return storage.read(path, 0, len(layout.FRAME_MAGIC)) == layout.FRAME_MAGIC
-    except NotRegularError:
-        return False
+    """Tell whether a file with the name of a frame begins as one."""
+    for name in filter(layout.file_number, names):
+        with contextlib.suppress(NotRegularError):
+            if storage.read(f"{layout.FRAME_FOLDER}/{name}", 0, 8) == layout.FRAME_MAGIC:
+                return True
+    return False
 
 
 def load_catalog(storage: Storage) -> Catalog:
@@ -283,14 +249,15 @@ def load_catalog(storage: Storage) -> Catalog:
 
 def _load(storage: Storage) -> Catalog:
     manifest, problem, nbytes = None, None, 0
-    content, names = storage.together(
-        [partial(storage.whole, MANIFEST_NAME), partial(storage.list, layout.FRAME_FOLDER)]
+    loaded, names = storage.together(
+        [partial(storage.load, MANIFEST_NAME), partial(storage.list, layout.FRAME_FOLDER)]
     )
     if isinstance(names, Exception):
         raise names
     try:
-        if isinstance(content, Exception):
-            raise content
+        if isinstance(loaded, Exception):
+            raise loaded
+        content, _ = loaded
         nbytes = len(content)
         manifest = Manifest.parse(content, f"{storage.name}, manifest")
     except FileNotFoundError:
@@ -323,12 +290,12 @@ def _reconcile(
         # Committed is what the manifest lists: others are on their way, or will never be listed any more.
         buried |= {path for path, number in others.items() if number < manifest.next_generation}
         ignored = others.keys() - buried
-    scans = {path: _scan(storage, path) for path in others.keys() - buried - ignored}
+    scans = {path: _Scan(storage, path) for path in others.keys() - buried - ignored}
     scanned = [found for path in sorted(scans) for found in scans[path].frames]
     if manifest is None:
         manifest = Manifest(archive_id=_commonest_archive(storage, scanned, problem))
     places = {frame.generation: frame for frame in listed}
-    own: dict[int, FrameInfo] = {}
+    unlisted: dict[int, FrameInfo] = {}
     parts: dict[int, list[FrameInfo]] = {}
     foreign: list[str] = []
     unreadable: list[tuple[str, InshrinkError]] = []
@@ -336,7 +303,7 @@ def _reconcile(
         unreadable += [(path, error) for error in scan.problems]
         n_used = len(scan.problems)
         for info, archive_id in scan.frames:
-            known = own.get(info.generation) or places.get(info.generation)
+            known = unlisted.get(info.generation) or places.get(info.generation)
             if archive_id != manifest.archive_id:
                 foreign.append(path)
             elif info.generation in removed:
@@ -344,11 +311,11 @@ def _reconcile(
             elif info.parts and known is None:
                 parts.setdefault(info.generation, []).append(info)
             elif known is None:
-                own[info.generation] = info
+                unlisted[info.generation] = info
             elif (known.frame_id, known.nbytes) != (info.frame_id, info.nbytes):
                 what = f"another frame has generation {info.generation} too"
                 unreadable.append((path, DamagedError(what, where=f"{storage.name}, frame {path}")))
-            elif info.generation in own or is_sound(storage, known):
+            elif info.generation in unlisted or is_sound(storage, known):
                 continue
             else:
                 places[info.generation] = replace(known, path=path, offset=info.offset)
@@ -358,27 +325,30 @@ def _reconcile(
     pending: list[FrameInfo] = []
     for rows in parts.values():
         found = list(_same_frames(rows))
-        alone = len(found) == 1 and found[0].generation not in own
+        alone = len(found) == 1 and found[0].generation not in unlisted
         if alone and len(found[0].parts) == found[0].n_parts:
-            own[found[0].generation] = found[0]
+            unlisted[found[0].generation] = found[0]
         else:
             pending += found
         if not alone:
-            unreadable += [(row.path, _contradiction(storage, row)) for row in rows]
-    whole = {frame.generation for frame in places.values() if present.issuperset(frame.paths)}
+            what = f"another part of generation {rows[0].generation} is of another frame"
+            fault = partial(
+                DamagedError, what, remedy="keep the parts of one job, and delete those of the other"
+            )
+            unreadable += [(row.path, fault(where=f"{storage.name}, frame {row.path}")) for row in rows]
     unknown = tuple(path for path, scan in scans.items() if scan.tail_lost and problem)
-    there = [frame for frame in places.values() if frame.generation in whole]
-    live, superseded = _settle_claims([*there, *own.values()])
+    complete = [frame for frame in places.values() if present.issuperset(frame.paths)]
+    live, superseded = _settle_claims([*complete, *unlisted.values()])
     return Catalog(
         manifest=manifest,
         manifest_nbytes=nbytes,
         manifest_problem=problem,
         frames=live,
         by_id={frame.frame_id: frame for frame in (*superseded, *live)},
-        unlisted=tuple(own.values()),
+        unlisted=tuple(unlisted.values()),
         pending=tuple(sorted(pending, key=lambda frame: frame.generation)),
         superseded=superseded,
-        missing=tuple(frame for frame in places.values() if frame.generation not in whole),
+        missing=tuple(frame for frame in places.values() if not present.issuperset(frame.paths)),
         present=frozenset(present),
         moved=tuple(now for frame in listed if (now := places[frame.generation]).path != frame.path),
         buried=tuple(sorted(buried)),
@@ -398,18 +368,9 @@ def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:
     yield from map(layout.joined, groups.values())
 
 
-def _contradiction(storage: Storage, part: FrameInfo) -> DamagedError:
-    return DamagedError(
-        f"another part of generation {part.generation} is of another frame",
-        where=f"{storage.name}, frame {part.path}",
-        remedy="keep the parts of one job, and delete those of the other",
-    )
-
-
 def _frame_generation(path: str) -> int:
     """Return the generation of a frame that is a file of its own; 0 for a segment."""
-    parsed = layout.parse_frame_name(path.rpartition("/")[2])
-    return parsed[0] if parsed else 0
+    return 0 if path.endswith(".segment") else layout.file_number(path)
 
 
 def _commonest_archive(
@@ -427,11 +388,8 @@ def _commonest_archive(
 
 def _settle_claims(frames: Iterable[FrameInfo]) -> tuple[tuple[FrameInfo, ...], tuple[FrameInfo, ...]]:
     """Split into frames that hold their place and frames that a higher generation supersedes."""
-    holders: dict[tuple[bytes | None, int, int], FrameInfo] = {}
-    superseded = []
-    for frame in sorted(frames, key=lambda frame: frame.generation):
-        claim = (frame.parent_id, frame.step, frame.branch)
-        if claim in holders:
-            superseded.append(holders[claim])
-        holders[claim] = frame
-    return tuple(sorted(holders.values(), key=lambda frame: frame.generation)), tuple(superseded)
+    rows = sorted(frames, key=lambda frame: frame.generation)
+    last = {(frame.parent_id, frame.step, frame.branch): frame.generation for frame in rows}
+    live = set(last.values())
+    superseded = tuple(frame for frame in rows if frame.generation not in live)
+    return tuple(frame for frame in rows if frame.generation in live), superseded

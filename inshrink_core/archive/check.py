@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from inshrink_core.archive.catalog import Catalog, missing_parts, parts_in_words
-from inshrink_core.archive.frame_reader import FrameReader
 from inshrink_core.archive.layout import FRAME_FOLDER, REBUILD_REMEDY, file_number
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage
@@ -104,72 +103,60 @@ def _from_error(error: InshrinkError) -> Problem:
 
 
 def _check_catalog(catalog: Catalog, name: str) -> Iterator[Problem]:
+    def at(path: str, what: str, remedy: str = _APPEND, leftover: bool = True) -> Problem:
+        return Problem(f"{name}, {path}", what, remedy, leftover)
+
     if catalog.manifest_problem is not None:
-        yield Problem(f"{name}, manifest", catalog.manifest_problem.what, REBUILD_REMEDY)
+        yield at("manifest", catalog.manifest_problem.what, REBUILD_REMEDY, False)
     for frame in catalog.missing:
         for file in catalog.lost_files(frame):
             which = f"{parts_in_words([file.number], frame.n_parts)} of " if frame.n_parts > 1 else ""
             what = f"{which}the frame of step {frame.step} is missing"
-            yield Problem(f"{name}, {file.path}", what, "fetch the file from where the archive came from")
+            yield at(file.path, what, "fetch the file from where the archive came from", False)
     for frame in catalog.pending:
-        what = f"the frame of step {frame.step} waits for {missing_parts(frame)}"
-        yield Problem(f"{name}, {frame.path}", what, _PENDING, True)
-    if catalog.manifest_problem is None:
-        for frame in catalog.unlisted:
-            yield Problem(f"{name}, {frame.path}", "the manifest does not list this frame", _APPEND, True)
+        yield at(frame.path, f"the frame of step {frame.step} waits for {missing_parts(frame)}", _PENDING)
+    for frame in catalog.unlisted if catalog.manifest_problem is None else ():
+        yield at(frame.path, "the manifest does not list this frame")
     for path in catalog.buried:
-        yield Problem(
-            f"{name}, {path}", "this file was removed or replaced, and is still there", _APPEND, True
-        )
+        yield at(path, "this file was removed or replaced, and is still there")
     for frame in catalog.moved:
-        what = f"the frame of step {frame.step} lies here, and not where the manifest says"
-        yield Problem(f"{name}, {frame.path}", what, _APPEND, True)
+        yield at(frame.path, f"the frame of step {frame.step} lies here, and not where the manifest says")
     for path in catalog.foreign:
-        yield Problem(f"{name}, {path}", "this frame belongs to another archive", _DELETE)
+        yield at(path, "this frame belongs to another archive", _DELETE, False)
     for _, error in catalog.unreadable:
         yield _from_error(error)
     for frame in catalog.superseded:
         what = f"a later frame has taken the place of this one (step {frame.step})"
-        yield Problem(f"{name}, {frame.path}", what, _DELETE)
+        yield at(frame.path, what, _DELETE, False)
 
 
-def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> list[Problem]:
-    where = f"{storage.name}, frame {frame.path} (step {frame.step})"
-    problems: list[Problem] = []
+def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> Iterator[Problem]:
+    def at(path: str) -> str:
+        return f"{storage.name}, frame {path} (step {frame.step})"
+
     try:
         for part in frame.files:
             if part.digest and frame_digest(storage, part) != part.digest:
                 what = "the SHA-256 of the frame is not the one in the manifest"
-                at = f"{storage.name}, frame {part.path} (step {frame.step})"
-                problems.append(Problem(at, what, _RESTORE))
+                yield Problem(at(part.path), what, _RESTORE)
         opened = reader.frame(frame.frame_id)
         _ = opened.meta
-        problems += _check_parts(opened, where)
-        problems += _check_blocks(opened, where)
+        for part in frame.files:
+            if opened.contradictions(part.number):
+                which = parts_in_words([part.number], frame.n_parts)
+                what = f"{which} was written with other settings than the first"
+                yield Problem(at(frame.path), what, _RESTORE)
+        for entry in opened.entries:
+            try:
+                opened.read(entry)
+            except InshrinkError as error:
+                yield _from_error(error)
+        for behind in opened.stray_padding():
+            yield Problem(at(frame.path), f"the padding before {behind} is not zero", _RESTORE)
     except InshrinkError as error:
-        problems.append(_from_error(error))
+        yield _from_error(error)
     except OSError as error:
-        problems.append(Problem(where, f"it cannot be read: {error.strerror}", _RESTORE))
-    return problems
-
-
-def _check_parts(frame: FrameReader, where: str) -> Iterator[Problem]:
-    """Compare what the parts of a frame say of it."""
-    for part in frame.info.files:
-        if frame.contradictions(part.number):
-            which = parts_in_words([part.number], frame.info.n_parts)
-            yield Problem(where, f"{which} was written with other settings than the first", _RESTORE)
-
-
-def _check_blocks(frame: FrameReader, where: str) -> Iterator[Problem]:
-    """Read every payload, and the padding between them."""
-    for entry in frame.entries:
-        try:
-            frame.read(entry)
-        except InshrinkError as error:
-            yield _from_error(error)
-    for behind in frame.stray_padding():
-        yield Problem(where, f"the padding before {behind} is not zero", _RESTORE)
+        yield Problem(at(frame.path), f"it cannot be read: {error.strerror}", _RESTORE)
 
 
 def _check_beside(path: str | os.PathLike[str]) -> Iterator[Problem]:
@@ -183,12 +170,12 @@ def _check_beside(path: str | os.PathLike[str]) -> Iterator[Problem]:
 
 def _check_segments(catalog: Catalog, storage: Storage) -> Iterator[Problem]:
     """Report bytes of segments that the manifest gives to no frame."""
-    held: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for frame in (*catalog.frames, *catalog.superseded):
         if frame.offset is not None:
-            held[frame.path] += frame.nbytes
-    for path, nbytes in held.items():
-        with contextlib.suppress(OSError):  # told with the frames
+            sizes[frame.path] += frame.nbytes
+    for path, nbytes in sizes.items():
+        with contextlib.suppress(OSError):  # reported with the frames
             if storage.size(path) > nbytes:
                 what = "the segment has bytes that belong to no frame"
                 yield Problem(

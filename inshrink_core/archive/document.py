@@ -40,7 +40,7 @@ _PLAIN: Final = (type(None), bool, int, float, str, bytes)
 
 
 def _canonical(value: Any, depth: int = 0) -> Any:
-    """Sort maps by key, so that equal values have equal bytes whatever their order of insertion."""
+    """Sort maps by key, so that equal values have equal bytes."""
     if depth > _MAX_DEPTH:
         raise InputError(f"the value nests deeper than {_MAX_DEPTH} levels")
     if isinstance(value, _PLAIN):
@@ -107,7 +107,7 @@ def objects_nbytes(data: bytes) -> int:
     -----
     Takes every byte for the begin of an object, though most of it may be text or numbers: no structure is
     followed, which would take longer than to make the objects. Documents of up to 8 MiB are within
-    `_MAX_OBJECTS_NBYTES` whatever they hold.
+    `_MAX_OBJECTS_NBYTES` in any case.
     """
     import numpy as np
 

@@ -6,18 +6,9 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self
 
+from inshrink_core.archive import layout
 from inshrink_core.archive.document import unpack_value
 from inshrink_core.archive.index import FrameIndex, block_entries
-from inshrink_core.archive.layout import (
-    FRAME,
-    FRAME_HEADER_NBYTES,
-    LARGE_ALIGNMENT,
-    TRAILER_NBYTES,
-    FrameHeader,
-    Trailer,
-    crc32c,
-    damaged,
-)
 from inshrink_core.archive.storage import Storage, storage_errors
 from inshrink_core.archive.storage.blocks import CACHE, Span, fetch
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
@@ -33,12 +24,12 @@ tensor. Each frame that is open holds no more than this."""
 _END_NBYTES: Final = 1 << 16
 """Read at the end of a frame far away: with it comes what takes no longer than a request."""
 
-_WHOLE_NBYTES: Final = 4 * _END_NBYTES
+_COMPLETE_NBYTES: Final = 4 * _END_NBYTES
 """A frame far away of no more is read as a whole."""
 
 
 class FrameFile(NamedTuple):
-    """Where a frame, or a part of one, lies: a file of its own, or from `offset` on `nbytes` of a segment.
+    """The place of a frame or a part: a file, or `nbytes` of a segment from `offset` on.
 
     Of one whose `digest` is known, what was fetched ahead is not read again.
     """
@@ -51,7 +42,7 @@ class FrameFile(NamedTuple):
 
     @classmethod
     def of(cls, storage: Storage, part: FramePart) -> Self:
-        """Return where a part of a frame lies that the archive lists."""
+        """Return the place of a part of a frame that the archive lists."""
         digest = b"" if storage.n_at_once == 1 else part.digest
         return cls(storage, part.path, part.offset, part.nbytes, digest)
 
@@ -69,30 +60,30 @@ class FrameFile(NamedTuple):
     @property
     def end(self) -> Span:
         """The end of the frame, all of one that is small."""
-        nbytes = self.nbytes if self.nbytes <= _WHOLE_NBYTES else _END_NBYTES
+        nbytes = self.nbytes if self.nbytes <= _COMPLETE_NBYTES else _END_NBYTES
         return self.span(self.nbytes - nbytes, nbytes)
 
-    def is_held(self, offset: int, nbytes: int) -> bool:
+    def is_cached(self, offset: int, nbytes: int) -> bool:
         """Tell whether bytes were fetched ahead."""
         return CACHE.has(self.digest, offset, nbytes)
 
     def suffix(self, nbytes: int) -> tuple[bytes, int]:
         """Return the last bytes, and the length of the frame; of a file of its own, what the system says."""
         size = self.nbytes
-        if self.offset is None and not self.is_held(size - min(nbytes, size), min(nbytes, size)):
+        if self.offset is None and not self.is_cached(size - min(nbytes, size), min(nbytes, size)):
             with _frame_errors(self.where):
                 size = self.storage.size(self.path)
         return self.read(size - min(nbytes, size), min(nbytes, size)), size
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Read exactly, in Inshrink's errors: a frame may vanish or shrink between two calls."""
-        held = CACHE.get(self.digest, offset, nbytes)
-        if held is not None:
-            return held
+        cached = CACHE.get(self.digest, offset, nbytes)
+        if cached is not None:
+            return cached
         with _frame_errors(self.where):
             content = self.storage.read(self.path, (self.offset or 0) + offset, nbytes)
         if len(content) != nbytes:
-            raise damaged(
+            raise layout.damaged(
                 f"the frame ends early, at offset {offset + len(content)}",
                 self.where,
                 expected=f"{nbytes} bytes from offset {offset}",
@@ -115,8 +106,8 @@ def _frame_errors(where: str) -> Iterator[None]:
 class FrameEnvelope(NamedTuple):
     """A frame without its blocks but the small ones: checksums of all this are verified."""
 
-    header: FrameHeader
-    trailer: Trailer
+    header: layout.FrameHeader
+    trailer: layout.Trailer
     document: bytes
     small: bytes
 
@@ -127,9 +118,9 @@ def fetch_ends(storage: Storage, parts: Iterable[FramePart]) -> None:
     fetch(storage, [file.end for file in files])
     longer = []
     for file in files:
-        fields = CACHE.get(file.digest, file.nbytes - TRAILER_NBYTES, TRAILER_NBYTES)
-        with contextlib.suppress(DamagedError):  # told when it is read
-            trailer = Trailer.parse(FRAME, fields or b"", file.nbytes, file.where)
+        fields = CACHE.get(file.digest, file.nbytes - layout.TRAILER_NBYTES, layout.TRAILER_NBYTES)
+        with contextlib.suppress(DamagedError):  # raised when it is read
+            trailer = layout.Trailer.parse(layout.FRAME, fields or b"", file.nbytes, file.where)
             longer.append(file.span(trailer.offset, file.nbytes - trailer.offset))
     fetch(storage, longer)
 
@@ -140,7 +131,7 @@ def has_ends(storage: Storage, parts: Iterable[FramePart]) -> bool:
     return all(CACHE.has(end.digest, end.offset, end.nbytes) for end in ends)
 
 
-def read_envelope(file: FrameFile, listed: FrameHeader | None = None) -> FrameEnvelope:
+def read_envelope(file: FrameFile, listed: layout.FrameHeader | None = None) -> FrameEnvelope:
     """Read and check what surrounds the blocks of a frame, in two or three small reads.
 
     Parameters
@@ -159,24 +150,26 @@ def read_envelope(file: FrameFile, listed: FrameHeader | None = None) -> FrameEn
         It is not a whole frame of a version known here.
     """
     suffix, size = file.suffix(_SUFFIX_NBYTES)
-    held = listed is not None and file.is_held(size - len(suffix), len(suffix))
+    is_cached = file.is_cached(size - len(suffix), len(suffix))
     try:
-        if listed is not None and held:
+        if listed is not None and is_cached:
             headers = [listed, listed._replace(external=True)]
         else:
-            headers = [FrameHeader.parse(file.read(0, min(FRAME_HEADER_NBYTES, size)), file.where)]
-        fields = suffix[-TRAILER_NBYTES:]
-        trailer = Trailer.parse(FRAME, fields, size, file.where)
+            headers = [
+                layout.FrameHeader.parse(file.read(0, min(layout.FRAME_HEADER_NBYTES, size)), file.where)
+            ]
+        fields = suffix[-layout.TRAILER_NBYTES :]
+        trailer = layout.Trailer.parse(layout.FRAME, fields, size, file.where)
         beyond = size - trailer.offset
         tail = suffix[-beyond:] if beyond <= len(suffix) else file.read(trailer.offset, beyond)
-        covered = tail[:-TRAILER_NBYTES]
+        covered = tail[: -layout.TRAILER_NBYTES]
         n_small = len(covered) - trailer.nbytes
         for header in headers:
             if trailer.covers(fields, header.pack(), covered):
                 return FrameEnvelope(header, trailer, covered[n_small:], covered[:n_small])
-        raise damaged("the checksum of the frame's index does not match", file.where)
+        raise layout.damaged("the checksum of the frame's index does not match", file.where)
     except InshrinkError:
-        if not held:
+        if listed is None or not is_cached:
             raise
     CACHE.drop(file.digest)
     return read_envelope(file)
@@ -209,7 +202,7 @@ class FrameReader:
     Parameters
     ----------
     storage
-        Where the archive lies.
+        Where the archive is stored.
     info
         The frame, as the archive lists it.
     indices
@@ -230,7 +223,7 @@ class FrameReader:
         self.entries: tuple[BlockEntry, ...] = _united(self._parts, self._where)
         self._by_key = {(entry.key, entry.attachment): entry for entry in self.entries}
         if len(self._by_key) != len(self.entries):
-            raise damaged("two parts of the frame hold the same block", self._where)
+            raise layout.damaged("two parts of the frame hold the same block", self._where)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -249,24 +242,24 @@ class FrameReader:
         """The keys of meta by which some parts of the frame differ; none where it has one."""
         if len(self._parts) == 1:
             return frozenset()
-        return frozenset().union(*map(self.own_meta_of, self._parts))
+        return frozenset().union(*map(self.differing_meta_of, self._parts))
 
     def meta_of(self, part: int) -> dict[str, Any]:
         """Return what the writer committed with a part, a fresh copy."""
         meta = self._parts[part].index.meta
         return {key: unpack_value(value, self._where, lists=True) for key, value in meta.items()}
 
-    def own_meta_of(self, part: int) -> frozenset[str]:
+    def differing_meta_of(self, part: int) -> frozenset[str]:
         """Return the keys of meta by which a part differs from the first."""
-        first, own = self._parts[min(self._parts)].index.meta, self._parts[part].index.meta
-        return frozenset(key for key in first.keys() | own.keys() if first.get(key) != own.get(key))
+        first, other = (self._parts[number].index.meta for number in (min(self._parts), part))
+        return frozenset(key for key in first.keys() | other.keys() if first.get(key) != other.get(key))
 
     def contradictions(self, part: int) -> frozenset[str]:
         """Return the keys of meta by which a part contradicts the first; it may remember other tensors."""
-        apart = self.own_meta_of(part) - {_CONTENT}
+        apart = self.differing_meta_of(part) - {_CONTENT}
         if _MEMORY in apart:
-            first, own = (self.meta_of(one).get(_MEMORY) for one in (min(self._parts), part))
-            apart -= {_MEMORY} if joined_memory([first, own]) == joined_memory([own, first]) else set()
+            first, other = (self.meta_of(number).get(_MEMORY) for number in (min(self._parts), part))
+            apart -= {_MEMORY} if joined_memory([first, other]) == joined_memory([other, first]) else set()
         return apart
 
     @property
@@ -323,14 +316,14 @@ def _united(parts: Mapping[int, _PartReader], where: str) -> tuple[BlockEntry, .
         return next(iter(parts.values())).entries
     tensors: dict[int, BlockEntry] = {}
     for part in parts.values():
-        own = [entry for entry in part.entries if not entry.attachment]
-        tensors.update(zip(part.index.places or (), own, strict=True))
+        entries = [entry for entry in part.entries if not entry.attachment]
+        tensors.update(zip(part.index.places or (), entries, strict=True))
     if sum(len(part.index.tensors.keys) for part in parts.values()) != len(tensors):
-        raise damaged("two parts of the frame hold a tensor in the same place", where)
+        raise layout.damaged("two parts of the frame hold a tensor in the same place", where)
     if max(tensors, default=-1) >= len(tensors):
-        raise damaged("no part of the frame holds the tensor of some place", where)
+        raise layout.damaged("no part of the frame holds the tensor of some place", where)
     if any(part.index.attachments.keys for number, part in parts.items() if number):
-        raise damaged("a part that is not the first holds attachments", where)
+        raise layout.damaged("a part that is not the first holds attachments", where)
     attached = (entry for part in parts.values() for entry in part.entries if entry.attachment)
     return (*(tensors[place] for place in sorted(tensors)), *attached)
 
@@ -339,18 +332,15 @@ class _PartReader:
     """The blocks of one file: a frame, or a part of one."""
 
     def __init__(self, storage: Storage, part: FramePart, index: FrameIndex, step: int) -> None:
-        self.index = index
+        self.index, self.file = index, FrameFile.of(storage, part)
         self.entries: tuple[BlockEntry, ...] = block_entries(index, part.number)
-        self._part = part
-        self.file = FrameFile.of(storage, part)
-        self._ahead = (-LARGE_ALIGNMENT, b"")
-        self._small = index.small
+        self._ahead = (-layout.LARGE_ALIGNMENT, b"")
         self._small_at = min((e.offset for e in self.entries if e.crc is None), default=0)
         self._where = f"{storage.name}, frame {part.path} (step {step})"
 
     def stray_padding(self) -> Iterator[str]:
         """Yield what has bytes other than zero before it, where there should be padding."""
-        end = FRAME_HEADER_NBYTES
+        end = layout.FRAME_HEADER_NBYTES
         for entry in self.entries:
             if entry.crc is not None:
                 if any(self.file.read(end, entry.offset - end)):
@@ -361,11 +351,11 @@ class _PartReader:
         """Return the payload of a block."""
         if entry.crc is None:
             begin = entry.offset - self._small_at
-            return self._small[begin : begin + entry.nbytes]
+            return self.index.small[begin : begin + entry.nbytes]
         start, content = self._ahead
         begin = entry.offset - start
         if begin < 0 or begin + entry.nbytes > len(content):
-            content = self._fetched(entry, ahead=0 <= begin < len(content) + LARGE_ALIGNMENT)
+            content = self._fetched(entry, ahead=0 <= begin < len(content) + layout.LARGE_ALIGNMENT)
             begin = 0
         end = begin + entry.nbytes
         left = content if end < len(content) else b""
@@ -373,18 +363,18 @@ class _PartReader:
         return self._checked(entry, content[begin:end])
 
     def _fetched(self, entry: BlockEntry, *, ahead: bool) -> bytes:
-        """Read a block, and where blocks are read in their order what lies behind it, too."""
-        if ahead and entry.nbytes < _AHEAD_NBYTES and not self.file.is_held(entry.offset, entry.nbytes):
-            nbytes = min(_AHEAD_NBYTES, self._part.nbytes - entry.offset)
+        """Read a block, and the bytes behind it where blocks are read in their order."""
+        if ahead and entry.nbytes < _AHEAD_NBYTES and not self.file.is_cached(entry.offset, entry.nbytes):
+            nbytes = min(_AHEAD_NBYTES, self.file.nbytes - entry.offset)
             with contextlib.suppress(OSError):  # of what is behind the block, perhaps
-                begin = (self._part.offset or 0) + entry.offset
-                content = self.file.storage.read(self._part.path, begin, nbytes)
+                begin = (self.file.offset or 0) + entry.offset
+                content = self.file.storage.read(self.file.path, begin, nbytes)
                 if len(content) >= entry.nbytes:
                     return content
         return self.file.read(entry.offset, entry.nbytes)
 
     def _checked(self, entry: BlockEntry, payload: bytes) -> bytes:
-        crc = crc32c(payload)
+        crc = layout.crc32c(payload)
         if crc != entry.crc:
             CACHE.drop(self.file.digest)
             raise DamagedError(

@@ -12,9 +12,8 @@ from inshrink_core.archive.document import compress_document, pack_value
 from inshrink_core.archive.index import (
     INDEX_DICTIONARY,
     MAX_ATTRIBUTES,
-    BlockColumns,
     FrameIndex,
-    SmallBlocks,
+    IndexBuilder,
     pack_index,
 )
 from inshrink_core.archive.storage import Creation, Storage, storage_errors
@@ -28,13 +27,7 @@ class _FrameFile:
     def __init__(self, file: Creation, header: layout.FrameHeader, parent: FrameIndex | None) -> None:
         self.file = file
         self._header, self._parent = header, parent
-        self._blocks: tuple[list[Any], list[Any]] = ([], [])
-        self._runs = [0]
-        self._nbytes: list[int] = []
-        self._back: list[int] = []
-        self._crcs: list[int] = []
-        self._small = SmallBlocks()
-        self._places: list[int] = []
+        self._index = IndexBuilder()
         self._digest = hashlib.sha256()
         self._offset = 0
 
@@ -43,38 +36,16 @@ class _FrameFile:
 
     def add(self, block: tuple[Any, ...], content: bytes | memoryview, place: int | None) -> None:
         """Append a tensor, or without a place an attachment."""
-        back = self._small.add(len(self._nbytes), content)
-        if back is None:
+        if self._index.add(block, content, place):
             self._write(bytes(layout.align(self._offset, len(content)) - self._offset))
             self._write(content)
-            self._crcs.append(layout.crc32c(content))
-        if (len(self._runs) % 2 == 0) != (place is None):  # the last run is of the other sort
-            self._runs.append(0)
-        self._runs[-1] += 1
-        if place is not None:
-            self._places.append(place)
-        self._blocks[place is None].append(block)
-        self._nbytes.append(len(content))
-        self._back.append(back or 0)
+            self._index.crcs.append(layout.crc32c(content))
 
     def finish(self, meta: Mapping[str, Any]) -> FrameInfo:
         """Write the small blocks, the index and the trailer."""
-        tensors, attachments = (
-            BlockColumns(*zip(*rows, strict=True)) if rows else BlockColumns() for rows in self._blocks
-        )
-        index = FrameIndex(
-            tensors,
-            attachments,
-            tuple(self._runs),
-            tuple(self._nbytes),
-            tuple(self._crcs),
-            {key: pack_value(value) for key, value in meta.items()},
-            tuple(self._back),
-            places=tuple(self._places) if self._header.n_parts > 1 else None,
-        )
-        raw = pack_index(index, self._parent)
+        raw = pack_index(self._index.finish(meta, several=self._header.n_parts > 1), self._parent)
         document = compress_document(raw, INDEX_DICTIONARY)
-        tail = bytes(self._small.content) + document
+        tail = bytes(self._index.small.content) + document
         file_nbytes = self._offset + len(tail) + layout.TRAILER_NBYTES
         trailer = layout.Trailer(self._offset, file_nbytes, len(document), len(raw))
         self._write(tail)
@@ -96,15 +67,13 @@ class FrameWriter:
     Parameters
     ----------
     storage
-        Where it lies.
+        Where the archive is stored.
     headers
         What the frame is, for each file that is written.
     parents
         Resolved index of each part of the parent, by number, from which a delta frame inherits.
     publish
         Called with the files and the frame once all bytes are written; commits and lists them.
-    release
-        Called once the frame is committed or aborted.
     route
         The place among the files of a tensor, by its key.
     apart
@@ -119,17 +88,16 @@ class FrameWriter:
         headers: Sequence[layout.FrameHeader],
         parents: Mapping[int, FrameIndex],
         publish: Callable[[Sequence[Creation], FrameInfo], None],
-        release: Callable[[], None],
         *,
         route: Callable[[str], int] = lambda key: 0,
         apart: Sequence[Mapping[str, Any]] = (),
         create: Callable[[str], Creation] | None = None,
     ) -> None:
         self.where = f"{storage.name}, frame of step {headers[0].step}"
-        self._publish, self._release, self._route = publish, release, route
+        self._publish, self._route = publish, route
         self._apart = apart or ({},) * len(headers)
         self._seen: set[tuple[str, bool]] = set()
-        self._next, self._open = 0, True
+        self._next, self.is_open = 0, True
         self._files: list[_FrameFile] = []
         with self._aborting("the frame cannot be written", storage.name):
             for header in headers:
@@ -226,23 +194,21 @@ class FrameWriter:
         if not all(isinstance(key, str) for key in meta):
             raise InputError("meta has text keys only", where=self.where)
         with self._aborting("the frame cannot be committed", self.where):
-            rows = [file.finish({**meta, **own}) for file, own in zip(self._files, self._apart, strict=True)]
+            rows = [
+                file.finish({**meta, **extra}) for file, extra in zip(self._files, self._apart, strict=True)
+            ]
             info = layout.joined(rows)
             self._publish([file.file for file in self._files], info)
-        self._close()
+        self.is_open = False
         return info
 
     def abort(self) -> None:
         """Drop the frame; harmless after `commit`."""
-        if self._open:
-            self._close()
+        if self.is_open:
+            self.is_open = False
             with contextlib.ExitStack() as stack:
                 for file in self._files:
                     stack.callback(file.file.abort)
-
-    def _close(self) -> None:
-        self._open = False
-        self._release()
 
     @contextlib.contextmanager
     def _aborting(self, what: str, where: str) -> Iterator[None]:
@@ -254,7 +220,7 @@ class FrameWriter:
             raise
 
     def _require_open(self) -> None:
-        if not self._open:
+        if not self.is_open:
             raise InputError("the frame was committed or aborted already", where=self.where)
 
     def __enter__(self) -> Self:

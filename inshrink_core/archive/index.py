@@ -16,15 +16,8 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
+from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, pack_value, unpack_value
-from inshrink_core.archive.layout import (
-    FRAME_HEADER_NBYTES,
-    MAX_STEP,
-    TRAILER_NBYTES,
-    align,
-    damaged,
-    is_small,
-)
 from inshrink_core.frame import BlockEntry
 
 MAX_ATTRIBUTES: Final = 16
@@ -94,14 +87,14 @@ def _pack_attributes(attributes: tuple[tuple[Any, ...], ...]) -> list[Any]:
 
 
 def _pack_columns(columns: BlockColumns, parent: BlockColumns | None) -> list[Any]:
-    same = parent or BlockColumns((), (), ())
-    inherit = parent is not None
+    if parent is None:
+        return [list(columns.keys), _pack_codecs(columns.codecs), _pack_attributes(columns.attributes)]
+    # 1, 1.0 and True are equal, but not as attributes.
+    same = pack_value(columns.attributes) == pack_value(parent.attributes)
     return [
-        None if inherit and columns.keys == same.keys else list(columns.keys),
-        None if inherit and columns.codecs == same.codecs else _pack_codecs(columns.codecs),
-        None
-        if inherit and pack_value(columns.attributes) == pack_value(same.attributes)
-        else _pack_attributes(columns.attributes),
+        None if columns.keys == parent.keys else list(columns.keys),
+        None if columns.codecs == parent.codecs else _pack_codecs(columns.codecs),
+        None if same else _pack_attributes(columns.attributes),
     ]
 
 
@@ -128,17 +121,63 @@ class SmallBlocks:
             0, or how many blocks before this one there is one of the same bytes; None where the
             block is not small.
         """
-        if not is_small(len(payload), 0):
+        if not layout.is_small(len(payload), 0):
             return None
-        kept = bytes(payload)
-        first = self._first.get(kept)
-        if first is not None and kept:
+        content = bytes(payload)
+        first = self._first.get(content)
+        if first is not None and content:
             return number - first
-        if not is_small(len(kept), len(self.content)):
+        if not layout.is_small(len(content), len(self.content)):
             return None
-        self._first[kept] = number
-        self.content += kept
+        self._first[content] = number
+        self.content += content
         return 0
+
+
+class IndexBuilder:
+    """Collects the blocks of a frame that is being made."""
+
+    def __init__(self) -> None:
+        self.small, self.crcs = SmallBlocks(), list[int]()
+        self._blocks: tuple[list[Any], list[Any]] = ([], [])
+        self._runs, self._nbytes, self._back, self._places = [0], list[int](), list[int](), list[int]()
+
+    def add(
+        self,
+        block: tuple[Any, ...],
+        payload: bytes | memoryview,
+        place: int | None,
+        nbytes: int | None = None,
+    ) -> bool:
+        """Add a tensor (key, codec, attributes), or without a place an attachment; tell whether it is large.
+
+        The caller appends the checksum of a large block to `crcs`.
+        """
+        back = self.small.add(len(self._nbytes), payload)
+        if (len(self._runs) % 2 == 0) != (place is None):  # the last run is of the other sort
+            self._runs.append(0)
+        self._runs[-1] += 1
+        if place is not None:
+            self._places.append(place)
+        self._blocks[place is None].append(block)
+        self._nbytes.append(len(payload) if nbytes is None else nbytes)
+        self._back.append(back or 0)
+        return back is None
+
+    def finish(self, meta: Mapping[str, Any], *, several: bool = False) -> FrameIndex:
+        """Return the index; `several` as of `parse_index`."""
+        rows = self._blocks
+        tensors, attachments = (BlockColumns(*zip(*r, strict=True)) if r else BlockColumns() for r in rows)
+        return FrameIndex(
+            tensors,
+            attachments,
+            tuple(self._runs),
+            tuple(self._nbytes),
+            tuple(self.crcs),
+            {key: pack_value(value) for key, value in meta.items()},
+            tuple(self._back),
+            places=tuple(self._places) if several else None,
+        )
 
 
 def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
@@ -170,7 +209,7 @@ def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
     )
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_STEP)]
 """Sums of lengths are Python integers, so only the field's own width limits a block."""
 
 
@@ -273,10 +312,11 @@ def parse_index(
             _require(meta.pop(key, None) is not None and key not in stored.changed, "removed meta keys")
         _require(len(stored.crcs) % 4 == 0, "block checksums")
         nbytes, back = _parse_lengths(stored.lengths)
-        own = getattr(stored, "places", None)
-        own = parent.places if several and parent and own is None else own
-        ascending = all(one < other for one, other in itertools.pairwise(own or ()))
-        _require(ascending and several == (own is not None), "places of tensors")
+        tensor_places = getattr(stored, "places", None)
+        if several and parent and tensor_places is None:
+            tensor_places = parent.places
+        ascending = all(before < after for before, after in itertools.pairwise(tensor_places or ()))
+        _require(ascending and several == (tensor_places is not None), "places of tensors")
         index = FrameIndex(
             _resolve(stored.tensors, parent and parent.tensors),
             _resolve(stored.attachments, parent and parent.attachments),
@@ -286,7 +326,7 @@ def parse_index(
             meta | stored.changed,
             back,
             small,
-            own,
+            tensor_places,
         )
         _require(not several or len(index.places or ()) == len(index.tensors.keys), "places of tensors")
         _require(sum(index.runs[0::2]) == len(index.tensors.keys), "runs of tensors")
@@ -298,7 +338,7 @@ def parse_index(
         filled = sum(place.nbytes for place in places if place.small and not place.shared)
         _require(filled == len(small), "small blocks do not fill their space")
     except (ValueError, msgspec.ValidationError) as error:
-        raise damaged(f"the frame's index is malformed: {error}", where) from error
+        raise layout.damaged(f"the frame's index is malformed: {error}", where) from error
     return index
 
 
@@ -315,7 +355,7 @@ def _parse_lengths(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int
 
 
 class _Place(NamedTuple):
-    """Where a block lies: among the small ones, or in the file."""
+    """The place of a block: among the small ones, or in the file."""
 
     offset: int
     nbytes: int
@@ -324,19 +364,19 @@ class _Place(NamedTuple):
 
 
 def _places(index: FrameIndex) -> list[_Place]:
-    """Work out where every block lies. O(blocks)."""
+    """Return the place of every block. O(blocks)."""
     places: list[_Place] = []
-    offset, n_small = FRAME_HEADER_NBYTES, 0
+    offset, n_small = layout.FRAME_HEADER_NBYTES, 0
     for nbytes, back in zip(index.nbytes, index.back, strict=True):
         if back:
             first = places[-back]
             _require(first.small and not first.shared, "a block that is another's")
             places.append(first._replace(shared=True))
-        elif is_small(nbytes, n_small):
+        elif layout.is_small(nbytes, n_small):
             places.append(_Place(n_small, nbytes, small=True))
             n_small += nbytes
         else:
-            offset = align(offset, nbytes)
+            offset = layout.align(offset, nbytes)
             places.append(_Place(offset, nbytes, small=False))
             offset += nbytes
     return places
@@ -345,7 +385,7 @@ def _places(index: FrameIndex) -> list[_Place]:
 def _end_of_large(places: Iterable[_Place]) -> int:
     """Return where the blocks end that are not small."""
     ends = (place.offset + place.nbytes for place in places if not place.small)
-    return max(ends, default=FRAME_HEADER_NBYTES)
+    return max(ends, default=layout.FRAME_HEADER_NBYTES)
 
 
 def block_entries(index: FrameIndex, part: int = 0) -> tuple[BlockEntry, ...]:
@@ -410,33 +450,17 @@ def expected_index(
     index
         About that of the frame, for the next one to inherit from.
     """
-    blocks, small, back = [*tensors, *attachments], SmallBlocks(), []
-    padding, offset = 0, FRAME_HEADER_NBYTES
-    crcs = []
-    for number, block in enumerate(blocks):
-        before = small.add(number, block.payload)
-        back.append(before or 0)
-        if before is None:
-            start = align(offset, block.nbytes)
+    builder, padding, offset = IndexBuilder(), 0, layout.FRAME_HEADER_NBYTES
+    for number, block in enumerate((*tensors, *attachments)):
+        row = block.key, block.codec, _as_read(block.attributes)
+        if builder.add(row, block.payload, number if number < len(tensors) else None, block.nbytes):
+            start = layout.align(offset, block.nbytes)
             padding, offset = padding + start - offset, start + block.nbytes
             digest = hashlib.sha256(f"{number} {block.nbytes}".encode()).digest()
-            crcs.append(int.from_bytes(digest[:4], "little"))  # compresses as little as a checksum
-    index = FrameIndex(
-        _expected_columns(tensors),
-        _expected_columns(attachments),
-        (len(tensors), len(attachments)),
-        tuple(block.nbytes for block in blocks),
-        tuple(crcs),
-        {key: pack_value(value) for key, value in meta.items()},
-        tuple(back),
-    )
+            builder.crcs.append(int.from_bytes(digest[:4], "little"))  # compresses as little as a checksum
+    index = builder.finish(meta)
     document = compress_document(pack_index(index, parent), INDEX_DICTIONARY)
-    return FRAME_HEADER_NBYTES + padding + len(document) + TRAILER_NBYTES, index
-
-
-def _expected_columns(blocks: Sequence[ExpectedBlock]) -> BlockColumns:
-    rows = [(block.key, block.codec, _as_read(block.attributes)) for block in blocks]
-    return BlockColumns(*zip(*rows, strict=True)) if rows else BlockColumns()
+    return layout.FRAME_HEADER_NBYTES + padding + len(document) + layout.TRAILER_NBYTES, index
 
 
 def _as_read(value: Any) -> Any:

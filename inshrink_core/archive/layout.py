@@ -11,7 +11,8 @@ import re
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final, NamedTuple, Self
+from functools import partial
+from typing import Any, Final, NamedTuple, Self
 
 import google_crc32c
 
@@ -44,7 +45,7 @@ SMALL_ALIGNMENT: Final = 8
 """Below a page, padding to 64 bytes would cost more than an unaligned start."""
 
 MAX_SMALL_NBYTES: Final = 1 << 16
-"""Small blocks of a frame together: they are read with the index, and held with it."""
+"""Small blocks of a frame together: they are read and cached with the index."""
 
 _CRC: Final = struct.Struct("<I")
 _FRAME_FIELDS: Final = struct.Struct("<8sHBBI16s16s16sqQHH")
@@ -76,9 +77,8 @@ MAX_SEGMENT_NBYTES: Final = 1 << 22
 """Largest segment: read whole where no manifest says what is in it, and written anew where a frame goes."""
 
 FRAME_FOLDER: Final = "frames"
-_FRAME_NAME: Final = re.compile(r"(([0-9]{8,19})-(0|[1-9][0-9]{0,18}))(?:\.([0-9]{5}))?\.frame", re.ASCII)
-
-_SEGMENT_NAME: Final = re.compile(r"([0-9]{8,19})\.segment", re.ASCII)
+_STEP: Final = r"-(0|[1-9][0-9]{0,18})(?:\.([0-9]{5}))?\.frame"
+_NAME: Final = re.compile(rf"([0-9]{{8,19}})(?:{_STEP}|\.segment)", re.ASCII)
 
 _KINDS: Final = {1: FrameKind.KEYFRAME, 2: FrameKind.DELTA}
 _KIND_CODES: Final = {kind: code for code, kind in _KINDS.items()}
@@ -152,15 +152,17 @@ def part_path(generation: int, step: int, part: int) -> str:
     return f"{FRAME_FOLDER}/{generation:08d}-{step}.{part:05d}.frame"
 
 
-def parse_frame_name(name: str) -> tuple[int, int] | None:
-    """Return (generation, step) of the name of a frame file or of one of its parts, None for another name."""
-    match = _FRAME_NAME.fullmatch(name)
+def parse_name(name: str) -> tuple[int, int | None] | None:
+    """Return the generation and the step in the name of a frame's file, of a segment its number and None.
+
+    Of another name None.
+    """
+    match = _NAME.fullmatch(name)
     if match is None:
         return None
-    generation, step = int(match[2]), int(match[3])
-    if not (1 <= generation <= MAX_GENERATION and step <= MAX_STEP and int(match[4] or 0) < MAX_PARTS):
-        return None
-    return (generation, step) if match[1] == f"{generation:08d}-{step}" else None
+    number, step = int(match[1]), None if match[2] is None else int(match[2])
+    fits = 1 <= number <= MAX_GENERATION and (step or 0) <= MAX_STEP and int(match[3] or 0) < MAX_PARTS
+    return (number, step) if fits and match[1] == f"{number:08d}" else None
 
 
 def segment_path(number: int) -> str:
@@ -174,22 +176,13 @@ def segment_path(number: int) -> str:
     return f"{FRAME_FOLDER}/{number:08d}.segment"
 
 
-def parse_segment_name(name: str) -> int | None:
-    """Return the number of a segment's name, None if it is not such a name."""
-    match = _SEGMENT_NAME.fullmatch(name)
-    number = int(match[1]) if match else 0
-    known = 1 <= number <= MAX_GENERATION and segment_path(number) == f"{FRAME_FOLDER}/{name}"
-    return number if known else None
-
-
 def file_number(path: str) -> int:
     """Return the generation in the path of a frame file or a segment: no frame in it has a higher one.
 
     Of any other path 0.
     """
-    name = path.rpartition("/")[2]
-    parsed = parse_frame_name(name)
-    return parsed[0] if parsed else parse_segment_name(name) or 0
+    parsed = parse_name(path.rpartition("/")[2])
+    return parsed[0] if parsed else 0
 
 
 def derive_frame_id(
@@ -197,7 +190,7 @@ def derive_frame_id(
 ) -> bytes:
     """Return the id of a new frame: unique, since generations are never used twice.
 
-    Where several attempts may write parts of one generation, salt tells their frames apart.
+    Where several attempts may write parts of one generation, `salt` distinguishes their frames.
     """
     identity = struct.pack("<16s16sqIQ", archive_id, parent_id or NO_ID, step, branch, generation)
     return hashlib.sha256(identity + salt).digest()[:ID_NBYTES]
@@ -216,6 +209,21 @@ def sealed(fields: bytes, *chunks: bytes) -> bytes:
 def is_sealed(data: bytes, nbytes: int, *chunks: bytes) -> bool:
     """Whether the checksum behind the first bytes of a struct is theirs, with some more bytes before them."""
     return bool(_CRC.unpack_from(data, nbytes)[0] == crc32c(*chunks, data[:nbytes]))
+
+
+def unpack_header(fields: struct.Struct, magic: bytes, name: str, data: bytes, where: str) -> tuple[Any, ...]:
+    """Return the fields behind the magic of a sealed struct at the begin of a file.
+
+    Raises
+    ------
+    DamagedError
+        Too short, another magic, or a wrong checksum.
+    """
+    if len(data) < fields.size + _CRC.size or not data.startswith(magic):
+        raise damaged(f"this is not a {name}: it is too short, or its magic is wrong", where)
+    if not is_sealed(data, fields.size):
+        raise damaged(f"the checksum of the {name}'s header does not match", where)
+    return fields.unpack_from(data)[1:]
 
 
 def newer(where: str, expected: str, found: str, made: str = "written") -> IncompatibleError:
@@ -295,20 +303,9 @@ class FrameHeader(NamedTuple):
         IncompatibleError
             A newer version.
         """
-        if len(data) < FRAME_HEADER_NBYTES:
-            raise damaged(
-                "the frame ends within its header",
-                where,
-                expected=f"{FRAME_HEADER_NBYTES} bytes",
-                found=f"{len(data)}",
-            )
-        magic, version, kind, flags, branch, archive_id, frame_id, parent_id, step, generation, part, last = (
-            _FRAME_FIELDS.unpack_from(data)
+        version, kind, flags, branch, archive_id, frame_id, parent_id, step, generation, part, last = (
+            unpack_header(_FRAME_FIELDS, FRAME_MAGIC, "frame", data, where)
         )
-        if magic != FRAME_MAGIC:
-            raise damaged("this is not a frame: the magic is wrong", where)
-        if not is_sealed(data, _FRAME_FIELDS.size):
-            raise damaged("the checksum of the frame's header does not match", where)
         check_version(version, where)
         parent = None if parent_id == NO_ID else parent_id
         sound = (
@@ -396,7 +393,7 @@ FRAME: Final = FileKind("frame", "index", b"INSE", FRAME_HEADER_NBYTES, MAX_SMAL
 
 
 class Trailer(NamedTuple):
-    """The last bytes of a frame or of a packed archive: where its document (index, directory) lies."""
+    """The last bytes of a frame or of a packed archive: the place of its document (index, directory)."""
 
     offset: int
     file_nbytes: int
@@ -445,7 +442,7 @@ class Trailer(NamedTuple):
 
 
 def trailed_spans(kind: FileKind, content: bytes) -> dict[int, int]:
-    """Return begin and end of whatever in some bytes ends as such a file does; of one begin the first end."""
+    """Return begin and first end of every span that ends as such a file does."""
     spans: dict[int, int] = {}
     end = content.find(kind.magic) + len(kind.magic)
     while end >= len(kind.magic):
@@ -489,17 +486,14 @@ class ManifestHeader(NamedTuple):
         IncompatibleError
             A newer version.
         """
+        problem = partial(DamagedError, where=where, remedy=REBUILD_REMEDY)
         if len(data) < MANIFEST_HEADER_NBYTES or data[:8] != MANIFEST_MAGIC:
-            raise DamagedError("this is not a manifest", where=where, remedy=REBUILD_REMEDY)
+            raise problem("this is not a manifest")
         fields, payload = data[: _MANIFEST_FIELDS.size], data[MANIFEST_HEADER_NBYTES:]
         _, version, flags, nbytes, raw_nbytes, archive_id = _MANIFEST_FIELDS.unpack(fields)
         if _CRC.unpack_from(data, _MANIFEST_FIELDS.size)[0] != crc32c(fields, payload):
-            raise DamagedError(
-                "the checksum of the manifest does not match", where=where, remedy=REBUILD_REMEDY
-            )
+            raise problem("the checksum of the manifest does not match")
         check_version(version, where)
         if flags & ~(_SEGMENTS | _PARTS) or nbytes != len(payload) or raw_nbytes > MAX_DOCUMENT_NBYTES:
-            raise DamagedError(
-                "a field of the manifest's header is out of range", where=where, remedy=REBUILD_REMEDY
-            )
+            raise problem("a field of the manifest's header is out of range")
         return cls(archive_id, nbytes, raw_nbytes, bool(flags & _SEGMENTS), bool(flags & _PARTS))

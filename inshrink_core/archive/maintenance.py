@@ -1,11 +1,12 @@
-"""Rare work on a whole archive: removing frames for good, and rebuilding a manifest."""
+"""Removing and rewriting frames of an archive, packing and unpacking it."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import itertools
+import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self
 
@@ -15,28 +16,21 @@ from inshrink_core.archive.index import BlockColumns, FrameIndex
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedFile, align_file, pack_directory, pack_header
 from inshrink_core.archive.reader import ArchiveReader
-from inshrink_core.archive.segment import MAX_SMALL_FILES, batches, discard, frame_chunks, placed
+from inshrink_core.archive.segment import (
+    MAX_SMALL_FILES,
+    batches,
+    discard,
+    frame_chunks,
+    gathered,
+    placed,
+    separate,
+    with_digests,
+)
 from inshrink_core.archive.storage import Creation, Storage, found_at, object_at, storage_at, storage_errors
 from inshrink_core.archive.writer import ArchiveWriter
-from inshrink_core.errors import DamagedError, ExistsError, InputError, InshrinkError, NotFoundError
+from inshrink_core.errors import DamagedError, ExistsError, InputError, NotFoundError
+from inshrink_core.execution.progress import Counter, OnProgress
 from inshrink_core.frame import FrameInfo, FrameKind, FramePart
-
-
-def rebuild_manifest(path: str | os.PathLike[str]) -> None:
-    """Write the manifest anew from the frames, as if there were none.
-
-    Rows of frames whose files are gone are dropped; tombstones and the count of generations are kept
-    where the old manifest can be read. Digests are taken from the files as they are now.
-
-    Raises
-    ------
-    NotFoundError, LockedError, StorageError
-        As `ArchiveWriter`.
-    DamagedError
-        A frame the manifest lists is not whole: remove or restore its file first.
-    """
-    with ArchiveWriter(path, rebuild=True) as writer:
-        writer.relist()
 
 
 def remove_frames(writer: ArchiveWriter, ids: Iterable[bytes]) -> None:
@@ -66,8 +60,8 @@ _NEVER: Final = "\0"
 class Rewrite:
     """Rewrites some frames of an archive and removes others; use it as a context manager.
 
-    New frames get generations that are among the tombstones, so that they are not live whatever
-    happens. `switch` writes the one manifest that lists them in the place of the old ones; then the
+    New frames get generations that are among the tombstones, so that they are not live before the
+    switch. `switch` writes the one manifest that lists them in the place of the old ones; then the
     old files are deleted. Without `switch` everything stays as it was.
 
     Parameters
@@ -84,7 +78,7 @@ class Rewrite:
 
     Notes
     -----
-    A rewritten frame keeps its id, step and branch, so that whatever refers to it still does. Write
+    A rewritten frame keeps its id, step and branch, so references to it stay valid. Write
     children before their parents: as they inherit nothing, they are readable beside either version.
     """
 
@@ -94,7 +88,7 @@ class Rewrite:
         self._old = {frame.frame_id: frame for frame in sorted(frames, key=lambda frame: frame.generation)}
         self._new: dict[bytes, FrameInfo] = {}
         self._made: tuple[FrameInfo, ...] = ()
-        self._open: FrameWriter | None = None
+        self._frame: FrameWriter | None = None
         self._switched = False
         writer.flush(remote=False)
         first = writer.manifest.next_generation
@@ -136,17 +130,15 @@ class Rewrite:
         old, archive_id = self._old[frame_id], self._writer.manifest.archive_id
         place = (old.step, kind, old.branch, self._generations[frame_id], external)
         header = layout.FrameHeader(archive_id, frame_id, parent_id, *place, n_parts=old.n_parts)
-        parents: dict[int, FrameIndex] = {}
-        if kind is FrameKind.DELTA and parent_id is not None:
-            inherited = self._writer.reader.inherited(parent_id, old.n_parts)
-            parents = {number: _inheriting_nothing(index.meta) for number, index in inherited.items()}
+        inherited = self._writer.reader.inherited(kind, parent_id, old.n_parts)
+        parents = {number: _inheriting_nothing(index.meta) for number, index in inherited.items()}
         parts, apart = self._parts_of(old) if old.n_parts > 1 else ({}, [])
-        self._open = FrameWriter(
-            *(self._storage, header.parts, parents, self._publish, lambda: setattr(self, "_open", None)),
+        self._frame = FrameWriter(
+            *(self._storage, header.parts, parents, self._publish),
             route=lambda key: parts.get(key, 0),
             apart=apart,
         )
-        return self._open
+        return self._frame
 
     def _parts_of(self, old: FrameInfo) -> tuple[dict[str, int], list[dict[str, Any]]]:
         """Return the part of each tensor of a frame, and what each part says beside its meta."""
@@ -180,54 +172,38 @@ class Rewrite:
         if self._new.keys() != self._old.keys():
             raise InputError("not every frame was rewritten", where=self._where)
         removed = {frame.generation: frame for frame in (*gone, *self._old.values())}
-        left = self._writer.manifest.without_frames(frozenset(removed))
-        frames = tuple(sorted((*left.frames, *self._new.values()), key=lambda frame: frame.generation))
+        stay = self._writer.manifest.without_frames(frozenset(removed))
+        frames = tuple(sorted((*stay.frames, *self._new.values()), key=lambda frame: frame.generation))
         _require_references(frames, removed.values(), self._where)
         fresh = set(self._generations.values())
-        manifest = replace(
-            left, frames=frames, tombstones=tuple(one for one in left.tombstones if one not in fresh)
-        )
+        manifest = replace(stay, frames=frames, tombstones=tuple(sorted(set(stay.tombstones) - fresh)))
         try:
             # The names of the new frames must be durable before a manifest lists them.
             with storage_errors(_FAILED, self._where):
                 self._storage.sync(layout.FRAME_FOLDER)
-                manifest = self._writer.without_remains(manifest, removed.values())
+                # The frames that stay of segments from which others go are written anew.
+                left = {frame.path for frame in removed.values() if frame.offset is not None}
+                rows = [[frame for frame in frames if frame.path == path] for path in sorted(left)]
+                manifest = gathered(self._storage, manifest, rows)
             self._made = manifest.frames
             self._writer.write_manifest(manifest, _FAILED)
         finally:
             self._switched = self._writer.manifest == manifest
-        self._delete((*removed.values(), *frames))
+        self._writer.delete_unlisted((*removed.values(), *frames))
         self._writer.gather()
-
-    def _delete(self, frames: Iterable[FrameInfo]) -> None:
-        """Delete files that the manifest on the disk does not list; after an interruption only it knows.
-
-        What cannot be deleted now, the next writer deletes.
-        """
-        with contextlib.suppress(OSError, InshrinkError):
-            self._writer.reader.refresh()
-            catalog = self._writer.reader.catalog
-            if catalog.manifest_problem is not None:
-                return
-            listed = {path for frame in catalog.manifest.frames for path in frame.paths}
-            # Children first: a file that is left by a crash still has its reference.
-            newest_first = sorted(frames, key=lambda frame: -frame.generation)
-            paths = [path for frame in newest_first for path in frame.paths if path not in listed]
-            discard(self._storage, paths)
-            self._writer.reader.refresh()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._open is not None:
-            self._open.abort()
+        if self._frame is not None:
+            self._frame.abort()
         if not self._switched:
-            self._delete((*self._new.values(), *self._made))
+            self._writer.delete_unlisted((*self._new.values(), *self._made))
 
 
 def _inheriting_nothing(meta: Mapping[str, bytes]) -> FrameIndex:
-    """Return an index that no frame shares a column with; the parent's meta is told by difference."""
+    """Return an index whose columns no frame inherits; only its meta is."""
     columns = BlockColumns((_NEVER,), (_NEVER,), ((_NEVER,),))
     return FrameIndex(columns, columns, (), (), (), meta, places=(-1,))
 
@@ -248,16 +224,12 @@ def _require_references(frames: Iterable[FrameInfo], removed: Iterable[FrameInfo
             )
 
 
-FrameDone = Callable[[int, int, int], None]
-"""Called with (bytes done, bytes in all, step); may raise to cancel, which leaves nothing behind."""
-
-
 def pack_archive(
     reader: ArchiveReader,
     target: str | os.PathLike[str],
     *,
     force: bool = False,
-    done: FrameDone | None = None,
+    progress: OnProgress | None = None,
 ) -> int:
     """Write the live frames and a manifest of them into one file.
 
@@ -269,7 +241,7 @@ def pack_archive(
         The file to make.
     force
         Replace the file if it exists.
-    done
+    progress
         Called after each piece copied.
 
     Returns
@@ -297,7 +269,7 @@ def pack_archive(
         _require_free(target, force)
         reader.require_whole()
         with storage.create(name, over=force) as file:
-            nbytes = _write(reader, file, done)
+            nbytes = _write(reader, file, _counter(reader, progress, "pack"))
             try:
                 file.commit()
             except FileExistsError:
@@ -318,45 +290,37 @@ def _require_free(target: str | os.PathLike[str], force: bool) -> None:
         )
 
 
-def _write(reader: ArchiveReader, file: Creation, done: FrameDone | None) -> int:
+def _write(reader: ArchiveReader, file: Creation, counter: Counter) -> int:
     """Write header, frames, manifest, directory and trailer, and return how many bytes they are."""
     files: list[PackedFile] = []
     frames: list[FrameInfo] = []
-    tell = _teller(reader, done)
     header = pack_header()
     file.write(header)
     end = len(header)
     for frame in reader.frames:
-        parts: list[FrameInfo] = []
-        for part in frame.files:
-            begin = align_file(end)
-            file.write(bytes(begin - end))
-            parts.append(_copy(reader, frame, part, file, tell))
-            files.append(PackedFile(parts[-1].path, begin, part.nbytes))
-            end = begin + part.nbytes
-        frames.append(layout.joined(parts))
-    old = reader.catalog.manifest
-    manifest = Manifest(
-        archive_id=old.archive_id, frames=tuple(frames), next_generation=reader.catalog.next_generation
-    ).pack()
+        place, digests = separate(frame), []
+        for part, at in zip(frame.files, place.files, strict=True):
+            files.append(PackedFile(at.path, align_file(end), part.nbytes))
+            file.write(bytes(files[-1].offset - end))
+            digests.append(_copy(reader, frame, part, file, counter))
+            end = files[-1].offset + part.nbytes
+        frames.append(with_digests(place, digests))
+    content = replace(_manifest(reader, frames), tombstones=()).pack()
     begin = align_file(end)
-    files.append(PackedFile(MANIFEST_NAME, begin, len(manifest)))
-    directory = pack_directory(tuple(files), begin + len(manifest))
-    file.write(bytes(begin - end) + manifest + directory)
-    return begin + len(manifest) + len(directory)
+    files.append(PackedFile(MANIFEST_NAME, begin, len(content)))
+    directory = pack_directory(tuple(files), begin + len(content))
+    file.write(bytes(begin - end) + content + directory)
+    return begin + len(content) + len(directory)
 
 
-def _teller(reader: ArchiveReader, done: FrameDone | None) -> Callable[[int, int], None]:
-    """Return what is told of each piece of a step that was copied."""
-    total, copied = sum(frame.nbytes for frame in reader.frames), 0
+def _manifest(reader: ArchiveReader, frames: Iterable[FrameInfo]) -> Manifest:
+    """Return the manifest of a copy."""
+    catalog = reader.catalog
+    return replace(catalog.manifest, frames=tuple(frames), next_generation=catalog.next_generation)
 
-    def tell(nbytes: int, step: int) -> None:
-        nonlocal copied
-        copied += nbytes
-        if done is not None:
-            done(copied, total, step)
 
-    return tell
+def _counter(reader: ArchiveReader, progress: OnProgress | None, stage: str) -> Counter:
+    return Counter(progress, stage, sum(frame.nbytes for frame in reader.frames))
 
 
 def _copy(
@@ -364,15 +328,15 @@ def _copy(
     frame: FrameInfo,
     part: FramePart,
     file: Creation,
-    tell: Callable[[int, int], None],
-) -> FrameInfo:
-    """Copy a file of a frame and return it with its digest; of one that is not listed none is known."""
+    counter: Counter,
+) -> bytes:
+    """Copy a file of a frame and return its digest, which is compared if the manifest lists the frame."""
     digest, nbytes = hashlib.sha256(), 0
     for chunk in frame_chunks(reader.storage, part):
         file.write(chunk)
         digest.update(chunk)
         nbytes += len(chunk)
-        tell(len(chunk), frame.step)
+        counter.add(len(chunk), frame.step)
     where = f"{reader.path}, {part.path}"
     if nbytes != part.nbytes:
         raise DamagedError(f"the frame of step {frame.step} ends early", where=where)
@@ -382,14 +346,11 @@ def _copy(
             where=where,
             remedy="`inshrink verify` says what is wrong; restore the frame from a backup",
         )
-    if frame.n_parts > 1:
-        return replace(frame, parts=(part._replace(digest=digest.digest()),), path=part.path)
-    own = layout.frame_path(frame.generation, frame.step)
-    return replace(frame, digest=digest.digest(), path=own, offset=None)
+    return digest.digest()
 
 
 def unpack_archive(
-    reader: ArchiveReader, target: str | os.PathLike[str], *, done: FrameDone | None = None
+    reader: ArchiveReader, target: str | os.PathLike[str], *, progress: OnProgress | None = None
 ) -> None:
     """Write an archive as a folder, to which frames can be appended.
 
@@ -399,7 +360,7 @@ def unpack_archive(
         The archive, packed or a folder.
     target
         The folder to make; it must not exist.
-    done
+    progress
         Called after each piece copied.
 
     Raises
@@ -418,33 +379,31 @@ def unpack_archive(
         with storage_at(target).building() as storage:
             made: list[str] = []
             try:
-                _write_folder(reader, storage, made, done)
+                _write_folder(reader, storage, made, _counter(reader, progress, "unpack"))
             except BaseException:
                 discard(storage, made)
                 raise
 
 
-def _write_folder(reader: ArchiveReader, storage: Storage, made: list[str], done: FrameDone | None) -> None:
-    """Write the frames, then the manifest; say which files were made."""
-    tell, frames = _teller(reader, done), []
-    written = batches(reader.frames) if len(reader.frames) > MAX_SMALL_FILES else zip(reader.frames)
-    for batch in written:
-        lying = placed(batch, batch[-1].generation)
-        rows = [(frame, part) for frame in batch for part in frame.files]
-        copied: list[FrameInfo] = []
-        for group in [rows] if batch[0].n_parts == 1 else [[row] for row in rows]:
-            path = lying[0].path if batch[0].n_parts == 1 else group[0][1].path
+def _write_folder(reader: ArchiveReader, storage: Storage, made: list[str], counter: Counter) -> None:
+    """Write the frames, then the manifest; append the paths of files to `made`."""
+    frames: list[FrameInfo] = []
+    groups = batches(reader.frames) if len(reader.frames) > MAX_SMALL_FILES else zip(reader.frames)
+    for batch in groups:
+        places = placed(batch, batch[-1].generation)
+        rows = [
+            (at.path, frame, part)
+            for frame, place in zip(batch, places, strict=True)
+            for part, at in zip(frame.files, place.files, strict=True)
+        ]
+        digests: list[bytes] = []
+        for path, members in itertools.groupby(rows, key=operator.itemgetter(0)):
             with storage.create(path) as file:
-                copied += [_copy(reader, frame, part, file, tell) for frame, part in group]
+                digests += [_copy(reader, frame, part, file, counter) for _, frame, part in members]
                 file.commit()
             made.append(path)
-        if batch[0].n_parts > 1:
-            frames.append(layout.joined(copied))
-        else:
-            frames += [replace(place, digest=copy.digest) for place, copy in zip(lying, copied, strict=True)]
+        each = iter(digests)
+        frames += [with_digests(place, [*itertools.islice(each, len(place.files))]) for place in places]
     if made:
         storage.sync(layout.FRAME_FOLDER)
-    manifest = replace(
-        reader.catalog.manifest, frames=tuple(frames), next_generation=reader.catalog.next_generation
-    )
-    storage.replace(MANIFEST_NAME, manifest.pack(), None)
+    storage.replace(MANIFEST_NAME, _manifest(reader, frames).pack(), None)

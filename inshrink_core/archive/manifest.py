@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
 from inshrink_core.errors import DamagedError
-from inshrink_core.frame import FrameInfo, FrameKind, FramePart
+from inshrink_core.frame import FrameInfo, FrameKind
 
 MANIFEST_NAME: Final = "inshrink-manifest"
 """A name no other tool uses, since its presence makes a folder an archive."""
 
 _DIGEST_NBYTES: Final = 32
-_N_FIELDS: Final = 10
-"""Fields of every manifest; two more say where frames lie in segments, and one how many parts each has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +64,14 @@ class Manifest:
     def pack(self) -> bytes:
         """Return the bytes of the whole file."""
         rows = {frame.frame_id: row for row, frame in enumerate(self.frames)}
-        derived = [_derive(self.archive_id, frame) for frame in self.frames]
         columns = [
             [
-                None if frame.frame_id == known else frame.frame_id
-                for frame, known in zip(self.frames, derived, strict=True)
+                None if frame.frame_id == _derive(self.archive_id, frame) else frame.frame_id
+                for frame in self.frames
             ],
             [
-                parent if (row := rows.get(frame.parent_id or b"", own)) >= own else row
-                for own, frame in enumerate(self.frames)
-                for parent in (frame.parent_id,)
+                before if (before := rows.get(frame.parent_id or b"", row)) < row else frame.parent_id
+                for row, frame in enumerate(self.frames)
             ],
             [frame.step for frame in self.frames],
             [int(frame.kind is FrameKind.DELTA) for frame in self.frames],
@@ -132,120 +130,104 @@ def _derive(archive_id: bytes, frame: FrameInfo) -> bytes:
     return layout.derive_frame_id(archive_id, frame.parent_id, frame.step, frame.branch, frame.generation)
 
 
-def _integers(value: Any, low: int, high: int, what: str) -> tuple[int, ...]:
-    if type(value) is not tuple or not all(type(item) is int and low <= item <= high for item in value):
+_Count = Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_STEP)]
+_Generation = Annotated[int, msgspec.Meta(ge=1, le=layout.MAX_GENERATION)]
+_Parts = Annotated[int, msgspec.Meta(ge=1, le=layout.MAX_PARTS)]
+_Id = Annotated[bytes, msgspec.Meta(min_length=layout.ID_NBYTES, max_length=layout.ID_NBYTES)]
+
+
+class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The fields of every manifest; two more place frames in segments, and one counts the parts of each."""
+
+    ids: tuple[_Id | None, ...]
+    parents: tuple[_Id | _Count | None, ...]
+    steps: tuple[_Count, ...]
+    kinds: tuple[Literal[0, 1], ...]
+    branches: tuple[Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_BRANCH)], ...]
+    generations: tuple[_Generation, ...]
+    sizes: tuple[_Count, ...]
+    digests: bytes
+    tombstones: tuple[_Generation, ...]
+    next_generation: int
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    return msgspec.convert(value, kind, builtin_types=(bytes,))
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
         raise ValueError(what)
-    return value
 
 
-def _ascending(values: tuple[int, ...], what: str) -> None:
-    if any(second <= first for first, second in itertools.pairwise(values)):
-        raise ValueError(what)
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is bytes and len(value) == layout.ID_NBYTES and value != layout.NO_ID
+def _is_ascending(values: tuple[int, ...]) -> bool:
+    return all(first < second for first, second in itertools.pairwise(values))
 
 
 def _parse_document(document: Any, header: layout.ManifestHeader) -> Manifest:
-    n_fields = _N_FIELDS + 2 * header.has_segments + header.has_parts
-    if type(document) is not tuple or len(document) != n_fields:
-        raise ValueError("number of fields")
-    ids, parents, *columns, digests, tombstones, next_generation = document[:_N_FIELDS]
-    steps = _integers(columns[0], 0, layout.MAX_STEP, "steps")
-    kinds = _integers(columns[1], 0, 1, "kinds")
-    branches = _integers(columns[2], 0, layout.MAX_BRANCH, "branches")
-    generations = _integers(columns[3], 1, layout.MAX_GENERATION, "generations")
-    sizes = _integers(columns[4], 0, layout.MAX_STEP, "sizes")
-    _integers(tombstones, 1, layout.MAX_GENERATION, "tombstones")
-    _integers((next_generation,), 1, layout.MAX_GENERATION + 1, "next generation")
-    _ascending(generations, "generations")
-    _ascending(tombstones, "tombstones")
-    if type(ids) is not tuple or type(parents) is not tuple or type(digests) is not bytes:
-        raise ValueError("columns")
-    counts = _integers(document[-1], 1, layout.MAX_PARTS, "parts") if header.has_parts else (1,) * len(sizes)
-    if len({len(ids), len(parents), len(counts), *map(len, columns[:4])}) != 1:
-        raise ValueError("columns of unequal length")
-    if len(sizes) != sum(counts) or len(digests) != _DIGEST_NBYTES * len(sizes):
-        raise ValueError("sizes or digests")
-    used = (*generations, *tombstones)
-    if len(set(used)) != len(used) or max(used, default=0) >= next_generation:
-        raise ValueError("a generation is used twice, or above the next")
-    segments = document[_N_FIELDS : _N_FIELDS + 2] if header.has_segments else None
-    owners = [generation for generation, count in zip(generations, counts, strict=True) for _ in range(count)]
-    places = _parse_places(segments, sizes, owners, next_generation)
-    chunks = (digests[at : at + _DIGEST_NBYTES] for at in range(0, len(digests), _DIGEST_NBYTES))
-    files = zip(sizes, chunks, places, strict=True)
+    n_fields = len(_Document.__struct_fields__)
+    n_placed = n_fields + 2 * header.has_segments
+    _require(isinstance(document, tuple) and len(document) == n_placed + header.has_parts, "number of fields")
+    found = _convert(document[:n_fields], _Document)
+    counts = _convert(document[-1], tuple[_Parts, ...]) if header.has_parts else (1,) * len(found.ids)
+    columns = found.ids, found.parents, found.steps, found.kinds, found.branches, found.generations, counts
+    _require(len({*map(len, columns)}) == 1, "columns of unequal length")
+    n_files = len(found.sizes)
+    _require(n_files == sum(counts) and len(found.digests) == _DIGEST_NBYTES * n_files, "sizes or digests")
+    used, most = (*found.generations, *found.tombstones), layout.MAX_GENERATION + 1
+    _require(_is_ascending(found.generations) and _is_ascending(found.tombstones), "generations")
+    _require(
+        len({*used}) == len(used) and max(used, default=0) < found.next_generation <= most, "generations"
+    )
+    _require(layout.NO_ID not in (*found.ids, *found.parents), "frame ids")
+    places = _parse_places(document[n_fields:n_placed], found, counts)
+    digests = (found.digests[at : at + _DIGEST_NBYTES] for at in range(0, len(found.digests), _DIGEST_NBYTES))
+    files = zip(found.sizes, digests, places, strict=True)
     frames: list[FrameInfo] = []
-    for row, (frame_id, parent) in enumerate(zip(ids, parents, strict=True)):
-        parent_id = frames[_row(parent, row)].frame_id if type(parent) is int else parent
-        identity = (header.archive_id, parent_id, steps[row], branches[row], generations[row])
-        if not (parent_id is None or _is_id(parent_id)) or not (frame_id is None or _is_id(frame_id)):
-            raise ValueError("frame ids")
-        nbytes, digest, (segment, offset) = next(files) if counts[row] == 1 else (0, b"", ("", None))
-        info = FrameInfo(
-            frame_id=layout.derive_frame_id(*identity) if frame_id is None else frame_id,
-            parent_id=parent_id,
-            step=steps[row],
-            kind=FrameKind.DELTA if kinds[row] else FrameKind.KEYFRAME,
-            branch=branches[row],
-            generation=generations[row],
-            nbytes=nbytes,
-            digest=digest,
-            path=segment or layout.frame_path(generations[row], steps[row]),
-            offset=offset,
-            n_parts=counts[row],
+    rows = zip(*columns, strict=True)
+    for row, (frame_id, parent, step, kind, branch, generation, n_parts) in enumerate(rows):
+        _require(not isinstance(parent, int) or parent < row, "parents")  # parents come before their children
+        parent_id = frames[parent].frame_id if isinstance(parent, int) else parent
+        identity = (parent_id, step, branch, generation)
+        frame = layout.FrameHeader(
+            header.archive_id,
+            frame_id or layout.derive_frame_id(header.archive_id, *identity),
+            parent_id,
+            step,
+            FrameKind.DELTA if kind else FrameKind.KEYFRAME,
+            branch,
+            generation,
+            n_parts=n_parts,
         )
-        if counts[row] > 1:
-            info = layout.joined(
-                [replace(info, parts=_parse_parts(info, itertools.islice(files, counts[row])))]
-            )
-        frames.append(info)
+        infos = []
+        for part, (nbytes, digest, (segment, offset)) in zip(frame.parts, files, strict=False):
+            info = part.info(nbytes, digest)
+            infos.append(replace(info, path=segment, offset=offset) if segment else info)
+        frames.append(layout.joined(infos))
     return Manifest(
         archive_id=header.archive_id,
         frames=tuple(frames),
-        tombstones=tombstones,
-        next_generation=next_generation,
+        tombstones=found.tombstones,
+        next_generation=found.next_generation,
     )
 
 
-def _parse_parts(info: FrameInfo, files: Iterable[Any]) -> tuple[FramePart, ...]:
-    """Return the parts of a frame, each a file of its own."""
-    parts = []
-    for number, (nbytes, digest, (segment, _)) in enumerate(files):
-        if segment:
-            raise ValueError("a part lies in a segment")
-        parts.append(FramePart(number, layout.part_path(info.generation, info.step, number), nbytes, digest))
-    return tuple(parts)
-
-
 def _parse_places(
-    columns: Any, sizes: tuple[int, ...], generations: Sequence[int], next_generation: int
+    columns: Sequence[Any], found: _Document, counts: Sequence[int]
 ) -> Iterator[tuple[str, int | None]]:
-    """Yield the segment of each file and where it begins there; "" and None for a file of its own."""
-    if columns is None:
-        yield from itertools.repeat(("", None), len(sizes))
+    """Yield the segment of each file and where it begins there; "" and None for a separate file."""
+    if not columns:
+        yield from itertools.repeat(("", None), len(found.sizes))
         return
-    segments = _integers(columns[0], 0, layout.MAX_GENERATION, "segments")
-    gaps = _integers(columns[1], 0, layout.MAX_SEGMENT_NBYTES, "offsets")
-    if not len(segments) == len(gaps) == len(sizes):
-        raise ValueError("columns of unequal length")
+    segments, gaps = _convert(columns, tuple[tuple[_Count, ...], tuple[_Count, ...]])
+    frames = [each for each in zip(found.generations, counts, strict=True) for _ in range(each[1])]
     ends: dict[int, int] = {}
-    for row, (segment, gap) in enumerate(zip(segments, gaps, strict=True)):
+    for segment, gap, nbytes, (generation, n_parts) in zip(segments, gaps, found.sizes, frames, strict=True):
         if not segment:
             yield "", None
             continue
         begin = ends.get(segment, 0) + gap
-        ends[segment] = begin + sizes[row]
-        if sizes[row] > layout.SMALL_FRAME_NBYTES or ends[segment] > layout.MAX_SEGMENT_NBYTES:
-            raise ValueError("offsets")
-        if not generations[row] <= segment < next_generation:
-            raise ValueError("segments")
+        end = ends[segment] = begin + nbytes
+        _require(nbytes <= layout.SMALL_FRAME_NBYTES and end <= layout.MAX_SEGMENT_NBYTES, "offsets")
+        _require(n_parts == 1 and generation <= segment < found.next_generation, "segments")
         yield layout.segment_path(segment), begin
-
-
-def _row(parent: int, row: int) -> int:
-    """Parents come before their children, so a row never refers to itself or ahead."""
-    if not 0 <= parent < row:
-        raise ValueError("parents")
-    return parent

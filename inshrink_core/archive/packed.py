@@ -5,7 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
@@ -19,6 +21,8 @@ _HEADER_FIELDS: Final = struct.Struct("<8sHH")
 
 PACK_HEADER_NBYTES: Final = _HEADER_FIELDS.size + 4
 PACKED: Final = layout.FileKind("packed archive", "directory", b"INSQ", PACK_HEADER_NBYTES)
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_STEP)]
 
 _SUFFIX_NBYTES: Final = 64 << 10
 """First read at the end: trailer, directory and manifest of some hundred frames, in one request."""
@@ -57,21 +61,19 @@ class PackedStorage(Storage):
     def __init__(self, file: RangeFile) -> None:
         super().__init__(file.name)
         self._file, self.n_at_once = file, file.storage.n_at_once
-        start = max(file.nbytes - _SUFFIX_NBYTES, PACK_HEADER_NBYTES)
+        start = self._suffix_offset = max(file.nbytes - _SUFFIX_NBYTES, PACK_HEADER_NBYTES)
         spans = (0, min(PACK_HEADER_NBYTES, file.nbytes)), (start, file.nbytes - start)
-        header, suffix = self.together([partial(self._fetch, *span) for span in spans])
-        for content in (header, suffix):
+        header, self._suffix = self.together([partial(self._fetch, *span) for span in spans])
+        for content in (header, self._suffix):
             if isinstance(content, Exception):
                 raise content
             parse_header(header, self.name)
-        self._suffix_offset = start
-        self._suffix: bytes = suffix
         tail = self._suffix[-layout.TRAILER_NBYTES :]
         trailer = layout.Trailer.parse(PACKED, tail, file.nbytes, self.name)
         directory = self._range(trailer.offset, trailer.nbytes)
         if not trailer.covers(tail, header, directory):
             raise layout.damaged("the checksum of the packed archive's directory does not match", self.name)
-        self._files = {found.path: found for found in parse_directory(directory, trailer, self.name)}
+        self._files = {file.path: file for file in parse_directory(directory, trailer, self.name)}
 
     @property
     def overhead_nbytes(self) -> int:
@@ -111,10 +113,8 @@ class PackedStorage(Storage):
 
     def _range(self, offset: int, nbytes: int) -> bytes:
         """Return a span of the packed file, from memory where the first read brought it."""
-        if offset >= self._suffix_offset:
-            begin = offset - self._suffix_offset
-            return self._suffix[begin : begin + nbytes]
-        return self._fetch(offset, nbytes)
+        begin = offset - self._suffix_offset
+        return self._fetch(offset, nbytes) if begin < 0 else self._suffix[begin : begin + nbytes]
 
     def _fetch(self, offset: int, nbytes: int) -> bytes:
         content = self.counted(self._file.read(offset, nbytes))
@@ -126,7 +126,7 @@ class PackedStorage(Storage):
 
 
 class PackedFile(NamedTuple):
-    """Where one file of the archive lies in the packed one."""
+    """The place of a file in the packed archive."""
 
     path: str
     offset: int
@@ -159,14 +159,9 @@ def parse_header(data: bytes, where: str) -> None:
     IncompatibleError
         A newer version.
     """
-    if len(data) < PACK_HEADER_NBYTES or not data.startswith(PACK_MAGIC):
-        raise layout.damaged("this is not a packed archive", where)
-    _, version, flags = _HEADER_FIELDS.unpack_from(data)
-    if not layout.is_sealed(data, _HEADER_FIELDS.size):
-        raise layout.damaged("the checksum of the packed archive's header does not match", where)
-    if version:
-        layout.check_version(version, where, "packed")
-    if version == 0 or flags:
+    version, flags = layout.unpack_header(_HEADER_FIELDS, PACK_MAGIC, PACKED.name, data, where)
+    layout.check_version(version, where, "packed")
+    if flags:
         raise DamagedError("a field of the packed archive's header is out of range", where=where)
 
 
@@ -198,11 +193,17 @@ def parse_directory(directory: bytes, trailer: layout.Trailer, where: str) -> tu
     """
     raw = decompress_document(directory, trailer.raw_nbytes, where)
     document = unpack_value(raw, where, lists=False)
+    files: list[PackedFile] = []
+    end = PACK_HEADER_NBYTES
     try:
-        files = _placed(document)
-    except ValueError as error:
+        paths, sizes = msgspec.convert(document, tuple[tuple[str, ...], tuple[_Count, ...]])
+        for path, nbytes in zip(paths, sizes, strict=True):
+            files.append(PackedFile(path, align_file(end), nbytes))
+            end = files[-1].offset + nbytes
+    except (ValueError, msgspec.ValidationError) as error:
         raise layout.damaged(f"the packed archive's directory is malformed: {error}", where) from error
-    end = files[-1].offset + files[-1].nbytes
+    if not all(map(_is_known, paths)) or len(set(paths)) != len(paths) or MANIFEST_NAME not in paths:
+        raise layout.damaged("the packed archive's directory has other names than an archive", where)
     if end != trailer.offset:
         raise layout.damaged(
             "the files of the packed archive do not end at its directory",
@@ -210,35 +211,11 @@ def parse_directory(directory: bytes, trailer: layout.Trailer, where: str) -> tu
             expected=f"offset {trailer.offset}",
             found=f"{end}",
         )
-    return files
-
-
-def _placed(document: Any) -> tuple[PackedFile, ...]:
-    """Work out where each file lies."""
-    if type(document) is not tuple or len(document) != 2:
-        raise ValueError("number of fields")
-    paths, sizes = document
-    if type(paths) is not tuple or type(sizes) is not tuple or len(paths) != len(sizes):
-        raise ValueError("columns of unequal length")
-    if not all(map(_is_known, paths)):
-        raise ValueError("a name that is not one of an archive")
-    if len(set(paths)) != len(paths) or MANIFEST_NAME not in paths:
-        raise ValueError("a name appears twice, or there is no manifest")
-    files, offset = [], PACK_HEADER_NBYTES
-    for path, nbytes in zip(paths, sizes, strict=True):
-        if type(nbytes) is not int or not 0 <= nbytes <= layout.MAX_STEP:
-            raise ValueError("lengths")
-        offset = align_file(offset)
-        files.append(PackedFile(path, offset, nbytes))
-        offset += nbytes
     return tuple(files)
 
 
-def _is_known(path: object) -> bool:
+def _is_known(path: str) -> bool:
     """Whether an archive has files of that name: its manifest, and frames."""
-    if type(path) is not str:
-        return False
-    folder, slash, name = path.rpartition("/")
-    return path == MANIFEST_NAME or (
-        bool(slash) and folder == layout.FRAME_FOLDER and bool(layout.parse_frame_name(name))
-    )
+    folder, _, name = path.rpartition("/")
+    parsed = layout.parse_name(name) if folder == layout.FRAME_FOLDER else None
+    return path == MANIFEST_NAME or (parsed is not None and parsed[1] is not None)

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple, Self
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.catalog import Catalog, missing_parts, parts_in_words
+from inshrink_core.archive.frame_reader import FrameReader
 from inshrink_core.archive.frame_writer import FrameWriter
-from inshrink_core.archive.index import FrameIndex
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.reader import ArchiveReader, is_archive
 from inshrink_core.archive.storage import Creation, Lock, Storage, storage_at, storage_errors
@@ -45,7 +45,7 @@ class PartWriter:
     salt
         Of the ids of frames, the same for all parts: parts of another attempt never complete these.
     generation
-        That of the next frame, where the place has no locks: all parts are told (`Gathering`).
+        That of the next frame, where the place has no locks; the same for all parts (`Gathering`).
 
     Raises
     ------
@@ -91,21 +91,19 @@ class PartWriter:
 
     def _open(self, generation: int | None) -> None:
         with storage_errors("the archive cannot be opened for writing", os.fspath(self._path)):
-            known = hasattr(self, "reader")
             if generation is None:
-                share = self.storage.share if known else lambda: _shared(self.storage, self._path)
-                self._lock = _with_patience(share)
+                self._lock = _with_patience(lambda: _shared(self.storage, self._path))
             try:
-                if known:
+                if hasattr(self, "reader"):
                     self.reader.refresh()
                 else:
-                    self.reader: ArchiveReader = ArchiveReader(self.storage, self._own)
+                    self.reader: ArchiveReader = ArchiveReader(self.storage, self._parts_here)
                 self._look(generation)
             except BaseException:
                 self.suspend()
                 raise
 
-    def _own(self, catalog: Catalog) -> Iterator[FrameInfo]:
+    def _parts_here(self, catalog: Catalog) -> Iterator[FrameInfo]:
         """Yield this part of the frames that wait for others."""
         for frame in catalog.pending:
             for file in frame.files:
@@ -132,7 +130,7 @@ class PartWriter:
         self._next = after if generation is None else generation
 
     def suspend(self) -> None:
-        """Abort an unfinished frame and release the lock, so that frames can be committed."""
+        """Abort an unfinished frame and release the lock, so that frames can be committed; repeatable."""
         if self._frame is not None:
             self._frame.abort()
         lock, self._lock = self._lock, None
@@ -180,13 +178,9 @@ class PartWriter:
         header = layout.FrameHeader(
             archive_id, frame_id, parent_id, step, kind, branch, generation, external, self.part, self.n_parts
         )
-        parents: Mapping[int, FrameIndex] = {}
-        if kind is FrameKind.DELTA and parent_id is not None:
-            parents = self.reader.inherited(parent_id, self.n_parts)
-        self._frame = FrameWriter(
-            *(self.storage, (header,), parents, self._publish, lambda: setattr(self, "_frame", None)),
-            create=self.storage.create_once,
-        )
+        parents = self.reader.inherited(kind, parent_id, self.n_parts)
+        create = self.storage.create_once
+        self._frame = FrameWriter(self.storage, (header,), parents, self._publish, create=create)
         return self._frame
 
     def _holds(self, frame: FrameInfo) -> bool:
@@ -209,29 +203,23 @@ class PartWriter:
         else:
             self._next += 1
 
-    def told(self, info: FrameInfo) -> Told:
-        """Return what `Gathering.commit` has to know of the part of a frame that this one has written."""
-        return Told(info, {info.path: self.storage.told(info.path)})
+    def written(self, info: FrameInfo) -> WrittenPart:
+        """Return what `Gathering.commit` needs of the part of a frame that this writer has committed."""
+        return WrittenPart(info, {info.path: self.storage.staged(info.path)})
 
     def meta_of_others(self) -> dict[str, Any]:
         """Return what another part says of the first frame that waits for this one; else nothing."""
         if not self._waiting:
             return {}
-        frame = self._waiting[0]
-        other = ArchiveReader(self.storage)
-        for pending in other.catalog.pending:
-            other.see(pending)
-        return other.frame_of_part(frame.frame_id, frame.files[0].number).meta
-
-    def close(self) -> None:
-        """Abort an unfinished frame and release the lock; harmless when repeated."""
-        self.suspend()
+        frame, reader = self._waiting[0], ArchiveReader(self.storage, lambda catalog: catalog.pending)
+        first = replace(frame, parts=frame.parts[:1])
+        return FrameReader(self.storage, first, reader.resolved(frame.frame_id)).meta
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self.suspend()
 
 
 def _shared(storage: Storage, path: str | os.PathLike[str]) -> Lock:
@@ -256,7 +244,7 @@ def _with_patience(take: Callable[[], Lock]) -> Lock:
 def _require_one_job(reader: ArchiveReader, n_parts: int) -> None:
     """Refuse to write into an archive whose frames wait for parts of another job."""
     pending = reader.catalog.pending
-    waiting = {one.generation for one in pending}
+    waiting = {frame.generation for frame in pending}
     before = {None, *(frame.frame_id for frame in reader.frames if frame.generation not in waiting)}
     for frame in pending:
         if frame.n_parts != n_parts or frame.parent_id not in before:
@@ -268,8 +256,8 @@ def _require_one_job(reader: ArchiveReader, n_parts: int) -> None:
         before = {frame.frame_id}
 
 
-class Told(NamedTuple):
-    """What a process says of its part of a frame, and what its place has to know of the file."""
+class WrittenPart(NamedTuple):
+    """A part of a frame, and what its storage needs to list the file (`Storage.staged`)."""
 
     part: FrameInfo
     files: Mapping[str, Any]
@@ -304,7 +292,7 @@ class Gathering:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._storage = storage_at(path)
-        if not self._storage.gathers:
+        if self._storage.exclusive:
             self._storage.share()  # refuses
         with storage_errors("the archive cannot be opened for writing", os.fspath(path)):
             content, self._tag = self._storage.load(MANIFEST_NAME)
@@ -312,29 +300,29 @@ class Gathering:
             taken = max(map(layout.file_number, self._storage.names(layout.FRAME_FOLDER)), default=0)
         self.generation = max(self._manifest.next_generation, taken + 1)
 
-    def commit(self, told: Sequence[Told]) -> None:
+    def commit(self, written: Sequence[WrittenPart]) -> None:
         """List the frame.
 
         Parameters
         ----------
-        told
-            What each process has written, as its `PartWriter` says.
+        written
+            What each process has written (`PartWriter.written`).
 
         Raises
         ------
         ConflictError
             They are not the parts of one frame, or another writer has changed the archive.
         StorageError
-            The store refused. Whether the frame is listed, the archive tells.
+            The store refused; the archive shows whether the frame is listed.
         """
-        where, parts = self._storage.name, [one.part for one in told]
+        where, parts = self._storage.name, [each.part for each in written]
         frame = layout.joined(parts)
-        same = {(one.frame_id, one.kind, one.n_parts, one.generation) for one in parts}
+        same = {(part.frame_id, part.kind, part.n_parts, part.generation) for part in parts}
         numbers = [file.number for file in frame.files]
         if len(same) != 1 or frame.generation != self.generation or numbers != [*range(frame.n_parts)]:
             raise ConflictError("the parts are not those of one frame", where=where, remedy=_agree(where))
         with storage_errors("the frame cannot be listed", where):
-            files = {path: about for one in told for path, about in one.files.items()}
+            files = {path: staged for each in written for path, staged in each.files.items()}
             self._storage.gather(files, MANIFEST_NAME, self._manifest.with_frame(frame).pack(), self._tag)
 
 

@@ -39,7 +39,7 @@ from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart
 _N_CACHED_INDICES: Final = 64
 """Two chains of the usual 32 frames, so that walking one while writing another resolves each index once."""
 
-_MAX_CACHED_BLOCKS: Final = 1 << 20
+_CACHED_BLOCKS: Final = 1 << 20
 """Of all cached indices: what the largest index alone may have."""
 
 _WALK: Final = 2
@@ -72,7 +72,7 @@ class ArchiveReader:
     Parameters
     ----------
     storage
-        Where the archive lies; `open` makes one for a path or a URL.
+        Where the archive is stored; `open` makes one for a path or a URL.
     unlisted
         Returns frames to see beside those of a catalog: readable where they say, and in no manifest yet.
 
@@ -137,7 +137,7 @@ class ArchiveReader:
 
     @property
     def path(self) -> str:
-        """Where the archive lies."""
+        """The path or URL of the archive."""
         return self._storage.name
 
     @property
@@ -167,7 +167,7 @@ class ArchiveReader:
         Raises
         ------
         DamagedError
-            The manifest cannot be used: of a frame that is gone nothing tells, and it may be the last one.
+            The manifest cannot be used, so the last frame may be gone unnoticed.
         """
         self._catalog.require_complete(self.path)
         return _last(self.listed)
@@ -207,7 +207,7 @@ class ArchiveReader:
         return tuple({frame.branch: frame for frame in ordered if frame.is_named}.values())
 
     def require_whole(self) -> None:
-        """Raise an error if a frame is missing, or if nothing tells so: for what needs them all."""
+        """Raise an error if a frame is missing, or may be."""
         self._catalog.require_complete(self.path)
         for lost in self.missing:
             raise _lost(self._catalog, self.path, lost)
@@ -220,7 +220,7 @@ class ArchiveReader:
 
     @property
     def storage(self) -> Storage:
-        """Where the archive lies."""
+        """The storage of the archive."""
         return self._storage
 
     @property
@@ -333,7 +333,7 @@ class ArchiveReader:
         MissingFrameError
             It was committed, its file is not there.
         DamagedError
-            No branch is named, and as the manifest cannot be used nothing tells which is the newest.
+            No branch is named, and the manifest, which cannot be used, names the newest.
         """
         if branch is None:
             self._catalog.require_complete(self.path)
@@ -369,18 +369,18 @@ class ArchiveReader:
         """Whether each request is a wait, so that it pays to fetch ahead."""
         return self._storage.n_at_once > 1
 
-    def fetch(self, frames: Iterable[FrameInfo], *, whole: bool = False) -> None:
+    def fetch(self, frames: Iterable[FrameInfo], *, blocks: bool = False) -> None:
         """Have what opening frames reads in memory, in one round trip where they are far away.
 
         Parameters
         ----------
         frames
-            The frames; where an end lies in memory already, it is not fetched again.
-        whole
+            The frames; ends that are in memory are not fetched again.
+        blocks
             Fetch their blocks as well, where that is no more than 64 MB in all.
         """
         parts = [part for frame in frames for part in frame.files] if self.is_far else []
-        if whole and sum(part.nbytes for part in parts) <= MOST_AHEAD_NBYTES:
+        if blocks and sum(part.nbytes for part in parts) <= MOST_AHEAD_NBYTES:
             fetch(self._storage, [FrameFile.of(self._storage, part).span(0, part.nbytes) for part in parts])
         fetch_ends(self._storage, parts)
 
@@ -409,12 +409,6 @@ class ArchiveReader:
         """
         return FrameReader(self._storage, self.info(frame_id), self.resolved(frame_id))
 
-    def frame_of_part(self, frame_id: bytes, part: int) -> FrameReader:
-        """Open one part of a frame, as if the frame had no other (`frame`)."""
-        info = self.info(frame_id)
-        own = tuple(file for file in info.files if file.number == part)
-        return FrameReader(self._storage, replace(info, parts=own), self.resolved(frame_id))
-
     def resolved(self, frame_id: bytes) -> Mapping[int, FrameIndex]:
         """Return the index of each part of a frame, by number, with what it inherits.
 
@@ -432,14 +426,13 @@ class ArchiveReader:
         self._fetch_indices(pending)
         for frame in reversed(pending):
             inherits = frame.kind is FrameKind.DELTA and before == frame.n_parts
-            indices = self._read_indices(frame, (indices or {}) if inherits else {})
+            parents: Mapping[int, FrameIndex] = (indices if inherits else None) or {}
+            parts = frame.files
+            indices = {part.number: self._read_index(frame, part, parents.get(part.number)) for part in parts}
             before = frame.n_parts
             with self._caching:
                 self._indices[frame.frame_id, frame.generation] = indices
-                while len(self._indices) > 1 and (
-                    len(self._indices) > _N_CACHED_INDICES
-                    or sum(map(_n_blocks, self._indices.values())) > _MAX_CACHED_BLOCKS
-                ):
+                while len(self._indices) > 1 and sum(map(_weight, self._indices.values())) > _CACHED_BLOCKS:
                     self._indices.popitem(last=False)
         if indices is None:
             raise NotFoundError(f"there is no frame {frame_id.hex()}", where=self.path)
@@ -456,9 +449,11 @@ class ArchiveReader:
             frames = [*frames, *self.frames[at : at + _N_CACHED_INDICES]]
         self.fetch(frames)
 
-    def inherited(self, frame_id: bytes, n_parts: int) -> Mapping[int, FrameIndex]:
-        """Return what the parts of a delta frame upon a frame inherit from: nothing of another number."""
-        return self.resolved(frame_id) if self.info(frame_id).n_parts == n_parts else {}
+    def inherited(self, kind: FrameKind, parent_id: bytes | None, n_parts: int) -> Mapping[int, FrameIndex]:
+        """Return what the parts of a frame inherit from: a delta those of its parent, if they are as many."""
+        if kind is FrameKind.KEYFRAME or parent_id is None or self.info(parent_id).n_parts != n_parts:
+            return {}
+        return self.resolved(parent_id)
 
     def _cached(self, frame: FrameInfo) -> Mapping[int, FrameIndex] | None:
         with self._caching:
@@ -467,16 +462,11 @@ class ArchiveReader:
                 self._indices.move_to_end((frame.frame_id, frame.generation))
             return indices
 
-    def _read_indices(self, frame: FrameInfo, parents: Mapping[int, FrameIndex]) -> dict[int, FrameIndex]:
-        """Read the index of each part."""
-        return {part.number: self._read_index(frame, part, parents.get(part.number)) for part in frame.files}
-
     def _read_index(self, frame: FrameInfo, part: FramePart, parent: FrameIndex | None) -> FrameIndex:
         file = FrameFile.of(self._storage, part)
         expected = FrameHeader.of(self.archive_id, frame, part.number) if self.is_far else None
-        envelope = read_envelope(file, expected)
-        header = envelope.header
-        found = header.info(envelope.trailer.file_nbytes)
+        header, trailer, document, small = read_envelope(file, expected)
+        found = header.info(trailer.file_nbytes)
         listed = replace(frame, digest=b"", nbytes=part.nbytes)
         if header.archive_id != self.archive_id or found != listed or header.part != part.number:
             raise DamagedError(
@@ -486,10 +476,8 @@ class ArchiveReader:
                 found=f"id {found.frame_id.hex()} of {found.nbytes} bytes",
                 remedy="restore the frame from a backup",
             )
-        trailer = envelope.trailer
-        raw = decompress_document(envelope.document, trailer.raw_nbytes, file.where, INDEX_DICTIONARY)
-        several = header.n_parts > 1
-        return parse_index(raw, parent, trailer.offset, envelope.small, file.where, several=several)
+        raw = decompress_document(document, trailer.raw_nbytes, file.where, INDEX_DICTIONARY)
+        return parse_index(raw, parent, trailer.offset, small, file.where, several=header.n_parts > 1)
 
 
 def _spans(blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> list[Span]:
@@ -497,15 +485,15 @@ def _spans(blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> list[Span]:
     return [span for frame, entry in blocks if (span := frame.span(entry)) is not None]
 
 
-def _n_blocks(indices: Mapping[int, FrameIndex]) -> int:
-    return sum(len(index.nbytes) for index in indices.values())
+def _weight(indices: Mapping[int, FrameIndex]) -> int:
+    n_blocks = sum(len(index.nbytes) for index in indices.values())
+    return max(n_blocks, _CACHED_BLOCKS // _N_CACHED_INDICES)
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
     """Tell whether a path is an archive, a folder or packed. Never raises for what it may find there.
 
-    A URL whose storage is read only counts as one without being looked at: nothing else that Inshrink reads
-    lies behind a URL.
+    A URL whose storage is read only counts as an archive without a request.
     """
     try:
         if is_url(path):

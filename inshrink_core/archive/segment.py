@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from inshrink_core.archive.layout import (
-    FRAME_FOLDER,
-    MAX_SEGMENT_NBYTES,
-    SMALL_FRAME_NBYTES,
-    frame_path,
-    joined,
-    segment_path,
-)
+from inshrink_core.archive import layout
 from inshrink_core.archive.manifest import Manifest
 from inshrink_core.archive.storage import Storage
 from inshrink_core.errors import InshrinkError, StorageError
@@ -29,35 +23,40 @@ MAX_SMALL_FILES: Final = 64
 
 
 def batches(frames: Iterable[FrameInfo]) -> Iterator[tuple[FrameInfo, ...]]:
-    """Yield frames that may share a file, in their order; a larger one, and one in parts, stands alone."""
+    """Yield frames that may share a file, in their order; larger ones, and those in parts, alone."""
     batch: list[FrameInfo] = []
     nbytes = 0
     for frame in frames:
-        small = frame.nbytes <= SMALL_FRAME_NBYTES and frame.n_parts == 1
-        if batch and not (small and nbytes + frame.nbytes <= MAX_SEGMENT_NBYTES):
+        small = frame.nbytes <= layout.SMALL_FRAME_NBYTES and frame.n_parts == 1
+        if batch and not (small and nbytes + frame.nbytes <= layout.MAX_SEGMENT_NBYTES):
             yield tuple(batch)
             batch, nbytes = [], 0
         batch.append(frame)
-        nbytes += frame.nbytes if small else MAX_SEGMENT_NBYTES
+        nbytes += frame.nbytes if small else layout.MAX_SEGMENT_NBYTES
     if batch:
         yield tuple(batch)
 
 
+def separate(frame: FrameInfo) -> FrameInfo:
+    """Return a frame as it is stored outside of segments."""
+    return (
+        frame
+        if frame.n_parts > 1
+        else replace(frame, path=layout.frame_path(frame.generation, frame.step), offset=None)
+    )
+
+
 def placed(batch: Sequence[FrameInfo], number: int) -> tuple[FrameInfo, ...]:
-    """Return frames as they lie in one file: a segment, or a file of its own where there is one frame."""
-    if len(batch) == 1 and batch[0].n_parts > 1:
-        return tuple(batch)
+    """Return frames as they are stored together: in a segment, or a single one separately."""
     if len(batch) == 1:
-        return (replace(batch[0], path=frame_path(batch[0].generation, batch[0].step), offset=None),)
-    offset, found = 0, []
-    for frame in batch:
-        found.append(replace(frame, path=segment_path(number), offset=offset))
-        offset += frame.nbytes
-    return tuple(found)
+        return (separate(batch[0]),)
+    offsets = itertools.accumulate((frame.nbytes for frame in batch), initial=0)
+    path = layout.segment_path(number)
+    return tuple(replace(frame, path=path, offset=at) for frame, at in zip(batch, offsets, strict=False))
 
 
 def write_together(storage: Storage, batch: Sequence[FrameInfo], contents: Iterable[bytes]) -> None:
-    """Write frames one after another into a new file; they say where they lie.
+    """Write frames one after another into the new file that they name.
 
     Its name is not durable yet (`Storage.sync`). After an error it is not there.
 
@@ -72,10 +71,9 @@ def write_together(storage: Storage, batch: Sequence[FrameInfo], contents: Itera
             for content in contents:
                 file.write(content)
             file.commit()
-    except FileExistsError:
-        raise
-    except BaseException:
-        discard(storage, [path])
+    except BaseException as error:
+        if not isinstance(error, FileExistsError):
+            discard(storage, [path])
         raise
 
 
@@ -84,7 +82,7 @@ def discard(storage: Storage, paths: Iterable[str]) -> None:
     with contextlib.suppress(OSError, InshrinkError):
         for path in paths:
             storage.delete(path)
-        storage.sync(FRAME_FOLDER)
+        storage.sync(layout.FRAME_FOLDER)
 
 
 def small_files(manifest: Manifest) -> list[list[FrameInfo]]:
@@ -93,7 +91,7 @@ def small_files(manifest: Manifest) -> list[list[FrameInfo]]:
     for frame in manifest.frames:
         if frame.n_parts == 1:
             files.setdefault(frame.path, []).append(frame)
-    return [frames for frames in files.values() if sum(f.nbytes for f in frames) <= SMALL_FRAME_NBYTES]
+    return [frames for frames in files.values() if sum(f.nbytes for f in frames) <= layout.SMALL_FRAME_NBYTES]
 
 
 def gathered(storage: Storage, manifest: Manifest, files: Iterable[Sequence[FrameInfo]]) -> Manifest:
@@ -114,7 +112,7 @@ def gathered(storage: Storage, manifest: Manifest, files: Iterable[Sequence[Fram
             made.append(lying[0].path)
             manifest = manifest.with_places(lying)
         if made:
-            storage.sync(FRAME_FOLDER)
+            storage.sync(layout.FRAME_FOLDER)
     except BaseException:
         discard(storage, made)
         raise
@@ -138,16 +136,16 @@ def frame_digest(storage: Storage, part: FramePart) -> bytes:
 
 
 def is_sound(storage: Storage, frame: FrameInfo) -> bool:
-    """Whether a frame lies where the manifest says, as it was committed."""
+    """Whether the frame that was committed is where the manifest says."""
     try:
         return all(frame_digest(storage, part) == part.digest for part in frame.files)
     except (OSError, StorageError):
         return False
 
 
-def digested(storage: Storage, frame: FrameInfo) -> FrameInfo:
-    """Return a frame with the digests of what is there."""
+def with_digests(frame: FrameInfo, digests: Sequence[bytes]) -> FrameInfo:
+    """Return a frame with the digest of each of its files."""
     if frame.n_parts == 1:
-        return replace(frame, digest=frame_digest(storage, frame.files[0]))
-    parts = tuple(part._replace(digest=frame_digest(storage, part)) for part in frame.parts)
-    return joined([replace(frame, parts=parts)])
+        return replace(frame, digest=digests[0])
+    parts = (part._replace(digest=digest) for part, digest in zip(frame.parts, digests, strict=True))
+    return layout.joined([replace(frame, parts=tuple(parts))])

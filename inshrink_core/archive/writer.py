@@ -6,7 +6,7 @@ import contextlib
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self
@@ -17,21 +17,19 @@ from inshrink_core.archive.catalog import (
     is_archive_storage,
     load_catalog,
     parts_in_words,
-    scan_frame,
 )
-from inshrink_core.archive.frame_reader import FrameFile
 from inshrink_core.archive.frame_writer import FrameWriter
-from inshrink_core.archive.index import FrameIndex
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import is_packed
 from inshrink_core.archive.reader import ArchiveReader
 from inshrink_core.archive.segment import (
     MAX_SMALL_FILES,
-    digested,
     discard,
+    frame_digest,
     gathered,
     placed,
     small_files,
+    with_digests,
     write_together,
 )
 from inshrink_core.archive.storage import (
@@ -131,7 +129,7 @@ class ArchiveWriter:
         self._grouped = grouped
         self._group: list[FrameInfo] = []
         self._flushed_at = time.monotonic()
-        self._held: dict[str, bytes] = {}
+        self._contents: dict[str, bytes] = {}
         self.discarded: tuple[FrameInfo, ...] = ()
         where = os.fspath(path)
         with storage_errors("the archive cannot be opened for writing", where):
@@ -172,14 +170,15 @@ class ArchiveWriter:
             storage.delete(path)
         files = [file for frame in self._manifest.frames for file in frame.files if file.offset is None]
         storage.trust({file.path: file.digest for file in files})
-        held = OverlaidStorage(storage, self._held)
-        self.reader: ArchiveReader = ArchiveReader(held, lambda catalog: self._group)
+        overlaid = OverlaidStorage(storage, self._contents)
+        self.reader: ArchiveReader = ArchiveReader(overlaid, lambda catalog: self._group)
 
     def _repaired(self, catalog: Catalog) -> Manifest:
         """List what is whole and not listed, with the digest of what is there."""
         manifest = catalog.manifest.with_places(catalog.moved)
         for frame in catalog.unlisted:
-            manifest = manifest.with_frame(digested(self.storage, frame))
+            digests = [frame_digest(self.storage, part) for part in frame.files]
+            manifest = manifest.with_frame(with_digests(frame, digests))
         return replace(manifest, next_generation=catalog.next_generation)
 
     def _settled(self, catalog: Catalog, pending: str) -> Catalog:
@@ -241,7 +240,7 @@ class ArchiveWriter:
         """
         where = self.storage.name
         step, branch, kind = _checked_place(step, branch, kind, where)
-        if self._frame is not None:
+        if self._frame is not None and self._frame.is_open:
             raise InputError("a frame is being written already: commit or abort it", where=where)
         if self._lock.released:
             raise InputError("the archive is closed", where=where)
@@ -260,15 +259,11 @@ class ArchiveWriter:
         header = layout.FrameHeader(
             archive_id, frame_id, parent_id, step, kind, branch, generation, external, n_parts=n_parts
         )
-        parents: Mapping[int, FrameIndex] = {}
-        if kind is FrameKind.DELTA and parent_id is not None:
-            parents = self.reader.inherited(parent_id, n_parts)
         self._frame = FrameWriter(
             self.storage,
             header.parts,
-            parents,
+            self.reader.inherited(kind, parent_id, n_parts),
             self._publish,
-            lambda: setattr(self, "_frame", None),
             route=route,
             create=partial(_GroupedFile, self.storage) if self._grouped and n_parts == 1 else None,
         )
@@ -285,8 +280,8 @@ class ArchiveWriter:
     def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
         """Commit, then list; undo the commit if listing fails, so that an error means no frame."""
         first = files[0]
-        if isinstance(first, _GroupedFile) and first.held is not None:
-            self._add_to_group(bytes(first.held), info)
+        if isinstance(first, _GroupedFile) and first.content is not None:
+            self._add_to_group(bytes(first.content), info)
             return
         self._flush_group()
         self._list(self._manifest.with_frame(info), info.paths, lambda: [file.commit() for file in files])
@@ -318,11 +313,11 @@ class ArchiveWriter:
         self.gather()
 
     def _add_to_group(self, content: bytes, info: FrameInfo) -> None:
-        """Hold a frame in memory, where this writer's reader finds it, until its group is written."""
+        """Keep a frame in memory, where this writer's reader finds it, until its group is written."""
         if sum(frame.nbytes for frame in self._group) + info.nbytes > layout.MAX_SEGMENT_NBYTES:
             self._flush_group()
         self._group.append(info)
-        self._held[info.path] = content
+        self._contents[info.path] = content
         self.reader.see(info)
         if len(self._group) >= _GROUP_FRAMES or time.monotonic() - self._flushed_at > _GROUP_S:
             self._flush_group()
@@ -350,45 +345,48 @@ class ArchiveWriter:
     def _flush_group(self) -> None:
         if not self._group:
             return
-        contents = [self._held[frame.path] for frame in self._group]
-        lying = placed(self._group, self._group[-1].generation)
-        manifest = self.manifest.with_places(lying)
+        contents = [self._contents[frame.path] for frame in self._group]
+        frames = placed(self._group, self._group[-1].generation)
+        manifest = self.manifest.with_places(frames)
         with storage_errors("the frames cannot be committed", self.storage.name):
-            paths = lying[0].paths
-            self._list(manifest, paths, lambda: write_together(self.storage, lying, contents))
+            self._list(manifest, frames[0].paths, lambda: write_together(self.storage, frames, contents))
 
     def _leave_group(self) -> None:
         if self._group:
             self._group.clear()
             self._flushed_at = time.monotonic()
-            self._held.clear()
+            self._contents.clear()
 
     def gather(self) -> None:
         """Write many small files as few; where the system refuses that, they stay as they are."""
-        small = small_files(self._manifest)
-        if len(small) > MAX_SMALL_FILES:
-            with contextlib.suppress(OSError, InshrinkError):
-                self._replace_files(gathered(self.storage, self._manifest, small))
-            self.reader.refresh()
-
-    def _replace_files(self, manifest: Manifest) -> None:
-        """Write a manifest, and delete the files that it names no more; after an error, those it would."""
         before = self._manifest
-        try:
-            self._write_manifest(manifest)
-        except BaseException:
-            if self._manifest is before:
-                with contextlib.suppress(OSError):
-                    self._delete_unlisted(manifest.frames)
-            raise
-        self._delete_unlisted(before.frames)
+        small = small_files(before)
+        if len(small) <= MAX_SMALL_FILES:
+            return
+        with contextlib.suppress(OSError, InshrinkError):
+            manifest = gathered(self.storage, before, small)
+            try:
+                self._write_manifest(manifest)
+            finally:
+                self.delete_unlisted((*before.frames, *manifest.frames))
+        self.reader.refresh()
 
-    def _delete_unlisted(self, frames: Iterable[FrameInfo]) -> None:
-        """Delete the files of some frames, where the manifest lists no frame in them."""
-        listed = {path for frame in self._manifest.frames for path in frame.paths}
-        for path in {path for frame in frames for path in frame.paths} - listed:
-            self.storage.delete(path)
-        self.storage.sync(layout.FRAME_FOLDER)
+    def delete_unlisted(self, frames: Iterable[FrameInfo]) -> None:
+        """Delete files of frames that the stored manifest does not list; after an error only it knows.
+
+        What cannot be deleted now, the next writer deletes.
+        """
+        with contextlib.suppress(OSError, InshrinkError):
+            self.reader.refresh()
+            catalog = self.reader.catalog
+            if catalog.manifest_problem is not None:
+                return
+            listed = {path for frame in catalog.manifest.frames for path in frame.paths}
+            # Children first: a file that a crash leaves still has its reference.
+            newest_first = sorted(frames, key=lambda frame: -frame.generation)
+            paths = dict.fromkeys(path for frame in newest_first for path in frame.paths)
+            discard(self.storage, [path for path in paths if path not in listed])
+            self.reader.refresh()
 
     def _write_manifest(self, manifest: Manifest) -> None:
         content = manifest.pack()
@@ -441,41 +439,10 @@ class ArchiveWriter:
         Raises
         ------
         StorageError
-            The system refused. `manifest` then tells whether it did so before or after the switch.
+            The system refused; `manifest` is the old or the new one.
         """
         with storage_errors(what, self.storage.name):
             self._write_manifest(manifest)
-
-    def without_remains(self, manifest: Manifest, gone: Iterable[FrameInfo]) -> Manifest:
-        """Write the frames that stay of segments from which some go into new files.
-
-        Parameters
-        ----------
-        manifest
-            Lists what stays.
-        gone
-            What the manifest lists no more.
-
-        Returns
-        -------
-        Manifest
-            The same with the new places, which is not written yet.
-        """
-        left = {frame.path for frame in gone if frame.offset is not None}
-        files = [[frame for frame in manifest.frames if frame.path == path] for path in sorted(left)]
-        return gathered(self.storage, manifest, files)
-
-    def relist(self) -> None:
-        """Write the manifest anew from what the frame files say."""
-        with storage_errors("the manifest cannot be rebuilt", self.storage.name):
-            self._flush_group()
-            catalog = load_catalog(self.storage)
-            manifest = replace(catalog.manifest, frames=(), next_generation=catalog.next_generation)
-            for frame in sorted(catalog.by_id.values(), key=lambda frame: frame.generation):
-                rows = [scan_frame(FrameFile.of(self.storage, part))[0] for part in frame.files]
-                manifest = manifest.with_frame(digested(self.storage, layout.joined(rows)))
-            self._write_manifest(manifest)
-        self.reader.refresh()
 
     def close(self) -> None:
         """Abort an unfinished frame, flush, and release the lock; harmless when repeated.
@@ -530,18 +497,18 @@ class _GroupedFile(Creation):
     def __init__(self, storage: Storage, path: str) -> None:
         self._storage, self._path = storage, path
         self._file: Creation | None = None
-        self.held: bytearray | None = bytearray()
+        self.content: bytearray | None = bytearray()
 
     def write(self, content: bytes | bytearray | memoryview) -> None:
         """Append bytes."""
-        if self.held is not None and len(self.held) + len(content) > layout.SMALL_FRAME_NBYTES:
-            self._file, held = self._storage.create(self._path), self.held
-            self.held = None
-            self._file.write(held)
+        if self.content is not None and len(self.content) + len(content) > layout.SMALL_FRAME_NBYTES:
+            self._file, before = self._storage.create(self._path), self.content
+            self.content = None
+            self._file.write(before)
         if self._file is not None:
             self._file.write(content)
-        elif self.held is not None:
-            self.held += content
+        elif self.content is not None:
+            self.content += content
 
     def commit(self) -> None:
         """Commit what is too large for a group."""

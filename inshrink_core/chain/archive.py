@@ -289,7 +289,7 @@ class Archive(Mapping[int, Checkpoint]):
         """
         if self.reader.is_far:
             links = (link for info in infos for link in self.reader.chain(info.frame_id))
-            self.reader.fetch({link.frame_id: link for link in links}.values(), whole=True)
+            self.reader.fetch({link.frame_id: link for link in links}.values(), blocks=True)
 
     @contextmanager
     def prefetch(self, info: FrameInfo, keys: Iterable[str]) -> Iterator[None]:
@@ -558,7 +558,7 @@ class Archive(Mapping[int, Checkpoint]):
         """
         total = nbytes + self._held
         if total > self._granted:
-            self.limits.require_memory(total, what, where, held=self._held)
+            self.limits.require_memory(total, what, where, allocated=self._held)
             self._granted = total if self.limits.max_memory is not None else total + _GRANT_NBYTES
 
     def _decode_entry(

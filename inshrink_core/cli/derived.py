@@ -107,7 +107,7 @@ def run_verb(request: type[Request[Any]], words: Sequence[str]) -> int:
         return 0
     failure = None
     if asked.THREADED:
-        from inshrink_core.execution import prepare_process
+        from inshrink_core.execution.threads import prepare_process
 
         prepare_process()
     with out.progress(asked) as progress:

@@ -464,7 +464,7 @@ class _ChildProcess:
             errors=self._log,
             environment=minimal_environment() if isolated else user_environment(),
             directory=None if alone else file.parent,
-            own_session=True,  # so that its own children die with it
+            new_session=True,  # so that its own children die with it
         )
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._reader = threading.Thread(target=self._receive, daemon=True)

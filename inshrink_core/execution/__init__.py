@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from inshrink_core.execution.device import resolve_device as resolve_device
-from inshrink_core.execution.device import why_no_cuda as why_no_cuda
 from inshrink_core.execution.files import NotRegularError as NotRegularError
 from inshrink_core.execution.files import is_temporary as is_temporary
 from inshrink_core.execution.files import new_file as new_file
@@ -17,19 +16,16 @@ from inshrink_core.execution.folders import make_folders as make_folders
 from inshrink_core.execution.folders import remove_empty as remove_empty
 from inshrink_core.execution.folders import sync_path as sync_path
 from inshrink_core.execution.folders import working_folder as working_folder
-from inshrink_core.execution.kept import ResultStore as ResultStore
-from inshrink_core.execution.kept import cache_folder as cache_folder
-from inshrink_core.execution.kept import keep_result as keep_result
-from inshrink_core.execution.kept import key_digest as key_digest
-from inshrink_core.execution.kept import load_result as load_result
-from inshrink_core.execution.kept import parse_record as parse_record
-from inshrink_core.execution.kept import results_folder as results_folder
-from inshrink_core.execution.kept import user_cache_folder as user_cache_folder
-from inshrink_core.execution.kept import write_whole as write_whole
 from inshrink_core.execution.resources import Limits as Limits
-from inshrink_core.execution.resources import free_disk as free_disk
-from inshrink_core.execution.resources import memory_available as memory_available
 from inshrink_core.execution.resources import new_buffer as new_buffer
+from inshrink_core.execution.results import ResultStore as ResultStore
+from inshrink_core.execution.results import cache_folder as cache_folder
+from inshrink_core.execution.results import keep_result as keep_result
+from inshrink_core.execution.results import key_digest as key_digest
+from inshrink_core.execution.results import load_result as load_result
+from inshrink_core.execution.results import parse_record as parse_record
+from inshrink_core.execution.results import results_folder as results_folder
+from inshrink_core.execution.results import user_cache_folder as user_cache_folder
+from inshrink_core.execution.results import write_whole as write_whole
 from inshrink_core.execution.threads import default_threads as default_threads
 from inshrink_core.execution.threads import ordered_map as ordered_map
-from inshrink_core.execution.threads import prepare_process as prepare_process

@@ -36,7 +36,7 @@ def why_no_cuda() -> str:
 
     Notes
     -----
-    torch, which takes seconds to begin with, is asked only where nothing else tells.
+    torch, which takes seconds to begin with, is imported only where nothing else decides.
     """
     if version("torch").endswith("+cpu"):
         return "this torch was built without CUDA; install one that has it"

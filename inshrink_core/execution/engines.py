@@ -1,73 +1,135 @@
-"""Engines: who performs the parts of a work that is shared out: processes of this machine, or Ray's."""
+"""Engines perform the tasks of a work elsewhere: in processes of this machine, or on a Ray cluster.
+
+A task is a call of a function of this project with JSON data. It may be started again where a worker died,
+so it is idempotent. Requests, progress and results are exchanged, never tensors.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import functools
 import json
+import pickle
 import queue
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final, Literal, NamedTuple, cast
 
 from inshrink_core.errors import EngineError, InputError
 from inshrink_core.execution.process import start_python, user_environment
-from inshrink_core.execution.tasks import (
-    N_ATTEMPTS,
-    SECONDS_TO_TIDY_UP,
-    Hear,
-    Heard,
-    Task,
-    Told,
-    Work,
-    unpacked,
-)
+from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.execution.threads import default_threads
 
 THREADS: Final = "threads"
 """No engine: the threads of this process."""
 
+N_ATTEMPTS: Final = 3
+"""A task that has ended so many workers would end the next one, too."""
+
+SECONDS_TO_TIDY_UP: Final = 1.0
+"""A worker that is terminated has so long to remove what is unfinished."""
+
 _WORKER: Final = "inshrink_core.execution.worker"
 
-Perform = Callable[[Work], list[Any]]
+
+class Task(NamedTuple):
+    """A part of a work.
+
+    Parameters
+    ----------
+    function
+        ``MODULE:NAME``; called with `argument` and a callback that takes its `Progress`.
+    argument
+        JSON data.
+    directory
+        The working directory, where relative paths begin.
+    """
+
+    function: str
+    argument: Any
+    directory: str
 
 
-@dataclass(frozen=True)
-class Engine:
-    """Who performs parts.
+class Event(NamedTuple):
+    """The progress of a task, its result, or the error that ended it."""
+
+    task: int
+    kind: Literal["now", "result", "error"]
+    value: Any
+
+
+class Work(NamedTuple):
+    """Tasks to perform.
+
+    Parameters
+    ----------
+    tasks
+        Returns the tasks, given about how many there should be, and the threads of each.
+    workers
+        Tasks at a time; by default as many as there is room for.
+    threads
+        Of each worker; by default the engine decides.
+    progress
+        Called with the progress of all tasks together.
+    """
+
+    tasks: Callable[[int, int], Sequence[Task]]
+    workers: int | None = None
+    threads: int | None = None
+    progress: OnProgress | None = None
+
+
+class TotalProgress:
+    """The progress of all tasks together; the size of tasks that have not begun is estimated.
+
+    Parameters
+    ----------
+    n_tasks
+        How many there are.
+    progress
+        Called with the sum.
+    """
+
+    def __init__(self, n_tasks: int, progress: OnProgress | None) -> None:
+        self._n, self._progress = n_tasks, progress
+        self._rows: dict[int, tuple[int, int]] = {}
+        self._most = 0
+
+    def add(self, task: int, now: Progress) -> None:
+        """Take the progress of a task."""
+        if self._progress is None:
+            return
+        self._rows[task] = now.done, now.total
+        done, total = (sum(column) for column in zip(*self._rows.values(), strict=True))
+        # A task that begins again does not take the sum back.
+        self._most = max(self._most, done)
+        total = max(self._most, total * self._n // len(self._rows))
+        self._progress(Progress(now.stage, self._most, total, now.step, now.detail))
+
+
+class Engine(NamedTuple):
+    """What performs tasks.
 
     Parameters
     ----------
     package
-        What must be installed for it; the extra has the same name. Empty for nothing.
-    opened
-        Gives what performs one `Work` after the other, with workers that stay until the context ends, and
-        returns the results of its tasks in order. Whatever is raised, by a task or by who is told of
-        progress, ends all workers before it is raised; then there is no work after it.
+        What must be installed for it, and the name of the extra; empty for nothing.
+    perform
+        Performs a work and returns the results of its tasks in order. An error, of a task or raised by its
+        progress, ends all workers before it is raised.
     """
 
     package: str
-    opened: Callable[[], AbstractContextManager[Perform]]
-
-    def perform(self, work: Work) -> list[Any]:
-        """Perform a work with workers of its own."""
-        with self.opened() as perform:
-            return perform(work)
-
-    @property
-    def is_installed(self) -> bool:
-        """Whether it can be had."""
-        return not self.package or find_spec(self.package) is not None
+    perform: Callable[[Work], list[Any]]
 
 
 def installed_engines() -> tuple[str, ...]:
-    """Return the names of the engines that can be had, threads first."""
-    return (THREADS, *(name for name, engine in ENGINES.items() if engine.is_installed))
+    """Return the names of the engines that are installed, threads first."""
+    found = (name for name, engine in ENGINES.items() if not engine.package or find_spec(engine.package))
+    return (THREADS, *found)
 
 
 def engine_of(name: str) -> Engine | None:
@@ -85,65 +147,65 @@ def engine_of(name: str) -> Engine | None:
     return ENGINES[name]
 
 
-# ---- processes of this machine -------------------------------------------------------------------
+def packed(value: Any) -> str:
+    """Return a value as text for a worker of this process, or from it."""
+    return base64.b64encode(pickle.dumps(value)).decode()
 
 
 class _Team:
-    """Worker processes, each of which performs one task at a time."""
+    """Worker processes, each of which serves one thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[subprocess.Popen[str]] = []
         self._all: list[subprocess.Popen[str]] = []
+        self._of_thread = threading.local()
         self._over = False
 
-    def perform(self, at: int, task: Task, hear: Hear) -> None:
-        """Have a task performed by a worker that has nothing to do, by another where one dies."""
+    def perform(self, at: int, task: Task, report: Callable[[Event], None]) -> None:
+        """Have a task performed by the worker of this thread, by another where it dies."""
+        error: BaseException
         try:
             for _ in range(N_ATTEMPTS):
-                if self._performed(at, task, hear) or self._over:
+                process = self._worker()
+                if process is None or self._performed(process, at, task, report) or self._over:
                     return
-        except BaseException as error:  # whatever it is, it is raised where tasks are waited for
-            hear(Heard(at, "error", error))
-            return
-        problem = EngineError(
-            f"the process that worked on part {at + 1} ended {N_ATTEMPTS} times before it was done",
-            remedy="the machine may be short of memory: use fewer --workers; the same command goes on",
-        )
-        hear(Heard(at, "error", problem))
+                self._of_thread.process = None
+            error = EngineError(
+                f"the process that worked on part {at + 1} ended {N_ATTEMPTS} times before it was done",
+                remedy="the machine may be short of memory: use fewer --workers; the same command goes on",
+            )
+        except BaseException as raised:  # raised again by the thread that waits for tasks
+            error = raised
+        report(Event(at, "error", error))
 
-    def _performed(self, at: int, task: Task, hear: Hear) -> bool:
+    def _performed(
+        self, process: subprocess.Popen[str], at: int, task: Task, report: Callable[[Event], None]
+    ) -> bool:
         """Have a task performed; False where its worker died."""
-        process = self._worker()
-        if process is None:
-            return True
         requests, answers = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
         with contextlib.suppress(BrokenPipeError):
             requests.write(json.dumps(task._asdict()) + "\n")
             requests.flush()
         for line in answers:
-            heard = Heard(at, *unpacked(line))
-            if heard.kind != "now":
-                with self._lock:
-                    self._idle.append(process)
-            hear(heard)
-            if heard.kind != "now":
+            # Only a process that this one started has written it.
+            event = Event(at, *pickle.loads(base64.b64decode(line)))
+            report(event)
+            if event.kind != "now":
                 return True
         return False
 
     def _worker(self) -> subprocess.Popen[str] | None:
-        """Return a worker without work, a new one if need be; None where the work is over."""
+        """Return the worker of this thread; None where the work is over."""
         with self._lock:
-            if self._over:
-                return None
-            if self._idle:
-                return self._idle.pop()
-            started = start_python(["-m", _WORKER], errors=2, environment=user_environment())
-            self._all.append(started)
-            return started
+            process: subprocess.Popen[str] | None = getattr(self._of_thread, "process", None)
+            if process is None and not self._over:
+                process = start_python(["-m", _WORKER], errors=2, environment=user_environment())
+                self._of_thread.process = process
+                self._all.append(process)
+            return None if self._over else process
 
     def end(self) -> None:
-        """End every worker, and wait until they have: those at work are interrupted."""
+        """End every worker: those at work are interrupted."""
         with self._lock:
             self._over = True
         for process in self._all:
@@ -156,52 +218,42 @@ class _Team:
                 process.wait()
 
     def close(self) -> None:
-        """Close what was spoken through, when nobody listens any more."""
+        """Close the pipes, when no thread reads them any more."""
         for process in self._all:
             with contextlib.suppress(BrokenPipeError):
                 cast("IO[str]", process.stdin).close()
             cast("IO[str]", process.stdout).close()
 
 
-@contextlib.contextmanager
-def _on_processes() -> Iterator[Perform]:
-    """Give what performs tasks in processes of this machine."""
-    team = _Team()
-    try:
-        yield functools.partial(_performed_by, team)
-    finally:
-        team.end()
-        team.close()
-
-
-def _performed_by(team: _Team, work: Work) -> list[Any]:
+def _on_processes(work: Work) -> list[Any]:
+    """Perform a work in processes of this machine."""
     workers = work.workers or max(1, default_threads() // (work.threads or 1))
     tasks = work.tasks(workers, work.threads or max(1, default_threads() // workers))
-    told = Told(len(tasks), work.progress)
-    said: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+    total, events = TotalProgress(len(tasks), work.progress), queue.SimpleQueue[Event]()
     results: dict[int, Any] = {}
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="inshrink-engine")
+    team, pool = _Team(), ThreadPoolExecutor(workers, thread_name_prefix="inshrink-engine")
     try:
         for at, task in enumerate(tasks):
-            pool.submit(team.perform, at, task, said.put)
+            pool.submit(team.perform, at, task, events.put)
         while len(results) < len(tasks):
-            heard = said.get()
-            if heard.kind == "error":
-                raise heard.value
-            if heard.kind == "result":
-                results[heard.at] = heard.value
-            told.hear(heard)
+            event = events.get()
+            if event.kind == "error":
+                raise event.value
+            if event.kind == "result":
+                results[event.task] = event.value
+            else:
+                total.add(event.task, event.value)
     finally:
-        if len(results) < len(tasks):
-            team.end()
+        team.end()
         pool.shutdown(cancel_futures=True)
+        team.close()
     return [results[at] for at in range(len(tasks))]
 
 
-def _on_ray() -> AbstractContextManager[Perform]:
-    from inshrink_core.execution.ray_engine import opened
+def _on_ray(work: Work) -> list[Any]:
+    from inshrink_core.execution.ray_engine import perform
 
-    return opened()
+    return perform(work)
 
 
 ENGINES: Final = {"processes": Engine("", _on_processes), "ray": Engine("ray", _on_ray)}

@@ -21,7 +21,7 @@ _NOT_BLOCKING: Final = (
     | getattr(os, "O_BINARY", 0)
 )
 _NO_FILE: Final = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EMLINK)
-"""What opening says of links that must not be followed, of pipes and sockets nobody reads, and of folders."""
+"""Errors of opening links that must not be followed, pipes and sockets without readers, and folders."""
 
 
 class NotRegularError(OSError):

@@ -63,7 +63,7 @@ def make_folders(folder: Path) -> list[Path]:
 
 
 def remove_empty(folders: list[Path]) -> None:
-    """Remove folders made by `make_folders`, as far as nothing lies in them."""
+    """Remove folders made by `make_folders` that are empty."""
     for path in reversed(folders):
         with contextlib.suppress(OSError):
             path.rmdir()
@@ -80,15 +80,15 @@ def working_folder(parent: Path) -> Iterator[Path]:
     OSError
         The system refused.
     """
-    folder, held = new_held(parent)
-    with held:
+    folder, lock = new_locked(parent)
+    with lock:
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def new_held(parent: Path) -> tuple[Path, contextlib.ExitStack]:
+def new_locked(parent: Path) -> tuple[Path, contextlib.ExitStack]:
     """Return a new folder as `working_folder` makes it, and what holds it until it is closed.
 
     Raises
@@ -99,14 +99,14 @@ def new_held(parent: Path) -> tuple[Path, contextlib.ExitStack]:
     _remove_left(parent)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=parent))
-        with contextlib.ExitStack() as held, contextlib.suppress(FileNotFoundError):
-            held.enter_context(locked(folder))
-            if folder.is_dir():  # not taken for one that was left, before it was held
-                return folder, held.pop_all()
+        with contextlib.ExitStack() as lock, contextlib.suppress(FileNotFoundError):
+            lock.enter_context(locked(folder))
+            if folder.is_dir():  # not removed before it was locked
+                return folder, lock.pop_all()
 
 
 def _remove_left(parent: Path) -> None:
-    """Remove working folders that no process holds; whatever cannot be removed does no harm."""
+    """Remove working folders that no process has locked, as far as possible."""
     for path in sorted(parent.iterdir()):
         ours = path.name.startswith(_PREFIX) and path.name.endswith(_SUFFIX)
         if ours and path.is_dir() and not path.is_symlink():

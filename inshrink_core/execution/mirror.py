@@ -32,13 +32,13 @@ from inshrink_core.errors import (
     StorageError,
     UnsafePathError,
 )
-from inshrink_core.execution.folders import new_held
-from inshrink_core.execution.kept import user_cache_folder
+from inshrink_core.execution.folders import new_locked
 from inshrink_core.execution.prefetch import Prefetcher
+from inshrink_core.execution.results import user_cache_folder
 from inshrink_core.plugins import plugin
 
 STORAGES: Final = "inshrink.storages"
-"""Group of entry points: what lies behind a URL, one a scheme."""
+"""Group of entry points: storages, one for each scheme."""
 
 _FOLDER: Final = "fetched-runs"
 """In the user's cache: a folder for each mirror of each process, gone when it ends."""
@@ -52,7 +52,7 @@ _BLOCK: Final = 4 << 10
 _AHEAD_NBYTES: Final = 64 << 10
 """A request takes as long as so many bytes: never fewer are asked for, and smaller gaps come along."""
 
-_WHOLE_NBYTES: Final = 1 << 20
+_SMALL_NBYTES: Final = 1 << 20
 """Smaller objects are fetched whole."""
 
 _PIECE_NBYTES: Final = 8 << 20
@@ -123,7 +123,7 @@ class Content:
     ----------
     storage
         Of the object (`inshrink_core.archive.storage.Storage`).
-    one
+    listed
         The object.
     where
         Its address, for messages.
@@ -133,14 +133,14 @@ class Content:
         What is assumed of the object.
     """
 
-    def __init__(self, storage: Any, one: Listed, where: str, folder: Path, promised: Promised) -> None:
-        self._storage, self.one, self._where, self.promised = storage, one, where, promised
-        self._have = bytearray(-(-one.nbytes // _BLOCK))
+    def __init__(self, storage: Any, listed: Listed, where: str, folder: Path, promised: Promised) -> None:
+        self._storage, self.listed, self._where, self.promised = storage, listed, where, promised
+        self._have = bytearray(-(-listed.nbytes // _BLOCK))
         self._lock = threading.Lock()
         self.descriptor, name = tempfile.mkstemp(dir=folder)
         weakref.finalize(self, os.close, self.descriptor)
         Path(name).unlink()
-        os.truncate(self.descriptor, one.nbytes)
+        os.truncate(self.descriptor, listed.nbytes)
         """To read from, once `fill` returned."""
         self.nbytes_here = self.used = 0
         """Bytes that are here, and when it was asked for last, by `_CLOCK`."""
@@ -153,7 +153,7 @@ class Content:
         spans
             Which.
         compared
-            Whether promises are looked at; not for whoever reads no tensor there.
+            Whether promises are compared; needless where no tensor is read.
 
         Raises
         ------
@@ -166,7 +166,7 @@ class Content:
         """
         spans = [span for span in spans if span[1] > 0]
         due = list(self.promised.due(spans)) if compared else []
-        asked = [self._blocks(*span) for span in [*spans, *((at, len(told)) for _, at, told in due)]]
+        asked = [self._blocks(*span) for span in [*spans, *((at, len(expected)) for _, at, expected in due)]]
         if not self._has(asked):
             with self._lock:
                 pieces = self._missing(asked)
@@ -178,8 +178,8 @@ class Content:
                             ) from answer
                         if isinstance(answer, Exception):
                             raise answer
-        for place, at, told in due:
-            if os.pread(self.descriptor, len(told), at) != told:
+        for place, at, expected in due:
+            if os.pread(self.descriptor, len(expected), at) != expected:
                 raise DamagedError(
                     f"the zip's records at byte {at} are not those that its directory tells of",
                     where=self._where,
@@ -195,15 +195,15 @@ class Content:
         return all(self._have.find(0, first, end) < 0 for first, end in asked)
 
     def _blocks(self, offset: int, nbytes: int) -> tuple[int, int]:
-        """Return the blocks, first and end, that some bytes lie in."""
-        end = min(offset + nbytes, self.one.nbytes)
+        """Return the first and the end of the blocks that have some bytes."""
+        end = min(offset + nbytes, self.listed.nbytes)
         return offset // _BLOCK, -(-end // _BLOCK)
 
     def _missing(self, asked: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         """Yield the pieces, first block and end, to fetch for some blocks, each worth a request."""
         n_blocks, least = len(self._have), _AHEAD_NBYTES // _BLOCK
         lacking = [(first, end) for first, end in sorted(asked) if self._have.find(0, first, end) >= 0]
-        if self.one.nbytes <= _WHOLE_NBYTES:
+        if self.listed.nbytes <= _SMALL_NBYTES:
             lacking = [(0, n_blocks)]
         runs: list[list[int]] = []
         for first, end in lacking:
@@ -225,20 +225,14 @@ class Content:
 
     def _fetch(self, first: int, end: int) -> None:
         offset = first * _BLOCK
-        nbytes = min(end * _BLOCK, self.one.nbytes) - offset
-        content = self._storage.read_listed(self.one, offset, nbytes)
+        nbytes = min(end * _BLOCK, self.listed.nbytes) - offset
+        content = self._storage.read_listed(self.listed, offset, nbytes)
         if len(content) != nbytes:
             raise DamagedError("the object is shorter than it was when it was listed", where=self._where)
-        try:
+        with _cache_errors(self._where):
             done = 0
             while done < nbytes:
                 done += os.pwrite(self.descriptor, memoryview(content)[done:], offset + done)
-        except OSError as error:
-            raise StorageError(
-                f"what is fetched cannot be kept: {error.strerror}",
-                where=self._where,
-                remedy="free some space in the user's cache, or set XDG_CACHE_HOME to another disk",
-            ) from error
         self._have[first:end] = b"\1" * (end - first)
         self.nbytes_here += nbytes
 
@@ -251,7 +245,7 @@ class Mirror:
     url
         Its address.
     storage
-        What lies there.
+        Its storage.
     only
         The one object in it that is mirrored; empty: all.
     """
@@ -261,9 +255,9 @@ class Mirror:
         cache = user_cache_folder()
         parent = (Path(tempfile.gettempdir()) if cache is None else cache) / _FOLDER
         self._pid = os.getpid()
-        with _local("the user's cache cannot be written", str(parent)):
+        with _cache_errors(str(parent)):
             parent.mkdir(parents=True, exist_ok=True)
-            home, self._held = new_held(parent)
+            home, self._home_lock = new_locked(parent)
             self._home = home.resolve()
             name = url.rstrip("/").rpartition("/")[2]
             fits = name not in ("", ".", "..") and len(name.encode()) <= _MAX_NAME_BYTES
@@ -288,15 +282,15 @@ class Mirror:
             The store refused.
         """
         found: dict[str, Listed] = {}
-        for one in self.storage.objects(self._only):
-            if one.path.endswith("/") and not one.nbytes:
+        for listed in self.storage.objects(self._only):
+            if listed.path.endswith("/") and not listed.nbytes:
                 continue  # what consoles make for a folder
-            found[one.path] = one
+            found[listed.path] = listed
             if len(found) > _MAX_OBJECTS:
                 raise InputError(f"more than {_MAX_OBJECTS:,} objects lie there", where=self.url)
         with self._lock:
-            # Each as it is placed: where one is refused, no file stands for another object than is listed.
-            for path in [path for path, one in self._listed.items() if found.get(path) != one]:
+            # One after the other: after an error every file is that of its listed object.
+            for path in [path for path, listed in self._listed.items() if found.get(path) != listed]:
                 del self._listed[path]
                 self._remove(path)
             for path in found.keys() - self._listed.keys():
@@ -319,30 +313,26 @@ class Mirror:
                     break
                 folder.rmdir()
 
-    def _place(self, one: Listed) -> None:
+    def _place(self, listed: Listed) -> None:
         """Put a file of an object's size where its name says, whose time is another for another content."""
-        parts = one.path.split("/")
+        parts, where = listed.path.split("/"), f"{self.url}/{listed.path}"
         long = max(len(part.encode(errors="surrogateescape")) for part in parts) > _MAX_NAME_BYTES
-        if long or "\0" in one.path or not {"", ".", ".."}.isdisjoint(parts):
-            raise UnsafePathError("no file can have this object's name", where=f"{self.url}/{one.path!r}")
-        place = self.root / one.path
-        second = int.from_bytes(hashlib.blake2b(one.tag.encode(), digest_size=8).digest()) % 10**9
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with place.open("xb") as file:
-                file.truncate(one.nbytes)
-            os.utime(place, ns=((at := int(one.modified) * 10**9 + second), at))
-        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise UnsafePathError(
-                "this disk takes its name for that of another object"
-                if place.is_file()
-                else "an object lies below another, as if that were a folder",
-                where=f"{self.url}/{one.path}",
-            ) from error
-        except OSError as error:
-            raise StorageError(
-                f"the user's cache cannot hold it: {error.strerror}", where=f"{self.url}/{one.path}"
-            ) from error
+        if long or "\0" in listed.path or not {"", ".", ".."}.isdisjoint(parts):
+            raise UnsafePathError("no file can have this object's name", where=f"{self.url}/{listed.path!r}")
+        place = self.root / listed.path
+        second = int.from_bytes(hashlib.blake2b(listed.tag.encode(), digest_size=8).digest()) % 10**9
+        at = int(listed.modified) * 10**9 + second
+        with _cache_errors(where):
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with place.open("xb") as file:
+                    file.truncate(listed.nbytes)
+                os.utime(place, ns=(at, at))
+            except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+                what = "an object lies below another, as if that were a folder"
+                if place.is_file():
+                    what = "this disk takes its name for that of another object"
+                raise UnsafePathError(what, where=where) from error
 
     def content(self, place: str) -> Content:
         """Return the bytes of an object, by the path of its file.
@@ -356,13 +346,13 @@ class Mirror:
         with self._lock:
             content = self._contents.get(path)
             if content is None:
-                one = self._listed.get(path)
-                if one is None:
+                listed = self._listed.get(path)
+                if listed is None:
                     raise NotFoundError("there is no such object any more", where=place)
                 # What is assumed of an object outlasts what was fetched of it.
                 promised = self._promised.setdefault(path, Promised())
-                with _local("the user's cache cannot be written", place):
-                    content = Content(self.storage, one, f"{self.url}/{path}", self._home, promised)
+                with _cache_errors(place):
+                    content = Content(self.storage, listed, f"{self.url}/{path}", self._home, promised)
                 self._contents[path] = content
             content.used = next(_CLOCK)
         _let_go(content)
@@ -372,7 +362,7 @@ class Mirror:
         """Make a small file one that any process can read."""
         content, found = self.content(str(place)), place.stat()
         content.fill([(0, found.st_size)])
-        with _local("the user's cache cannot be written", str(place)):
+        with _cache_errors(str(place)):
             place.write_bytes(os.pread(content.descriptor, found.st_size, 0))
             os.utime(place, ns=(found.st_mtime_ns, found.st_mtime_ns))
 
@@ -382,7 +372,7 @@ class Mirror:
         for place, first, last in places:
             with contextlib.suppress(NotFoundError):
                 content = self.content(str(place))
-                nbytes = content.one.nbytes
+                nbytes = content.listed.nbytes
                 spans = [(0, min(first, nbytes)), (max(0, nbytes - last), min(last, nbytes))]
                 asked += [partial(content.fill, [span]) for span in spans if span[1]]
         self.storage.together(asked)
@@ -399,10 +389,10 @@ class Mirror:
 
     def _fetch_whole(self, path: str) -> None:
         """Fetch an object as long as it is wanted; readers meanwhile go first, and get its errors."""
-        content = self.content(str(self.root / path))
-        for at in range(0, content.one.nbytes, _N_PIECES * _PIECE_NBYTES):
+        content, step = self.content(str(self.root / path)), _N_PIECES * _PIECE_NBYTES
+        for at in range(0, content.listed.nbytes, step):
             if path in self._wanted:
-                content.fill([(at, min(_N_PIECES * _PIECE_NBYTES, content.one.nbytes - at))])
+                content.fill([(at, min(step, content.listed.nbytes - at))])
 
     def close(self) -> None:
         """Remove it; in the process that made it."""
@@ -410,7 +400,7 @@ class Mirror:
             self._wanted = ()
             self._ahead.stop()
             shutil.rmtree(self._home, ignore_errors=True)
-            self._held.close()
+            self._home_lock.close()
 
 
 _MIRRORS: Final[dict[tuple[str, str], Mirror]] = {}
@@ -420,25 +410,26 @@ _CLOCK: Final = count(1)
 
 def _let_go(wanted: Content) -> None:
     """Let go of what was asked for longest ago, of all mirrors, where too much is here."""
-    contents = [mirror._contents for mirror in tuple(_MIRRORS.values())]
-    held = [(one, path, of) for of in contents for path, one in tuple(of.items()) if one is not wanted]
-    n_here = wanted.nbytes_here + sum(one.nbytes_here for one, _, _ in held)
-    if n_here > MAX_HERE_NBYTES:
-        for one, path, of in sorted(held, key=lambda each: each[0].used):
-            if n_here <= MAX_HERE_NBYTES:
-                break
-            of.pop(path, None)
-            n_here -= one.nbytes_here
+    groups = [mirror._contents for mirror in tuple(_MIRRORS.values())]
+    rows = [(content, path, group) for group in groups for path, content in tuple(group.items())]
+    n_here = sum(content.nbytes_here for content, _, _ in rows)
+    for content, path, group in sorted(rows, key=lambda row: row[0].used):
+        if n_here <= MAX_HERE_NBYTES or content is wanted:
+            break
+        group.pop(path, None)
+        n_here -= content.nbytes_here
 
 
 @contextlib.contextmanager
-def _local(what: str, where: str) -> Iterator[None]:
-    """Tell what this machine's disk refuses."""
+def _cache_errors(where: str) -> Iterator[None]:
+    """Raise what this machine's disk refuses."""
     try:
         yield
     except OSError as error:
         raise StorageError(
-            f"{what}: {error.strerror}", where=where, remedy="set XDG_CACHE_HOME to a place that can be"
+            f"the user's cache cannot be written: {error.strerror}",
+            where=where,
+            remedy="free some space in the user's cache, or set XDG_CACHE_HOME to another disk",
         ) from error
 
 
@@ -500,7 +491,7 @@ def _mirror_at(url: str, only: str = "") -> Mirror:
 
 
 def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
-    """Return the mirror that a path lies in; None where it is a file of this machine.
+    """Return the mirror of a path; None where it is a file of this machine.
 
     Raises
     ------
@@ -517,7 +508,7 @@ def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
 
 
 def at_hand(path: Path) -> Path:
-    """Return the path of a file as others can open it: one that lies elsewhere is fetched."""
+    """Return the path of a file for other programs: a remote one is fetched."""
     mirror = mirror_of(path)
     if mirror is not None and path.is_file():
         mirror.fetch(path)

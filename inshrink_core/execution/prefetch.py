@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Prefetcher:
-    """Does work on items in their order, ahead of whoever asks for the results.
+    """Works on items in their order, before the results are asked for.
 
     Parameters
     ----------

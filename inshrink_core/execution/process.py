@@ -48,7 +48,7 @@ _ALLOWED = frozenset(
         # what Windows cannot start a process without
         *("APPDATA", "COMSPEC", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATHEXT", "PROGRAMDATA"),
         *("PROGRAMFILES", "SYSTEMDRIVE", "SYSTEMROOT", "USERNAME", "USERPROFILE", "WINDIR"),
-        # where Python and its libraries lie, and how it talks
+        # places of Python and its libraries, and its encodings
         *(*SEARCH_PATHS, "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHASHSEED", "PYTHONHOME"),
         *("PYTHONIOENCODING", "PYTHONMALLOC", "PYTHONNOUSERSITE", "PYTHONPYCACHEPREFIX", "PYTHONUSERBASE"),
         *("PYTHONUTF8", "PYTHONWARNINGS", "VIRTUAL_ENV"),
@@ -98,7 +98,7 @@ def user_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
     given
         The variables to choose from; by default those of this process.
     """
-    kept = {}
+    found = {}
     for name, value in (os.environ if given is None else given).items():
         if name in _NEVER or (name in _FOLDERS and not Path(value).is_absolute()):
             continue
@@ -107,15 +107,15 @@ def user_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
             if not entries:
                 continue
             value = os.pathsep.join(entries)
-        kept[name] = value
-    return kept
+        found[name] = value
+    return found
 
 
 def _means_one_place(name: str, entry: str) -> bool:
     """Tell whether an entry of a search path is the same file or folder in every working directory."""
     if name == "LD_PRELOAD":
         # A list by spaces or colons, of paths and of bare names, which are searched for as libraries are.
-        return bool(entry) and all(Path(one).is_absolute() or "/" not in one for one in entry.split())
+        return bool(entry) and all(Path(part).is_absolute() or "/" not in part for part in entry.split())
     return Path(entry).is_absolute()
 
 
@@ -129,7 +129,7 @@ class _Empty:
 def empty_directory() -> Path:
     """Return an empty folder that belongs to this process alone: children work there.
 
-    It lasts as long as the process, and is made anew where somebody tidied it away.
+    It lasts as long as the process, and is made again after it was removed.
     """
     with _Empty.lock:
         if _Empty.path is None or not _Empty.path.is_dir():
@@ -152,7 +152,7 @@ def start_python(
     errors: IO[bytes] | int,
     environment: Mapping[str, str],
     directory: Path | None = None,
-    own_session: bool = False,
+    new_session: bool = False,
 ) -> subprocess.Popen[str]:
     """Start Python with ``-P`` and pipes for its standard input and output, both UTF-8.
 
@@ -166,7 +166,7 @@ def start_python(
         `minimal_environment`, or `user_environment` for code that the user consented to.
     directory
         Where it works; by default in `empty_directory`.
-    own_session
+    new_session
         Its own children are in a group with it, so that they can be killed together (POSIX).
     """
     return subprocess.Popen(
@@ -177,5 +177,5 @@ def start_python(
         encoding="utf-8",
         env=dict(environment),
         cwd=empty_directory() if directory is None else directory,
-        start_new_session=own_session and os.name == "posix",
+        start_new_session=new_session and os.name == "posix",
     )

@@ -1,21 +1,21 @@
-"""Ray as an engine: parts are tasks, started wherever there is room, and again where a worker died."""
+"""Ray as an engine: tasks start wherever there is room, and again where a worker died."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from inshrink_core.errors import EngineError, IncompatibleError, MissingExtraError
+from inshrink_core.execution.engines import N_ATTEMPTS, SECONDS_TO_TIDY_UP, Task, TotalProgress, Work
 from inshrink_core.execution.process import empty_directory
 from inshrink_core.execution.progress import Progress
-from inshrink_core.execution.tasks import N_ATTEMPTS, SECONDS_TO_TIDY_UP, Heard, Task, Told, Work
 
 _SECONDS_TO_ANSWER: Final = 3.0
 """Until a head that is noted counts as gone."""
@@ -25,34 +25,15 @@ _TASKS_PER_WORKER: Final = 2
 
 
 def _work(expected: str, task: Task) -> tuple[Any, Progress | None]:
-    """Perform a task in a process of Ray's; return its result, and how far it said that it was last."""
+    """Perform a task in a process of Ray's; return its result and its last progress."""
     from inshrink_core.execution.worker import perform
 
     found = version("inshrink")
     if found != expected:
         what = "a machine of the cluster has another version of Inshrink"
         raise IncompatibleError(what, expected=expected, found=found)
-    last: list[Progress] = []
-
-    def tell(now: Progress) -> None:
-        last[:] = [now]
-
-    return perform(task, tell), last[0] if last else None
-
-
-def _ray() -> Any:
-    """Return Ray.
-
-    Raises
-    ------
-    MissingExtraError
-        It is not installed.
-    """
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("ray", "ray") from error
-    return ray
+    last: deque[Progress] = deque(maxlen=1)
+    return perform(task, last.append), last[0] if last else None
 
 
 @contextlib.contextmanager
@@ -63,15 +44,20 @@ def _connected() -> Iterator[Any]:
     ------
     EngineError
         The cluster does not answer.
+    MissingExtraError
+        Ray is not installed.
     """
-    ray = _ray()
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("ray", "ray") from error
     if ray.is_initialized():
         yield ray
         return
     address = "local" if _noted_is_gone() else None
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            # Workers would look for modules where this process stands; now it is in an empty folder.
+            # Workers would look for modules in this process's folder; an empty one is safe.
             ray.init(
                 address=address,
                 runtime_env={"working_dir": str(empty_directory())},
@@ -111,9 +97,8 @@ def _noted_is_gone() -> bool:
     return False
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[Callable[[Work], list[Any]]]:
-    """Give what performs tasks on a cluster (`inshrink_core.execution.engines.Engine`).
+def perform(work: Work) -> list[Any]:
+    """Perform a work on a cluster (`inshrink_core.execution.engines.Engine`).
 
     Raises
     ------
@@ -123,14 +108,14 @@ def opened() -> Iterator[Callable[[Work], list[Any]]]:
         Ray is not installed.
     """
     with _connected() as ray:
-        yield functools.partial(_perform, ray)
+        return _perform(ray, work)
 
 
 def _perform(ray: Any, work: Work) -> list[Any]:
     threads = work.threads or 1
     slots = max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
     tasks = work.tasks(work.workers or _TASKS_PER_WORKER * slots, threads)
-    told = Told(len(tasks), work.progress)
+    total = TotalProgress(len(tasks), work.progress)
     remote = ray.remote(num_cpus=threads, max_retries=N_ATTEMPTS - 1)(_work)
     waiting = list(enumerate(tasks))[::-1]
     at_work: dict[Any, int] = {}
@@ -141,20 +126,20 @@ def _perform(ray: Any, work: Work) -> list[Any]:
             while waiting and len(at_work) < (work.workers or len(tasks)):
                 at, task = waiting.pop()
                 at_work[remote.remote(version("inshrink"), task)] = at
-            [one], _ = ray.wait(list(at_work))
-            at = at_work.pop(one)
-            results[at], now = _result(ray, one, at)
+            [reference], _ = ray.wait(list(at_work))
+            at = at_work.pop(reference)
+            results[at], now = _result(ray, reference, at)
             if now is not None:
-                told.hear(Heard(at, "now", now))
+                total.add(at, now)
     finally:
         _end(ray, list(at_work))
     return [results[at] for at in range(len(tasks))]
 
 
-def _result(ray: Any, one: Any, at: int) -> Any:
+def _result(ray: Any, reference: Any, at: int) -> Any:
     """Return the result of a task, or raise its error as it was."""
     try:
-        return ray.get(one)
+        return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:
@@ -166,9 +151,9 @@ def _result(ray: Any, one: Any, at: int) -> Any:
 
 def _end(ray: Any, at_work: list[Any]) -> None:
     """End tasks: they are interrupted, and killed where that takes long."""
-    for one in at_work:
-        ray.cancel(one, force=False)
+    for reference in at_work:
+        ray.cancel(reference, force=False)
     if at_work:
         _, left = ray.wait(at_work, num_returns=len(at_work), timeout=SECONDS_TO_TIDY_UP)
-        for one in left:
-            ray.cancel(one, force=True)
+        for reference in left:
+            ray.cancel(reference, force=True)

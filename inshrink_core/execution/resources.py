@@ -21,7 +21,7 @@ _PROC: Final = Path("/proc")
 
 
 def memory_available() -> int | None:
-    """Return how many bytes this process may take besides those it has; None where nothing tells.
+    """Return how many bytes this process may take besides those it has; None where it is not known.
 
     Notes
     -----
@@ -41,7 +41,7 @@ def new_buffer(nbytes: int) -> memoryview:
 
 
 def free_disk(folder: Path) -> int:
-    """Return the free bytes of the file system in which a folder lies, or would lie."""
+    """Return the free bytes of the file system of a folder, which need not exist."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -139,7 +139,7 @@ class Limits:
     max_disk: int | None = None
     share: float = 1.0
 
-    def require_memory(self, nbytes: int, what: str, where: str, *, held: int = 0) -> None:
+    def require_memory(self, nbytes: int, what: str, where: str, *, allocated: int = 0) -> None:
         """Refuse what would take more memory than there is.
 
         Parameters
@@ -148,8 +148,8 @@ class Limits:
             All that it takes.
         what, where
             For the message.
-        held
-            Of `nbytes`, what the process holds already.
+        allocated
+            Of `nbytes`, what the process has allocated already.
 
         Raises
         ------
@@ -158,18 +158,18 @@ class Limits:
         """
         if self.max_memory is not None:
             limit = self.max_memory
-        elif nbytes - held <= _UNCHECKED_NBYTES:
+        elif nbytes - allocated <= _UNCHECKED_NBYTES:
             return
         else:
             available = memory_available()
             if available is None:
                 return
-            limit = int(available * self.share) + held
+            limit = int(available * self.share) + allocated
         if nbytes > limit:
             raise _too_large(what, where, nbytes, limit, "memory", self.max_memory is not None)
 
     def require_disk(self, nbytes: int, folder: Path, what: str, where: str) -> None:
-        """Refuse what would take more disk than is free where `folder` lies.
+        """Refuse what would take more disk than the file system of `folder` has.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Processes that torchrun started for one command: what they are told, and where they meet."""
+"""Processes that torchrun started for one command: their arguments and barriers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VERBS: Final = {"compress": True, "restore": True, "verify": False}
 """Verbs that take a part of the work, and whether they work with threads."""
 
 _PATIENCE: Final = timedelta(days=30)
-"""A process that ends with an error ends the others, so that nobody waits in vain."""
+"""A process that ends with an error ends the others, so none waits in vain."""
 
 _is_ours = False
 """Whether the group of processes was made here."""
@@ -37,19 +37,19 @@ def words_together(words: Sequence[str], environment: Mapping[str, str] | None =
     ['verify', 'a.inshrink', '--part', 'auto', '--quiet']
     """
     known = os.environ if environment is None else environment
-    told = list(words)
-    if not is_together(known) or not told or told[0] not in _VERBS or {"-h", "--help"} & {*told}:
-        return told
-    given = {word.partition("=")[0] for word in told}
+    line = list(words)
+    if not is_together(known) or not line or line[0] not in _VERBS or {"-h", "--help"} & {*line}:
+        return line
+    given = {word.partition("=")[0] for word in line}
     if "--part" not in given:
-        told += ["--part", "auto"]
-    if _VERBS[told[0]] and "--threads" not in given:
+        line += ["--part", "auto"]
+    if _VERBS[line[0]] and "--threads" not in given:
         beside = int(known.get("LOCAL_WORLD_SIZE", "1"))
-        told += ["--threads", str(max(1, (os.cpu_count() or 1) // max(1, beside)))]
+        line += ["--threads", str(max(1, (os.cpu_count() or 1) // max(1, beside)))]
     if known.get("RANK") != "0":
-        told = [word for word in told if word != "--json"]
-        told.append("--quiet")
-    return told
+        line = [word for word in line if word != "--json"]
+        line.append("--quiet")
+    return line
 
 
 def meet(environment: MutableMapping[str, str] | None = None) -> bool:

@@ -1,7 +1,7 @@
 """``python -m inshrink_core.execution.worker``: performs tasks that come in on stdin, one a line.
 
-It ends when whoever started it does: with SIGTERM, or once its stdin is closed. Ctrl-C in a terminal goes to
-all processes; this one leaves it to the one that started it.
+It ends with the process that started it: with SIGTERM, or once its stdin is closed. Ctrl-C in a terminal goes
+to all processes; this one leaves it to the one that started it.
 """
 
 from __future__ import annotations
@@ -14,33 +14,31 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from inshrink_core.errors import EngineError
-from inshrink_core.execution.progress import Progress
-from inshrink_core.execution.tasks import SECONDS_TO_TIDY_UP, Task, packed
+from inshrink_core.execution.engines import SECONDS_TO_TIDY_UP, Task, packed
+from inshrink_core.execution.progress import OnProgress, Progress
 
 _SECONDS_BETWEEN: Final = 0.1
 
-Tell = Callable[[Progress], None]
+
+def _seldom(report: OnProgress) -> OnProgress:
+    """Return what reports progress now and then, and the end of each task."""
+    reported_at = 0.0
+
+    def seldom(now: Progress) -> None:
+        nonlocal reported_at
+        if now.done >= now.total or time.monotonic() - reported_at >= _SECONDS_BETWEEN:
+            reported_at = time.monotonic()
+            report(now)
+
+    return seldom
 
 
-def seldom(tell: Tell, seconds: float = _SECONDS_BETWEEN) -> Tell:
-    """Return what tells of progress now and then, and of the end of each work."""
-    told_at = 0.0
-
-    def told(now: Progress) -> None:
-        nonlocal told_at
-        if now.done >= now.total or time.monotonic() - told_at >= seconds:
-            told_at = time.monotonic()
-            tell(now)
-
-    return told
-
-
-def perform(task: Task, tell: Tell) -> Any:
-    """Perform a task in this process, which is there for it alone, and return its result.
+def perform(task: Task, progress: OnProgress) -> Any:
+    """Perform a task in this process, which does nothing else, and return its result.
 
     Raises
     ------
@@ -55,8 +53,7 @@ def perform(task: Task, tell: Tell) -> Any:
             where=task.directory,
             remedy="start the command in a folder that all machines see under the same path",
         ) from error
-    function = pkgutil.resolve_name(task.function)
-    return function(task.argument, tell)
+    return pkgutil.resolve_name(task.function)(task.argument, progress)
 
 
 def _interrupt(signum: int, frame: object) -> NoReturn:
@@ -64,7 +61,7 @@ def _interrupt(signum: int, frame: object) -> NoReturn:
 
 
 def _read(tasks: queue.SimpleQueue[str | None]) -> None:
-    """Take in tasks; once there is nobody to send any, end this process, whatever it does."""
+    """Take in tasks; end this process once its stdin is closed."""
     for line in sys.stdin:
         tasks.put(line)
     tasks.put(None)
@@ -74,7 +71,7 @@ def _read(tasks: queue.SimpleQueue[str | None]) -> None:
 
 
 def main() -> None:
-    """Perform tasks until nobody sends any."""
+    """Perform tasks until stdin is closed."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # what a library prints is no answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -89,7 +86,7 @@ def main() -> None:
     try:
         while (line := tasks.get()) is not None:
             try:
-                result = perform(Task(**json.loads(line)), seldom(lambda now: answer("now", now)))
+                result = perform(Task(**json.loads(line)), _seldom(partial(answer, "now")))
             except Exception as error:
                 answer("error", _sendable(error))
             else:

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, PartWriter, commit_parts, is_archive
-from inshrink_core.archive.parts import Gathering, Told
+from inshrink_core.archive.parts import Gathering, WrittenPart
 from inshrink_core.archive.storage import storage_at
 from inshrink_core.chain import Archive, ChainWriter
 from inshrink_core.chain.attachments import stored_view
@@ -192,7 +192,7 @@ class InshrinkWriter(StorageWriter):
         self._thread = threading.get_ident()
         self.archive = os.fspath(archive)
         storage = storage_at(archive)
-        if not (storage.exclusive or storage.gathers):
+        if not (storage.exclusive or storage.writable):
             storage.share()  # refuses
         self._options: dict[str, Any] = dict(
             codec=codec,
@@ -216,7 +216,7 @@ class InshrinkWriter(StorageWriter):
         self._written: bytes | None = None
         self._lock: Lock | None = None
         self._gathering: Gathering | None = None
-        self._parts: list[Told] = []
+        self._parts: list[WrittenPart] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._require_live(there=False)
@@ -411,7 +411,7 @@ class InshrinkWriter(StorageWriter):
             self._written = _id_of(chain.parent)
             if info.generation is not None:
                 self._parts = ranks.gathered(
-                    lambda: _part_of(chain).told(cast("FrameInfo", chain.parent)), "the list of parts"
+                    lambda: _part_of(chain).written(cast("FrameInfo", chain.parent)), "the list of parts"
                 )
         except BaseException:
             if self._chain is not None:
@@ -506,7 +506,7 @@ class InshrinkWriter(StorageWriter):
             restored = parent if info.is_restored else None
             self._chain = ChainWriter(writer, config, parent=parent, restored=restored)
         except BaseException:
-            writer.close()
+            writer.suspend()
             raise
         return self._chain
 

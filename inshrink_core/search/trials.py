@@ -18,7 +18,7 @@ from inshrink_core.archive.index import FrameIndex
 from inshrink_core.chain import ChainConfig, ChainState, tensor_digest
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import InputError, StorageError
-from inshrink_core.execution.kept import add_line, parse_record, read_lines
+from inshrink_core.execution.results import add_line, parse_record, read_lines
 from inshrink_core.search.bounds import Figures
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import EncodedStep, encode_step

@@ -30,7 +30,6 @@ from inshrink_core.archive import (
     ArchiveWriter,
     check_archive,
     open_storage,
-    rebuild_manifest,
     remove_frames,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME
@@ -197,7 +196,7 @@ class ArchiveMachine(RuleBasedStateMachine):
             except DamagedError:
                 continue
             raise AssertionError("a frame was taken for the last one")
-        rebuild_manifest(self.path)
+        ArchiveWriter(self.path, rebuild=True).close()
         self.writer = ArchiveWriter(self.path)
 
     @precondition(lambda self: self.model)

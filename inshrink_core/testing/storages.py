@@ -6,6 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,6 @@ from inshrink_core.archive import (
     unpack_archive,
 )
 from inshrink_core.archive.storage import Storage, Tag, object_at, storage_at
-from inshrink_core.archive.storage.contract import Range
 from inshrink_core.errors import ConflictError, InshrinkError, LockedError, UnsafePathError
 
 __all__ = ["StorageSuite"]
@@ -232,15 +232,18 @@ class StorageSuite(ABC):
         contents = {f"frames/{name}": name.encode() * 1000 for name in "abc"}
         for name, content in contents.items():
             _put(storage, name, content)
-        asked = [Range(name, 7 * i, 40 + i) for i in range(12) for name in contents]
+        asked = [(name, 7 * i, 40 + i) for i in range(12) for name in contents]
         before = storage.requests
-        found = list(storage.ranges([*asked, Range("frames/none", 0, 5), Range("frames/a", 990, 50)]))
+        reads = [
+            partial(storage.read, *span) for span in (*asked, ("frames/none", 0, 5), ("frames/a", 990, 50))
+        ]
+        found = storage.together(reads)
         assert storage.requests > before
-        assert found[: len(asked)] == [contents[one.path][one.offset :][: one.nbytes] for one in asked]
+        assert found[: len(asked)] == [contents[name][at:][:nbytes] for name, at, nbytes in asked]
         assert isinstance(found[-2], FileNotFoundError)
         assert found[-1] == b"a" * 10
-        assert not storage.ranges([])
-        assert storage.whole("frames/b") == contents["frames/b"]
+        assert not storage.together([])
+        assert storage.load("frames/b")[0] == contents["frames/b"]
 
     @pytest.mark.parametrize("name", _NAMES)
     def test_a_name_of_no_object_is_refused(self, tmp_path: Path, name: str) -> None:

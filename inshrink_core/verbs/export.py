@@ -309,14 +309,10 @@ class Export(Decoding, Request[ExportReport | PackReport]):
         begun = time.perf_counter()
         source = self.archive if isinstance(self.archive, Archive) else Archive.open(self.archive)
 
-        def advance(done: int, total: int, step: int) -> None:
-            if self.progress is not None:
-                self.progress(Progress("unpack" if self.pack is None else "pack", done, total, step))
-
         if self.pack is None:
-            unpack_archive(source.reader, output, done=advance)
+            unpack_archive(source.reader, output, progress=self.progress)
         else:
-            pack_archive(source.reader, output, force=self.force, done=advance)
+            pack_archive(source.reader, output, force=self.force, progress=self.progress)
         made = Archive.open(output)
         return PackReport(
             archive=source.reader.path,

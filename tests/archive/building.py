@@ -80,10 +80,10 @@ def read_what_is_there(path: Path) -> None:
                 assert reader.frame(frame.frame_id).meta == {**META, "step": frame.step}
 
 
-def flipped(whole: bytes, start: int = 0, stride: int = 97) -> Iterator[bytes]:
+def flipped(content: bytes, start: int = 0, stride: int = 97) -> Iterator[bytes]:
     """Yield some bytes with every 97th bit flipped in turn."""
-    for bit in range(start, len(whole) * 8, stride):
-        changed = bytearray(whole)
+    for bit in range(start, len(content) * 8, stride):
+        changed = bytearray(content)
         changed[bit // 8] ^= 1 << bit % 8
         yield bytes(changed)
 

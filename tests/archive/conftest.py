@@ -12,7 +12,7 @@ _BEGIN = ArchiveWriter.begin
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "one_part: what it checks is of frames that have one part")
+    config.addinivalue_line("markers", "single_part: what it checks is of frames that have one part")
 
 
 def pytest_generate_tests(metafunc):
@@ -20,7 +20,7 @@ def pytest_generate_tests(metafunc):
     if (
         module in _IN_PARTS
         and metafunc.cls is None
-        and metafunc.definition.get_closest_marker("one_part") is None
+        and metafunc.definition.get_closest_marker("single_part") is None
     ):
         metafunc.parametrize("n_parts", [1, N_PARTS], ids=["one part", "three parts"], indirect=True)
 

@@ -16,7 +16,7 @@ class StoredObjects(dict[str, tuple[bytes, Tag]]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one = threading.Lock()
+        self.lock = threading.Lock()
         self.locked: set[str] = set()
         self._n_written = 0
 
@@ -63,7 +63,7 @@ class MemoryStorage(Storage):
     def names(self, folder: str) -> tuple[str, ...]:
         """Return every name in a folder."""
         root = self.key(folder) + "/" if folder else f"{self._root}/"
-        with self._objects.one:
+        with self._objects.lock:
             return tuple(
                 {key[len(root) :].partition("/")[0] for key in self._objects if key.startswith(root)}
             )
@@ -81,7 +81,7 @@ class MemoryStorage(Storage):
     def lock(self) -> Lock:
         """Return the right to write, of one writer in this process."""
         locked = self._objects.locked
-        with self._objects.one:
+        with self._objects.lock:
             if self._root in locked:
                 raise LockedError("this process is writing this archive already", where=self.name)
             locked.add(self._root)
@@ -99,14 +99,14 @@ class MemoryStorage(Storage):
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
         """Give an object new content, if its tag is the one expected."""
         key = self.key(path)
-        with self._objects.one:
+        with self._objects.lock:
             if self._objects.get(key, (b"", None))[1] != expected:
                 raise self.overtaken(path)
             return self._objects.put(key, bytes(content))
 
     def delete(self, path: str) -> None:
         """Remove an object; harmless where there is none."""
-        with self._objects.one:
+        with self._objects.lock:
             self._objects.pop(self.key(path), None)
 
 
@@ -123,7 +123,7 @@ class _NewObject(Creation):
 
     def commit(self) -> None:
         """Put the object, if there is none."""
-        with self._objects.one:
+        with self._objects.lock:
             if self._key in self._objects and not self._over:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._key)
             self._objects.put(self._key, bytes(self._content))

@@ -16,7 +16,7 @@ from inshrink_core.errors import ConflictError, DamagedError, IncompatibleError,
 
 ARCHIVE_ID, FRAME_ID = bytes(range(16)), b"a frame's own id"
 LARGE, SMALL = bytes(i % 251 for i in range(5000)), b"small"
-WHOLE = ("weight", "float32", [1250], False, "vector")
+ATTRIBUTES = ("weight", "float32", [1250], False, "vector")
 
 
 def crc(*chunks: bytes) -> bytes:
@@ -26,7 +26,7 @@ def crc(*chunks: bytes) -> bytes:
 def frame(
     part: int = 0,
     last: int = 0,
-    attributes: tuple = WHOLE,
+    attributes: tuple = ATTRIBUTES,
     *,
     keys: tuple[str, str] = ("a", "b"),
     places: list[int] | None = None,
@@ -38,7 +38,7 @@ def frame(
     header += struct.pack("<qQHH", 7, 1, part, last)
     header += crc(header)
     index = [
-        [keys, [["raw/1"], [0, 0]], [[len(attributes)] * 2, [[one, one] for one in attributes]]],
+        [keys, [["raw/1"], [0, 0]], [[len(attributes)] * 2, [[each, each] for each in attributes]]],
         [[""], [["stored/1"], [0]], [[0], []]] if attached else [[], [[], []], [[], []]],
         [2, 1] if attached else [2],
         [2 * len(LARGE), 2 * len(SMALL), *([2 * 1 + 1] if attached else [])],
@@ -62,7 +62,7 @@ def manifest(*frames: bytes, flags: int = 0, more: tuple = ()) -> bytes:
     n = len(frames)
     columns = [
         [FRAME_ID] * n, [None] * n, [7] * n, [0] * n, [0] * n, list(range(1, n + 1)),
-        [len(one) for one in frames], b"".join(hashlib.sha256(one).digest() for one in frames),
+        [len(each) for each in frames], b"".join(hashlib.sha256(each).digest() for each in frames),
         [], n + 1, *more,
     ]  # fmt: skip
     raw = msgpack.packb(columns)
@@ -113,7 +113,7 @@ def manifest_of_parts(*parts: bytes) -> bytes:
     """Return a manifest that lists one frame of step 7 in some parts."""
     columns = [
         [FRAME_ID], [None], [7], [0], [0], [1],
-        [len(one) for one in parts], b"".join(hashlib.sha256(one).digest() for one in parts),
+        [len(each) for each in parts], b"".join(hashlib.sha256(each).digest() for each in parts),
         [], 2, [len(parts)],
     ]  # fmt: skip
     raw = msgpack.packb(columns)
@@ -192,7 +192,7 @@ def cells(path, *attributes: tuple) -> Path:
         writer.begin(step=1, kind="keyframe", parent_id=None) as written,
     ):
         for key, *more in attributes:
-            written.add(key, "raw/1", bytes(5000), attributes=(*WHOLE, *more))
+            written.add(key, "raw/1", bytes(5000), attributes=(*ATTRIBUTES, *more))
         written.commit({})
     return path
 
@@ -223,7 +223,7 @@ def test_cells_of_which_no_tensor_can_be_made_are_damage(tmp_path, attributes):
 
 
 def test_a_seventh_attribute_asks_for_an_upgrade(tmp_path):
-    content = frame(attributes=(*WHOLE, [[1250], [0]], 1), keys=("a[0:1250]", "b[0:1250]"))
+    content = frame(attributes=(*ATTRIBUTES, [[1250], [0]], 1), keys=("a[0:1250]", "b[0:1250]"))
     opened = Archive.open(archive(tmp_path / "x", content, manifest(content)))
     with pytest.raises(IncompatibleError, match="newer version"):
         opened.checkpoint(opened.frames[0])

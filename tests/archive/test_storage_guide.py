@@ -44,8 +44,8 @@ def _python(site: Path, *arguments: str) -> str:
 
 
 def test_the_guides_storage_keeps_the_suite(site: Path):
-    told = _python(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_sqlite_storage.py")
-    assert re.search(r"^\d\d passed", told, re.MULTILINE)
+    output = _python(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_sqlite_storage.py")
+    assert re.search(r"^\d\d passed", output, re.MULTILINE)
 
 
 def test_every_command_takes_the_guides_urls(site: Path, tmp_path: Path):
@@ -73,10 +73,10 @@ print(inshrink_core.open(archive).steps)
     import inshrink_core
 
     run = inshrink_core.sample("digits-cnn")
-    told = _python(
+    output = _python(
         site, "-c", script, f"sqlite://{tmp_path}/runs.db/a.inshrink", str(tmp_path / "out"), str(run)
     )
-    assert told.splitlines()[-1] == "(100,)"
+    assert output.splitlines()[-1] == "(100,)"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["runs.db"]
     (restored,) = (tmp_path / "out").iterdir()
     assert restored.read_bytes() == next(Path(run).glob("*100.pt")).read_bytes()

@@ -14,7 +14,6 @@ from inshrink_core.archive import (
     PartWriter,
     check_archive,
     commit_parts,
-    rebuild_manifest,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter, parts
@@ -215,7 +214,7 @@ def test_pruned_packed_and_rebuilt_archives_hold_the_same(path, tmp_path):
     assert same(path, (3,))
     assert Archive.open(path).last.kind == "keyframe"
     (path / MANIFEST_NAME).unlink()
-    rebuild_manifest(path)
+    ArchiveWriter(path, rebuild=True).close()
     assert same(path, (3,))
     assert not check_archive(path)
 

@@ -12,7 +12,6 @@ from torch import nn
 
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.archive.layout import FRAME_FOLDER
 from inshrink_core.errors import StorageError
 from inshrink_core.formats.write import write_files
 from inshrink_core.training.spool import Spool
@@ -62,23 +61,6 @@ def test_a_save_that_was_archived_and_could_not_be_marked_is_not_archived_twice(
     assert [frame.step for frame in inshrink_core.Archive.open(tmp_path / "a.inshrink").frames] == [1]
 
 
-def test_a_save_that_was_refused_leaves_no_save(tmp_path, monkeypatch):
-    spool = Spool(tmp_path / "a.spool")
-    spool.put(1, saved(1))
-    syncs = iter([None] * 3)
-
-    def fsync(descriptor: int) -> None:
-        if next(syncs, OSError) is OSError:  # the last one, after the rename
-            raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", fsync)
-        with pytest.raises(StorageError, match="Input/output"):
-            spool.put(2, saved(2))
-    assert [save.step for save in Spool(spool.folder).recover()] == [1]
-    assert spool.put(3, saved(3)).step == 3
-
-
 def test_a_spool_in_which_no_file_can_be_opened_is_told_as_such(tmp_path, monkeypatch):
     spool, make = Spool(tmp_path / "a.spool"), Path.mkdir
 
@@ -90,16 +72,6 @@ def test_a_spool_in_which_no_file_can_be_opened_is_told_as_such(tmp_path, monkey
     monkeypatch.setattr(Path, "mkdir", making)
     with pytest.raises(StorageError, match="cannot be written to the spool"):
         spool.put(1, saved(1))
-
-
-def test_the_mark_of_an_archived_save_is_certain_before_the_next_save_is_archived(tmp_path, monkeypatch):
-    spool, synced = Spool(tmp_path / "a.spool"), []
-    save = spool.put(1, saved(1))
-    monkeypatch.setattr(
-        os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
-    )
-    spool.mark(save)
-    assert synced == [save.folder]
 
 
 @pytest.fixture(scope="module")
@@ -126,33 +98,6 @@ def test_an_error_of_the_disk_comes_with_a_remedy(archive, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unpack_whose_name_cannot_be_synced_leaves_nothing(archive, tmp_path, monkeypatch):
-    target, sync = tmp_path / "b.inshrink", os.fsync
-
-    def fsync(descriptor: int) -> None:
-        if target.exists():
-            raise OSError(errno.EIO, "Input/output error")
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(StorageError):
-        inshrink_core.verbs.export(archive, unpack=target)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_prune_again_deletes_what_a_killed_prune_had_still_to_delete(tmp_path):
-    target = tmp_path / "a.inshrink"
-    inshrink_core.compress(write_run(tmp_path / "run", 4), target, codec="lossless")
-    kept = {path.name: path.read_bytes() for path in (target / FRAME_FOLDER).iterdir()}
-    inshrink_core.verbs.prune(target, keep_last=1, apply=True)
-    for name, content in kept.items():
-        (target / FRAME_FOLDER / name).write_bytes(content)
-    assert inshrink_core.verify(target).notes
-    inshrink_core.verbs.prune(target, keep_last=1, apply=True)
-    assert not inshrink_core.verify(target).notes
-    assert len(list((target / FRAME_FOLDER).iterdir())) == 1
-
-
 def writers(text: bytes):
     return {name: lambda file: file.write(text) for name in ("model.pt", "optimizer.pt", "side/state.json")}
 
@@ -175,36 +120,3 @@ def test_files_of_two_restores_never_stand_beside_each_other(tmp_path, monkeypat
     assert contents(tmp_path) == {b"new"}
     assert len(seen) == 6
     assert all(len(side) <= 1 for side in seen)
-
-
-@pytest.mark.parametrize("at", range(1, 7))
-def test_a_rename_that_is_refused_puts_the_old_files_back(tmp_path, monkeypatch, at):
-    write_files(tmp_path, writers(b"old"), force=False)
-    rename, calls = Path.rename, []
-
-    def renaming(self: Path, target: Path) -> Path:
-        calls.append(target)
-        if len(calls) == at:
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", renaming)
-    with pytest.raises(StorageError):
-        write_files(tmp_path, writers(b"new"), force=True)
-    assert contents(tmp_path) == {b"old"}
-    assert {path.name for path in tmp_path.iterdir()} == {"model.pt", "optimizer.pt", "side"}
-
-
-def test_restore_returns_when_the_names_of_its_files_are_synced(archive, tmp_path, monkeypatch):
-    synced, sync = [], os.fsync
-
-    def fsync(descriptor: int) -> None:
-        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
-        synced.append((path, (tmp_path / "out" / "step_20.pt").exists()))
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    paths = inshrink_core.restore(archive, tmp_path / "out").paths
-    assert paths == (tmp_path / "out" / "step_20.pt",)
-    assert (str(tmp_path / "out"), True) in synced
-    assert torch.load(paths[0], weights_only=True)["step"] == 20

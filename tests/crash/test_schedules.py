@@ -33,8 +33,8 @@ def without_tombstones(without_frames):
     return lambda manifest, generations: replace(without_frames(manifest, generations), tombstones=())
 
 
-def one_less(same_frames):
-    return lambda parts: (replace(one, n_parts=max(2, one.n_parts - 1)) for one in same_frames(parts))
+def fewer_parts(same_frames):
+    return lambda parts: (replace(frame, n_parts=max(2, frame.n_parts - 1)) for frame in same_frames(parts))
 
 
 BUGS = {
@@ -43,7 +43,7 @@ BUGS = {
     "a part that takes the place of another": (schedules.Simulated, "create", over_others),
     "removed frames that nothing remembers": (Manifest, "without_frames", without_tombstones),
     "parts that contradict each other listed": (writer, "contradictory", lambda _: lambda *rows: {}),
-    "a frame taken for whole one part too early": (catalog, "_same_frames", one_less),
+    "a frame taken for whole one part too early": (catalog, "_same_frames", fewer_parts),
 }
 
 

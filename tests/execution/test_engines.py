@@ -6,7 +6,6 @@ import pickle
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,7 @@ from inshrink_core.errors import (
     TooLargeError,
     UnsafePickleError,
 )
-from inshrink_core.execution.engines import ENGINES, engine_of, installed_engines
-from inshrink_core.execution.tasks import Task, Work
+from inshrink_core.execution.engines import ENGINES, Task, Work, engine_of, installed_engines
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = ENGINES["processes"].perform
@@ -34,7 +32,7 @@ def importable(monkeypatch):
 
 
 def work(function, arguments, folder="/", **options):
-    tasks = [Task(f"tests.execution.engine_tasks:{function}", one, str(folder)) for one in arguments]
+    tasks = [Task(f"tests.execution.engine_tasks:{function}", each, str(folder)) for each in arguments]
     return Work(lambda about, threads: tasks, **{"workers": 2, **options})
 
 
@@ -107,10 +105,10 @@ def test_every_error_comes_back_from_a_worker_as_it_was():
         RottenError("rotten", path=Path("x"), offset=3, tensors=("a",)),
         UnsafePickleError("unsafe", wanted=("os.system",)),
     ]
-    own = {MissingExtraError, TooLargeError, RottenError, UnsafePickleError}
-    classes = [one for _, one in inspect.getmembers(errors, inspect.isclass)]
-    classes = [one for one in classes if issubclass(one, InshrinkError) and one not in own]
-    made += [one("what", where="where", expected="1", found="2", remedy="do") for one in classes]
+    special = {MissingExtraError, TooLargeError, RottenError, UnsafePickleError}
+    classes = [each for _, each in inspect.getmembers(errors, inspect.isclass)]
+    classes = [each for each in classes if issubclass(each, InshrinkError) and each not in special]
+    made += [each("what", where="where", expected="1", found="2", remedy="do") for each in classes]
     for error in made:
         back = pickle.loads(pickle.dumps(error))
         assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
@@ -124,65 +122,6 @@ def test_engines_are_known_by_their_names(monkeypatch):
 
 
 # ---- Ray, as far as one can tell without it ------------------------------------------------------
-
-
-class Refs:
-    """Ray's tasks, performed on the spot."""
-
-    def __init__(self, ray, function):
-        self._ray, self._function = ray, function
-
-    def remote(self, *arguments):
-        self._ray.at_work += 1
-        self._ray.most = max(self._ray.most, self._ray.at_work)
-        return Ref(self._function(*arguments))
-
-
-class Ref:
-    def __init__(self, value):
-        self.value = value
-
-
-@pytest.fixture
-def ray(monkeypatch):
-    fake = types.ModuleType("ray")
-    fake.at_work = fake.most = 0
-    fake.options = []
-
-    def wait(refs, timeout=None, num_returns=1):
-        fake.at_work -= 1
-        return refs[:1], refs[1:]
-
-    def remote(**options):
-        fake.options.append(options)
-        return lambda function: Refs(fake, function)
-
-    fake.remote, fake.wait = remote, wait
-    fake.get = lambda ref, timeout=None: ref.value
-    fake.is_initialized = lambda: True
-    fake.cluster_resources = lambda: {"CPU": 4.0}
-    fake.kill = fake.cancel = lambda one, **_: None
-    kinds = {name: type(name, (Exception,), {}) for name in ("RayError", "RayTaskError")}
-    fake.exceptions = types.SimpleNamespace(**kinds)
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    return fake
-
-
-def test_ray_gets_more_tasks_than_it_has_room_for_and_begins_those_of_a_worker_that_died_again(ray, tmp_path):
-    asked = []
-
-    def tasks(about, threads):
-        asked.append((about, threads))
-        return [Task("tests.execution.engine_tasks:square", n, str(Path.cwd())) for n in range(about)]
-
-    heard = []
-    perform = ENGINES["ray"].perform
-    assert perform(Work(tasks, None, 2, progress=heard.append)) == [0, 1, 4, 9]
-    assert ray.most == 4
-    assert (heard[-1].done, heard[-1].total) == (12, 12)
-    assert {"num_cpus": 2, "max_retries": 2} in ray.options
-    assert perform(Work(tasks, 3)) == [0, 1, 4]
-    assert asked == [(4, 2), (3, 1)]
 
 
 def test_without_ray_its_extra_is_named(monkeypatch):

@@ -3,7 +3,7 @@
 import tempfile
 
 from inshrink_core.execution import working_folder
-from inshrink_core.execution.folders import new_held
+from inshrink_core.execution.folders import new_locked
 
 
 def test_a_folder_that_another_process_takes_for_one_that_was_left_is_made_again(tmp_path, monkeypatch):
@@ -12,7 +12,7 @@ def test_a_folder_that_another_process_takes_for_one_that_was_left_is_made_again
     def taken(**asked):
         made.append(folder := make(**asked))
         if len(made) == 1:
-            new_held(tmp_path)[1].close()  # another process begins before the first folder is held
+            new_locked(tmp_path)[1].close()  # another process begins before the first folder is held
         return folder
 
     monkeypatch.setattr(tempfile, "mkdtemp", taken)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
-import torch
 
-from inshrink_core.execution import default_threads, ordered_map, prepare_process, threads
+from inshrink_core.execution import ordered_map
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
@@ -52,12 +49,12 @@ def test_no_more_than_a_window_is_computed_ahead() -> None:
 
 
 def test_beside_a_heavy_item_as_many_light_ones_are_computed_as_weigh_the_same() -> None:
-    held = threading.Event()
+    release = threading.Event()
     done = []
 
     def wait_if_heavy(item: int) -> int:
         if item == 10:
-            held.wait(5)
+            release.wait(5)
         done.append(item)
         return item
 
@@ -69,7 +66,7 @@ def test_beside_a_heavy_item_as_many_light_ones_are_computed_as_weigh_the_same()
     while len(done) < 11 and time.monotonic() < deadline:
         time.sleep(0.005)
     assert done == [1] * 11
-    held.set()
+    release.set()
     first.join()
     assert list(results) == items[1:]
 
@@ -92,27 +89,3 @@ def test_the_last_heavy_item_is_started_before_light_ones_that_stand_before_it()
 
     assert list(ordered_map(record, items(), threads=2, weight=lambda item: item)) == [8, 1, 1, 1, 1, 4]
     assert 4 in started[:4]
-
-
-def test_at_least_one_thread_is_offered() -> None:
-    assert default_threads() >= 1
-
-
-def test_what_a_process_of_ours_imports_is_no_garbage(monkeypatch):
-    prepare_process()
-    seen, before = [], torch.get_num_threads()
-    monkeypatch.setattr(threads, "sys", SimpleNamespace(modules={}))
-    importer = SimpleNamespace(import_module=lambda name: seen.append((name, gc.isenabled())))
-    monkeypatch.setattr(threads, "importlib", importer)
-    try:
-        prepare_process()
-        assert seen == [("torch", False), ("numba", False)]
-        assert gc.isenabled()
-        assert gc.get_freeze_count() > 0
-        gc.unfreeze()
-        monkeypatch.undo()
-        prepare_process()  # all is there: what a caller made since then is not kept
-        assert gc.get_freeze_count() == 0
-    finally:
-        gc.unfreeze()
-        torch.set_num_threads(before)

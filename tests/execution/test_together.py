@@ -10,8 +10,8 @@ import inshrink_core
 @pytest.fixture
 def training(monkeypatch):
     """A process that torchrun started, whose training has a process group."""
-    told = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
-    for name, value in told.items():
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield

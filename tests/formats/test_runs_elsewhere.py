@@ -101,7 +101,7 @@ def bucket(tmp_path, monkeypatch):
 @pytest.fixture
 def piecemeal(monkeypatch):
     """Small files are fetched in pieces, as large ones are."""
-    for name, nbytes in {"_WHOLE_NBYTES": 0, "_AHEAD_NBYTES": 4096, "_PIECE_NBYTES": 8192}.items():
+    for name, nbytes in {"_SMALL_NBYTES": 0, "_AHEAD_NBYTES": 4096, "_PIECE_NBYTES": 8192}.items():
         monkeypatch.setattr(mirror, name, nbytes)
     monkeypatch.setattr("inshrink_core.formats.run._FIRST_NBYTES", 4096)
 
@@ -251,7 +251,7 @@ def test_a_disk_that_is_full_ends_compress_and_the_same_command_goes_on(bucket, 
 
     with monkeypatch.context() as patch:
         patch.setattr(mirror.os, "pwrite", full)
-        with pytest.raises(StorageError, match=r"cannot be kept: No space left on device.*XDG_CACHE_HOME"):
+        with pytest.raises(StorageError, match=r"cannot be written: No space left on device.*XDG_CACHE_HOME"):
             verbs.compress(run, tmp_path / "a.inshrink", codec="lossless")
     assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1,)
     assert verbs.compress(run, tmp_path / "a.inshrink", codec="lossless").appended == (2, 3)

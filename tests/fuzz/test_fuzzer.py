@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,16 +14,15 @@ from benchmarks.fuzz import __main__ as program
 from benchmarks.fuzz import runs, scratch
 from benchmarks.fuzz.archive_mutants import beheaded
 from benchmarks.fuzz.archive_target import ArchiveTarget
-from benchmarks.fuzz.bytewise import mutate_bytes
 from benchmarks.fuzz.campaign import Fuzzer, limits_of
 from benchmarks.fuzz.judging import Limits, judge_alone
 from benchmarks.fuzz.outcome import Campaign
-from benchmarks.fuzz.target import BAD, case_rng
+from benchmarks.fuzz.target import case_rng
 from benchmarks.fuzz.targets import all_targets
 from inshrink_core.archive.catalog import Catalog
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.formats.source import FileSource
-from tests.fuzz.planted import SOUND, Planted
+from tests.fuzz.planted import Planted
 
 N_CASES = 150
 N_HANGING = 40
@@ -74,24 +72,6 @@ def test_a_sound_reader_gives_no_finding():
     campaign = _attacked(Planted(None), 300)
     assert not campaign.findings
     assert set(campaign.tallies["planted-None"].counts) <= {"refused", "same"}
-
-
-def test_two_campaigns_of_one_seed_are_the_same_however_many_workers():
-    targets = [Planted("key_error"), Planted(None)]
-    one = Fuzzer(targets, seed=5, limits=LIMITS, workers=1).run(None, 200)
-    two = Fuzzer(targets, seed=5, limits=LIMITS, workers=2).run(None, 200)
-    assert {name: tally.counts for name, tally in one.tallies.items()} == {
-        name: tally.counts for name, tally in two.tallies.items()
-    }
-    other = Fuzzer(targets, seed=6, limits=LIMITS, workers=1).run(None, 200)
-    assert one.tallies != other.tallies
-
-
-def test_a_defect_of_a_sound_input_is_a_finding():
-    target = Planted("key_error")
-    with mock.patch.object(target, "seeds", return_value=[SOUND[:8] + b"\2" + SOUND[9:]]):
-        (finding,) = _attacked(target, 0).findings.values()
-    assert finding.case == -1
 
 
 def test_a_reader_that_ignores_checksums_is_found_by_blind_mutations():
@@ -185,43 +165,16 @@ def test_every_target_makes_the_same_case_whenever_asked_and_accepts_what_is_sou
         assert len(set(first)) == len(first)
 
 
-def test_archives_of_every_shape_are_attacked():
-    names = set(runs.archives())
-    assert {
-        "lossless",
-        "lattice",
-        "moments",
-        "keyframes",
-        "branched",
-        "pruned",
-        "packed",
-        "exported",
-    } <= names
-
-
-def test_mutated_bytes_differ_in_most_cases():
-    rng = random.Random(1)
-    changed = [mutate_bytes(rng, SOUND) for _ in range(500)]
-    assert sum(data != SOUND for data in changed) > 450
-    assert len(set(changed)) > 300
-
-
 def test_the_command_counts_replays_and_saves_what_it_finds(tmp_path: Path, capsys):
     with mock.patch.object(program, "named", return_value=[Planted("key_error")]):
         code = program.main(["--cases", "40", "--workers", "1", "--save", str(tmp_path)])
-        told = capsys.readouterr().out
-        (case,) = re.findall(r"--replay planted-key_error 1 (-?\d+)", told)
+        output = capsys.readouterr().out
+        (case,) = re.findall(r"--replay planted-key_error 1 (-?\d+)", output)
         replayed = program.main(["--replay", "planted-key_error", "1", case])
     assert code == replayed == 1
-    assert re.search(r"41 cases, [1-9]\d* bad, 1 findings", told)
+    assert re.search(r"41 cases, [1-9]\d* bad, 1 findings", output)
     (saved,) = (tmp_path / "planted-key_error").iterdir()
     assert judge_alone(Planted("key_error"), saved.read_bytes(), LIMITS).kind == "raw"
     with mock.patch.object(program, "named", return_value=[Planted(None)]):
         assert program.main(["--cases", "40", "--workers", "1"]) == 0
     assert "0 bad" in capsys.readouterr().out
-
-
-def test_every_bad_kind_is_a_column_of_the_result():
-    campaign = _attacked(Planted(None), 1)
-    (row,) = program.rows(campaign)
-    assert set(BAD) <= set(row)

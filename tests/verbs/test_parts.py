@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,6 @@ from inshrink_core.archive import (
     PartWriter,
     check_archive,
     commit_parts,
-    rebuild_manifest,
 )
 from inshrink_core.chain import Archive
 from inshrink_core.chain.parts import Share, Split, share_of
@@ -35,8 +34,7 @@ from inshrink_core.errors import (
     StepConflictError,
     UnreadableError,
 )
-from inshrink_core.execution.engines import ENGINES, Engine
-from inshrink_core.execution.tasks import Heard, Told
+from inshrink_core.execution.engines import ENGINES, Engine, TotalProgress
 from inshrink_core.verbs import commit, compress, export, prune, restore, verify
 from tests.docs.pages import blocks
 
@@ -298,7 +296,7 @@ def test_everything_that_reads_or_rewrites_an_archive_takes_frames_in_parts(tmp_
     assert content(parts) == content(whole)
     assert {frame.n_parts for frame in Archive.open(parts).frames} == {3}
     (parts / "inshrink-manifest").unlink()
-    rebuild_manifest(parts)
+    ArchiveWriter(parts, rebuild=True).close()
     assert content(parts) == content(whole)
     assert verify(parts, deep=True).ok
 
@@ -427,17 +425,17 @@ def on_the_spot(monkeypatch):
 
     def perform(work):
         n = work.workers or 3
-        told = Told(n, work.progress)
+        total = TotalProgress(n, work.progress)
         tasks = json.loads(json.dumps(work.tasks(n, work.threads or 1)))
         asked.extend(argument for _, argument, _ in tasks)
         return [
             pickle.loads(pickle.dumps(pkgutil.resolve_name(function)(
-                argument, lambda now, at=at: told.hear(Heard(at, "now", now))
+                argument, partial(total.add, at)
             )))
             for at, (function, argument, _) in enumerate(tasks)
         ]  # fmt: skip
 
-    monkeypatch.setitem(ENGINES, "processes", Engine("", lambda: nullcontext(perform)))
+    monkeypatch.setitem(ENGINES, "processes", Engine("", perform))
     monkeypatch.setattr("inshrink_core.verbs.shared.sharing.prepare_process", lambda: None)
     return asked
 

@@ -12,9 +12,10 @@ from inshrink_core.archive.storage.contract import (
     Storage,
     Tag,
     checked,
+    storage_error,
+    storage_errors,
 )
 from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
-from inshrink_core.archive.storage.refusals import storage_error, storage_errors
 from inshrink_core.archive.storage.registry import found_at, object_at, storage_at
 from inshrink_core.text import is_url, was_url
 

@@ -10,9 +10,10 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
-from inshrink_core.archive.storage.contract import Range, Storage
+from inshrink_core.archive.storage.contract import Storage
 from inshrink_core.execution.prefetch import Prefetcher
 
 MOST_AHEAD_NBYTES: Final = 64 << 20
@@ -137,20 +138,23 @@ def fetch(storage: Storage, spans: Iterable[Span]) -> None:
     """
     missing = [s for s in dict.fromkeys(spans) if s.digest and not CACHE.has(s.digest, s.offset, s.nbytes)]
     groups = list(_near(sorted(missing, key=lambda span: (span.path, span.at))))
-    asked = []
-    for group in groups:
-        end = max(span.at + span.nbytes for span in group)
-        is_last = any(span.is_last for span in group)
-        asked.append(Range(group[0].path, group[0].at, end - group[0].at + is_last))
-    for group, one, content in zip(groups, asked, storage.ranges(asked), strict=True):
-        if isinstance(content, Exception) or len(content) != one.nbytes - any(span.is_last for span in group):
-            continue  # reading tells what is wrong with an object that is longer or shorter than it should be
+    lengths = [max(span.at + span.nbytes for span in group) - group[0].at for group in groups]
+    # A byte more where the object should end: it must not be there.
+    asked = (
+        length + any(span.is_last for span in group) for group, length in zip(groups, lengths, strict=True)
+    )
+    reads = [
+        partial(storage.read, g[0].path, g[0].at, nbytes) for g, nbytes in zip(groups, asked, strict=True)
+    ]
+    for group, length, content in zip(groups, lengths, storage.together(reads), strict=True):
+        if isinstance(content, Exception) or len(content) != length:
+            continue  # reading the object raises the error
         frames: dict[tuple[bytes, int], list[Span]] = {}
         for span in group:
             frames.setdefault((span.digest, span.begin), []).append(span)
         for (digest, begin), members in frames.items():
             end = begin + max(span.offset + span.nbytes for span in members)
-            CACHE.put(digest, members[0].offset, content[members[0].at - one.offset : end - one.offset])
+            CACHE.put(digest, members[0].offset, content[members[0].at - group[0].at : end - group[0].at])
 
 
 def _near(spans: Sequence[Span]) -> Iterator[list[Span]]:

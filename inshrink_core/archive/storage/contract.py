@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any, Final, NamedTuple, NewType, NoReturn, Self, TypeVar
+from pathlib import Path
+from typing import Any, Final, NewType, NoReturn, Self, TypeVar
 
-from inshrink_core.errors import ConflictError, InputError, UnsafePathError
-from inshrink_core.execution import is_temporary
+from inshrink_core.archive.layout import RESTORE_REMEDY
+from inshrink_core.errors import (
+    ConflictError,
+    DamagedError,
+    InputError,
+    InshrinkError,
+    NotFoundError,
+    StorageError,
+    UnsafePathError,
+)
+from inshrink_core.execution import NotRegularError, is_temporary
 from inshrink_core.execution.mirror import Listed
-
-__all__ = ["Creation", "Lock", "OverlaidStorage", "RangeFile", "Storage", "Tag", "checked"]
 
 _T = TypeVar("_T")
 
 Tag = NewType("Tag", str)
-"""Says which content an object has; only its storage knows how. Another content has another tag."""
+"""Identifies the content of an object; opaque but to its storage. Another content has another tag."""
+
+_REMEDY: Final = "what was there before is intact: see that the disk is well, and run it again"
+"""Where no error number says more, above all EIO."""
+
+_REMEDIES: Final = {
+    errno.ENOSPC: "free some space and run it again; what was there before is intact",
+    errno.EDQUOT: "your quota is used up: free some space and run it again",
+    errno.EROFS: "the file system is read-only: choose another place",
+    errno.EACCES: "check the permissions of the folder",
+    errno.EPERM: "check the permissions of the folder",
+}
 
 _PART: Final = r"(?!\.{1,2}(?:/|$))[^/\0]+"
 _NAME: Final = re.compile(rf"{_PART}(?:/{_PART})*")
@@ -45,12 +65,29 @@ def checked(path: str) -> str:
     return path
 
 
-class Range(NamedTuple):
-    """Bytes of an object."""
+def digest_of(content: bytes) -> Tag:
+    """Return the SHA-256 of a content, as its tag."""
+    return Tag(hashlib.sha256(content).hexdigest())
 
-    path: str
-    offset: int
-    nbytes: int
+
+def storage_error(error: OSError, what: str, where: str) -> InshrinkError:
+    """Return the error to raise for what the system refused, with the remedy that its number calls for."""
+    if isinstance(error, FileNotFoundError):
+        return NotFoundError(f"{what}: no such file or directory", where=where)
+    if isinstance(error, NotRegularError):
+        found = f"{error.filename} is a pipe, a device, a folder or a link, not a file"
+        return DamagedError(f"{what}: {found}", where=where, remedy=f"remove it, and {RESTORE_REMEDY}")
+    reason = error.strerror or type(error).__name__
+    return StorageError(f"{what}: {reason}", where=where, remedy=_REMEDIES.get(error.errno or 0, _REMEDY))
+
+
+@contextlib.contextmanager
+def storage_errors(what: str, where: str | Path) -> Iterator[None]:
+    """Raise what the system refuses as `storage_error` describes it."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, what, str(where)) from error
 
 
 class RangeFile:
@@ -89,7 +126,7 @@ def _returned(call: Callable[[], Any]) -> Any:
 
 
 class Creation(ABC):
-    """An object that is being written, and that nobody sees before `commit`.
+    """An object that is being written, and invisible before `commit`.
 
     As a context manager it is aborted where it was not committed.
     """
@@ -151,8 +188,8 @@ class Storage(ABC):
     """The objects of one archive, by POSIX path relative to it.
 
     A storage that is read gives `read`, `size` and `names`. One that is written gives `lock`, `load`,
-    `create`, `replace` and `delete` as well. The others are what a place may need or do better: a folder of a
-    file system has all of them, a bucket few.
+    `create`, `replace` and `delete` as well. A storage overrides the others where it needs them or does
+    better.
 
     It may be shared between threads. It raises FileNotFoundError for an object that is not there, and other
     OSErrors for what the system refuses, which its callers turn into Inshrink's own errors.
@@ -161,33 +198,28 @@ class Storage(ABC):
     ----------
     name
         The archive, for messages: its path or URL.
+
+    Attributes
+    ----------
+    bytes_read, requests
+        Bytes that were read so far, and requests for bytes, sizes and names.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._bytes_read = self._requests = 0
+        self.bytes_read = self.requests = 0
         self._counting = threading.Lock()
 
     def counted(self, content: bytes = b"") -> bytes:
-        """Count a request, on any thread, and the bytes that it brought; return them."""
+        """Count a request, on any thread, and the bytes of its answer; return them."""
         with self._counting:
-            self._bytes_read += len(content)
-            self._requests += 1
+            self.bytes_read += len(content)
+            self.requests += 1
         return content
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes that were read so far."""
-        return self._bytes_read
-
-    @property
-    def requests(self) -> int:
-        """How often it was asked for bytes, sizes and names so far."""
-        return self._requests
 
     @classmethod
     def at(cls, url: str) -> Storage:
-        """Return the storage of the archive that lies, or shall lie, at a URL; asks nothing of it yet."""
+        """Return the storage of an archive by its URL; makes no request."""
         return cls(url)
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -208,13 +240,10 @@ class Storage(ABC):
     def names(self, folder: str) -> tuple[str, ...]:
         """Return every name in a folder (empty: the archive's own), in any order, unfinished objects too."""
 
-    def whole(self, path: str) -> bytes:
-        """Return all of a small object; where the storage can, of one state, whatever replaces it."""
-        return self.load(path)[0] if self.writable else self.read(path, 0, self.size(path))
-
-    def ranges(self, asked: Sequence[Range]) -> Sequence[bytes | Exception]:
-        """Return ranges of objects, asked for at the same time; in the place of one that fails, its error."""
-        return self.together([partial(self.read, *one) for one in asked])
+    def load(self, path: str) -> tuple[bytes, Tag]:
+        """Return the content of a small object and its tag; a storage that is written returns one state."""
+        content = self.read(path, 0, self.size(path))
+        return content, digest_of(content)
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
         """Return what calls of methods that read return, made at the same time, or the error of each."""
@@ -225,7 +254,7 @@ class Storage(ABC):
             return list(pool.map(_returned, calls))
 
     def open(self, path: str) -> RangeFile:
-        """Return an object to read from; where the storage can, as it is now, whatever replaces it."""
+        """Return an object to read from; where the storage can, it stays as it is now."""
         return RangeFile(self, path)
 
     def list(self, folder: str) -> tuple[str, ...]:
@@ -254,7 +283,7 @@ class Storage(ABC):
             remedy="copy the run here",
         )
 
-    def read_listed(self, one: Listed, offset: int, nbytes: int) -> bytes:
+    def read_listed(self, listed: Listed, offset: int, nbytes: int) -> bytes:
         """Return bytes of an object that `objects` returned.
 
         Raises
@@ -268,20 +297,17 @@ class Storage(ABC):
     """What to do where nothing is found at an address."""
 
     facts: dict[str, str] | None = None
-    """What a page beside the archive tells people, where the storage writes one."""
+    """Facts for the page that the storage writes beside an archive; None where it writes none."""
 
     # ---- writing ---------------------------------------------------------------------------------
 
     writable: bool = True
     """Whether it has the methods that write."""
 
-    gathers: bool = False
-    """Whether many may create objects (`create_once`) that one of them lists (`gather`), though no lock keeps
-    others out."""
-
     exclusive: bool = True
     """Whether `lock` keeps others out. Where it does not, an object that the manifest does not list may be
-    another writer's, and is taken for nothing."""
+    another writer's, and is taken for nothing; and many may create objects (`create_once`) that one of them
+    lists (`gather`)."""
 
     def written(self) -> Storage:
         """Return the storage through which a writer sees this one; refuse a place that cannot be trusted."""
@@ -302,9 +328,9 @@ class Storage(ABC):
         )
 
     def lock(self) -> Lock:
-        """Return the right to write, held until it is released or the process ends.
+        """Return the right to write, until it is released or the process ends.
 
-        A place without locks gives one that keeps nobody out: of two writers, `replace` refuses one.
+        A lock of a place without locks excludes no writer: of two, `replace` refuses one.
 
         Raises
         ------
@@ -329,10 +355,6 @@ class Storage(ABC):
             remedy="write the parts on a local or shared file system, and pack the archive into it",
         )
 
-    def load(self, path: str) -> tuple[bytes, Tag]:
-        """Return all of an object, and the tag of what was returned."""
-        self.refuse()
-
     def create(self, path: str, *, over: bool = False) -> Creation:
         """Begin an object, of any size.
 
@@ -349,12 +371,12 @@ class Storage(ABC):
         """Begin an object of any size, whose name no other writer uses again."""
         return self.create(path)
 
-    def told(self, path: str) -> Any:
-        """Return what `gather` has to know of an object that was created here; it can be pickled."""
+    def staged(self, path: str) -> Any:
+        """Return what `gather` needs of an object that was created here; it can be pickled."""
         return None
 
-    def gather(self, told: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
-        """Replace an object that lists others, which many have created and told of; raises as `replace`."""
+    def gather(self, staged: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
+        """Replace an object that lists others, which many have created; raises as `replace`."""
         self.replace(path, content, expected)
 
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
@@ -424,26 +446,16 @@ class OverlaidStorage(Storage):
     ----------
     under
         Where all others are stored.
-    held
+    contents
         Content of objects by path; may change.
     """
 
     writable = False
 
-    def __init__(self, under: Storage, held: MutableMapping[str, bytes]) -> None:
+    def __init__(self, under: Storage, contents: MutableMapping[str, bytes]) -> None:
         super().__init__(under.name)
-        self._under, self.held = under, held
+        self._under, self.contents = under, contents
         self.n_at_once, self.exclusive = under.n_at_once, under.exclusive
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read from the storage below."""
-        return self._under.bytes_read
-
-    @property
-    def requests(self) -> int:
-        """Requests to the storage below."""
-        return self._under.requests
 
     def ask(self, path: str, question: Callable[[Storage], _T]) -> _T:
         """Ask the storage below about an object."""
@@ -451,18 +463,17 @@ class OverlaidStorage(Storage):
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
-        content = self.held.get(path)
+        content = self.contents.get(path)
         if content is not None:
             return content[offset : offset + nbytes]
         return self.ask(path, lambda under: under.read(path, offset, nbytes))
 
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
-        content = self.held.get(path)
+        content = self.contents.get(path)
         return self.ask(path, lambda under: under.size(path)) if content is None else len(content)
 
     def names(self, folder: str) -> tuple[str, ...]:
         """Return every name in a folder."""
-        parts = [path.rpartition("/") for path in tuple(self.held)]
-        held = {name for parent, _, name in parts if parent == folder}
-        return tuple(held.union(self._under.names(folder)))
+        parts = (path.rpartition("/") for path in tuple(self.contents))
+        return tuple({name for parent, _, name in parts if parent == folder}.union(self._under.names(folder)))

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
-from inshrink_core.archive.storage.contract import Creation, Tag, checked
-from inshrink_core.archive.storage.local import digest_of
+from inshrink_core.archive.storage.contract import Creation, Tag, checked, digest_of
 from inshrink_core.archive.storage.uploads import Listing, NewObject, UploadedStorage
 from inshrink_core.errors import InputError, InshrinkError, MissingExtraError, StorageError
 from inshrink_core.execution.mirror import Listed
@@ -50,7 +49,7 @@ class Repository(NamedTuple):
     repo_id, kind, revision
         The repository, ``model``, ``dataset`` or ``space``, and its branch, tag or commit.
     folder
-        Where in it the archive lies; empty at its top.
+        The archive's folder in it; empty at its top.
     """
 
     repo_id: str
@@ -100,9 +99,9 @@ class HubStorage(UploadedStorage):
 
     Notes
     -----
-    The Hub compares nothing but the last commit (`create_commit(parent_commit=)`), so whatever is compared
-    here is read at that commit first; where another was faster, it is read again. What a writer makes until
-    it flushes is one commit: frames, manifest, the card, and deletions.
+    The Hub compares nothing but the last commit (`create_commit(parent_commit=)`), so contents are read at
+    that commit and compared here; after another commit they are read again. What a writer makes until it
+    flushes is one commit: frames, manifest, the card, and deletions.
 
     `huggingface_hub` knows the user: by HF_TOKEN, or a login.
     """
@@ -151,8 +150,8 @@ class HubStorage(UploadedStorage):
 
     # ---- reading ---------------------------------------------------------------------------------
 
-    def _get(self, path: str, revision: str | None = None, span: str | None = None) -> bytes:
-        """Return an object, or a range of it; one request."""
+    def _get(self, path: str, revision: str | None = None, span: tuple[int, int] | None = None) -> bytes:
+        """Return an object, or some bytes of it, from an offset to an end; one request."""
         api, place = self._api, self._place(path)
         with _hub_errors(self.name, place):
             from huggingface_hub import hf_hub_url
@@ -166,24 +165,21 @@ class HubStorage(UploadedStorage):
             )
             # Compressed on its way, a range would be one of something else.
             headers = build_hf_headers(library_name="inshrink") | {"Accept-Encoding": "identity"}
-            response = http_backoff("GET", url, headers=headers | ({"Range": span} if span else {}))
+            if span:
+                headers |= {"Range": f"bytes={span[0]}-{span[1] - 1}"}
+            response = http_backoff("GET", url, headers=headers)
             if span and response.status_code == _BEYOND:
                 return self.counted()
             hf_raise_for_status(response)
             content: bytes = response.content
         if span and response.status_code != 206:
-            first, _, last = span.removeprefix("bytes=").partition("-")
-            content = content[int(first) : int(last) + 1]
+            content = content[slice(*span)]
         return self.counted(content)
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
         checked(path)
-        return self._get(path, span=f"bytes={offset}-{offset + nbytes - 1}") if nbytes > 0 else b""
-
-    def whole(self, path: str) -> bytes:
-        """Return all of an object; one request."""
-        return self._get(checked(path))
+        return self._get(path, span=(offset, offset + nbytes)) if nbytes > 0 else b""
 
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
@@ -232,15 +228,16 @@ class HubStorage(UploadedStorage):
                     self._commits[below, row.blob_id] = commit
                     yield Listed(below, int(size), row.blob_id, 0)
 
-    def read_listed(self, one: Listed, offset: int, nbytes: int) -> bytes:
+    def read_listed(self, listed: Listed, offset: int, nbytes: int) -> bytes:
         """Return bytes of an object at the commit that was listed, where it stays what it was."""
-        return self._get(one.path, self._commits[one.path, one.tag], f"bytes={offset}-{offset + nbytes - 1}")
+        commit = self._commits[listed.path, listed.tag]
+        return self._get(listed.path, commit, (offset, offset + nbytes))
 
     # ---- writing ---------------------------------------------------------------------------------
 
     def load(self, path: str) -> tuple[bytes, Tag]:
         """Return the content of an object, and its digest as its tag."""
-        content = self.whole(path)
+        content = self._get(checked(path))
         return content, digest_of(content)
 
     def upload(self, path: str, file: IO[bytes], *, over: bool = False) -> None:
@@ -273,13 +270,13 @@ class HubStorage(UploadedStorage):
                 addition.path_or_fileobj = file.read()
             self._staged[path] = addition
 
-    def told(self, path: str) -> Any:
+    def staged(self, path: str) -> Any:
         """Return the operation that makes an object of what was uploaded."""
         return self._staged.pop(path, None)
 
-    def gather(self, told: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
+    def gather(self, staged: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
         """Replace an object together with those that it lists: in one commit."""
-        self.publish(dict(told), Listing(path, bytes(content)), expected, ())
+        self.publish(dict(staged), Listing(path, bytes(content)), expected, ())
 
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
         """Give an object new content, if it has the one expected at the commit before."""
@@ -336,7 +333,7 @@ class HubStorage(UploadedStorage):
     def put(self, contents: Mapping[str, Any], gone: Iterable[str], head: str, message: str) -> str:
         """Write and remove objects in one commit, if the last one is still `head`; return the new one.
 
-        Contents are bytes, files, paths of files, or what `told` returned.
+        Contents are bytes, files, paths of files, or what `staged` returned.
 
         Raises
         ------

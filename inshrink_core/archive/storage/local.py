@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import shutil
 import stat
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from inshrink_core.archive.storage.contract import Creation, Lock, RangeFile, Storage, Tag, checked
+from inshrink_core.archive.storage.contract import Creation, Lock, RangeFile, Storage, Tag, checked, digest_of
 from inshrink_core.errors import LockedError, StorageError
 from inshrink_core.execution import (
     NotRegularError,
@@ -61,7 +60,7 @@ def _read_range(descriptor: int, offset: int, nbytes: int) -> bytes:
 
 
 class LocalFile(RangeFile):
-    """A file, held open: replacing it changes nothing for its reader.
+    """An open file: replacing it changes nothing for its reader.
 
     Parameters
     ----------
@@ -134,12 +133,8 @@ class LocalStorage(Storage):
         except FileNotFoundError:
             return ()
 
-    def whole(self, path: str) -> bytes:
-        """Return the content of a file, which is read at once."""
-        return self.counted(read_regular(self._place(path)))
-
     def open(self, path: str) -> LocalFile:
-        """Return a file, held open."""
+        """Return an open file."""
         return LocalFile(self._place(path))
 
     def is_locked(self) -> bool:
@@ -156,7 +151,7 @@ class LocalStorage(Storage):
 
     def load(self, path: str) -> tuple[bytes, Tag]:
         """Return the content of a file, and its digest as its tag."""
-        content = self.whole(path)
+        content = self.counted(read_regular(self._place(path)))
         return content, digest_of(content)
 
     def create(self, path: str, *, over: bool = False) -> Creation:
@@ -166,7 +161,7 @@ class LocalStorage(Storage):
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
         """Give a file new content; after a crash it has the old or the new, whole."""
         target = self._place(path)
-        with self.held():
+        with self.folder_lock():
             try:
                 found = digest_of(read_regular(target))
             except (FileNotFoundError, NotRegularError):
@@ -232,8 +227,8 @@ class LocalStorage(Storage):
             raise
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the folder, so that nobody else compares and renames; whoever does so takes no time."""
+    def folder_lock(self) -> Iterator[None]:
+        """Lock the folder for a moment, to compare and rename."""
         descriptor = os.open(self.root, os.O_RDONLY)
         try:
             until = time.monotonic() + _PATIENCE_S
@@ -260,7 +255,7 @@ class _NewFile(Creation):
         self._temporary = temporary_path(target)
         if target.parent == storage.root or not target.parent.is_dir():
             make_folders(target.parent)  # syncs too what a process that died made and did not sync
-        with storage.held():
+        with storage.folder_lock():
             if _is_locked(self._temporary):
                 raise LockedError("another process is writing this file", where=str(target))
             self._file = new_file(self._temporary, _BUFFER_NBYTES)
@@ -276,7 +271,7 @@ class _NewFile(Creation):
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
-            with contextlib.nullcontext() if self._over else self._storage.held():
+            with contextlib.nullcontext() if self._over else self._storage.folder_lock():
                 if not self._over and os.path.lexists(self._target):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self._target))
                 self._temporary.replace(self._target)
@@ -293,11 +288,6 @@ class _NewFile(Creation):
                 self._temporary.unlink(missing_ok=True)
 
 
-def digest_of(content: bytes) -> Tag:
-    """Return the SHA-256 of a content, as its tag."""
-    return Tag(hashlib.sha256(content).hexdigest())
-
-
 def _remove_temporaries(folder: Path) -> None:
     for path in folder.iterdir():
         if is_temporary(path.name):
@@ -305,7 +295,7 @@ def _remove_temporaries(folder: Path) -> None:
 
 
 def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Whether nobody else holds a file or folder; some systems (NFS) have no locks of folders."""
+    """Lock a file or folder unless another process has; True where the system has no such locks (NFS)."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -317,7 +307,7 @@ def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether somebody holds a file; one that is not there, or is no file, nobody does."""
+    """Whether another process has locked a file."""
     try:
         descriptor = open_regular(path, follow=False)
     except OSError:

@@ -82,11 +82,6 @@ _VARIABLES: Final = {
 }
 """Credentials by scheme; `docs/buckets.md` has the others."""
 
-_ENDPOINTS: Final = {
-    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "gs": ("GOOGLE_BASE_URL",),
-    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-}
 _AWS_CREDENTIALS: Final = (
     "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE",
@@ -206,12 +201,11 @@ def _make_store(scheme: str, bucket: str) -> Any:
         from obstore import store
     except ImportError as error:
         raise MissingExtraError("obstore", "remote") from error
+    # Without encryption only where the address, or an endpoint in the environment, says so.
+    options: Any = {**_TIMEOUTS, "allow_http": True}
+    retry: Any = _RETRY
     if scheme in _WEB:
-        options: Any = {**_TIMEOUTS, "allow_http": scheme == "http"}
-        return store.HTTPStore.from_url(f"{scheme}://{bucket}", client_options=options, retry_config=_RETRY)
-    endpoint = next((value for name in _ENDPOINTS[scheme] if (value := os.environ.get(name))), "")
-    emulated = os.environ.get("AZURE_STORAGE_USE_EMULATOR", "") in ("1", "true")
-    options, retry = {**_TIMEOUTS, "allow_http": endpoint.startswith("http://") or emulated}, _RETRY
+        return store.HTTPStore.from_url(f"{scheme}://{bucket}", client_options=options, retry_config=retry)
     if scheme == "s3" and not any(map(os.environ.get, _AWS_CREDENTIALS)):
         # Other credentials are asked of a service that most machines lack.
         options["connect_timeout"], retry = timedelta(seconds=2), {**_RETRY, "max_retries": 1}
@@ -310,8 +304,6 @@ class ObjectStorage(UploadedStorage):
         content, meta = self._patiently(get)
         return self.counted(content), meta
 
-    # ---- reading ---------------------------------------------------------------------------------
-
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the object ends; one request."""
         key = self.key(path)
@@ -344,12 +336,8 @@ class ObjectStorage(UploadedStorage):
                 remedy="pack the archive: inshrink export ARCHIVE --pack FILE",
             )
         found = self._patiently(lambda: self.store.list_with_delimiter(at))
-        keys = [*found["common_prefixes"], *(one["path"] for one in found["objects"])]
+        keys = [*found["common_prefixes"], *(listed["path"] for listed in found["objects"])]
         return tuple(key.rstrip("/").rpartition("/")[2] for key in keys)
-
-    def whole(self, path: str) -> bytes:
-        """Return all of an object, of one state."""
-        return self.load(path)[0]
 
     def objects(self, path: str = "") -> Iterator[Listed]:
         """Return every object below this address, or the one that a path names; a request for a thousand."""
@@ -372,17 +360,17 @@ class ObjectStorage(UploadedStorage):
         path = meta["path"].removeprefix(f"{self._root}/") if self._root else meta["path"]
         return Listed(path, meta["size"], _tag(meta), meta["last_modified"].timestamp())
 
-    def read_listed(self, one: Listed, offset: int, nbytes: int) -> bytes:
+    def read_listed(self, listed: Listed, offset: int, nbytes: int) -> bytes:
         """Return bytes of an object if its ETag is still that of the listing; one request."""
-        key = f"{self._root}/{one.path}".lstrip("/")
-        expected = _version(Tag(one.tag))["e_tag"]
+        key = f"{self._root}/{listed.path}".lstrip("/")
+        expected = _version(Tag(listed.tag))["e_tag"]
         with contextlib.suppress(FileExistsError):
             content, meta = self._get(key, range=(offset, offset + nbytes), if_match=expected)
             # Some stores ignore the condition silently.
             if str(meta["e_tag"]).strip('"') == expected.strip('"'):
                 return content
         raise DamagedError(
-            "the object changed since it was listed", where=f"{self.name}/{one.path}", remedy=OPEN_AGAIN
+            "the object changed since it was listed", where=f"{self.name}/{listed.path}", remedy=OPEN_AGAIN
         )
 
     def load(self, path: str) -> tuple[bytes, Tag]:
@@ -485,10 +473,10 @@ class ObjectStorage(UploadedStorage):
     def recover(self, folders: tuple[str, ...]) -> None:
         """Remove what probes left that were cut off."""
         found = self._patiently(lambda: self.store.list_with_delimiter(self._root))
-        for one in found["objects"]:
-            age = datetime.now(UTC) - one["last_modified"]
-            if is_temporary(one["path"].rpartition("/")[2]) and age > _STALE:
-                self._delete(one["path"])
+        for listed in found["objects"]:
+            age = datetime.now(UTC) - listed["last_modified"]
+            if is_temporary(listed["path"].rpartition("/")[2]) and age > _STALE:
+                self._delete(listed["path"])
 
     def written(self) -> Any:
         """Return what a writer uses; refuse a store that does not compare."""
@@ -508,14 +496,12 @@ class ObjectStorage(UploadedStorage):
         key = f"{self._root}/{temporary_name(f'probe-{uuid.uuid4().hex}')}".lstrip("/")
         try:
             self._create(key, b"first")
-            taken = [
-                self._takes(key, "create"),
-                self._takes(key, {"e_tag": "d41d8cd98f00b204e9800998ecf8427e"}),
-            ]
+            modes = "create", {"e_tag": "d41d8cd98f00b204e9800998ecf8427e"}
+            is_blind = any([self._takes(key, mode) for mode in modes])
         finally:
             with contextlib.suppress(InshrinkError, OSError):
                 self._delete(key)
-        if any(taken):
+        if is_blind:
             raise StorageError(
                 "the store does not compare before it writes: two writers would destroy each other's work",
                 where=self.name,

@@ -25,7 +25,7 @@ def _opened(url: str) -> Storage:
 
 
 def storage_at(place: str | os.PathLike[str]) -> Storage:
-    """Return the storage of the archive that lies, or shall lie, at a path or URL.
+    """Return the storage of an archive by its path or URL.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def object_at(place: str | os.PathLike[str]) -> tuple[Storage, str]:
 
 
 def found_at(place: str | os.PathLike[str]) -> Storage | RangeFile | None:
-    """Return what lies at a path or URL: a folder, or one object; None where it is seen that nothing does.
+    """Return the folder or object at a path or URL; None where there is nothing.
 
     Raises
     ------

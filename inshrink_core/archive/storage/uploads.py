@@ -3,7 +3,7 @@
 Each URL has a folder in `queue_folder`::
 
     run.inshrink-5c1f0a9e4b7d2c36/
-      lock               held by the one process of this machine that writes the archive
+      lock               of the one process of this machine that writes the archive
       frames/…           finished frames; after their upload the newest stay, up to 256 MiB
       waiting            a SHA-256, and the `Listing` that it is of: the manifest, the digests of what it may
                          replace, and the frames to upload before it
@@ -32,9 +32,17 @@ from typing import IO, Any, Final, TypeVar
 
 import msgspec
 
-from inshrink_core.archive.storage.contract import Creation, Lock, OverlaidStorage, Storage, Tag, checked
-from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage, digest_of
-from inshrink_core.errors import ConflictError, InshrinkError, LockedError, StorageError, UnsafePathError
+from inshrink_core.archive.storage.contract import (
+    Creation,
+    Lock,
+    OverlaidStorage,
+    Storage,
+    Tag,
+    checked,
+    digest_of,
+)
+from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
+from inshrink_core.errors import ConflictError, LockedError, StorageError, UnsafePathError
 from inshrink_core.execution import make_folders, read_regular, write_durably
 
 _T = TypeVar("_T")
@@ -91,7 +99,6 @@ class UploadedStorage(Storage):
     """A storage that takes whole files, and whose writer does not wait for them."""
 
     exclusive = False
-    gathers = True
 
     batch_s: float = 0.0
     """Uploads begin after so many seconds, or when the writer flushes."""
@@ -165,7 +172,7 @@ class UploadedStorage(Storage):
         return NewObject.beside(self, lambda file: self.upload(path, file, over=over))
 
     def lock(self) -> Lock:
-        """Return a lock that keeps nobody out: of two writers, the second to commit is refused."""
+        """Return a lock that excludes no writer: of two, the second to commit is refused."""
         return Lock()
 
     def written(self) -> UploadQueue:
@@ -212,7 +219,7 @@ class UploadQueue(OverlaidStorage):
         self._local = LocalStorage(self._folder)
         self._names: dict[str, set[str]] = {}
         self._tags: dict[str, Tag] = {}
-        """Remote tags of what this writer read or replaced; nobody else may change it."""
+        """Remote tags of what this writer read or replaced."""
         self._changed = threading.Condition()
         self._here: dict[str, int] = {}
         """Sizes of objects that can be read from the local disk."""
@@ -237,7 +244,7 @@ class UploadQueue(OverlaidStorage):
         known = self._names.get(folder)
         if known is None:
             known = self._names[folder] = set(self._remote.names(folder))
-            for paths, change in (((*self._queued, *self.held), known.add), (self._gone, known.discard)):
+            for paths, change in (((*self._queued, *self.contents), known.add), (self._gone, known.discard)):
                 for parent, _, name in (path.rpartition("/") for path in paths):
                     if parent == folder:
                         change(name)
@@ -245,25 +252,32 @@ class UploadQueue(OverlaidStorage):
 
     def load(self, path: str) -> tuple[bytes, Tag]:
         """Return the content of an object and its digest as its tag; asks the remote storage once."""
-        if path not in self.held:
-            self.held[path], self._tags[path] = self._remote.load(path)
-        return self.held[path], digest_of(self.held[path])
+        if path not in self.contents:
+            self.contents[path], self._tags[path] = self._remote.load(path)
+        return self.contents[path], digest_of(self.contents[path])
 
     # ---- writing ---------------------------------------------------------------------------------
 
     def lock(self) -> Lock:
-        """Return the lock of this machine's one writer; others are refused by the tag."""
+        """Return the lock of this machine's one writer; others are refused by the tag.
+
+        Releasing it ends the uploads: what is left stays on the disk.
+        """
         make_folders(self._folder)
         try:
-            held = self._local.lock()
+            lock = self._local.lock()
         except LockedError as error:
             raise LockedError(error.what, where=self.name, remedy=error.remedy) from error
 
         def release() -> None:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
             try:
-                self._end()
+                if self._thread is not None:
+                    self._thread.join()
             finally:
-                held.release()
+                lock.release()
 
         return Lock(release)
 
@@ -300,7 +314,7 @@ class UploadQueue(OverlaidStorage):
         if now == digest_of(listing.content):
             self._finish()
         elif now in listing.bases:
-            self._listing, self.held[listing.path], self._queued = listing, listing.content, files
+            self._listing, self.contents[listing.path], self._queued = listing, listing.content, files
             self._here = {path: (self._folder / path).stat().st_size for path in files}
             _logger.info("%d frames that were not uploaded yet are uploaded now", len(files))
         else:
@@ -368,7 +382,7 @@ class UploadQueue(OverlaidStorage):
             listing = Listing(path, content, tuple(sorted(self._queued)), (*bases, found))
             record = msgspec.msgpack.encode(listing)
             write_durably(self._folder / _RECORD_NAME, hashlib.sha256(record).digest() + record)
-            self._listing, self.held[path] = listing, content
+            self._listing, self.contents[path] = listing, content
             self._names.get("", set()).add(path)
             self._changed.notify_all()
         return digest_of(content)
@@ -378,7 +392,7 @@ class UploadQueue(OverlaidStorage):
         folder, _, name = checked(path).rpartition("/")
         with self._changed:
             self._names.get(folder, set()).discard(name)
-            self.held.pop(path, None)
+            self.contents.pop(path, None)
             if path in self._queued and not self._busy:
                 self._queued.remove(path)
                 self._evict(path)
@@ -419,24 +433,19 @@ class UploadQueue(OverlaidStorage):
             self._flushing, done = False, is_done()
         self._require()
         if not done:
-            raise self._unfinished()
+            what, remedy = getattr(self._error, "what", self._error), getattr(self._error, "remedy", "")
+            rest = f"what is missing lies in {self._folder}, and the next writer uploads it"
+            raise StorageError(
+                f"not everything is uploaded yet: {what}",
+                where=self.name,
+                remedy=f"{remedy}; {rest}".lstrip("; "),
+            )
 
     def _is_full(self) -> bool:
         return sum(self._here.get(path, 0) for path in self._queued) > MAX_QUEUED_NBYTES
 
     def _is_pending(self) -> bool:
         return bool(self._queued or self._gone or self._listing is not None)
-
-    def _unfinished(self) -> StorageError:
-        error = self._error
-        what = error.what if isinstance(error, InshrinkError) else str(error)
-        remedy = error.remedy if isinstance(error, InshrinkError) else ""
-        rest = f"what is missing lies in {self._folder}, and the next writer uploads it"
-        return StorageError(
-            f"not everything is uploaded yet: {what}",
-            where=self.name,
-            remedy=f"{remedy}; {rest}".lstrip("; "),
-        )
 
     def _require(self) -> None:
         """Raise what ended the writing of this archive."""
@@ -513,14 +522,6 @@ class UploadQueue(OverlaidStorage):
         """Note that the listing is uploaded."""
         self._listing = None
         (self._folder / _RECORD_NAME).unlink(missing_ok=True)
-
-    def _end(self) -> None:
-        """End the thread; what is not uploaded stays on the disk."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
 
 
 class NewObject(Creation):

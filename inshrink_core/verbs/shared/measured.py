@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self, TypeVar
 
 from inshrink_core.errors import StorageError
-from inshrink_core.execution.kept import (
+from inshrink_core.execution.results import (
     MAX_SHARED_NBYTES,
     add_line,
     key_digest,

@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import Executing
-from inshrink_core.execution.engines import Engine, engine_of
+from inshrink_core.execution.engines import Engine, Task, Work, engine_of
 from inshrink_core.execution.process import ignore_numba_file
 from inshrink_core.execution.progress import OnProgress
-from inshrink_core.execution.tasks import Task, Work
 from inshrink_core.execution.threads import prepare_process
 from inshrink_core.request import fields_of, request_from_json
 

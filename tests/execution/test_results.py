@@ -12,7 +12,7 @@ import pytest
 
 from inshrink_core.errors import StorageError
 from inshrink_core.execution import ResultStore, parse_record
-from inshrink_core.execution.kept import add_line, shared_lines
+from inshrink_core.execution.results import add_line, shared_lines
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,12 @@ def test_what_cannot_be_written_is_an_error_or_is_made_again(tmp_path):
 def test_a_log_that_several_add_to_has_every_line_whole(tmp_path):
     path = tmp_path / "log.jsonl"
     code = (
-        "import sys; from pathlib import Path; from inshrink_core.execution.kept import add_line\n"
+        "import sys; from pathlib import Path; from inshrink_core.execution.results import add_line\n"
         "for n in range(50):\n"
         "    add_line(Path(sys.argv[1]), {'who': sys.argv[2], 'n': n, 'text': 'x' * 5000}, 1 << 20)"
     )
     children = [subprocess.Popen([sys.executable, "-c", code, str(path), who]) for who in "ab"]
-    assert [one.wait() for one in children] == [0, 0]
+    assert [child.wait() for child in children] == [0, 0]
     rows = list(shared_lines(path))
     assert [[row["n"] for row in rows if row["who"] == who] for who in "ab"] == [list(range(50))] * 2
 
@@ -130,7 +130,7 @@ def test_a_shared_log_keeps_the_newest_within_its_bound(tmp_path):
         add_line(path, {"n": n}, 1000)
     found = [row["n"] for row in shared_lines(path)]
     assert found == list(range(found[0], 200))
-    assert sum(one.stat().st_size for one in tmp_path.iterdir()) <= 2000
+    assert sum(child.stat().st_size for child in tmp_path.iterdir()) <= 2000
 
 
 def test_a_shared_log_is_never_written_through_a_link(tmp_path):

@@ -65,18 +65,16 @@ def load_result(
     parse
         Makes the result from JSON; raises ValueError, TypeError or KeyError where it is none.
     """
-    found = _read_result(path, field, parse, json.loads(json.dumps(key)))
-    return None if found is None else found[1]
+    found = _read_result(path, field, parse)
+    return found[1] if found is not None and found[0] == json.loads(json.dumps(key)) else None
 
 
 def _read_result(
-    path: Path, field: str, parse: Callable[[Any], _Result], key: Any = None
+    path: Path, field: str, parse: Callable[[Any], _Result]
 ) -> tuple[Mapping[str, Any], _Result] | None:
-    """Return a file's key and result; None where it cannot be read, or has another key than is asked for."""
+    """Return the key and the result of a file; None where it cannot be read."""
     try:
         document = json.loads(read_regular(path, _MAX_NBYTES))
-        if key not in (None, document["key"]):
-            return None
         if document["sha256"] != _digest(document[field]):
             raise ValueError("its digest is another")
         return dict(document["key"]), parse(document[field])
@@ -128,8 +126,8 @@ def results_folder(directory: Path, *, make: bool = True) -> Path | None:
     directory
         The run.
     make
-        Make sure that the folder is there; without it nothing is written, and results that somebody else
-        left in a run that cannot be written are found.
+        Make sure that the folder is there; without it nothing is written, and results in
+        a run that cannot be written are found.
 
     Returns
     -------
@@ -137,13 +135,13 @@ def results_folder(directory: Path, *, make: bool = True) -> Path | None:
         ``.inshrink`` where that can be written, leads nowhere else and is no part of a Python package, as the
         bundled samples are; else a folder of its own in the user's cache; None where there is neither.
     """
-    own = directory / ".inshrink"
+    inside = directory / ".inshrink"
     real = Path(os.path.realpath(directory))
     is_packaged = any((folder / "__init__.py").is_file() for folder in (real, *real.parents))
-    mine = directory.is_dir() and not own.is_symlink() and not is_packaged
-    if mine and (_is_made(own) if make else _is_writable(own)):
-        return own
-    base = _user_cache()
+    fits = directory.is_dir() and not inside.is_symlink() and not is_packaged
+    if fits and (_is_made(inside) if make else _is_writable(inside)):
+        return inside
+    base = user_cache_folder(make=False)
     if base is None:
         return None
     label = re.sub(r"[^A-Za-z0-9.-]+", "-", real.name)[:80]
@@ -151,22 +149,17 @@ def results_folder(directory: Path, *, make: bool = True) -> Path | None:
     users = base / "runs" / f"{label}-{digest}"
     if make:
         return users if _is_made(users) else None
-    return own if mine and own.is_dir() and not users.is_dir() else users
+    return inside if fits and inside.is_dir() and not users.is_dir() else users
 
 
-def user_cache_folder() -> Path | None:
-    """Return where the user's cache of results lies; None where none can be written."""
-    base = _user_cache()
-    return base if base is not None and _is_made(base) else None
-
-
-def _user_cache() -> Path | None:
-    """Return where the user's cache of results would lie; None where the user has no home."""
+def user_cache_folder(*, make: bool = True) -> Path | None:
+    """Return the user's cache of results, made if need be; None where it cannot be, or without a home."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        return (named if named.is_absolute() else Path.home() / ".cache") / "inshrink"
+        base = (named if named.is_absolute() else Path.home() / ".cache") / "inshrink"
     except RuntimeError:
         return None
+    return base if not make or _is_made(base) else None
 
 
 def cache_folder(directory: Path) -> Path | None:
@@ -218,16 +211,14 @@ def _require_plausible(record: Any, values: Any) -> None:
     """Refuse keys that a record does not have, negative counts, and numbers that are none."""
     if not dataclasses.is_dataclass(record):
         return
-    own = {one.name: getattr(record, one.name) for one in dataclasses.fields(record)}
-    if not set(values) <= set(own):
+    if not set(values) <= {field.name for field in dataclasses.fields(record)}:
         raise ValueError("it has other keys")
     for name, given in values.items():
-        value = own[name]
+        value = getattr(record, name)
         if (type(value) is int and value < 0) or (type(value) is float and math.isnan(value)):
             raise ValueError(f"'{name}' is no count, or no number")
-        pairs = zip(value, given, strict=True) if isinstance(value, tuple) else [(value, given)]
-        for one, of in pairs:
-            _require_plausible(one, of)
+        for item, raw in zip(value, given, strict=True) if isinstance(value, tuple) else [(value, given)]:
+            _require_plausible(item, raw)
 
 
 class ResultStore(Generic[_Result]):
@@ -258,7 +249,7 @@ class ResultStore(Generic[_Result]):
         path = self._path(label, key)
         return None if path is None else load_result(path, key, self._field, self._parse)
 
-    def kept(self, most: int) -> Iterator[tuple[Mapping[str, Any], _Result]]:
+    def results(self, most: int) -> Iterator[tuple[Mapping[str, Any], _Result]]:
         """Yield the keys and results that can be read, of at most so many files, by their names."""
         for path in sorted([] if self.folder is None else self.folder.glob("*.json"))[:most]:
             found = _read_result(path, self._field, self._parse)
@@ -377,14 +368,14 @@ def add_line(path: Path, row: Mapping[str, Any], most: int | None = None) -> Non
 
 
 def _make_room(path: Path, nbytes: int, most: int) -> None:
-    """Put a file aside that would be too large, and remove the files that nobody added to for longest."""
+    """Rename a file that would be too large, and remove the files that are the longest unchanged."""
     if path.exists():
         if path.stat().st_size + nbytes > most:
             path.replace(_older(path))
         return
-    others = [one for one in path.parent.iterdir() if one.is_file() and not one.is_symlink()]
-    for one in sorted(others, key=lambda one: -one.stat().st_mtime)[_MAX_SHARED:]:
-        one.unlink(missing_ok=True)
+    others = [other for other in path.parent.iterdir() if other.is_file() and not other.is_symlink()]
+    for other in sorted(others, key=lambda other: -other.stat().st_mtime)[_MAX_SHARED:]:
+        other.unlink(missing_ok=True)
 
 
 def _older(path: Path) -> Path:
@@ -393,10 +384,10 @@ def _older(path: Path) -> Path:
 
 def shared_lines(path: Path) -> Iterator[Mapping[str, Any]]:
     """Yield every object that was added to a bounded file, the oldest first."""
-    for one in (_older(path), path):
+    for file in (_older(path), path):
         with contextlib.suppress(OSError):
-            status = one.stat()
-            yield from _shared_lines(one, status.st_ino, status.st_mtime_ns, status.st_size)
+            status = file.stat()
+            yield from _shared_lines(file, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=64)
