@@ -26,7 +26,7 @@ from inshrink_core.coding.huffman import (
 )
 from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits
 from inshrink_core.errors import DamagedError
-from inshrink_core.ops.symbols import (
+from inshrink_core.ops.cpu.symbols import (
     MAX_CHUNK,
     code_lengths,
     count_groups,
