@@ -1,10 +1,11 @@
 """Seeded faults: mutants of the engine that the tests must catch: ``python -m benchmarks.faults [--new]``.
 
-Fifty mutants, chosen by a fixed seed, are in ``results/faults.csv``: a comparison is turned, an integer is
-off by one, a condition is negated, or a call is left out. Each is applied to a copy of the working tree, and
-the tests of its package run there until one fails. By default those recorded as caught run again, and the
-exit code is 1 where a test no longer notices one; a mutant whose code is gone is named and not run. ``--new``
-runs those that have not run yet, until ``--seconds`` are over, and records each. ``--choose`` chooses anew.
+Fifty mutants, of each package as many, chosen by chance, are in ``results/faults.csv``: a comparison is
+turned, an integer is off by one, a condition is negated, or a call is left out. Each is applied to a copy
+of the working tree, and the tests of its package run there until one fails. By default those recorded as
+caught run again, and the exit code is 1 where a test no longer notices one; a mutant whose code is gone is
+named and not run. ``--new`` runs those that have not run yet, until ``--seconds`` are over, and records
+each.
 
 A mutant is found again by file, function, kind and text, so that code around it may change.
 """
@@ -16,7 +17,6 @@ import ast
 import copy
 import csv
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -31,7 +31,7 @@ from benchmarks.results import RESULTS
 ROOT = Path(__file__).parents[1]
 LIST = RESULTS / "faults.csv"
 
-SEED, N_FAULTS = 42, 50
+N_FAULTS = 50
 LIMIT_S = 300
 """A mutant that does not end is noticed, too."""
 
@@ -131,18 +131,6 @@ def apply(source: str, fault: Fault) -> str:
     return (head + fault.after.encode() + tail).decode()
 
 
-def choose() -> list[Fault]:
-    """Return the mutants of the fixed seed: of each package as many, of each kind about as many."""
-    rng, chosen = random.Random(SEED), []
-    left = {package: faults_of(package) for package in _TESTS}
-    for i in range(N_FAULTS):
-        of_package = left[[*_TESTS][i % len(_TESTS)]]
-        kind = rng.choice(sorted({one.kind for one in of_package}))
-        chosen.append(rng.choice([one for one in of_package if one.kind == kind]))
-        of_package.remove(chosen[-1])
-    return chosen
-
-
 def failing(copied: Path, package: str, *options: str) -> list[str]:
     """Run a package's tests in a copy of the tree, and return those that fail."""
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "--hypothesis-seed=0", "-m", "not integration"]
@@ -178,17 +166,12 @@ def _write(rows: list[dict[str, str]]) -> None:
 
 
 def main() -> int:
-    """Choose mutants, or run them."""
+    """Run mutants."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--choose", action="store_true", help="choose the mutants anew; none has run then")
     parser.add_argument("--new", action="store_true", help="run those that have not run yet")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after so many")
     parser.add_argument("packages", nargs="*", choices=[[], *_TESTS], help="by default all")
     arguments = parser.parse_args()
-    if arguments.choose:
-        columns = Fault._fields[:6]
-        _write([dict(zip(columns, one, strict=False), result="not run", test="") for one in choose()])
-        return 0
     rows = list(csv.DictReader(LIST.open(newline="")))
     now = {one.name: one for package in _TESTS for one in faults_of(package)}
     begun, missed, unsound = time.monotonic(), 0, dict[str, list[str]]()

@@ -27,7 +27,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
-from unittest import mock
 
 from benchmarks import reference
 from inshrink_core.request import fields_of
@@ -138,7 +137,6 @@ def figures() -> dict[str, int]:
         "import circles": len(circles()),
         "exercises without a guide and its test": len(EXERCISES) - len(guided),
         "most lines an exercise adds beside its file": max(guided.values()),
-        "functions in LatticeCodec.encode": len([one for one in _encoding() if not _only_returns(one)]),
         **_flows(),
     }
 
@@ -175,38 +173,6 @@ def functions_passed(work: Callable[[], object]) -> set[Place]:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
     return met
-
-
-def _encoding() -> set[Place]:
-    """Return the functions that run while the lattice encodes a delta of one weight."""
-    import inshrink_core
-    from inshrink_core.codecs.lattice.codec import LatticeCodec
-
-    encode, met = LatticeCodec.encode, set[Place]()
-
-    def watched(codec: LatticeCodec, item: Any, plan: Any, reference: Any) -> Any:
-        if item.spec.key != "conv2.weight" or reference is None:
-            return encode(codec, item, plan, reference)
-        found = []
-        met.update(functions_passed(lambda: found.append(encode(codec, item, plan, reference))))
-        return found[0]
-
-    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(LatticeCodec, "encode", watched):
-        inshrink_core.compress(run, Path(folder) / "a.inshrink", steps=run.steps[:2], threads=1)
-    return met
-
-
-def _only_returns(place: Place) -> bool:
-    """Whether a function is one return."""
-    name = place.name.rpartition(".")[2]
-    for node in ast.walk(ast.parse(Path(place.file).read_text())):
-        if not isinstance(node, _FUNCTIONS) or node.name != name:
-            continue
-        if place.line in (node.lineno, *(one.lineno for one in node.decorator_list)):
-            body = node.body[ast.get_docstring(node) is not None :]
-            return len(body) == 1 and isinstance(body[0], ast.Return)
-    return False
 
 
 def guides() -> dict[str, int]:

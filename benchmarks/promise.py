@@ -127,11 +127,8 @@ def measure(name: str, constant: Sequence[tuple[str, Mapping[str, Any]]] = CONST
         of_new = {step: new.evaluate(state) for step, state in states.items()}
         for number, (codec, setting) in enumerate((("lattice", {"checked": True}), *constant)):
             archive = inshrink_core.open(Path(scratch) / f"{number}.inshrink")
-            size, seen, fresh = (
-                archive_size(archive),
-                costs(archive, held, of_held),
-                costs(archive, new, of_new),
-            )
+            size = archive_size(archive)
+            seen, fresh = costs(archive, held, of_held), costs(archive, new, of_new)
             row = {
                 "task": name,
                 "tuned_on": name in TUNED,

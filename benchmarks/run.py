@@ -12,9 +12,7 @@ from importlib import import_module
 
 BENCHMARKS = (
     "sample",
-    "footprint",
     "requests",
-    "explorer",
     "speed",
     "verbs",
     "search",
