@@ -100,7 +100,7 @@ def faults_in(file: str, source: str) -> list[Fault]:
         for kind, old, new in mutated(node) if function else ():
             span = (old.lineno, old.col_offset, old.end_lineno, old.end_col_offset)
             before, after = ast.unparse(old), f"({ast.unparse(new)})"
-            same = sum(one[:4] == (file, function, kind, before) for one in found)
+            same = sum(item[:4] == (file, function, kind, before) for item in found)
             found.append(Fault(file, function, kind, before, after, same, span))
         for child in ast.iter_child_nodes(node):
             walk(child, function)
@@ -111,7 +111,7 @@ def faults_in(file: str, source: str) -> list[Fault]:
 
 def tests_of(package: str) -> list[str]:
     """Return the files of tests that are there, in the order in which they run."""
-    folders = [one.strip().split(": ") for one in f"{_TESTS[package]}; {_BLACKBOX}".split(";")]
+    folders = [item.strip().split(": ") for item in f"{_TESTS[package]}; {_BLACKBOX}".split(";")]
     paths = [f"tests/{folder}/test_{name}.py" for folder, names in folders for name in names.split()]
     return [path for path in paths if (ROOT / path).exists()]
 
@@ -119,7 +119,7 @@ def tests_of(package: str) -> list[str]:
 def faults_of(package: str) -> list[Fault]:
     """Return all mutants of a package of the engine."""
     paths = sorted((ROOT / "inshrink_core" / package).rglob("*.py"))
-    return [one for path in paths for one in faults_in(path.relative_to(ROOT).as_posix(), path.read_text())]
+    return [item for path in paths for item in faults_in(path.relative_to(ROOT).as_posix(), path.read_text())]
 
 
 def apply(source: str, fault: Fault) -> str:
@@ -144,7 +144,7 @@ def failing(copied: Path, package: str, *options: str) -> list[str]:
         return ["no end"]
     lines = done.stdout.splitlines()
     failed = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return [one.partition(" - ")[0] for one in failed] or ["no result"] * (done.returncode != 0)
+    return [item.partition(" - ")[0] for item in failed] or ["no result"] * (done.returncode != 0)
 
 
 def caught_by(copied: Path, fault: Fault, unsound: list[str]) -> str:
@@ -152,7 +152,7 @@ def caught_by(copied: Path, fault: Fault, unsound: list[str]) -> str:
     path, source = copied / fault.file, (ROOT / fault.file).read_text()
     try:
         path.write_text(apply(source, fault))
-        found = failing(copied, fault.package, "-x", *(f"--deselect={one}" for one in unsound))
+        found = failing(copied, fault.package, "-x", *(f"--deselect={item}" for item in unsound))
         return found[0].removeprefix("tests/")[:120] if found else ""
     finally:
         shutil.copy2(ROOT / fault.file, path)
@@ -173,7 +173,7 @@ def main() -> int:
     parser.add_argument("packages", nargs="*", choices=[[], *_TESTS], help="by default all")
     arguments = parser.parse_args()
     rows = list(csv.DictReader(LIST.open(newline="")))
-    now = {one.name: one for package in _TESTS for one in faults_of(package)}
+    now = {item.name: item for package in _TESTS for item in faults_of(package)}
     begun, missed, unsound = time.monotonic(), 0, dict[str, list[str]]()
     with tempfile.TemporaryDirectory(prefix="inshrink-faults-") as folder:
         copied = Path(folder) / "tree"

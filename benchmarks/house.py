@@ -72,7 +72,7 @@ def code_lines(path: Path) -> int:
 def n_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Return how many parameters a function has, but for that of its object or class."""
     given = function.args
-    names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    names = [item.arg for item in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
@@ -93,9 +93,9 @@ def circles() -> set[frozenset[str]]:
     graph = grimp.build_graph("inshrink_core", "inshrink_lab", cache_dir=None)
     upstream = {module: graph.find_upstream_modules(module) for module in graph.modules}
     return {
-        frozenset({module, *(one for one in above if module in upstream[one])})
+        frozenset({module, *(item for item in above if module in upstream[item])})
         for module, above in upstream.items()
-        if any(module in upstream[one] for one in above)
+        if any(module in upstream[item] for item in above)
     }
 
 
@@ -118,7 +118,7 @@ def figures() -> dict[str, int]:
         public += n_public(path) if path.parts[-2] != "app" else 0
         if "ops" not in path.parts:
             tree = ast.walk(ast.parse(path.read_text()))
-            wide += sum(isinstance(one, _FUNCTIONS) and n_parameters(one) > _MANY for one in tree)
+            wide += sum(isinstance(item, _FUNCTIONS) and n_parameters(item) > _MANY for item in tree)
     commands = reference.requests()
     options = {
         (field.names, field.text)
@@ -183,7 +183,7 @@ def guides() -> dict[str, int]:
         if guide.exists() and list((ROOT / "tests").rglob(f"test_{name}_guide.py")):
             tables = re.findall(r"```toml\n(.*?)```", guide.read_text(), re.DOTALL)
             projects = [tomllib.loads(table).get("project", {}) for table in tables]
-            groups = [group for one in projects for group in one.get("entry-points", {}).values()]
+            groups = [group for item in projects for group in item.get("entry-points", {}).values()]
             found[name] = sum(map(len, groups)) or 1
     return found
 

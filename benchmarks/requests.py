@@ -90,7 +90,7 @@ class CountingStorage(Storage):
 
     def ranges(self, asked: Sequence[Range]) -> Sequence[bytes | Exception]:
         """Return ranges of objects, asked for at the same time."""
-        return self.together([partial(self.read, *one) for one in asked])
+        return self.together([partial(self.read, *request) for request in asked])
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
         """Return what calls return, made at the same time."""
@@ -162,12 +162,12 @@ def restored(reader: ArchiveReader, scratch: Path) -> None:
     inshrink_core.restore(Archive(reader), scratch / "out", steps=[N_FRAMES], force=True, threads=1)
 
 
-def one_tensor(reader: ArchiveReader, scratch: Path) -> None:
+def read_tensor(reader: ArchiveReader, scratch: Path) -> None:
     """Read one tensor of the last step."""
     assert Archive(reader)[N_FRAMES]["layers.0.weight"].numel()
 
 
-ACTS = {"open": opened, "restore the last step": restored, "read one tensor": one_tensor}
+ACTS = {"open": opened, "restore the last step": restored, "read one tensor": read_tensor}
 
 
 def measure_far(path: Path, kind: type[CountingStorage], act: str, scratch: Path) -> dict[str, object]:

@@ -50,7 +50,7 @@ def row_of(found: Rehearsal, parameters: int) -> dict[str, object]:
         "excess": found.excess,
         "chance": found.chance,
         "beyond_chance": found.beyond_chance,
-        "excesses": [None if one is None else round(one, 5) for one in found.excesses],
+        "excesses": [None if value is None else round(value, 5) for value in found.excesses],
     }
 
 

@@ -44,8 +44,8 @@ def measure(codec_name: str, settings: dict[str, Any], movement: float) -> dict[
     """Time one codec against zstd."""
     torch.set_num_threads(1)
     codec = make_codec(codec_name, settings)
-    whole = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS, COLUMNS))
-    spec = [dataclasses.replace(whole, name=f"layers.{i}.weight") for i in range(N_TENSORS)]
+    matrix = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS, COLUMNS))
+    spec = [dataclasses.replace(matrix, name=f"layers.{i}.weight") for i in range(N_TENSORS)]
     *earlier, after = _states(movement)
     raw = [tensor.numpy().tobytes() for tensor in after]
     n_bytes = sum(map(len, raw))

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from inshrink_core.ops.registry import op
 
-Float32s, Float64s, Int64s = NDArray[np.float32], NDArray[np.float64], NDArray[np.int64]
+Float64s = NDArray[np.float64]
+Int64s = NDArray[np.int64]
 
 ZERO_POINT = 128
 """Integers, residuals and column exponents are stored with this added."""
@@ -121,7 +122,7 @@ class Units(NamedTuple):
     columns: Int64s
 
 
-def half_octave_values(exponents: Int64s) -> Float32s:
+def half_octave_values(exponents: Int64s) -> NDArray[np.float32]:
     """Return ``2**(k / 2)`` in float32, the root of two rounded once; k is first clipped to +-252.
 
     Examples
@@ -130,7 +131,7 @@ def half_octave_values(exponents: Int64s) -> Float32s:
     [1.0, 2.0, 0.5]
     """
     k = np.clip(exponents, LOWEST, HIGHEST)
-    values: Float32s = np.ldexp(np.where(k & 1, _SQRT2, np.float32(1)), k >> 1).astype(np.float32)
+    values: NDArray[np.float32] = np.ldexp(np.where(k & 1, _SQRT2, np.float32(1)), k >> 1).astype(np.float32)
     return values
 
 

@@ -296,7 +296,8 @@ def round_to_lattice(
     numbers = (_F32(lattice.unit), lattice.spacing, _F32(lattice.reciprocal), lattice.bound)
     chosen, scratch = given(changes, np.empty(_CHUNK, np.float32)), np.empty(_CHUNK, np.uint8)
     counts = _round(values.numpy(), *before, *numbers, *chosen, scratch, tokens, after, new)
-    return Rounded(*map(torch.from_numpy, (tokens, after, new)), *counts)
+    coded, moved, changed = map(torch.from_numpy, (tokens, after, new))
+    return Rounded(coded, moved, changed, *counts)
 
 
 @kernel
