@@ -33,8 +33,8 @@ def test_lines_of_code_have_neither_comments_nor_docstrings(tmp_path):
 
 
 def test_parameters_are_counted_without_the_object():
-    functions = [one for one in ast.walk(ast.parse(SOURCE)) if isinstance(one, ast.FunctionDef)]
-    assert {one.name: house.n_parameters(one) for one in functions} == {"many": 7, "two": 8}
+    functions = [node for node in ast.walk(ast.parse(SOURCE)) if isinstance(node, ast.FunctionDef)]
+    assert {node.name: house.n_parameters(node) for node in functions} == {"many": 7, "two": 8}
 
 
 @pytest.fixture

@@ -141,12 +141,12 @@ def check_what_cannot_be_reached_is_exact(device):
 def check_every_size_of_a_change_has_its_token(device):
     # Beside every power of two and every quarter of an octave up to the largest change there is.
     edges = torch.tensor([(4 + quarter) << k for k in range(22) for quarter in range(4)], dtype=torch.int32)
-    whole = torch.cat([sign * (edges + offset) for sign in (1, -1) for offset in (-1, 0, 1)])
-    whole = whole[whole.abs() < 2**24]
-    _, history = state_of(whole.numel(), 3)
-    rounded = agree(device, whole.float(), torch.zeros_like(whole), history, Lattice(1.0, 1, 1.0, 2**24 - 1))
+    moves = torch.cat([sign * (edges + offset) for sign in (1, -1) for offset in (-1, 0, 1)])
+    moves = moves[moves.abs() < 2**24]
+    _, history = state_of(moves.numel(), 3)
+    rounded = agree(device, moves.float(), torch.zeros_like(moves), history, Lattice(1.0, 1, 1.0, 2**24 - 1))
     assert rounded.n_exact == 0
-    assert torch.equal(rounded.integers, whole)
+    assert torch.equal(rounded.integers, moves)
 
 
 def check_matched_gain(device):

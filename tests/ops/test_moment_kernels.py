@@ -44,17 +44,17 @@ def both(call):
         return found, call()
 
 
-def assert_same_bits(one, other):
-    if one is None or other is None:
-        assert one is other
+def assert_same_bits(found, expected):
+    if found is None or expected is None:
+        assert found is expected
         return
-    if isinstance(one, tuple):
-        for mine, theirs in zip(one, other, strict=True):
+    if isinstance(found, tuple):
+        for mine, theirs in zip(found, expected, strict=True):
             assert_same_bits(mine, theirs)
         return
-    one, other = np.asarray(one), np.asarray(other)  # of tensors too
-    assert (one.dtype, one.shape) == (other.dtype, other.shape)
-    assert one.tobytes() == other.tobytes()
+    found, expected = np.asarray(found), np.asarray(expected)  # of tensors too
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert found.tobytes() == expected.tobytes()
 
 
 SPECIAL = [None, np.nan, -np.nan, np.inf, -np.inf, -1.0, 1.0, -0.0, -1e-42]
@@ -119,15 +119,15 @@ def test_first_moments_are_rounded_to_the_same_bits(shape, unit):
                 assert_same_bits(*both(partial(ops.round_first, given, second, shape[0], unit, most)))
 
 
-@pytest.mark.parametrize("held", [None, 0.5, 0.75, 1.0, 1.5])
+@pytest.mark.parametrize("tolerance", [None, 0.5, 0.75, 1.0, 1.5])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_second_moments_are_rounded_to_the_same_bits(shape, held):
+def test_second_moments_are_rounded_to_the_same_bits(shape, tolerance):
     values = values_of(shape).abs()
-    first, expected = both(lambda: ops.round_second(values, shape[0], None, held))
+    first, expected = both(lambda: ops.round_second(values, shape[0], None, tolerance))
     assert_same_bits(first, expected)
     for growth in (1.0, 1.1, 1.3, 3.0, 1e9):
         later = values * growth * torch.exp2(codes_of(values.numel(), 1).float() % 7 / 4)
-        assert_same_bits(*both(lambda later=later: ops.round_second(later, shape[0], first, held)))
+        assert_same_bits(*both(lambda later=later: ops.round_second(later, shape[0], first, tolerance)))
 
 
 @pytest.mark.parametrize("growth", [1e-3, 1.0, 1.01, 3.0, 1e9])

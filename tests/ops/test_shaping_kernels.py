@@ -63,10 +63,10 @@ def test_the_error_of_what_is_stored_exactly_is_not_fed_forward():
     odd[0] = float("nan")
     zeros = torch.zeros(16, dtype=torch.int32)
     values[0] = 0.0  # its error is none, too
-    one, other = (
+    plain, damaged = (
         shape_changes(v, None, zeros, LATTICE, NEAREST, factors_of(matrix)).changes for v in (values, odd)
     )
-    assert torch.equal(one[1:], other[1:])
+    assert torch.equal(plain[1:], damaged[1:])
 
 
 def as_large_as_can_be(rows: int, columns: int) -> torch.Tensor:

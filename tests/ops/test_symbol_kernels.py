@@ -104,7 +104,7 @@ def test_events_are_runs_of_the_expected_symbol_each_ended_by_a_literal():
     literals = [(group, literal) for group, _, literal in events if literal < 256]
     assert {at: literal_counts[at] for at in set(literals)} == Counter(literals)
     assert literal_counts.sum() == len(literals)
-    assert run_counts.sum(1).tolist() == [sum(group == one for one, *_ in events) for group in range(256)]
+    assert run_counts.sum(1).tolist() == [sum(group == found for found, *_ in events) for group in range(256)]
 
 
 def test_packed_events_are_the_codes_of_runs_their_extra_bits_and_literals():

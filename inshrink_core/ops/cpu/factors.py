@@ -182,8 +182,9 @@ def feed_forward(
     n, rank = found.shape
     reset(square, 1.0)
     cost, variances, largest = 0.0, 0.0, 0.0
+    here, negative = np.int64(0), np.int64(1)  # literals would have `weigh` and `add_outer` compiled twice
     for k in range(n - 1, -1, -1):
-        weigh(line, 0, square, found, k)
+        weigh(line, here, square, found, k)
         total, length = damping, 0.0
         for i in range(rank):
             total += line[0, i] * found[k, i]
@@ -195,7 +196,7 @@ def feed_forward(
             line[1, i] = -value
             gains[k, i] = value * units[i]
             largest = max(largest, abs(gains[k, i]))
-        add_outer(square, line, 1, line, 0)
+        add_outer(square, line, negative, line, here)
     shift = min(max(math.frexp(MOST_ENTRY / largest)[1] - 1, 1), 60) if largest > 0.0 else 1
     up = 2.0**shift
     for k in range(n):
