@@ -116,8 +116,8 @@ class _Handler(Answering):
             return self.answer(200, _document("InitiateMultipartUploadResult", started))
         if "delete" in query:
             keys = re.findall(r"<Key>([^<]*)</Key>", body.decode())
-            for one in keys:
-                self.server.objects.pop(one, None)
+            for entry in keys:
+                self.server.objects.pop(entry, None)
             return self.answer(
                 200, _document("DeleteResult", "".join(f"<Deleted><Key>{k}</Key></Deleted>" for k in keys))
             )
@@ -185,8 +185,8 @@ def _server() -> Bucket:
 def running() -> Iterator[Bucket]:
     """Lead ``s3://parity`` to an empty bucket of this process."""
     server = _server()
-    for held in (server.objects, server.metadata, server.uploads):
-        held.clear()
+    for table in (server.objects, server.metadata, server.uploads):
+        table.clear()
     address = f"http://127.0.0.1:{server.server_port}"
     with mock.patch.dict(os.environ, {**_KEYS, "AWS_ENDPOINT_URL": address}):
         yield server

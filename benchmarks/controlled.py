@@ -56,7 +56,7 @@ def verdict(found: Rehearsal, bad: Rehearsal) -> str:
 
 def row_of(found: Rehearsal, bad: Rehearsal) -> dict[str, object]:
     """Return the row of a task."""
-    frames = [frame for one in found.restored if one.promise is not None for frame in one.promise["frames"]]
+    frames = [frame for run in found.restored if run.promise is not None for frame in run.promise["frames"]]
     costs = [frame["restore_cost"] for frame in frames if frame["restore_cost"] is not None]
     return {
         "task": found.task,

@@ -34,7 +34,7 @@ def reports_of(request: type[Request[Any]]) -> list[type[Report]]:
     """Return what a request may report, as its `perform` says."""
     # Rehearsals of partial failures import the others, which name them for type checkers alone.
     hint = get_type_hints(request.perform, localns={"PartialRehearsal": PartialRehearsal})["return"]
-    return [one for one in get_args(hint) or (hint,) if one is not NoneType]
+    return [item for item in get_args(hint) or (hint,) if item is not NoneType]
 
 
 def _hint(cls: type, path: Sequence[str]) -> Any:
@@ -42,7 +42,7 @@ def _hint(cls: type, path: Sequence[str]) -> Any:
     if not path:
         return cls
     if get_origin(cls) in (Union, UnionType):
-        hints = [_hint(one, path) for one in get_args(cls) if one is not NoneType]
+        hints = [_hint(item, path) for item in get_args(cls) if item is not NoneType]
         return hints[0] | None if len(hints) == 1 and hints[0] is not Any else Any
     if get_origin(cls) is tuple:
         inner = _hint(get_args(cls)[0], path)
@@ -50,7 +50,7 @@ def _hint(cls: type, path: Sequence[str]) -> Any:
     found = getattr(cls, path[0], None)
     if isinstance(found, property):
         return _hint(_evaluated(found.fget, found.fget.__annotations__.get("return", Any)), path[1:])
-    owner = next((one for one in getattr(cls, "__mro__", ()) if path[0] in get_annotations(one)), None)
+    owner = next((item for item in getattr(cls, "__mro__", ()) if path[0] in get_annotations(item)), None)
     return _hint(_evaluated(owner, get_annotations(owner)[path[0]]) if owner else Any, path[1:])
 
 
@@ -65,20 +65,20 @@ def _evaluated(owner: Any, annotation: Any) -> Any:
 
 def keys_of(cls: type) -> dict[str, Any] | None:
     """Return the keys of a class's document and the type of each; None where the class does not say."""
-    own = "to_json" in vars(cls) and cls is not Report
+    given = "to_json" in vars(cls) and cls is not Report
     if issubclass(cls, Report):
         keys = {key: _hint(cls, path.split(".")) if path else Any for key, path in _paths(cls).items()}
         # What it writes by itself may stand in the place of a field.
-        return {key: Any if own and not _is_plain(hint) else hint for key, hint in keys.items()}
-    if own:
+        return {key: Any if given and not _is_plain(hint) else hint for key, hint in keys.items()}
+    if given:
         return None
-    names = [one.name for one in fields(cls)] if is_dataclass(cls) else getattr(cls, "_fields", None)
+    names = [item.name for item in fields(cls)] if is_dataclass(cls) else getattr(cls, "_fields", None)
     return None if names is None else {name: _hint(cls, [name]) for name in names}
 
 
 def _paths(cls: type[Report]) -> dict[str, str]:
     """Return the keys of a report's document, each with the attribute it shows; "" where it is computed."""
-    owner = next((one for one in cls.__mro__ if "_document" in vars(one)), Report)
+    owner = next((item for item in cls.__mro__ if "_document" in vars(item)), Report)
     if owner is Report:
         return cls.said()
     tree = ast.parse(textwrap.dedent(inspect.getsource(vars(owner)["_document"])))
@@ -104,7 +104,7 @@ def schema_of(hint: Any) -> Schema:
     if origin is Literal:
         return {"enum": list(parts)}
     if origin in (Union, UnionType):
-        choices = [schema_of(one) for one in parts]
+        choices = [schema_of(item) for item in parts]
         return {"anyOf": choices} if all(choices) else {}
     if origin in (tuple, list, Sequence) and (len(parts) == 1 or parts[1:] == (Ellipsis,)):
         return {"type": "array", "items": schema_of(parts[0])}
@@ -113,7 +113,7 @@ def schema_of(hint: Any) -> Schema:
     if origin in (dict, Mapping):
         return {"type": "object", "additionalProperties": schema_of(parts[1])}
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return {"enum": [one.value for one in hint]}
+        return {"enum": [item.value for item in hint]}
     if isinstance(hint, type) and issubclass(hint, Path):
         return {"type": "string"}
     keys = keys_of(hint) if isinstance(hint, type) and hint is not object else None
@@ -122,8 +122,8 @@ def schema_of(hint: Any) -> Schema:
     )
 
 
-def _either(one: Schema, other: Schema) -> Schema:
-    return {"anyOf": [one, other]} if one and other else {}
+def _either(item: Schema, other: Schema) -> Schema:
+    return {"anyOf": [item, other]} if item and other else {}
 
 
 def explained(verb: str, text: str) -> dict[str, str]:
@@ -143,10 +143,10 @@ def _places(schema: Schema, path: Sequence[str]) -> Iterator[Schema]:
         yield schema
         return
     name, *rest = path
-    branches = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
+    branches = [item for item in schema.get("anyOf", ()) if item.get("type") != "null"]
     if branches:
-        for one in branches:
-            yield from _places(one, path)
+        for item in branches:
+            yield from _places(item, path)
         return
     if name == "[]":
         inner = schema.setdefault("items", {})
@@ -171,26 +171,26 @@ def document_schema(request: type[Request[Any]], verb: str, text: str) -> Schema
     merged: Schema = {"type": "object", "properties": {}}
     required: list[set[str]] = []
     everywhere = explained("Common to all verbs", text)
-    told = {key: said for key, said in everywhere.items() if not key.startswith("error")}
-    own = explained(verb, text)
-    told |= own
+    texts = {key: said for key, said in everywhere.items() if not key.startswith("error")}
+    given = explained(verb, text)
+    texts |= given
     reports = [*reports_of(request), *ALSO.get(verb, ())]
     for report in reports:
         keys = keys_of(report) or {}
         # Of a document that is not its report's fields, the page alone says what it always has.
-        says = {"SAYS", "_document"} & vars(report).keys()
-        chosen = bool(says) or any(one.metadata for one in fields(report))
+        computed = {"SAYS", "_document"} & vars(report).keys()
+        chosen = bool(computed) or any(item.metadata for item in fields(report))
         certain = chosen or "to_json" not in vars(report)
         required.append(set(keys) if certain else set())
         for key, hint in keys.items():
-            if certain or key in told:
+            if certain or key in texts:
                 schema, known = schema_of(hint), merged["properties"].get(key)
                 merged["properties"][key] = schema if known in (None, schema) else _either(known, schema)
     if all(required):  # then every key is known, and those that all verbs may have are there or are not
-        told = {
-            key: said for key, said in told.items() if key in own or _steps(key)[0] in merged["properties"]
+        texts = {
+            key: said for key, said in texts.items() if key in given or _steps(key)[0] in merged["properties"]
         }
-    for key, meaning in sorted(told.items()):
+    for key, meaning in sorted(texts.items()):
         for place in _places(merged, _steps(key)):
             place.setdefault("description", meaning)
     always = sorted(set.intersection(*required))
@@ -202,9 +202,9 @@ def _close(schema: Schema) -> None:
     if "properties" in schema:
         schema.setdefault("additionalProperties", False)
     inner = [*schema.get("properties", {}).values(), *schema.get("anyOf", ())]
-    for one in [*inner, schema.get("items"), schema.get("additionalProperties")]:
-        if isinstance(one, dict):
-            _close(one)
+    for item in [*inner, schema.get("items"), schema.get("additionalProperties")]:
+        if isinstance(item, dict):
+            _close(item)
 
 
 def all_schemas(requests: Mapping[str, type[Request[Any]]]) -> Schema:
@@ -212,7 +212,7 @@ def all_schemas(requests: Mapping[str, type[Request[Any]]]) -> Schema:
     text = (DOCS / "json.md").read_text()
     common = explained("Common to all verbs", text)
     error: Schema = {}
-    for key in [one for one in common if one.startswith("error")]:
+    for key in [item for item in common if item.startswith("error")]:
         for place in _places(error, _steps(key)):
             place["description"] = common[key]
             if key != "error":

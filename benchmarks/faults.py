@@ -1,10 +1,11 @@
 """Seeded faults: mutants of the engine that the tests must catch: ``python -m benchmarks.faults [--new]``.
 
-Fifty mutants, chosen by a fixed seed, are in ``results/faults.csv``: a comparison is turned, an integer is
-off by one, a condition is negated, or a call is left out. Each is applied to a copy of the working tree, and
-the tests of its package run there until one fails. By default those recorded as caught run again, and the
-exit code is 1 where a test no longer notices one; a mutant whose code is gone is named and not run. ``--new``
-runs those that have not run yet, until ``--seconds`` are over, and records each. ``--choose`` chooses anew.
+Fifty mutants, of each package as many, chosen by chance, are in ``results/faults.csv``: a comparison is
+turned, an integer is off by one, a condition is negated, or a call is left out. Each is applied to a copy
+of the working tree, and the tests of its package run there until one fails. By default those recorded as
+caught run again, and the exit code is 1 where a test no longer notices one; a mutant whose code is gone is
+named and not run. ``--new`` runs those that have not run yet, until ``--seconds`` are over, and records
+each.
 
 A mutant is found again by file, function, kind and text, so that code around it may change.
 """
@@ -16,7 +17,6 @@ import ast
 import copy
 import csv
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -31,7 +31,7 @@ from benchmarks.results import RESULTS
 ROOT = Path(__file__).parents[1]
 LIST = RESULTS / "faults.csv"
 
-SEED, N_FAULTS = 42, 50
+N_FAULTS = 50
 LIMIT_S = 300
 """A mutant that does not end is noticed, too."""
 
@@ -100,7 +100,7 @@ def faults_in(file: str, source: str) -> list[Fault]:
         for kind, old, new in mutated(node) if function else ():
             span = (old.lineno, old.col_offset, old.end_lineno, old.end_col_offset)
             before, after = ast.unparse(old), f"({ast.unparse(new)})"
-            same = sum(one[:4] == (file, function, kind, before) for one in found)
+            same = sum(item[:4] == (file, function, kind, before) for item in found)
             found.append(Fault(file, function, kind, before, after, same, span))
         for child in ast.iter_child_nodes(node):
             walk(child, function)
@@ -111,7 +111,7 @@ def faults_in(file: str, source: str) -> list[Fault]:
 
 def tests_of(package: str) -> list[str]:
     """Return the files of tests that are there, in the order in which they run."""
-    folders = [one.strip().split(": ") for one in f"{_TESTS[package]}; {_BLACKBOX}".split(";")]
+    folders = [item.strip().split(": ") for item in f"{_TESTS[package]}; {_BLACKBOX}".split(";")]
     paths = [f"tests/{folder}/test_{name}.py" for folder, names in folders for name in names.split()]
     return [path for path in paths if (ROOT / path).exists()]
 
@@ -119,7 +119,7 @@ def tests_of(package: str) -> list[str]:
 def faults_of(package: str) -> list[Fault]:
     """Return all mutants of a package of the engine."""
     paths = sorted((ROOT / "inshrink_core" / package).rglob("*.py"))
-    return [one for path in paths for one in faults_in(path.relative_to(ROOT).as_posix(), path.read_text())]
+    return [item for path in paths for item in faults_in(path.relative_to(ROOT).as_posix(), path.read_text())]
 
 
 def apply(source: str, fault: Fault) -> str:
@@ -129,18 +129,6 @@ def apply(source: str, fault: Fault) -> str:
     head = b"".join(lines[: first - 1]) + lines[first - 1][:begin]
     tail = lines[last - 1][end:] + b"".join(lines[last:])
     return (head + fault.after.encode() + tail).decode()
-
-
-def choose() -> list[Fault]:
-    """Return the mutants of the fixed seed: of each package as many, of each kind about as many."""
-    rng, chosen = random.Random(SEED), []
-    left = {package: faults_of(package) for package in _TESTS}
-    for i in range(N_FAULTS):
-        of_package = left[[*_TESTS][i % len(_TESTS)]]
-        kind = rng.choice(sorted({one.kind for one in of_package}))
-        chosen.append(rng.choice([one for one in of_package if one.kind == kind]))
-        of_package.remove(chosen[-1])
-    return chosen
 
 
 def failing(copied: Path, package: str, *options: str) -> list[str]:
@@ -156,7 +144,7 @@ def failing(copied: Path, package: str, *options: str) -> list[str]:
         return ["no end"]
     lines = done.stdout.splitlines()
     failed = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return [one.partition(" - ")[0] for one in failed] or ["no result"] * (done.returncode != 0)
+    return [item.partition(" - ")[0] for item in failed] or ["no result"] * (done.returncode != 0)
 
 
 def caught_by(copied: Path, fault: Fault, unsound: list[str]) -> str:
@@ -164,7 +152,7 @@ def caught_by(copied: Path, fault: Fault, unsound: list[str]) -> str:
     path, source = copied / fault.file, (ROOT / fault.file).read_text()
     try:
         path.write_text(apply(source, fault))
-        found = failing(copied, fault.package, "-x", *(f"--deselect={one}" for one in unsound))
+        found = failing(copied, fault.package, "-x", *(f"--deselect={item}" for item in unsound))
         return found[0].removeprefix("tests/")[:120] if found else ""
     finally:
         shutil.copy2(ROOT / fault.file, path)
@@ -178,19 +166,14 @@ def _write(rows: list[dict[str, str]]) -> None:
 
 
 def main() -> int:
-    """Choose mutants, or run them."""
+    """Run mutants."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--choose", action="store_true", help="choose the mutants anew; none has run then")
     parser.add_argument("--new", action="store_true", help="run those that have not run yet")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after so many")
     parser.add_argument("packages", nargs="*", choices=[[], *_TESTS], help="by default all")
     arguments = parser.parse_args()
-    if arguments.choose:
-        columns = Fault._fields[:6]
-        _write([dict(zip(columns, one, strict=False), result="not run", test="") for one in choose()])
-        return 0
     rows = list(csv.DictReader(LIST.open(newline="")))
-    now = {one.name: one for package in _TESTS for one in faults_of(package)}
+    now = {item.name: item for package in _TESTS for item in faults_of(package)}
     begun, missed, unsound = time.monotonic(), 0, dict[str, list[str]]()
     with tempfile.TemporaryDirectory(prefix="inshrink-faults-") as folder:
         copied = Path(folder) / "tree"

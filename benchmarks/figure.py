@@ -146,8 +146,8 @@ def draw_ratio(theme: Theme) -> str:
     for i, (task, codecs) in enumerate(sorted(tasks.items())):
         parts += _panel(LEFT + i * (PANEL + GAP), task, codecs, theme)
     middle = LEFT + PANEL + GAP / 2
-    said = "largest restore cost of twenty saves: rise of the loss after a restore"
-    parts.append(_text(middle, BOTTOM + 42, said, theme.text, anchor="middle"))
+    caption = "largest restore cost of twenty saves: rise of the loss after a restore"
+    parts.append(_text(middle, BOTTOM + 42, caption, theme.text, anchor="middle"))
     parts.append(
         f'<text transform="translate(16 {(TOP + BOTTOM) / 2:.1f}) rotate(-90)" fill="{theme.text}" '
         'font-size="12" text-anchor="middle">ratio of the weights</text>'

@@ -27,7 +27,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
-from unittest import mock
 
 from benchmarks import reference
 from inshrink_core.request import fields_of
@@ -73,7 +72,7 @@ def code_lines(path: Path) -> int:
 def n_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Return how many parameters a function has, but for that of its object or class."""
     given = function.args
-    names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    names = [item.arg for item in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
@@ -94,9 +93,9 @@ def circles() -> set[frozenset[str]]:
     graph = grimp.build_graph("inshrink_core", "inshrink_lab", cache_dir=None)
     upstream = {module: graph.find_upstream_modules(module) for module in graph.modules}
     return {
-        frozenset({module, *(one for one in above if module in upstream[one])})
+        frozenset({module, *(item for item in above if module in upstream[item])})
         for module, above in upstream.items()
-        if any(module in upstream[one] for one in above)
+        if any(module in upstream[item] for item in above)
     }
 
 
@@ -119,7 +118,7 @@ def figures() -> dict[str, int]:
         public += n_public(path) if path.parts[-2] != "app" else 0
         if "ops" not in path.parts:
             tree = ast.walk(ast.parse(path.read_text()))
-            wide += sum(isinstance(one, _FUNCTIONS) and n_parameters(one) > _MANY for one in tree)
+            wide += sum(isinstance(item, _FUNCTIONS) and n_parameters(item) > _MANY for item in tree)
     commands = reference.requests()
     options = {
         (field.names, field.text)
@@ -138,7 +137,6 @@ def figures() -> dict[str, int]:
         "import circles": len(circles()),
         "exercises without a guide and its test": len(EXERCISES) - len(guided),
         "most lines an exercise adds beside its file": max(guided.values()),
-        "functions in LatticeCodec.encode": len([one for one in _encoding() if not _only_returns(one)]),
         **_flows(),
     }
 
@@ -177,38 +175,6 @@ def functions_passed(work: Callable[[], object]) -> set[Place]:
     return met
 
 
-def _encoding() -> set[Place]:
-    """Return the functions that run while the lattice encodes a delta of one weight."""
-    import inshrink_core
-    from inshrink_core.codecs.lattice.codec import LatticeCodec
-
-    encode, met = LatticeCodec.encode, set[Place]()
-
-    def watched(codec: LatticeCodec, item: Any, plan: Any, reference: Any) -> Any:
-        if item.spec.key != "conv2.weight" or reference is None:
-            return encode(codec, item, plan, reference)
-        found = []
-        met.update(functions_passed(lambda: found.append(encode(codec, item, plan, reference))))
-        return found[0]
-
-    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(LatticeCodec, "encode", watched):
-        inshrink_core.compress(run, Path(folder) / "a.inshrink", steps=run.steps[:2], threads=1)
-    return met
-
-
-def _only_returns(place: Place) -> bool:
-    """Whether a function is one return."""
-    name = place.name.rpartition(".")[2]
-    for node in ast.walk(ast.parse(Path(place.file).read_text())):
-        if not isinstance(node, _FUNCTIONS) or node.name != name:
-            continue
-        if place.line in (node.lineno, *(one.lineno for one in node.decorator_list)):
-            body = node.body[ast.get_docstring(node) is not None :]
-            return len(body) == 1 and isinstance(body[0], ast.Return)
-    return False
-
-
 def guides() -> dict[str, int]:
     """Return the exercises that a guide describes and a test does, with the lines each registers."""
     found = {}
@@ -217,7 +183,7 @@ def guides() -> dict[str, int]:
         if guide.exists() and list((ROOT / "tests").rglob(f"test_{name}_guide.py")):
             tables = re.findall(r"```toml\n(.*?)```", guide.read_text(), re.DOTALL)
             projects = [tomllib.loads(table).get("project", {}) for table in tables]
-            groups = [group for one in projects for group in one.get("entry-points", {}).values()]
+            groups = [group for item in projects for group in item.get("entry-points", {}).values()]
             found[name] = sum(map(len, groups)) or 1
     return found
 

@@ -170,10 +170,10 @@ class Parity:
     def _plain(self, value: Any) -> Any:
         """Return a document without times and places, its numbers rounded."""
         if isinstance(value, dict):
-            known = {key: one for key, one in value.items() if key not in _CHANGING}
-            return {key: key if key in _DATES and one else self._plain(one) for key, one in known.items()}
+            known = {key: item for key, item in value.items() if key not in _CHANGING}
+            return {key: key if key in _DATES and item else self._plain(item) for key, item in known.items()}
         if isinstance(value, list):
-            return [self._plain(one) for one in value]
+            return [self._plain(item) for item in value]
         if isinstance(value, str):
             return value.replace(str(self.scratch), "SCRATCH").replace(str(sample()), "SAMPLE")
         if isinstance(value, float) and math.isfinite(value):
@@ -236,10 +236,10 @@ def torch_run(folder: Path, steps: range, seed: int = _SEED) -> Path:
             for i, name in enumerate(names)
         }
         group = {"lr": 1e-3 / step, "betas": (0.9, 0.99), "params": list(range(len(names)))}
-        whole = {"model": dict(state), "optimizer": {"state": moments, "param_groups": [group]}, "step": step}
-        whole["model"]["alias.weight"] = state["tok.weight"]
-        whole["model"]["view.weight"] = state["head.weight"].t()
-        torch.save(whole, folder / f"step_{step:04d}.pt")
+        saved = {"model": dict(state), "optimizer": {"state": moments, "param_groups": [group]}, "step": step}
+        saved["model"]["alias.weight"] = state["tok.weight"]
+        saved["model"]["view.weight"] = state["head.weight"].t()
+        torch.save(saved, folder / f"step_{step:04d}.pt")
     (folder / "judge.py").write_text(_EVALUATOR)
     return folder
 
@@ -502,8 +502,8 @@ def _record_of(commit: str) -> str:
 
 def _content(digests: dict[str, str]) -> dict[str, str]:
     """Return the digests of what archives hold, without those of how it is written and told."""
-    kept = (_BLOCKS, _VALUES, _RESTORED)
-    return {name: digest for name, digest in digests.items() if not set(kept).isdisjoint(name.split(" "))}
+    groups = (_BLOCKS, _VALUES, _RESTORED)
+    return {name: digest for name, digest in digests.items() if not set(groups).isdisjoint(name.split(" "))}
 
 
 def main() -> int:

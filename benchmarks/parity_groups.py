@@ -170,8 +170,8 @@ def _refused(parity: Parity, name: str, *words: str) -> None:
     if not code or "error" not in document:
         raise RuntimeError(f"{name}: exit code {code} without an error")
     where = document["error"]["where"].replace(str(parity.scratch), "SCRATCH")
-    told = {"keys": ",".join(sorted(document)), "where": where, "code": str(document["error"]["exit_code"])}
-    parity.found[f"{name} exit-{code}"] = _digest(told)
+    facts = {"keys": ",".join(sorted(document)), "where": where, "code": str(document["error"]["exit_code"])}
+    parity.found[f"{name} exit-{code}"] = _digest(facts)
 
 
 def refusals(parity: Parity) -> None:

@@ -88,21 +88,21 @@ def train(
                     training.optimizer,
                     optimizer_state="compressed",
                     device="cpu",
-                    **one,
+                    **saver,
                 )
             )
-            for number, one in enumerate(how)
+            for number, saver in enumerate(how)
         ]
 
         def record() -> None:
-            for one in savers:
-                one.record()
+            for saver in savers:
+                saver.record()
 
         for step in setup.saved_at:
             training.advance(range(at + 1, step + 1), record, None)
             states[step] = {name: value.clone() for name, value in training.model.state_dict().items()}
-            for one in savers:
-                one.save(step)
+            for saver in savers:
+                saver.save(step)
             at = step
     return states
 
@@ -121,17 +121,14 @@ def measure(name: str, constant: Sequence[tuple[str, Mapping[str, Any]]] = CONST
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch, isolated(1):
         states = train(task, Path(scratch), constant)
-        held = task_evaluator(task)
+        seen_data = task_evaluator(task)
         new = ModelEvaluator(task.build(), unseen(task), spec=f"new batches of '{name}'")
-        of_held = {step: held.evaluate(state) for step, state in states.items()}
+        of_seen = {step: seen_data.evaluate(state) for step, state in states.items()}
         of_new = {step: new.evaluate(state) for step, state in states.items()}
         for number, (codec, setting) in enumerate((("lattice", {"checked": True}), *constant)):
             archive = inshrink_core.open(Path(scratch) / f"{number}.inshrink")
-            size, seen, fresh = (
-                archive_size(archive),
-                costs(archive, held, of_held),
-                costs(archive, new, of_new),
-            )
+            size = archive_size(archive)
+            seen, fresh = costs(archive, seen_data, of_seen), costs(archive, new, of_new)
             row = {
                 "task": name,
                 "tuned_on": name in TUNED,

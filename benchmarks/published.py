@@ -70,11 +70,11 @@ def ratio_of(found: Rehearsal, what: str) -> float:
 
 def difference(theirs: Rehearsal, ours: Rehearsal) -> tuple[float, float | None]:
     """Return how much worse they end than ours, over the seeds that both have, and its half-width."""
-    mine = {one.seed: excess for one, excess in zip(ours.restored, ours.excesses, strict=True)}
+    mine = {trial.seed: excess for trial, excess in zip(ours.restored, ours.excesses, strict=True)}
     pairs = [
-        excess - mine[one.seed]
-        for one, excess in zip(theirs.restored, theirs.excesses, strict=True)
-        if excess is not None and mine.get(one.seed) is not None
+        excess - mine[trial.seed]
+        for trial, excess in zip(theirs.restored, theirs.excesses, strict=True)
+        if excess is not None and mine.get(trial.seed) is not None
     ]
     return statistics.fmean(pairs), half_width(pairs)
 
@@ -82,7 +82,7 @@ def difference(theirs: Rehearsal, ours: Rehearsal) -> tuple[float, float | None]
 def row_of(theirs: Rehearsal, ours: Rehearsal, coarser: Iterable[Rehearsal]) -> dict[str, object]:
     """Return the row of a codec on a task."""
     what = CODECS[theirs.codec]
-    points = [(one.excess, ratio_of(one, what)) for one in (ours, *coarser) if one.excess is not None]
+    points = [(trial.excess, ratio_of(trial, what)) for trial in (ours, *coarser) if trial.excess is not None]
     excess, known = theirs.excess, frontier(points)
     if excess is None or not known:
         raise ValueError(f"{theirs.task} with {theirs.codec} has no excess")
@@ -118,7 +118,7 @@ def main(quick: bool = False) -> Path:
     for task in tasks:
         ours = rehearsed(task, seeds, max_restore_cost=DEFAULT_MAX_RESTORE_COST)
         settings = [{"codec": "lattice", "config": {"coarseness": value}} for value in COARSER.get(task, ())]
-        coarser = [rehearsed(task, seeds, **one) for one in (known_bad(task), *settings)]
+        coarser = [rehearsed(task, seeds, **trial) for trial in (known_bad(task), *settings)]
         for codec in CODECS:
             found = inshrink_lab.rehearse(task, FOLDER, codec=codec, optimizer="exact", seeds=seeds)
             rows.append(row_of(found, ours, coarser))

@@ -156,12 +156,12 @@ def synopsis(verb: str) -> str:
 def options(verb: str) -> str:
     """Return the tables of a verb's own options, and name those that are explained once."""
     request, common, parts = requests()[verb], shared(), []
-    own = [field for field in fields_of(request) if not field.by_place]
-    for needed in dict.fromkeys(field.needs for field in own):
-        rows = [_key(field) for field in own if field.needs == needed and _key(field) not in common]
+    listed = [field for field in fields_of(request) if not field.by_place]
+    for needed in dict.fromkeys(field.needs for field in listed):
+        rows = [_key(field) for field in listed if field.needs == needed and _key(field) not in common]
         head = f"With `--{needed.replace('_', '-')}`:\n\n" if needed else ""
         parts += [head + _table(("option", "meaning"), rows)] if rows else []
-    also = [f"`{field.names[0]}`" for field in own if _key(field) in common]
+    also = [f"`{field.names[0]}`" for field in listed if _key(field) in common]
     if also:
         parts.append(f"And, as [other verbs](#common-to-all-verbs): {', '.join(also)}.")
     return "\n\n".join(parts)

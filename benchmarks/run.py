@@ -12,7 +12,6 @@ from importlib import import_module
 
 BENCHMARKS = (
     "sample",
-    "footprint",
     "requests",
     "explorer",
     "speed",

@@ -31,7 +31,7 @@ def main(quick: bool = False) -> Path:
         "ratio_weights": written.size.ratio_weights,
         "metric": compared.metric,
         "max_drop": compared.max_drop,
-        "max_drop_step": max(compared.steps, key=lambda one: one.drop or 0.0).step,
+        "max_drop_step": max(compared.steps, key=lambda compared_step: compared_step.drop or 0.0).step,
         "max_restore_cost": compared.max_restore_cost,
     }
     return write("sample", [row])

@@ -102,10 +102,10 @@ def take(browser: Any, address: str, run: Path, shot: Shot, target: Path) -> Non
     page.set_default_timeout(120_000)
     page.goto(f"{address}/{shot.page}?{urlencode({'run': str(run), **shot.query})}")
     layer = _CHARTS.get(shot.page)
-    for label, told in shot.clicks.items():
+    for label, message in shot.clicks.items():
         page.get_by_role("button", name=label, exact=True).click()
-        if told:
-            page.get_by_text(told).filter(visible=True).first.wait_for()
+        if message:
+            page.get_by_text(message).filter(visible=True).first.wait_for()
     for text in shot.awaits:
         page.get_by_text(text).filter(visible=True).first.wait_for()
     page.mouse.move(0, 0)  # A button that was pressed shows its tip as long as the pointer is on it.

@@ -11,7 +11,6 @@ six of them: the benchmark goes on after the trainings that are finished.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,17 +50,17 @@ def row_of(found: Rehearsal, parameters: int) -> dict[str, object]:
         "excess": found.excess,
         "chance": found.chance,
         "beyond_chance": found.beyond_chance,
-        "excesses": [None if one is None else round(one, 5) for one in found.excesses],
+        "excesses": [None if value is None else round(value, 5) for value in found.excesses],
     }
 
 
-def main(quick: bool = False, folder: Path = FOLDER) -> Path:
+def main(quick: bool = False) -> Path:
     """Write ``results/sizes.csv`` after each size; quick: a few steps of the smallest."""
     name = "sizes_quick" if quick else "sizes"
     rows: list[dict[str, object]] = []
     path = Path()
     for task in TASKS[:1] if quick else TASKS:
-        trainings = folder / name / task.rpartition(":")[2]
+        trainings = FOLDER / name / task.rpartition(":")[2]
         options: dict[str, Any] = {"seeds": SEEDS, "control": True} | (QUICK if quick else {})
         found = inshrink_lab.rehearse(task, trainings, **options)
         rows.append(row_of(found, n_parameters(task)))
@@ -71,7 +70,4 @@ def main(quick: bool = False, folder: Path = FOLDER) -> Path:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where finished trainings are kept")
-    main(**vars(parser.parse_args()))
+    main()

@@ -19,7 +19,7 @@ import zstandard
 
 from benchmarks.results import write
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import FrameContext, TensorInput, TensorReference, make_codec
+from inshrink_core.codec import EncoderState, FrameContext, TensorInput, TensorReference, make_codec
 
 N_TENSORS, ROWS, COLUMNS = 4, 1024, 2048
 N_STATES = 4
@@ -44,8 +44,8 @@ def measure(codec_name: str, settings: dict[str, Any], movement: float) -> dict[
     """Time one codec against zstd."""
     torch.set_num_threads(1)
     codec = make_codec(codec_name, settings)
-    whole = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS, COLUMNS))
-    spec = [dataclasses.replace(whole, name=f"layers.{i}.weight") for i in range(N_TENSORS)]
+    matrix = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS, COLUMNS))
+    spec = [dataclasses.replace(matrix, name=f"layers.{i}.weight") for i in range(N_TENSORS)]
     *earlier, after = _states(movement)
     raw = [tensor.numpy().tobytes() for tensor in after]
     n_bytes = sum(map(len, raw))
@@ -92,7 +92,7 @@ def _encode(
     statistics_ = [codec.observe(item, ref) for item, ref in zip(items, previous, strict=True)]
     plan = codec.plan([item.spec for item in items], statistics_, FrameContext(memory=memory))
     encoded = [codec.encode(item, plan, ref) for item, ref in zip(items, previous, strict=True)]
-    return encoded, codec.remember(plan)
+    return encoded, codec.remember(plan) if isinstance(codec, EncoderState) else None
 
 
 def _decode(codec: Any, specs: list[TensorSpec], blocks: list[Any], previous: list[Any]) -> None:

@@ -8,10 +8,11 @@ Each repetition runs every command once, in turn, so that a machine whose speed 
 
 Each row has wall and processor seconds of a command (medians over the repetitions); `fixed_seconds` and
 `fixed_cpu_seconds` are the least that the same command takes for a checkpoint of a few kilobytes: the start
-of the interpreter, imports, kernels. Megabytes are those of the run's files, 10^6 bytes; for `restore`, of
-the one step that it writes. `vs_zstd` is the speed over that of zstd's compression in the same repetition,
-both without their fixed seconds, in wall time; `vs_zstd_cpu` in processor time, which other programs on the
-machine lengthen less. `gain_of_threads` is the speed over that of one thread.
+of the interpreter, imports, kernels. `peak_mb` is the most memory that the command has resident, and
+`fixed_peak_mb` that for a few kilobytes, most of it torch. Megabytes are those of the run's files, 10^6
+bytes; for `restore`, of the one step that it writes. `vs_zstd` is the speed over that of zstd's compression
+in the same repetition, both without their fixed seconds, in wall time; `vs_zstd_cpu` in processor time,
+which other programs on the machine lengthen less. `gain_of_threads` is the speed over that of one thread.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ with open(sys.argv[1], "wb") as target:
 
 
 class Taken(NamedTuple):
-    """What a command took, in seconds: of the clock, and of the processors."""
+    """Seconds of the clock and of the processors that a command took, and its peak memory in bytes."""
 
     wall: float
     cpu: float
+    peak: float
 
 
 class Command(NamedTuple):
@@ -145,14 +147,14 @@ def write_run(directory: Path, model: dict[str, torch.Tensor], moments: bool, n_
             side *= torch.exp(0.6 * normal(shape[0], 1)) * torch.exp(0.4 * normal(1, shape[1]))
         scale = side * torch.exp(0.7 * normal(*shape))
         sides[name], scales[name], seconds[name] = side, scale, scale.square()
-    kept = _BETAS[1] ** _STEPS_BETWEEN
+    decay = _BETAS[1] ** _STEPS_BETWEEN
     directory.mkdir()
     for step in range(1, n_steps + 1):
         state = {}
         for i, (name, weight) in enumerate(weights.items()):
             shape, scale = tuple(weight.shape), scales[name]
             noise = 1 + math.sqrt(2 / _STEPS_BETWEEN) * normal(*shape)
-            seconds[name] = kept * seconds[name] + (1 - kept) * scale.square() * noise.abs()
+            seconds[name] = decay * seconds[name] + (1 - decay) * scale.square() * noise.abs()
             first = gradient(normal(*shape), generator) * sides[name]
             first *= math.sqrt((1 - _BETAS[0]) / (1 + _BETAS[0]))
             weight += _LEARNING_RATE * _MOVEMENT * normal(*shape)
@@ -209,7 +211,7 @@ def _taken(words: list[str]) -> Taken:
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise RuntimeError(f"{' '.join(words)} ended with {child.returncode}")
-    return Taken(wall, usage.ru_utime + usage.ru_stime)
+    return Taken(wall, usage.ru_utime + usage.ru_stime, 1024 * usage.ru_maxrss)
 
 
 def measure(model: str = "large", repetitions: int = REPETITIONS) -> list[dict[str, object]]:
@@ -238,12 +240,12 @@ def _row(
 ) -> dict[str, object]:
     """Return the row of a command."""
 
-    def net(one: Command) -> list[Taken]:
-        fixed = [min(column) for column in zip(*found["small", one], strict=True)]
-        return [Taken(t.wall - fixed[0], t.cpu - fixed[1]) for t in found["large", one]]
+    def net(timed: Command) -> list[Taken]:
+        fixed = [min(column) for column in zip(*found["small", timed], strict=True)]
+        return [Taken(t.wall - fixed[0], t.cpu - fixed[1], t.peak) for t in found["large", timed]]
 
-    def size(one: Command) -> int:
-        return sizes["large", f"{one.run} step" if one.verb == "restore" else one.run]
+    def size(timed: Command) -> int:
+        return sizes["large", f"{timed.run} step" if timed.verb == "restore" else timed.run]
 
     def against(other: Command, column: int) -> float:
         pairs = zip(net(command), net(other), strict=True)
@@ -251,7 +253,7 @@ def _row(
             size(command) / mine[column] / (size(other) / theirs[column]) for mine, theirs in pairs
         )
 
-    whole = [statistics.median(column) for column in zip(*found["large", command], strict=True)]
+    medians = [statistics.median(column) for column in zip(*found["large", command], strict=True)]
     fixed = [min(column) for column in zip(*found["small", command], strict=True)]
     zstd = command._replace(verb="zstd", threads=1)
     return {
@@ -260,10 +262,12 @@ def _row(
         "verb": command.verb,
         "threads": command.threads,
         "megabytes": size(command) / 1e6,
-        "wall_seconds": whole[0],
-        "cpu_seconds": whole[1],
+        "wall_seconds": medians[0],
+        "cpu_seconds": medians[1],
         "fixed_seconds": fixed[0],
         "fixed_cpu_seconds": fixed[1],
+        "peak_mb": medians[2] / 1e6,
+        "fixed_peak_mb": fixed[2] / 1e6,
         "mb_per_s": size(command) / 1e6 / statistics.median(taken.wall for taken in net(command)),
         "vs_zstd": against(zstd, 0),
         "vs_zstd_cpu": against(zstd, 1),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from inshrink_core.ops.distance import Distance
+    from inshrink_core.ops.cpu.distance import Distance
 
 _MEMORY: Final = 7
 """Peak memory of decoding one tensor over its bytes: values, state and what decoding needs on the way.
@@ -202,7 +202,7 @@ class TensorReference(ABC):
     def distance(self, tensor: Tensor) -> Distance | None:
         """Return how far a tensor is from the decoded one; None where only decoding would show it.
 
-        Sums as of `inshrink_core.ops.distance.squared_distance`.
+        Sums as of `inshrink_core.ops.cpu.distance.squared_distance`.
         """
         return None
 

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from benchmarks.crash.shim import NoShimError, build
 
-WHOLE = {"kill": 100, "fault": None, "power": 300, "both": 100}
+FULL_PASS = {"kill": 100, "fault": None, "power": 300, "both": 100}
 """Cases of each verb by mode; None is all there are: every call, failed in every way."""
 
 EXIT_FOUND, EXIT_SKIPPED = 1, 77
@@ -46,9 +46,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="decides the order and the places")
     parser.add_argument("--verb", action="append", help="these alone; may be repeated")
-    parser.add_argument("--mode", action="append", choices=tuple(WHOLE), help="the same")
+    parser.add_argument("--mode", action="append", choices=tuple(FULL_PASS), help="the same")
     parser.add_argument("--cases", type=int, help="of each verb and mode, whatever the time")
-    parser.add_argument("--whole", action="store_true", help=f"whatever the time: {WHOLE} of each verb")
+    parser.add_argument("--whole", action="store_true", help=f"whatever the time: {FULL_PASS} of each verb")
     parser.add_argument(
         "--prove", action="store_true", help="plant defects; exit code 1 where one is not found"
     )
@@ -111,7 +111,7 @@ def _work(folder: Path, arguments: argparse.Namespace) -> int:
         if arguments.prove:
             return 0 if prove(shim, folder, arguments.seed) else EXIT_FOUND
         work = Work(shim, folder, arguments.seed, arguments.verb, arguments.mode)
-        cases = WHOLE if arguments.whole else dict.fromkeys(WHOLE, arguments.cases)
+        cases = FULL_PASS if arguments.whole else dict.fromkeys(FULL_PASS, arguments.cases)
         # In this order: no thread of a verb's is copied into the ranks.
         work.run_ranks(None if arguments.whole else arguments.cases)
         work.run(math.inf if arguments.whole else 3600.0 if arguments.cases else arguments.seconds, cases)

@@ -20,7 +20,7 @@ from typing import Any
 
 import inshrink_core
 from benchmarks.crash.disk import Tree, read_tree, write_tree
-from benchmarks.crash.judging import Expected, digests, judge_archive, promised, told
+from benchmarks.crash.judging import Expected, digests, judge_archive, noted, promised
 from benchmarks.crash.shim import Operation, Plan, Shim
 from benchmarks.crash.verbs import VERBS, Verb
 from inshrink_core.archive import LocalStorage
@@ -193,14 +193,14 @@ class Stage:
 
     def _as_left(self, notes: tuple[str, ...]) -> Iterator[str]:
         if self.verb.archive:
-            must = promised(self.verb.archive, self.verb.kept, notes, self.expected)
+            must = promised(self.verb.archive, self.verb.required, notes, self.expected)
             yield from judge_archive(self.root / self.verb.archive, self.expected, must)
         yield from self.verb.outputs(self.root, self.expected, notes)
         yield from self._changed_originals()
 
     def _recovered(self, notes: tuple[str, ...]) -> Iterator[str]:
         """What a saver had saved is archived when the next one is opened."""
-        saved = told(notes, "saved")
+        saved = noted(notes, "saved")
         if saved and self.verb.archive:
             VERBS["saver"].recover(self.verb, self.root)  # type: ignore[attr-defined]
             yield from judge_archive(self.root / self.verb.archive, self.expected, tuple(saved))
@@ -223,7 +223,7 @@ class Stage:
     def _changed_originals(self) -> Iterator[str]:
         now = read_tree(self.root)
         for path, content in self.before.items():
-            inside = any(path == one or path.startswith(f"{one}/") for one in self.verb.originals)
+            inside = any(path == top or path.startswith(f"{top}/") for top in self.verb.originals)
             if inside and not path.endswith("/lock") and now.get(path, b"gone") != content:
                 yield f"wrong: {path} was changed"
 

@@ -75,8 +75,8 @@ class File:
             offset, data = self.pending[n_done]
             if data:
                 sector = random.choice(SECTORS)
-                kept = random.randint(0, len(data) // sector) * sector
-                _write(content, offset, data[:kept])
+                written = random.randint(0, len(data) // sector) * sector
+                _write(content, offset, data[:written])
                 if random.random() < 0.5:
                     content.extend(bytes(max(0, offset + len(data) - len(content))))
         return bytes(content)

@@ -41,8 +41,8 @@ def digests(archive: Path) -> dict[int, frozenset[str]]:
         layout = restorable_layout(view[step])
         paths = inshrink_core.formats.write_checkpoint(view[step], scratch / str(step), layout=layout)
         contents = [(path.relative_to(scratch).as_posix(), path.read_bytes()) for path in paths]
-        said = "|".join(f"{path}:{zlib.crc32(data):08x}:{len(data)}" for path, data in contents)
-        found[step] = frozenset({said})
+        joined = "|".join(f"{path}:{zlib.crc32(data):08x}:{len(data)}" for path, data in contents)
+        found[step] = frozenset({joined})
     shutil.rmtree(scratch, ignore_errors=True)
     return found
 
@@ -80,7 +80,7 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
     flush, hold = ArchiveWriter._flush_group, ArchiveWriter._add_to_group
     grouped: list[Any] = []
 
-    def held(self: ArchiveWriter, content: bytes, info: Any) -> None:
+    def add_later(self: ArchiveWriter, content: bytes, info: Any) -> None:
         grouped.append(info)
         hold(self, content, info)
 
@@ -98,7 +98,7 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
 
     FrameWriter.commit = committed  # type: ignore[method-assign]
     ArchiveWriter._flush_group = flushed  # type: ignore[method-assign]
-    ArchiveWriter._add_to_group = held  # type: ignore[method-assign]
+    ArchiveWriter._add_to_group = add_later  # type: ignore[method-assign]
     EvaluatorRequest.resolve = lambda *_: evaluator()  # type: ignore[assignment,method-assign,return-value]
     # The same ids every time: equal states are then judged once.
     os.urandom = lambda nbytes: bytes(range(1, 1 + nbytes))
@@ -112,14 +112,14 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
 
 
 def promised(
-    archive: str | None, kept: tuple[int, ...], notes: tuple[str, ...], expected: Expected
+    archive: str | None, required: tuple[int, ...], notes: tuple[str, ...], expected: Expected
 ) -> tuple[int, ...]:
     """Return the steps that must be in the verb's archive after these notes, spooled saves not counted."""
     if "done" in notes:
         return expected.final
-    return tuple(sorted({*kept, *told(notes, "committed")} if archive else ()))
+    return tuple(sorted({*required, *noted(notes, "committed")} if archive else ()))
 
 
-def told(notes: tuple[str, ...], word: str) -> set[int]:
+def noted(notes: tuple[str, ...], word: str) -> set[int]:
     """Return the steps of which something was noted."""
     return {int(note.split()[1]) for note in notes if note.split()[0] == word}

@@ -63,7 +63,7 @@ def faults(stage: Stage, random: Random) -> Iterator[Case]:
     """Fail every operation in every way, in random order of the ways' operations."""
     plans = fault_plans(stage)
     random.shuffle(plans)
-    plans.sort(key=lambda plan: [one[:2] for one in FAULTS].index((plan.strike, plan.error)))
+    plans.sort(key=lambda plan: [entry[:2] for entry in FAULTS].index((plan.strike, plan.error)))
     done: set[tuple[Strike, int, int]] = set()
     for plan in plans:
         if (plan.strike, plan.error, plan.at) in done:
@@ -94,7 +94,7 @@ def power_states(
             disk.apply(operation)
             if operation.kind is Kind.NOTE:
                 notes = (*notes, operation.path)
-        for style in (*(one for one in Style if one is not Style.RANDOM), *[Style.RANDOM] * N_RANDOM):
+        for style in (*(entry for entry in Style if entry is not Style.RANDOM), *[Style.RANDOM] * N_RANDOM):
             tree = disk.after(style, random)
             key = (frozenset(tree.items()), notes)
             found.setdefault(key, (f"{style.value} after operation {number}", tree, notes))

@@ -19,13 +19,13 @@ from inshrink_core.training.spool import Spool, SpooledSave
 
 @contextmanager
 def _replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
-    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     for owner, name, value in places:
         setattr(owner, name, value)
     try:
         yield
     finally:
-        for owner, name, value in kept:
+        for owner, name, value in originals:
             setattr(owner, name, value)
 
 

@@ -41,6 +41,6 @@ def prove(shim: Shim, folder: Path, seed: int) -> bool:
 
 def _tell(name: str, verb: str, mode: str, found: Case | None) -> bool:
     """Print which case found a defect, and return whether none did."""
-    told = "NOT FOUND" if found is None else f"{found.name}: {found.outcome.problems[0]}"
-    print(f"{name:>18} {verb:>8} {mode:>6}  {told}", flush=True)
+    message = "NOT FOUND" if found is None else f"{found.name}: {found.outcome.problems[0]}"
+    print(f"{name:>18} {verb:>8} {mode:>6}  {message}", flush=True)
     return found is None

@@ -173,24 +173,24 @@ def _on_ranks(folder: Path, kill: Kill | None, *, log: bool = False) -> list[dic
         if child == 0:
             try:
                 at = 0 if log else kill.at if kill is not None and kill.rank == rank else None
-                said = _rank(rank, folder, store, at)
-                (folder / f"said-{number}-{rank}").write_text(json.dumps(said))
+                outcome = _rank(rank, folder, store, at)
+                (folder / f"said-{number}-{rank}").write_text(json.dumps(outcome))
             finally:
                 os._exit(0)  # no thread of Gloo's is waited for
         children.append(child)
-    until, said = time.monotonic() + LIMIT_S, []
+    until, outcomes = time.monotonic() + LIMIT_S, []
     for rank, child in enumerate(children):
         while os.waitpid(child, os.WNOHANG) == (0, 0):
             if time.monotonic() > until:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-                said.append({"ended": "", "problem": f"untyped: rank {rank} hangs"})
+                outcomes.append({"ended": "", "problem": f"untyped: rank {rank} hangs"})
                 break
             time.sleep(0.01)
         else:
             path = folder / f"said-{number}-{rank}"
-            said.append(json.loads(path.read_text()) if path.exists() else {"ended": "killed"})
-    return said
+            outcomes.append(json.loads(path.read_text()) if path.exists() else {"ended": "killed"})
+    return outcomes
 
 
 @dataclass
@@ -210,10 +210,10 @@ class RankStage:
         """Run it undisturbed, and note its points."""
         folder = self._fresh()
         self._warm(folder / "warm")
-        said = _on_ranks(folder, None, log=True)
-        if any(one["ended"] != "done" for one in said):
-            raise RuntimeError(f"the ranks fail undisturbed: {said}")
-        self.points = [one["points"] for one in said]
+        outcomes = _on_ranks(folder, None, log=True)
+        if any(outcome["ended"] != "done" for outcome in outcomes):
+            raise RuntimeError(f"the ranks fail undisturbed: {outcomes}")
+        self.points = [outcome["points"] for outcome in outcomes]
         self.expected = Expected(digests(folder / "a"), inshrink_core.Archive.open(folder / "a").steps)
 
     def _warm(self, archive: Path) -> None:
@@ -250,21 +250,21 @@ class RankStage:
 
     def _killed(self, kill: Kill) -> Outcome:
         folder = self._fresh()
-        archive, said = folder / "a", _on_ranks(folder, kill)
-        problems = [one["problem"] for one in said if "problem" in one]
-        if said[kill.rank]["ended"] != "killed":
-            problems.append(f"wrong: rank {kill.rank} was not killed: {said[kill.rank]['ended']}")
+        archive, outcomes = folder / "a", _on_ranks(folder, kill)
+        problems = [outcome["problem"] for outcome in outcomes if "problem" in outcome]
+        if outcomes[kill.rank]["ended"] != "killed":
+            problems.append(f"wrong: rank {kill.rank} was not killed: {outcomes[kill.rank]['ended']}")
         problems += judge_archive(archive, self.expected, tuple(range(1, STRUCK)))
         if not problems:
             again = _on_ranks(folder, None)
             problems += [
-                one.get("problem", f"refused: rank {rank}: {one['ended']}")
-                for rank, one in enumerate(again)
-                if one["ended"] != "done"
+                outcome.get("problem", f"refused: rank {rank}: {outcome['ended']}")
+                for rank, outcome in enumerate(again)
+                if outcome["ended"] != "done"
             ]
             problems += judge_archive(archive, self.expected, self.expected.final)
             problems += self._left_over(archive)
-        return Outcome(tuple(problems), 1, (), said[1 - kill.rank]["ended"])
+        return Outcome(tuple(problems), 1, (), outcomes[1 - kill.rank]["ended"])
 
     def _left_over(self, archive: Path) -> Iterator[str]:
         """Yield files that no later save removes."""

@@ -63,8 +63,8 @@ class Work:
                 share = (deadline - time.monotonic()) / remaining
                 self._run_mode(stage, mode, share, n_cases[mode])
                 if seconds == math.inf:
-                    told = f"{verb} {mode}: {self._cases[verb, mode]} cases, {self.found} bad so far"
-                    print(told, file=sys.stderr, flush=True)
+                    line = f"{verb} {mode}: {self._cases[verb, mode]} cases, {self.found} bad so far"
+                    print(line, file=sys.stderr, flush=True)
 
     def run_ranks(self, n_cases: int | None) -> None:
         """Kill ranks at every point of a save, or at so many: they take their own time."""
@@ -86,7 +86,7 @@ class Work:
 
     def _count(self, verb: str, mode: str, case: Case) -> None:
         self._cases[verb, mode] += 1
-        for problem in set(one.partition(":")[0] for one in case.outcome.problems):
+        for problem in set(text.partition(":")[0] for text in case.outcome.problems):
             self._problems[verb, mode, problem] += 1
         for problem in case.outcome.problems[:1]:
             shown = self._examples.setdefault((verb, mode, problem.partition(":")[0]), [])

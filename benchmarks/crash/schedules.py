@@ -46,7 +46,7 @@ class Place:
 
     def forget(self, process: Process) -> None:
         self.alone = None if self.alone is process else self.alone
-        self.shared = [one for one in self.shared if one is not process]
+        self.shared = [other for other in self.shared if other is not process]
 
 
 class Process:
@@ -72,7 +72,7 @@ class Process:
         self.place.forget(self)
 
 
-class Held(Lock):
+class TakenLock(Lock):
     """A lock that ends with its process."""
 
     def __init__(self, process: Process) -> None:
@@ -120,14 +120,14 @@ class Simulated(MemoryStorage):
         if self._process.place.alone or self._process.place.shared:
             raise LockedError("another process writes", where=URL)
         self._process.place.alone = self._process
-        return Held(self._process)
+        return TakenLock(self._process)
 
     def share(self) -> Lock:
         self._process.lives()
         if self._process.place.alone:
             raise LockedError("another process writes", where=URL)
         self._process.place.shared.append(self._process)
-        return Held(self._process)
+        return TakenLock(self._process)
 
     def create(self, path: str, *, over: bool = False) -> Creation:
         self._process.lives()
@@ -153,13 +153,13 @@ class Frame:
     listed: bool = False
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         return len(self.parts) == self.n_parts
 
     @property
     def torn(self) -> bool:
         """Whether parts were written with different settings."""
-        return self.whole and len({setting for _, setting, _ in self.parts.values()}) > 1
+        return self.complete and len({setting for _, setting, _ in self.parts.values()}) > 1
 
 
 @dataclass(eq=False)
@@ -206,7 +206,7 @@ class PartsMachine(RuleBasedStateMachine):
 
     @property
     def pending(self) -> list[Frame]:
-        return [frame for frame in self.frames if not frame.whole]
+        return [frame for frame in self.frames if not frame.complete]
 
     @rule(part=st.integers(0, 2), n_parts=st.sampled_from([2, 3]), fuse=FUSES)
     def a_part_is_begun(self, part: int, n_parts: int, fuse: int | None) -> None:
@@ -243,8 +243,8 @@ class PartsMachine(RuleBasedStateMachine):
         if opened is None:
             assert self.process not in self.place.shared
             return None
-        held = [part in frame.parts or frame.listed or frame.whole for frame in self.frames]
-        self.writers.append(Writer(self.process, part, opened, (*held, False).index(False)))
+        present = [part in frame.parts or frame.listed or frame.complete for frame in self.frames]
+        self.writers.append(Writer(self.process, part, opened, (*present, False).index(False)))
         return self.writers[-1]
 
     @precondition(lambda self: self.writers)
@@ -309,7 +309,7 @@ class PartsMachine(RuleBasedStateMachine):
     def commit(self, discard: bool, fuse: int | None) -> None:
         """List what is whole; refuse where parts contradict each other, or give up what is not."""
         self.process = Process(self.place, fuse)
-        bad = next((i for i, one in enumerate(self.frames) if not one.listed and (one.torn or not one.whole)),
+        bad = next((i for i, f in enumerate(self.frames) if not f.listed and (f.torn or not f.complete)),
                    len(self.frames))  # fmt: skip
         torn = any(frame.torn for frame in self.frames if not frame.listed)
         try:
@@ -326,7 +326,7 @@ class PartsMachine(RuleBasedStateMachine):
             assert [frame.step for frame in done.discarded] == [frame.step for frame in self.frames[bad:]]
             del self.frames[bad:]
         assert [frame.step for frame in done.waiting] == [frame.step for frame in self.pending]
-        left = [frame.step for frame in self.frames if frame.whole and not frame.listed]
+        left = [frame.step for frame in self.frames if frame.complete and not frame.listed]
         assert [frame.step for frame in done.listed] == left
         self.list_whole()
 
@@ -384,7 +384,7 @@ class PartsMachine(RuleBasedStateMachine):
     @property
     def waits(self) -> bool:
         """Whether frames wait for parts, or for somebody to say what becomes of those that contradict."""
-        return any(not frame.whole or (frame.torn and not frame.listed) for frame in self.frames)
+        return any(not frame.complete or (frame.torn and not frame.listed) for frame in self.frames)
 
     def may_refuse(self, error: LockedError, waits: bool) -> None:
         """See that there was a reason."""
@@ -392,7 +392,7 @@ class PartsMachine(RuleBasedStateMachine):
 
     def list_whole(self) -> None:
         for frame in self.frames:
-            frame.listed |= frame.whole
+            frame.listed |= frame.complete
 
     def see_what_is_left(self, gone: list[Frame]) -> None:
         """Take in what a process that was killed had done; of `gone` alone it may have taken away."""
@@ -402,12 +402,12 @@ class PartsMachine(RuleBasedStateMachine):
         left = []
         for frame in self.frames:
             files = {name for _, _, name in frame.parts.values()}
-            was_listed, frame.listed = frame.listed, files <= listed and frame.whole
-            assert frame.listed or not was_listed or any(frame is one for one in gone)
+            was_listed, frame.listed = frame.listed, files <= listed and frame.complete
+            assert frame.listed or not was_listed or any(frame is other for other in gone)
             if was_listed and not frame.listed:
                 continue
             parts = {number: row for number, row in frame.parts.items() if row[2] in there}
-            assert parts == frame.parts or any(frame is one for one in gone)
+            assert parts == frame.parts or any(frame is other for other in gone)
             assert not frame.listed or parts == frame.parts
             frame.parts = parts
             if parts:
@@ -420,17 +420,17 @@ class PartsMachine(RuleBasedStateMachine):
     def holds_what_is_whole(self) -> None:
         """Readers find each whole frame once, the last one as the head, and nothing else."""
         reader = self.reader()
-        whole = [frame for frame in self.frames if frame.whole]
-        assert [frame.step for frame in reader.frames] == [frame.step for frame in whole]
-        assert (reader.head and reader.head.step) == (whole[-1].step if whole else None)
+        complete = [frame for frame in self.frames if frame.complete]
+        assert [frame.step for frame in reader.frames] == [frame.step for frame in complete]
+        assert (reader.head and reader.head.step) == (complete[-1].step if complete else None)
         assert [frame.step for frame in reader.catalog.pending] == [frame.step for frame in self.pending]
         assert not reader.missing
 
     def holds_every_byte(self) -> None:
         """Every part of every frame has the content that was written first."""
         reader = self.reader()
-        whole = [frame for frame in self.frames if frame.whole]
-        for info, frame in zip(reader.frames, whole, strict=True):
+        complete = [frame for frame in self.frames if frame.complete]
+        for info, frame in zip(reader.frames, complete, strict=True):
             opened = reader.frame(info.frame_id)
             found = {entry.key: opened.read(entry) for entry in opened.entries}
             assert found == {f"tensor {part}": row[0] for part, row in frame.parts.items()}

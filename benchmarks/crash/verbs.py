@@ -81,7 +81,7 @@ class Verb:
     exact_again: ClassVar[bool] = True
     again_within: ClassVar[bool] = False
     """Whether a process that was refused something goes on, and runs it again itself."""
-    kept: ClassVar[tuple[int, ...]] = ()
+    required: ClassVar[tuple[int, ...]] = ()
     """Steps of `archive` from the beginning that must be there always."""
 
     def prepare(self, root: Path) -> None:
@@ -122,11 +122,11 @@ class Append(Compress):
 
     name = "append"
     again_within = True
-    kept = (1, 2)
+    required = (1, 2)
 
     def prepare(self, root: Path) -> None:
         super().prepare(root)
-        _compress(root, steps=self.kept)
+        _compress(root, steps=self.required)
 
 
 class Parts(Append):
@@ -143,7 +143,7 @@ class Commit(Parts):
     """The commit of what two parts left."""
 
     name = "commit"
-    kept = (1, 2, 3, 4)
+    required = (1, 2, 3, 4)
 
     def prepare(self, root: Path) -> None:
         super().prepare(root)
@@ -167,7 +167,7 @@ class Group(Append):
 
     def prepare(self, root: Path) -> None:
         write_run(root / RUN, (1, 2, 3, 4, 5, 6, 7))
-        _compress(root, steps=self.kept)
+        _compress(root, steps=self.required)
 
     def act(self, root: Path, note: Note) -> None:
         with crowded(), mock.patch("inshrink_core.archive.MAX_SMALL_FILES", 2):
@@ -207,7 +207,7 @@ class Bounded(Compress):
 
     def act(self, root: Path, note: Note) -> None:
         report = _compress(root, keyframe_every=32, max_drop=0.05, max_divergence=0.05)
-        if report.promise is None or any(one.drop > 0.05 for one in report.promise.steps.values()):
+        if report.promise is None or any(quality.drop > 0.05 for quality in report.promise.steps.values()):
             raise RuntimeError("the promise is not kept")
 
 
@@ -241,7 +241,7 @@ class Prune(Verb):
 
     name = "prune"
     archive = ARCHIVE
-    kept = (3, 5, 6)
+    required = (3, 5, 6)
 
     def prepare(self, root: Path) -> None:
         write_run(root / RUN, (1, 2, 3, 4, 5, 6))
@@ -255,7 +255,7 @@ class Strip(Prune):
     """A prune of which all steps but the last ones lose their optimizer state."""
 
     name = "strip"
-    kept = (1, 2, 3, 4, 5, 6)
+    required = (1, 2, 3, 4, 5, 6)
 
     def act(self, root: Path, note: Note) -> None:
         inshrink_core.verbs.prune(root / ARCHIVE, optimizer_last=2, apply=True)
@@ -282,7 +282,7 @@ class Release(Verb):
     name = "release"
     archive = ARCHIVE
     originals = ()
-    kept = STEPS
+    required = STEPS
 
     def prepare(self, root: Path) -> None:
         write_run_of_folders(root / RUN)
@@ -342,7 +342,7 @@ class Poisoned(Saving):
     """A saver that finds two saves on a new branch in its spool, the first of which was cut off."""
 
     name = "poisoned"
-    kept = (1,)
+    required = (1,)
     until = 5
     bad: ClassVar[str] = "step_000003.pt"
     _bad: bytes

@@ -76,12 +76,12 @@ def command_line(*words: str) -> int:
         mock.patch.dict(os.environ, {"INSHRINK_TRACEBACK": "1", "COLUMNS": "100"}),
     ):
         code = main(list(words))
-    said = err.getvalue()
+    output = err.getvalue()
     if code == _EXIT_BUG:
-        frames = re.findall(r'inshrink_core/(\S+)", line ([0-9]+), in (\S+)', said)
-        last = said.strip().splitlines()[-1] if said.strip() else ""
+        frames = re.findall(r'inshrink_core/(\S+)", line ([0-9]+), in (\S+)', output)
+        last = output.strip().splitlines()[-1] if output.strip() else ""
         raise RawError(last[:1000], tuple(f"{f}:{n} {name}" for f, n, name in reversed(frames))[:4])
-    lines = said.partition("Traceback")[2].splitlines() if "Traceback" in said else said.splitlines()
+    lines = output.partition("Traceback")[2].splitlines() if "Traceback" in output else output.splitlines()
     if lines and len(lines[-1]) > MOST_MESSAGE_CHARS:
         raise BrokenPromiseError("the command line's error fits a screen", f"{len(lines[-1])} characters")
     return code
@@ -217,8 +217,8 @@ class Examination:
             steps = self._tried(lambda: archive.steps) or ()
             if not self._sealed and archive.reader.archive_id == self._truth.get("id"):
                 # Some may be missing; none of a branch that training had left may be shown.
-                kept = set(steps) <= set(self._truth["steps"])
-                self._require(kept, "no other steps are given for the last ones", f"{list(steps)[:9]}")
+                holds = set(steps) <= set(self._truth["steps"])
+                self._require(holds, "no other steps are given for the last ones", f"{list(steps)[:9]}")
             restored = self._restore(archive, steps, verified)
             self._read_otherwise(archive, steps, restored)
             self._change(steps, restored)
@@ -236,8 +236,8 @@ class Examination:
                 raise
             return None
 
-    def _require(self, kept: bool, promise: str, detail: str) -> None:
-        if not kept:
+    def _require(self, holds: bool, promise: str, detail: str) -> None:
+        if not holds:
             raise BrokenPromiseError(promise, detail)
 
     def _same(self, found: object, expected: object, verb: str, detail: str) -> None:
@@ -370,9 +370,9 @@ class Examination:
             )
 
     def _export(self) -> None:
-        whole = self._rng.random() < 0.5
+        complete = self._rng.random() < 0.5
         out = scratch.absent("exported.inshrink")
-        self._tried(lambda: inshrink_core.verbs.export(self._path, out, weights_only=not whole))
+        self._tried(lambda: inshrink_core.verbs.export(self._path, out, weights_only=not complete))
 
     def _append(self, steps: Sequence[int], restored: dict[int, Path]) -> None:
         before = {step: folder_digest(folder) for step, folder in restored.items()}

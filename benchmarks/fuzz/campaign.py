@@ -147,11 +147,7 @@ class Fuzzer:
         self._workers: list[_Worker] = []
         self._most_cases: int | None = None
 
-    def run(
-        self,
-        seconds: float | None,
-        cases: int | None = None,
-    ) -> Campaign:
+    def run(self, seconds: float | None, cases: int | None = None) -> Campaign:
         """Run until the time is over, or each target has had so many cases.
 
         Sound inputs are tried first, as the cases below zero: their defects are findings too.

@@ -88,7 +88,7 @@ class WholeRunTarget:
         if any(_sound(layout).items() <= files.items() for layout in _LAYOUTS) and report.unreadable:
             raise BrokenPromiseError("a sound run is readable", str(report.unreadable[0])[:500])
         named = {row.path for row in (*report.unreadable, *report.left_out)}
-        found = {Path(one) for one in named}
+        found = {Path(entry) for entry in named}
         for step in report.appended:
             found |= _restored(run, target, step, named)
         for file, content in files.items():
@@ -123,8 +123,8 @@ def _restored(run: Run, target: Path, step: int, named: set[str]) -> set[Path]:
     back = runs.files_of(out)
     there = {origin.name: origin.read_bytes()} if origin.is_file() else runs.files_of(origin)
     for name, content in there.items():
-        whole = origin if origin.is_file() else origin / name
-        if str(whole) not in named and back.get(name) != content:
+        source = origin if origin.is_file() else origin / name
+        if str(source) not in named and back.get(name) != content:
             raise BrokenPromiseError("what was archived comes back", f"step {step}, {name!r}"[:500])
     return {origin}
 
@@ -156,7 +156,7 @@ def _damage(rng: random.Random, files: runs.Files) -> None:
         stem = (base.partition(".")[0] if rng.random() < 0.5 else "") or base
         files[f"{folder}/{stem}{rng.choice(_SUFFIXES)}".strip("/")] = files.pop(name)
     elif kind == 7:
-        for other in [one for one in files if one.partition("/")[0] == name.partition("/")[0]]:
+        for other in [entry for entry in files if entry.partition("/")[0] == name.partition("/")[0]]:
             del files[other]
         files[f"{name.partition('/')[0]}/config.json"] = b"{}"
     else:

@@ -151,12 +151,12 @@ def mutate_safetensors(rng: random.Random, data: bytes) -> bytes:
         header["empty"] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end]}
         text = json.dumps(header).encode()
     else:
-        text = mutate_json(rng, json.dumps(header).encode(), whole=header)
+        text = mutate_json(rng, json.dumps(header).encode(), parsed=header)
     claimed = len(text) if rng.random() < 0.9 else rng.choice(EXTREMES)
     return struct.pack("<Q", claimed) + text + data[8 + size :]
 
 
-def mutate_json(rng: random.Random, text: bytes, whole: Any = None) -> bytes:
+def mutate_json(rng: random.Random, text: bytes, parsed: Any = None) -> bytes:
     """Return a JSON text of another value, or no JSON at all."""
     if rng.random() < 0.25:
         return mutate_bytes(rng, text)
@@ -164,7 +164,7 @@ def mutate_json(rng: random.Random, text: bytes, whole: Any = None) -> bytes:
         return rng.choice(
             (b"[" * 100_000, b"9" * 5000, b"1e999", b"NaN", b'"\\ud800"', b"", b"null", b"\xff\xfe{\x00}\x00")
         )
-    value = mutate_value(rng, json.loads(text) if whole is None else whole)
+    value = mutate_value(rng, json.loads(text) if parsed is None else parsed)
     changed = json.dumps(value, default=str).encode()
     if rng.random() < 0.1:
         numbers = (b"1e400", b"-0", b"9" * 4400, b"1E-400", b"NaN", b"-Infinity", b"1" + b"0" * 800)

@@ -214,7 +214,7 @@ class ConfigTarget:
         return "refused" if code else "different"
 
 
-def _one(name: str, mutate: Callable[[random.Random, bytes], bytes]) -> Change:
+def _single(name: str, mutate: Callable[[random.Random, bytes], bytes]) -> Change:
     """Change the file whose name ends so."""
 
     def change(rng: random.Random, files: runs.Files) -> runs.Files:
@@ -255,14 +255,14 @@ def _any_document(rng: random.Random, files: runs.Files) -> runs.Files:
 def targets() -> list[Any]:
     """Return the attacks on what people give us."""
     return [
-        RunTarget("torch-blind", "torch", _one(".pt", mutate_bytes), checksummed=True),
-        RunTarget("torch-sealed", "torch", _one(".pt", resealed_torch)),
-        RunTarget("safetensors", "safetensors", _one(".safetensors", mutate_safetensors)),
+        RunTarget("torch-blind", "torch", _single(".pt", mutate_bytes), checksummed=True),
+        RunTarget("torch-sealed", "torch", _single(".pt", resealed_torch)),
+        RunTarget("safetensors", "safetensors", _single(".safetensors", mutate_safetensors)),
         RunTarget("folders", "folders", _any_document),
         RunTarget("folders-special", "folders", _special),
-        RunTarget("zero-blind", "zero", _one(".pt", mutate_bytes), checksummed=True),
-        RunTarget("zero-sealed", "zero", _one(".pt", resealed_torch)),
-        RunTarget("zero3-sealed", "zero3", _one(".pt", resealed_torch)),
+        RunTarget("zero-blind", "zero", _single(".pt", mutate_bytes), checksummed=True),
+        RunTarget("zero-sealed", "zero", _single(".pt", resealed_torch)),
+        RunTarget("zero3-sealed", "zero3", _single(".pt", resealed_torch)),
         PickleTarget(),
         ConfigTarget(),
     ]

@@ -134,7 +134,7 @@ def frames_of(spec: TensorSpec, number: int) -> list[Tensor]:
     last = moved + (torch.rand(spec.shape, generator=generator) > 0.9) * 0.01
     if spec.role is TensorRole.EXP_AVG_SQ:
         values, moved, last = values.square(), moved.square(), last.square()
-    return [one.to(dtype) for one in (values, moved, last)]
+    return [value.to(dtype) for value in (values, moved, last)]
 
 
 def _add_chain(

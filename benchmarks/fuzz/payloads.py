@@ -95,9 +95,9 @@ class PayloadTarget:
         chance = zlib.crc32(data)
         _check_rekeyed((situation.codec, _codecs()[chance % len(_codecs())]), spec, state, bits)
         following = [payload, *situation.sound[chance % 3 :: 3]]
-        for one in following[:3]:
+        for entry in following[:3]:
             try:
-                _decoded(situation, one, state)
+                _decoded(situation, entry, state)
             except (DamagedError, IncompatibleError):
                 continue
         if chance % 8 == 0:
@@ -186,7 +186,7 @@ def _check_rekeyed(
 
 @functools.cache
 def _codecs() -> tuple[AnyCodec, ...]:
-    return tuple({one.codec.name: one.codec for one in situations()}.values())
+    return tuple({entry.codec.name: entry.codec for entry in situations()}.values())
 
 
 def _check_continued(situation: Situation, state: TensorReference) -> None:

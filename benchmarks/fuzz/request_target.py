@@ -25,7 +25,7 @@ def _documents() -> tuple[bytes, ...]:
         if request is None or not request.REPORTS or verb == "run":
             continue
         words = (shlex.split(example)[1:] for example in request.EXAMPLES)
-        found += [json.dumps(read_request(request, one).to_json()).encode() for one in words]
+        found += [json.dumps(read_request(request, line).to_json()).encode() for line in words]
     return tuple(found)
 
 
@@ -45,13 +45,13 @@ class RequestTarget:
     def execute(self, data: bytes) -> str:
         """Read it; what is read says itself again, trusts no code, and is a command line."""
         request = read_document(data, "request.json")
-        told = request.to_json()
-        if request_from_json(json.loads(json.dumps(told, allow_nan=False))).to_json() != told:
-            raise BrokenPromiseError("a request that was read says itself again", str(told)[:200])
+        document = request.to_json()
+        if request_from_json(json.loads(json.dumps(document, allow_nan=False))).to_json() != document:
+            raise BrokenPromiseError("a request that was read says itself again", str(document)[:200])
         if isinstance(request, Executing) and request.trusted is not None:
-            raise BrokenPromiseError("no document says that code is trusted", str(told)[:200])
+            raise BrokenPromiseError("no document says that code is trusted", str(document)[:200])
         if not all(isinstance(word, str) for word in request.words()):
-            raise BrokenPromiseError("a request is a command line", str(told)[:200])
+            raise BrokenPromiseError("a request is a command line", str(document)[:200])
         return "same" if data in _documents() else "different"
 
 

@@ -123,9 +123,9 @@ def _put_special(path: Path, kind: bytes) -> None:
 
 def special(rng: random.Random, name: str, files: Files) -> Files:
     """Return the files with something in the place of one, or of a folder of them, that is no file."""
-    kept = {path: data for path, data in files.items() if path != name and not path.startswith(f"{name}/")}
-    kept = {path: data for path, data in kept.items() if not name.startswith(f"{path}/")}
-    return kept | {name: SPECIAL + rng.choice(SPECIAL_KINDS)}
+    left = {path: data for path, data in files.items() if path != name and not path.startswith(f"{name}/")}
+    left = {path: data for path, data in left.items() if not name.startswith(f"{path}/")}
+    return left | {name: SPECIAL + rng.choice(SPECIAL_KINDS)}
 
 
 def outside() -> Path:

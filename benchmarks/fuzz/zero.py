@@ -13,9 +13,9 @@ State = Mapping[str, Mapping[str, Tensor]]
 def _flat(group: Sequence[str], state: State, key: str, n_ranks: int, padding: int) -> list[Tensor]:
     """Return the partitions of a group's vector, as in stages 1 and 2."""
     parts = [torch.cat([state[name][key].flatten(), torch.zeros(padding)]) for name in group]
-    whole = torch.cat(parts)
-    whole = torch.cat([whole, torch.zeros(-len(whole) % (2 * n_ranks))])
-    return [part.clone() for part in whole.chunk(n_ranks)]
+    vector = torch.cat(parts)
+    vector = torch.cat([vector, torch.zeros(-len(vector) % (2 * n_ranks))])
+    return [part.clone() for part in vector.chunk(n_ranks)]
 
 
 def _each(group: Sequence[str], state: State, key: str, n_ranks: int) -> list[Tensor]:
@@ -42,7 +42,7 @@ def save_zero(
 ) -> Path:
     """Write the files of one model-parallel rank; `padding` follows every parameter in a vector."""
     folder.mkdir(parents=True, exist_ok=True)
-    keys = sorted({key for one in state.values() for key in one} - {"fp32"})
+    keys = sorted({key for tensors in state.values() for key in tensors} - {"fp32"})
     cut = {
         key: [
             _each(group, state, key, n_ranks) if stage == 3 else _flat(group, state, key, n_ranks, padding)
@@ -67,13 +67,13 @@ def save_zero(
         }
         vectors = [parts[rank] for parts in cut["fp32"]]
         if stage == 3:
-            held = {"optimizer_state_dict": base, "fp32_flat_groups": vectors, "partition_count": n_ranks}
+            content = {"optimizer_state_dict": base, "fp32_flat_groups": vectors, "partition_count": n_ranks}
         else:
-            held = {"base_optimizer_state": base, "single_partition_of_fp32_groups": vectors}
-            held |= {"partition_count": [n_ranks] * len(groups)}
-            held |= {"param_alignment_paddings": [[padding] * len(group) for group in groups]}
+            content = {"base_optimizer_state": base, "single_partition_of_fp32_groups": vectors}
+            content |= {"partition_count": [n_ranks] * len(groups)}
+            content |= {"param_alignment_paddings": [[padding] * len(group) for group in groups]}
         name = f"zero_pp_rank_{rank}_mp_rank_{mp_rank:02d}"
-        torch.save({"optimizer_state_dict": held}, folder / f"{name}_optim_states.pt")
+        torch.save({"optimizer_state_dict": content}, folder / f"{name}_optim_states.pt")
         if stage == 3:
             torch.save(root, folder / f"{name}_model_states.pt")
     if stage != 3:

@@ -534,7 +534,7 @@ def squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, fl
     """Return (squared error, squared norm) of a floating tensor; non-finite values count for nothing."""
     import torch
 
-    from inshrink_core.ops.distance import SLICE, squared_distance
+    from inshrink_core.ops.cpu.distance import SLICE, squared_distance
 
     if not tensor.is_floating_point():
         return 0.0, 0.0

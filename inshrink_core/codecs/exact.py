@@ -23,9 +23,9 @@ from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError
 from inshrink_core.execution import new_buffer
 from inshrink_core.frame import Block
-from inshrink_core.ops.changes import HISTORIES
-from inshrink_core.ops.planes import Transform, merge_planes, split_planes
-from inshrink_core.ops.symbols import count_groups
+from inshrink_core.ops.cpu.changes import HISTORIES
+from inshrink_core.ops.cpu.planes import Transform, merge_planes, split_planes
+from inshrink_core.ops.cpu.symbols import count_groups
 from inshrink_core.varint import read_section, read_varint, write_section, write_varint
 
 BITSTREAM = "lossless/1"
@@ -91,7 +91,7 @@ class LosslessReference(TensorReference):
     tensor
         In the stored dtype and shape, contiguous or one element expanded; read-only by agreement.
     history : UInt8[Tensor, "n"] or None
-        When and how each element of 16 bits changed last (`inshrink_core.ops.changes`); None: none has.
+        When and how each element of 16 bits changed last (`inshrink_core.ops.cpu.changes`); None: none has.
     """
 
     tensor: Tensor

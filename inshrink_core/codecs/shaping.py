@@ -21,9 +21,10 @@ from torch import Tensor
 
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import DecodedMoment, TensorInput
+from inshrink_core.ops.cpu.factors import factorize
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.lattice import GAIN_SLACK, MAX_GRADE, MIN_GRADE, Lattice
-from inshrink_core.ops.shaping import SKETCH_BITS, SKETCHED, Factors, factorize, shape_changes, sketch_sides
+from inshrink_core.ops.shaping import SKETCH_BITS, SKETCHED, Factors, shape_changes, sketch_sides
 
 _N_SIZES: Final = 16
 _SIZES: Final = tuple(NormalDist().inv_cdf(0.5 + (i + 0.5) / (2 * _N_SIZES)) for i in range(_N_SIZES))

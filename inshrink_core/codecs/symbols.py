@@ -26,8 +26,9 @@ from inshrink_core.coding.huffman import (
 )
 from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits
 from inshrink_core.errors import DamagedError
-from inshrink_core.ops.symbols import (
+from inshrink_core.ops.cpu.symbols import (
     MAX_CHUNK,
+    MAX_CODE_BITS,
     code_lengths,
     count_groups,
     count_pairs,
@@ -215,7 +216,7 @@ def _encode_chunk(
     # The previous symbols predict something, or else they cost no more than a table each, which only
     # matters where a chunk is small.
     if previous is None or chunk.size <= _SAMPLE:
-        lengths = code_lengths(count_groups(chunk)[:n_symbols])
+        lengths = code_lengths(count_groups(chunk)[:n_symbols], MAX_CODE_BITS)
         stream = stream_bytes(*pack_symbols(chunk, code_entries(lengths)))
         forms.append((_PLAIN, serialize_lengths(lengths) + stream))
     kind, body = min(forms, key=lambda form: len(form[1]))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.errors import DamagedError
-from inshrink_core.ops.changes import (
+from inshrink_core.ops.cpu.changes import (
     N_PLACES,
     ChangeRule,
     Changes,
@@ -93,7 +93,7 @@ def plan_changes(words: Tensor, earlier: Tensor, history: Tensor | None, mantiss
     n = words.numel()
     before, old = sampled(earlier), None if history is None else sampled(history)
     rule = ChangeRule(mantissa, _top(before, mantissa))
-    changes = find_changes(words, earlier, history, rule)
+    changes = find_changes(words, earlier, history)
     tokens = sampled(changes.tokens)
     counts = np.zeros((N_PLACES, N_TOKENS[words.element_size()]), np.int64)
     n_by_place = np.zeros(N_PLACES, np.int64)
@@ -201,7 +201,7 @@ def decode_changes(
         raise DamagedError("extra bits of changes are no whole words", found=f"{len(section)} bytes")
     extra = np.frombuffer(section, "<u4").astype(np.uint32, copy=False)
     tokens = decode_rans(payload[at:], earlier.numel(), N_TOKENS[word], contexts, n_tables)
-    words, after, intact = apply_changes(tokens, extra, earlier, history, rule)
+    words, after, intact = apply_changes(tokens, extra, earlier, history)
     if not intact:
         raise DamagedError("extra bits do not fit the tokens of changes", found=f"{extra.size} words")
     return words, after

@@ -24,7 +24,7 @@ from inshrink_core.coding.huffman import (
     window_bits,
 )
 from inshrink_core.errors import DamagedError
-from inshrink_core.ops.symbols import (
+from inshrink_core.ops.cpu.symbols import (
     N_RUN_TOKENS,
     code_lengths,
     count_groups,
@@ -136,7 +136,7 @@ def encode_grouped(
     groups, symbols
         UInt8[n], n from 1 to `MAX_CHUNK`.
     bases, expected, modulus
-        As in `inshrink_core.ops.symbols.delta_events`.
+        As in `inshrink_core.ops.cpu.symbols.delta_events`.
     """
     records, run_counts, literal_counts = delta_events(groups, symbols, bases, expected, modulus)
     n_events = run_counts.sum(axis=1)

@@ -84,21 +84,6 @@ class Lattice(NamedTuple):
     bound: int
 
 
-class Gain(NamedTuple):
-    """What matched-gain rounding needs.
-
-    Parameters
-    ----------
-    base : Float32[Tensor, "n"]
-        The values that training continued from.
-    grade
-        Threshold in 4096ths; 0: plain rounding.
-    """
-
-    base: Tensor
-    grade: int
-
-
 class Rounded(NamedTuple):
     """One tensor on its lattice.
 
@@ -161,13 +146,29 @@ def _from_base(
     return (values - base) * reciprocal, (at - base) * reciprocal
 
 
-def matched_changes(values: Tensor, integers: Tensor | None, lattice: Lattice, gain: Gain) -> Tensor:
-    """Return the changes under matched gain, as floats."""
-    r, o = _from_base(values, integers, lattice, gain.base)
+def matched_changes(
+    values: Tensor, integers: Tensor | None, lattice: Lattice, base: Tensor, grade: int
+) -> Tensor:
+    """Return the changes under matched gain, as floats.
+
+    With D the spacing, x the state, ``r = (w - base) / D`` and ``o = (x - base) / D``, the movement r becomes
+    ``y = sign(r) floor(abs(r) + 1 - t)``, or ``rint(r)`` for a grade of 0, and the change is ``rint(y - o)``.
+    t is ``grade / 4096``, or seven tenths of it where o is more than half a spacing on the side of r.
+
+    Parameters
+    ----------
+    values, integers, lattice
+        As given to `round_to_lattice`.
+    base : Float32[Tensor, "n"]
+        The values that training continued from.
+    grade
+        From `gain_grade`, without its sign.
+    """
+    r, o = _from_base(values, integers, lattice, base)
     crossed = torch.where(r < 0, -o, o) > 0.5
-    threshold = torch.where(crossed, gain.grade * 7 // 10, gain.grade)
+    threshold = torch.where(crossed, grade * 7 // 10, grade)
     moved = torch.floor(r.abs() + (4096 - threshold).to(torch.float32) / 4096)
-    y = torch.where(r < 0, -moved, moved) if gain.grade else r.round()
+    y = torch.where(r < 0, -moved, moved) if grade else r.round()
     return (y - o).round()
 
 
@@ -195,7 +196,7 @@ def round_to_lattice(
     integers: Tensor | None,
     history: Tensor | None,
     lattice: Lattice,
-    gain: Gain | Tensor | None = None,
+    changes: Tensor | None = None,
 ) -> Rounded:
     """Choose the changes of a frame, and return them as tokens with the state after them.
 
@@ -209,12 +210,9 @@ def round_to_lattice(
         Before the frame; None: no element has changed.
     lattice
         The lattice.
-    gain
-        None: each value goes to the nearest lattice point. A tensor: the changes, chosen before
-        (`inshrink_core.ops.shaping.shape_changes`). Else matched gain: ``y``, the movement
-        ``(w - base) / D`` in whole spacings, becomes ``floor(abs + 1 - t)`` in magnitude, and
-        ``q = rint(y - (x - base) / D)``; t is seven tenths where x lies more than half a spacing further
-        that way already.
+    changes : Float32[Tensor, "n"] or None
+        None: each value goes to the nearest lattice point, ``q = rint((w - N unit) / (spacing unit))``. Else
+        q, chosen before (`matched_changes`, `inshrink_core.ops.shaping.shape_changes`).
 
     Returns
     -------
@@ -224,11 +222,9 @@ def round_to_lattice(
     if integers is None:
         integers = torch.zeros(values.numel(), dtype=torch.int32, device=values.device)
     before = integers.to(values.device).long()
-    _, u = changes_from(values, integers.to(values.device), lattice)
-    if isinstance(gain, Tensor):
-        changes = gain.to(values.device)
-    else:
-        changes = u.round() if gain is None else matched_changes(values, integers, lattice, gain)
+    if changes is None:
+        changes = changes_from(values, integers.to(values.device), lattice)[1].round()
+    changes = changes.to(values.device)
     near = changes.abs() <= float(MAX_PRODUCT // lattice.spacing)  # false for NaN
     q = torch.where(near, changes, 0).long()
     after = before + lattice.spacing * q
@@ -320,8 +316,8 @@ def _best_grade(counts: NDArray[np.int64], beyond: int) -> int:
     while high - low > 1:
         grade = (low + high) // 2
         thresholds = np.array(((grade,), (grade * 7 // 10,)))
-        whole = (16 * bins + 8 + 4096 - thresholds) // 4096
-        enough = int((counts * twice * (whole * 512 - twice)).sum()) + slack >= 0
+        steps = (16 * bins + 8 + 4096 - thresholds) // 4096
+        enough = int((counts * twice * (steps * 512 - twice)).sum()) + slack >= 0
         low, high = (grade, high) if enough else (low, grade)
     # What is beyond the bins has at least 8 squared.
     if low < MIN_GRADE or (beyond == 0 and WEAK_ENERGY * energy < int(counts.sum()) * 512 * 512):

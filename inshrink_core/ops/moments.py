@@ -25,6 +25,9 @@ from torch import Tensor
 
 from inshrink_core.ops.registry import op
 
+Float64s = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+
 ZERO_POINT = 128
 """Integers, residuals and column exponents are stored with this added."""
 
@@ -106,19 +109,6 @@ class Codes(NamedTuple):
         return Codes(self.base, self.rows.to(device), self.columns.to(device), self.elements.to(device))
 
 
-class Sums(NamedTuple):
-    """Sums of values, or of their squares.
-
-    Parameters
-    ----------
-    rows : float64, (n_rows,)
-    columns : float64, (n_columns,)
-    """
-
-    rows: NDArray[np.float64]
-    columns: NDArray[np.float64]
-
-
 class Units(NamedTuple):
     """Exponents of the unit of each element, in half octaves: that of its row and that of its column.
 
@@ -128,11 +118,11 @@ class Units(NamedTuple):
     columns : int64, (n_columns,)
     """
 
-    rows: NDArray[np.int64]
-    columns: NDArray[np.int64]
+    rows: Int64s
+    columns: Int64s
 
 
-def half_octave_values(exponents: NDArray[np.int64]) -> NDArray[np.float32]:
+def half_octave_values(exponents: Int64s) -> NDArray[np.float32]:
     """Return ``2**(k / 2)`` in float32, the root of two rounded once; k is first clipped to +-252.
 
     Examples
@@ -143,20 +133,6 @@ def half_octave_values(exponents: NDArray[np.int64]) -> NDArray[np.float32]:
     k = np.clip(exponents, LOWEST, HIGHEST)
     values: NDArray[np.float32] = np.ldexp(np.where(k & 1, _SQRT2, np.float32(1)), k >> 1).astype(np.float32)
     return values
-
-
-def octave_edges(held: float) -> tuple[int, ...]:
-    """Return what bounds the values whose octave is near a code, 4 for an even unit and 4 for an odd one.
-
-    Lowest exponent and fraction, then highest: of ``log2(1 + fraction / 2**23) + exponent``, counted from the
-    code and the whole octaves of the unit.
-    """
-    edges = list[int]()
-    for odd in range(2):
-        for edge, inward in ((0.5 * odd - held, math.ceil), (0.5 * odd + held, math.floor)):
-            whole = math.floor(edge)
-            edges += whole, inward((2.0 ** (edge - whole) - 1) * (1 << 23))
-    return tuple(edges)
 
 
 def base_of(largest: int, before: int, known: bool) -> int:
@@ -212,7 +188,7 @@ def round_first(
         return Codes(0, NO_BYTES, NO_BYTES, NO_BYTES)
     root = math.sqrt(relative_square(values, Units(rows, columns)) / n)
     if allowed is not None and adaptive == (second is not None):
-        share = allowed / (root if adaptive else math.sqrt(float(sums.rows.cumsum()[-1]) / n))
+        share = allowed / (root if adaptive else math.sqrt(float(sums[0].cumsum()[-1]) / n))
         unit = min(max(share, UNIT_RANGE[0] * unit), UNIT_RANGE[1] * unit)
     wanted = rows + ((int(_eighths(np.array(unit * root))) + 2) >> 2)
     fitted, threshold = _chosen(values, wanted, columns, reaches)
@@ -223,7 +199,7 @@ def round_first(
 
 
 @op
-def round_second(values: Tensor, n_rows: int, before: Codes | None, held: float | None) -> Codes | None:
+def round_second(values: Tensor, n_rows: int, before: Codes | None, tolerance: float | None) -> Codes | None:
     """Return factors of rows and columns in half octaves, and the octave of each element relative to them.
 
     The factors are the means of rows and columns (Adafactor: Shazeer & Stern, 2018, section 3).
@@ -235,7 +211,7 @@ def round_second(values: Tensor, n_rows: int, before: Codes | None, held: float 
         Rows of equal length.
     before
         Those of the frame before: codes stay where they are near enough.
-    held
+    tolerance
         Octaves that are near enough for an element, at least .5; for a row or a column it is three quarters
         of a half octave. None: factors alone.
 
@@ -250,13 +226,13 @@ def round_second(values: Tensor, n_rows: int, before: Codes | None, held: float 
     largest, known = int(by_row.max()), before is not None
     base = base_of((largest + 2) >> 2 if largest > NO_ROW else 0, before.base if before else 0, known)
     same = before if before is not None and before.base == base else None
-    rows = _held(by_row - 4 * base, None if same is None else same.rows, 1)
+    rows = _near_codes(by_row - 4 * base, None if same is None else same.rows, 1)
     rows[by_row == NO_ROW] = 0
-    columns = _held(by_column + 4 * ZERO_POINT, None if same is None else same.columns, 0)
+    columns = _near_codes(by_column + 4 * ZERO_POINT, None if same is None else same.columns, 0)
     elements = NO_BYTES
-    if held is not None:
+    if tolerance is not None:
         old = None if before is None else before.elements.to(values.device)
-        elements = round_to_octaves(values, Units(rows + base, columns - ZERO_POINT), old, held)
+        elements = round_to_octaves(values, Units(rows + base, columns - ZERO_POINT), old, tolerance)
     return _codes(base, rows, columns, elements)
 
 
@@ -285,27 +261,29 @@ def round_vector(values: Tensor, before: int | None) -> Codes | None:
     return Codes(base, NO_BYTES, NO_BYTES, codes)
 
 
-def _codes(base: int, rows: NDArray[np.int64], columns: NDArray[np.int64], elements: Tensor) -> Codes:
+def _codes(base: int, rows: Int64s, columns: Int64s, elements: Tensor) -> Codes:
     by_row, by_column = (torch.from_numpy(side.astype(np.uint8)) for side in (rows, columns))
     return Codes(base, by_row, by_column, elements)
 
 
-def _eighths(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def _eighths(values: Float64s) -> Int64s:
     """Return the whole eighths of octaves in numbers; `NO_ROW` in zero."""
     fractions, exponents = np.frexp(values)
     found = 8 * (exponents.astype(np.int64) - 1) + np.searchsorted(EIGHTHS, fractions, side="right")
     return np.where(values > 0, found, NO_ROW)
 
 
-def _log_means(sums: Sums) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _log_means(
+    sums: tuple[Float64s, Float64s],
+) -> tuple[Int64s, Int64s]:
     """Return the eighths of row means, and of column means over that of all."""
-    n_rows, n_columns = sums.rows.size, sums.columns.size
-    mean = float(sums.rows.cumsum()[-1]) / (n_rows * n_columns)
-    relative = sums.columns / n_rows / mean if mean > 0 else np.ones(n_columns)
-    return _eighths(sums.rows / n_columns), _eighths(relative)
+    rows, columns = sums
+    mean = float(rows.cumsum()[-1]) / (rows.size * columns.size)
+    relative = columns / rows.size / mean if mean > 0 else np.ones(columns.size)
+    return _eighths(rows / columns.size), _eighths(relative)
 
 
-def _held(eighths: NDArray[np.int64], before: Tensor | None, least: int) -> NDArray[np.int64]:
+def _near_codes(eighths: Int64s, before: Tensor | None, least: int) -> Int64s:
     """Return half octaves as codes; old ones where those are near enough: no number is on their edges."""
     codes = ((eighths + 2) >> 2).clip(least, 255)
     if before is None:
@@ -315,9 +293,7 @@ def _held(eighths: NDArray[np.int64], before: Tensor | None, least: int) -> NDAr
     return np.where((old >= least) & (away >= -3) & (away <= 2), old, codes)
 
 
-def _chosen(
-    values: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64], reaches: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], int]:
+def _chosen(values: Tensor, rows: Int64s, columns: Int64s, reaches: Float64s) -> tuple[Int64s, int]:
     """Return exponents of rows and the threshold; where none preserves the projection, units are halved."""
     most = reaches / (LARGEST_INTEGER + 0.25)
     # A row whose integers would not fit a byte has a coarser unit.
@@ -331,7 +307,7 @@ def _chosen(
     return fitted, LOWEST_THRESHOLD
 
 
-def _threshold(counts: NDArray[np.int64]) -> int | None:
+def _threshold(counts: Int64s) -> int | None:
     """Return the largest threshold that preserves the projection; None where none is low enough.
 
     `counts` are those of magnitudes.
@@ -340,8 +316,8 @@ def _threshold(counts: NDArray[np.int64]) -> int | None:
     counts = counts[at] * at
 
     def falls_short(threshold: int) -> bool:
-        whole = (at + (1 << FRACTION_BITS) - threshold) >> FRACTION_BITS
-        return int((counts * whole).sum()) << FRACTION_BITS < int((counts * at).sum())
+        steps = (at + (1 << FRACTION_BITS) - threshold) >> FRACTION_BITS
+        return int((counts * steps).sum()) << FRACTION_BITS < int((counts * at).sum())
 
     thresholds = range(LOWEST_THRESHOLD, PLAIN_THRESHOLD + 1)
     n = bisect.bisect_left(thresholds, True, key=falls_short)
@@ -362,17 +338,17 @@ def _added(parts: Tensor) -> Tensor:
     return total
 
 
-def _sums_of_rows(terms: Tensor) -> NDArray[np.float64]:
+def _sums_of_rows(terms: Tensor) -> Float64s:
     n_rows, n = terms.shape
     line = min(LINE, n + -n % N_SUMS)
     sums = _added(torch.nn.functional.pad(terms, (0, -n % line)).view(n_rows, -1, line // N_SUMS, N_SUMS))
     while sums.shape[-1] > 1:
         sums = sums[..., 0::2] + sums[..., 1::2]
-    found: NDArray[np.float64] = sums[..., 0].cpu().cumsum(1)[:, -1].numpy()
+    found: Float64s = sums[..., 0].cpu().cumsum(1)[:, -1].numpy()
     return found
 
 
-def sum_sides(values: Tensor, n_rows: int, squared: bool) -> Sums:
+def sum_sides(values: Tensor, n_rows: int, squared: bool) -> tuple[Float64s, Float64s]:
     """Sum rows and columns of finite values in row-major order; or of their squares."""
     # A running sum begins with +0.0, which -0.0 does not change.
     terms = values.double().view(n_rows, -1) + 0.0
@@ -380,7 +356,7 @@ def sum_sides(values: Tensor, n_rows: int, squared: bool) -> Sums:
         terms *= terms
     band = min(BAND, n_rows)
     bands = torch.nn.functional.pad(terms, (0, 0, 0, -n_rows % band)).view(-1, band, terms.shape[1])
-    return Sums(_sums_of_rows(terms), _added(bands).cpu().cumsum(0)[-1].numpy())
+    return _sums_of_rows(terms), _added(bands).cpu().cumsum(0)[-1].numpy()
 
 
 def _exponents(units: Units, device: torch.device) -> Tensor:
@@ -399,10 +375,10 @@ def relative_square(values: Tensor, units: Units) -> float:
     return float(_sums_of_rows(relative.square().view(units.rows.size, -1)).cumsum()[-1])
 
 
-def row_reaches(values: Tensor, n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
+def row_reaches(values: Tensor, n_rows: int, columns: Int64s) -> Float64s:
     """Return the largest magnitude of each row of finite values, in units of the columns alone."""
     by_column = _values_of(torch.from_numpy(-columns).to(values.device))
-    reaches: NDArray[np.float64] = (values.double().abs().view(n_rows, -1) * by_column).amax(1).cpu().numpy()
+    reaches: Float64s = (values.double().abs().view(n_rows, -1) * by_column).amax(1).cpu().numpy()
     return reaches
 
 
@@ -411,7 +387,7 @@ def _magnitudes(values: Tensor, units: Units) -> Tensor:
     return shares.clamp(max=float(MAX_MAGNITUDE)).to(torch.int64)
 
 
-def count_magnitudes(values: Tensor, units: Units) -> NDArray[np.int64]:
+def count_magnitudes(values: Tensor, units: Units) -> Int64s:
     """Count the magnitudes of finite values in 256ths of their units, rounded down.
 
     Returns
@@ -419,9 +395,7 @@ def count_magnitudes(values: Tensor, units: Units) -> NDArray[np.int64]:
     int64, (MAX_MAGNITUDE + 1,)
         What is larger counts as the last.
     """
-    counts: NDArray[np.int64] = (
-        torch.bincount(_magnitudes(values, units), minlength=MAX_MAGNITUDE + 1).cpu().numpy()
-    )
+    counts: Int64s = torch.bincount(_magnitudes(values, units), minlength=MAX_MAGNITUDE + 1).cpu().numpy()
     return counts
 
 
@@ -441,12 +415,12 @@ def round_in_units(values: Tensor, units: Units, threshold: int) -> Tensor:
     -------
     UInt8[Tensor, "n"]
     """
-    whole = (_magnitudes(values, units) + (1 << FRACTION_BITS) - threshold) >> FRACTION_BITS
-    whole = whole.clamp(max=LARGEST_INTEGER)
-    return (torch.where(values < 0, -whole, whole) + ZERO_POINT).to(torch.uint8)
+    steps = (_magnitudes(values, units) + (1 << FRACTION_BITS) - threshold) >> FRACTION_BITS
+    steps = steps.clamp(max=LARGEST_INTEGER)
+    return (torch.where(values < 0, -steps, steps) + ZERO_POINT).to(torch.uint8)
 
 
-def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, held: float) -> Tensor:
+def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, tolerance: float) -> Tensor:
     """Return the octave of each value relative to its unit, plus `ZERO_POINT`; 0 where it is not above zero.
 
     Parameters
@@ -457,7 +431,7 @@ def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, held: 
         Of rows and columns.
     before : UInt8[Tensor, "n"] or None
         Codes that stay where they are near enough, but for 0.
-    held
+    tolerance
         Octaves that are near enough, 0 to 64.
 
     Returns
@@ -467,7 +441,7 @@ def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, held: 
     Notes
     -----
     With ``y = log2(value) - unit / 2`` the octave is y to the nearest even integer, -127 to 127, and a code
-    is near enough where it is at most `held` away from y.
+    is near enough where it is at most `tolerance` away from y.
     """
     mantissas, exponents = torch.frexp(values.double())
     # Of a power of two the logarithm is taken of one, so that a tie is one on every processor; all others are
@@ -478,7 +452,7 @@ def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, held: 
     codes = wanted.round().clamp(1 - ZERO_POINT, ZERO_POINT - 1) + ZERO_POINT
     if before is not None:
         old = before.double()
-        codes = torch.where((old > 0) & ((wanted + ZERO_POINT - old).abs() <= held), old, codes)
+        codes = torch.where((old > 0) & ((wanted + ZERO_POINT - old).abs() <= tolerance), old, codes)
     return torch.where(values > 0, codes, 0.0).to(torch.uint8)
 
 

@@ -117,29 +117,6 @@ def gather_protected(values: Tensor, symbols: Tensor) -> Tensor:
     return flattened(values)[symbols.to(values.device) == PROTECTED].cpu()
 
 
-def gather_decoded(symbols: Tensor, previous: Tensor, table: Tensor, protected: Tensor) -> Tensor:
-    """Return ``dequantize(previous, table, protected)`` where `symbols` is `PROTECTED`, in one pass.
-
-    Parameters
-    ----------
-    symbols, previous : UInt8[Tensor, "n"]
-        Symbols of now and of the reference.
-    table, protected
-        The reference's, as for `dequantize`.
-
-    Returns
-    -------
-    Float[Tensor, "p"]
-        In the dtype of `table`, on the CPU.
-    """
-    return gather_protected(dequantize(previous, table, protected), symbols)
-
-
-def symbol_counts(symbols: Tensor) -> Tensor:
-    """Count the symbols of a uint8 tensor: int64[256] on the CPU."""
-    return torch.bincount(symbols.long(), minlength=256).cpu()
-
-
 def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     """Map symbols back to values; one table look-up each and no arithmetic.
 

@@ -73,15 +73,12 @@ def sample_sums(
     InputError
         The tensors differ in length, or a place is outside.
     """
+    n = values.numel()
     for other in (integers, second):
-        if other is not None and other.numel() != values.numel():
-            raise InputError(
-                "tensors to sample together differ in length",
-                expected=str(values.numel()),
-                found=str(other.numel()),
-            )
-    if places.size and not 0 <= int(places.min()) <= int(places.max()) < values.numel():
-        raise InputError("a place is outside of its tensor", expected=f"0 to {values.numel() - 1}")
+        if other is not None and other.numel() != n:
+            raise InputError("tensors to sample differ in length", expected=str(n), found=str(other.numel()))
+    if places.size and not 0 <= int(places.min()) <= int(places.max()) < n:
+        raise InputError("a place is outside of its tensor", expected=f"0 to {n - 1}")
     from inshrink_core.ops.cpu.sample import add_mantissas
 
     flat = flattened(values)

@@ -25,7 +25,6 @@ from inshrink_core.ops.rans import (
     PRECISION,
     RansBlocks,
     RansModel,
-    block_sizes,
     rans_counts,
     rans_decode,
     rans_encode,
@@ -72,9 +71,9 @@ def stream_shape(n: int, data_bits: float) -> tuple[int, int]:
     """
     budget = max(int(data_bits) // (STATE_BITS * STATE_SHARE), 1)
     lanes = min(1 << (budget.bit_length() - 1), 1 << WARP_LOG2)
-    whole = max(n - 1, lanes - 1).bit_length()
+    needed = max(n - 1, lanes - 1).bit_length()
     per_block = max(n // max(budget >> WARP_LOG2, 1), 1).bit_length()
-    return lanes, 1 << min(max(per_block, SHORTEST_BLOCK_LOG2), whole, MAX_BLOCK_LOG2)
+    return lanes, 1 << min(max(per_block, SHORTEST_BLOCK_LOG2), needed, MAX_BLOCK_LOG2)
 
 
 def write_stream(
@@ -222,7 +221,7 @@ def _parse_blocks(
     total = (len(body) - states_end) // WORD_BYTES
     n_words[-1] = total - n_words[:-1].sum()
     # A symbol takes at most one word, a word being 16 bits and a frequency 12.
-    if (n_words < 0).any() or (n_words > block_sizes(n, block_length)).any():
+    if (n_words < 0).any() or (n_words > np.minimum(block_length, n - np.arange(0, n, block_length))).any():
         raise DamagedError(
             "the blocks of a rANS stream do not fit",
             expected="at most a word a symbol",
@@ -234,10 +233,8 @@ def _parse_blocks(
             "a rANS state is out of range", expected=f"at least {INITIAL_STATE}", found=str(int(states.min()))
         )
     words = np.frombuffer(body[states_end:], "<i2").astype(np.int16)
-    coded, lanes_at = torch.from_numpy(words), torch.from_numpy(states)
-    if device.type != "cpu":
-        coded, lanes_at = coded.to(device), lanes_at.to(device)
-    return RansBlocks(coded, torch.from_numpy(n_words), lanes_at)
+    coded, first_states = (torch.from_numpy(part).to(device) for part in (words, states))
+    return RansBlocks(coded, torch.from_numpy(n_words), first_states)
 
 
 def _read_model(

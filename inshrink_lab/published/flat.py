@@ -25,7 +25,7 @@ from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.coding.raw import bits_per_symbol, pack_bits, packed_bytes, unpack_bits
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError
-from inshrink_core.ops.symbols import code_lengths, count_groups, pack_symbols
+from inshrink_core.ops.cpu.symbols import MAX_CODE_BITS, code_lengths, count_groups, pack_symbols
 from inshrink_lab.published.lzma2 import lzma_compress, lzma_decompress
 
 BITS = Tuning(
@@ -128,7 +128,7 @@ def encode_huffman(values: _Symbols) -> bytes:
     """Return the table of an order-0 code, then the codes; a lone value takes its table only."""
     if values.size == 0:
         return b""
-    lengths = code_lengths(count_groups(values))
+    lengths = code_lengths(count_groups(values), MAX_CODE_BITS)
     table = serialize_lengths(lengths)
     if np.count_nonzero(lengths) == 1:
         return table

@@ -20,15 +20,15 @@ def first(values):
 
 def test_every_kind_of_mutant_replaces_its_text_alone():
     found = faults.faults_in("a.py", SOURCE)
-    assert [(one.kind, one.before, one.after) for one in found] == [
+    assert [(fault.kind, fault.before, fault.after) for fault in found] == [
         ("condition", "not values", "(not not values)"),
         ("call", "values.sort()", "(None)"),
         ("comparison", "values[0] < LIMIT", "(values[0] >= LIMIT)"),
         ("constant", "0", "(1)"),
     ]
-    for one in found:
-        text = faults.apply(SOURCE, one)
-        assert one.after in text
+    for fault in found:
+        text = faults.apply(SOURCE, fault)
+        assert fault.after in text
         assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(SOURCE))
     assert 'return "é", (values[0] >= LIMIT)' in faults.apply(SOURCE, found[2])
 

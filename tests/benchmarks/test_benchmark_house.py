@@ -33,8 +33,8 @@ def test_lines_of_code_have_neither_comments_nor_docstrings(tmp_path):
 
 
 def test_parameters_are_counted_without_the_object():
-    functions = [one for one in ast.walk(ast.parse(SOURCE)) if isinstance(one, ast.FunctionDef)]
-    assert {one.name: house.n_parameters(one) for one in functions} == {"many": 7, "two": 8}
+    functions = [node for node in ast.walk(ast.parse(SOURCE)) if isinstance(node, ast.FunctionDef)]
+    assert {node.name: house.n_parameters(node) for node in functions} == {"many": 7, "two": 8}
 
 
 @pytest.fixture
@@ -80,22 +80,3 @@ def test_an_exercise_counts_where_a_guide_and_its_test_are_there(tmp_path, monke
         (tmp_path / "docs" / "guides" / f"{name}.md").write_text(guide)
     (tmp_path / "tests" / "codecs" / "test_codec_guide.py").write_text("")
     assert house.guides() == {"codec": 1}
-
-
-def test_functions_that_only_return_are_told_from_others(tmp_path):
-    path = tmp_path / "module.py"
-    path.write_text(
-        'def one():\n    """Documented."""\n    return 1\n\n\ndef two():\n    a = 1\n    return a\n'
-    )
-    assert [
-        house._only_returns(house.Place(str(path), line, name)) for line, name in [(1, "one"), (6, "two")]
-    ] == [
-        True,
-        False,
-    ]
-
-
-def test_what_runs_in_the_lattice_is_counted_from_its_encode():
-    names = {place.name for place in house._encoding()}
-    assert "FallbackCodec.encode" in names
-    assert "Archive.append" not in names

@@ -22,9 +22,9 @@ def test_every_kind_of_difference_is_named():
 
 
 def test_what_archives_hold_is_told_from_how_it_is_written():
-    held = {"a archive 1-100 blocks": "1", "a archive 1-100 values": "2", "a restored step.pt": "3"}
+    contents = {"a archive 1-100 blocks": "1", "a archive 1-100 values": "2", "a restored step.pt": "3"}
     written = {"a archive frames/00000001-100.frame": "4", "a compress document": "5"}
-    assert parity._content(held | written) == held
+    assert parity._content(contents | written) == contents
 
 
 def test_a_commit_may_delete_lines_of_the_record_and_nothing_else(monkeypatch, tmp_path):

@@ -223,7 +223,7 @@ def test_both_back_ends_refuse_the_same_streams():
 
 def test_an_event_never_needs_more_bits_than_a_window_holds():
     from inshrink_core.coding.events import RUN_EXTRA_BITS, RUN_STARTS
-    from inshrink_core.ops.symbols import MAX_CHUNK, MAX_CODE_BITS, N_RUN_TOKENS
+    from inshrink_core.ops.cpu.symbols import MAX_CHUNK, MAX_CODE_BITS, N_RUN_TOKENS
 
     assert 2 * MAX_CODE_BITS + int(RUN_EXTRA_BITS.max()) <= 64
     assert 31 + MAX_CODE_BITS + int(RUN_EXTRA_BITS.max()) <= 64

@@ -17,7 +17,7 @@ from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops import Backend, force_backend
-from inshrink_core.ops.symbols import code_lengths
+from inshrink_core.ops.cpu.symbols import code_lengths
 from inshrink_lab.published.flat import decode_huffman, encode_huffman
 
 

@@ -7,7 +7,7 @@ from inshrink_core.coding.events import (
     NO_EXPECTATION,
     expected_symbols,
 )
-from inshrink_core.ops.symbols import count_pairs, delta_events
+from inshrink_core.ops.cpu.symbols import count_pairs, delta_events
 
 
 def _pair(n: int, n_symbols: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,7 +18,7 @@ def test_a_thousand_schedules_of_parts_lose_and_double_no_frame():
 
 
 def open_to_all(process_of):
-    return lambda storage: schedules.Held(storage._process)
+    return lambda storage: schedules.TakenLock(storage._process)
 
 
 def used_again(_):

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from inshrink_core.codec import TensorInput
 from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
-from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.codecs.lattice.spacing import Spacing, lattice_of
 from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.cpu.lattice import pack_extra, unpack_extra
 from inshrink_core.ops.lattice import (
     EXACT,
     FIRST_LARGE,
@@ -17,10 +17,10 @@ from inshrink_core.ops.lattice import (
     MIN_GRADE,
     N_CONTEXTS,
     N_TOKENS,
-    Gain,
     Lattice,
     advance,
     large_changes,
+    matched_changes,
     round_to_lattice,
 )
 from inshrink_core.testing.codecs import state_bits
@@ -62,22 +62,30 @@ def with_edges(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def agree(device, values, integers, history, lattice, gain=None):
+def agree(device, values, integers, history, lattice, changes=None):
     """Fail unless rounding and its inverse are those of the reference; return what rounding gave."""
     with force_backend(Backend.REFERENCE):
-        expected = round_to_lattice(values, integers, history, lattice, gain)
+        expected = round_to_lattice(values, integers, history, lattice, changes)
     with kernels():
-        found = round_to_lattice(values.to(device), integers, history, lattice, gain)
+        found = round_to_lattice(values.to(device), integers, history, lattice, changes)
     assert same(found, expected)
     assert all(part.device.type == "cpu" for part in found if isinstance(part, torch.Tensor))
     z = large_changes(expected.tokens, integers, expected.integers, history, lattice.spacing)
+    assert np.array_equal(unpack_extra(expected.tokens, pack_extra(z)), z)
     with force_backend(Backend.REFERENCE):
+        again = large_changes(expected.tokens, integers, expected.integers, history, lattice.spacing)
         back = advance(expected.tokens, z, integers, history, lattice)
     with kernels():
         there = [None if part is None else part.to(device) for part in (integers, history)]
+        onward = round_to_lattice(values.to(device), *there, lattice, changes)
         moved = advance(expected.tokens.to(device), z, *there, lattice)
+    assert same(onward, expected)
+    assert onward.tokens.device.type == torch.device(device).type or integers is None
     assert same(moved, back)
     assert moved.valid
+    assert np.array_equal(again, z)
+    assert torch.equal(moved.integers.cpu(), expected.integers)
+    assert torch.equal(moved.history.cpu(), expected.history)
     assert moved.integers.device.type == torch.device(device).type
     return found
 
@@ -133,12 +141,12 @@ def check_what_cannot_be_reached_is_exact(device):
 def check_every_size_of_a_change_has_its_token(device):
     # Beside every power of two and every quarter of an octave up to the largest change there is.
     edges = torch.tensor([(4 + quarter) << k for k in range(22) for quarter in range(4)], dtype=torch.int32)
-    whole = torch.cat([sign * (edges + offset) for sign in (1, -1) for offset in (-1, 0, 1)])
-    whole = whole[whole.abs() < 2**24]
-    _, history = state_of(whole.numel(), 3)
-    rounded = agree(device, whole.float(), torch.zeros_like(whole), history, Lattice(1.0, 1, 1.0, 2**24 - 1))
+    moves = torch.cat([sign * (edges + offset) for sign in (1, -1) for offset in (-1, 0, 1)])
+    moves = moves[moves.abs() < 2**24]
+    _, history = state_of(moves.numel(), 3)
+    rounded = agree(device, moves.float(), torch.zeros_like(moves), history, Lattice(1.0, 1, 1.0, 2**24 - 1))
     assert rounded.n_exact == 0
-    assert torch.equal(rounded.integers, whole)
+    assert torch.equal(rounded.integers, moves)
 
 
 def check_matched_gain(device):
@@ -149,31 +157,9 @@ def check_matched_gain(device):
         values = base + normal((n,), 5, 0.0005)
         values[n // 2], base[n // 3] = float("nan"), 1e30
         for grade in (0, MIN_GRADE, 1000, MAX_GRADE, 1363):
-            agree(device, values, integers, history, lattice, Gain(base, grade))
-            agree(device, values, integers, None, lattice, Gain(base, max(grade, 1)))
-
-
-def check_no_elements(device):
-    empty, zeros = torch.zeros(0), torch.zeros(0, dtype=torch.int32)
-    lattice = Lattice(1.0, 1, 1.0, 2**24 - 1)
-    with kernels():
-        rounded = round_to_lattice(empty.to(device), zeros, None, lattice)
-        assert rounded.tokens.numel() == rounded.n_large == rounded.n_exact == 0
-        moved = advance(rounded.tokens.to(device), NO_LARGE, None, None, lattice)
-        assert moved.valid
-        assert moved.integers.numel() == 0
-
-
-def check_states_on_the_device_stay_there(device):
-    values, (integers, history) = with_edges(normal((999,), 9)), state_of(999, 9)
-    lattice = lattice_of(Spacing(-17, 128), "float32")
-    with force_backend(Backend.REFERENCE):
-        expected = round_to_lattice(values, integers, history, lattice)
-    with kernels():
-        found = round_to_lattice(values.to(device), integers.to(device), history.to(device), lattice)
-    assert same(found, expected)
-    tensors = [part for part in found if isinstance(part, torch.Tensor)]
-    assert all(part.device.type == torch.device(device).type for part in tensors)
+            changes = matched_changes(values, integers, lattice, base, grade)
+            agree(device, values, integers, history, lattice, changes)
+            agree(device, values, integers, None, lattice, changes)
 
 
 def check_a_state_that_leaves_its_bound_is_not_valid(device):
@@ -241,16 +227,17 @@ def check_large_tokens_without_their_bits_are_not_valid(device):
 def any_bits_round_alike(device, words, exponent, spacing, seed, gained):
     values = torch.tensor(words, dtype=torch.int32).view(torch.float32)
     integers, history = state_of(len(words), seed, spread=2**24)
-    gain = Gain(values.flip(0).contiguous(), 700) if gained else None
-    agree(device, values, integers, history, lattice_of(Spacing(exponent, spacing), "float32"), gain)
+    lattice = lattice_of(Spacing(exponent, spacing), "float32")
+    changes = matched_changes(values, integers, lattice, values.flip(0), 700) if gained else None
+    agree(device, values, integers, history, lattice, changes)
 
 
 def check_any_bits(device):
     any_bits_round_alike(device)
 
 
-def chain_agrees(device, codec, tensors):
-    """Encode a chain on the CPU, decode it on a device: values and states are equal in every bit."""
+def check_a_chain_of_symbols_decodes_alike(device):
+    codec, tensors = InshrinkeratorCodec(bins=8, protect=0.05), moving(2, (5, 14), 1e-2)
     spec, reference, decoded = spec_of(tensors[0], "layer.weight"), None, None
     for tensor in tensors:
         item = TensorInput(spec=spec, tensor=tensor)
@@ -263,12 +250,3 @@ def chain_agrees(device, codec, tensors):
         assert torch.equal(bits_of(values), bits_of(reference.decoded()))
         assert state_bits(decoded) == state_bits(reference)
     assert bytes(codec.rekey(spec, decoded).payload) == bytes(codec.rekey(spec, reference).payload)
-
-
-def check_a_lattice_chain_decodes_alike(device):
-    chain_agrees(device, LatticeCodec(), moving(2, (5, 14), 1e-2))
-
-
-def check_a_chain_of_symbols_decodes_alike(device):
-    codec = InshrinkeratorCodec(bins=8, protect=0.05)
-    chain_agrees(device, codec, moving(2, (5, 14), 1e-2))

@@ -6,8 +6,9 @@ import torch
 
 from inshrink_core.codecs.shaping import signs_of
 from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.cpu.factors import factorize
 from inshrink_core.ops.lattice import Lattice
-from inshrink_core.ops.shaping import factorize, shape_changes
+from inshrink_core.ops.shaping import shape_changes
 from tests.ops.interpreted import is_interpreted, kernels
 from tests.strategies import normal
 

@@ -36,20 +36,26 @@ print(value, names.count("add"))
 
 @pytest.fixture
 def run(tmp_path):
-    """Return what adds two numbers in a new process: the sum, and how often the kernel was compiled."""
+    """Return what adds two numbers in new processes: the sums, and how often each compiled."""
     (tmp_path / "ops" / "cpu").mkdir(parents=True)
 
-    def added(number, cache, **variables):
+    def added(number, cache, n_processes=1, **variables):
         (tmp_path / "ops" / "cpu" / "tiny.py").write_text(KERNEL.format(number=number))
         # Python's own cache takes two sources of one size and one second for the same.
         variables = {"NUMBA_CACHE_DIR": str(tmp_path / cache), "PYTHONDONTWRITEBYTECODE": "1", **variables}
-        environment = {**os.environ, **variables}
-        words = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-        said = subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout
-        value, times = said.split()
-        return int(value), int(times)
+        words, environment = [sys.executable, "-c", PROGRAM, str(tmp_path)], {**os.environ, **variables}
+        started = [
+            subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+            for _ in range(n_processes)
+        ]
+        found = [tuple(map(int, process.communicate()[0].split())) for process in started]
+        return found if n_processes > 1 else found[0]
 
     return added
+
+
+def test_processes_that_start_together_compile_a_kernel_once(run):
+    assert sorted(run(0, "first", 3)) == [(3, 0), (3, 0), (3, 1)]
 
 
 def test_machine_code_is_taken_in_the_place_of_compiling_but_not_that_of_other_sources(run, tmp_path):

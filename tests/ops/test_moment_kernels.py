@@ -44,17 +44,17 @@ def both(call):
         return found, call()
 
 
-def assert_same_bits(one, other):
-    if one is None or other is None:
-        assert one is other
+def assert_same_bits(found, expected):
+    if found is None or expected is None:
+        assert found is expected
         return
-    if isinstance(one, tuple):
-        for mine, theirs in zip(one, other, strict=True):
+    if isinstance(found, tuple):
+        for mine, theirs in zip(found, expected, strict=True):
             assert_same_bits(mine, theirs)
         return
-    one, other = np.asarray(one), np.asarray(other)  # of tensors too
-    assert (one.dtype, one.shape) == (other.dtype, other.shape)
-    assert one.tobytes() == other.tobytes()
+    found, expected = np.asarray(found), np.asarray(expected)  # of tensors too
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert found.tobytes() == expected.tobytes()
 
 
 SPECIAL = [None, np.nan, -np.nan, np.inf, -np.inf, -1.0, 1.0, -0.0, -1e-42]
@@ -94,20 +94,9 @@ def test_second_moments_that_do_not_cover_a_value_give_no_units(square, value):
     assert fits or found.rows.tolist() == alone.rows.tolist()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("squared", [False, True])
-def test_sums_are_those_of_rows_and_columns(shape, squared):
-    values = values_of(shape)
-    found = ops.sum_sides(values, shape[0], squared)
-    exact = values.double().view(shape).square() if squared else values.double().view(shape)
-    for row, total in zip(exact.tolist(), found.rows.tolist(), strict=True):
-        assert total == pytest.approx(math.fsum(row), rel=1e-12, abs=1e-9)
-    assert float(found.columns.sum()) == pytest.approx(float(exact.sum()), rel=1e-12, abs=1e-9)
-
-
 def test_zeros_of_either_sign_add_up_to_zero():
     for zero in (0.0, -0.0):
-        assert not np.signbit(ops.sum_sides(torch.full((600,), zero), 300, False).rows).any()
+        assert not np.signbit(ops.sum_sides(torch.full((600,), zero), 300, False)[0]).any()
         values = torch.full((600,), zero)
         for call in (
             lambda values=values: ops.round_first(values, None, 300, 2.0, None),
@@ -130,15 +119,15 @@ def test_first_moments_are_rounded_to_the_same_bits(shape, unit):
                 assert_same_bits(*both(partial(ops.round_first, given, second, shape[0], unit, most)))
 
 
-@pytest.mark.parametrize("held", [None, 0.5, 0.75, 1.0, 1.5])
+@pytest.mark.parametrize("tolerance", [None, 0.5, 0.75, 1.0, 1.5])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_second_moments_are_rounded_to_the_same_bits(shape, held):
+def test_second_moments_are_rounded_to_the_same_bits(shape, tolerance):
     values = values_of(shape).abs()
-    first, expected = both(lambda: ops.round_second(values, shape[0], None, held))
+    first, expected = both(lambda: ops.round_second(values, shape[0], None, tolerance))
     assert_same_bits(first, expected)
     for growth in (1.0, 1.1, 1.3, 3.0, 1e9):
         later = values * growth * torch.exp2(codes_of(values.numel(), 1).float() % 7 / 4)
-        assert_same_bits(*both(lambda later=later: ops.round_second(later, shape[0], first, held)))
+        assert_same_bits(*both(lambda later=later: ops.round_second(later, shape[0], first, tolerance)))
 
 
 @pytest.mark.parametrize("growth", [1e-3, 1.0, 1.01, 3.0, 1e9])
@@ -151,12 +140,8 @@ def test_octaves_are_carried_and_drawn_to_the_same_bits(shape, growth):
         assert_same_bits(*both(partial(ops.carry_octaves, values, units, before, codes_of(n, 4))))
     for draw in (1, 255):
         assert_same_bits(*both(partial(ops.draw_octaves, values, units, draw)))
-
-
-def test_octaves_of_powers_and_of_the_numbers_next_to_them_are_drawn_alike():
-    values = edges()
-    units = Units(np.array([3]), np.zeros(values.numel(), np.int64))
-    assert_same_bits(*both(lambda: ops.draw_octaves(values, units, 9)))
+    units = Units(np.array([3]), np.zeros(edges().numel(), np.int64))
+    assert_same_bits(*both(partial(ops.draw_octaves, edges(), units, 9)))
 
 
 def test_octaves_are_drawn_right_in_the_mean_and_a_value_that_stays_keeps_its_own():

@@ -6,7 +6,7 @@ import torch
 
 from inshrink_core.codecs.shaping import signs_of
 from inshrink_core.ops import Backend, force_backend
-from inshrink_core.ops.shaping import MOST_SUM, RANK, factorize, shape_changes, sketch_sides
+from inshrink_core.ops.shaping import MOST_SUM, RANK, shape_changes, sketch_sides
 from tests.ops.shaping_checks import LATTICE, NEAREST, factors_of, uneven
 from tests.strategies import normal
 
@@ -63,10 +63,10 @@ def test_the_error_of_what_is_stored_exactly_is_not_fed_forward():
     odd[0] = float("nan")
     zeros = torch.zeros(16, dtype=torch.int32)
     values[0] = 0.0  # its error is none, too
-    one, other = (
+    plain, damaged = (
         shape_changes(v, None, zeros, LATTICE, NEAREST, factors_of(matrix)).changes for v in (values, odd)
     )
-    assert torch.equal(one[1:], other[1:])
+    assert torch.equal(plain[1:], damaged[1:])
 
 
 def as_large_as_can_be(rows: int, columns: int) -> torch.Tensor:
@@ -97,16 +97,3 @@ def test_numba_sketches_as_the_reference_does(values):
         assert found.square == expected.square > 0
         assert (found.rows is None) == (row_signs is None)
         assert row_signs is None or np.array_equal(found.rows, expected.rows)
-
-
-@pytest.mark.parametrize("n", [9, 20, 40])
-def test_numba_factorizes_as_the_reference_does(n):
-    matrix, signs = uneven(n), signs_of(n)
-    arguments = (matrix.numpy() @ signs, signs, float(matrix.trace()), (0.1, 2.0))
-    found = factorize(*arguments)
-    with force_backend(Backend.REFERENCE):
-        expected = factorize(*arguments)
-    for one, other in zip(found, expected, strict=True):
-        assert np.array_equal(one.gains, other.gains)
-        assert np.array_equal(one.directions, other.directions)
-        assert one[2:] == other[2:]

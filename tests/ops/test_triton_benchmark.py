@@ -9,7 +9,7 @@ from benchmarks import gpu, results
 def test_every_way_decodes_to_what_was_encoded(monkeypatch):
     monkeypatch.setattr(gpu, "REPETITIONS", 1)
     rows = gpu.rows_of(0.25, "cpu")
-    moments = ["moments, exp_avg"] * 2 + ["moments, exp_avg_sq"] * 2
+    moments = ["moments, exp_avg", "moments, exp_avg_sq"]
     assert [row["codec"] for row in rows] == ["lattice", "inshrinkerator", *moments]
     assert all(row["ratio"] > 8 for row in rows)
 

@@ -23,7 +23,7 @@ from inshrink_core.codecs.symbols import (
     worst_case_symbols_bytes,
 )
 from inshrink_core.errors import DamagedError
-from inshrink_core.ops.quantize import PROTECTED, PRUNED, dequantize, gather_decoded, symbol_counts
+from inshrink_core.ops.quantize import PROTECTED, PRUNED, dequantize, gather_protected
 from inshrink_core.varint import read_section, write_varint
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _parse_protected(
     symbols: Tensor,
     previous: InshrinkeratorReference | None,
 ) -> Tensor:
-    n_protected = int(symbol_counts(symbols)[PROTECTED])
+    n_protected = int((symbols == PROTECTED).sum())
     if (values is None) != (n_protected == 0):
         raise DamagedError("protected values and symbols disagree")
     kept = _kept_spec(spec, n_protected)
@@ -215,7 +215,7 @@ class InshrinkeratorReference(ShapedReference):
 
     def decoded_where_protected(self, symbols: Tensor) -> Tensor:
         """Return what this state decodes to where other symbols say protected, in tensor order."""
-        return gather_decoded(symbols, self.symbols, *self._tables())
+        return gather_protected(dequantize(self.symbols, *self._tables()), symbols)
 
     def _tables(self) -> tuple[Tensor, Tensor]:
         """Value of every symbol, and protected values, in the stored dtype."""

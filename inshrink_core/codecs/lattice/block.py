@@ -22,8 +22,8 @@ from inshrink_core.codecs.shaping import Shaping
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
+from inshrink_core.ops.cpu.distance import Distance, distance_to_lattice
 from inshrink_core.ops.cpu.lattice import pack_extra, unpack_extra
-from inshrink_core.ops.distance import Distance, distance_to_lattice
 from inshrink_core.ops.flat import as_float32, flattened, sides
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,

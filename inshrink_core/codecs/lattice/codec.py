@@ -77,7 +77,7 @@ from inshrink_core.codecs.shaping import (
 from inshrink_core.errors import ConfigError
 from inshrink_core.frame import Block
 from inshrink_core.ops.flat import as_float32, flattened
-from inshrink_core.ops.lattice import EXACT, FIRST_LARGE, Gain, Rounded, round_to_lattice
+from inshrink_core.ops.lattice import EXACT, FIRST_LARGE, Rounded, matched_changes, round_to_lattice
 
 __all__ = ["LatticeCodec", "LatticePlan", "LatticeReference"]
 
@@ -382,17 +382,19 @@ class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
         values = as_float32(item.tensor)
         known, fed = self._known(item, plan, state) if self.uses_past else (None, None)
         chosen = choose_spacing(plan, item, state, fed)
-        gain: Gain | None = None
+        base, grade = None, None
         restored = item.restored if is_matrix(spec) else None
         if restored is not None:
             spec.check(restored)
             base = as_float32(restored)
             if bool(torch.isfinite(base).all()):
-                gain, chosen = choose_gain(values, base, chosen, spec, state)
+                grade, chosen = choose_gain(values, base, chosen, spec, state)
         before, lattice, history = chosen.integers, chosen.lattice, state.history
-        changes: Gain | Tensor | None = gain
+        changes = None
         if fed is not None:
-            changes = shaped_changes(values, before, lattice, None if gain is None else gain.base, fed)
+            changes = shaped_changes(values, before, lattice, None if grade is None else base, fed)
+        elif base is not None and grade is not None:
+            changes = matched_changes(values, before, lattice, base, grade)
         rounded = round_to_lattice(values, before, history, lattice, changes)
         after = _state_after(item, rounded, chosen.spacing, rounded.history, known)
         if after is None:

@@ -31,7 +31,7 @@ from inshrink_core.codecs.lattice.spacing import (
 )
 from inshrink_core.codecs.shaping import Fed
 from inshrink_core.ops.flat import as_float32
-from inshrink_core.ops.lattice import Gain, Lattice, gain_grade
+from inshrink_core.ops.lattice import Lattice, gain_grade
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
 
 
@@ -545,7 +545,7 @@ def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen
 
 def choose_gain(
     values: Tensor, base: Tensor, chosen: Chosen, spec: TensorSpec, state: LatticeReference
-) -> tuple[Gain | None, Chosen]:
+) -> tuple[int | None, Chosen]:
     """Return the threshold of matched gain, with a finer spacing where the movement needs one.
 
     None where nothing moved: no spacing would be fine enough to show it.
@@ -556,6 +556,6 @@ def choose_gain(
         grade = gain_grade(values, base, chosen.integers, chosen.lattice)
         finer = chosen if grade >= 0 else _at_width(chosen.spacing.width / 2, spec, state)
         if finer.spacing.width >= chosen.spacing.width:
-            return Gain(base, abs(grade)), chosen
+            return abs(grade), chosen
         chosen = finer
-    return Gain(base, abs(gain_grade(values, base, chosen.integers, chosen.lattice))), chosen
+    return abs(gain_grade(values, base, chosen.integers, chosen.lattice)), chosen

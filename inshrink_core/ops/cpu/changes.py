@@ -1,20 +1,76 @@
-"""Changes of floats in numba, one pass; `inshrink_core.ops.changes` is the norm.
+"""Changes of floats, bit for bit: tokens of ordered integers, and the contexts they are coded in.
 
-A block is taken in two loops: one for all, which vectorizes, and one for the large changes of those blocks
+``o`` maps the bits of a float to an integer in the order of floats (`inshrink_core.ops.cpu.planes`), d is
+``o(x) - o(r)`` modulo 2^w in the signed range, r being the reference. A change is *turned*, times the sign of
+the element's last one; ``z = 2 d`` or ``-2 d - 1``, whichever is not negative. A token is z below
+`FIRST_LARGE`; else, k being the place of its highest bit, ``4 k`` and the two bits below the highest. The
+k - 2 bits below those are *extra bits*.
+
+The *history* of an element is a byte: bits 0-3 the octave of its last change, 1 to 15 for all from there on,
+0 where it has not changed yet; bits 4-5 its age, how many frames since then were without change, 3 for all
+beyond; bit 6 is set if the change was negative. The *place* of an element is ``16 * (history & 63)`` and the
+class of the reference's exponent: how many octaves it is below the top one, 0 to 15.
+
+A block is taken in two loops: one for all elements, which vectorizes, and one for the large changes of blocks
 that have any. Extra bits go through a register of 64 bits, without branches.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.changes import FIRST_LARGE, N_CLASSES, NEGATIVE, ChangeRule, Changes
-from inshrink_core.ops.cpu.compiled import Int16s, UInt8s, UInt32s, any_large, kernel, part, unsigned
+from inshrink_core.ops.cpu.compiled import Int16s, UInt8s, UInt32s, any_large, given, kernel, part, unsigned
+
+FIRST_LARGE = 16
+"""Tokens from here on have extra bits; below, each is one change."""
+
+N_CLASSES = 16
+
+N_PLACES = 64 * N_CLASSES
+
+NEGATIVE = 64
+"""Bit of a history: the last change was negative."""
+
+HISTORIES = 2 * NEGATIVE
+"""Alphabet of histories."""
+
+
+class ChangeRule(NamedTuple):
+    """How the words of a tensor are looked at.
+
+    Parameters
+    ----------
+    mantissa
+        Bits of the mantissa: 7, 10 or 23.
+    top
+        Exponent of class 0; larger ones are in it, too.
+    """
+
+    mantissa: int
+    top: int
+
+
+class Changes(NamedTuple):
+    """The change of one tensor.
+
+    Parameters
+    ----------
+    tokens : UInt8[Tensor, "n"]
+    history : UInt8[Tensor, "n"]
+        After the change.
+    extra : UInt32[ndarray, "k"]
+        Extra bits in the order of the elements, the lowest of a word first; zeros fill the last one.
+    """
+
+    tokens: Tensor
+    history: Tensor
+    extra: NDArray[np.uint32]
+
 
 _U8, _U32, _U64 = np.uint8, np.uint32, np.uint64
 
@@ -30,7 +86,7 @@ _NOTHING = np.zeros(_BLOCK, np.uint8)
 """The history of a block where there is none."""
 
 _LARGE, _SIGN, _OCTAVE = np.uint8(FIRST_LARGE), np.uint8(NEGATIVE), np.uint8(15)
-_AGE, _ONE_AGE = np.uint8(48), np.uint8(16)
+_AGE, _AGE_STEP = np.uint8(48), np.uint8(16)
 
 
 @part
@@ -43,7 +99,7 @@ def renew(tokens: UInt8s, odd: UInt8s, old: UInt8s, new: UInt8s) -> None:  # pra
         octave = octave if octave < _OCTAVE else _OCTAVE
         negative = _U8((odd[i] << _U8(6)) ^ (before & _SIGN))
         grown = (before & _OCTAVE != _U8(0)) & (before & _AGE != _AGE)
-        aged = _U8(before + (_ONE_AGE if grown else _U8(0)))
+        aged = _U8(before + (_AGE_STEP if grown else _U8(0)))
         new[i] = _U8(octave | negative) if token != _U8(0) else aged
 
 
@@ -78,22 +134,22 @@ def _find(
 ) -> np.int64:  # pragma: no cover - compiled
     """Find changes; return how many words the extra bits take."""
     kind = words.dtype.type
-    zero, one = kind(0), kind(1)
+    zero, bit = kind(0), kind(1)
     top = kind(8 * words.itemsize - 1)
-    held, n_held, at = _U64(0), _U64(0), np.int64(0)
+    pending, n_pending, at = _U64(0), _U64(0), np.int64(0)
     for start in range(0, words.size, _BLOCK):
         now, before = words[start : start + _BLOCK], earlier[start : start + _BLOCK]
         old = history[start * known :]
         out = tokens[start : start + _BLOCK]
         for i in range(now.size):
             x, y = now[i], before[i]
-            x = kind(x ^ (kind(zero - (x >> top)) >> one))
-            y = kind(y ^ (kind(zero - (y >> top)) >> one))
+            x = kind(x ^ (kind(zero - (x >> top)) >> bit))
+            y = kind(y ^ (kind(zero - (y >> top)) >> bit))
             flip = kind(zero - kind(old[i] >> _U8(6)))
             d = kind(kind(kind(x - y) ^ flip) - flip)
-            this = kind(kind(d << one) ^ kind(zero - (d >> top)))
+            this = kind(kind(d << bit) ^ kind(zero - (d >> top)))
             z[i] = this
-            odd[i] = _U8(this & one)
+            odd[i] = _U8(this & bit)
             out[i] = _U8(this) if this < kind(_LARGE) else _LARGE
         if any_large(out, _LARGE):
             to_tokens(z, out, low)
@@ -103,16 +159,16 @@ def _find(
                 end = group + _GROUP if group + _GROUP < now.size else now.size
                 for i in range(group, end):
                     n = _U64(low[i])
-                    held |= (_U64(z[i]) & ((_U64(1) << n) - _U64(1))) << n_held
-                    n_held += n
-                    extra[at] = _U32(held & _U64(0xFFFFFFFF))
-                    full = n_held >> _U64(5)
+                    pending |= (_U64(z[i]) & ((_U64(1) << n) - _U64(1))) << n_pending
+                    n_pending += n
+                    extra[at] = _U32(pending & _U64(0xFFFFFFFF))
+                    full = n_pending >> _U64(5)
                     at += np.int64(full)
-                    held >>= full << _U64(5)
-                    n_held &= _U64(31)
+                    pending >>= full << _U64(5)
+                    n_pending &= _U64(31)
         renew(out, odd, old, new[start : start + _BLOCK])
-    if n_held > _U64(0):
-        extra[at] = _U32(held)
+    if n_pending > _U64(0):
+        extra[at] = _U32(pending)
         at += np.int64(1)
     return at
 
@@ -134,9 +190,9 @@ def _apply(
     `extra` has `_PADDING` zeros at its end.
     """
     kind = words.dtype.type
-    zero, one = kind(0), kind(1)
+    zero, bit = kind(0), kind(1)
     top = kind(8 * words.itemsize - 1)
-    held, n_held, at, taken = _U64(0), _U64(0), np.int64(0), _U64(0)
+    pending, n_pending, at, taken = _U64(0), _U64(0), np.int64(0), _U64(0)
     for start in range(0, words.size, _BLOCK):
         now, before = words[start : start + _BLOCK], earlier[start : start + _BLOCK]
         old = history[start * known :]
@@ -150,29 +206,29 @@ def _apply(
                 return np.int64(-1)
             end = group + _GROUP if group + _GROUP < now.size else now.size
             for i in range(group, end):
-                more = _U64(n_held < _U64(32))
-                held |= (_U64(extra[at]) << n_held) & (_U64(0) - more)
-                n_held += more << _U64(5)
+                more = _U64(n_pending < _U64(32))
+                pending |= (_U64(extra[at]) << n_pending) & (_U64(0) - more)
+                n_pending += more << _U64(5)
                 at += np.int64(more)
                 token = _U64(given[i])
                 n = (token >> _U64(2)) - _U64(2) if token >= _U64(_LARGE) else _U64(0)
-                bits = held & ((_U64(1) << n) - _U64(1))
-                held >>= n
-                n_held -= n
+                bits = pending & ((_U64(1) << n) - _U64(1))
+                pending >>= n
+                n_pending -= n
                 taken += n
                 large = ((_U64(4) | (token & _U64(3))) << n) | bits
                 z[i] = kind(large) if token >= _U64(_LARGE) else kind(token)
         for i in range(now.size):
             this, y = z[i], before[i]
-            odd[i] = _U8(this & one)
-            d = kind((this >> one) ^ kind(zero - (this & one)))
+            odd[i] = _U8(this & bit)
+            d = kind((this >> bit) ^ kind(zero - (this & bit)))
             flip = kind(zero - kind(old[i] >> _U8(6)))
             d = kind(kind(d ^ flip) - flip)
-            y = kind(y ^ (kind(zero - (y >> top)) >> one))
+            y = kind(y ^ (kind(zero - (y >> top)) >> bit))
             x = kind(y + d)
-            now[i] = kind(x ^ (kind(zero - (x >> top)) >> one))
+            now[i] = kind(x ^ (kind(zero - (x >> top)) >> bit))
         renew(given, odd, old, new[start : start + _BLOCK])
-    return np.int64(taken) if held == _U64(0) else np.int64(-1)
+    return np.int64(taken) if pending == _U64(0) else np.int64(-1)
 
 
 @kernel
@@ -202,14 +258,22 @@ def _contexts(
             here[i] = mapping[places[i]]
 
 
-def _history(history: Tensor | None) -> tuple[UInt8s, int]:
-    """Histories and 1; or those of a block that stands for all, and 0."""
-    return (_NOTHING, 0) if history is None else (history.numpy(), 1)
+def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None) -> Changes:
+    """Return what changed from one tensor to the next.
 
+    Parameters
+    ----------
+    words, earlier : Int16[Tensor, "n"] or Int32[Tensor, "n"]
+        Bits of the values and of the reference, contiguous.
+    history : UInt8[Tensor, "n"] or None
+        Before the change, below `HISTORIES`; None: no element has changed.
 
-def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None, rule: ChangeRule) -> Changes:
-    """See `inshrink_core.ops.changes.find_changes`."""
-    now, (old, known) = unsigned(words), _history(history)
+    Returns
+    -------
+    Changes
+        O(n).
+    """
+    now, (old, known) = unsigned(words), given(history, _NOTHING)
     tokens, new = np.empty(now.size, np.uint8), np.empty(now.size, np.uint8)
     # Pages that are not written take no memory.
     extra = np.empty(now.size * now.itemsize // 4 + 2, np.uint32)
@@ -219,10 +283,18 @@ def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None, rule: C
 
 
 def apply_changes(
-    tokens: Tensor, extra: UInt32s, earlier: Tensor, history: Tensor | None, rule: ChangeRule
+    tokens: Tensor, extra: UInt32s, earlier: Tensor, history: Tensor | None
 ) -> tuple[Tensor, Tensor, bool]:
-    """See `inshrink_core.ops.changes.apply_changes`."""
-    before, (old, known) = unsigned(earlier), _history(history)
+    """Return the words and the history after changes, and whether the extra bits were exactly enough.
+
+    Parameters
+    ----------
+    tokens : UInt8[Tensor, "n"]
+        Below 64 for words of 16 bits, below 128 for those of 32.
+    extra, earlier, history
+        As `find_changes` returned and got them.
+    """
+    before, (old, known) = unsigned(earlier), given(history, _NOTHING)
     words, new = np.empty(before.size, before.dtype.type), np.empty(before.size, np.uint8)
     block = np.empty(_BLOCK, before.dtype), np.empty(_BLOCK, np.uint8)
     padded = np.concatenate((extra, np.zeros(_PADDING, np.uint32)))
@@ -233,8 +305,18 @@ def apply_changes(
 
 
 def find_contexts(earlier: Tensor, history: Tensor | None, mapping: Tensor, rule: ChangeRule) -> Tensor:
-    """See `inshrink_core.ops.changes.find_contexts`."""
-    before, (old, known) = unsigned(earlier), _history(history)
+    """Return the entry of a mapping for the place of each element.
+
+    Parameters
+    ----------
+    earlier, history
+        As `find_changes` gets them.
+    rule
+        Mantissa and top exponent.
+    mapping : (`N_PLACES`,)
+        UInt8 or int16, as the result is.
+    """
+    before, (old, known) = unsigned(earlier), given(history, _NOTHING)
     values = mapping.numpy()
     out = np.empty(before.size, values.dtype.type)
     places = np.empty(_BLOCK, np.int16)

@@ -19,7 +19,7 @@ from numba.core import cgutils, event
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.cpu.machine import choose_level, enable_caching
+from inshrink_core.ops.cpu.machine import KernelCache, choose_level, turn
 
 UInt8s = NDArray[np.uint8]
 UInt16s = NDArray[np.uint16]
@@ -39,8 +39,15 @@ def compiled(**options: Any) -> Any:
 
     def decorate(function: Any) -> Any:
         kernel: Any = njit(**options)(function)
-        if hasattr(kernel, "enable_caching"):  # not so where compiling is switched off
-            enable_caching(kernel, function)
+        if not hasattr(kernel, "enable_caching"):  # compiling is switched off
+            return kernel
+        compile_now, kernel._cache = kernel.compile, KernelCache(function)
+
+        def compile_in_turn(signature: Any) -> Any:
+            with turn(kernel._cache):
+                return compile_now(signature)
+
+        kernel.compile = compile_in_turn
         return kernel
 
     return decorate
@@ -76,6 +83,11 @@ def any_large(tokens: UInt8s, least: np.uint8) -> np.bool:  # pragma: no cover -
     return joined >= least
 
 
+def given(values: Tensor | None, absent: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """Return an array and 1; or values for one chunk, which are read again and again, and 0."""
+    return (absent, 0) if values is None else (values.numpy(), 1)
+
+
 def unsigned(words: Tensor) -> NDArray[Any]:
     """Return unsigned words, so that right shifts bring in zeros and differences wrap."""
     values: NDArray[Any] = words.numpy()
@@ -99,7 +111,7 @@ def call(b: Any, name: str, kind: Any, *arguments: Any) -> Any:
     return b.call(insert(b.module, signature, name), arguments)
 
 
-_TOLD_AFTER = 1.0
+_REPORT_AFTER = 1.0
 """Seconds after which a user wonders what is going on."""
 
 
@@ -107,7 +119,7 @@ class _Compiling(event.Listener):  # type: ignore[misc, unused-ignore]
     """Says once, in the log, that kernels are being compiled, where that takes a second: the first use."""
 
     def __init__(self) -> None:
-        self._began, self._told = 0.0, False
+        self._began, self._reported = 0.0, False
 
     def on_start(self, _event: Any) -> None:
         """Begin with a kernel."""
@@ -115,8 +127,8 @@ class _Compiling(event.Listener):  # type: ignore[misc, unused-ignore]
 
     def on_end(self, _event: Any) -> None:
         """Be done with one."""
-        if not self._told and time.perf_counter() - self._began > _TOLD_AFTER:
-            self._told = True
+        if not self._reported and time.perf_counter() - self._began > _REPORT_AFTER:
+            self._reported = True
             logging.getLogger(__name__).info("compiling kernels, once after an installation")
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.cpu.compiled import Float32s, Int32s, Int64s, UInt8s, any_large, kernel, part
+from inshrink_core.ops.cpu.compiled import Float32s, Int32s, Int64s, UInt8s, any_large, given, kernel, part
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
@@ -19,10 +19,8 @@ from inshrink_core.ops.lattice import (
     NEGATIVE,
     OLDEST_CONTEXT,
     Advanced,
-    Gain,
     Lattice,
     Rounded,
-    matched_changes,
     next_history,
 )
 
@@ -284,47 +282,22 @@ def _round(
     return n_large, n_exact, largest
 
 
-def _given(integers: Tensor | None, history: Tensor | None) -> tuple[Int32s, int, UInt8s, int]:
-    """Return integers and history as kernels take them: 1 behind each, or 0 if there is none."""
-    x = _NOTHING if integers is None else integers.numpy()
-    old = _UNKNOWN if history is None else history.numpy()
-    return x, int(integers is not None), old, int(history is not None)
-
-
 def round_to_lattice(
     values: Tensor,
     integers: Tensor | None,
     history: Tensor | None,
     lattice: Lattice,
-    gain: Gain | Tensor | None = None,
+    changes: Tensor | None = None,
 ) -> Rounded:
     """See `lattice.round_to_lattice`."""
     n = values.numel()
-    tokens, new, after = (
-        np.empty(n, np.uint8),
-        np.empty(n, np.uint8),
-        np.empty(n, np.int32),
-    )
-    if isinstance(gain, Gain):
-        # After a restore alone, so that torch will do.
-        gain = matched_changes(values, integers, lattice, gain)
-    changes = np.empty(_CHUNK, np.float32) if gain is None else gain.numpy()
-    n_large, n_exact, largest = _round(
-        values.numpy(),
-        *_given(integers, history),
-        _F32(lattice.unit),
-        lattice.spacing,
-        _F32(lattice.reciprocal),
-        lattice.bound,
-        changes,
-        int(gain is not None),
-        np.empty(_CHUNK, np.uint8),
-        tokens,
-        after,
-        new,
-    )
+    tokens, new, after = np.empty(n, np.uint8), np.empty(n, np.uint8), np.empty(n, np.int32)
+    before = (*given(integers, _NOTHING), *given(history, _UNKNOWN))
+    numbers = (_F32(lattice.unit), lattice.spacing, _F32(lattice.reciprocal), lattice.bound)
+    chosen, scratch = given(changes, np.empty(_CHUNK, np.float32)), np.empty(_CHUNK, np.uint8)
+    counts = _round(values.numpy(), *before, *numbers, *chosen, scratch, tokens, after, new)
     coded, moved, changed = map(torch.from_numpy, (tokens, after, new))
-    return Rounded(coded, moved, changed, n_large, n_exact, largest)
+    return Rounded(coded, moved, changed, *counts)
 
 
 @kernel
@@ -368,7 +341,7 @@ def advance(
     """See `lattice.advance`."""
     n = tokens.numel()
     after, new = np.empty(n, np.int32), np.empty(n, np.uint8)
-    numbers = (*_given(integers, history), lattice.spacing, lattice.bound)
+    numbers = (*given(integers, _NOTHING), *given(history, _UNKNOWN), lattice.spacing, lattice.bound)
     valid = _advance(tokens.numpy(), large, *numbers, np.empty(_CHUNK, np.uint8), after, new)
     return Advanced(torch.from_numpy(after), torch.from_numpy(new), valid)
 
@@ -417,8 +390,8 @@ def large_changes(
 ) -> Int64s:
     """See `lattice.large_changes`."""
     n_large, _ = _count_large(tokens.numpy())
-    z = np.empty(n_large + 1, np.int64)
-    _take_large(tokens.numpy(), after.numpy(), *_given(before, history), spacing, z)
+    z, state = np.empty(n_large + 1, np.int64), (*given(before, _NOTHING), *given(history, _UNKNOWN))
+    _take_large(tokens.numpy(), after.numpy(), *state, spacing, z)
     return z[:n_large]
 
 

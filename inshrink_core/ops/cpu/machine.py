@@ -8,10 +8,12 @@ another folder, so it is never loaded. What is not there is compiled at first us
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +22,9 @@ import numba
 import numpy as np
 from llvmlite import binding
 from numba.core import caching, registry
+from numba.core.compiler_lock import global_compiler_lock
+
+from inshrink_core.execution.folders import locked
 
 LEVELS: Final = {
     "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
@@ -88,9 +93,22 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
         return {key[0] for key in self._made._load_index()}
 
 
-def enable_caching(kernel: Any, function: Any) -> None:
-    """Give a compiled function its cache."""
-    if folder().is_dir() or WRITE in os.environ:
-        kernel._cache = KernelCache(function)
-    else:
-        kernel.enable_caching()
+_compiling = False
+
+
+@contextlib.contextmanager
+def turn(cache: Any) -> Iterator[None]:
+    """Hold the right to compile: processes that start together wait for one, and load its machine code.
+
+    A kernel compiles the functions that it calls, and they have the right already. Where a file system has no
+    locks, each process compiles for itself.
+    """
+    global _compiling
+    with global_compiler_lock, contextlib.ExitStack() as stack:
+        if not _compiling:
+            with contextlib.suppress(OSError):
+                cache._impl.locator.ensure_cache_path()
+                stack.enter_context(locked(Path(cache.cache_path)))
+            stack.callback(globals().update, _compiling=False)
+            _compiling = True
+        yield

@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 import math
 import threading
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.ops.cpu.compiled import Float32s, Float64s, Int32s, Int64s, UInt8s, kernel, part
@@ -41,7 +43,6 @@ from inshrink_core.ops.moments import (
     Units,
     base_of,
     half_octave_values,
-    octave_edges,
 )
 
 _F32, _F64, _I32, _U8 = np.float32, np.float64, np.int32, np.uint8
@@ -129,43 +130,42 @@ def _eighths(value: np.float64) -> np.int64:  # pragma: no cover - compiled
 
 @part
 def _log_means(
-    values: Float32s, squared: bool, room: Float64s, n_rows: int
+    values: Float32s, squared: bool, scratch: tuple[Any, ...]
 ) -> np.float64:  # pragma: no cover - compiled
-    """Sum up rows and columns, or their squares, and return the sum of all; the room is zeros.
+    """Sum up rows and columns, or their squares; return the sum of all. The sums are zeros before.
 
-    In it, after sums that are zero again and those of rows, are the eighths of row means, zeros for each row,
-    the eighths of column means over the mean of all, and zeros for each column.
+    With x the values or their squares, `by_row` gets ``floor(8 log2(mean of a row of x))`` and `by_column`
+    ``floor(8 log2(mean of a column of x / mean of x))``.
     """
-    n, total, sums, rows = values.size // n_rows, _F64(0.0), room[:N_SUMS], room[N_SUMS:]
-    columns, band = rows[3 * n_rows : 3 * n_rows + n], rows[3 * n_rows + n : 3 * n_rows + 2 * n]
-    by_row, by_column = rows[n_rows : 2 * n_rows].view(np.int64), columns.view(np.int64)
+    sums, row_sums, column_sums, band, by_row, by_column = scratch
+    n_rows, n, total = row_sums.size, column_sums.size, _F64(0.0)
     for row in range(n_rows):
         line = values[row * n : (row + 1) * n]
         for begin in range(0, n, LINE):
             end = min(begin + LINE, n)
-            whole = end - (end - begin) % N_SUMS
+            last = end - (end - begin) % N_SUMS
             # A constant number of sums: a loop to the end would not become vector instructions.
-            for first in range(begin, whole, N_SUMS):
+            for first in range(begin, last, N_SUMS):
                 for k in range(N_SUMS):
                     value = _F64(line[first + k])
                     value = value * value if squared else value
                     sums[k] += value
                     band[first + k] += value
-            for i in range(whole, end):
+            for i in range(last, end):
                 value = _F64(line[i])
                 value = value * value if squared else value
-                sums[i - whole] += value
+                sums[i - last] += value
                 band[i] += value
-            rows[row] += _sum_up(sums)
-        by_row[row] = _eighths(rows[row] / n)
-        total += rows[row]
+            row_sums[row] += _sum_up(sums)
+        by_row[row] = _eighths(row_sums[row] / n)
+        total += row_sums[row]
         if row % BAND == BAND - 1 or row == n_rows - 1:
             for i in range(n):
-                columns[i] += band[i]
+                column_sums[i] += band[i]
                 band[i] = _F64(0.0)
     mean = total / (n_rows * n)
     for i in range(n):
-        by_column[i] = _eighths(columns[i] / n_rows / mean if total > 0.0 else _F64(1.0))
+        by_column[i] = _eighths(column_sums[i] / n_rows / mean if total > 0.0 else _F64(1.0))
     return total
 
 
@@ -229,7 +229,10 @@ def _round_first(
     unit: float,
     allowed: float,
     counts: Int64s,
-    room: Float64s,
+    scratch: tuple[Any, ...],
+    fitted: Int64s,
+    by_row: Float32s,
+    places: Int32s,
     rows: UInt8s,
     columns: UInt8s,
     elements: UInt8s,
@@ -239,16 +242,8 @@ def _round_first(
     if not _kinds(values.view(np.int32))[0]:
         return _REFUSED, 0
     adaptive = squares.size > 0 and _covers(squares.view(np.int32), values.view(np.int32))
-    total = _log_means(squares if adaptive else values, not adaptive, room, n_rows)
-    sums, reaches, by_hand, fitted, shifts, by_row, places = (
-        room[:N_SUMS],
-        room[N_SUMS : N_SUMS + n_rows],
-        room[N_SUMS + n_rows : N_SUMS + 2 * n_rows].view(np.int64),
-        room[N_SUMS + 2 * n_rows : N_SUMS + 3 * n_rows].view(np.int64),
-        room[N_SUMS + 3 * n_rows : N_SUMS + 3 * n_rows + n].view(np.int64),
-        room[N_SUMS + 3 * n_rows + n : N_SUMS + 3 * n_rows + 4 * n].view(np.float32).reshape(3, 2 * n),
-        room[N_SUMS + 3 * n_rows + 4 * n :].view(np.int32),
-    )
+    total = _log_means(squares if adaptive else values, not adaptive, scratch)
+    sums, reaches, _, _, by_hand, shifts = scratch
     for i in range(n):
         # Own columns would give the largest value of a row and a column a unit beyond itself.
         shifts[i] = _clipped((shifts[i] + 4) >> 3, -ZERO_POINT, ZERO_POINT - 1) if adaptive else 0
@@ -262,14 +257,14 @@ def _round_first(
         found, largest_here, of_row = by_row[which], np.int64(0), _F64(0.0)
         for begin in range(0, n, LINE):
             end = min(begin + LINE, n)
-            whole = end - (end - begin) % N_SUMS
-            for first in range(begin, whole, N_SUMS):
+            end_full = end - (end - begin) % N_SUMS
+            for first in range(begin, end_full, N_SUMS):
                 for k in range(N_SUMS):
                     relative = _F64(line[first + k]) * _F64(_F32(found[first + k] * scale))
                     sums[k] += relative * relative
-            for i in range(whole, end):
+            for i in range(end_full, end):
                 relative = _F64(line[i]) * _F64(_F32(found[i] * scale))
-                sums[i - whole] += relative * relative
+                sums[i - end_full] += relative * relative
             of_row += _sum_up(sums)
         square += of_row
         for i in range(n):
@@ -293,8 +288,8 @@ def _round_first(
                 # A row whose integers would not fit a byte has a coarser unit.
                 most = reaches[row] / (LARGEST_INTEGER + 0.25)
                 least = _eighths(most)
-                whole = (least & 7) == 0 and math.frexp(most)[0] == 0.5
-                fitted[row] = max(by_hand[row] + finer, (least >> 2) + (0 if whole else 1))
+                is_power = (least & 7) == 0 and math.frexp(most)[0] == 0.5
+                fitted[row] = max(by_hand[row] + finer, (least >> 2) + (0 if is_power else 1))
                 largest = max(largest, fitted[row])
             which, scale = _find_units(fitted[row], shifts, by_row)
             found = by_row[which]
@@ -345,7 +340,7 @@ def _round_second(
     old_columns: UInt8s,
     before: UInt8s,
     edges: Int32s,
-    room: Float64s,
+    scratch: tuple[Any, ...],
     rows: UInt8s,
     columns: UInt8s,
     elements: UInt8s,
@@ -358,9 +353,8 @@ def _round_second(
     finite, negative = _kinds(bits)
     if negative or not finite:
         return _REFUSED, 0
-    _log_means(values, negative, room, n_rows)  # a literal would have it compiled twice
-    by_row = room[N_SUMS + n_rows : N_SUMS + 2 * n_rows].view(np.int64)
-    by_column = room[N_SUMS + 3 * n_rows : N_SUMS + 3 * n_rows + n].view(np.int64)
+    _log_means(values, negative, scratch)  # a literal would have it compiled twice
+    by_row, by_column = scratch[4], scratch[5]
     largest = np.int64(NO_ROW)
     for row in range(n_rows):
         largest = max(largest, by_row[row])
@@ -462,6 +456,12 @@ def draw_octaves(values: Tensor, units: Units, draw: int) -> Tensor:
 _NOTHING = np.zeros(0, np.uint8)
 
 
+def _sums(n_rows: int, n: int) -> tuple[NDArray[Any], ...]:
+    """Return zeros for the sums and the eighths of `_log_means`."""
+    sums = (np.zeros(size) for size in (N_SUMS, n_rows, n, n))
+    return (*sums, np.zeros(n_rows, np.int64), np.zeros(n, np.int64))
+
+
 def round_first(
     values: Tensor, second: Tensor | None, n_rows: int, unit: float, allowed: float | None
 ) -> Codes | None:
@@ -469,21 +469,25 @@ def round_first(
     rows, columns = np.empty(n_rows, np.uint8), np.empty(values.numel() // n_rows, np.uint8)
     elements = np.empty(values.numel(), np.uint8)
     squares, most = _NO_SQUARES if second is None else second.numpy(), -1.0 if allowed is None else allowed
-    room = np.zeros(N_SUMS + 3 * n_rows + 5 * columns.size)
-    numbers = (values.numpy(), squares, unit, most, _rooms.counts, room)
+    more = (
+        np.zeros(n_rows, np.int64),
+        np.empty((3, columns.size), np.float32),
+        np.empty(columns.size, np.int32),
+    )
+    numbers = (values.numpy(), squares, unit, most, _rooms.counts, _sums(n_rows, columns.size), *more)
     return _codes(_round_first(*numbers, rows, columns, elements), rows, columns, elements)
 
 
-def round_second(values: Tensor, n_rows: int, before: Codes | None, held: float | None) -> Codes | None:
+def round_second(values: Tensor, n_rows: int, before: Codes | None, tolerance: float | None) -> Codes | None:
     """See `moments.round_second`."""
     rows, columns = np.empty(n_rows, np.uint8), np.empty(values.numel() // n_rows, np.uint8)
-    elements = _NOTHING if held is None else np.empty(values.numel(), np.uint8)
+    elements = _NOTHING if tolerance is None else np.empty(values.numel(), np.uint8)
     known = (0, _NOTHING, _NOTHING, np.zeros(columns.size, np.uint8))
     if before is not None:
         old = before.elements.numpy() if elements.size else _NOTHING
         known = (before.base, before.rows.numpy(), before.columns.numpy(), old)
-    room = np.zeros(N_SUMS + 3 * n_rows + 2 * columns.size)
-    ended = _round_second(values.numpy(), *known, _edges(held or 0.0), room, rows, columns, elements)
+    scratch = _sums(n_rows, columns.size)
+    ended = _round_second(values.numpy(), *known, _edges(tolerance or 0.0), scratch, rows, columns, elements)
     return _codes(ended, rows, columns, elements)
 
 
@@ -504,8 +508,18 @@ def _codes(ended: tuple[int, int], *sides: UInt8s) -> Codes | None:
 
 
 @functools.lru_cache
-def _edges(held: float) -> Int32s:
-    return np.array(octave_edges(held), np.int32).reshape(2, 4)
+def _edges(tolerance: float) -> Int32s:
+    """Return the bounds of values whose octave stays at a code, (2, 4): for an even unit and for an odd one.
+
+    Lowest exponent and fraction, then highest, of ``exponent + log2(1 + fraction / 2**23)``, counted from the
+    code and the full octaves of the unit.
+    """
+    edges = list[int]()
+    for odd in range(2):
+        for edge, inward in ((0.5 * odd - tolerance, math.ceil), (0.5 * odd + tolerance, math.floor)):
+            octave = math.floor(edge)
+            edges += octave, inward((2.0 ** (edge - octave) - 1) * (1 << 23))
+    return np.array(edges, np.int32).reshape(2, 4)
 
 
 @kernel

@@ -1,11 +1,15 @@
-"""Byte planes in numba, one pass; `inshrink_core.ops.planes` is the norm.
+"""Byte planes: the bytes of one significance together, after a delta or a rotation of the words.
 
-All transforms are one formula with masks, because numba takes as long to compile each loop as the first.
-Blocks stay in the first-level cache between the transform and the split, and both loops vectorize.
+Let w be the bits of a word, r the reference or 0, o(x) = x or, for `ORDERED_DELTA`, x with all bits but a set
+sign flipped, and d = o(x) - o(r) modulo 2^w. The transformed word is ``(d << s) ^ (-(d >> (w - 1)) & t)``:
+zigzag with s = 1 and t all ones, a rotation with s = 1 and t = 1, d itself with s = t = 0. One loop does all,
+because numba takes as long to compile each loop as the first. A block stays in the first-level cache between
+the transform and the split, and both loops vectorize.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -14,7 +18,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.ops.cpu.compiled import UInt8s, kernel, unsigned
-from inshrink_core.ops.planes import Transform
+
+
+class Transform(IntEnum):
+    """What is done to a word of w bits before it is split into bytes; each has an inverse.
+
+    `ZIGZAG` maps small signed integers to small unsigned ones. `ROTATE` moves a float's sign to the
+    end, so that the exponent begins a byte in float32. The deltas subtract the reference modulo 2^w
+    and apply zigzag; `ORDERED_DELTA` does so on order-preserving integers of floats.
+    """
+
+    NONE = 0
+    ZIGZAG = 1
+    ROTATE = 2
+    DELTA = 3
+    ORDERED_DELTA = 4
+
 
 _BLOCK = 1024
 """Words at a time."""
@@ -49,14 +68,14 @@ def _split(
 ) -> None:  # pragma: no cover - compiled
     delta, ordered, turned, shift, top = rule[0], rule[1], rule[2], rule[3], rule[4]
     kind = words.dtype.type
-    zero, one = kind(0), kind(1)
+    zero, bit = kind(0), kind(1)
     for start in range(0, words.size, _BLOCK):
         part = words[start : start + _BLOCK]
         before = reference[start * known :]
         for i in range(part.size):
             x, y = part[i], before[i] & delta
-            x = x ^ ((kind(zero - (x >> top)) >> one) & ordered)
-            y = y ^ ((kind(zero - (y >> top)) >> one) & ordered)
+            x = x ^ ((kind(zero - (x >> top)) >> bit) & ordered)
+            y = y ^ ((kind(zero - (y >> top)) >> bit) & ordered)
             x = kind(x - y)
             block[i] = kind(kind(x << shift) ^ (kind(zero - (x >> top)) & turned))
         for plane in range(planes.shape[0]):
@@ -77,7 +96,7 @@ def _merge(
 ) -> None:  # pragma: no cover - compiled
     delta, ordered, turned, shift, top = rule[0], rule[1], rule[2], rule[3], rule[4]
     kind = words.dtype.type
-    zero, one = kind(0), kind(1)
+    zero, bit = kind(0), kind(1)
     for start in range(0, words.size, _BLOCK):
         part = words[start : start + _BLOCK]
         before = reference[start * known :]
@@ -89,10 +108,10 @@ def _merge(
                 block[i] |= kind(kind(here[i]) << place)
         for i in range(part.size):
             x, y = block[i], before[i] & delta
-            y = y ^ ((kind(zero - (y >> top)) >> one) & ordered)
-            x = (x >> shift) ^ (kind(zero - (x & one)) & turned)
+            y = y ^ ((kind(zero - (y >> top)) >> bit) & ordered)
+            x = (x >> shift) ^ (kind(zero - (x & bit)) & turned)
             x = kind(x + y)
-            part[i] = x ^ ((kind(zero - (x >> top)) >> one) & ordered)
+            part[i] = x ^ ((kind(zero - (x >> top)) >> bit) & ordered)
 
 
 def _reference(reference: Tensor | None, kind: Any) -> tuple[NDArray[Any], int]:
@@ -100,8 +119,23 @@ def _reference(reference: Tensor | None, kind: Any) -> tuple[NDArray[Any], int]:
     return (np.zeros(_BLOCK, kind), 0) if reference is None else (unsigned(reference), 1)
 
 
-def split_planes(words: Tensor, reference: Tensor | None, transform: int) -> Tensor:
-    """See `inshrink_core.ops.planes.split_planes`."""
+def split_planes(words: Tensor, reference: Tensor | None, transform: Transform) -> Tensor:
+    """Return the byte planes of transformed words, least significant first.
+
+    Parameters
+    ----------
+    words
+        (n,) of uint8, int16, int32 or int64: the bits of the values.
+    reference
+        Same shape and dtype; the deltas need it, the others ignore it.
+    transform
+        Applied before the split.
+
+    Returns
+    -------
+    Tensor
+        uint8, (bytes per word, n).
+    """
     bits = unsigned(words)
     before, known = _reference(reference, bits.dtype)
     planes = np.empty((words.element_size(), bits.size), np.uint8)
@@ -110,8 +144,18 @@ def split_planes(words: Tensor, reference: Tensor | None, transform: int) -> Ten
     return torch.from_numpy(planes)
 
 
-def merge_planes(planes: Tensor, reference: Tensor | None, transform: int, out: Tensor) -> None:
-    """See `inshrink_core.ops.planes.merge_planes`."""
+def merge_planes(planes: Tensor, reference: Tensor | None, transform: Transform, out: Tensor) -> None:
+    """Undo `split_planes` into `out`.
+
+    Parameters
+    ----------
+    planes
+        UInt8, (bytes per word, n).
+    reference, transform
+        As given to `split_planes`.
+    out
+        (n,), contiguous, of the words' dtype.
+    """
     bits = unsigned(out)
     before, known = _reference(reference, bits.dtype)
     sign = 1 << (8 * out.element_size() - 1)

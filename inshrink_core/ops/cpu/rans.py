@@ -1,4 +1,4 @@
-"""Context rANS in numba, one pass over the symbols; `inshrink_core.ops.rans` is the norm.
+"""Context rANS in numba, one pass over the symbols; `inshrink_core.ops.rans` documents it.
 
 Whole steps of 16 or 32 lanes go to `wide_rans` where the processor can, all others to `rans_loops`.
 """
@@ -28,9 +28,6 @@ _U8, _U16, _U32, _U64 = np.uint8, np.uint16, np.uint32, np.uint64
 _SIZE = 1 << PRECISION
 _CONTEXT_BITS = np.uint8(CONTEXT_MASK)
 
-_N_BYTES = 256
-"""Symbols are bytes: what has an entry for each of them needs no bound on its index."""
-
 _CHUNK = 2048
 """Symbols counted at a time: their places are found in vectors before."""
 
@@ -46,7 +43,7 @@ _encode_one, _encode_two = encode_steps
 _decode_one, _decode_two = decode_steps
 
 
-_ONE = np.uint64(1)
+_UNIT = np.uint64(1)
 _LOWEST = np.uint32(INITIAL_STATE)
 _SLOT = np.uint32((1 << PRECISION) - 1)
 _CONTEXT = np.uint64(CONTEXT_MASK)
@@ -74,12 +71,12 @@ def encode_lanes(
         if lane == _U64(0):
             lane = lanes
         while lane > _U64(0):
-            lane -= _ONE
-            i -= _ONE
+            lane -= _UNIT
+            i -= _UNIT
             entry = _U64(bases[contexts[i & mask] & _CONTEXT] + _U32(symbols[i]))
             x = states[lane]
             if x >= table[entry, _U64(0)]:
-                at -= _ONE
+                at -= _UNIT
                 words[at] = np.uint16(x & _U32(0xFFFF))
                 x >>= _U32(16)
             last = table[entry, _U64(3)]
@@ -119,10 +116,10 @@ def decode_lanes(
                 if at >= end:
                     return np.int64(-1)
                 x = (x << _U32(16)) | _U32(words[at])
-                at += _ONE
+                at += _UNIT
             states[lane] = x
-            lane += _ONE
-            i += _ONE
+            lane += _UNIT
+            i += _UNIT
     return np.int64(at)
 
 
@@ -151,7 +148,7 @@ def _count(
     last places are for what is out of range, and rows as short as they can be stay in the first-level cache.
     """
     n_contexts, n_symbols = counts.shape
-    row = min(n_symbols + 1, _N_BYTES)
+    row = min(n_symbols + 1, 256)
     size = (n_contexts + 1) * row
     top, last, wide, apart = _U8(row - 1), _U8(n_contexts), _U16(row), _U16(size)
     for begin in range(0, symbols.size, _CHUNK):
@@ -175,7 +172,7 @@ def _count(
 def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_contexts: int) -> Tensor:
     """See `inshrink_core.ops.rans.rans_counts`."""
     counts, n_rows = np.zeros((n_contexts, n_symbols), np.int64), min(n_contexts, MAX_CONTEXTS)
-    tables = np.zeros(_N_TABLES * (n_rows + 1) * min(n_symbols + 1, _N_BYTES), np.uint32)
+    tables = np.zeros(_N_TABLES * (n_rows + 1) * min(n_symbols + 1, 256), np.uint32)
     _count(_host(symbols), *_contexts_of(contexts), np.empty(_CHUNK, np.uint16), tables, counts[:n_rows])
     return torch.from_numpy(counts)
 
@@ -240,15 +237,15 @@ def _encode_blocks(
         known = contexts[begin : begin + block_length] if every else contexts
         state = states[block]
         state[:] = _LOWEST
-        end, whole = at, 0
+        end, full_steps = at, 0
         if _WIDE:
-            whole = part.size // lanes if lanes == LANES or lanes == 2 * LANES else 0
-        at = encode_lanes(part, known, every, bases, table, state, words, at, whole * lanes)
+            full_steps = part.size // lanes if lanes == LANES or lanes == 2 * LANES else 0
+        at = encode_lanes(part, known, every, bases, table, state, words, at, full_steps * lanes)
         if _WIDE:
-            if whole > 0 and lanes == LANES:
-                at = _encode_one(words, part, known, every, bases, entries, state, at, whole, at)
-            elif whole > 0:
-                at = _encode_two(words, part, known, every, bases, entries, state, at, whole, at)
+            if full_steps > 0 and lanes == LANES:
+                at = _encode_one(words, part, known, every, bases, entries, state, at, full_steps, at)
+            elif full_steps > 0:
+                at = _encode_two(words, part, known, every, bases, entries, state, at, full_steps, at)
         n_words[block] = end - at
     return at
 
@@ -300,24 +297,21 @@ def _decode_blocks(
         begin = block * block_length
         part = out[begin : begin + block_length]
         known = contexts[begin : begin + block_length] if every else contexts
-        own, state = words[at : at + n_words[block]], states[block]
+        coded, state = words[at : at + n_words[block]], states[block]
         done = np.int64(0)
         if _WIDE:
+            arguments = (coded, part, known, every, bases, table, state, 0, part.size // lanes, coded.size)
             if lanes == LANES:
-                done = _decode_one(
-                    own, part, known, every, bases, table, state, 0, part.size // lanes, own.size
-                )
+                done = _decode_one(*arguments)
             elif lanes == 2 * LANES:
-                done = _decode_two(
-                    own, part, known, every, bases, table, state, 0, part.size // lanes, own.size
-                )
+                done = _decode_two(*arguments)
         start, taken = (done >> 32) * lanes, done & 0xFFFFFFFF
-        if decode_lanes(own, known, every, bases, table, state, part, start, taken) != own.size:
+        if decode_lanes(coded, known, every, bases, table, state, part, start, taken) != coded.size:
             return False
         for lane in range(lanes):
             if state[lane] != _LOWEST:
                 return False
-        at += own.size
+        at += coded.size
     return True
 
 

@@ -6,8 +6,6 @@ float64 numbers below 2**53: exact in any order, fused or not, and as fast in ve
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +14,9 @@ import torch
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import types
 from numba.core import cgutils as untyped_cgutils
-from numba.extending import intrinsic, register_jitable
+from numba.extending import intrinsic
 from torch import Tensor
 
-from inshrink_core.ops import shaping as reference
 from inshrink_core.ops.cpu.compiled import (
     Float32s,
     Float64s,
@@ -101,9 +98,9 @@ class _Vectors:
         store(self._builder, value, self._data, at)
 
 
-def _fused(builder: Any, one: Any, other: Any, total: Any) -> Any:
+def _fused(builder: Any, left: Any, right: Any, total: Any) -> Any:
     """Return a product and a total, added: in one operation where the processor has that."""
-    return call(builder, f"llvm.fmuladd.v{_LANES}f64", _VECTOR, one, other, total)
+    return call(builder, f"llvm.fmuladd.v{_LANES}f64", _VECTOR, left, right, total)
 
 
 @_intrinsic
@@ -128,30 +125,30 @@ def _add_paired(
         def place(begin: Any, factor: Any, number: Any) -> Any:
             return builder.add(begin, builder.mul(factor, number))
 
-        def whole(number: int) -> Any:
+        def constant(number: int) -> Any:
             return context.get_constant(types.intp, number)
 
-        held = [(row, half, _cgutils.alloca_once(builder, sums)) for row in range(_ROWS) for half in (0, 1)]
-        ends = [place(given[1], whole(_LANES), whole(2 * row + half)) for row, half, _ in held]
-        for (_, _, total), end in zip(held, ends, strict=True):
+        stored = [(row, half, _cgutils.alloca_once(builder, sums)) for row in range(_ROWS) for half in (0, 1)]
+        ends = [place(given[1], constant(_LANES), constant(2 * row + half)) for row, half, _ in stored]
+        for (_, _, total), end in zip(stored, ends, strict=True):
             builder.store(load(builder, totals, end, sums), total)
         with _cgutils.for_range(builder, given[7]) as each:
-            pair = builder.mul(builder.add(given[6], each.index), whole(2 * _WIDE))
+            pair = builder.mul(builder.add(given[6], each.index), constant(2 * _WIDE))
             halves = [
-                load(builder, beside, builder.add(pair, whole(half * _WIDE)), paired) for half in (0, 1)
+                load(builder, beside, builder.add(pair, constant(half * _WIDE)), paired) for half in (0, 1)
             ]
-            for row, half, total in held:
-                number = place(place(given[3], given[4], whole(row)), whole(2), each.index)
-                one = load(builder, numbers, number, ir.VectorType(ir.IntType(16), 2))
-                one = builder.bitcast(one, ir.IntType(32))
-                one = builder.insert_element(ir.Constant(sums, ir.Undefined), one, first)
-                one = builder.shuffle_vector(one, one, ir.Constant(order, [0] * _LANES))
-                one = builder.bitcast(one, paired)
+            for row, half, total in stored:
+                number = place(place(given[3], given[4], constant(row)), constant(2), each.index)
+                left = load(builder, numbers, number, ir.VectorType(ir.IntType(16), 2))
+                left = builder.bitcast(left, ir.IntType(32))
+                left = builder.insert_element(ir.Constant(sums, ir.Undefined), left, first)
+                left = builder.shuffle_vector(left, left, ir.Constant(order, [0] * _LANES))
+                left = builder.bitcast(left, paired)
                 # In these words LLVM knows the instruction again.
-                product = builder.mul(builder.sext(one, wide), builder.sext(halves[half], wide))
+                product = builder.mul(builder.sext(left, wide), builder.sext(halves[half], wide))
                 added = [builder.shuffle_vector(product, product, which) for which in (even, odd)]
                 builder.store(builder.add(builder.load(total), builder.add(*added)), total)
-        for (_, _, total), end in zip(held, ends, strict=True):
+        for (_, _, total), end in zip(stored, ends, strict=True):
             store(builder, builder.load(total), totals, end)
         return context.get_dummy_value()
 
@@ -165,10 +162,10 @@ class _Total:
     def __init__(self, builder: Any) -> None:
         self._builder, self._halves = builder, [ir.Constant(_VECTOR, [0.0] * _LANES)] * 2
 
-    def add(self, one: Any, other: Any) -> None:
+    def add(self, left: Any, right: Any) -> None:
         """Add a product."""
         self._halves.reverse()
-        self._halves[0] = _fused(self._builder, one, other, self._halves[0])
+        self._halves[0] = _fused(self._builder, left, right, self._halves[0])
 
     def end(self) -> Any:
         """Return the sum."""
@@ -186,15 +183,15 @@ def _advancing(take: Callable[[_Vectors, Any], Any]) -> Any:
         _: Any, out: Any, sums: Any, error: Any, directions: Any, at: Any, gains: Any, next_at: Any, step: Any
     ) -> Any:
         def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            fed, held, missed, spread, feed = (
+            fed, stored, missed, spread, feed = (
                 _Vectors(context, builder, signature.args[i], given[i]) for i in (0, 1, 2, 3, 5)
             )
             place, next_place, total = given[4], given[6], _Total(builder)
             error = missed.load(context.get_constant(types.intp, 0))
             for rank in range(RANK):
                 here = context.get_constant(types.intp, rank * _LANES)
-                now = _fused(builder, take(spread, place), error, held.load(here))
-                held.store(now, here)
+                now = _fused(builder, take(spread, place), error, stored.load(here))
+                stored.store(now, here)
                 total.add(take(feed, next_place), now)
                 place, next_place = builder.add(place, given[7]), builder.add(next_place, given[7])
             fed.store(total.end(), context.get_constant(types.intp, 0))
@@ -220,7 +217,7 @@ def _pass_down(
     """
 
     def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        fed, held, missed, factors, memory = (
+        fed, stored, missed, factors, memory = (
             _Vectors(context, builder, signature.args[i], given[i]) for i in range(5)
         )
         total, error = _Total(builder), missed.load(context.get_constant(types.intp, 0))
@@ -229,10 +226,10 @@ def _pass_down(
         for rank in range(RANK):
             here, there = (context.get_constant(types.intp, (rank + more) * _LANES) for more in (0, RANK))
             number = context.get_constant(types.intp, rank)
-            now = _fused(builder, factors.load(there), error, held.load(here))
+            now = _fused(builder, factors.load(there), error, stored.load(here))
             memory.put(builder.extract_element(now, last), builder.add(given[5], number))
             now = builder.shuffle_vector(now, memory.spread(builder.add(given[6], number)), order)
-            held.store(now, here)
+            stored.store(now, here)
             total.add(factors.load(here), now)
         fed.store(total.end(), context.get_constant(types.intp, 0))
         return context.get_dummy_value()
@@ -367,7 +364,7 @@ def _shape(
     n_rows, size, both = leads.shape[0], RANK * _LANES, rows.size > 0
     skew, length, half = int(both), columns.size // (2 * RANK), columns.size // 2
     values, points, starts = work[:_WIDTH], work[_WIDTH : 2 * _WIDTH], work[2 * _WIDTH :]
-    held, passing, lanes = sums[:size], sums[size : 2 * size], sums[2 * size :]
+    stored, passing, lanes = sums[:size], sums[size : 2 * size], sums[2 * size :]
     fed, error = lanes[_FED:_ERROR], lanes[_ERROR:_NEAR]
     along, below = lanes[_ALONG:_BELOW], lanes[_BELOW:_GRADES]
     gains, directions, worst = columns[:half], columns[half:], _F64(MOST_ERROR)
@@ -402,11 +399,11 @@ def _shape(
                         passed = min(max(lanes[_ERROR + lane] + lanes[_ALONG + lane], -worst), worst)
                         lanes[_FED + lane] = passed if lanes[_NEAR + lane] > 0.0 else 0.0
                     place, column = n - 1 + _LANES - step, (step + 1) * RANK
-                    _advance_diagonal(along, held, error, directions, place, gains, place - 1, length)
+                    _advance_diagonal(along, stored, error, directions, place, gains, place - 1, length)
                     _pass_down(below, passing, fed, mine, down, column, column + _LANES * RANK)
                 else:
                     place = step * RANK
-                    _advance_row(along, held, error, directions, place, gains, place + RANK, 1)
+                    _advance_row(along, stored, error, directions, place, gains, place + RANK, 1)
             turn_back(points, first, n, skew, begin, n_now, changes)
         for lane in range(n_here):
             leads[first + lane, 0] = np.int64(lanes[_LEADS + lane])
@@ -414,15 +411,15 @@ def _shape(
 
 
 @part
-def take_whole(
-    values: Float32s, factor: float, first: int, n: int, whole: Int16s
+def take_integers(
+    values: Float32s, factor: float, first: int, n: int, numbers: Int16s
 ) -> None:  # pragma: no cover - compiled
     """Take sixteen rows as whole numbers, and 0 where there is none."""
-    wide, n_here = whole.size // _LANES, min(_LANES, values.size // n - first)
-    whole[n_here * wide :] = _I16(0)
+    wide, n_here = numbers.size // _LANES, min(_LANES, values.size // n - first)
+    numbers[n_here * wide :] = _I16(0)
     for lane in range(n_here):
         line = values[(first + lane) * n : (first + lane + 1) * n]
-        found = whole[lane * wide : (lane + 1) * wide]
+        found = numbers[lane * wide : (lane + 1) * wide]
         for i in range(n):
             found[i] = _I16(np.rint(_F64(line[i]) * factor))
         found[n:] = _I16(0)
@@ -464,35 +461,34 @@ def _sketch(
     n: int,
     signs: Float64s,
     row_signs: Float64s,
-    small: Int16s,
-    sums: Int32s,
+    scratch: tuple[Any, ...],
     columns: Float64s,
     rows: Float64s,
 ) -> float:  # pragma: no cover - compiled
-    """Fill in the sketches of columns and, where there are signs of them, of rows; return the sum of squares.
+    """Fill in the sketches ``M' M S`` of columns and ``M M' R`` of rows; return the sum of squares of M.
 
-    Both are zeros for as many columns and rows as are whole vectors, and `small` and `sums` have room.
+    M is ``rint(values * factor)``, 16 bits; S and R are signs, and without R there is no sketch of rows.
+    Sixteen rows at a time: their products ``M S`` have 26 bits, so they are split into multiples of
+    2**`_SPLIT` and a rest, `high` and `low`, each of which is multiplied with M again; `lower` and `upper`
+    are the sums of that. `middle` is ``M' R``, `turned` the transpose of the sixteen rows in `numbers`,
+    `pairs` and `row_pairs` are signs in pairs of rows. Both sketches are zeros before, for as many columns
+    and rows as are full vectors.
     """
+    numbers, turned, low, high, pairs, row_pairs, products, lower, upper, middle = scratch
     n_rows, wide = values.size // n, columns.size // SKETCHED
-    size, of_columns = _LANES * SKETCHED, columns.size
-    down, middle = row_signs.size > 0, sums[3 * size :]
-    whole, turned = small[: _LANES * wide], small[_LANES * wide : 2 * _LANES * wide]
-    low, high = small[2 * _LANES * wide :][:of_columns], small[2 * _LANES * wide + of_columns :][:of_columns]
-    pairs = small[2 * _LANES * wide + 2 * of_columns :][:of_columns]
-    row_pairs = small[2 * _LANES * wide + 3 * of_columns :]
-    products, lower, upper = sums[:size], sums[size : 2 * size], sums[2 * size : 3 * size]
+    size, down = _LANES * SKETCHED, row_signs.size > 0
     pair_up(signs, pairs)
     pair_up(row_signs, row_pairs)
     squares = np.int64(0)
     for first in range(0, n_rows, _LANES):
-        take_whole(values, factor, first, n, whole)
+        take_integers(values, factor, first, n, numbers)
         products[:] = _I32(0)
         for row in range(0, _LANES, _ROWS):
-            _add_paired(products, row * SKETCHED, whole, row * wide, wide, pairs, 0, wide // 2)
+            _add_paired(products, row * SKETCHED, numbers, row * wide, wide, pairs, 0, wide // 2)
         split(products, low[:size], high[:size])
         for column in range(wide):
             for lane in range(_LANES):
-                number = whole[lane * wide + column]
+                number = numbers[lane * wide + column]
                 turned[column * _LANES + lane] = number
                 squares += np.int64(number) * np.int64(number)
         for column in range(0, wide, _ROWS):
@@ -507,22 +503,22 @@ def _sketch(
     if down:
         split(middle, low, high)
         for first in range(0, n_rows, _LANES):
-            take_whole(values, factor, first, n, whole)
+            take_integers(values, factor, first, n, numbers)
             for pair in range(0, wide // 2, _FEW):
                 lower[:] = _I32(0)
                 upper[:] = _I32(0)
                 n_pairs = min(_FEW, wide // 2 - pair)
                 for row in range(0, _LANES, _ROWS):
                     at = row * wide + 2 * pair
-                    _add_paired(lower, row * SKETCHED, whole, at, wide, low, pair, n_pairs)
-                    _add_paired(upper, row * SKETCHED, whole, at, wide, high, pair, n_pairs)
+                    _add_paired(lower, row * SKETCHED, numbers, at, wide, low, pair, n_pairs)
+                    _add_paired(upper, row * SKETCHED, numbers, at, wide, high, pair, n_pairs)
                 add_parted(lower, upper, rows[first * SKETCHED : (first + _LANES) * SKETCHED])
     return _F64(squares)
 
 
 def _zeros(*sizes: int) -> list[Float64s]:
     """Return zeros in memory of their own, each of which begins where a vector of any processor may."""
-    ends = list(itertools.accumulate(n + -n % 8 for n in sizes))
+    ends = np.cumsum([n + -n % 8 for n in sizes])
     memory = np.zeros(ends[-1] + 7)
     memory = memory[-memory.__array_interface__["data"][0] // 8 % 8 :]
     return [memory[end - n - -n % 8 :][:n] for end, n in zip(ends, sizes, strict=True)]
@@ -551,9 +547,9 @@ def shape_changes(
     else:
         turned = factors.gains[::-1].T, factors.directions[::-1].T
         columns.reshape(2, RANK, wide)[:, :, _LANES:-_LANES] = turned
-        whole = np.zeros((2, high, RANK), np.int16)
-        whole[:, :n_rows] = by_row.gains, by_row.directions
-        rows.reshape(-1, 2, RANK, _LANES)[:] = whole.reshape(2, -1, _LANES, RANK).transpose(1, 0, 3, 2)
+        padded = np.zeros((2, high, RANK), np.int16)
+        padded[:, :n_rows] = by_row.gains, by_row.directions
+        rows.reshape(-1, 2, RANK, _LANES)[:] = padded.reshape(2, -1, _LANES, RANK).transpose(1, 0, 3, 2)
     given = (values.numpy(), start, base is not None, integers.numpy())
     numbers = (_F32(lattice.unit), _F32(lattice.reciprocal), grade)
     scales = (2.0**-factors.shift, 0.0 if by_row is None else 2.0**-by_row.shift)
@@ -566,23 +562,14 @@ def shape_changes(
 def sketch_sides(values: Tensor, up: int, signs: Float64s, row_signs: Float64s | None) -> Sketches:
     """See `shaping.sketch_sides`."""
     n_rows, n = values.shape
-    wide, high = ((one + -one % _LANES) * SKETCHED for one in (n, n_rows))
+    wide, high = ((left + -left % _LANES) * SKETCHED for left in (n, n_rows))
     of_rows = np.zeros(0) if row_signs is None else row_signs.reshape(-1)
     columns, rows = np.zeros(wide), np.zeros(high if of_rows.size else 0)
-    small = np.empty(4 * wide + rows.size, np.int16)
-    sums = np.zeros(3 * _LANES * SKETCHED + (wide if of_rows.size else 0), np.int32)
+    lines, size = wide * _LANES // SKETCHED, _LANES * SKETCHED
+    shorts = [np.empty(n, np.int16) for n in (lines, lines, wide, wide, wide, rows.size)]
+    sums = [np.zeros(n, np.int32) for n in (size, size, size, wide if of_rows.size else 0)]
     flat = values.reshape(-1).numpy()
-    square = _sketch(flat, 2.0**up, n, signs.reshape(-1), of_rows, small, sums, columns, rows)
+    square = _sketch(flat, 2.0**up, n, signs.reshape(-1), of_rows, (*shorts, *sums), columns, rows)
     down = 2.0 ** (-2 * up)
     by_row = None if row_signs is None else rows.reshape(-1, SKETCHED)[:n_rows] * down
     return Sketches(columns.reshape(-1, SKETCHED)[:n] * down, by_row, square * down)
-
-
-register_jitable(reference.add_outer)
-register_jitable(reference.weigh)
-factorize = functools.partial(
-    reference.factorize.__wrapped__,  # type: ignore[attr-defined]
-    decomposing=kernel(reference.decompose),
-    feeding=kernel(reference.feed_forward),
-)
-"""See `shaping.factorize`."""

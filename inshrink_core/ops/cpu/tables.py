@@ -22,11 +22,6 @@ _SIZE = 1 << PRECISION
 _MAX_JUMP = PRECISION + 1
 """Largest change of a length: from none to that of 4096."""
 
-_JUMP_BITS = np.array(
-    [1 + 2 * abs(d).bit_length() for d in (*range(_MAX_JUMP + 1), *range(-_MAX_JUMP, 0))], np.int64
-)
-"""Bits of a change of length (`write_tables`); negative ones from the end."""
-
 _LONGEST_ZEROS = 5
 """Zeros that no Golomb code of a change begins with."""
 
@@ -252,7 +247,7 @@ def fit_kernel(counts: Int64s, precision: int, costs: Int64s, frequencies: Int64
             cost += counts[row, s] * costs[(f << (PRECISION - precision)) & (_SIZE - 1)]
             if left > 0:
                 length = BIT_LENGTHS[f]
-                n_bits += _JUMP_BITS[length - before] + BIT_LENGTHS[f >> 1]
+                n_bits += _CODE_LENGTHS[length - before] + BIT_LENGTHS[f >> 1]
                 before = length
                 left -= f
     return cost, n_bits
@@ -290,7 +285,7 @@ def pool_kernel(merged: Int64s, leaders: Int64s, bits: Float64s) -> None:
                             f = count * _SIZE // total
                             f = f if f > 1 else 1
                         length = BIT_LENGTHS[f]
-                        sum_bits += _JUMP_BITS[length - before] + BIT_LENGTHS[f >> 1]
+                        sum_bits += _CODE_LENGTHS[length - before] + BIT_LENGTHS[f >> 1]
                         before = length
                         left -= count
                     bits[i, j] = sum_bits

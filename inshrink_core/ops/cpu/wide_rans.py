@@ -1,4 +1,4 @@
-"""Context rANS on sixteen lanes at a time, for processors with AVX-512; `cpu_rans` has the plain loops.
+"""Context rANS on sixteen lanes at a time, for processors with AVX-512; `cpu.rans` has the plain loops.
 
 Numba has no vectors, so the loop over the steps of a block is written in LLVM's language here, word for
 word the rule of `inshrink_core.ops.rans`. Tables are read entry by entry: the processor's own gather waits
@@ -23,6 +23,7 @@ LANES = 16
 """Lanes in a vector of 512 bits. A step is one or two of them."""
 
 _cgutils: Any = untyped_cgutils
+_intrinsic: Any = intrinsic
 
 _SLOT = (1 << PRECISION) - 1
 _LIMIT_SHIFT = 31 - PRECISION
@@ -130,93 +131,64 @@ class _Loop:
         """Return where tables begin; without contexts all places have the same bytes, `every` being 0."""
         return _read_bases(b, self.contexts, b.and_(place, self.every), self.bases)
 
-    def keep_states(self, b: Any) -> None:
+    def store_states(self, b: Any) -> None:
         """Write the states back."""
         for k in range(self.n_vectors):
             store(b, b.load(self.x[k]), self.states, _LONG(k * LANES))
 
 
 def _decode_loop(b: Any, loop: _Loop) -> Any:
-    """Decode steps while there are steps, and words for two vectors; return the steps and words done."""
+    """Decode steps while there are steps, and words for all lanes; return the steps and words done."""
     at0, n_steps, n_words = loop.data[7:]
     lanes = LANES * loop.n_vectors
-    step, at = _cgutils.alloca_once_value(b, _LONG(0)), _cgutils.alloca_once_value(b, at0)
+    done, at = _cgutils.alloca_once_value(b, _LONG(0)), _cgutils.alloca_once_value(b, at0)
     last = b.sub(n_words, _LONG(lanes))
-    head, body, done = (b.append_basic_block(name) for name in ("decode", "step", "decoded"))
-    b.branch(head)
-    b.position_at_end(head)
-    more = b.icmp_signed("<", b.load(step), n_steps)
-    b.cbranch(b.and_(more, b.icmp_signed("<=", b.load(at), last)), body, done)
-    b.position_at_end(body)
-    for k in range(loop.n_vectors):
-        place = b.add(b.mul(b.load(step), _LONG(lanes)), _LONG(k * LANES))
-        x = b.load(loop.x[k])
-        slot = b.add(b.and_(x, _all(_SLOT)), loop.base(b, place))
-        entry = _read_entries(b, loop.table, slot)
-        store(b, b.trunc(b.lshr(entry, _all(2 * PRECISION)), _BYTES), loop.symbols, place)
-        x, after = _decode_lanes(b, x, b.load(at), entry, loop.words)
-        b.store(x, loop.x[k])
-        b.store(after, at)
-    b.store(b.add(b.load(step), _LONG(1)), step)
-    b.branch(head)
-    b.position_at_end(done)
-    loop.keep_states(b)
-    return b.or_(b.shl(b.load(step), _LONG(32)), b.load(at))
+    with _cgutils.for_range(b, n_steps) as each:
+        with b.if_then(b.icmp_signed(">", b.load(at), last)):
+            each.do_break()
+        for k in range(loop.n_vectors):
+            place = b.add(b.mul(each.index, _LONG(lanes)), _LONG(k * LANES))
+            x = b.load(loop.x[k])
+            slot = b.add(b.and_(x, _all(_SLOT)), loop.base(b, place))
+            entry = _read_entries(b, loop.table, slot)
+            store(b, b.trunc(b.lshr(entry, _all(2 * PRECISION)), _BYTES), loop.symbols, place)
+            x, after = _decode_lanes(b, x, b.load(at), entry, loop.words)
+            b.store(x, loop.x[k])
+            b.store(after, at)
+        b.store(b.add(each.index, _LONG(1)), done)
+    loop.store_states(b)
+    return b.or_(b.shl(b.load(done), _LONG(32)), b.load(at))
 
 
 def _encode_loop(b: Any, loop: _Loop) -> Any:
     """Encode steps from the last; return where the words begin."""
     at0, n_steps, _ = loop.data[7:]
-    lanes = LANES * loop.n_vectors
-    step, at = _cgutils.alloca_once_value(b, n_steps), _cgutils.alloca_once_value(b, at0)
-    head, body, done = (b.append_basic_block(name) for name in ("encode", "step", "encoded"))
-    b.branch(head)
-    b.position_at_end(head)
-    b.cbranch(b.icmp_signed(">", b.load(step), _LONG(0)), body, done)
-    b.position_at_end(body)
-    b.store(b.sub(b.load(step), _LONG(1)), step)
-    for k in reversed(range(loop.n_vectors)):
-        place = b.add(b.mul(b.load(step), _LONG(lanes)), _LONG(k * LANES))
-        symbol = b.zext(load(b, loop.symbols, place, _BYTES), _INTS)
-        entry = _read_entries(b, loop.table, b.add(symbol, loop.base(b, place)))
-        x, after = _encode_lanes(b, b.load(loop.x[k]), b.load(at), entry, loop.words)
-        b.store(x, loop.x[k])
-        b.store(after, at)
-    b.branch(head)
-    b.position_at_end(done)
-    loop.keep_states(b)
+    at, end = _cgutils.alloca_once_value(b, at0), b.sub(n_steps, _LONG(1))
+    with _cgutils.for_range(b, n_steps) as each:
+        step = b.mul(b.sub(end, each.index), _LONG(LANES * loop.n_vectors))
+        for k in reversed(range(loop.n_vectors)):
+            place = b.add(step, _LONG(k * LANES))
+            symbol = b.zext(load(b, loop.symbols, place, _BYTES), _INTS)
+            entry = _read_entries(b, loop.table, b.add(symbol, loop.base(b, place)))
+            x, after = _encode_lanes(b, b.load(loop.x[k]), b.load(at), entry, loop.words)
+            b.store(x, loop.x[k])
+            b.store(after, at)
+    loop.store_states(b)
     return b.load(at)
 
 
-def _compiled(build: Callable[[Any, _Loop], Any], n_vectors: int) -> Callable[..., Any]:
-    """Return what numba calls, with arrays and int64 numbers as they come."""
-
-    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        return build(b, _Loop(context, b, signature, arguments, n_vectors))
-
-    return lambda *kinds: (types.int64(*kinds), generate)
-
-
 def _steps(build: Callable[[Any, _Loop], Any], n_vectors: int) -> Any:
-    compiled = _compiled(build, n_vectors)
+    """Return a function for kernels, with arrays and int64 numbers as they come."""
 
-    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-    def steps(
-        _: Any,
-        words: Any,
-        symbols: Any,
-        contexts: Any,
-        every: Any,
-        bases: Any,
-        table: Any,
-        states: Any,
-        at: Any,
-        n_steps: Any,
-        n_words: Any,
-    ) -> Any:
-        return compiled(words, symbols, contexts, every, bases, table, states, at, n_steps, n_words)
+    # numba folds no variable number of arguments here: words, symbols, contexts, every, bases, table, states,
+    # the first place in the words, steps, and words.
+    def steps(_: Any, w: Any, s: Any, c: Any, e: Any, b: Any, t: Any, x: Any, at: Any, n: Any, m: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return build(builder, _Loop(context, builder, signature, arguments, n_vectors))
 
-    return steps
+        return types.int64(w, s, c, e, b, t, x, at, n, m), generate
+
+    return _intrinsic(steps)
 
 
 decode_steps = (_steps(_decode_loop, 1), _steps(_decode_loop, 2))

@@ -21,7 +21,6 @@ from inshrink_core.ops.lattice import (
     NEGATIVE,
     OLDEST_CONTEXT,
     Advanced,
-    Gain,
     Lattice,
     Rounded,
 )
@@ -41,14 +40,8 @@ RANKED = 1024
 def nearest(x: tl.tensor) -> tl.tensor:
     """Round to the nearest integer, ties to even; a sum with 2**23 has no bits left for a fraction."""
     size = tl.abs(x)
-    whole = tl.where(size < _FIRST_INTEGER, (size + _FIRST_INTEGER) - _FIRST_INTEGER, size)
-    return tl.where(x < 0, -whole, whole)
-
-
-@triton.jit
-def _floor(x: tl.tensor) -> tl.tensor:
-    whole = nearest(x)
-    return tl.where(whole > x, whole - 1.0, whole)
+    rounded = tl.where(size < _FIRST_INTEGER, (size + _FIRST_INTEGER) - _FIRST_INTEGER, size)
+    return tl.where(x < 0, -rounded, rounded)
 
 
 @triton.jit
@@ -70,24 +63,12 @@ def _token_of(z: tl.tensor) -> tl.tensor:
     return tl.where(z < _LARGE, z, large)
 
 
-@triton.jit
-def _matched(w: tl.tensor, at: tl.tensor, b: tl.tensor, reciprocal: tl.tensor, grade: tl.tensor) -> tl.tensor:
-    """Return the changes under matched gain; `grade` is the threshold in 4096ths."""
-    r = (w - b) * reciprocal
-    o = (at - b) * reciprocal
-    crossed = tl.where(r < 0, -o, o) > 0.5
-    threshold = tl.where(crossed, grade * 7 // 10, grade)
-    moved = _floor(tl.abs(r) + (4096 - threshold).to(tl.float32) * (1.0 / 4096.0))
-    y = tl.where(grade == 0, nearest(r), tl.where(r < 0, -moved, moved))
-    return nearest(y - o)
-
-
-@triton.jit(do_not_specialize=["spacing", "bound", "grade"])
+@triton.jit(do_not_specialize=["spacing", "bound"])
 def _round(
     values: tl.tensor,
     integers: tl.tensor,
     history: tl.tensor,
-    base: tl.tensor,
+    chosen: tl.tensor,
     tokens: tl.tensor,
     after: tl.tensor,
     new: tl.tensor,
@@ -98,9 +79,7 @@ def _round(
     spacing: tl.tensor,
     bound: tl.tensor,
     n: tl.tensor,
-    grade: tl.tensor,
     tracked: tl.constexpr,
-    matched: tl.constexpr,
     given: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
@@ -111,14 +90,10 @@ def _round(
     old = tl.zeros((size,), tl.int32)
     if tracked:
         old = tl.load(history + place, mask=here, other=0).to(tl.int32)
-    at = before.to(tl.float32) * unit
-    if matched:
-        b = tl.load(base + place, mask=here, other=0.0)
-        changes = _matched(w, at, b, reciprocal, grade)
-    elif given:
-        changes = tl.load(base + place, mask=here, other=0.0)
+    if given:
+        changes = tl.load(chosen + place, mask=here, other=0.0)
     else:
-        changes = nearest((w - at) * reciprocal)
+        changes = nearest((w - before.to(tl.float32) * unit) * reciprocal)
     near = tl.abs(changes) <= limit  # false for NaN
     change = tl.where(near, changes, 0.0).to(tl.int32)
     reached = before + spacing * change
@@ -185,7 +160,7 @@ def round_to_lattice(
     integers: Tensor | None,
     history: Tensor | None,
     lattice: Lattice,
-    gain: Gain | Tensor | None = None,
+    changes: Tensor | None = None,
 ) -> Rounded:
     """See `inshrink_core.ops.lattice.round_to_lattice`."""
     if integers is None:
@@ -197,15 +172,12 @@ def round_to_lattice(
     seen = torch.empty(n_blocks, 3, dtype=torch.int32, device=device)
     before = integers.to(device)
     known = tokens if history is None else history.to(device)
-    matched = isinstance(gain, Gain)
-    base = values if gain is None else (gain.base if isinstance(gain, Gain) else gain).to(device)
-    tensors = (values, before, known, base, tokens, after, new, seen)
+    tracked, given = history is not None, changes is not None
+    chosen = values if changes is None else changes.to(device)
+    tensors = (values, before, known, chosen, tokens, after, new, seen)
     limit = float(MAX_PRODUCT // lattice.spacing)
-    grade = gain.grade if isinstance(gain, Gain) else 0
-    numbers = (lattice.unit, lattice.reciprocal, limit, lattice.spacing, lattice.bound, n, grade)
-    tracked = history is not None
-    given = gain is not None and not matched
-    _round[(n_blocks,)](*tensors, *numbers, tracked, matched, given, RANKED, enable_fp_fusion=False)
+    numbers = (lattice.unit, lattice.reciprocal, limit, lattice.spacing, lattice.bound, n)
+    _round[(n_blocks,)](*tensors, *numbers, tracked, given, RANKED, enable_fp_fusion=False)
     n_large, n_exact = seen[:, :2].sum(0).tolist()
     largest = int(seen[:, 2].max())
     return Rounded(tokens.to(home), after.to(home), new.to(home), n_large, n_exact, largest)

@@ -6,6 +6,7 @@ contexts and symbols were checked, and a word outside its block is neither read 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -14,11 +15,10 @@ from torch import Tensor
 from inshrink_core.ops.rans import (
     CONTEXT_MASK,
     INITIAL_STATE,
+    MAX_CONTEXTS,
     PRECISION,
     RansBlocks,
     RansModel,
-    decode_table,
-    model_on,
 )
 
 _INITIAL = tl.constexpr(INITIAL_STATE)
@@ -144,6 +144,29 @@ def _decode(
     tl.store(intact + block, (wrong == 0) & (at == end))
 
 
+def _decode_table(frequencies: Tensor, starts: Tensor) -> Tensor:
+    """Return the entry of each slot of each table, flat: frequency less one, offset of the slot, symbol.
+
+    Bits 0-11 have the frequency less one, 12-23 the offset of the slot within its symbol, 24-31 the symbol.
+    """
+    n_tables, n_symbols = frequencies.shape
+    flat = frequencies.view(-1).long()
+    place = torch.repeat_interleave(flat, output_size=n_tables << PRECISION)
+    slot = torch.arange(n_tables << PRECISION, device=flat.device) & ((1 << PRECISION) - 1)
+    offset, symbol = slot - starts.view(-1)[place], place % n_symbols
+    return ((flat[place] - 1) | offset << PRECISION | symbol << (2 * PRECISION)).to(torch.int32)
+
+
+def _model_on(model: RansModel, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows of all possible contexts, frequencies and their exclusive sums, int32 on a device."""
+    starts = np.cumsum(model.frequencies, axis=1) - model.frequencies
+    rows_of = np.zeros(MAX_CONTEXTS, np.int64)
+    rows_of[: model.rows.size] = model.rows
+    parts = (rows_of, model.frequencies, starts)
+    rows, frequencies, begins = (torch.from_numpy(part.astype(np.int32)).to(device) for part in parts)
+    return rows, frequencies, begins
+
+
 def _threads(lanes: int) -> dict[str, int]:
     """Launch a thread for each lane, in whole warps; Triton wants to be told about fused operations."""
     return {"num_warps": min(max(lanes // _WARP, 1), 8), "enable_fp_fusion": False}
@@ -155,29 +178,16 @@ def rans_encode(
     """See `inshrink_core.ops.rans.rans_encode`."""
     device, n = symbols.device, symbols.numel()
     n_blocks = -(-n // block_length)
-    rows, frequencies, starts = model_on(model, device)
+    rows, frequencies, starts = _model_on(model, device)
     scratch = torch.empty(n, dtype=torch.int16, device=device)
     begins = torch.empty(n_blocks, dtype=torch.int64, device=device)
     states = torch.empty(n_blocks, lanes, dtype=torch.int32, device=device)
     read = symbols if contexts is None else contexts
     sizes = torch.full((n_blocks,), block_length, dtype=torch.int64, device=device)
     sizes[-1:] = n - (n_blocks - 1) * block_length
-    _encode[(n_blocks,)](
-        symbols,
-        read,
-        rows,
-        frequencies,
-        starts,
-        scratch,
-        begins,
-        states,
-        n,
-        block_length,
-        frequencies.shape[1],
-        contexts is not None,
-        lanes,
-        **_threads(lanes),
-    )
+    tensors = (symbols, read, rows, frequencies, starts, scratch, begins, states)
+    numbers = (n, block_length, frequencies.shape[1], contexts is not None, lanes)
+    _encode[(n_blocks,)](*tensors, *numbers, **_threads(lanes))
     counts = sizes - begins
     offsets = counts.cumsum(0) - counts
     n_words = counts.cpu()
@@ -194,25 +204,13 @@ def rans_decode(
     """See `inshrink_core.ops.rans.rans_decode`."""
     device = blocks.words.device
     n_blocks, lanes = blocks.states.shape
-    rows, _, _ = model_on(model, device)
-    table = torch.from_numpy(decode_table(model.frequencies)).to(device)
+    rows, *tables = _model_on(model, device)
+    table = _decode_table(*tables)
     ends = torch.zeros(n_blocks + 1, dtype=torch.int64)
     ends[1:] = blocks.n_words.cumsum(0)
     out = torch.empty(n, dtype=torch.uint8, device=device)
     intact = torch.zeros(n_blocks, dtype=torch.int32, device=device)
-    _decode[(n_blocks,)](
-        blocks.words,
-        ends.to(device),
-        blocks.states,
-        out if contexts is None else contexts,
-        rows,
-        table,
-        out,
-        intact,
-        n,
-        block_length,
-        contexts is not None,
-        lanes,
-        **_threads(lanes),
-    )
+    read = out if contexts is None else contexts
+    tensors = (blocks.words, ends.to(device), blocks.states, read, rows, table, out, intact)
+    _decode[(n_blocks,)](*tensors, n, block_length, contexts is not None, lanes, **_threads(lanes))
     return out, bool(intact.all())

@@ -89,48 +89,8 @@ def _counted(moved: tl.tensor, near: tl.tensor, y: tl.tensor) -> tuple[tl.tensor
     return (_PARTS * y - movement) * movement, movement * movement
 
 
-@triton.jit(do_not_specialize=["n_rows", "grade", "shift"])
+@triton.jit(do_not_specialize=["n_rows", "grade", "shift", "row_shift", "wave", "steps"])
 def _shape(
-    values: tl.tensor,
-    base: tl.tensor,
-    integers: tl.tensor,
-    gains: tl.tensor,
-    directions: tl.tensor,
-    changes: tl.tensor,
-    leads: tl.tensor,
-    unit: tl.tensor,
-    reciprocal: tl.tensor,
-    n_rows: tl.tensor,
-    n: tl.tensor,
-    grade: tl.tensor,
-    shift: tl.tensor,
-    based: tl.constexpr,
-    size: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
-    here = row < n_rows
-    rank = tl.arange(0, _RANK)
-    sums = tl.zeros((size, _RANK), tl.int64)
-    lead = tl.zeros((size,), tl.int64)
-    energy = tl.zeros((size,), tl.int64)
-    for k in range(n):
-        place = row * n + k
-        moved, offset, near, plain = _taken(values, base, integers, place, here, unit, reciprocal, based)
-        gain = tl.load(gains + k * _RANK + rank).to(tl.int64)
-        y, q, error = _rounded(moved, offset, near, _fed(sums, gain[None, :], shift), grade)
-        direction = tl.load(directions + k * _RANK + rank).to(tl.int64)
-        sums += error[:, None] * direction[None, :]
-        if based:
-            beyond, square = _counted(moved, near, y)
-            lead += beyond
-            energy += square
-        tl.store(changes + place, tl.where(near, q.to(tl.float32), plain), mask=here)
-    tl.store(leads + 2 * row, lead, mask=here)
-    tl.store(leads + 2 * row + 1, energy, mask=here)
-
-
-@triton.jit(do_not_specialize=["n_rows", "grade", "shift", "row_shift", "wave"])
-def _shape_both(
     values: tl.tensor,
     base: tl.tensor,
     integers: tl.tensor,
@@ -150,44 +110,55 @@ def _shape_both(
     shift: tl.tensor,
     row_shift: tl.tensor,
     wave: tl.tensor,
+    steps: tl.tensor,
     based: tl.constexpr,
+    both: tl.constexpr,
     size: tl.constexpr,
-    steps: tl.constexpr,
 ) -> None:
-    """Go on along the columns, each row one behind the row above; programs are two launches behind."""
+    """Go on along the columns; both ways rows are one column apart, programs two launches."""
     lane = tl.arange(0, size)
     row = tl.program_id(0).to(tl.int64) * size + lane
-    begun = (wave - 2 * tl.program_id(0)) * steps + tl.zeros_like(row)
-    inside = (row < n_rows) & (begun >= 0)
-    rank = tl.arange(0, _RANK)
-    own = row[:, None] * _RANK + rank[None, :]
-    by_row = tl.load(row_gains + own, mask=inside[:, None], other=0).to(tl.int64)
-    downward = tl.load(row_directions + own, mask=inside[:, None], other=0).to(tl.int64)
-    sums = tl.load(along + own, mask=inside[:, None], other=0)
+    inside = row < n_rows
+    rank = tl.arange(0, _RANK)[None, :]
+    row_at = row[:, None] * _RANK + rank
+    sums = tl.zeros((size, _RANK), tl.int64)
+    if both:
+        begun = (wave - 2 * tl.program_id(0)) * steps + tl.zeros_like(row)
+        inside = inside & (begun >= 0)
+        by_row = tl.load(row_gains + row_at, mask=inside[:, None], other=0).to(tl.int64)
+        downward = tl.load(row_directions + row_at, mask=inside[:, None], other=0).to(tl.int64)
+        sums = tl.load(along + row_at, mask=inside[:, None], other=0)
     lead = tl.load(leads + 2 * row, mask=inside, other=0)
     energy = tl.load(leads + 2 * row + 1, mask=inside, other=0)
     for step in range(steps):
-        k = begun + step - lane
-        here = inside & (k >= 0) & (k < n)
+        here, k, column, loaded = inside, step, step * _RANK + rank, rank >= 0
+        if both:
+            k = begun + step - lane
+            here = inside & (k >= 0) & (k < n)
+            column, loaded = k[:, None] * _RANK + rank, here[:, None]
         place = row * n + k
-        column = k[:, None] * _RANK + rank[None, :]
         moved, offset, near, plain = _taken(values, base, integers, place, here, unit, reciprocal, based)
         near = near & here
-        gain = tl.load(gains + column, mask=here[:, None], other=0).to(tl.int64)
-        held = tl.load(down + column, mask=here[:, None], other=0)
+        gain = tl.load(gains + column, mask=loaded, other=0).to(tl.int64)
         of_row = _fed(sums, gain, shift)
-        y, q, error = _rounded(moved, offset, near, of_row + _fed(held, by_row, row_shift), grade)
-        direction = tl.load(directions + column, mask=here[:, None], other=0).to(tl.int64)
+        fed = of_row
+        if both:
+            column_sums = tl.load(down + column, mask=loaded, other=0)
+            fed = of_row + _fed(column_sums, by_row, row_shift)
+        y, q, error = _rounded(moved, offset, near, fed, grade)
+        direction = tl.load(directions + column, mask=loaded, other=0).to(tl.int64)
         sums += error[:, None] * direction
-        passed = tl.where(near, tl.minimum(tl.maximum(error + of_row, -_ERROR), _ERROR), 0)
-        tl.store(down + column, held + passed[:, None] * downward, mask=here[:, None])
-        tl.debug_barrier()  # the next row reads what this one has passed down
+        if both:
+            passed = tl.where(near, tl.minimum(tl.maximum(error + of_row, -_ERROR), _ERROR), 0)
+            tl.store(down + column, column_sums + passed[:, None] * downward, mask=loaded)
+            tl.debug_barrier()  # the next row reads what this one has passed down
         if based:
             beyond, square = _counted(moved, near, y)
             lead += beyond
             energy += square
         tl.store(changes + place, tl.where(near, q.to(tl.float32), plain), mask=here)
-    tl.store(along + own, sums, mask=inside[:, None])
+    if both:
+        tl.store(along + row_at, sums, mask=inside[:, None])
     tl.store(leads + 2 * row, lead, mask=inside)
     tl.store(leads + 2 * row + 1, energy, mask=inside)
 
@@ -208,16 +179,18 @@ def shape_changes(
     leads = torch.zeros(n_rows, 2, dtype=torch.int64, device=device)
     start = values if base is None else base.to(device)
     tensors = (values, start, integers.to(device), *_sides(factors, device))
+    row_sides = tensors[3:5] if by_row is None else _sides(by_row, device)
+    sizes = (0, 0) if by_row is None else (n_rows, n)
+    sums = (torch.zeros(size, RANK, dtype=torch.int64, device=device) for size in sizes)
     numbers = (lattice.unit, lattice.reciprocal, n_rows, n, grade, factors.shift)
-    n_programs, based = triton.cdiv(n_rows, _ROWS), base is not None
-    if by_row is None:
-        _shape[(n_programs,)](*tensors, changes, leads, *numbers, based, _ROWS, enable_fp_fusion=False)
-        return Shaped(changes, *leads.sum(0).tolist())
-    held = (torch.zeros(size, RANK, dtype=torch.int64, device=device) for size in (n_rows, n))
-    both = (*tensors, *_sides(by_row, device), *held, changes, leads, *numbers, by_row.shift)
-    # The last row of a program passes a column in the launch after the one in which its first row did.
-    for wave in range(2 * (n_programs - 1) + triton.cdiv(n + _ROWS - 1, _STEPS)):
-        _shape_both[(n_programs,)](*both, wave, based, _ROWS, _STEPS, enable_fp_fusion=False)
+    everything = (*tensors, *row_sides, *sums, changes, leads, *numbers, by_row.shift if by_row else 0)
+    n_programs, n_waves, steps = triton.cdiv(n_rows, _ROWS), 1, n
+    if by_row is not None:
+        # The last row of a program passes a column in the launch after the one in which its first row did.
+        n_waves, steps = 2 * (n_programs - 1) + triton.cdiv(n + _ROWS - 1, _STEPS), _STEPS
+    flags = (base is not None, by_row is not None, _ROWS)
+    for wave in range(n_waves):
+        _shape[(n_programs,)](*everything, wave, steps, *flags, enable_fp_fusion=False)
     return Shaped(changes, *leads.sum(0).tolist())
 
 

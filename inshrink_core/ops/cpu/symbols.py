@@ -11,8 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from inshrink_core.ops.cpu.compiled import Int64s, UInt8s, UInt32s, compiled
+
+UInt64s = NDArray[np.uint64]
 
 MAX_CODE_BITS = 12
 """Longest Huffman code: a window table of 4096 entries still fits the first-level cache."""
@@ -30,14 +33,27 @@ _NO_LITERAL = 256
 
 _EVENT_BITS = 43
 
-_njit: Any = njit
-_compiled, _inlined = _njit(nogil=True, cache=True), _njit(nogil=True, inline="always")
+_compiled, _inlined = compiled(nogil=True), compiled(nogil=True, inline="always")
 _I64: Any = np.int64
 
 
 @_compiled
-def _code_lengths(counts: NDArray[np.int64], limit: int) -> NDArray[np.int64]:  # pragma: no cover - compiled
-    # Package-merge (Larmore and Hirschberg, 1990).
+def code_lengths(counts: Int64s, limit: int = MAX_CODE_BITS) -> Int64s:  # pragma: no cover - compiled
+    """Return the code length of each symbol of a Huffman code no longer than a limit.
+
+    Parameters
+    ----------
+    counts
+        How often each symbol occurs; at most ``2**limit`` of them positive.
+    limit
+        Longest code allowed, in bits.
+
+    Returns
+    -------
+    ndarray
+        0 where the count is 0, else 1 to `limit`; 1 for a symbol that is the only one. Otherwise the
+        Kraft sum is exactly 1: package-merge (Larmore and Hirschberg, 1990).
+    """
     lengths = np.zeros(counts.size, np.int64)
     used = np.flatnonzero(counts)
     m = used.size
@@ -74,28 +90,8 @@ def _code_lengths(counts: NDArray[np.int64], limit: int) -> NDArray[np.int64]:  
     return lengths
 
 
-def code_lengths(counts: NDArray[np.int64], limit: int = MAX_CODE_BITS) -> NDArray[np.int64]:
-    """Return the code length of each symbol of a Huffman code no longer than a limit.
-
-    Parameters
-    ----------
-    counts
-        How often each symbol occurs; at most ``2**limit`` of them positive.
-    limit
-        Longest code allowed, in bits.
-
-    Returns
-    -------
-    ndarray
-        0 where the count is 0, else 1 to `limit`; 1 for a symbol that is the only one. Otherwise the
-        Kraft sum is exactly 1.
-    """
-    lengths: NDArray[np.int64] = _code_lengths(counts, limit)
-    return lengths
-
-
 @_compiled
-def count_groups(groups: NDArray[np.uint8]) -> NDArray[np.int64]:  # pragma: no cover - compiled
+def count_groups(groups: UInt8s) -> Int64s:  # pragma: no cover - compiled
     """Return how often each byte value occurs, as 256 counts."""
     # Four tables, because a counter that is incremented twice in a row waits for its own store.
     parts = np.zeros((4, 256), np.int64)
@@ -107,14 +103,12 @@ def count_groups(groups: NDArray[np.uint8]) -> NDArray[np.int64]:  # pragma: no 
         parts[3, groups[i + 3]] += 1
     for i in range(n - n % 4, n):
         parts[0, groups[i]] += 1
-    counts: NDArray[np.int64] = parts[0] + parts[1] + parts[2] + parts[3]
+    counts: Int64s = parts[0] + parts[1] + parts[2] + parts[3]
     return counts
 
 
 @_compiled
-def count_pairs(
-    groups: NDArray[np.uint8], symbols: NDArray[np.uint8], stride: int
-) -> NDArray[np.int64]:  # pragma: no cover - compiled
+def count_pairs(groups: UInt8s, symbols: UInt8s, stride: int) -> Int64s:  # pragma: no cover - compiled
     """Return how often each symbol occurs in each group, (256, 256), over every `stride`-th element."""
     counts = np.zeros((256, 256), np.int64)
     for i in range(0, symbols.size, stride):
@@ -123,7 +117,7 @@ def count_pairs(
 
 
 @_compiled
-def _order(groups: NDArray[np.uint8]) -> NDArray[np.int64]:  # pragma: no cover - compiled
+def _order(groups: UInt8s) -> Int64s:  # pragma: no cover - compiled
     """Return the places of elements by group, those of a group ascending."""
     counts = count_groups(groups)
     places, order = np.cumsum(counts) - counts, np.empty(groups.size, np.int64)
@@ -144,13 +138,10 @@ def _run_token(run: int) -> int:  # pragma: no cover - compiled
     return 16 + (exponent - 4) * 4 + ((run >> (exponent - 2)) & 3)
 
 
+@_compiled
 def delta_events(
-    groups: NDArray[np.uint8],
-    symbols: NDArray[np.uint8],
-    bases: NDArray[np.int64],
-    expected: NDArray[np.int64],
-    modulus: int,
-) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+    groups: UInt8s, symbols: UInt8s, bases: Int64s, expected: Int64s, modulus: int
+) -> tuple[UInt32s, Int64s, Int64s]:  # pragma: no cover - compiled
     """Return the events of a chunk, group after group: runs of the expected symbol, each ended by a literal.
 
     Parameters
@@ -174,46 +165,27 @@ def delta_events(
     literal_counts : ndarray of int64, (256, 256)
         How often each literal occurs in each group.
     """
-    order = _order(groups)
-    records = np.empty(symbols.size, np.uint32)
-    counts = np.zeros((256, 96), np.int64), np.zeros((256, 256), np.int64)
-    n = _delta_events(groups[order], symbols[order], bases, expected, modulus, records, *counts)
-    return records[:n], *counts
-
-
-@_compiled
-def _delta_events(
-    groups: NDArray[np.uint8],
-    symbols: NDArray[np.uint8],
-    bases: NDArray[np.int64],
-    expected: NDArray[np.int64],
-    modulus: int,
-    records: NDArray[np.uint32],
-    run_counts: NDArray[np.int64],
-    literal_counts: NDArray[np.int64],
-) -> int:  # pragma: no cover - compiled
-    """Fill in the events of symbols that are sorted by group; return their number."""
+    order, records = _order(groups), np.empty(symbols.size, np.uint32)
+    run_counts, literal_counts = np.zeros((256, 96), np.int64), np.zeros((256, 256), np.int64)
     at, run = 0, 0
-    for i in range(symbols.size):
-        group = groups[i]
+    for i in range(order.size):
+        group, symbol = groups[order[i]], symbols[order[i]]
         literal = _NO_LITERAL
-        if symbols[i] == expected[group]:
+        if symbol == expected[group]:
             run += 1
-            if i + 1 < symbols.size and groups[i + 1] == group:
+            if i + 1 < order.size and groups[order[i + 1]] == group:
                 continue
         else:
-            literal = (bases[group] - symbols[i]) % modulus
+            literal = (bases[group] - symbol) % modulus
             literal_counts[group, literal] += 1
         run_counts[group, _run_token(run)] += 1
         records[at] = run | literal << _LITERAL_SHIFT
         at, run = at + 1, 0
-    return at
+    return records[:at], run_counts, literal_counts
 
 
 @_inlined
-def _put(
-    words: NDArray[np.uint64], position: int, value: int, n_bits: int
-) -> int:  # pragma: no cover - compiled
+def _put(words: UInt64s, position: int, value: int, n_bits: int) -> int:  # pragma: no cover - compiled
     """Write up to 43 bits at a position, of which and beyond all are zero; return the position after them."""
     word, shift = position >> 6, np.uint64(position & 63)
     words[word] |= np.uint64(value) << shift
@@ -222,7 +194,7 @@ def _put(
 
 
 @_inlined
-def _bits_at(words: NDArray[np.uint64], position: int, mask: int) -> int:  # pragma: no cover - compiled
+def _bits_at(words: UInt64s, position: int, mask: int) -> int:  # pragma: no cover - compiled
     """Return the bits of a mask from a position."""
     word, shift = position >> 6, np.uint64(position & 63)
     window = (words[word] >> shift) | ((words[word + 1] << np.uint64(1)) << (np.uint64(63) - shift))
@@ -230,13 +202,10 @@ def _bits_at(words: NDArray[np.uint64], position: int, mask: int) -> int:  # pra
     return bits
 
 
+@_compiled
 def pack_events(
-    records: NDArray[np.uint32],
-    n_events: NDArray[np.int64],
-    tables: NDArray[np.int64],
-    run_codes: NDArray[np.uint32],
-    literal_codes: NDArray[np.uint32],
-) -> tuple[NDArray[np.uint64], int]:
+    records: UInt32s, n_events: Int64s, tables: Int64s, run_codes: UInt32s, literal_codes: UInt32s
+) -> tuple[UInt64s, int]:  # pragma: no cover - compiled
     """Return a bit stream, first bit least significant, of `delta_events`' records; and its length in bits.
 
     Parameters
@@ -251,43 +220,35 @@ def pack_events(
         (tables, 96) and (tables, 257): the code in bits 0-15, its length above; the last literal is none.
     """
     words = np.zeros(records.size * _EVENT_BITS // 64 + 2, np.uint64)
-    return words, _pack_events(records, np.repeat(tables, n_events), run_codes, literal_codes, words)
+    position, end = 0, 0
+    for group in range(n_events.size):
+        table, begin = tables[group], end
+        end += n_events[group]
+        for i in range(begin, end):
+            run = _I64(records[i]) & _RUN_MASK
+            token = _run_token(run)
+            code = _I64(run_codes[table, token])
+            position = _put(words, position, code & 0xFFFF, code >> 16)
+            n_extra = (token - 8) >> 2 if token >= 16 else 0
+            position = _put(words, position, run & ((1 << n_extra) - 1), n_extra)
+            code = _I64(literal_codes[table, records[i] >> _LITERAL_SHIFT])
+            position = _put(words, position, code & 0xFFFF, code >> 16)
+    return words, position
 
 
 @_compiled
-def _pack_events(
-    records: NDArray[np.uint32],
-    tables: NDArray[np.int64],
-    run_codes: NDArray[np.uint32],
-    literal_codes: NDArray[np.uint32],
-    words: NDArray[np.uint64],
-) -> int:  # pragma: no cover - compiled
-    """Write the codes of records; `tables` has a row number for each."""
-    position = 0
-    for i in range(records.size):
-        run = _I64(records[i]) & _RUN_MASK
-        token = _run_token(run)
-        code = _I64(run_codes[tables[i], token])
-        position = _put(words, position, code & 0xFFFF, code >> 16)
-        n_extra = (token - 8) >> 2 if token >= 16 else 0
-        position = _put(words, position, run & ((1 << n_extra) - 1), n_extra)
-        code = _I64(literal_codes[tables[i], records[i] >> _LITERAL_SHIFT])
-        position = _put(words, position, code & 0xFFFF, code >> 16)
-    return position
-
-
 def unpack_events(
-    words: NDArray[np.uint64],
+    words: UInt64s,
     n_bits: int,
-    groups: NDArray[np.uint8],
-    bases: NDArray[np.int64],
-    expected: NDArray[np.int64],
+    groups: UInt8s,
+    bases: Int64s,
+    expected: Int64s,
     modulus: int,
-    tables: NDArray[np.int64],
-    run_windows: NDArray[np.uint32],
-    literal_windows: NDArray[np.uint32],
-    out: NDArray[np.uint8],
-) -> int:
+    tables: Int64s,
+    run_windows: UInt32s,
+    literal_windows: UInt32s,
+    out: UInt8s,
+) -> int:  # pragma: no cover - compiled
     """Decode a chunk of events into symbols and return how many bits they took, or -1 for a bad stream.
 
     Parameters
@@ -311,32 +272,11 @@ def unpack_events(
         Takes the symbols.
     """
     order = _order(groups)
-    sorted_groups, symbols = groups[order], np.empty(groups.size, np.uint8)
-    rules = (bases, expected, modulus, tables, run_windows, literal_windows)
-    taken: int = _unpack_events(words, n_bits, sorted_groups, *rules, symbols)
-    out[order] = symbols
-    return taken
-
-
-@_compiled
-def _unpack_events(
-    words: NDArray[np.uint64],
-    n_bits: int,
-    groups: NDArray[np.uint8],
-    bases: NDArray[np.int64],
-    expected: NDArray[np.int64],
-    modulus: int,
-    tables: NDArray[np.int64],
-    run_windows: NDArray[np.uint32],
-    literal_windows: NDArray[np.uint32],
-    symbols: NDArray[np.uint8],
-) -> int:  # pragma: no cover - compiled
-    """Decode the symbols of sorted groups."""
     run_mask, literal_mask = run_windows.shape[1] - 1, literal_windows.shape[1] - 1
     position, i, stop = 0, 0, 0
-    while i < symbols.size:
-        group = groups[i]
-        while stop < symbols.size and groups[stop] == group:
+    while i < order.size:
+        group = groups[order[i]]
+        while stop < order.size and groups[order[stop]] == group:
             stop += 1
         if position > n_bits:
             return -1
@@ -347,17 +287,19 @@ def _unpack_events(
         position += n_extra
         if run > stop - i:
             return -1
-        symbols[i : i + run] = np.uint8(expected[group] & 255)
+        for k in range(i, i + run):
+            out[order[k]] = np.uint8(expected[group] & 255)
         i += run
         if i < stop:
             entry = _I64(literal_windows[tables[group], _bits_at(words, position, literal_mask)])
             position += entry >> 8
-            symbols[i] = np.uint8((bases[group] - (entry & 255)) % modulus)
+            out[order[i]] = np.uint8((bases[group] - (entry & 255)) % modulus)
             i += 1
     return position if position <= n_bits else -1
 
 
-def pack_symbols(symbols: NDArray[np.uint8], codes: NDArray[np.uint32]) -> tuple[NDArray[np.uint64], int]:
+@_compiled
+def pack_symbols(symbols: UInt8s, codes: UInt32s) -> tuple[UInt64s, int]:  # pragma: no cover - compiled
     """Return the codes of symbols as one bit stream, first bit least significant, and its length in bits.
 
     Parameters
@@ -368,23 +310,16 @@ def pack_symbols(symbols: NDArray[np.uint8], codes: NDArray[np.uint32]) -> tuple
         256 entries: the code in bits 0-15, its length above.
     """
     words = np.zeros(symbols.size * MAX_CODE_BITS // 64 + 2, np.uint64)
-    return words, _pack_symbols(symbols, codes, words)
-
-
-@_compiled
-def _pack_symbols(
-    symbols: NDArray[np.uint8], codes: NDArray[np.uint32], words: NDArray[np.uint64]
-) -> int:  # pragma: no cover - compiled
     position = 0
     for i in range(symbols.size):
         code = _I64(codes[symbols[i]])
         position = _put(words, position, code & 0xFFFF, code >> 16)
-    return position
+    return words, position
 
 
 @_compiled
 def unpack_symbols(
-    words: NDArray[np.uint64], n_bits: int, windows: NDArray[np.uint32], out: NDArray[np.uint8]
+    words: UInt64s, n_bits: int, windows: UInt32s, out: UInt8s
 ) -> int:  # pragma: no cover - compiled
     """Decode symbols and return how many bits they took, or -1 for a bad stream.
 
