@@ -1,10 +1,8 @@
-import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 import inshrink_core
 from inshrink_core.cli import main
@@ -54,32 +52,6 @@ def test_trust_ends_with_any_changed_or_missing_file_and_not_with_the_path(tmp_p
     assert not is_trusted_sample(tmp_path)
 
 
-def test_the_sample_has_a_training_from_its_first_steps_to_convergence():
-    steps = [int(path.stem.removeprefix("step_")) for path in CHECKPOINTS]
-    assert len(steps) >= 20
-    assert {400, 800} < set(steps)
-    assert steps[0] <= 25
-    log = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
-    by_step = {entry["step"]: entry for entry in log}
-    assert set(steps) <= set(by_step)
-    assert by_step[steps[0]]["val_accuracy"] < 0.5
-    assert by_step[steps[-1]]["val_accuracy"] >= 0.97
-
-
-def test_the_sample_takes_at_most_fifteen_megabytes():
-    assert sum(path.stat().st_size for path in RUN.iterdir() if path.is_file()) <= 15_000_000
-
-
-@pytest.mark.parametrize("path", [CHECKPOINTS[0], CHECKPOINTS[-1]], ids=["first", "last"])
-def test_a_checkpoint_holds_everything_a_training_needs(path):
-    state = torch.load(path, weights_only=True)
-    assert set(state) == {"model", "optimizer", "scheduler", "step", "rng"}
-    assert state["step"] == int(path.stem.removeprefix("step_"))
-    assert state["model"]["conv1.weight"].shape == (16, 1, 3, 3)
-    assert all(set(s) == {"step", "exp_avg", "exp_avg_sq"} for s in state["optimizer"]["state"].values())
-    assert sum(tensor.numel() for name, tensor in state["model"].items() if "running" not in name) < 45_000
-
-
 def test_a_search_and_a_comparison_leave_the_sample_as_it_is(tmp_path):
     before = content_of(RUN.parent)
     run, archive = str(RUN), str(tmp_path / "digits.inshrink")
@@ -88,13 +60,13 @@ def test_a_search_and_a_comparison_leave_the_sample_as_it_is(tmp_path):
     assert main(["compress", run, "-o", archive, "--steps", "1700,1800", "--quiet"]) == 0
     assert main(["compare", archive, "--against", run, "--quiet"]) == 0
     assert content_of(RUN.parent) == before
-    kept = results_folder(RUN, make=False)
-    assert kept.is_relative_to(os.environ["XDG_CACHE_HOME"])
-    assert (kept / "search.jsonl").is_file()
-    assert list((kept / "cache").iterdir())
+    remaining = results_folder(RUN, make=False)
+    assert remaining.is_relative_to(os.environ["XDG_CACHE_HOME"])
+    assert (remaining / "search.jsonl").is_file()
+    assert list((remaining / "cache").iterdir())
     # They are found again there.
-    told = inshrink_core.verbs.estimate(inshrink_core.open(RUN), steps=(1700, 1800))
-    assert told.basis == "trials"
+    reported = inshrink_core.verbs.estimate(inshrink_core.open(RUN), steps=(1700, 1800))
+    assert reported.basis == "trials"
 
 
 def test_results_of_a_run_that_cannot_be_written_are_found_until_there_are_ones_of_the_reader(
