@@ -331,11 +331,11 @@ def described(error: BaseException) -> str:
     'ValueError: no batch'
     """
     try:
-        said = str(error)
+        reason = str(error)
     except Exception:  # their code, too
-        said = "it does not say why"
+        reason = "it does not say why"
     # Clipped before too: escaping a megabyte takes a while.
-    return clipped(printable(clipped(f"{type(error).__name__}: {said}", _MOST_SAID)), _MOST_SAID)
+    return clipped(printable(clipped(f"{type(error).__name__}: {reason}", _MOST_SAID)), _MOST_SAID)
 
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)

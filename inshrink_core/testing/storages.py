@@ -236,7 +236,7 @@ class StorageSuite(ABC):
         before = storage.requests
         found = list(storage.ranges([*asked, Range("frames/none", 0, 5), Range("frames/a", 990, 50)]))
         assert storage.requests > before
-        assert found[: len(asked)] == [contents[one.path][one.offset :][: one.nbytes] for one in asked]
+        assert found[: len(asked)] == [contents[step.path][step.offset :][: step.nbytes] for step in asked]
         assert isinstance(found[-2], FileNotFoundError)
         assert found[-1] == b"a" * 10
         assert not storage.ranges([])

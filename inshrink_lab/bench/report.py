@@ -260,7 +260,7 @@ class BenchReport(Report):
     files: tuple[str, ...] = ()
     device: str = "cpu"
 
-    SAYS: ClassVar = "run metric direction optimizer measured resumed seconds device steps rows notes files"
+    KEYS: ClassVar = "run metric direction optimizer measured resumed seconds device steps rows notes files"
 
     @property
     def rows(self) -> tuple[BoundRow, ...]:
