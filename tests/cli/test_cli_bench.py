@@ -26,7 +26,7 @@ def test_rows_have_the_promised_keys_and_out_of_reach_is_null(cli, small_run, tm
     text = cli(*words, "--bounds", "divergence=0.001,drop=9")
     assert text.code == 0
     assert re.search(r"repeat +– +≈\s", text.out)
-    assert re.search(r"uniform:bits=2 +≤ 0.001 nat +– ", text.out)
+    assert re.search(r"uniform:bits=2 +≤ 0.001 nats +– ", text.out)
     assert "3 were there already" in text.out
     assert "previous checkpoint" in text.out
     assert "--optimizer drop" in text.out
