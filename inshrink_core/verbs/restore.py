@@ -167,7 +167,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
         from inshrink_core.execution import default_threads
         from inshrink_core.formats import write_checkpoint
         from inshrink_core.formats.disk import check_names, check_target
-        from inshrink_core.formats.write import LAYOUTS, NO_MATCH, restorable_layout
+        from inshrink_core.formats.write import LAYOUTS, restorable_layout
 
         begun = time.perf_counter()
         if self.layout not in LAYOUTS:
@@ -210,24 +210,22 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             nested = len(every) > 1 and apart
             target = check_target(directory, f"{folders[info]}/file").parent if nested else directory
             order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
-            try:
-                with checkpoint.prefetch(order, threads) as ahead:
-                    paths += write_checkpoint(
-                        ahead,
-                        target,
-                        layout=written,
-                        force=self.force,
-                        keys=keys,
-                        progress=partial(_report, count, checkpoint),
-                        limits=opened.limits,
-                        converted=lambda what: converted.setdefault(what),
-                    )
-            except NotFoundError as error:
-                if error.what == NO_MATCH:
-                    error = NotFoundError(
-                        f"{NO_MATCH} '{self.tensors}'", where=error.where, remedy=error.remedy
-                    )
-                raise error from None
+            if not order and self.tensors is not None:
+                remedy = "`inshrink inspect --tensors` lists them"
+                raise NotFoundError(
+                    f"no tensor matches '{self.tensors}'", where=view.where(info), remedy=remedy
+                )
+            with checkpoint.prefetch(order, threads) as ahead:
+                paths += write_checkpoint(
+                    ahead,
+                    target,
+                    layout=written,
+                    force=self.force,
+                    keys=keys,
+                    progress=partial(_report, count, checkpoint),
+                    limits=opened.limits,
+                    converted=lambda what: converted.setdefault(what),
+                )
         if self.part is not None:
             meet()
             part_ways()
