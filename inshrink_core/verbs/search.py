@@ -51,9 +51,11 @@ _NOTHING_BETTER: Final = (
 )
 
 _BY_STEP: Final = (
-    "settings of their own for each step store more, {ratio} of the weights, than any one configuration that"
-    " was tried: an archive that is written under these bounds has them, a configuration in a file has not"
+    "settings of their own for each step store more than any one configuration that was tried, {ratio} of the"
+    " weights: an archive that is written under these bounds has them{but}"
 )
+
+_IN_FILE: Final = "; {file} holds one configuration for all steps, so it has {best} in their place"
 
 _NOTHING_SAID: Final = (
     "the previous checkpoint, in the place of each one, keeps the bounds at every step: they say nothing,"
@@ -375,7 +377,9 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 output=target,
             )
             if by_step is not None and report.is_best_by_step:
-                note = _BY_STEP.format(ratio=ratio(by_step.ratio_weights))
+                known = "none" if best is None else f"the best of those, {ratio(best.ratio_weights)},"
+                but = "" if target is None else _IN_FILE.format(file=target.name, best=known)
+                note = _BY_STEP.format(ratio=ratio(by_step.ratio_weights), but=but)
                 report = replace(report, notes=(*report.notes, note))
         document = report.to_json()
         if target is not None:

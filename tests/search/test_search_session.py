@@ -25,6 +25,7 @@ from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import known_trials
 from inshrink_core.search.space import Candidate
 from inshrink_core.search.trials import Measurer
+from inshrink_core.text import ratio
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate
 from inshrink_core.verbs.restore import restore
@@ -290,8 +291,11 @@ def test_a_search_that_settings_by_step_win_says_that_its_file_does_not_hold_the
     target = tmp_path / "s.json"
     found = search(run, max_divergence=1e-3, output=target)
     document = json.loads(target.read_text())
-    assert any("each step" in note for note in document["notes"])
+    (note,) = [note for note in document["notes"] if "each step" in note]
+    best = f"the best of those, {ratio(found.best.ratio_weights)},"
+    assert f"s.json holds one configuration for all steps, so it has {best} in their place" in note
     assert "--config" not in shown(found)
+    assert "s.json" not in search(run, max_divergence=1e-3).notes[-1]
     target.write_text(json.dumps(document | {"best": None}))
     with pytest.raises(ConfigError, match="give compress the bounds"):
         read_config_file(target)
