@@ -21,7 +21,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from inshrink_core.report import Report
 from inshrink_core.request import Request
-from inshrink_core.verbs import EvaluatorReport, WatchReport
+from inshrink_core.verbs.evaluate import EvaluatorReport
+from inshrink_core.verbs.modes.watch import WatchReport
 from inshrink_lab.losing import PartialRehearsal
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -80,7 +81,7 @@ def _paths(cls: type[Report]) -> dict[str, str]:
     """Return the keys of a report's document, each with the attribute it shows; "" where it is computed."""
     owner = next((item for item in cls.__mro__ if "_document" in vars(item)), Report)
     if owner is Report:
-        return cls.said()
+        return cls.document_paths()
     tree = ast.parse(textwrap.dedent(inspect.getsource(vars(owner)["_document"])))
     paths = {}
     for node in ast.walk(tree):
@@ -178,7 +179,7 @@ def document_schema(request: type[Request[Any]], verb: str, text: str) -> Schema
     for report in reports:
         keys = keys_of(report) or {}
         # Of a document that is not its report's fields, the page alone says what it always has.
-        computed = {"SAYS", "_document"} & vars(report).keys()
+        computed = {"KEYS", "_document"} & vars(report).keys()
         chosen = bool(computed) or any(item.metadata for item in fields(report))
         certain = chosen or "to_json" not in vars(report)
         required.append(set(keys) if certain else set())

@@ -474,14 +474,14 @@ class Unseen:
             outside = layout.nbytes - sum(region.nbytes for region in layout.regions)
             nbytes, total = nbytes + outside, total + layout.nbytes
             files[layout.path] = max(outside, files.get(layout.path, 0))
-        most = sorted(files.items(), key=lambda one: (-one[1], one[0]))[:_MOST_UNSEEN]
+        most = sorted(files.items(), key=lambda file: (-file[1], file[0]))[:_MOST_UNSEEN]
         share = nbytes / total if total else 0.0
-        return cls(nbytes, share, tuple(UnseenFile(*one) for one in most if one[1]))
+        return cls(nbytes, share, tuple(UnseenFile(*item) for item in most if item[1]))
 
     @property
     def text(self) -> str:
         """A line, where it is much: more than a hundredth of all, and a large file; else nothing."""
-        large = [f"{clipped(one.path)} ({size(one.bytes)})" for one in self.files if one.bytes >= _LARGE]
+        large = [f"{clipped(file.path)} ({size(file.bytes)})" for file in self.files if file.bytes >= _LARGE]
         if not large or self.share < 0.01:
             return ""
         share = f"{percent(self.share)} of the bytes ({size(self.bytes)})"
@@ -719,8 +719,8 @@ class Checkpoint(Mapping[str, "Tensor"]):
         What an average lacks, as most lack buffers, is the averaged model's.
         """
         keys = self._chosen_keys(which)
-        held = set(keys.values())
-        specs = [spec for spec in self.specs if spec.key in held]
+        keys_of_model = set(keys.values())
+        specs = [spec for spec in self.specs if spec.key in keys_of_model]
         with self.prefetch(specs):
             tensors = {spec.key: self.source.read(spec) for spec in specs}
         return {name: tensors[key] for name, key in keys.items()}

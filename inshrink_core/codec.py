@@ -88,9 +88,9 @@ class Knob:
         """Whether one value makes smaller frames than another."""
         return value > other if self.values[-1] > self.values[0] else value < other
 
-    def between(self, one: float, other: float) -> float:
+    def between(self, value: float, other: float) -> float:
         """Return the geometric middle of two values, to three digits or to a whole number."""
-        middle = math.sqrt(one * other)
+        middle = math.sqrt(value * other)
         return round(middle) if self.whole else float(f"{middle:.3g}")
 
 
@@ -313,7 +313,7 @@ class TensorInput:
 
     def companion(self, *roles: TensorRole, sampled: bool = False) -> Tensor | None:
         """Return the tensor of this parameter in the first of some roles that is known, or its sample."""
-        found = next((one for role in roles if (one := self._companions.get(role)) is not None), None)
+        found = next((item for role in roles if (item := self._companions.get(role)) is not None), None)
         return _sample(found) if sampled and found is not None else found
 
 
@@ -764,8 +764,8 @@ def make_codec(name: str, settings: Mapping[str, Any] | AnyCodec | None) -> AnyC
         if not isinstance(settings, kind):
             raise ConfigError(f"a {type(settings).__name__} does not configure the codec '{name}'")
         return settings
-    known = [one.name for one in dataclasses.fields(kind)]
-    settings = dict(one for one in (settings or {}).items() if one not in kind.constants.items())
+    known = [field.name for field in dataclasses.fields(kind)]
+    settings = dict(item for item in (settings or {}).items() if item not in kind.constants.items())
     for setting in settings:
         if setting not in known:
             raise ConfigError(

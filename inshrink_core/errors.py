@@ -279,9 +279,9 @@ class RottenError(DamagedError):
         found: str = "",
     ) -> None:
         self.path, self.offset, self.tensors = path, offset, tensors
-        held = f", which holds {named(tensors)}" if tensors else ""
+        holds = f", which holds {named(tensors)}" if tensors else ""
         super().__init__(
-            f"{what}, at offset {offset}{held}",
+            f"{what}, at offset {offset}{holds}",
             where=str(path),
             expected=expected,
             found=found,

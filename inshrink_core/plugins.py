@@ -33,7 +33,7 @@ def plugin(group: str, name: str) -> EntryPoint | None:
     >>> plugin("inshrink.codecs", "lattice").attr, plugin("inshrink.codecs", "none")
     ('LatticeCodec', None)
     """
-    return _own(group).get(name) or plugins(group).get(name)
+    return _bundled(group).get(name) or plugins(group).get(name)
 
 
 @functools.cache
@@ -56,11 +56,11 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
     (True, True)
     """
     found = {point.name: point for point in entry_points(group=group)}
-    return _own(group) | {name: found[name] for name in sorted(found.keys() - _own(group).keys())}
+    return _bundled(group) | {name: found[name] for name in sorted(found.keys() - _bundled(group).keys())}
 
 
 @functools.cache
-def _own(group: str) -> dict[str, EntryPoint]:
+def _bundled(group: str) -> dict[str, EntryPoint]:
     """Return the project's own entry points of a group, by name."""
     points: list[EntryPoint] = []
     with contextlib.suppress(PackageNotFoundError):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from enum import Enum
 from functools import partial, reduce
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
@@ -63,7 +65,7 @@ def plain_value(value: Any, *, strict: bool = False) -> Any:
 
 def _without_nan(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without_nan(one) for one in value]
+        return [_without_nan(item) for item in value]
     return None if value != value else value
 
 
@@ -98,21 +100,37 @@ Part = tuple[str, str] | str | Table
 
 
 _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
-    "bytes": text.size,
+    **dict.fromkeys(("bytes", "disk", "memory", "nbytes"), text.size),
     "cost": text.percent,
     "divergence": text.nats,
     "drop": text.percent,
     "error": text.error_size,
     "mb": text.rate,
+    "measured": lambda at: time.strftime("%Y-%m-%d %H:%M; --again measures anew", time.localtime(at)),
     "ratio": text.ratio,
     "seconds": text.duration,
     "step": str,
 }
 """How numbers are written, by a word of their key."""
 
+_NAMES: Final = {
+    "base": "base model",
+    "fates": "files of tensors",
+    "max_divergence": "max divergence, nats",
+    "mb_per_s": "speed",
+    "n_parameters": "parameters",
+    "originals": "checksums of the originals",
+    "ratio_total": "ratio of everything",
+    "ratio_weights": "ratio of the weights",
+    "seconds": "time",
+}
+"""What people read for a key, where that is not the key with spaces."""
 
 _MOST_ROWS: Final = 40
+_MOST_LINES: Final = 20
 _MOST_WORDS: Final = 20
+_MOST_PAIRS: Final = 8
+_REASONS: Final = {"what", "reason"}
 
 
 def value_text(key: str, value: Any) -> str:
@@ -131,42 +149,63 @@ def value_text(key: str, value: Any) -> str:
         default = text.count if isinstance(value, int) else text.plain
         return next((_FORMATS[word] for word in key.split("_") if word in _FORMATS), default)(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {value_text(name, one)}" for name, one in value.items())
+        pairs = {name.replace("_", " "): value_text(name, item) for name, item in value.items()}
+        return ", ".join(f"{name} {shown}" for name, shown in pairs.items() if shown)
     if isinstance(value, list):
-        if all(type(one) is int for one in value):
+        if all(type(item) is int for item in value):
             return text.steps_in_short(value)
         rest = [f"… {len(value) - _MOST_WORDS:,} more"] if len(value) > _MOST_WORDS else []
-        return ", ".join([*(value_text(key, one) for one in value[:_MOST_WORDS]), *rest])
+        return ", ".join([*(value_text(key, item) for item in value[:_MOST_WORDS]), *rest])
     return str(value)
 
 
+def parts_of(key: str, value: Any, most: int | None = _MOST_ROWS) -> Iterator[Part]:
+    """Yield a value of a document for people: a fact, a table of records, or a line for each reason."""
+    name = _NAMES.get(key, key.replace("_", " "))
+    rows = value if isinstance(value, list) else []
+    if isinstance(value, Mapping) and value and all(isinstance(row, Mapping) for row in value.values()):
+        rows = [{name: label, **row} for label, row in value.items()]
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        if isinstance(value, Mapping) and len(value) > _MOST_PAIRS and "text" not in value:
+            yield Table({name: None, "": partial(value_text, key)}, list(value.items()), most=_MOST_ROWS)
+            return
+        if shown := value_text(key, value.get("text", value) if isinstance(value, Mapping) else value):
+            yield name, shown
+    elif _REASONS & rows[0].keys():
+        for row in rows[:_MOST_LINES]:
+            words = (f"step {value}" if key == "step" else value for key, value in row.items())
+            yield ": ".join([name, *(word for word in words if isinstance(word, str) and word)])
+        if len(rows) > _MOST_LINES:
+            yield f"… {len(rows) - _MOST_LINES:,} more"
+    else:
+        keys = dict.fromkeys(key for row in rows for key in row)
+        texts = {key for row in rows for key in keys if isinstance(row.get(key), str)}
+        columns = {key.replace("_", " "): None if key in texts else partial(value_text, key) for key in keys}
+        cells = [["" if row.get(key) is None else row[key] for key in keys] for row in rows]
+        yield Table(columns, cells, title="" if name in keys else name, most=most)
+
+
 class Report:
-    """A frozen dataclass that is a JSON document: of fields, of what it `SAYS`, or what `_document` makes."""
+    """A frozen dataclass that is a JSON document: of fields, of what it `KEYS`, or what `_document` makes."""
 
     __slots__ = ()
 
-    SAYS: ClassVar[str] = ""
+    KEYS: ClassVar[str] = ""
     """Keys of the document, where they are not the fields: attributes, or ``key=path.of.attribute``.
 
     A path goes through the items of a tuple, and ends at None.
     """
 
+    SHOWS: ClassVar[str] = ""
+    """What people read, in order: keys of the document, or ``name=path.of.attribute``; by default all."""
+
     def shown(self) -> Iterator[Part]:
-        """Yield the facts, lines and tables that people read, in order; by default the document's values."""
-        for key, value in self.to_json().items():
-            name, rows = key.replace("_", " "), value if isinstance(value, list) else ()
-            if rows and all(isinstance(row, dict) for row in rows):
-                texts = {one for row in rows for one in row if isinstance(row[one], str)}
-                keys = {one: one.replace("_", " ") for one in rows[0]}
-                columns = {
-                    head: None if one in texts else partial(value_text, one) for one, head in keys.items()
-                }
-                cells = [["" if row.get(one) is None else row[one] for one in keys] for row in rows]
-                yield Table(columns, cells, title=name, most=_MOST_ROWS)
-            elif value and isinstance(value, dict) and "text" not in value:
-                yield Table({name: None, "": partial(value_text, key)}, list(value.items()))
-            else:
-                yield name, value_text(key, value["text"] if isinstance(value, dict) and value else value)
+        """Yield the facts, lines and tables that people read, in order."""
+        document = self.to_json()
+        for word in self.SHOWS.split() or document:
+            key, _, path = word.partition("=")
+            value = plain_value(self._at(path)) if path else document.get(key)
+            yield from parts_of(key, value)
         yield from self.remarks()
 
     def remarks(self) -> Iterator[str]:
@@ -183,22 +222,25 @@ class Report:
 
     def _document(self) -> dict[str, Any]:
         """Return the values of the document in their order."""
-        return {key: reduce(_attribute, path.split("."), self) for key, path in self.said().items()}
+        return {key: self._at(path) for key, path in self.document_paths().items()}
+
+    def _at(self, path: str) -> Any:
+        return reduce(_attribute, path.split("."), self)
 
     @classmethod
-    def said(cls) -> dict[str, str]:
+    def document_paths(cls) -> dict[str, str]:
         """Return the keys of the document, each with the path of the attribute that it shows."""
-        if not cls.SAYS:
-            own: tuple[Field[Any], ...] = fields(cls) if is_dataclass(cls) else ()
-            return {field.name: field.name for field in own if not field.metadata.get("unsaid")}
-        pairs = (word.partition("=") for word in cls.SAYS.split())
+        if not cls.KEYS:
+            known: tuple[Field[Any], ...] = fields(cls) if is_dataclass(cls) else ()
+            return {field.name: field.name for field in known if not field.metadata.get("unsaid")}
+        pairs = (word.partition("=") for word in cls.KEYS.split())
         return {key: path or key for key, _, path in pairs}
 
 
 def _attribute(value: Any, name: str) -> Any:
     if value is None or hasattr(value, name):
         return getattr(value, name, None)
-    return [_attribute(one, name) for one in value]
+    return [_attribute(item, name) for item in value]
 
 
 def show_parts(console: Console, parts: Iterable[Part]) -> None:
@@ -211,19 +253,19 @@ def show_parts(console: Console, parts: Iterable[Part]) -> None:
             console.print()
         before = kind
         if kind is tuple:
-            rows = [one for one in group if isinstance(one, tuple) and not isinstance(one, Table) and one[1]]
-            width = max((len(name) for name, _ in rows), default=0)
-            for name, value in rows:
+            facts = [item for item in group if isinstance(item, tuple) and not isinstance(item, Table)]
+            width = max((len(name) for name, value in facts if value), default=0)
+            for name, value in filter(itemgetter(1), facts):
                 line = Text.assemble((printable(name).ljust(width), "dim"), f"  {printable(value)}")
                 console.print(line, soft_wrap=True)
             continue
-        for at, one in enumerate(group):
-            if isinstance(one, Table) and at:
+        for at, item in enumerate(group):
+            if isinstance(item, Table) and at:
                 console.print()
-            if isinstance(one, Table) and one.title:
-                console.print(Text(printable(one.title), "bold"), soft_wrap=True)
+            if isinstance(item, Table) and item.title:
+                console.print(Text(printable(item.title), "bold"), soft_wrap=True)
             console.print(
-                drawn(one) if isinstance(one, Table) else printable(str(one)), soft_wrap=kind is str
+                drawn(item) if isinstance(item, Table) else printable(str(item)), soft_wrap=kind is str
             )
 
 
@@ -244,7 +286,7 @@ def drawn(table: Table) -> RichTable:
         if at in shown and form is None:
             made.add_column(Text(heading), overflow="fold")
         elif at in shown:
-            made.add_column(Text(heading), justify="right", no_wrap=True)
+            made.add_column(Text(heading.replace(" ", "\n")), justify="right", no_wrap=True)
     for row in rows:
         made.add_row(*(row[at] for at in shown))
     return made

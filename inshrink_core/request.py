@@ -258,10 +258,12 @@ def _words(field: Option, value: Any) -> list[str]:
         return [name if value else field.off]
     if isinstance(value, Mapping):
         name = "--set"
-        values = [f"{key}={one if isinstance(one, str) else json.dumps(one)}" for key, one in value.items()]
+        values = [
+            f"{key}={item if isinstance(item, str) else json.dumps(item)}" for key, item in value.items()
+        ]
     elif isinstance(value, list) and not many:
         return [name, *map(str, value)]
-    elif many and all(type(one) is int for one in values):
+    elif many and all(type(item) is int for item in values):
         values = [",".join(map(str, values))]
     pairs = ([f"{name}={text}"] if text.startswith("-") else [name, text] for text in map(str, values))
     return [word for pair in pairs for word in pair]
@@ -274,13 +276,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if hasattr(value, "settings"):
         return _plain(value.settings())
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if not isinstance(value, str) and isinstance(value, Iterable):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value
 
 
@@ -297,8 +299,8 @@ def fields_of(request: type) -> tuple[Option, ...]:
 
 
 def _every_field(request: type) -> tuple[Option, ...]:
-    owners = [one for one in request.__mro__ if dataclasses.is_dataclass(one)]
-    place = {name: i for i, one in enumerate(owners) for name in inspect.get_annotations(one)}
+    owners = [item for item in request.__mro__ if dataclasses.is_dataclass(item)]
+    place = {name: i for i, item in enumerate(owners) for name in inspect.get_annotations(item)}
     hints, texts, found = get_type_hints(request, include_extras=True), dict[str, str](), []
     for owner in reversed(owners):
         names: list[str] = []
@@ -309,7 +311,7 @@ def _every_field(request: type) -> tuple[Option, ...]:
             else:
                 texts |= {name: f"{texts[name]} {line.strip()}".strip() for name in names}
     for field in sorted(
-        dataclasses.fields(request), key=lambda one: (one.kw_only, one.kw_only and place[one.name])
+        dataclasses.fields(request), key=lambda item: (item.kw_only, item.kw_only and place[item.name])
     ):
         hint = hints[field.name]
         hint, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
@@ -334,7 +336,7 @@ _known_fields: Callable[[type], tuple[Option, ...]] = cache(_every_field)
 def _docstring(request: type) -> str:
     """Return a request's docstring, with the parameters of all its groups."""
     sections = _sections(request)
-    sections["Parameters"] = "\n".join(f"{one.name}\n    {one.text}" for one in _known_fields(request))
+    sections["Parameters"] = "\n".join(f"{field.name}\n    {field.text}" for field in _known_fields(request))
     head = sections.pop("")
     return "\n\n".join([head, *(f"{name}\n{'-' * len(name)}\n{body}" for name, body in sections.items())])
 
@@ -487,8 +489,8 @@ def request_from_json(document: Any, where: str = "") -> Request[Any]:
         try:
             hint = fields[name].type
             value = math.inf if value == "inf" and float in (hint, *get_args(hint)) else value
-            one = msgspec.convert(value, hint)
-            read[name] = tuple(one) if isinstance(one, list) else one
+            converted = msgspec.convert(value, hint)
+            read[name] = tuple(converted) if isinstance(converted, list) else converted
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise refuse(f"{verb}: {name} is of another type: {_short(str(error))}") from error
     for name, field in fields.items():

@@ -109,7 +109,7 @@ def metrics_of(policy: Retention | None, given: Mapping[str, Any] | None) -> dic
     found: dict[str, float] = {}
     if policy is None or given is None:
         return found
-    for metric in {one.metric for one in policy.best} & given.keys():
+    for metric in {item.metric for item in policy.best} & given.keys():
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
             found[metric] = float(given[metric])
     return found

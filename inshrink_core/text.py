@@ -202,6 +202,17 @@ def percentage(value: float) -> str:
     return f"{_three_digits(value)} %" if value else "0 %"
 
 
+def limit_text(figure: str, limit: float) -> str:
+    """Return a bound of a figure: a divergence in nats, others as a share.
+
+    Examples
+    --------
+    >>> limit_text("drop", 0.01), limit_text("divergence", 0.003)
+    ('≤ 1.00 %', '≤ 0.003 nats')
+    """
+    return f"≤ {limit:g} nats" if figure == "divergence" else f"≤ {percentage(limit)}"
+
+
 def exponential(value: float, digits: int = 3) -> str:
     """Return a number in powers of ten.
 
@@ -331,11 +342,11 @@ def described(error: BaseException) -> str:
     'ValueError: no batch'
     """
     try:
-        said = str(error)
+        reason = str(error)
     except Exception:  # their code, too
-        said = "it does not say why"
+        reason = "it does not say why"
     # Clipped before too: escaping a megabyte takes a while.
-    return clipped(printable(clipped(f"{type(error).__name__}: {said}", _MOST_SAID)), _MOST_SAID)
+    return clipped(printable(clipped(f"{type(error).__name__}: {reason}", _MOST_SAID)), _MOST_SAID)
 
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)

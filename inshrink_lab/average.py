@@ -132,7 +132,7 @@ class AverageReport(Report):
     seconds: float = 0.0
     device: str = "cpu"
 
-    SAYS: ClassVar = (
+    KEYS: ClassVar = (
         "source files=paths weights steps coefficients metric direction judged n_candidates n_averaged "
         "from_last seconds device"
     )

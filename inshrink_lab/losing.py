@@ -104,7 +104,7 @@ class PartialRehearsal(Report):
     archive_bytes: int
     failures: tuple[PartialFailure, ...]
 
-    SAYS: ClassVar = (
+    KEYS: ClassVar = (
         "task metric direction codec config optimizer lose budget device archive_bytes failures whole "
         "partial chance fewer fewer_beyond_chance fewer_by_seed"
     )

@@ -17,14 +17,13 @@ from inshrink_core.execution import ResultStore, resolve_device
 from inshrink_core.execution.progress import Progress
 from inshrink_core.metrics import Direction, drop, ratio
 from inshrink_core.plugins import plugin
-from inshrink_core.report import Part, Report, Table
+from inshrink_core.report import Part, Report, Table, parts_of
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.space import space_of
 from inshrink_core.text import duration, percent, plain, size, steps_in_short
 from inshrink_core.text import ratio as ratio_text
 from inshrink_core.verbs.shared.groups import Bounding, PathLike, Writing
-from inshrink_core.verbs.shared.showing import promised_facts
 from inshrink_lab.results import TrainingResult, parse_training
 from inshrink_lab.tasks.task import find_task
 
@@ -344,7 +343,7 @@ class Rehearsal(Report):
     perturbed: tuple[TrainingResult, ...] = ()
     device: str = "cpu"
 
-    SAYS: ClassVar = (
+    KEYS: ClassVar = (
         "task metric direction codec config optimizer steps=n_steps saves=n_saves restored_at seeds "
         "uninterrupted=finals restored=restored_finals excesses excess excess_half_width chance "
         "beyond_chance beyond_chance_half_width noise ratio_weights ratio_total raw_bytes archive_bytes "
@@ -474,7 +473,9 @@ class Rehearsal(Report):
         sizes = f"{size(self.raw_bytes)} in {size(self.archive_bytes)}"
         yield "ratio of everything", f"{ratio_text(self.ratio_total)}  ({sizes})"
         yield "ratio of the weights", ratio_text(self.ratio_weights)
-        yield from promised_facts(self.to_json())
+        document = self.to_json()
+        for key in ("bounds", "max_drop", "max_divergence", "max_restore_cost", "evaluations"):
+            yield from parts_of(key, document.get(key))
         restored = f"{duration(self.restored_seconds)} restored, {duration(self.save_seconds)} of it saving"
         yield "time", f"{duration(self.train_seconds)} uninterrupted, {restored} (on {self.device})"
 

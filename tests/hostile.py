@@ -11,34 +11,13 @@ __all__ = ["BEFORE_US", "executed", "lay_traps"]
 BEFORE_US = frozenset({*sys.stdlib_module_names, "inshrink_core", "sitecustomize", "usercustomize"})
 """What ``python -m`` takes from the working directory before our first line: nobody can help these."""
 
-_THIRD_PARTY = (
-    *(
-        "numpy",
-        "torch",
-        "numba",
-        "llvmlite",
-        "zstandard",
-        "safetensors",
-        "msgpack",
-        "msgspec",
-        "google_crc32c",
-        "cyclopts",
-    ),
-    *("click", "rich", "streamlit", "plotly", "pandas", "starlette", "uvicorn", "anyio", "yaml", "pyarrow"),
-    *("sklearn", "scipy", "triton", "fsspec", "transformers", "matplotlib", "dotenv", "watchdog", "toml"),
-    *("altair", "tornado", "PIL", "requests", "jinja2", "httptools", "uvloop", "websockets", "protobuf"),
-    *("google", "psutil", "cuda", "usercustomize", "sitecustomize", "conftest", "setup", "main", "app"),
-    *(
-        "inshrink_app",
-        "inshrink_lab",
-        "inshrink_samples",
-        "sample_checkpoints",
-        "evaluator",
-        "comparison",
-        "child",
-        "worker",
-    ),
-)
+_THIRD_PARTY = """
+numpy torch numba llvmlite zstandard safetensors msgpack msgspec google_crc32c cyclopts click rich streamlit
+plotly pandas starlette uvicorn anyio yaml pyarrow sklearn scipy triton fsspec transformers matplotlib dotenv
+watchdog toml altair tornado PIL requests jinja2 httptools uvloop websockets protobuf google psutil cuda
+usercustomize sitecustomize conftest setup main app inshrink_app inshrink_lab inshrink_samples
+sample_checkpoints evaluator comparison child worker
+"""
 
 
 def lay_traps(folder: Path, traces: Path, *, spare: frozenset[str] = frozenset()) -> None:
@@ -54,7 +33,7 @@ def lay_traps(folder: Path, traces: Path, *, spare: frozenset[str] = frozenset()
         Names that are left alone.
     """
     traces.mkdir(exist_ok=True)
-    names = {*_THIRD_PARTY, *sys.stdlib_module_names, "inshrink_core"} - spare
+    names = {*_THIRD_PARTY.split(), *sys.stdlib_module_names, "inshrink_core"} - spare
     for name in sorted(names):
         code = f"open({str(traces / name)!r}, 'w').close()\n"
         if name in ("torch", "numpy", "inshrink_app", "inshrink_core", "inshrink_lab", "google", "streamlit"):

@@ -17,28 +17,28 @@ def until(condition: Callable[[], Any], seconds: float = 200) -> Any:
     return found
 
 
-def aborted_at_exit(said: str) -> bool:
+def aborted_at_exit(output: str) -> bool:
     """Whether a rank has said that gloo's threads aborted it as Python ended (pytorch/pytorch#190489)."""
-    return "terminate called without an active exception" in said
+    return "terminate called without an active exception" in output
 
 
 def descendants(pid: int) -> dict[int, str]:
     """Return the processes that a process has started, and those that they have, by their command lines."""
     parents: dict[int, int] = {}
     found: dict[int, str] = {}
-    for one in Path("/proc").iterdir():
+    for item in Path("/proc").iterdir():
         try:
-            stat = (one / "stat").read_text()
-            parents[int(one.name)] = int(stat.rpartition(") ")[2].split()[1])
+            stat = (item / "stat").read_text()
+            parents[int(item.name)] = int(stat.rpartition(") ")[2].split()[1])
         except (OSError, ValueError):
             continue
-    for one in parents:
-        above = one
+    for parent in parents:
+        above = parent
         while above in parents and above != pid:
             above = parents[above]
-        if above == pid and one != pid:
+        if above == pid and parent != pid:
             try:
-                found[one] = Path(f"/proc/{one}/cmdline").read_text().replace("\0", " ")
+                found[parent] = Path(f"/proc/{parent}/cmdline").read_text().replace("\0", " ")
             except OSError:
                 continue
     return found

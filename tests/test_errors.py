@@ -22,12 +22,6 @@ def test_a_message_fits_a_screen_whatever_it_quotes(error):
     assert "…" in str(error)
 
 
-def test_a_clipped_message_keeps_both_ends():
-    error = InputError(f"there is no codec '{FLOOD}'; it has: lattice, qd")
-    assert str(error).startswith("there is no codec 'nnn")
-    assert str(error).endswith("it has: lattice, qd")
-
-
 def test_a_message_of_usual_length_is_as_it_was():
     error = DamagedError("w", where="p" * 1000, expected="1", found="2", remedy="r")
     assert str(error) == f"{'p' * 1000}: w (expected 1, found 2); r"

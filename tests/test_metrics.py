@@ -7,12 +7,10 @@ import torch
 from inshrink_core.errors import InputError
 from inshrink_core.metrics import (
     Direction,
-    bits_per_parameter,
     divergence,
     drop,
     known_direction,
     output_error,
-    ratio,
     tensor_error,
 )
 
@@ -22,16 +20,6 @@ LOG_HALF = math.log(0.5)
 def log_softmax(seed, n=7, classes=5, scale=1.0):
     logits = torch.randn(n, classes, generator=torch.Generator().manual_seed(seed)) * scale
     return torch.log_softmax(logits, dim=1)
-
-
-def test_ratio_is_raw_over_stored_and_unknown_where_nothing_is_stored():
-    assert ratio(1200, 100) == 12.0
-    assert ratio(1200, 0) is None
-
-
-def test_bits_per_parameter_counts_eight_bits_a_byte():
-    assert bits_per_parameter(500, 1000) == 4.0
-    assert bits_per_parameter(500, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -70,13 +58,6 @@ def test_well_known_metrics_have_a_direction_and_others_are_not_guessed(name, di
     assert known_direction(name) == direction
 
 
-def test_divergence_of_a_two_class_example_is_its_closed_form():
-    original = np.array([[LOG_HALF, LOG_HALF]])
-    restored = np.log([[0.25, 0.75]])
-    # 0.5 ln(0.5/0.25) + 0.5 ln(0.5/0.75)
-    assert divergence(original, restored) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
-
-
 def test_divergence_of_equal_predictions_is_exactly_zero():
     rows = log_softmax(0, scale=30)
     assert divergence(rows, rows.clone()) == 0.0
@@ -90,14 +71,9 @@ def test_divergence_is_the_mean_over_rows_and_matches_torch():
 
 def test_divergence_over_many_chunks_is_that_of_one(monkeypatch):
     first, second = log_softmax(1), log_softmax(2)
-    whole = divergence(first, second)
+    entire = divergence(first, second)
     monkeypatch.setattr("inshrink_core.metrics.CHUNK_ELEMENTS", 10)
-    assert divergence(first, second) == pytest.approx(whole, rel=1e-12)
-
-
-def test_divergence_accepts_bfloat16_rounding():
-    first, second = log_softmax(1).bfloat16(), log_softmax(1)
-    assert 0 <= divergence(first, second) < 1e-4
+    assert divergence(first, second) == pytest.approx(entire, rel=1e-12)
 
 
 def test_a_zero_probability_in_the_original_adds_nothing():

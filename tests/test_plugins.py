@@ -37,10 +37,6 @@ def test_what_comes_with_the_project_is_found_without_a_scan(unscanned, group, n
     assert callable(point.load())
 
 
-def test_a_name_that_is_nobodys_is_none():
-    assert plugins.plugin("inshrink.codecs", "none-such") is None
-
-
 def test_registered_verbs_are_called_from_python_under_their_names():
     for name in ("average", "bench", "rehearse"):
         assert getattr(inshrink_core.verbs, name) is getattr(inshrink_lab, name)
@@ -93,9 +89,9 @@ def test_a_verb_that_was_interrupted_says_what_it_leaves_behind(registered, caps
 )
 def test_a_verb_that_cannot_be_loaded_says_so_and_harms_no_other(registered, capsys, verb, why):
     assert application.main(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert "pet         Pet somebody." in told
-    assert f"{verb:<11} Cannot be loaded." in told
+    reported = capsys.readouterr().out
+    assert "pet         Pet somebody." in reported
+    assert f"{verb:<11} Cannot be loaded." in reported
     assert application.main([verb]) == 2
     error = capsys.readouterr().err
     assert f"the verb '{verb}' {why}" in error

@@ -67,15 +67,6 @@ def test_importing_the_package_and_opening_a_run_imports_neither_torch_nor_numba
     assert done.stdout.strip() == "[]"
 
 
-def test_the_help_of_the_command_imports_no_torch():
-    script = (
-        "import sys; from inshrink_core.cli import main; main(['--help']);"
-        "print([m for m in ('torch', 'numba') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = inshrink_core.no_such_name

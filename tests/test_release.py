@@ -4,8 +4,6 @@ import importlib.util
 import tomllib
 from pathlib import Path
 
-import inshrink_core
-
 ROOT = Path(__file__).parents[1]
 _spec = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
 release = importlib.util.module_from_spec(_spec)
@@ -19,7 +17,7 @@ def test_a_version_that_is_new_and_dated_may_be_released():
 
 
 def test_what_keeps_a_version_from_being_released_is_said():
-    for number, changelog, tags, changed, said in [
+    for number, changelog, tags, changed, output in [
         ("1.2", DATED, set(), "", "no MAJOR.MINOR.PATCH"),
         ("1.3.0", DATED, set(), "", "expected '1.3.0 (YYYY-MM-DD)'"),
         (
@@ -33,11 +31,7 @@ def test_what_keeps_a_version_from_being_released_is_said():
         ("1.2.0", DATED, set(), " M README.md", "M README.md"),
     ]:
         found = release.problems(number, changelog, tags, changed)
-        assert any(said in one for one in found), (said, found)
-
-
-def test_the_version_is_the_one_that_the_package_says():
-    assert release.version() == inshrink_core.__version__
+        assert any(output in row for row in found), (output, found)
 
 
 def test_a_release_is_tried_with_the_commands_that_readme_begins_with():

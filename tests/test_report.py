@@ -26,7 +26,7 @@ class _Whole(Report):
     def _document(self) -> dict[str, Any]:
         return {
             "file": self.path,
-            "names": [one.name for one in self.parts],
+            "names": [part.name for part in self.parts],
             "last": None if self.last is None else self.last.n,
             "parts": self.parts,
             "values": self.values,

@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 from pathlib import Path
@@ -54,18 +53,6 @@ def test_trust_ends_with_any_changed_or_missing_file_and_not_with_the_path(tmp_p
     assert not is_trusted_sample(tmp_path)
 
 
-def test_the_sample_has_a_training_from_its_first_steps_to_convergence():
-    steps = [int(path.stem.removeprefix("step_")) for path in CHECKPOINTS]
-    assert len(steps) >= 20
-    assert {400, 800} < set(steps)
-    assert steps[0] <= 25
-    log = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
-    by_step = {entry["step"]: entry for entry in log}
-    assert set(steps) <= set(by_step)
-    assert by_step[steps[0]]["val_accuracy"] < 0.5
-    assert by_step[steps[-1]]["val_accuracy"] >= 0.97
-
-
 def test_the_sample_takes_at_most_eighteen_megabytes():
     assert sum(path.stat().st_size for path in RUN.iterdir() if path.is_file()) <= 18_000_000
 
@@ -88,13 +75,13 @@ def test_a_search_and_a_comparison_leave_the_sample_as_it_is(tmp_path):
     assert main(["compress", run, "-o", archive, "--steps", "1700,1800", "--quiet"]) == 0
     assert main(["compare", archive, "--against", run, "--quiet"]) == 0
     assert content_of(RUN.parent) == before
-    kept = results_folder(RUN, make=False)
-    assert kept.is_relative_to(os.environ["XDG_CACHE_HOME"])
-    assert (kept / "search.jsonl").is_file()
-    assert list((kept / "cache").iterdir())
+    remaining = results_folder(RUN, make=False)
+    assert remaining.is_relative_to(os.environ["XDG_CACHE_HOME"])
+    assert (remaining / "search.jsonl").is_file()
+    assert list((remaining / "cache").iterdir())
     # They are found again there.
-    told = inshrink_core.verbs.estimate(inshrink_core.open(RUN), steps=(1700, 1800))
-    assert told.basis == "trials"
+    reported = inshrink_core.verbs.estimate(inshrink_core.open(RUN), steps=(1700, 1800))
+    assert reported.basis == "trials"
 
 
 def test_results_of_a_run_that_cannot_be_written_are_found_until_there_are_ones_of_the_reader(

@@ -21,7 +21,7 @@ from inshrink_app.services.inside import reported
 from inshrink_core.chain.defaults import make_configs
 from inshrink_core.execution import load_result
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, DEFAULT_MAX_RESTORE_COST
-from inshrink_core.text import percentage
+from inshrink_core.text import limit_text
 
 _KIND, _FIELD = "chosen", "chosen"
 _MOST_KEPT = 64
@@ -60,8 +60,7 @@ class Bound(NamedTuple):
         """The bound in a few words."""
         if self.kind == "none":
             return "none"
-        limit = f"{self.value:g} nats" if self.kind == "divergence" else percentage(self.value)
-        return f"{self.kind.replace('_', ' ')} ≤ {limit}"
+        return f"{self.kind.replace('_', ' ')} {limit_text(self.kind, self.value)}"
 
     def of(self, figures: Any) -> float | None:
         """Return the bounded figure among some figures; None where it is not known."""

@@ -22,8 +22,7 @@ from inshrink_core import Run
 from inshrink_core.evaluate import own_samples
 from inshrink_core.formats.logs.log import read_settings
 from inshrink_core.samples import is_trusted_sample
-from inshrink_core.verbs import EvaluatorReport
-from inshrink_core.verbs.evaluate import Evaluate
+from inshrink_core.verbs.evaluate import Evaluate, EvaluatorReport
 
 _MAX_CODE_BYTES = 200_000
 """More code than this is not read before it is trusted, and is not offered."""

@@ -118,7 +118,7 @@ class Anatomy(Report):
     relative_error: float | None = None
     places: Places | None = None
 
-    SAYS: ClassVar = (
+    KEYS: ClassVar = (
         "step tensor=spec.key dtype=spec.dtype shape=spec.shape codec config estimated kind restored "
         "histogram levels entropy_bits=entropy nbytes keyframe_nbytes bits_per_weight sensitivity "
         "relative_error places"

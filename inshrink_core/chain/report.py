@@ -274,7 +274,7 @@ class OriginalChecks(Report):
     kinds: tuple[str, ...] = ()
     damaged: tuple[DamagedOriginal, ...] = ()
 
-    SAYS: ClassVar = "text checked unchecked unknown damaged"
+    KEYS: ClassVar = "text checked unchecked unknown damaged"
 
     @property
     def text(self) -> str:

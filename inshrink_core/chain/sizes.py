@@ -52,7 +52,7 @@ class FrameSize(Report):
     overhead_nbytes: int
     base: BaseRecord | None = None
 
-    SAYS: ClassVar = (
+    KEYS: ClassVar = (
         "step=info.step kind=info.kind branch=info.branch bytes=info.nbytes ratio_weights ratio_total"
     )
 

@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from inshrink_core import __version__
-from inshrink_core.cli.output import error_document, write_document, write_error
-from inshrink_core.errors import InputError, InshrinkError
+from inshrink_core.cli.output import (
+    EXIT_INPUT,
+    describe_os_error,
+    error_document,
+    write_document,
+    write_error,
+)
+from inshrink_core.errors import InputError
 from inshrink_core.plugins import VERBS, plugin, plugins
 from inshrink_core.request import Request, request_of
 
-EXIT_INPUT = 2
-EXIT_BUG = 70
-"""``EX_SOFTWARE`` of sysexits.h."""
-EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as shells have it."""
 EXIT_BROKEN_PIPE = 141
 """128 + SIGPIPE."""
 
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return EXIT_BROKEN_PIPE
-        write_error(f"the output cannot be written: {_describe_os_error(error)}")
+        write_error(f"the output cannot be written: {describe_os_error(error)}")
         return EXIT_INPUT
     return code
 
@@ -129,34 +130,13 @@ def _run(words: list[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if os.environ.get("INSHRINK_TRACEBACK") and isinstance(error, Exception):
             traceback.print_exc()
-        document = _document(error, request.INTERRUPTED)
+        document = error_document(error, request.INTERRUPTED)
         if "--json" in words:
             write_document({"error": document})
             sys.stdout.flush()
         write_error(document["message"])
         return int(document["exit_code"])
     return 0
-
-
-def _document(error: BaseException, interrupted: str) -> dict[str, Any]:
-    """Return the value of the key ``error``."""
-    kind, code = type(error).__name__, EXIT_INPUT
-    match error:
-        case InshrinkError():
-            return error_document(error)
-        case KeyboardInterrupt():
-            kind, message, code = "Interrupted", f"interrupted; {interrupted}", EXIT_INTERRUPTED
-        case OSError():
-            kind, message = "OSError", _describe_os_error(error)
-        case MemoryError():
-            message = "not enough memory; use fewer --threads"
-        case _:
-            code = EXIT_BUG
-            message = (
-                f"{kind}: {error}; this is a bug in Inshrink: please report it, with the traceback that "
-                "INSHRINK_TRACEBACK=1 shows"
-            )
-    return {"type": kind, "message": message, "where": "", "remedy": "", "exit_code": code}
 
 
 def _known_request(verb: str) -> type[Request[Any]]:
@@ -167,9 +147,3 @@ def _known_request(verb: str) -> type[Request[Any]]:
         guess = f"did you mean '{meant[0]}'? " if meant else ""
         raise InputError(f"there is no verb '{verb}'", remedy=f"{guess}see inshrink --help")
     return request
-
-
-def _describe_os_error(error: OSError) -> str:
-    """Say which file the system refused, and why."""
-    reason = error.strerror or str(error) or type(error).__name__
-    return f"{error.filename}: {reason}" if error.filename else reason

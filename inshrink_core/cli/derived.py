@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from cyclopts.help import ColumnSpec, DefaultFormatter, HelpEntry
     from rich.console import Console, ConsoleOptions
 
-    from inshrink_core.execution.progress import OnProgress
     from inshrink_core.report import Report
 
 
@@ -47,10 +45,6 @@ class Output:
     as_json: Annotated[bool, Parameter(name="--json")] = False
     quiet: Annotated[bool, Parameter(alias="-q")] = False
     shown_as: Annotated[str, Parameter(name="--progress", metavar="bar|jsonl", show_default=True)] = "bar"
-
-    def progress(self, asked: Request[Any]) -> AbstractContextManager[OnProgress | None]:
-        """Show how far a request is."""
-        return shown_progress(asked, self.shown_as, hidden=self.as_json or self.quiet)
 
     def present(self, report: Report, failure: InshrinkError | None = None) -> int:
         """Show a report; return the exit code of its failure, 0 without one."""
@@ -110,7 +104,7 @@ def run_verb(request: type[Request[Any]], words: Sequence[str]) -> int:
         from inshrink_core.execution.threads import prepare_process
 
         prepare_process()
-    with out.progress(asked) as progress:
+    with shown_progress(asked, out.shown_as, hidden=out.as_json or out.quiet) as progress:
         try:
             report = replace(asked, progress=progress).perform()
         except InshrinkError as error:
@@ -186,7 +180,7 @@ def _app(request: Any, verb: str) -> App:
         kind, hint = inspect.Parameter.KEYWORD_ONLY, Annotated[Output | None, note]
         parameters["out"] = inspect.Parameter("out", kind, default=None, annotation=hint)
     command.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
-    command.__annotations__ = {name: one.annotation for name, one in parameters.items()}
+    command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     app.command(command, name=verb, help=request.summary())
     return app
 
@@ -202,7 +196,8 @@ def _parameter(field: Option) -> inspect.Parameter:
     elif str in get_args(hint):
         hint = str | None if is_optional else str
     if field.read is not None:
-        note |= {"converter": _reading(field.read), "n_tokens": 1}
+        read = field.read
+        note |= {"converter": lambda _, tokens: read(tokens[0].value), "n_tokens": 1}
     note["name"] = (field.metavar,) if field.by_place and field.metavar else field.names
     if field.needs:
         note["group"] = Group(f"With --{field.needs.replace('_', '-')}", sort_key=2)
@@ -211,10 +206,6 @@ def _parameter(field: Option) -> inspect.Parameter:
     note["show_default"] = is_shown and field.default not in (None, (), inspect.Parameter.empty)
     shown = Parameter(**note, metavar=field.metavar or None, negative=field.off)
     return inspect.Parameter(field.name, kind, default=field.default, annotation=Annotated[hint, shown])
-
-
-def _reading(read: Callable[[str], Any]) -> Callable[[object, Sequence[Any]], Any]:
-    return lambda _, tokens: read(tokens[0].value)
 
 
 def _formatter() -> DefaultFormatter:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from inshrink_core.request import Request
 
 
+EXIT_INPUT, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
+"""70 is ``EX_SOFTWARE`` of sysexits.h, 130 is 128 + SIGINT, as shells have it."""
+
 _PIPED_WIDTH = 100
 """Columns of a table that goes to a file or a pipe."""
 
@@ -61,15 +64,31 @@ def write_error(message: str) -> None:
     sys.stderr.write(f"inshrink: {printable(message)}\n")
 
 
-def error_document(error: InshrinkError) -> dict[str, Any]:
-    """Return the value of the key ``error`` of a document."""
-    return {
-        "type": type(error).__name__,
-        "message": str(error),
-        "where": error.where,
-        "remedy": error.remedy,
-        "exit_code": error.exit_code,
-    }
+def describe_os_error(error: OSError) -> str:
+    """Return which file the system refused, and why."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def error_document(error: BaseException, interrupted: str = "") -> dict[str, Any]:
+    """Return the value of the key ``error`` of a document; `interrupted` is what Ctrl-C leaves behind."""
+    kind, code, where, remedy = type(error).__name__, EXIT_INPUT, "", ""
+    match error:
+        case InshrinkError():
+            message, code, where, remedy = str(error), error.exit_code, error.where, error.remedy
+        case KeyboardInterrupt():
+            kind, message, code = "Interrupted", f"interrupted; {interrupted}", EXIT_INTERRUPTED
+        case OSError():
+            kind, message = "OSError", describe_os_error(error)
+        case MemoryError():
+            message = "not enough memory; use fewer --threads"
+        case _:
+            code = EXIT_BUG
+            message = (
+                f"{kind}: {error}; this is a bug in Inshrink: please report it, with the traceback that "
+                "INSHRINK_TRACEBACK=1 shows"
+            )
+    return {"type": kind, "message": message, "where": where, "remedy": remedy, "exit_code": code}
 
 
 @contextmanager
@@ -173,7 +192,7 @@ def _bar(verb: str, unit: str) -> Iterator[OnProgress | None]:
     console = Console(stderr=True)
     with (
         progress.Progress(text, bar, done, console=console, transient=True, expand=True) as shown,
-        _told_above(shown.console),
+        _printed_above(shown.console),
     ):
         task = shown.add_task(verb, total=None, amounts="")
 
@@ -185,7 +204,7 @@ def _bar(verb: str, unit: str) -> Iterator[OnProgress | None]:
 
 
 @contextmanager
-def _told_above(console: Console) -> Iterator[None]:
+def _printed_above(console: Console) -> Iterator[None]:
     """Print above the bar that kernels are compiled, which those who wait for the first call should know."""
     handler, logger = logging.Handler(logging.INFO), logging.getLogger("inshrink_core.ops.cpu.compiled")
     handler.emit = lambda record: console.print(record.getMessage())  # type: ignore[method-assign]

@@ -43,8 +43,8 @@ def _reasons() -> list[str]:
     reasons = []
     if getattr(specification, "name", "") == "inshrink_core.cli.__main__" and not sys.flags.safe_path:
         reasons.append("started with python -m")
-    said = os.environ.get("PYTHONPATH")
-    if said and any(not Path(entry).is_absolute() for entry in said.split(os.pathsep)):
+    paths = os.environ.get("PYTHONPATH")
+    if paths and any(not Path(entry).is_absolute() for entry in paths.split(os.pathsep)):
         reasons.append("PYTHONPATH has an entry that is empty or relative")
     return reasons
 

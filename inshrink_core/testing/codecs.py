@@ -175,7 +175,7 @@ class CodecSuite:
         decoder = list(encoder)
         for tensors in frames:
             encoded = self.encode_frame(tensors, encoder)
-            encoder = [one.reference for one in encoded]
+            encoder = [frame.reference for frame in encoded]
             decoder = list(map(self.decode_checked, tensors, encoded, decoder))
 
     def test_a_frame_upon_a_base_model_decodes_to_the_state_the_encoder_reached(self) -> None:
@@ -186,24 +186,24 @@ class CodecSuite:
         first = self.encode_frame(tensors, given)
         with force_backend(Backend.REFERENCE):
             again = self.encode_frame(tensors[1:], given[1:])
-        for one, other in zip(first[1:], again, strict=True):
-            assert bytes(one.block.payload) == bytes(other.block.payload)
+        for item, other in zip(first[1:], again, strict=True):
+            assert bytes(item.block.payload) == bytes(other.block.payload)
         second = self.encode_frame(later, [encoded.reference for encoded in first])
         for tensor, began, base_state, last, ended in zip(tensors, first, given, later, second, strict=True):
             self.decode_checked(last, ended, self.decode_checked(tensor, began, base_state))
         alone = self.encode_frame(tensors, [None] * len(tensors))
-        sizes = [sum(len(one.block.payload) for one in frame) for frame in (first, alone)]
+        sizes = [sum(len(item.block.payload) for item in frame) for frame in (first, alone)]
         assert sizes[0] < sizes[1]
 
     def test_states_alias_neither_the_input_nor_the_output(self) -> None:
         tensor = normal((40, 40), 1)
         encoded = self.encode_one(tensor)
-        kept = state_bits(encoded.reference)
+        before = state_bits(encoded.reference)
         decoded = self.decode_one(tensor, encoded.block)
         tensor.fill_(7)
         decoded.decoded_anew().fill_(9)
-        assert state_bits(encoded.reference) == kept
-        assert state_bits(decoded) == kept
+        assert state_bits(encoded.reference) == before
+        assert state_bits(decoded) == before
 
     # 2 locality
 
@@ -212,8 +212,8 @@ class CodecSuite:
         first = self.encode_frame(frames[0], [None] * len(frames[0]))
         second = self.encode_frame(frames[1], [encoded.reference for encoded in first])
         for i in reversed(range(len(frames[1]))):
-            one = self.decode_one(frames[0][i], first[i].block)
-            self.decode_checked(frames[1][i], second[i], one)
+            expected = self.decode_one(frames[0][i], first[i].block)
+            self.decode_checked(frames[1][i], second[i], expected)
 
     # 3 device independence
 
@@ -225,10 +225,10 @@ class CodecSuite:
             fast = self.encode_frame(tensors, references)
             with force_backend(Backend.REFERENCE):
                 plain = self.encode_frame(tensors, references)
-                for tensor, one, other, before in zip(tensors, fast, plain, references, strict=True):
-                    assert bytes(one.block.payload) == bytes(other.block.payload)
-                    assert state_bits(one.reference) == state_bits(other.reference)
-                    self.decode_checked(tensor, one, before)
+                for tensor, pattern, other, before in zip(tensors, fast, plain, references, strict=True):
+                    assert bytes(pattern.block.payload) == bytes(other.block.payload)
+                    assert state_bits(pattern.reference) == state_bits(other.reference)
+                    self.decode_checked(tensor, pattern, before)
             references = [encoded.reference for encoded in fast]
 
     def test_threads_do_not_change_the_bytes(self) -> None:

@@ -112,16 +112,16 @@ class ReaderSuite(ABC):
     def test_damage_is_an_error_of_ours_or_another_checkpoint(self, tmp_path: Path) -> None:
         """Cut off, or with a bit flipped, a file gives no error but an `InshrinkError`."""
         path = self.save(tmp_path, 10, self.weights(10))
-        files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+        files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
         for file in files:
-            whole = file.read_bytes()
-            stride = max(1, len(whole) // _MOST_FLIPS)
-            for at in range(0, len(whole), stride):
-                flipped = bytes([whole[at] ^ 1 << at % 8])
-                for damaged in (whole[:at], whole[:at] + flipped + whole[at + 1 :]):
+            content = file.read_bytes()
+            stride = max(1, len(content) // _MOST_FLIPS)
+            for at in range(0, len(content), stride):
+                flipped = bytes([content[at] ^ 1 << at % 8])
+                for damaged in (content[:at], content[:at] + flipped + content[at + 1 :]):
                     file.write_bytes(damaged)
                     _read_all(tmp_path)
-            file.write_bytes(whole)
+            file.write_bytes(content)
 
     def test_a_link_out_of_the_run_is_not_followed(self, tmp_path: Path) -> None:
         """Tensors behind a link that leads elsewhere are refused."""

@@ -13,38 +13,21 @@ if TYPE_CHECKING:
     from inshrink_core.evaluate import Comparison as Comparison
     from inshrink_core.formats import write_checkpoint as write_checkpoint
     from inshrink_core.search.bounds import Bounds as Bounds
-    from inshrink_core.verbs.commit import CommitReport as CommitReport
     from inshrink_core.verbs.commit import commit as commit
-    from inshrink_core.verbs.compare import Comparisons as Comparisons
     from inshrink_core.verbs.compare import compare as compare
     from inshrink_core.verbs.compare import compare_archives as compare_archives
     from inshrink_core.verbs.compress import compress as compress
-    from inshrink_core.verbs.estimate import EstimateReport as EstimateReport
     from inshrink_core.verbs.estimate import estimate as estimate
-    from inshrink_core.verbs.evaluate import EvaluateReport as EvaluateReport
-    from inshrink_core.verbs.evaluate import EvaluatorReport as EvaluatorReport
     from inshrink_core.verbs.evaluate import evaluate as evaluate
-    from inshrink_core.verbs.export import ExportReport as ExportReport
-    from inshrink_core.verbs.export import PackReport as PackReport
     from inshrink_core.verbs.export import export as export
-    from inshrink_core.verbs.history.release import ReleaseReport as ReleaseReport
     from inshrink_core.verbs.history.release import release as release
-    from inshrink_core.verbs.inspect import Inventory as Inventory
     from inshrink_core.verbs.inspect import inspect as inspect
-    from inshrink_core.verbs.modes.watch import WatchReport as WatchReport
-    from inshrink_core.verbs.prune import ForgetReport as ForgetReport
-    from inshrink_core.verbs.prune import PruneReport as PruneReport
     from inshrink_core.verbs.prune import prune as prune
-    from inshrink_core.verbs.restore import RestoreReport as RestoreReport
     from inshrink_core.verbs.restore import load_state_dict as load_state_dict
     from inshrink_core.verbs.restore import restore as restore
     from inshrink_core.verbs.run import run as run
-    from inshrink_core.verbs.search import SearchReport as SearchReport
     from inshrink_core.verbs.search import search as search
-    from inshrink_core.verbs.sensitivity import SensitivityReport as SensitivityReport
     from inshrink_core.verbs.sensitivity import sensitivity as sensitivity
-    from inshrink_core.verbs.shared.compressing import CompressReport as CompressReport
-    from inshrink_core.verbs.verify import Verification as Verification
     from inshrink_core.verbs.verify import verify as verify
 
 __all__ = index(__name__, with_verbs=True)

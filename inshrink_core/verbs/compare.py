@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import Progress
-from inshrink_core.report import Part, Report, Table
+from inshrink_core.report import Part, Report, parts_of, plain_value
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import nats, percent, plain
+from inshrink_core.text import steps_in_short
 from inshrink_core.verbs.shared.groups import (
     AnyArchive,
     AnyRun,
@@ -34,7 +34,6 @@ from inshrink_core.verbs.shared.measured import (
     merged,
     question_of,
 )
-from inshrink_core.verbs.shared.showing import known_fact, unreadable_lines
 
 if TYPE_CHECKING:
     from inshrink_core.chain import Archive
@@ -72,45 +71,29 @@ class Comparisons(Report):
         return self.archives[0][1].to_json() if len(rows) == 1 else {"archives": rows}
 
     def shown(self) -> Iterator[Part]:
-        """Yield a row a step of each archive, and the worst of them."""
-        yield from unreadable_lines(self.archives[0][1].unreadable)
-        for path, one in self.archives:
-            passed = self.passed.get(path, ())
-            columns = {heading: form for heading, (_, form) in _COLUMNS.items()}
-            rows = [
-                (*(getattr(row, name) for name, _ in _COLUMNS.values()), "≈" if row.step in passed else "")
-                for row in one.steps
-            ]
-            yield Table(columns | {"": None}, rows, title=path if len(self.archives) > 1 else "")
-            if passed:
-                yield "≈ the previous checkpoint, which stores nothing, does as well: the step proves little"
-            if any(row.restore_gain is not None for row in one.steps):
-                yield Table(
-                    {"step": str, "gain": _short, "noise": _short},
-                    [(row.step, row.restore_gain, row.restore_noise) for row in one.steps],
-                    title="After a restore at the step before",
-                )
-            yield "metric", f"{one.metric}, {one.direction} is better"
-            yield "largest drop", percent(one.max_drop)
-            yield "largest divergence", f"{nats(one.max_divergence)} nats"
-            yield "mean divergence", f"{nats(one.mean_divergence)} nats"
-            yield "largest restore cost", f"{percent(one.max_restore_cost)} of the loss"
-            yield known_fact(one.measured_at)
+        """Yield a row a step of each archive, and the largest figures."""
+        for path, comparison in self.archives:
+            yield "archive", path
+            yield from parts_of("unreadable", plain_value(comparison.unreadable))
+            rows = [{name: getattr(row, source) for name, source in _COLUMNS} for row in comparison.steps]
+            yield from parts_of("steps", rows)
+            document = comparison.to_json()
+            for key in _FACTS:
+                yield from parts_of(key, document[key])
+            if passed := self.passed.get(path):
+                steps = steps_in_short(passed)
+                yield f"≈ the previous checkpoint does as well at steps {steps}: they prove little"
 
 
-_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str] | None]] = {
-    "step": ("step", str),
-    "original": ("original", plain),
-    "restored": ("restored", plain),
-    "drop": ("drop", percent),
-    "divergence": ("divergence", nats),
-    "previous drop": ("stale_drop", percent),
-    "previous div.": ("stale_divergence", nats),
-}
-
-
-def _short(value: float | None) -> str:
-    return plain(value, 3)
+_FACTS: Final = (
+    *("metric", "direction", "max_drop", "max_divergence", "mean_divergence", "max_restore_cost"),
+    *("device", "measured_at"),
+)
+_COLUMNS: Final = (
+    *((name, name) for name in ("step", "original", "restored", "drop", "divergence", "restore_cost")),
+    *(("previous_drop", "stale_drop"), ("previous_divergence", "stale_divergence")),
+    *(("gain", "restore_gain"), ("noise", "restore_noise")),
+)
 
 
 @dataclass(frozen=True)
@@ -177,15 +160,15 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         from inshrink_core.formats import unreadable_error
         from inshrink_core.search.bounds import failure_of, passed_by_previous
 
-        opened = [self.opened_archive(one) for one in self.archives]
+        opened = [self.opened_archive(archive) for archive in self.archives]
         if not opened:
             raise InputError("there is no archive to compare", remedy="name one, or several of the run")
         run = self.opened_run(self.against)
         asked = steps_of(opened[0] if len(opened) == 1 else run, self.steps)
-        pairs = [pair for one in opened for pair in _previous(one, run).items()]
-        looked_at = [one for pair in pairs if asked is None or pair[0] in asked for one in pair]
-        run = run.readable({one for one in looked_at if one is not None})
-        chosen = [_common_steps(one, run, asked, alone=len(opened) == 1) for one in opened]
+        pairs = [pair for archive in opened for pair in _previous(archive, run).items()]
+        looked_at = [item for pair in pairs if asked is None or pair[0] in asked for item in pair]
+        run = run.readable({item for item in looked_at if item is not None})
+        chosen = [_common_steps(archive, run, asked, alone=len(opened) == 1) for archive in opened]
         found: list[tuple[str, Comparison]] = []
         done, total = count(1), sum(map(len, chosen))
 
@@ -197,8 +180,8 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         with self.resolve(run) as judge, tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder:
             originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(folder))
             known = originals if len(opened) > 1 else None
-            for one, common in zip(opened, chosen, strict=True):
-                found.append((str(one.path), self._compared(one, run, common, judge, known, tell)))
+            for archive, common in zip(opened, chosen, strict=True):
+                found.append((str(archive.path), self._compared(archive, run, common, judge, known, tell)))
             originals.clear()
         limits, unreadable = self.bounds.limits, () if self.skip_damaged else run.unreadable
         failures = [
@@ -242,9 +225,9 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
 
         if had is not None:
             errors |= had.standard_errors
-            one = had.comparison
-            about.update(metric=one.metric, direction=one.direction.value, n=had.n_samples)
-            for row in one.steps:
+            known_rows = had.comparison
+            about.update(metric=known_rows.metric, direction=known_rows.direction.value, n=had.n_samples)
+            for row in known_rows.steps:
                 is_full = not self.gain or row.restore_gain is not None or row.stale_drop is None
                 if row.step in steps and is_full:
                     there[row.step] = row
@@ -331,6 +314,6 @@ def _with_gains(rows: Sequence[EvaluatedStep], archive: Archive, run: Run) -> li
 
     measured = restore_gain(archive, run, steps=[row.step for row in rows], device=archive.device)
     gains: dict[int, Any] = {
-        one.step: {"restore_gain": one.gain, "restore_noise": one.noise} for one in measured.steps
+        step.step: {"restore_gain": step.gain, "restore_noise": step.noise} for step in measured.steps
     }
     return [replace(row, **gains.get(row.step, {})) for row in rows]

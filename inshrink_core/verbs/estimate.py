@@ -15,9 +15,8 @@ from inshrink_core.checkpoint import MODEL_ROLES, Unseen
 from inshrink_core.errors import EvaluatorError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import Counter, Progress
-from inshrink_core.report import UNSAID, Columns, Part, Report, Table, plain_value
+from inshrink_core.report import UNSAID, Report, plain_value
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, ratio, size
 from inshrink_core.verbs.shared.groups import (
     Computing,
     PathLike,
@@ -28,7 +27,6 @@ from inshrink_core.verbs.shared.groups import (
     steps_of,
 )
 from inshrink_core.verbs.shared.measured import Asking, EvaluatorId, Measurements, read_as
-from inshrink_core.verbs.shared.showing import known_fact
 from inshrink_core.verbs.shared.values import given_settings, parse_settings
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.formats import Run
     from inshrink_core.search.calibration import Calibration
-    from inshrink_core.search.search import Chain
     from inshrink_core.search.trials import Trial
 
 
@@ -116,51 +113,35 @@ class EstimateReport(Report):
     each: tuple[EstimateReport, ...] = field(default=(), metadata=UNSAID)
     measured_at: float | None = None
 
+    SHOWS: ClassVar = (
+        "estimated=estimated basis n_trials rank_correlation n_steps sampled tried=archive.tried "
+        "not_judged=archive.not_judged seconds device measured_at tensors"
+    )
+
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink estimate --json``; parts only where they were asked for."""
         parts = {name: getattr(self, name) for name in ("tensors", "archive", "set", "each")}
         there = {name: plain_value(value) for name, value in parts.items() if value}
         return {"estimate": True} | Report.to_json(self) | there
 
-    def shown(self) -> Iterator[Part]:
-        """Yield the estimates, and what they rest on."""
-        known, tried = self.n_trials > 0, self.archive
-        how = "" if known else ", uncalibrated"
-        if self.each:
-            columns: Columns = {"estimated": None, "ratio": ratio, "of the weights": ratio}
-            figures = _STEP_COLUMNS if tried is None else _ARCHIVE_COLUMNS
-            yield Table({**columns, **figures}, map(_row, (self, *self.each)))
-        else:
-            yield "estimated ratio", f"{ratio(self.ratio_total)}  (of everything)"
-            yield "of the weights", ratio(self.ratio_weights)
-            yield "estimated drop", f"{percent(self.drop)}  (of the worst step{how})"
-            yield "estimated divergence", f"{nats(self.divergence)} nats  (of the worst step{how})"
-        trials = f"{count(self.n_trials)} trials (rank correlation {plain(self.rank_correlation, 2)})"
-        yield "calibrated on", trials if known else "nothing"
-        yield "encoded", f"{self.sampled * 100:.0f} % of {self.n_steps} steps"
-        if tried is not None:
-            yield "tried", f"steps {', '.join(map(count, tried.tried))}"
-            yield "not judged", tried.not_judged
-        yield "time", f"{duration(self.seconds)} on {self.device}"
-        yield known_fact(self.measured_at)
+    @property
+    def estimated(self) -> list[dict[str, Any]]:
+        """A row for each configuration; one alone has a name, too."""
+        figures = ("ratio_total", "ratio_weights", "drop", "divergence")
+        rows = []
+        for row in (self, *self.each):
+            asked = {**row.set, **row.set.get("settings", {})}
+            words = [f"{k}={v}" for k, v in asked.items() if k not in ("codec", "settings")]
+            found: dict[str, Any] = {"estimated": " ".join([row.codec, *words])}
+            found |= {name: getattr(row, name) for name in figures}
+            if row.archive is not None:
+                found |= {name: getattr(row.archive, name) for name in ("nbytes", "restore_cost", "basis")}
+            rows.append(found)
+        return rows
+
+    def remarks(self) -> Iterator[str]:
+        """Yield the notes."""
         yield from (f"note: {note}" for note in self.notes)
-        if self.tensors:
-            bits: Columns = {"tensor": None, "values": count, "bits per weight": "{:.2f}".format}
-            rows = [(o.key, o.n_values, o.bits_per_weight, o.sensitivity) for o in self.tensors]
-            yield Table({**bits, "sensitivity": _short}, rows)
-
-
-_STEP_COLUMNS: Final[Columns] = {"drop": percent, "divergence": nats}
-_ARCHIVE_COLUMNS: Final[Columns] = {"archive": size, "restore cost": percent, "which is": None}
-
-
-def _row(one: EstimateReport) -> tuple[Any, ...]:
-    words = {name: value for name, value in one.set.items() if name == "optimizer"} | one.set["settings"]
-    name = " ".join([one.codec, *(f"{key}={value}" for key, value in words.items())])
-    figures: tuple[Any, ...] = one.drop, one.divergence
-    if one.archive is not None:
-        figures = one.archive.nbytes, one.archive.restore_cost, one.archive.basis
-    return name, one.ratio_total, one.ratio_weights, *figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +193,8 @@ class ArchiveEstimate:
         Of the worst step; None where nothing tells it.
     basis
         What the restore cost rests on: ``exact``, nothing is lost; ``judged``, the evaluator at the steps
-        that were tried, written as small as the bound allows; ``measured``, trials of a search with these
-        settings; ``predicted``, by trials of other settings; ``unknown``, no trials are at hand.
+        that were tried, written as small as the bound allows; ``predicted``, by trials of a search;
+        ``unknown``, no trials are at hand.
     bound
         What a restore may cost at most; None: the settings decide.
     not_judged
@@ -233,10 +214,6 @@ class ArchiveEstimate:
     bound: float | None = None
     not_judged: str = ""
     evaluator_failed: bool = False
-
-
-def _short(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3g}"
 
 
 @dataclass(frozen=True)
@@ -270,8 +247,8 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
     -----
     Encodes a sample of the tensors, of every layer type, in closed loop; at most `_NUMEL` elements, unless
     the steps are large. Drop and divergence come from ½ Σ h·e² and trials of the same steps, of the same
-    codec where there are any (`inshrink_core.search.calibration.Calibration`). They equal the measurement
-    where this configuration was measured, and are corrected in the same way near it. Without trials they are
+    codec where there are any (`inshrink_core.search.calibration.Calibration`): near the measurement where a
+    configuration was measured, and corrected in the same way beside it. Without trials they are
     rules of thumb, right to an order of magnitude at best. Of several configurations, progress has the
     document of each.
 
@@ -338,15 +315,15 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
                 found = row.to_json()
                 self.progress(Progress("estimate", done * n, total, sample.steps[-1], found=found))
 
-        for one in writings:
-            found.append(_estimate(sample, one, self))
+        for writing in writings:
+            found.append(_estimate(sample, writing, self))
             tell(found[-1], len(found))
         if self.max_restore_cost is None:
             return found
         # Weights are written alike, whatever becomes of the optimizer's state.
         alike = [at for at, row in enumerate(found) if _weights(row) == _weights(found[0])]
         lossy = [at for at in alike if _tried(found[at]).basis != "exact"]
-        chains = sorted((writings[at].chain for at in lossy), key=lambda one: one.optimizer == "drop")
+        chains = sorted((writings[at].chain for at in lossy), key=lambda entry: entry.optimizer == "drop")
         about: dict[str, Any] = {"bound": self.max_restore_cost}
         try:
             judged = _judged(sample, chains[0], self, self.max_restore_cost) if chains else None
@@ -369,7 +346,8 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
         from inshrink_core.execution import key_digest
 
         first, *others = (
-            {"config": one.chain.record(), "keyframe_every": one.chain.keyframe_every} for one in writings
+            {"config": writing.chain.record(), "keyframe_every": writing.chain.keyframe_every}
+            for writing in writings
         )
         question = first | {"steps": list(steps), "by_tensor": self.by_tensor, "version": version("inshrink")}
         question["trials"] = key_digest({"trials": [trial.to_json() for trial in known]})
@@ -450,7 +428,7 @@ class _Sample(NamedTuple):
     @property
     def share(self) -> float:
         """Share of the model's elements that is encoded."""
-        numel = {one.key: one.numel for one in self.model()}
+        numel = {spec.key: spec.numel for spec in self.model()}
         return sum(numel[key] for key in numel.keys() & self.keys) / max(1, sum(numel.values()))
 
 
@@ -498,7 +476,7 @@ def _with_judged(
         return in_proportion([first], deltas, n_steps, chain.keyframe_every)
 
     nbytes = of_chain(lambda frame: frame.weights_nbytes)
-    raw = sum(one.nbytes for one in sample.model()) * n_steps
+    raw = sum(spec.nbytes for spec in sample.model()) * n_steps
     if chain.optimizer != "drop":
         stored = of_chain(lambda frame: frame.info.nbytes - frame.weights_nbytes)
     else:
@@ -522,10 +500,7 @@ def _with_judged(
 
 
 def _estimate(sample: _Sample, asked: _Asked, request: Estimate) -> EstimateReport:
-    """Return what a configuration does to a chain: steps that are encoded, and what follows of them.
-
-    Where trials have measured the chain, these figures are the measured ones.
-    """
+    """Return what a configuration does to a chain: steps that are encoded, and what follows of them."""
     from inshrink_core.metrics import bits_per_parameter
     from inshrink_core.search.calibration import calibrate
     from inshrink_core.search.measure import estimate_rest, in_proportion, middle_of
@@ -534,28 +509,21 @@ def _estimate(sample: _Sample, asked: _Asked, request: Estimate) -> EstimateRepo
     is_tried, specs = request.tried is not None, sample.model()
     count = Counter(None if request.each else request.progress, "estimate", sum(map(len, sample.stretches)))
     rows: list[_Row] = []
-    for row in itertools.chain.from_iterable(_encode(sample, chain, one) for one in sample.stretches):
+    for row in itertools.chain.from_iterable(_encode(sample, chain, stretch) for stretch in sample.stretches):
         rows.append(row)
         count.add(1, row.step)
-    calibration = calibrate([one for one in sample.known if one.config.get("codec") == chain.codec])
+    calibration = calibrate([entry for entry in sample.known if entry.config.get("codec") == chain.codec])
     calibration = calibration if calibration.n_trials else calibrate(sample.known)
-    measured, most = _measured(sample.known, chain, steps), max(row.relative_error for row in rows)
-    raw: float
-    nbytes: float
-    if measured is not None:
-        drop, divergence = measured.drop, measured.divergence
-        raw = sum(trial.raw_weights for trial in measured.trials)
-        nbytes = sum(trial.weights_nbytes for trial in measured.trials)
-    else:
-        drop, divergence = _figures(calibration, chain, rows)
-        raw = len(steps) * sum(row.raw for row in rows) / len(rows)
-        keyframes, deltas = ([row.nbytes for row in rows if row.keyframe is kind] for kind in (True, False))
-        nbytes = in_proportion(keyframes, deltas, len(steps), chain.keyframe_every)
+    most = max(row.relative_error for row in rows)
+    drop, divergence = _figures(calibration, chain, rows)
+    raw = len(steps) * sum(row.raw for row in rows) / len(rows)
+    keyframes, deltas = ([row.nbytes for row in rows if row.keyframe is kind] for kind in (True, False))
+    nbytes = in_proportion(keyframes, deltas, len(steps), chain.keyframe_every)
     few = sample.stretches[0] if is_tried else middle_of(steps)
     rest = estimate_rest(chain, [run[step] for step in few], len(steps), sample.keys, sample.ahead(chain))
     archive = None
     if is_tried:
-        basis, cost = _cost(sample.known, chain, calibration, measured, divergence)
+        basis, cost = _cost(sample.known, chain, calibration, divergence)
         n_weights = len(steps) * sum(spec.numel for spec in specs)
         archive = ArchiveEstimate(
             run_bytes=sum(run[step].raw_bytes() for step in steps),
@@ -573,7 +541,7 @@ def _estimate(sample: _Sample, asked: _Asked, request: Estimate) -> EstimateRepo
     return EstimateReport(
         codec=chain.codec,
         config=chain.record()["config"],
-        overrides=tuple(one.to_json() for one in chain.overrides),
+        overrides=tuple(override.to_json() for override in chain.overrides),
         ratio_total=rest.ratio_total(raw, nbytes),
         ratio_weights=raw / nbytes if nbytes else 0.0,
         drop=drop,
@@ -603,31 +571,26 @@ def _figures(calibration: Calibration, chain: ChainConfig, rows: Sequence[_Row])
         [calibration.predict(figure, row.step, row.damage) for row in rows]
         for figure in ("drop", "divergence")
     )
-    return tuple(max((one for one in values if one is not None), default=None) for values in found)
+    return tuple(max((value for value in values if value is not None), default=None) for values in found)
 
 
 def _cost(
-    known: Sequence[Trial],
-    chain: ChainConfig,
-    calibration: Calibration,
-    measured: Chain | None,
-    divergence: float | None,
+    known: Sequence[Trial], chain: ChainConfig, calibration: Calibration, divergence: float | None
 ) -> tuple[str, float | None]:
-    """Return the restore cost, and its basis: measured, or what trials paid for a divergence."""
+    """Return the basis of the restore cost, and the cost: what trials paid for a divergence."""
     from inshrink_core.chain import is_exact
 
     if chain.optimizer == "exact" and is_exact(chain.codec, {}):
         return "exact", 0.0
     if not calibration.n_trials:
         return "unknown", None
-    if measured is not None:
-        costs = [trial.restore_cost for trial in measured.trials]
-        return "measured", max((cost for cost in costs if cost is not None), default=None)
     prices = [
-        one.restore_cost / one.divergence for one in known if one.restore_cost is not None and one.divergence
+        trial.restore_cost / trial.divergence
+        for trial in known
+        if trial.restore_cost is not None and trial.divergence
     ]
-    told = prices and divergence is not None
-    return "predicted", statistics.median(prices) * (divergence or 0.0) if told else None
+    is_known = prices and divergence is not None
+    return "predicted", statistics.median(prices) * (divergence or 0.0) if is_known else None
 
 
 def _by_tensor(
@@ -647,9 +610,7 @@ def _by_tensor(
         nbytes = in_proportion(keyframes or deltas, deltas, n_steps, keyframe_every)
         h = [row.sensitivities[spec.key] for row in there if spec.key in row.sensitivities]
         damages = [
-            0.5 * row.sensitivities[spec.key] * row.squared_errors[spec.key]
-            if weighed
-            else row.squared_errors[spec.key]
+            (0.5 * row.sensitivities[spec.key] if weighed else 1) * row.squared_errors[spec.key]
             for row in there
             if not weighed or spec.key in row.sensitivities
         ]
@@ -700,49 +661,18 @@ def _encode(sample: _Sample, chain: ChainConfig, steps: Sequence[int]) -> Iterat
     run, keys = sample.run, sample.keys
     encoded = encode_chain(chain, (run[step] for step in steps), keys, sample.ahead(chain))
     before = None
-    for number, (step, one) in enumerate(zip(steps, encoded, strict=True)):
+    for number, (step, row) in enumerate(zip(steps, encoded, strict=True)):
         checkpoint = run[step]
         h = sensitivities(checkpoint, before, keys)
         yield _Row(
             step,
             checkpoint.raw_bytes(MODEL_ROLES),
-            one.scaled_nbytes,
-            one.scaled_damage(h),
-            one.relative_error,
+            row.scaled_nbytes,
+            row.scaled_damage(h),
+            row.relative_error,
             number % chain.keyframe_every == 0,
-            one.nbytes,
-            one.squared_errors,
+            row.nbytes,
+            row.squared_errors,
             h,
         )
         before = checkpoint
-
-
-def _measured(trials: Sequence[Trial], chain: ChainConfig, steps: Sequence[int]) -> Chain | None:
-    """Return the chain of a configuration that was measured in full; None where a step is missing."""
-    from inshrink_core.search.search import Chain
-    from inshrink_core.search.space import Candidate
-
-    same: dict[str, bool] = {}
-    found: dict[int, Trial] = {}
-    for one in trials:
-        key = json.dumps(one.config, sort_keys=True)
-        if key not in same:
-            same[key] = one.config.get("codec") == chain.codec and _is_config(one.config, chain)
-        if same[key] and not one.failure:
-            found[one.step] = one
-    if not set(steps) <= set(found):
-        return None
-    return Chain(
-        candidate=Candidate(codec=chain.codec), trials=tuple(found[step] for step in steps), whole=True
-    )
-
-
-def _is_config(document: Mapping[str, Any], chain: ChainConfig) -> bool:
-    """Whether a trial's configuration says what a chain is written with."""
-    from inshrink_core.chain.defaults import make_configs
-
-    settings = {**document["settings"], "overrides": document.get("override", [])}
-    try:
-        return make_configs(chain.codec, settings) == (chain.config, chain.overrides)
-    except InputError:  # settings of another version
-        return False

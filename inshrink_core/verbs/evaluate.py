@@ -70,7 +70,7 @@ class EvaluatorReport(Report):
     output: Path
     digest: str
 
-    SAYS: ClassVar = "evaluator=output sha256=digest"
+    KEYS: ClassVar = "evaluator=output sha256=digest"
 
 
 @dataclass(frozen=True)

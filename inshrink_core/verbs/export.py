@@ -16,7 +16,7 @@ from inshrink_core.errors import InputError, NotFoundError, StorageError
 from inshrink_core.execution.progress import Counter, OnProgress, Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.verbs.shared.groups import ArchiveLike, Decoding, Globs, PathLike, Size, local_target
+from inshrink_core.verbs.shared.groups import ArchiveLike, Decoding, Globs, PathLike, local_target
 from inshrink_core.verbs.shared.values import matching_names
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class ExportReport(Report):
     device: str = "cpu"
     converted: tuple[str, ...] = ()
 
-    SAYS: ClassVar = (
+    KEYS: ClassVar = (
         "archive output steps weights_only exact relative_error ratio_float32 "
         "ratio_weights=size.ratio_weights ratio_total=size.ratio_total raw_bytes=size.raw_total bytes=nbytes "
         "left_out layers_left_out converted seconds device"
@@ -143,7 +143,7 @@ class PackReport(Report):
     nbytes: int
     seconds: float
 
-    SAYS: ClassVar = "archive output steps frames=n_frames bytes=nbytes seconds"
+    KEYS: ClassVar = "archive output steps frames=n_frames bytes=nbytes seconds"
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,6 @@ class Export(Decoding, Request[ExportReport | PackReport]):
         coarsened to reach `ratio`; config and tokenizer files stay.
     ratio
         With --weights-only, how many times smaller than float32 the weights become at least; by default 8.
-    size
-        With --weights-only, how large a packed file may be instead, as 40MB.
     exact
         With --weights-only, keep every bit of the archived weights.
     tensors
@@ -226,7 +224,6 @@ class Export(Decoding, Request[ExportReport | PackReport]):
     step: Annotated[int | None, Option(metavar="STEP")] = None
     weights_only: bool = False
     ratio: Annotated[float | None, Option(metavar="RATIO")] = None
-    size: Size = None
     exact: bool = False
     tensors: Globs = ()
     without: Globs = ()
@@ -267,8 +264,6 @@ class Export(Decoding, Request[ExportReport | PackReport]):
             chosen, error = folder / "exact", 0.0
             packed = step.write_exact(chosen)
             wanted = DEFAULT_RATIO if self.ratio is None else self.ratio
-            if self.size is not None:
-                wanted = _ratio_for(self.size, packed, str(target))
             reached = _float32_nbytes(packed) >= wanted * (packed.weights_nbytes + _PACKING_NBYTES)
             if self.weights_only and not self.exact and not reached:
                 chosen = folder / "coarse"
@@ -277,17 +272,17 @@ class Export(Decoding, Request[ExportReport | PackReport]):
             if plain:
                 error = step.write_plain(made, target, DTYPES[self.dtype], force=self.force)
                 nbytes = target.stat().st_size
-                held, sizes = nbytes, None
+                stored_nbytes, sizes = nbytes, None
             else:
                 nbytes = pack_archive(made.reader, target, force=self.force)
                 sizes = archive_size(Archive.open(target))
-                held = sizes.weights_nbytes
+                stored_nbytes = sizes.weights_nbytes
         return ExportReport(
             archive=str(source.reader.path),
             output=target,
             steps=(info.step,),
             layout=self.layout,
-            ratio_float32=_float32_nbytes(packed) / held if held else None,
+            ratio_float32=_float32_nbytes(packed) / stored_nbytes if stored_nbytes else None,
             size=sizes,
             nbytes=nbytes,
             n_tensors=step.n_tensors,
@@ -325,32 +320,25 @@ class Export(Decoding, Request[ExportReport | PackReport]):
 
     def _check(self, *, is_chosen: bool) -> None:
         """Refuse what makes no sense together."""
-        graded = sum((self.exact, self.ratio is not None, self.size is not None))
+        graded = sum((self.exact, self.ratio is not None))
         of_weights = graded or is_chosen or self.layout != "packed" or self.dtype != "same"
-        copies = "--pack and --unpack copy the whole archive as it is"
-        if sum(target is not None for target in (self.output, self.pack, self.unpack)) != 1:
-            raise InputError("say what to make", remedy="give one of: -o FILE, --pack FILE, --unpack DIR")
-        if self.output is None and (self.weights_only or of_weights or self.step is not None):
-            raise InputError(copies, remedy="give -o FILE for a step; `inshrink prune` thins an archive out")
-        if graded > 1:
-            raise InputError("--exact, --ratio and --size exclude each other", remedy="give one of them")
-        if of_weights and not self.weights_only:
-            options = "--exact, --ratio, --size, --tensors, --without, --format and --dtype"
-            remedy = "add --weights-only; without it a step is written whole and exact"
-            raise InputError(f"{options} go with --weights-only", remedy=remedy)
-        if self.ratio is not None and not self.ratio >= 1:
-            what = f"a ratio of {self.ratio:g} makes nothing smaller"
-            raise InputError(what, remedy="give a number of at least 1")
-        if self.layout not in LAYOUTS:
-            raise InputError("an unknown layout", expected=", ".join(LAYOUTS), found=self.layout[:40])
-        if self.dtype not in DTYPES:
-            raise InputError("an unknown dtype", expected=", ".join(DTYPES), found=self.dtype[:40])
-        if self.layout == "packed" and self.dtype != "same":
-            what = "a packed file keeps the dtype of each tensor"
-            raise InputError(what, remedy="choose safetensors for another one")
-        if self.layout == "safetensors" and self.size is not None:
-            what = "a plain file is as large as its dtype makes it"
-            raise InputError(what, remedy="give a ratio, or a dtype")
+        n_targets = sum(target is not None for target in (self.output, self.pack, self.unpack))
+        is_copied = self.output is None and (self.weights_only or of_weights or self.step is not None)
+        is_small, is_plain = self.ratio is not None and not self.ratio >= 1, self.layout == "safetensors"
+        options = "--exact, --ratio, --tensors, --without, --format and --dtype"
+        refused = (
+            (n_targets != 1, "say what to make", "give one of: -o FILE, --pack FILE, --unpack DIR"),
+            (is_copied, "--pack and --unpack copy the whole archive as it is", "give -o FILE for a step"),
+            (graded > 1, "--exact and --ratio exclude each other", "give one of them"),
+            (of_weights and not self.weights_only, f"{options} go with --weights-only", "add --weights-only"),
+            (is_small, f"a ratio of {self.ratio} makes nothing smaller", "give a number of at least 1"),
+            (self.layout not in LAYOUTS, "an unknown layout", f"choose one of {', '.join(LAYOUTS)}"),
+            (self.dtype not in DTYPES, "an unknown dtype", f"choose one of {', '.join(DTYPES)}"),
+            (not is_plain and self.dtype != "same", "a packed file keeps every dtype", "choose safetensors"),
+        )
+        for is_wrong, what, remedy in refused:
+            if is_wrong:
+                raise InputError(what, remedy=remedy)
 
 
 export = python_call(Export)
@@ -381,22 +369,9 @@ def chosen_names(
     ('encoder.0.weight',)
     """
     names = tuple(names)
-    gone = {name for one in without for name in matching_names(names, one)}
-    kept = {name for one in tensors for name in matching_names(names, one)} if tensors else set(names)
-    return tuple(name for name in names if name in kept and name not in gone)
-
-
-def _ratio_for(size: int, packed: ArchiveSize, where: str) -> float:
-    """Return the ratio at which a packed file has some bytes: what is no weight takes its own."""
-    rest = packed.nbytes - packed.weights_nbytes
-    room = size - rest - _PACKING_NBYTES
-    if room <= 0:
-        raise InputError(
-            f"{size} bytes are too few: what goes with the weights takes {rest + _PACKING_NBYTES}",
-            where=where,
-            remedy="give more, or leave files out of the run",
-        )
-    return max(1.0, _float32_nbytes(packed) / room)
+    gone = {name for pattern in without for name in matching_names(names, pattern)}
+    chosen = {name for pattern in tensors for name in matching_names(names, pattern)}
+    return tuple(name for name in names if (name in chosen or not tensors) and name not in gone)
 
 
 @contextlib.contextmanager
@@ -436,29 +411,29 @@ class _Step:
         from inshrink_core.formats.carried import carried_tensors
 
         self._archive, self._info, self._progress = archive.sequential(), info, progress
-        self._whole = self._view = self._archive.checkpoint(info)
+        self._checkpoint = self._view = self._archive.checkpoint(info)
         self._meta = self._archive.frame(info).meta
         carried: tuple[CarriedTensor, ...] = ()
         if patterns is not None:
-            self._view = _weights_of(self._whole, *patterns)
-            carried = carried_tensors(self._whole, archive.limits)
+            self._view = _weights_of(self._checkpoint, *patterns)
+            carried = carried_tensors(self._checkpoint, archive.limits)
         self._carried = [
-            one
-            for one in carried
-            if one.role in MODEL_ROLES and patterns and chosen_names([one.name], *patterns)
+            tensor
+            for tensor in carried
+            if tensor.role in MODEL_ROLES and patterns and chosen_names([tensor.name], *patterns)
         ]
         self.n_tensors = len(self._view)
         files, keys = {file.path for file in self._view.files}, {spec.key for spec in self._view.specs}
         # A file with tensors lives on in those that are written.
         self.left_out = tuple(
             file.path
-            for file in self._whole.files
+            for file in self._checkpoint.files
             if file.path not in files
             and not any(member.key in keys for region in file.regions for member in region.members)
         )
         if not plain:  # what of the step is packed travels in its files
-            self.left_out += tuple(f"{one.key} ({one.kind})" for one in carried if one.file not in files)
-        self.layers_left_out = _layers_left_out(self._whole, self._view)
+            self.left_out += tuple(f"{item.key} ({item.kind})" for item in carried if item.file not in files)
+        self.layers_left_out = _layers_left_out(self._checkpoint, self._view)
         self.converted: list[str] = []
         self._source = [archive.reader.archive_id, info.frame_id]
 
@@ -470,11 +445,11 @@ class _Step:
         from inshrink_core.chain.prune import NewFrame, rewrite_frame
 
         # The frame that training was restored from stays behind, and so does what the digest is of.
-        gone = ["restored", BASE, *(() if self._view is self._whole else ("content", DROPPED))]
+        gone = ["restored", BASE, *(() if self._view is self._checkpoint else ("content", DROPPED))]
         meta = {key: value for key, value in self._meta.items() if key not in gone}
-        meta |= {"source": self._source} | ({} if self._view is self._whole else {"optimizer": "drop"})
+        meta |= {"source": self._source} | ({} if self._view is self._checkpoint else {"optimizer": "drop"})
         count = self._counter("export", self._view)
-        with self._one_frame(folder, "exact") as frame:
+        with self._single_frame(folder, "exact") as frame:
             attachments = encode_attachments(dict(attachments_of(self._view)))
             new = NewFrame(meta, self._view, attachments=attachments)
             rewrite_frame(self._archive, self._info, frame, new, lambda spec: count(spec.key))
@@ -493,8 +468,8 @@ class _Step:
             if self._progress is not None:
                 self._progress(Progress("coarsen", trial, trial + 1, self._info.step))
 
-        coarse = coarsen(self._view, self._whole, allowed, tried, self._archive.device)
-        with self._one_frame(folder, f"coarse {ratio:g}") as frame:
+        coarse = coarsen(self._view, self._checkpoint, allowed, tried, self._archive.device)
+        with self._single_frame(folder, f"coarse {ratio:g}") as frame:
             for spec, block in coarse.blocks:
                 frame.add(spec.key, block.codec, block.payload, attributes=pack_attributes(spec))
             add_attachments(frame, dict(attachments_of(self._view)))
@@ -508,7 +483,7 @@ class _Step:
         from inshrink_core.formats.write import write_safetensors, written_nbytes
 
         restored = made.checkpoint(made.last)
-        cast = _Cast(restored, self._whole, dtype)
+        cast = _Cast(restored, self._checkpoint, dtype)
         view = replace(restored, specs=tuple(map(cast.spec, restored.specs)), source=cast)
         view = with_plain_values(view, self._carried, self.converted.append)
         self.n_tensors = len(view)
@@ -519,7 +494,7 @@ class _Step:
         return cast.relative_error
 
     @contextlib.contextmanager
-    def _one_frame(self, folder: Path, form: str) -> Iterator[FrameWriter]:
+    def _single_frame(self, folder: Path, form: str) -> Iterator[FrameWriter]:
         """Make an archive of one keyframe; its id is a digest, so that the same export has the same bytes."""
         from inshrink_core.archive import ArchiveWriter
         from inshrink_core.frame import FrameKind
@@ -588,7 +563,7 @@ class _Cast:
         return math.sqrt(self._error / self._norm) if self._norm > 0 else 0.0
 
 
-def _weights_of(whole: Checkpoint, tensors: Sequence[str], without: Sequence[str]) -> Checkpoint:
+def _weights_of(checkpoint: Checkpoint, tensors: Sequence[str], without: Sequence[str]) -> Checkpoint:
     """Return chosen weights and buffers, and the files that belong to the model, not to its training.
 
     Raises
@@ -599,14 +574,14 @@ def _weights_of(whole: Checkpoint, tensors: Sequence[str], without: Sequence[str
     from inshrink_core.chain import view_of
     from inshrink_core.checkpoint import MODEL_ROLES
 
-    keys = [spec.key for spec in whole.specs if spec.role in MODEL_ROLES]
-    chosen = set(chosen_names(_model_names(whole), tensors, without))
-    if not chosen:
+    keys = [spec.key for spec in checkpoint.specs if spec.role in MODEL_ROLES]
+    names = set(chosen_names(_model_names(checkpoint), tensors, without))
+    if not names:
         raise NotFoundError(
-            "no tensor is left", where=whole.origin, remedy="`inshrink inspect --tensors` lists them"
+            "no tensor is left", where=checkpoint.origin, remedy="`inshrink inspect --tensors` lists them"
         )
-    kept = {whole.aliases.get(name, name) for name in chosen}
-    model = view_of(whole, kept)
+    chosen = {checkpoint.aliases.get(name, name) for name in names}
+    model = view_of(checkpoint, chosen)
     files = tuple(
         file
         for file in model.files
@@ -614,10 +589,10 @@ def _weights_of(whole: Checkpoint, tensors: Sequence[str], without: Sequence[str
         or not (
             _TRAINING_STATE.match(file.path.rpartition("/")[2])
             # The index of shards that are not all there leads to nothing.
-            or (len(kept) < len(keys) and file.path.endswith(".index.json"))
+            or (len(chosen) < len(keys) and file.path.endswith(".index.json"))
         )
     )
-    aliases = {alias: key for alias, key in model.aliases.items() if alias in chosen}
+    aliases = {alias: key for alias, key in model.aliases.items() if alias in names}
     return replace(model, files=files, aliases=aliases)
 
 
@@ -628,13 +603,14 @@ def _model_names(checkpoint: Checkpoint) -> dict[str, None]:
     return keys | {alias: None for alias, key in checkpoint.aliases.items() if key in keys}
 
 
-def _layers_left_out(whole: Checkpoint, view: Checkpoint) -> tuple[str, ...]:
+def _layers_left_out(checkpoint: Checkpoint, view: Checkpoint) -> tuple[str, ...]:
     """Return the outermost modules and tensors of the model of which nothing is kept."""
 
     def above(name: str) -> list[str]:
         return [name[: dot.start()] for dot in re.finditer(r"\.|$", name)]
 
-    names, kept = _model_names(whole), _model_names(view)
-    held = {module for name in kept for module in above(name)}
-    gone = [next((one for one in above(name) if one not in held), name) for name in names if name not in kept]
+    names, chosen = _model_names(checkpoint), _model_names(view)
+    modules = {module for name in chosen for module in above(name)}
+    left_out = (name for name in names if name not in chosen)
+    gone = (next((m for m in above(name) if m not in modules), name) for name in left_out)
     return tuple(dict.fromkeys(gone))

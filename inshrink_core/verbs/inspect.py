@@ -12,13 +12,14 @@ from inshrink_core import text
 from inshrink_core.checkpoint import Checkpoint, TensorsInMemory, Unseen
 from inshrink_core.errors import CheckFailedError, InshrinkError, MissingFrameError
 from inshrink_core.metrics import ratio
-from inshrink_core.report import Columns, Part, Report, Table, plain_value
+from inshrink_core.report import Part, Report, parts_of, plain_value
 from inshrink_core.request import Request, python_call
 from inshrink_core.verbs.shared import showing
 from inshrink_core.verbs.shared.groups import Reading, RunOrArchive
 
 if TYPE_CHECKING:
-    from inshrink_core.chain import Archive, ArchiveSize
+    from inshrink_core.chain import Archive
+    from inshrink_core.chain.sizes import StepNeeds
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 ARCHIVE_FORMAT = "inshrink"
 
-_MOST_FRAMES: Final = 40
+_FRAME: Final = ("step", "kind", "bytes", "ratio_total", "ratio_weights")
+_SIZES: Final = ("raw_bytes", "archive_bytes", "ratio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,55 +45,55 @@ class Inventory(Report):
         What is wrong with it although it can be shown.
     with_tensors
         Whether every tensor is shown.
-    size
-        Sizes of an archive.
     """
 
     path: str
     facts: Mapping[str, Any]
     failure: InshrinkError | None = None
     with_tensors: bool = False
-    size: ArchiveSize | None = None
+
+    SHOWS: ClassVar = (
+        "format steps n_parameters codec optimizer_state=optimizer_state base ratio_total "
+        "ratio_weights bits_per_weight raw_bytes archive_bytes originals needs "
+        "branches fates bytes_read roles frames=frames skipped"
+    )
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink inspect --json``."""
         return dict(self.facts)
 
+    @property
+    def optimizer_state(self) -> str:
+        """How an archive stores optimizer state."""
+        return showing.optimizer_text(self.facts.get("optimizer"), self.facts["roles"])
+
+    @property
+    def frames(self) -> list[dict[str, Any]]:
+        """A row for each frame, with how many tensors a save under a budget left as they were."""
+        rows = []
+        for row in self.facts.get("frames", ()):
+            older, quality = row.get("older") or {}, row["quality"] or {}
+            since = f"{len(older):,} since step {min(older.values())}" if older else ""
+            cost = {"restore_cost": quality.get("restore_cost"), "how": quality.get("how", "")}
+            rows.append({name: row[name] for name in _FRAME} | {"older_tensors": since} | cost)
+        return rows
+
+    @property
+    def listed(self) -> list[dict[str, Any]]:
+        """A row for each tensor."""
+        return [
+            {"tensor": row["key"], "dtype": row["dtype"], "shape": text.shape(row["shape"])}
+            | {"layer": "unattributed" if row["unattributed"] else row["layer"], "n_steps": row["n_steps"]}
+            | {name: row[name] for name in _SIZES if name in row}
+            for row in self.facts["tensors"]
+        ]
+
     def shown(self) -> Iterator[Part]:
         """Yield the facts, the sizes by role, the frames, and what was left out and why."""
-        facts, archived = self.facts, self.facts["kind"] == "archive"
-        sizes = {"raw": text.size} | ({"archived": text.size, "ratio": text.ratio} if archived else {})
-        keys = ("raw_bytes", "archive_bytes", "ratio")[: len(sizes)]
-        if facts["steps"] or archived:
-            yield from _facts(self)
-            rows = [
-                (role, row["tensors"], *(row[key] for key in keys)) for role, row in facts["roles"].items()
-            ]
-            yield Table({"role": None, "tensors": text.count, **sizes}, rows)
-        if archived and facts["frames"]:
-            names = ("step", "kind", "bytes", "ratio_total", "ratio_weights", "older", "quality")
-            rows = [tuple(one.get(name) for name in names) for one in facts["frames"]]
-            yield Table(_FRAME_COLUMNS, rows, most=_MOST_FRAMES)
-        if self.with_tensors:
-            columns: Columns = {"tensor": None, "dtype": None, "shape": None, "layer": None}
-            rows = [
-                (
-                    row["key"],
-                    row["dtype"],
-                    text.shape(row["shape"]),
-                    "unattributed" if row["unattributed"] else row["layer"],
-                    row["n_steps"],
-                    *(row[key] for key in keys),
-                )
-                for row in facts["tensors"]
-            ]
-            yield Table({**columns, "steps": text.count, **sizes}, rows)
-        yield from (f"note: {note}" for note in facts["notes"])
-        if facts["skipped"]:
-            yield f"beside the steps, {text.counted(len(facts['skipped']), 'file')}:"
-        for row in facts["skipped"]:
-            fate = f"{row['fate']}, " if row["fate"] else ""
-            yield f"  {row['path']}: {fate}{row['reason']}"
+        yield self.facts["kind"], self.path
+        yield from Report.shown(self)
+        yield from parts_of("tensors", self.listed if self.with_tensors else [], most=None)
+        yield from (f"note: {note}" for note in self.facts["notes"])
 
 
 @dataclass(frozen=True)
@@ -199,9 +201,9 @@ def _run_facts(run: Run | None, skipped: Iterable[Skipped]) -> dict[str, Any]:
     directory = None if run is None else run.directory
     tensors = _tensor_rows((((spec, 0, None) for spec in at[step].specs) for step in steps), archived=False)
     beside = [
-        Skipped(f"{directory}/{one.path}", f"of step {one.step}", one.fate, one.step)
-        for one in (() if run is None else run.fates)
-        if one.fate in (Fate.BRANCH, Fate.DUPLICATE) and not one.reason
+        Skipped(f"{directory}/{item.path}", f"of step {item.step}", item.fate, item.step)
+        for item in (() if run is None else run.fates)
+        if item.fate in (Fate.BRANCH, Fate.DUPLICATE) and not item.reason
     ]
     unseen = Unseen.of(layout for step in steps for layout in at[step].files)
     return {
@@ -228,23 +230,28 @@ def _inspect_archive(archive: Archive) -> Inventory:
     from inshrink_core.chain import QUALITY, WRITTEN, archive_size, optimizer_of, original_checks
     from inshrink_core.chain.meta import MODELS
 
-    whole, broken = _readable(archive)
-    sizes = archive_size(archive, whole)
+    readable, broken, takes, notes = _readable(archive)
+    needs = {
+        "memory_restore": max((row.memory() for row in takes), default=0),
+        "memory_verify": max((row.memory_in_turn for row in takes), default=0),
+        "disk_step": max((row.disk for row in takes), default=0),
+        "disk_all": sum(row.disk for row in takes),
+    }
+    sizes = archive_size(archive, readable)
     tensors = _tensor_rows(
-        (((one.spec, one.nbytes, one.codec) for one in frame.tensors) for frame in sizes.frames),
+        (((row.spec, row.nbytes, row.codec) for row in frame.tensors) for frame in sizes.frames),
         archived=True,
     )
-    meta = archive.frame(whole[-1]).meta if whole else {}
+    meta = archive.frame(readable[-1]).meta if readable else {}
     specs = tuple(tensor.spec for tensor in sizes.frames[-1].tensors) if sizes.frames else ()
     last = Checkpoint(step=0, specs=specs, source=TensorsInMemory({}), models=tuple(meta.get(MODELS, ())))
     reader, catalog = archive.reader, archive.reader.catalog
     head, problem = (reader.listed_head if catalog.is_complete else None), catalog.manifest_problem
-    needs, notes = _needs(archive, whole)
     frames, branches = [], []
     for frame in sizes.frames:
-        said = archive.frame(frame.info).meta
-        older = {"older": said[WRITTEN]} if WRITTEN in said else {}
-        frames.append({**frame.to_json(), "quality": said.get(QUALITY), **older})
+        meta_of = archive.frame(frame.info).meta
+        older = {"older": meta_of[WRITTEN]} if WRITTEN in meta_of else {}
+        frames.append({**frame.to_json(), "quality": meta_of.get(QUALITY), **older})
     with suppress(InshrinkError):  # a checkpoint with a name that cannot be read is a problem elsewhere
         named = archive.branches.items()
         branches = [{"name": name, "step": info.step, "bytes": info.nbytes} for name, info in named]
@@ -262,7 +269,7 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "bits_per_weight": sizes.bits_per_weight,
         "raw_bytes": sizes.raw_total,
         "archive_bytes": sizes.nbytes,
-        "needs": needs,
+        "needs": needs if takes else None,
         "n_branches": len({frame.branch for frame in reader.frames if not frame.is_named}),
         "branches": branches,
         "frames": frames,
@@ -274,10 +281,10 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "roles": _roles(tensors, archived=True),
         "bytes_read": archive.bytes_read,
         "skipped": [],
-        "originals": original_checks(archive, whole).to_json(),
+        "originals": original_checks(archive, readable).to_json(),
     }
     facts["notes"] = [*_notes(facts), *notes]
-    return Inventory(path=reader.path, facts=facts, failure=_failure(reader.path, facts), size=sizes)
+    return Inventory(path=reader.path, facts=facts, failure=_failure(reader.path, facts))
 
 
 def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:
@@ -301,42 +308,31 @@ def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:
     )
 
 
-def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> tuple[dict[str, int] | None, list[str]]:
-    """Return what restoring takes, the most of any step and the disk of all, and why some steps cannot be."""
-    from inshrink_core.chain import step_needs
-
-    rows, notes = [], []
-    for info in frames:
-        try:
-            rows.append(step_needs(archive, info))
-        except InshrinkError as error:
-            notes.append(f"step {info.step} cannot be restored: {error}")
-    needs = {
-        "memory_restore": max((row.memory() for row in rows), default=0),
-        "memory_verify": max((row.memory_in_turn for row in rows), default=0),
-        "disk_step": max((row.disk for row in rows), default=0),
-        "disk_all": sum(row.disk for row in rows),
-    }
-    return (needs if rows else None), notes
-
-
 def _shown(archive: Archive) -> tuple[FrameInfo, ...]:
     """Return the frames of the head's history; every frame where nothing tells which is the head."""
     return archive.frames if archive.reader.catalog.is_complete else archive.reader.frames
 
 
-def _readable(archive: Archive) -> tuple[list[FrameInfo], list[FrameInfo]]:
-    """Return the frames shown that can be read, and those that need a missing one."""
-    whole: list[FrameInfo] = []
+def _readable(archive: Archive) -> tuple[list[FrameInfo], list[FrameInfo], list[StepNeeds], list[str]]:
+    """Return the frames that can be read, those that need a missing one, what restoring takes, and notes."""
+    from inshrink_core.chain import step_needs
+
+    readable: list[FrameInfo] = []
     broken: list[FrameInfo] = []
+    takes: list[StepNeeds] = []
+    notes: list[str] = []
     for info in _shown(archive):
         try:
             archive.frame(info)
         except MissingFrameError:
             broken.append(info)
-        else:
-            whole.append(info)
-    return whole, broken
+            continue
+        readable.append(info)
+        try:
+            takes.append(step_needs(archive, info))
+        except InshrinkError as error:
+            notes.append(f"step {info.step} cannot be restored: {error}")
+    return readable, broken, takes, notes
 
 
 def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -351,54 +347,3 @@ def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["manifest_problem"]:
         yield f"{facts['manifest_problem']}: frames that are gone cannot be told"
         yield from (f"this frame cannot be read: {path}" for path in facts["unreadable_frames"])
-
-
-def _facts(inventory: Inventory) -> Iterator[tuple[str, str]]:
-    """Yield the facts at the top."""
-    facts = inventory.facts
-    yield facts["kind"], inventory.path
-    yield "format", str(facts["format"])
-    yield "steps", text.steps_in_short(facts["steps"])
-    yield "parameters", text.count(facts["n_parameters"])
-    yield "tensors", text.count(len(facts["tensors"]))
-    if inventory.size is None:
-        yield "raw", text.size(facts["raw_bytes"])
-    else:
-        yield "codec", str(facts["codec"] or text.UNKNOWN)
-        yield from showing.size_facts(inventory.size, facts["optimizer"])
-        yield "checksums of the originals", facts["originals"]["text"]
-        if needs := {name: text.size(nbytes) for name, nbytes in (facts["needs"] or {}).items()}:
-            restoring, verifying = needs["memory_restore"], needs["memory_verify"]
-            yield "memory needed", f"about {restoring} to restore a step, {verifying} to verify"
-            yield "disk needed", f"{needs['disk_step']} for a step, {needs['disk_all']} for all"
-        yield "branches", ", ".join(f"{row['name']} (step {row['step']})" for row in facts["branches"])
-    yield "files of tensors", showing.fates_text(facts.get("fates", {}))
-    yield "read", f"{text.size(facts['bytes_read'])} of headers"
-
-
-def _older(older: Mapping[str, int] | None) -> str:
-    """Return how many tensors a save under a budget left as they were, and how old the oldest is."""
-    return f"{text.count(len(older))} since step {min(older.values())}" if older else ""
-
-
-def _cost(quality: Mapping[str, Any] | None) -> str:
-    """Return what a restore of a frame costs, how that is known, and what was promised."""
-    if not quality:
-        return ""
-    how = text.printable(str(quality.get("how", "")))
-    if how == "exact":
-        return "none, exact"
-    limit = quality.get("bounds", {}).get("restore_cost")
-    promised = "" if limit is None else f", at most {text.percent(limit)}"
-    return f"{text.percent(quality.get('restore_cost'))} {how}{promised}"
-
-
-_FRAME_COLUMNS: Final = {
-    "step": str,
-    "kind": None,
-    "bytes": text.size,
-    "ratio of all": text.ratio,
-    "ratio of weights": text.ratio,
-    "older tensors": _older,
-    "restore cost": _cost,
-}

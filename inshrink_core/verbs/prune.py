@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from inshrink_core.errors import InputError, MissingFrameError
-from inshrink_core.frame import FrameInfo
+from inshrink_core.frame import FrameInfo, FrameKind
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.retention import Retention
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
     from inshrink_core.archive import ArchiveReader
     from inshrink_core.chain import Archive
     from inshrink_core.chain.prune import PrunePlan, PruneRules
-    from inshrink_core.checkpoint import TensorSpec
-
-
-_SAMPLE_SHARE: Final = 1 / 8
-"""Of the raw bytes of each role, what is re-keyed to estimate how large a keyframe would be."""
+    from inshrink_core.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +52,7 @@ class PruneReport(Report):
     seconds: float
     device: str = "cpu"
 
-    SAYS: ClassVar = (
+    KEYS: ClassVar = (
         "archive applied kept=plan.kept.step references=plan.references.step removed=plan.removed.step "
         "rekeyed=plan.rekeyed.step rewritten=plan.copied.step stripped=plan.stripped.step "
         "lost_origins=plan.lost_origins.step frames bytes_before=before bytes_after=after "
@@ -124,7 +120,7 @@ class ForgetReport(Report):
     useless: tuple[FrameInfo, ...]
     head: FrameInfo | None
 
-    SAYS: ClassVar = "archive applied manifest missing=missing.place useless=useless.place last=head.place"
+    KEYS: ClassVar = "archive applied manifest missing=missing.place useless=useless.place last=head.place"
 
     def remarks(self) -> Iterator[str]:
         """Yield what is to do."""
@@ -239,7 +235,7 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
         before = opened.reader.nbytes
         plan = make_plan(opened, rules)
         if not (self.apply and plan.changes):
-            after = before + _growth(opened.sequential(), plan)
+            after = before + _growth(opened, plan)
             if self.apply:
                 # Opening repairs: what a prune that was cut off had still to delete goes now.
                 ArchiveWriter(self.archive).close()
@@ -294,55 +290,35 @@ prune = python_call(Prune)
 
 
 def _growth(archive: Archive, plan: PrunePlan) -> int:
-    """Return by about how many bytes an archive grows; negative where it shrinks."""
-    from inshrink_core.chain import frame_size
-    from inshrink_core.chain.attachments import LAYOUT_KEY
+    """Return by about how many bytes an archive grows; negative where it shrinks.
+
+    A tensor that is re-keyed is taken to need as much as in the last keyframe before it.
+    """
     from inshrink_core.chain.meta import spec_of
 
-    grown = -sum(frame.nbytes for frame in plan.removed)
-    rekeyed = {frame.frame_id for frame in plan.rekeyed}
-    for info in plan.staying:
-        rest, standing = plan.rests.get(info.frame_id), plan.standing_of(info)
-        entries, frame = archive.frame(info).entries, frame_size(archive, info)
-        again = {spec_of(one).whole.key for one in entries if not one.attachment and one.key in standing}
-        if rest is not None:
-            kept, files = set(rest.view), {LAYOUT_KEY, *(file.path for file in rest.view.files)}
-            grown -= sum(
-                one.stored_nbytes
-                for one in entries
-                if (one.key not in files if one.attachment else spec_of(one).whole.key not in kept)
-            )
-            again = kept if info.frame_id in rekeyed else again
-        elif info.frame_id in rekeyed:
-            blocks = _rekeyed_nbytes(archive, info, [row.spec for row in frame.tensors])
-            grown += frame.attachments_nbytes + frame.overhead_nbytes + blocks - info.nbytes
-        rows = [row for row in frame.tensors if row.spec.key in again]
-        grown += _rekeyed_nbytes(archive, info, [row.spec for row in rows]) - sum(row.nbytes for row in rows)
+    rekeyed, removed = ({frame.frame_id for frame in frames} for frames in (plan.rekeyed, plan.removed))
+    grown, alone = 0, dict[str, int]()
+    for info in archive.reader.frames:
+        entries, rest = archive.frame(info).entries, plan.rests.get(info.frame_id)
+        if info.kind is FrameKind.KEYFRAME:
+            alone |= {entry.key: entry.stored_nbytes for entry in entries if not entry.attachment}
+        if info.frame_id in removed:
+            grown -= info.nbytes
+            continue
+        for entry in entries:
+            key = entry.key if entry.attachment else spec_of(entry).whole.key
+            if rest is not None and not _stays(key, entry.attachment, rest.view):
+                grown -= entry.stored_nbytes
+            elif not entry.attachment and (info.frame_id in rekeyed or entry.key in plan.standing_of(info)):
+                grown += alone.get(entry.key, entry.stored_nbytes) - entry.stored_nbytes
     return grown
 
 
-def _rekeyed_nbytes(archive: Archive, info: FrameInfo, tensors: Iterable[TensorSpec]) -> int:
-    """Return about how many bytes tensors would take without a reference; decodes a share of each role."""
-    from inshrink_core.chain.meta import spec_of
-    from inshrink_core.codec import codec_for_block
+def _stays(key: str, is_attachment: bool, view: Checkpoint) -> bool:
+    """Return whether a block stays of a frame whose optimizer state goes."""
+    from inshrink_core.chain.attachments import LAYOUT_KEY
 
-    total, where = 0.0, archive.where(info)
-    by_role: dict[str, list[TensorSpec]] = {}
-    for one in tensors:
-        by_role.setdefault(one.role.value, []).append(one)
-    for specs in by_role.values():
-        raw = sum(spec.nbytes for spec in specs)
-        seen = rekeyed = 0
-        for spec in sorted(specs, key=lambda spec: (-spec.nbytes, spec.key)):
-            if seen >= _SAMPLE_SHARE * raw and seen:
-                break
-            seen += spec.nbytes
-            for entry in archive.blocks(info, spec.key):
-                _, reference = archive.decode(info, entry.key)
-                codec = codec_for_block(entry.codec, where)
-                rekeyed += len(codec.rekey(spec_of(entry, where), reference).payload)
-        total += rekeyed * raw / seen if seen else rekeyed
-    return round(total)
+    return key == LAYOUT_KEY or any(file.path == key for file in view.files) if is_attachment else key in view
 
 
 def _lost(reader: ArchiveReader) -> tuple[tuple[FrameInfo, ...], tuple[FrameInfo, ...]]:

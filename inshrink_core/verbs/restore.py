@@ -79,7 +79,7 @@ class RestoreReport(Report):
     without_state: tuple[int, ...] = ()
     converted: tuple[str, ...] = ()
 
-    SAYS: ClassVar = (
+    KEYS: ClassVar = (
         "steps steps_without_state=without_state files=paths format=layout seconds bytes_read "
         "exact_roles=stored.exact lossy_roles=stored.lossy originals device converted"
     )
@@ -167,7 +167,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
         from inshrink_core.execution import default_threads
         from inshrink_core.formats import write_checkpoint
         from inshrink_core.formats.disk import check_names, check_target
-        from inshrink_core.formats.write import LAYOUTS, NO_MATCH, restorable_layout
+        from inshrink_core.formats.write import LAYOUTS, restorable_layout
 
         begun = time.perf_counter()
         if self.layout not in LAYOUTS:
@@ -195,8 +195,8 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
         converted: dict[str, None] = {}
         written = self.layout
         # Files of steps that were no folders go beside each other, unless names collide.
-        flat = [one for info in every if not (one := view.checkpoint(info)).folder]
-        names = [file.path.casefold() for one in flat for file in one.files]
+        flat = [found for info in every if not (found := view.checkpoint(info)).folder]
+        names = [file.path.casefold() for item in flat for file in item.files]
         collide = len(set(names)) < len(names)
         numbered = {info: f"checkpoint-{view.checkpoint(info).branch or info.step}" for info in every}
         folders = {info: view.checkpoint(info).folder or name for info, name in numbered.items()}
@@ -210,24 +210,22 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             nested = len(every) > 1 and apart
             target = check_target(directory, f"{folders[info]}/file").parent if nested else directory
             order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
-            try:
-                with checkpoint.prefetch(order, threads) as ahead:
-                    paths += write_checkpoint(
-                        ahead,
-                        target,
-                        layout=written,
-                        force=self.force,
-                        keys=keys,
-                        progress=partial(_report, count, checkpoint),
-                        limits=opened.limits,
-                        converted=lambda what: converted.setdefault(what),
-                    )
-            except NotFoundError as error:
-                if error.what == NO_MATCH:
-                    error = NotFoundError(
-                        f"{NO_MATCH} '{self.tensors}'", where=error.where, remedy=error.remedy
-                    )
-                raise error from None
+            if not order and self.tensors is not None:
+                remedy = "`inshrink inspect --tensors` lists them"
+                raise NotFoundError(
+                    f"no tensor matches '{self.tensors}'", where=view.where(info), remedy=remedy
+                )
+            with checkpoint.prefetch(order, threads) as ahead:
+                paths += write_checkpoint(
+                    ahead,
+                    target,
+                    layout=written,
+                    force=self.force,
+                    keys=keys,
+                    progress=partial(_report, count, checkpoint),
+                    limits=opened.limits,
+                    converted=lambda what: converted.setdefault(what),
+                )
         if self.part is not None:
             meet()
             part_ways()
@@ -254,12 +252,12 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
         opened = self.opened_archive(self.archive)
         infos = self._frames(opened)
         return replace(
-            next((one for one in done if one.steps), done[0]),
-            steps=tuple(step for one in done for step in one.steps),
-            paths=tuple(path for one in done for path in one.paths),
+            next((report for report in done if report.steps), done[0]),
+            steps=tuple(step for report in done for step in report.steps),
+            paths=tuple(path for report in done for path in report.paths),
             seconds=time.perf_counter() - begun,
-            bytes_read=sum(one.bytes_read for one in done),
-            converted=tuple(dict.fromkeys(what for one in done for what in one.converted)),
+            bytes_read=sum(report.bytes_read for report in done),
+            converted=tuple(dict.fromkeys(what for report in done for what in report.converted)),
             stored=exactness_of(opened, infos, _selector(self.tensors)),
             originals=original_checks(opened, infos),
         )
@@ -362,5 +360,5 @@ def load_state_dict(
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     info = opened.last if step is None else opened.reader.find(step)
     checkpoint = opened.on(device).checkpoint(info)
-    carried = {one.name: one for one in carried_tensors(checkpoint) if one.role in MODEL_ROLES}
-    return checkpoint.state_dict() | {name: one.whole() for name, one in carried.items()}
+    carried = {tensor.name: tensor for tensor in carried_tensors(checkpoint) if tensor.role in MODEL_ROLES}
+    return checkpoint.state_dict() | {name: tensor.whole() for name, tensor in carried.items()}

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.report import UNSAID, Part, Report, value_text
+from inshrink_core.report import UNSAID, Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import UNKNOWN, count, duration, printable, ratio, steps_in_short
+from inshrink_core.text import UNKNOWN, printable, ratio
 from inshrink_core.verbs.shared.groups import (
     Bounding,
     Computing,
@@ -55,7 +55,7 @@ _BY_STEP: Final = (
     " weights: an archive that is written under these bounds has them{but}"
 )
 
-_IN_FILE: Final = "; {file} holds one configuration for all steps, so it has {held} in their place"
+_IN_FILE: Final = "; {file} holds one configuration for all steps, so it has {best} in their place"
 
 _NOTHING_SAID: Final = (
     "the previous checkpoint, in the place of each one, keeps the bounds at every step: they say nothing,"
@@ -154,6 +154,14 @@ class SearchReport(Report):
     device: str = "cpu"
     output: Path | None = field(default=None, metadata=UNSAID)
 
+    SHOWS: ClassVar = (
+        "bounds target_ratio best=found figures=figures decided_by=binding "
+        "ratio_by_default=default.ratio_weights default_keeps_the_bounds=default_keeps "
+        "ratio_by_step=by_step.ratio_weights metric direction steps "
+        "where_the_previous_checkpoint_keeps_them_too=uninformative evaluations rank_correlation seconds "
+        "device log"
+    )
+
     @property
     def is_best_by_step(self) -> bool:
         """Whether settings of its own for each step store more than any one configuration that was found."""
@@ -189,47 +197,26 @@ class SearchReport(Report):
         }
         return Report.to_json(self) | shown
 
-    def shown(self) -> Iterator[Part]:
-        """Yield what was found, under what, and what it took."""
+    @property
+    def found(self) -> str:
+        """The configuration in a few words."""
+        return "none" if self.best is None else printable(describe(self.best.to_json()["config"]))
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """The ratios of the configuration, and its figures at the worst step."""
+        known = {} if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()}
+        return {name: value for name, value in known.items() if name != "config"}
+
+    def remarks(self) -> Iterator[str]:
+        """Yield how to write what was found, and the notes."""
         from inshrink_core.search.bounds import option_of
 
-        limits = self.bounds.limits
-        asked = [
-            f"{name.replace('_', ' ')} ≤ "
-            + (f"{limit:g} nats" if name == "divergence" else f"{limit * 100:g} %")
-            for name, limit in limits.items()
-        ]
-        if self.target_ratio is not None:
-            asked.append(f"ratio ≥ {self.target_ratio:g}")
-        yield "asked", ", ".join(asked)
-        best = {} if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()}
-        yield "best", printable(describe(best["config"])) if best else "none"
-        yield from (
-            (key.replace("_", " "), value_text(key, best.get(key))) for key in ("ratio_total", *_FIGURES)
-        )
-        if (one := self.binding) is not None:
-            figure = one.figure.replace("_", " ")
-            usage = f"step {count(one.step)}, whose {figure} takes {one.usage * 100:.0f} % of its bound"
-            yield "decided by", usage
-        breaks = not self.default_keeps and self.target_ratio is None
-        rest = ", and breaks the bounds" if breaks else ""
-        yield "default", f"{ratio(self.default.ratio_weights)} of the weights{rest}"
-        if self.by_step is not None:
-            rest = ", more than any one configuration: the best" if self.is_best_by_step else ""
-            yield "settings by step", f"{ratio(self.by_step.ratio_weights)} of the weights{rest}"
-        yield "metric", f"{self.metric}, {self.direction} is better"
-        yield "steps", steps_in_short(self.steps)
-        if n_stale := len(self.uninformative):
-            yield "says nothing", f"{n_stale} steps, where the previous checkpoint keeps them too"
-        yield "evaluations", f"{count(self.evaluations)}, {len(self.trials)} trials known"
-        yield "rank correlation", value_text("", self.rank_correlation)
-        yield "time", f"{duration(self.seconds)} on {self.device}"
-        yield "trials", str(self.log or "not kept")
         if self.is_best_by_step:
-            limits_asked = " ".join(f"{option_of(name)} {limit:g}" for name, limit in limits.items())
-            yield "next", f"inshrink compress RUN -o ARCHIVE {limits_asked}"
+            limits = (f"{option_of(name)} {limit:g}" for name, limit in self.bounds.limits.items())
+            yield f"next: inshrink compress RUN -o ARCHIVE {' '.join(limits)}"
         elif self.best is not None and self.output is not None:
-            yield "next", f"inshrink compress RUN -o ARCHIVE --config {self.output}"
+            yield f"next: inshrink compress RUN -o ARCHIVE --config {self.output}"
         yield from (f"note: {note}" for note in self.notes)
 
 
@@ -249,7 +236,7 @@ def _binding(chain: Chain, bounds: Bounds) -> Binding | None:
         for name, limit in bounds.limits.items()
         if (value := getattr(trial, name)) is not None and 0 < limit < math.inf
     ]
-    return max(found, key=lambda one: one.usage, default=None)
+    return max(found, key=lambda row: row.usage, default=None)
 
 
 def describe(config: Mapping[str, Any]) -> str:
@@ -261,9 +248,9 @@ def describe(config: Mapping[str, Any]) -> str:
     'coarseness 2.5'
     """
     words = [f"{name} {_short(value)}" for name, value in config.get("settings", {}).items()]
-    for one in config.get("override", []):
-        chosen = one.get("layer_type") or one.get("match", "*")
-        values = [_short(value) for name, value in one.items() if name not in ("layer_type", "match")]
+    for override in config.get("override", []):
+        chosen = override.get("layer_type") or override.get("match", "*")
+        values = [_short(value) for name, value in override.items() if name not in ("layer_type", "match")]
         words.append(f"{chosen} {' '.join(values)}")
     return ", ".join(words) or str(config.get("codec", UNKNOWN))
 
@@ -364,7 +351,9 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                     notes.append(_NOTHING_BETTER)
                 if is_own:
                     by_step = self._by_step(opened, chains)
-            trials = tuple({id(one): one for chain in chains.known.values() for one in chain.trials}.values())
+            trials = tuple(
+                {id(trial): trial for chain in chains.known.values() for trial in chain.trials}.values()
+            )
             report = SearchReport(
                 best=best,
                 ratio_total=None if best is None else chains.ratio_total(best),
@@ -388,10 +377,10 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 output=target,
             )
             if by_step is not None and report.is_best_by_step:
-                held = "none" if best is None else f"the best of those, {ratio(best.ratio_weights)},"
-                but = "" if target is None else _IN_FILE.format(file=target.name, held=held)
-                said = _BY_STEP.format(ratio=ratio(by_step.ratio_weights), but=but)
-                report = replace(report, notes=(*report.notes, said))
+                known = "none" if best is None else f"the best of those, {ratio(best.ratio_weights)},"
+                but = "" if target is None else _IN_FILE.format(file=target.name, best=known)
+                note = _BY_STEP.format(ratio=ratio(by_step.ratio_weights), but=but)
+                report = replace(report, notes=(*report.notes, note))
         document = report.to_json()
         if target is not None:
             write_whole(target, json.dumps(document, indent=1) + "\n")
@@ -435,14 +424,14 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
             _logger.info("nothing is known of settings by step: %s", error)
             return None
         promised = bounded.promise.to_json()
-        told = ByStep(
+        by_step = ByStep(
             ratio_weights=size.ratio_weights,
             ratio_total=size.ratio_total,
             evaluations=judge.evaluations - before,
             **{name: promised[f"max_{name}"] for name in FIGURES},
         )
-        known.add("by_step", question, asdict(told))
-        return told
+        known.add("by_step", question, asdict(by_step))
+        return by_step
 
     @contextlib.contextmanager
     def _begun(self) -> Iterator[tuple[Run, Cube | Line, ChainTrials]]:
@@ -457,7 +446,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         opened = self.opened_run(self.run).attributed()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         base = self.chain_config(device=self.device, threads=self.threads)
-        layers = {one.layer for one in opened[chosen[0]].specs if one.role in MODEL_ROLES}
+        layers = {spec.layer for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES}
         space = space_of(base.codec, layers)
         path = trial_log_of(opened, None if self.output is None else Path(self.output))
         log = TrialLog(path, checkpoint_digest(opened[opened.steps[0]]))

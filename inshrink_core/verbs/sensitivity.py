@@ -51,7 +51,7 @@ class SensitivityReport(Report):
     bytes_read: int
     device: str = "cpu"
 
-    SAYS: ClassVar = "run metric=table.metric device"
+    KEYS: ClassVar = "run metric=table.metric device"
     """What every document has."""
 
     @property

@@ -13,28 +13,19 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 from inshrink_core.errors import CheckFailedError, DamagedError, InshrinkError, TooLargeError, spoken
 from inshrink_core.execution.progress import Counter
 from inshrink_core.execution.together import gathered, part_ways
-from inshrink_core.report import Part, Report, Table
+from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import count, counted, error_size, steps_in_short
+from inshrink_core.text import counted, steps_in_short
 from inshrink_core.verbs.shared.groups import AnyArchive, AnyRun, ArchiveLike, Decoding, InParts, Sparing
 from inshrink_core.verbs.shared.measured import Measurements
-from inshrink_core.verbs.shared.showing import (
-    large_errors_text,
-    original_lines,
-    rows_in_short,
-    stored_lines,
-    unreadable_lines,
-)
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from inshrink_core.archive import Problem
     from inshrink_core.chain.archive import Archive
     from inshrink_core.chain.config import LargeError
     from inshrink_core.chain.report import OriginalChecks
     from inshrink_core.chain.sizes import Exactness, StepNeeds
-    from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
+    from inshrink_core.checkpoint import Checkpoint
     from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
     from inshrink_core.metrics import TensorError
@@ -44,34 +35,6 @@ _LOST = {"unreadable": "cannot be read", "left out": "is left out"}
 _MOST_WORST = 10
 
 _Read = TypeVar("_Read")
-
-
-class _Recording:
-    """A `TensorSource` that goes on after a tensor that cannot be decoded, with zeros in its place."""
-
-    def __init__(self, source: TensorSource) -> None:
-        self.errors: list[InshrinkError] = []
-        self._source = source
-
-    def read(self, spec: TensorSpec) -> Tensor:
-        """Return a tensor."""
-        import torch
-
-        from inshrink_core.formats.source import tensor_bytes
-
-        try:
-            tensor = self._source.read(spec)
-            tensor_bytes(tensor, spec)
-        except TooLargeError:
-            raise
-        except InshrinkError as error:
-            self.errors.append(error)
-            return torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
-        return tensor
-
-    def skeleton(self, layout: FileLayout) -> bytes:
-        """Return the bytes of a file outside its tensors."""
-        return self._source.skeleton(layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +47,7 @@ class StepError(Report):
     error: TensorError
     large: tuple[LargeError, ...] = ()
 
-    SAYS: ClassVar = (
+    KEYS: ClassVar = (
         "step tensor=key codec max_abs=error.max_abs relative_rms=error.relative_rms "
         "bit_exact=error.bit_exact"
     )
@@ -133,15 +96,19 @@ class Verification(Report):
     originals: OriginalChecks
     device: str = "cpu"
 
-    SAYS: ClassVar = (
+    KEYS: ClassVar = (
         "ok problems notes frames=n_frames deep device missing_steps unreadable exact_roles=stored.exact "
         "lossy_roles=stored.lossy originals large_errors errors"
+    )
+    SHOWS: ClassVar = (
+        "problems notes unreadable worst_tensors=worst_tensors large_errors stored_bit_for_bit=stored.exact "
+        "compressed_with_an_error=stored.lossy missing_steps originals"
     )
 
     @property
     def large_errors(self) -> list[LargeError]:
         """Tensors of the model whose relative error is above .25 though no setting asks for it."""
-        return [one for row in self.errors for one in row.large]
+        return [error for row in self.errors for error in row.large]
 
     @property
     def ok(self) -> bool:
@@ -155,58 +122,26 @@ class Verification(Report):
         what = "a problem was found" if n == 1 else f"{n} problems were found"
         return None if self.ok else CheckFailedError(what, where=self.path)
 
-    def shown(self) -> Iterator[Part]:
-        """Yield the problems, then the worst tensors, then the verdict."""
-        yield from rows_in_short(
-            [f"{one.where}: {'; '.join(filter(None, one[1:3]))}" for one in self.problems]
-        )
-        if self.ok:
-            yield from unreadable_lines(self.unreadable)
-        yield from rows_in_short([f"note: {one.where}: {one.what}; {one.remedy}" for one in self.notes])
+    @property
+    def worst_tensors(self) -> list[StepError]:
+        """The largest errors. Moments have a relative error of about 1 by design, and come last."""
+
+        def badness(row: StepError) -> tuple[bool, float, float]:
+            # Where the original is all zero, any error counts as the largest.
+            relative = math.inf if row.error.relative_rms is None else row.error.relative_rms
+            return "@" in row.key, -relative, -row.error.max_abs
+
+        return sorted((row for row in self.errors if not row.error.bit_exact), key=badness)[:_MOST_WORST]
+
+    def remarks(self) -> Iterator[str]:
+        """Yield the verdict."""
         if self.errors:
             exact = sum(row.error.bit_exact for row in self.errors)
-            yield f"bit-exact: {count(exact)} of {count(len(self.errors))} tensors, all steps"
-            yield from _error_tables(self.errors)
-        if self.large_errors:
-            yield f"relative error above .25: {large_errors_text(self.large_errors)}"
-        if self.ok:
-            yield from stored_lines(self.stored)
-        if self.missing_steps and self.ok:
-            yield f"pruned: step {steps_in_short(self.missing_steps)}"
-        yield from original_lines(self.originals.text)
+            yield f"bit-exact: {exact:,} of {len(self.errors):,} tensors, all steps"
         if self.ok:
             looked = "checked and restored" if self.deep else "checked"
             rest = ", but for what cannot be read" if self.unreadable else ""
             yield f"sound{rest}: {counted(self.n_frames, 'frame')} {looked}"
-
-
-def _error_tables(errors: Sequence[StepError]) -> Iterator[Table]:
-    """Yield the errors by role, and the largest ones; nothing where all tensors are bit-exact."""
-    lossy = [row for row in errors if not row.error.bit_exact]
-    if not lossy:
-        return
-    roles: dict[str, list[StepError]] = {}
-    for row in errors:
-        roles.setdefault(row.key.partition("@")[2] or "weights, buffers", []).append(row)
-    cells = []
-    for role, rows in roles.items():
-        worst = max(rows, key=_badness).error
-        error = "none" if worst.bit_exact else error_size(worst.relative_rms)
-        cells.append((role, len(rows), sum(row.error.bit_exact for row in rows), error))
-    yield Table({"role": None, "tensors": count, "bit-exact": count, "largest relative error": str}, cells)
-    # Moments have a relative error of about one by design: they would fill the list.
-    lossy = sorted([row for row in lossy if "@" not in row.key] or lossy, key=_badness, reverse=True)
-    columns = {"step": str, "codec": None, "relative error": error_size, "largest error": error_size}
-    yield Table(
-        {"worst tensors": None, **columns},
-        [(o.key, o.step, o.codec, o.error.relative_rms, o.error.max_abs) for o in lossy[:_MOST_WORST]],
-    )
-
-
-def _badness(row: StepError) -> tuple[float, float]:
-    """Order by relative error; where the original is all zero, any error counts as the worst."""
-    relative = row.error.relative_rms
-    return (math.inf if relative is None else relative, row.error.max_abs)
 
 
 @dataclass(frozen=True)
@@ -345,10 +280,10 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
         from inshrink_core.chain.parts import frames_of
         from inshrink_core.formats import Run
 
-        held = {info.step for info in line}
-        missing = tuple(step for step in against.steps if step not in held)
+        archived = {info.step for info in line}
+        missing = tuple(step for step in against.steps if step not in archived)
         # What came before the last frame of an archive that was pruned may have been removed.
-        first = max(held, default=0) if archive.reader.catalog.manifest.tombstones else 0
+        first = max(archived, default=0) if archive.reader.catalog.manifest.tombstones else 0
         lost = [step for step in missing if step >= first]
         unreadable = against.unreadable if isinstance(against, Run) else ()
         errors: list[StepError] = []
@@ -375,7 +310,9 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
             wrong, rows = _compare(archive, info, _as_archived(originals, archive, info))
             if wrong and isinstance(originals, Run):
                 rotten = set(originals.readable([info.step]).unreadable) - set(originals.unreadable)
-                wrong = [row for row in wrong if not any(row.where.startswith(one.path) for one in rotten)]
+                wrong = [
+                    row for row in wrong if not any(row.where.startswith(entry.path) for entry in rotten)
+                ]
                 unreadable += tuple(rotten)
             problems += wrong
             errors += rows
@@ -428,17 +365,14 @@ def _rehearse(archive: Archive, info: FrameInfo) -> list[Problem]:
     """Restore a frame and store nothing; what fails becomes a problem."""
     from inshrink_core.formats.write import rehearse_writing, restorable_layout
 
-    source = None
     try:
         checkpoint = archive.checkpoint(info)
-        source = _Recording(checkpoint.source)
-        rehearse_writing(replace(checkpoint, source=source), restorable_layout(checkpoint), archive.limits)
-        errors = source.errors
+        rehearse_writing(checkpoint, restorable_layout(checkpoint), archive.limits)
     except TooLargeError:
         raise
     except InshrinkError as error:
-        errors = [*(source.errors if source else ()), error]
-    return [_problem(archive, info, error) for error in errors]
+        return [_problem(archive, info, error)]
+    return []
 
 
 def _compare(

@@ -13,7 +13,7 @@ from inshrink_core.errors import InputError
 from inshrink_core.execution import write_whole
 from inshrink_core.report import Part, Report, Table
 from inshrink_core.search.bounds import Bounds, Figures
-from inshrink_core.text import UNKNOWN, duration, nats, percent, ratio, steps_in_short
+from inshrink_core.text import UNKNOWN, duration, limit_text, nats, percent, ratio, steps_in_short
 
 REPEAT: Final = "repeat"
 """Label of the previous checkpoint in the place of each one: a baseline that stores nothing."""
@@ -260,7 +260,7 @@ class BenchReport(Report):
     files: tuple[str, ...] = ()
     device: str = "cpu"
 
-    SAYS: ClassVar = "run metric direction optimizer measured resumed seconds device steps rows notes files"
+    KEYS: ClassVar = "run metric direction optimizer measured resumed seconds device steps rows notes files"
 
     @property
     def rows(self) -> tuple[BoundRow, ...]:
@@ -271,7 +271,7 @@ class BenchReport(Report):
 
     def shown(self) -> Iterator[Part]:
         """Yield the ratios, where each comes from, and what to know of all."""
-        headings = [_limit(bound.kind, bound.limit) for bound in self.bounds]
+        headings = [limit_text(bound.kind, bound.limit) for bound in self.bounds]
         yield Table(
             {"codec": None, **dict.fromkeys(headings, str)},
             [(one, *(_ratios(row) for row in self.rows if row.codec == one)) for one in self.points],
@@ -319,7 +319,7 @@ def _cells(row: BoundRow) -> tuple[Any, ...]:
     keeping, point = row.keeping, row.point
     return (
         row.codec,
-        "" if row.codec == REPEAT else _limit(row.bound.kind, row.bound.limit),
+        "" if row.codec == REPEAT else limit_text(row.bound.kind, row.bound.limit),
         None if keeping is None else keeping.ratio_total,
         None if keeping is None else keeping.ratio_weights,
         None if point is None else point.max_drop,
@@ -343,8 +343,3 @@ def _knob(row: BoundRow) -> str:
         return ""
     text = json.dumps(row.point.knob)
     return text if row.kept else f"({text})"
-
-
-def _limit(kind: str, limit: float) -> str:
-    """Return a bound as a heading."""
-    return f"≤ {limit * 100:g} %" if kind == "drop" else f"≤ {limit:g} nat"

@@ -8,16 +8,7 @@ import pytest
 from inshrink_lab.bench.measure import Measurer
 
 KEYS = {
-    *(
-        "codec",
-        "bound_kind",
-        "bound",
-        "ratio_weights",
-        "ratio_total",
-        "max_drop",
-        "mean_divergence",
-        "config",
-    ),
+    *("codec", "bound_kind", "bound", "ratio_weights", "ratio_total", "max_drop", "mean_divergence"),
     *("config", "encode_mb_per_s", "decode_mb_per_s", "restore_seconds", "peak_memory_bytes"),
 }
 
@@ -35,7 +26,7 @@ def test_rows_have_the_promised_keys_and_out_of_reach_is_null(cli, small_run, tm
     text = cli(*words, "--bounds", "divergence=0.001,drop=9")
     assert text.code == 0
     assert re.search(r"repeat +– +≈\s", text.out)
-    assert re.search(r"uniform:bits=2 +≤ 0.001 nat +– ", text.out)
+    assert re.search(r"uniform:bits=2 +≤ 0.001 nats +– ", text.out)
     assert "3 were there already" in text.out
     assert "previous checkpoint" in text.out
     assert "--optimizer drop" in text.out
@@ -47,11 +38,7 @@ def test_rows_have_the_promised_keys_and_out_of_reach_is_null(cli, small_run, tm
     [
         ("--codecs", "none-such"),
         ("--codecs", "uniform:bits=99"),
-        ("--codecs", ""),
         ("--bounds", "accuracy=1"),
-        ("--bounds", "drop=-1"),
-        ("--optimizer", "half"),
-        ("--steps", "25"),
         ("--steps", "26,50"),
         ("--refine", "-1"),
         ("--evaluator", "missing.py:evaluate"),
@@ -62,17 +49,6 @@ def test_bad_input_ends_with_2_and_one_line(cli, small_run, tmp_path, words):
     assert (outcome.code, outcome.out) == (2, "")
     assert len(outcome.err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_an_evaluator_of_the_run_needs_consent(cli, small_run, tmp_path):
-    import shutil
-
-    mine = tmp_path / "mine"
-    shutil.copytree(small_run, mine)
-    (mine / "evaluator.py").write_text("raise SystemExit('executed')")
-    outcome = cli("bench", mine, "--codecs", "lossless")
-    assert outcome.code == 2
-    assert "--trust-run" in outcome.err
 
 
 def test_ctrl_c_says_how_to_go_on(cli, small_run, tmp_path, monkeypatch):

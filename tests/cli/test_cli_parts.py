@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from inshrink_core import text as formatting
 from inshrink_core.cli import output
@@ -125,16 +124,6 @@ def test_config_files_of_something_else_are_refused(tmp_path, content):
         read_config_file(tmp_path / "a.json")
 
 
-def test_documents_have_null_for_what_json_cannot_say(capsys):
-    output.write_document({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": (1, True, None)}, "p": Path("x")})
-    assert json.loads(capsys.readouterr().out) == {
-        "a": None,
-        "b": [None, 1.5],
-        "c": {"d": [1, True, None]},
-        "p": "x",
-    }
-
-
 def test_tables_keep_long_names_whole_within_100_columns(capsys):
     name = "model." + "layer." * 30 + "weight"
     table = Table({"name": None, "value": str}, [(name, 1)])
@@ -142,18 +131,3 @@ def test_tables_keep_long_names_whole_within_100_columns(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     assert "".join(line.split("1")[0].strip() for line in lines[2:]) == name
-
-
-def test_no_color_is_honoured(monkeypatch, capsys):
-    monkeypatch.setenv("NO_COLOR", "1")
-    show_parts(output.console_of_stdout(), [("a", "b")])
-    assert "\x1b[3" not in capsys.readouterr().out
-    assert Console().no_color
-
-
-@pytest.mark.parametrize(("package", "name"), [("inshrink_core", "search"), ("inshrink_core.verbs", "prune")])
-def test_a_module_does_not_hide_the_public_function_of_its_name(package, name):
-    import importlib
-
-    importlib.import_module(f"{package}.{name}")
-    assert getattr(importlib.import_module(package), name).__name__ == name

@@ -67,7 +67,7 @@ RUN = {"run": "run", "archive": "a"}
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "output"),
     [
         ([], "no request"),
         ({"verb": "compress", "fields": RUN, "trusted": []}, "no request"),
@@ -90,12 +90,12 @@ RUN = {"run": "run", "archive": "a"}
         ({"verb": "compress", "fields": {**RUN, "max_drop": 10**400}}, "max_drop is of another type"),
     ],
 )
-def test_what_is_no_request_is_refused_in_one_line(cli, tmp_path, document, said):
+def test_what_is_no_request_is_refused_in_one_line(cli, tmp_path, document, output):
     path = tmp_path / "request.json"
     path.write_text(json.dumps(document))
     outcome = cli("run", str(path), "--json")
     assert outcome.code == 2
-    assert said in outcome.document["error"]["message"]
+    assert output in outcome.document["error"]["message"]
     assert len(outcome.err.splitlines()) == 1
 
 

@@ -12,7 +12,6 @@ import torch
 import inshrink_core
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.chain import Archive
-from inshrink_core.cli import main
 from inshrink_core.errors import DamagedError, MissingFrameError
 from tests.runs import model, write_run
 
@@ -62,11 +61,6 @@ def test_a_restore_does_not_give_the_abandoned_branch_where_the_head_is_missing(
     assert not list(tmp_path.glob("out/*")) + list(tmp_path.glob("*packed.inshrink"))
 
 
-def test_the_message_of_a_missing_head_says_what_can_be_done(beheaded: Path) -> None:
-    with pytest.raises(MissingFrameError, match=r"fetch the file.*name the step.*--forget-missing"):
-        _ = Archive.open(beheaded).reader.head
-
-
 def test_steps_that_are_named_restore_without_the_head(
     beheaded: Path, branched: Path, tmp_path: Path
 ) -> None:
@@ -97,24 +91,6 @@ def test_nothing_is_appended_behind_a_missing_head_but_a_new_branch(
     assert (head.step, head.branch) == (20, 2)
 
 
-def test_a_saver_neither_restores_nor_saves_behind_a_missing_head(tmp_path: Path) -> None:
-    network = model()
-    with inshrink_core.Saver(tmp_path / "a.inshrink", network) as saver:
-        saver.save(1)
-        saver.save(2)
-    (tmp_path / "a.inshrink" / Archive.open(tmp_path / "a.inshrink").last.path).unlink()
-    with inshrink_core.Saver(tmp_path / "a.inshrink", network) as saver:
-        assert saver.last_step == 2
-        with pytest.raises(MissingFrameError, match="step 2"):
-            saver.restore()
-        with pytest.raises(MissingFrameError, match="step 2"):
-            saver.save(3)
-        assert saver.restore(1) == 1
-        saver.save(3)
-    head = Archive.open(tmp_path / "a.inshrink").last
-    assert (head.step, head.branch) == (3, 1)
-
-
 def test_a_frame_missing_in_the_middle_is_not_written_again_behind_the_last(
     run_path: Path, tmp_path: Path
 ) -> None:
@@ -128,36 +104,6 @@ def test_a_frame_missing_in_the_middle_is_not_written_again_behind_the_last(
         inshrink_core.compress(run_path, path, keyframe_every=1)
     with pytest.raises(MissingFrameError, match="step 10"):
         inshrink_core.restore(path, tmp_path / "all", steps=Archive.open(path).listed_steps)
-
-
-def test_inspect_shows_what_is_there_and_ends_with_1(beheaded: Path, cli) -> None:
-    outcome = cli("inspect", str(beheaded))
-    assert outcome.code == 1
-    assert "the frame of step 15 on branch 1 is missing" in outcome.out
-    assert "a frame is missing" in outcome.err
-    document = json.loads(cli("inspect", str(beheaded), "--json").out)
-    assert document["steps"] == [5, 10]
-    (row,) = document["missing_frames"]
-    assert (row["step"], row["branch"], row["last"]) == (15, 1, True)
-    assert document["error"]["exit_code"] == 1
-
-
-def test_inspect_shows_the_frames_before_one_that_is_missing_in_the_middle(
-    branched: Path, tmp_path, cli
-) -> None:
-    path = tmp_path / "b.inshrink"
-    shutil.copytree(branched, path)
-    (path / Archive.open(path).reader.frames[0].path).unlink()  # the keyframe of step 5
-    outcome = cli("inspect", str(path))
-    assert outcome.code == 1
-    assert "cannot be decoded: 10" in outcome.out
-
-
-@pytest.mark.parametrize("words", [("restore", "--all"), ("restore", "--step", "5:20"), ("restore",)])
-def test_restore_of_a_missing_step_ends_with_3(beheaded: Path, tmp_path: Path, cli, words) -> None:
-    outcome = cli(words[0], str(beheaded), *words[1:], "-o", str(tmp_path / "out"))
-    assert outcome.code == 3
-    assert "step 15" in outcome.err
 
 
 def test_forgetting_shows_a_plan_then_gives_up_what_is_lost(beheaded: Path, cli) -> None:
@@ -285,15 +231,6 @@ def test_the_frames_that_are_there_are_taken_for_all_when_the_user_says_so(
     assert inshrink_core.verify(unlisted, deep=True).ok
 
 
-def test_taking_what_is_there_for_all_drops_what_cannot_be_decoded_without_a_trace_of_its_keyframe(
-    unlisted: Path,
-) -> None:
-    (unlisted / "frames" / "00000003-15.frame").unlink()
-    done = inshrink_core.verbs.prune(unlisted, forget_missing=True, apply=True)
-    assert ([frame.step for frame in done.useless], done.missing) == ([20], ())
-    assert inshrink_core.verify(unlisted, deep=True).ok
-
-
 def test_a_packed_archive_needs_no_manifest_to_know_its_last_step(branched: Path, tmp_path: Path) -> None:
     """Its directory names every frame under a checksum; a frame that cannot be read may be the last."""
     packed = tmp_path / "packed.inshrink"
@@ -306,14 +243,3 @@ def test_a_packed_archive_needs_no_manifest_to_know_its_last_step(branched: Path
     packed.write_bytes(torn[:at] + b"x" + torn[at + 1 :])
     with pytest.raises(DamagedError, match="which frame is the last one"):
         inshrink_core.restore(packed, tmp_path / "out")
-
-
-def test_without_a_manifest_steps_that_cannot_be_decoded_are_told(
-    branched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    archive = Path(shutil.copytree(branched, tmp_path / "a.inshrink"))
-    first = archive / Archive.open(archive).frames[0].path
-    first.unlink()
-    (archive / MANIFEST_NAME).write_bytes(b"torn")
-    assert main(["inspect", str(archive), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["undecodable_steps"]

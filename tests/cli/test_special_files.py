@@ -18,7 +18,6 @@ import inshrink_core
 from benchmarks.fuzz.runs import save_directories, save_torch_run
 from inshrink_core.archive import ArchiveWriter, LocalStorage, check_archive
 from inshrink_core.chain import Archive
-from inshrink_core.chain.restoring import LINEAGE_NAME, read_lineage
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.execution import NotRegularError, load_result, read_regular, write_whole
 from inshrink_core.search.trials import Trial, TrialLog
@@ -283,34 +282,6 @@ def test_a_saver_does_not_wait_for_what_stands_in_a_spooled_save(
         Saver(tmp_path / "a.inshrink", model()).close()
     except InshrinkError as error:
         assert str(save.folder) in str(error)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_the_note_of_a_save_set_aside_neither_hangs_nor_leads_out(tmp_path: Path, kind: str) -> None:
-    spool, precious = Spool(tmp_path / "run.spool"), tmp_path / "precious"
-    precious.write_text("precious")
-    folder = spool.folder / "00000001"
-    folder.mkdir(parents=True)
-    note = folder / "why.txt"
-    os.mkfifo(note) if kind == "pipe" else note.symlink_to(precious)
-    assert spool.set_aside(folder, DamagedError("cut off")).why == "cut off"
-    assert precious.read_text() == "precious"
-    (aside,) = spool.set_aside_saves
-    assert aside.why == "cut off"
-    note = aside.folder / "why.txt"
-    note.unlink()
-    os.mkfifo(note)
-    assert spool.set_aside_saves[0].why == "it was not noted"
-
-
-def test_a_folder_saver_does_not_take_a_pipe(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoint-1"
-    folder.mkdir()
-    os.mkfifo(folder / "pipe")
-    with pytest.raises(InshrinkError, match="neither a file nor a folder"):
-        Spool(tmp_path / "a.inshrink.spool").link(1, folder)
-    os.mkfifo(folder / LINEAGE_NAME)
-    assert read_lineage(folder) is None
 
 
 # ---- runs, and what is kept of them --------------------------------------------------------------

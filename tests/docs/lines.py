@@ -17,8 +17,8 @@ from pathlib import Path
 def run(job: dict) -> dict:
     os.chdir(job["folder"])
     begun = time.monotonic()
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             if "words" in job:
                 from inshrink_core.cli import main
@@ -31,12 +31,12 @@ def run(job: dict) -> dict:
                     exec(compile(job.get(part, ""), f"<{part}>", "exec"), names)
                 code = 0
         except BaseException:
-            said.write(traceback.format_exc())
+            output.write(traceback.format_exc())
             code = 70
     if "text" in job:
         sys.path.remove(job["folder"])
     spent = time.monotonic() - begun
-    return {"code": code, "said": said.getvalue(), "seconds": spent}
+    return {"code": code, "output": output.getvalue(), "seconds": spent}
 
 
 if __name__ == "__main__":

@@ -87,8 +87,8 @@ def run_in_order(page: str, folder: Path) -> dict[str, str]:
     for block in every:
         if block.title is not None:
             (folder / block.title).write_text(block.text)
-    said = {}
-    for command in [one for block in every if block.is_shell for one in block.commands]:
+    output = {}
+    for command in [item for block in every if block.is_shell for item in block.commands]:
         words = shlex.split(command, comments=True)
         if words[0] == "pip" or words[:2] == ["inshrink", "ui"] or "--watch" in words:
             continue
@@ -108,5 +108,5 @@ def run_in_order(page: str, folder: Path) -> dict[str, str]:
         # What it has written by then is compared by those who ask.
         well = done.returncode == 0 or (words[0] == "torchrun" and aborted_at_exit(done.stderr))
         assert well, (command, done.stdout[-2000:], done.stderr[-4000:])
-        said[command] = done.stdout
-    return said
+        output[command] = done.stdout
+    return output

@@ -12,7 +12,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 
 def rows(name, **chosen):
     with (RESULTS / f"{name}.csv").open(newline="") as file:
-        found = [row for row in csv.DictReader(file) if all(row[key] == one for key, one in chosen.items())]
+        found = [row for row in csv.DictReader(file) if all(row[key] == item for key, item in chosen.items())]
     assert found, (name, chosen)
     return found
 
@@ -43,8 +43,8 @@ def test_every_number_of_the_readme_is_in_a_results_file():
         percents(-min(excesses)),
         percents(max(excesses)),
     }
-    said = set(re.findall(r"\d[\d.]* (?:to [\d.]+ )?(?:%|×|GB|times)", README.replace("**", "")))
-    assert said == known
+    output = set(re.findall(r"\d[\d.]* (?:to [\d.]+ )?(?:%|×|GB|times)", README.replace("**", "")))
+    assert output == known
     assert f"{round(int(largest['parameters']) / 1e6)} million parameters" in README
 
 

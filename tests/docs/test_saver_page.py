@@ -19,7 +19,7 @@ def trained(folder: Path, *numbers: int, options: str = "") -> str:
     folder.mkdir()
     assert PROGRAM.count(", also=") == 1
     (folder / "train.py").write_text(PROGRAM.replace(", also=", f", {options} also="))
-    said = ""
+    output = ""
     for n_steps in numbers:
         done = subprocess.run(
             [sys.executable, "-W", "error", "train.py", str(n_steps)],
@@ -30,23 +30,23 @@ def trained(folder: Path, *numbers: int, options: str = "") -> str:
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
         )
         assert done.returncode == 0, done.stderr
-        said = done.stdout
-    return said
+        output = done.stdout
+    return output
 
 
 @pytest.mark.documentation
 @pytest.mark.timeout(900)
 def test_an_interrupted_training_ends_with_the_same_bits_where_all_is_exact(tmp_path):
     exact = 'codec="lossless", optimizer_state="exact",'
-    whole = trained(tmp_path / "whole", 25, options=exact)
-    assert trained(tmp_path / "parts", 10, 25, options=exact) == whole
+    entire = trained(tmp_path / "whole", 25, options=exact)
+    assert trained(tmp_path / "parts", 10, 25, options=exact) == entire
 
 
 @pytest.mark.documentation
 @pytest.mark.timeout(900)
 def test_an_interrupted_training_ends_close_by_with_the_defaults(tmp_path):
-    whole, parts = (
+    entire, parts = (
         [float(word) for word in re.findall(r"[\d.]+", trained(tmp_path / str(len(numbers)), *numbers))]
         for numbers in ([25], [10, 25])
     )
-    assert parts == pytest.approx(whole, rel=0.02)
+    assert parts == pytest.approx(entire, rel=0.02)

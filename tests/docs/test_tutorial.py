@@ -13,14 +13,14 @@ DCP = "docs/integrations/dcp.md"
 
 
 def test_every_command_of_the_tutorial_runs_in_order(tmp_path):
-    said = run_in_order("docs/tutorial.md", tmp_path)
+    output = run_in_order("docs/tutorial.md", tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == {"train.py", "evaluator.py", "script.py"}
     first, resumed = (
-        float(said[f"python train.py{rest}"].rsplit(maxsplit=1)[1])
+        float(output[f"python train.py{rest}"].rsplit(maxsplit=1)[1])
         for rest in ("", " resumed restored/step-600.pt")
     )
     assert resumed == pytest.approx(first, rel=0.05)
-    assert "(128, 2)" in said["python script.py"].replace("[", "(").replace("]", ")")
+    assert "(128, 2)" in output["python script.py"].replace("[", "(").replace("]", ")")
 
 
 def _losses(text: str) -> dict[int, float]:
@@ -30,20 +30,20 @@ def _losses(text: str) -> dict[int, float]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_command_of_the_page_on_distributed_checkpoints_runs_in_order(tmp_path, monkeypatch):
-    said = run_in_order(DCP, tmp_path)
+    output = run_in_order(DCP, tmp_path)
     torchrun = "torchrun --standalone --nproc-per-node"
-    saved = _losses(said[f"{torchrun} 2 train.py"])
+    saved = _losses(output[f"{torchrun} 2 train.py"])
     assert sorted(saved) == [20, 40, 60]
     for ranks in (1, 3):
-        resumed = _losses(said[f"{torchrun} {ranks} train.py restored"])
+        resumed = _losses(output[f"{torchrun} {ranks} train.py restored"])
         assert sorted(resumed) == [40, 60]
         assert resumed[40] == pytest.approx(saved[40], rel=0.05)
         assert resumed[60] == pytest.approx(saved[60], rel=0.2)
         assert resumed[60] < resumed[40]
     assert not any((tmp_path / "restored" / f"__{rank}_0.distcp").exists() for rank in (2, 3))
 
-    inside = _losses(said[f"{torchrun} 2 inside.py"])
-    resumed = _losses(said[f"{torchrun} 3 inside.py 40"])
+    inside = _losses(output[f"{torchrun} 2 inside.py"])
+    resumed = _losses(output[f"{torchrun} 3 inside.py 40"])
     assert inside == pytest.approx(saved, rel=1e-3)
     assert sorted(resumed) == [40, 60]
     assert resumed[40] == pytest.approx(saved[40], rel=0.05)
@@ -66,9 +66,9 @@ def test_every_command_of_the_page_on_distributed_checkpoints_runs_in_order(tmp_
         assert torch.equal(tensor, made["model"][name])
         assert torch.equal(tensor, archive[40][name])
     inshrink_core.restore("exact.inshrink", "again", steps=[40])
-    whole = {"model": {name: torch.zeros_like(tensor) for name, tensor in made["model"].items()}}
-    dcp.load(whole, checkpoint_id="folder-40", no_dist=True)
+    entire = {"model": {name: torch.zeros_like(tensor) for name, tensor in made["model"].items()}}
+    dcp.load(entire, checkpoint_id="folder-40", no_dist=True)
     inner = inshrink_core.open("inside.inshrink")[40]
-    assert all(torch.equal(tensor, inner[name]) for name, tensor in whole["model"].items())
+    assert all(torch.equal(tensor, inner[name]) for name, tensor in entire["model"].items())
     for path in (tmp_path / "again").iterdir():
         assert path.read_bytes() == (tmp_path / "run" / "step-40" / path.name).read_bytes()

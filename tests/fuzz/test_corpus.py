@@ -17,6 +17,8 @@ from benchmarks.fuzz.targets import named
 
 CORPUS = Path(__file__).parent / "corpus"
 INPUTS = sorted(path for path in CORPUS.rglob("*") if path.is_file() and path.name != "README.md")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _scratch() -> Iterator[None]:
     yield

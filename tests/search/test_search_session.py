@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -290,13 +291,13 @@ def test_a_search_that_settings_by_step_win_says_that_its_file_does_not_hold_the
     target = tmp_path / "s.json"
     found = search(run, max_divergence=1e-3, output=target)
     document = json.loads(target.read_text())
-    (said,) = [one for one in document["notes"] if "each step" in one]
-    held = f"the best of those, {ratio(found.best.ratio_weights)},"
-    assert f"s.json holds one configuration for all steps, so it has {held} in their place" in said
+    (note,) = [note for note in document["notes"] if "each step" in note]
+    best = f"the best of those, {ratio(found.best.ratio_weights)},"
+    assert f"s.json holds one configuration for all steps, so it has {best} in their place" in note
     assert "--config" not in shown(found)
     assert "s.json" not in search(run, max_divergence=1e-3).notes[-1]
     target.write_text(json.dumps(document | {"best": None}))
-    with pytest.raises(ConfigError, match="give compress the bounds instead of this file"):
+    with pytest.raises(ConfigError, match="give compress the bounds"):
         read_config_file(target)
 
 
@@ -391,7 +392,7 @@ def test_an_estimate_is_within_five_percent_and_predicts_drops_from_trials(run, 
     assert told.ratio_weights == pytest.approx(real.raw_weights / frames, rel=0.05)
     asked = evaluator.asked
     archive = estimate(run, config={"coarseness": 3.0}, trials=found.log, tried=2).archive
-    assert archive.basis in {"predicted", "measured"}
+    assert archive.basis == "predicted"
     estimate(run, config={"coarseness": 4.0}, trials=found.log)
     assert evaluator.asked == asked
 
@@ -457,11 +458,10 @@ def test_an_estimate_equals_what_was_measured_and_is_corrected_in_the_same_way_b
     for config in whole:
         trials = [trial for trial in found.trials if json.dumps(trial.config) == config]
         told = estimate(run, config=json.loads(config)["settings"], trials=found.log)
-        assert told.divergence == max(trial.divergence for trial in trials)
-        assert told.drop == max(trial.drop for trial in trials)
-        assert told.ratio_weights == sum(t.raw_weights for t in trials) / sum(
-            t.weights_nbytes for t in trials
-        )
+        assert told.divergence == pytest.approx(max(trial.divergence for trial in trials))
+        assert told.drop == pytest.approx(max(trial.drop for trial in trials))
+        raw, nbytes = sum(t.raw_weights for t in trials), sum(t.weights_nbytes for t in trials)
+        assert told.ratio_weights == pytest.approx(raw / nbytes)
     # Between what was measured and a little beyond it.
     for factor in (0.9, 1.1):
         beside = {"coarseness": found.best.candidate.settings["coarseness"] * factor}
@@ -515,7 +515,7 @@ def test_what_is_found_is_never_larger_than_the_default_that_keeps_the_bounds(ru
     assert fine.default.ratio_weights < free.default.ratio_weights
     tight = search(run, max_divergence=1e-9, output=tmp_path / "t.json")
     assert not tight.default_keeps
-    assert "breaks the bounds" in shown(tight)
+    assert re.search(r"default keeps the bounds +no", shown(tight))
 
 
 def test_the_step_that_leaves_the_least_room_is_named(run, tmp_path, evaluator):
@@ -524,4 +524,4 @@ def test_the_step_that_leaves_the_least_room_is_named(run, tmp_path, evaluator):
     worst = max(usage, key=usage.get)
     assert (found.binding.step, found.binding.figure) == (worst, "divergence")
     assert found.binding.usage == pytest.approx(usage[worst])
-    assert f"step {worst}, whose divergence takes" in shown(found)
+    assert f"step {worst}, figure divergence" in shown(found)

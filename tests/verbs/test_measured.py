@@ -8,7 +8,7 @@ import torch
 
 import inshrink_core
 from inshrink_core import Archive
-from inshrink_core.verbs import compare, compare_archives, export, prune, verify
+from inshrink_core.verbs import compare, compare_archives, prune, verify
 from inshrink_core.verbs.shared.measured import Measurements, known_comparison
 
 JUDGE = """
@@ -62,10 +62,14 @@ def test_what_was_measured_before_an_interruption_is_not_measured_again(judged):
     with pytest.raises(KeyboardInterrupt):
         compare(archive, run, evaluator=judge, progress=interrupt)
     before = calls()
-    told = []
-    found = compare(archive, run, evaluator=judge, progress=told.append)
+    reported = []
+    found = compare(archive, run, evaluator=judge, progress=reported.append)
     assert [row.step for row in found.steps] == [10, 20, 30]
-    assert [(now.done, now.total, now.found["step"]) for now in told] == [(1, 3, 10), (2, 3, 20), (3, 3, 30)]
+    assert [(now.done, now.total, now.found["step"]) for now in reported] == [
+        (1, 3, 10),
+        (2, 3, 20),
+        (3, 3, 30),
+    ]
     assert calls() - before == 3, "the step, the one before it, and what is restored"
     again = compare(archive, run, evaluator=judge, again=True)
     assert again.steps == found.steps
@@ -127,16 +131,6 @@ def test_it_lies_with_the_run_and_of_an_archive_alone_with_the_user(judged, tmp_
     assert known_comparison(Archive.open(archive), run) is not None
 
 
-def test_a_comparison_counts_for_the_archive_as_it_was_packed_too(judged, tmp_path):
-    run, archive, judge, _ = judged
-    compare(archive, run, evaluator=judge)
-    packed = tmp_path / "packed.inshrink"
-    export(archive, pack=packed)
-    known = known_comparison(Archive.open(packed), run)
-    assert known is not None
-    assert known.is_current
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [("steps", [{}]), ("steps", 3), ("at", 1e300), ("at", "x"), ("direction", "up")],
@@ -145,10 +139,10 @@ def test_a_kept_comparison_that_is_malformed_is_passed_over(judged, tmp_path, fi
     run, archive, judge, _ = judged
     compare(archive, run, evaluator=judge)
     for folder in (run / ".inshrink" / "measured", tmp_path / "cache"):
-        (kept,) = folder.rglob("*.jsonl")
-        row = json.loads(kept.read_text())
+        (remaining,) = folder.rglob("*.jsonl")
+        row = json.loads(remaining.read_text())
         (row if field == "at" else row["document"])[field] = value
-        kept.write_text(json.dumps(row) + "\nno JSON\n")
+        remaining.write_text(json.dumps(row) + "\nno JSON\n")
     assert known_comparison(Archive.open(archive), run) is None
 
 

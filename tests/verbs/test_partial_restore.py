@@ -50,19 +50,6 @@ def test_lost_tensors_come_back_with_their_moments_and_the_others_stay(tmp_path,
         assert saver.restore() == 6
 
 
-def test_what_was_never_saved_of_an_optimizer_begins_anew(tmp_path):
-    network = model()
-    optimizer = adam(network)
-    with Saver(tmp_path / "run.inshrink", network, optimizer, optimizer_state="drop") as saver:
-        train(network, optimizer, range(2))
-        saver.save(2)
-        lost, parameter = next(iter(network.named_parameters()))
-        saver.restore(partial={lost})
-        assert optimizer.state[parameter] == {}
-        train(network, optimizer, range(1))
-        assert optimizer.state[parameter]["step"] == 1  # of its own
-
-
 @pytest.mark.parametrize(("names", "what"), [(["0.weight", "nowhere"], "nowhere"), ([], "no tensor")])
 def test_names_that_are_none_change_nothing(tmp_path, names, what):
     network = model()

@@ -14,7 +14,7 @@ import torch
 import inshrink_core
 from inshrink_core.archive import ArchiveReader, check_archive
 from inshrink_core.chain import Archive, tensor_digest
-from inshrink_core.errors import InputError, LockedError, MissingFrameError, NotFoundError, StorageError
+from inshrink_core.errors import StorageError
 from tests.runs import write_run
 
 N_STEPS = 9
@@ -105,14 +105,6 @@ def test_only_steps_that_lose_their_reference_are_re_keyed(path: Path) -> None:
     assert kinds == {15: "keyframe", 20: "delta", 25: "keyframe", 30: "delta", 45: "keyframe"}
 
 
-def test_the_last_step_stays_and_is_the_head_where_training_goes_on(path: Path, run_path: Path) -> None:
-    inshrink_core.verbs.prune(path, keep=[5], apply=True)
-    archive = Archive.open(path)
-    assert archive.steps == (5, 45)
-    assert archive.reader.head is not None
-    assert archive.reader.head.step == 45
-
-
 def test_pruning_again_and_appending_go_on(path: Path, run_path: Path, tmp_path: Path) -> None:
     before = frame_bits(path)
     inshrink_core.verbs.prune(path, keep_every=10, apply=True)
@@ -125,14 +117,6 @@ def test_pruning_again_and_appending_go_on(path: Path, run_path: Path, tmp_path:
     assert all(after[place] == before[place] for place in after if place != (50, 0))
     assert check_archive(path) == ()
     assert inshrink_core.verbs.prune(path, keep_every=20, keep_last=2, apply=True).plan.removed == ()
-
-
-def test_compressing_the_same_run_again_does_not_bring_pruned_steps_back(path: Path, run_path: Path) -> None:
-    inshrink_core.verbs.prune(path, keep_every=20, apply=True)
-    report = inshrink_core.compress(run_path, path)
-    assert report.appended == ()
-    assert report.skipped == inshrink_core.open(run_path).steps
-    assert Archive.open(path).steps == (20, 40, 45)
 
 
 def test_branches_keep_their_ends_and_what_they_came_from(path: Path, run_path: Path, tmp_path: Path) -> None:
@@ -176,36 +160,6 @@ def test_a_record_of_a_removed_origin_stays_and_is_reported(
     assert [frame.step for frame in report.plan.lost_origins] == [30]
     assert archive.frame(archive.reader.find(30)).meta["restored"] == origin
     assert inshrink_core.verify(path, deep=True).ok
-
-
-def test_bad_rules_are_refused(path: Path) -> None:
-    with pytest.raises(InputError, match="nothing says what to keep"):
-        inshrink_core.verbs.prune(path)
-    with pytest.raises(InputError, match="--keep-every"):
-        inshrink_core.verbs.prune(path, keep_every=0)
-    with pytest.raises(InputError, match="--keep-last"):
-        inshrink_core.verbs.prune(path, keep_last=-1)
-    with pytest.raises(NotFoundError, match="step 7 to keep"):
-        inshrink_core.verbs.prune(path, keep=[7])
-
-
-def test_packed_archive_is_not_pruned(path: Path, tmp_path: Path) -> None:
-    inshrink_core.verbs.export(path, pack=tmp_path / "p")
-    with pytest.raises(InputError, match="--unpack"):
-        inshrink_core.verbs.prune(tmp_path / "p", keep_last=1, apply=True)
-
-
-def test_archive_with_a_missing_frame_is_not_pruned(path: Path) -> None:
-    (path / Archive.open(path).frames[3].path).unlink()
-    with pytest.raises(MissingFrameError, match="step 20 is missing"):
-        inshrink_core.verbs.prune(path, keep_last=1, apply=True)
-
-
-def test_archive_being_written_is_not_pruned(path: Path) -> None:
-    from inshrink_core.archive import ArchiveWriter
-
-    with ArchiveWriter(path), pytest.raises(LockedError):
-        inshrink_core.verbs.prune(path, keep_last=1, apply=True)
 
 
 def test_frame_that_cannot_be_decoded_stops_pruning_before_anything_is_lost(path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import inshrink_core
 from benchmarks.crash.verbs import write_run_of_folders
@@ -47,19 +46,6 @@ def why(report: Any) -> dict[int, str]:
     return {row.step: row.why for row in report.steps}
 
 
-def test_a_plan_changes_nothing_and_says_what_would_be_freed(run: Path, archive: Path) -> None:
-    before = contents(run.parent)
-    report = release(run, archive)
-    assert contents(run.parent) == before
-    assert report.released == (1, 2)
-    assert report.freed == sum(
-        len(content)
-        for path, content in contents(run).items()
-        if path.startswith(("checkpoint-1", "checkpoint-2"))
-    )
-    assert why(report)[4] == "one of the newest 2"
-
-
 def test_what_is_released_comes_back_bit_for_bit_and_the_newest_stay(
     run: Path, archive: Path, tmp_path: Path
 ) -> None:
@@ -72,26 +58,6 @@ def test_what_is_released_comes_back_bit_for_bit_and_the_newest_stay(
     assert contents(tmp_path / "again") == before
     assert inshrink_core.compress(run, archive).appended == ()
     assert release(run, archive, apply=True).released == ()
-
-
-def test_files_of_a_flat_run_are_released_and_the_newest_k_stay(tmp_path: Path) -> None:
-    flat = write_run(tmp_path / "run", n_steps=4)
-    inshrink_core.compress(flat, tmp_path / "a", codec="lossless", optimizer="exact")
-    assert release(flat, tmp_path / "a", keep_newest=1, apply=True).released == (5, 10, 15)
-    assert names(flat) == ["step_20.pt"]
-
-
-def test_what_is_archived_with_an_error_goes_only_if_that_is_said(run: Path, tmp_path: Path) -> None:
-    target = tmp_path / "a"
-    inshrink_core.compress(run, target, codec="lattice")
-    report = release(run, target, apply=True)
-    assert report.released == ()
-    assert why(report)[1] == "archived with an error (--lossy releases it)"
-    assert report.steps[0].errors["weights"] > 0
-    assert len(names(run)) == 4
-    plan = release(run, target, lossy=True)
-    assert [row.exact for row in plan.steps if row.released] == [False, False]
-    assert release(run, target, lossy=True, apply=True).released == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -119,21 +85,10 @@ def test_what_the_archive_does_not_hold_stays(run: Path, tmp_path: Path, given: 
     report = release(run, target, apply=True, follow_links=True)
     assert 2 not in report.released
     after = contents(run), contents(tmp_path / "elsewhere")
-    kept = [name for name in before[0] if name.startswith("checkpoint-2/")]
-    assert all(after[0][name] == before[0][name] for name in kept)
+    remaining = [name for name in before[0] if name.startswith("checkpoint-2/")]
+    assert all(after[0][name] == before[0][name] for name in remaining)
     assert after[1] == before[1]
     assert (report.failure is not None) == (given == "changed")
-
-
-def test_a_damaged_archive_releases_nothing(run: Path, archive: Path) -> None:
-    for path in (archive / "frames").iterdir():
-        content = bytearray(path.read_bytes())
-        content[len(content) // 5] ^= 1
-        path.write_bytes(content)
-    before = contents(run)
-    report = release(run, archive, apply=True)
-    assert report.failure is not None
-    assert contents(run) == before
 
 
 def test_a_file_that_is_written_meanwhile_stays(
@@ -213,7 +168,7 @@ def test_the_base_model_of_the_archive_stays(tmp_path: Path) -> None:
 
 def test_a_watch_releases_what_it_has_archived(tmp_path: Path) -> None:
     flat = write_run(tmp_path / "run", n_steps=4)
-    said = []
+    output = []
     report = inshrink_core.compress(
         flat,
         tmp_path / "a",
@@ -222,23 +177,10 @@ def test_a_watch_releases_what_it_has_archived(tmp_path: Path) -> None:
         codec="lossless",
         optimizer="exact",
         release=True,
-        progress=said.append,
+        progress=output.append,
         watch=True,
     )
     assert report.released == (5, 10)
     assert report.freed > 0
     assert names(flat) == ["step_15.pt", "step_20.pt"]
     assert Archive.open(tmp_path / "a").steps == (5, 10, 15, 20)
-
-
-def test_a_watch_keeps_what_is_archived_with_an_error(tmp_path: Path) -> None:
-    flat = write_run(tmp_path / "run", n_steps=3)
-    options: dict[str, Any] = {"interval": 0.001, "until": 15}
-    said: list[Any] = []
-    report = inshrink_core.compress(
-        flat, tmp_path / "a", release=True, progress=said.append, **options, watch=True
-    )
-    assert report.released == ()
-    assert [one.step for one in said if one.detail.startswith("kept")] == [5]
-    report = inshrink_core.compress(flat, tmp_path / "a", release=True, lossy=True, **options, watch=True)
-    assert torch.load(flat / "step_15.pt", weights_only=True)["step"] == 15

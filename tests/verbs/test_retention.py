@@ -46,8 +46,8 @@ def steps_with_state(path: Path) -> list[int]:
 def assert_kept(before: dict[tuple[int, int], dict[str, bytes]], path: Path) -> None:
     """Every tensor and file that is there has the bits it had, and all that belongs to a model is there."""
     archive = Archive.open(path)
-    for place, held in frame_bits(path).items():
-        assert held.items() <= before[place].items()
+    for place, stored in frame_bits(path).items():
+        assert stored.items() <= before[place].items()
         info = next(f for f in archive.reader.frames if (f.step, f.branch) == place)
         weights = {s.key for s in archive.checkpoint(info).specs if s.role in MODEL_ROLES}
         assert weights == {key for key in before[place] if "@" not in key and not key.startswith("file ")}
@@ -105,8 +105,8 @@ def test_branches_each_keep_the_state_of_their_last_steps(path: Path, run_path: 
     branched(run_path, path, tmp_path)
     before = frame_bits(path)
     inshrink_core.verbs.prune(path, optimizer_last=1, apply=True)
-    held = {place for place, bits in frame_bits(path).items() if any("@" in key for key in bits)}
-    assert held == {(45, 0), (30, 1)}
+    stored = {place for place, bits in frame_bits(path).items() if any("@" in key for key in bits)}
+    assert stored == {(45, 0), (30, 1)}
     assert_kept(before, path)
     assert inshrink_core.verify(path, deep=True).ok
 
@@ -153,9 +153,9 @@ def test_a_restore_of_a_step_without_state_says_so_and_keeps_the_layout_where_it
     folders = compressed(tmp_path / "folders", tmp_path / "f.inshrink", "lossless")
     for target in (path, folders):
         inshrink_core.verbs.prune(target, optimizer_last=1, apply=True)
-    whole = inshrink_core.restore(folders, tmp_path / "out", steps=[2])
-    assert whole.without_state == (2,)
-    assert sorted(file.name for file in whole.paths) == ["model.safetensors", "trainer_state.json"]
+    entire = inshrink_core.restore(folders, tmp_path / "out", steps=[2])
+    assert entire.without_state == (2,)
+    assert sorted(file.name for file in entire.paths) == ["model.safetensors", "trainer_state.json"]
     original = tmp_path / "folders" / "checkpoint-2" / "model.safetensors"
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == original.read_bytes()
     plain = inshrink_core.restore(path, tmp_path / "plain", steps=[10])
@@ -199,7 +199,7 @@ def test_the_dry_run_says_what_is_kept_and_why_what_goes_and_what_is_freed(
     files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     report = inshrink_core.verbs.prune(path, keep_every=20, keep_last=3, optimizer_last=2)
     report.show(Console(width=120))
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     for line in (
         "applied no",
         "kept 20, 35, 40, 45",
@@ -209,7 +209,7 @@ def test_the_dry_run_says_what_is_kept_and_why_what_goes_and_what_is_freed(
         "bytes freed",
         "nothing was changed: add --apply to do it",
     ):
-        assert line in said, said
+        assert line in output, output
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == files
     rows = {row["step"]: row for row in report.to_json()["frames"]}
     assert rows[40]["why"] == ["the last 3", "every 20"]

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 import inshrink_core
-from inshrink_core import verbs
 from inshrink_core.errors import InputError
-from inshrink_core.request import request_from_json
-from inshrink_core.verbs.prune import Prune
-from inshrink_core.verbs.restore import Restore
 from tests.runs import write_run
 
 
@@ -43,39 +39,7 @@ def test_one_step_is_given_as_several_are(archive: Path, tmp_path: Path, steps, 
     assert inshrink_core.restore(archive, tmp_path / "out", steps=steps).steps == chosen
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        lambda run, archive, steps: (
-            inshrink_core.open(
-                inshrink_core.compress(run, archive.with_name(f"{steps}.inshrink"), steps=steps).path
-            ).steps
-        ),
-        lambda run, archive, steps: verbs.sensitivity(run, steps=steps).table.steps,
-        lambda run, archive, steps: [
-            row.step for row in verbs.release(run, archive, steps=steps).steps if row.nbytes
-        ],
-        lambda run, archive, steps: [
-            frame.step
-            for frame in verbs.prune(archive, keep=steps).plan.kept
-            if frame.step != inshrink_core.open(archive).steps[-1]
-        ],
-    ],
-)
-@pytest.mark.parametrize("steps", [5, "5", (5,)])
-def test_every_verb_takes_one_step(run: Path, archive: Path, verb, steps):
-    assert list(verb(run, archive, steps)) == [5]
-
-
 @pytest.mark.parametrize("steps", [1.5, [2.0], [None], b"5", np.array(0.5)])
 def test_what_is_no_step_is_refused(archive: Path, tmp_path: Path, steps):
     with pytest.raises(InputError, match="a step is a whole number, or a text"):
         inshrink_core.restore(archive, tmp_path / "out", steps=steps)
-
-
-@pytest.mark.parametrize(
-    "request_", [Restore("a", "b", steps=0), Restore("a", "b", steps="5:"), Prune("a", keep=7)]
-)
-def test_a_request_for_one_step_is_written_and_read_as_that_for_several(request_):
-    assert request_from_json(request_.to_json()) == request_
-    assert request_.words()[-2:] in (["--steps", "0"], ["--steps", "5:"], ["--keep", "7"])

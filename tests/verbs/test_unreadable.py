@@ -18,10 +18,7 @@ from safetensors.torch import save_file
 
 import inshrink_core
 from inshrink_core.cli import main
-from inshrink_core.errors import InputError, UnreadableError, UnreadableStepError, UnsafePathError
-from inshrink_core.formats import open_run
-from inshrink_core.formats.disk import check_names, unsafe_names
-from inshrink_core.training import Saver
+from inshrink_core.errors import UnreadableStepError
 from tests.formats.run_builders import save_huggingface
 from tests.formats.shards import save_shards
 
@@ -201,18 +198,6 @@ def test_a_step_that_fails_halfway_leaves_no_partial_frame(bounded: bool, tmp_pa
     assert main([*compare, "--steps", "200"]) == 2
 
 
-def test_an_original_that_rots_later_is_named_by_compare_and_verify(tmp_path: Path, capsys):
-    root, target = tmp_path / "run", tmp_path / "a.inshrink"
-    root.mkdir()
-    path = torch_files(root)
-    inshrink_core.compress(root, target, **EXACT)
-    cut(path)
-    found = inshrink_core.verify(target, against=open_run(root))
-    assert not found.ok
-    assert [row.step for row in found.unreadable] == [LOST]
-    assert main(["compress", str(root), "-o", str(target), "-q"]) == 1
-
-
 def test_sound_means_that_all_of_the_run_can_be_restored(tmp_path: Path, capsys):
     root, target = tmp_path / "run", tmp_path / "a.inshrink"
     root.mkdir()
@@ -257,41 +242,6 @@ def test_what_is_no_checkpoint_is_not_called_unreadable(tmp_path: Path):
     assert report.fates["duplicate"] == 2
 
 
-def test_checkpoints_below_others_and_optimizers_beside_them_have_a_fate(tmp_path: Path):
-    root = tmp_path / "run"
-    (root / "ema").mkdir(parents=True)
-    torch_files(root)
-    torch_files(root / "ema")
-    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
-    optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
-    optimizer.step()
-    torch.save(optimizer.state_dict(), root / "adam_300.pt")
-    fates = {one.path: (one.fate, one.step) for one in open_run(root).fates}
-    assert fates["adam_300.pt"] == ("auxiliary", 300)
-    assert all(fates[f"ema/step_{step}.pt"] == ("duplicate", step) for step in STEPS)
-    report = inshrink_core.compress(root, tmp_path / "a.inshrink", **EXACT)
-    assert report.fates == {"step": 3, "auxiliary": 1, "duplicate": 3}
-
-
-def test_an_empty_folder_and_one_of_other_content_beside_steps_are_named(tmp_path: Path):
-    save_huggingface(tmp_path / "run", STEPS)
-    (tmp_path / "run" / "checkpoint-400").mkdir()
-    shutil.rmtree(tmp_path / "run" / "checkpoint-200")
-    (tmp_path / "run" / "checkpoint-200").mkdir()
-    (tmp_path / "run" / "checkpoint-200" / "config.json").write_text("{}")
-    (tmp_path / "run" / "runs").mkdir()
-    run = open_run(tmp_path / "run")
-    assert [row.step for row in run.unreadable] == [200, 400]
-
-
-def test_a_step_pattern_decides_what_may_be_a_step(tmp_path: Path):
-    torch_files(tmp_path)
-    empty(tmp_path / "step_200.pt")
-    (tmp_path / "other_7.pt").write_bytes(b"")
-    assert [row.step for row in open_run(tmp_path).unreadable] == [7, 200]
-    assert [row.step for row in open_run(tmp_path / "step_{step}.pt").unreadable] == [200]
-
-
 def test_a_watch_waits_for_what_is_unfinished_and_names_what_stays_so(tmp_path: Path):
     root = tmp_path / "run"
     root.mkdir()
@@ -313,94 +263,10 @@ def test_a_watch_waits_for_what_is_unfinished_and_names_what_stays_so(tmp_path: 
     thread.join()
     assert inshrink_core.Archive.open(tmp_path / "a.inshrink").steps == (200, 300)
     assert [(row.step, row.reason) for row in report.unreadable] == [(100, "the file is empty")]
-    assert [one.step for one in events if one.detail.startswith("unreadable")] == [100]
+    assert [event.step for event in events if event.detail.startswith("unreadable")] == [100]
     assert report.failure.exit_code == 1
     assert report.to_json()["unreadable"][0]["path"] == str(root / "step_100.pt")
     assert main(["verify", str(tmp_path / "a.inshrink"), "--against", str(root), "-q"]) == 1
-
-
-def test_a_watch_for_a_step_waits_for_the_unfinished_one_before_it(tmp_path: Path):
-    root = tmp_path / "run"
-    root.mkdir()
-    path = torch_files(root)
-    finished = path.read_bytes()
-    cut(path)
-    thread = threading.Timer(1.0, path.write_bytes, [finished])
-    thread.start()
-    report = inshrink_core.compress(
-        root, tmp_path / "a.inshrink", interval=0.2, until=300, **EXACT, watch=True
-    )
-    thread.join()
-    assert report.unreadable == ()
-    assert inshrink_core.Archive.open(tmp_path / "a.inshrink").steps == STEPS
-
-
-def test_a_watch_that_ends_names_what_it_did_not_wait_for(tmp_path: Path):
-    root = tmp_path / "run"
-    root.mkdir()
-    empty(torch_files(root))
-    (root / "step_400.pt").write_bytes(b"")
-    words = ["compress", str(root), "-o", str(tmp_path / "a.inshrink"), "--watch", "--until", "300"]
-    assert main([*words, "--poll", "0.05", "-q"]) == 1
-    report = inshrink_core.compress(
-        root, tmp_path / "a.inshrink", interval=0.1, until=300, skip_damaged=True, watch=True
-    )
-    assert [row.step for row in report.unreadable] == [200]
-    assert report.failure is None
-
-
-def test_a_folder_saver_names_what_it_could_not_archive(tmp_path: Path, caplog):
-    save_huggingface(tmp_path / "run", STEPS)
-    cut(tmp_path / "run" / "checkpoint-200" / "optimizer.pt")
-    empty(tmp_path / "run" / "checkpoint-300" / "model.safetensors")
-    (tmp_path / "run" / "checkpoint-100" / "c:x.json").write_text("{}")
-    saver = Saver(tmp_path / "a.inshrink")
-    for step in STEPS:
-        saver.save_folder(tmp_path / "run" / f"checkpoint-{step}", step)
-    with pytest.raises(InputError, match="2 saves could not be archived"):
-        saver.close()
-    assert sorted(saver.failures) == [200, 300]
-    assert inshrink_core.Archive.open(tmp_path / "a.inshrink").steps == (100,)
-    assert "step 200" in caplog.text
-    assert "step 300" in caplog.text
-    assert "c:x.json" in caplog.text
-
-
-NAMES = (
-    "README.md",
-    "Readme.md",
-    "c:config.json",
-    "a\\b",
-    "x\ny",
-    "n" * 250,
-    "é" * 120,
-    "\udcff.txt",
-    "a/B",
-    "A/b",
-)
-
-
-def test_names_that_restore_refuses_are_left_out_with_a_line(tmp_path: Path, capsys):
-    save_huggingface(tmp_path / "run", STEPS[:1])
-    folder = tmp_path / "run" / "checkpoint-100"
-    for name in NAMES:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(name, errors="surrogateescape")
-    assert main(["compress", str(tmp_path / "run"), "-o", str(tmp_path / "a.inshrink"), "--json"]) == 0
-    left_out = json.loads(capsys.readouterr().out)["left_out"]
-    assert len(left_out) == 6
-    assert any("c:config.json" in row and "drive" in row for row in left_out)
-    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out")
-    assert (tmp_path / "out" / ("n" * 250)).read_text() == "n" * 250
-    assert (tmp_path / "out" / "README.md").read_text() == "README.md"
-    assert inshrink_core.verify(tmp_path / "a.inshrink", deep=True, against=open_run(tmp_path / "run")).ok
-
-
-def test_a_checkpoint_under_such_a_name_is_named(tmp_path: Path):
-    torch_files(tmp_path)
-    (tmp_path / "step_200.pt").rename(tmp_path / "step\\_200.pt")
-    (row,) = open_run(tmp_path).unreadable
-    assert "backslash" in row.reason
 
 
 def test_steps_whose_files_are_called_alike_are_restored_apart(tmp_path: Path):
@@ -442,20 +308,3 @@ def test_whatever_compress_accepts_restore_writes(tmp_path_factory, names: list[
     assert written | left_out == there
     assert not written & left_out
     shutil.rmtree(tmp_path)
-
-
-@given(st.lists(st.text(alphabet="aA/.:\\\n\0", max_size=5), max_size=8, unique=True))
-def test_names_are_judged_by_one_rule(names: list[str]):
-    refused = unsafe_names(names)
-    check_names(name for name in names if name not in refused)
-    if refused:
-        with pytest.raises(UnsafePathError):
-            check_names(names)
-
-
-def test_the_error_of_compress_carries_its_report(tmp_path: Path):
-    lost = damaged_run(tmp_path / "run", torch_files, empty)
-    with pytest.raises(UnreadableError) as caught:
-        inshrink_core.compress(tmp_path / "run", tmp_path / "a.inshrink", **EXACT)
-    assert caught.value.report.appended == (100, 300)
-    assert lost.name in str(caught.value)

@@ -61,8 +61,8 @@ def test_the_verb_of_the_guide_has_about_fifty_lines():
 def test_the_verb_of_the_guide_is_one_of_the_command_line(package: Path):
     assert "Show which tensors have zeros." in inshrink(package, "--help").stdout
     shown = " ".join(inshrink(package, "zeros", "--help").stdout.split())
-    for told in ("--least", "--follow-links", "inshrink zeros runs/digits --least 0.5"):
-        assert told in shown
+    for reported in ("--least", "--follow-links", "inshrink zeros runs/digits --least 0.5"):
+        assert reported in shown
     document = json.loads(inshrink(package, "zeros", RUN, "--json").stdout)
     assert document["step"] == inshrink_core.open(RUN).steps[-1]
     assert all(0 <= share <= 1 for share in document["shares"].values())

@@ -82,21 +82,6 @@ def test_each_checkpoint_is_archived_before_the_trainer_deletes_it(finished: Pat
     assert all(row.error.bit_exact for row in verification.errors)
 
 
-def test_watch_ends_when_nothing_new_comes_and_goes_on_later(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for step in (5, 10):
-        shutil.copy(finished / f"step_{step}.pt", folder)
-    first = watch(folder, tmp_path / "a", idle=0.5, **OPTIONS)
-    assert (first.ended, first.appended) == ("idle", (5, 10))
-    shutil.copy(finished / "step_15.pt", folder)
-    second = watch(folder, tmp_path / "a", idle=0.5)
-    assert second.appended == (15,)
-    assert second.skipped == (5, 10)
-    assert second.size is not None
-    assert len(second.size.frames) == 3
-
-
 def test_until_archives_nothing_beyond_the_step(finished: Path, tmp_path: Path) -> None:
     report = watch(finished, tmp_path / "a", until=12, **OPTIONS)
     assert report.appended == (5, 10, 15)
@@ -157,15 +142,6 @@ def test_checkpoint_that_vanishes_while_it_is_read_is_told_and_left_out(
     assert report.vanished == (10,)
     assert report.appended == (5, 15, 20, 25, 30)
     assert inshrink_core.verify(tmp_path / "a", deep=True).ok
-
-
-def test_checkpoint_deleted_before_it_was_archived_is_told(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    shutil.copy(finished / "step_5.pt", folder)
-    threading.Timer(3.5 * INTERVAL, (folder / "step_5.pt").unlink).start()
-    report = watch(folder, tmp_path / "a", interval=3 * INTERVAL, idle=1.0, **OPTIONS)
-    assert report.appended + report.vanished in ((5,), (5, 5))
 
 
 def test_steps_that_were_pruned_do_not_come_back(finished: Path, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def _automatic(board: Board) -> Figures | None:
         return None
     nbytes = float(row["nbytes"])
     exact = 0.0 if row["basis"] == "exact" else None
-    judged = row["basis"] in ("judged", "measured", "predicted")
+    judged = row["basis"] in ("judged", "predicted")
     return Figures(
         ESTIMATED,
         nbytes,

@@ -10,17 +10,15 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, StorageError, named
 from inshrink_core.execution.progress import Progress
-from inshrink_core.report import Columns, Part, Report, Table, value_text
+from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import counted, duration, size, steps_in_short, url_of
+from inshrink_core.text import counted, url_of
 from inshrink_core.verbs.shared.groups import AnyRun, ArchiveLike, Decoding, Reading, Stepping
-from inshrink_core.verbs.shared.showing import unreadable_lines
 from inshrink_core.verbs.shared.values import chosen_steps
 
 if TYPE_CHECKING:
@@ -71,7 +69,7 @@ class OriginalStep(Report):
     errors: Mapping[str, float | None] = field(default_factory=dict)
     why: str = ""
 
-    SAYS: ClassVar = "step path nbytes released exact errors why"
+    KEYS: ClassVar = "step path nbytes released exact errors why"
 
     @property
     def released(self) -> bool:
@@ -120,7 +118,16 @@ class ReleaseReport(Report):
         """The steps that are deleted, or would be."""
         return tuple(row.step for row in self.steps if row.released)
 
-    SAYS: ClassVar = "run archive applied released bytes_freed=freed steps finished problems left_out seconds"
+    KEYS: ClassVar = "run archive applied released bytes_freed=freed steps finished problems left_out seconds"
+    SHOWS: ClassVar = "problems left_out steps=plan applied finished released bytes_freed seconds"
+
+    @property
+    def plan(self) -> list[dict[str, Any]]:
+        """A row for each checkpoint, without its path."""
+        return [
+            {"step": row.step, "bytes": row.nbytes, "exact": row.exact, "error": row.errors, "why": row.why}
+            for row in self.steps
+        ]
 
     @property
     def failure(self) -> CheckFailedError | None:
@@ -128,17 +135,8 @@ class ReleaseReport(Report):
         what = f"{counted(len(self.problems), 'problem')} found: of that nothing is released"
         return CheckFailedError(what, where=self.archive) if self.problems else None
 
-    def shown(self) -> Iterator[Part]:
-        """Yield what is wrong, and what becomes of each checkpoint."""
-        yield from (f"{problem.where}: {problem.what}" for problem in self.problems)
-        yield from unreadable_lines(self.left_out)
-        columns: Columns = {"step": str, "frees": size, "relative errors": partial(value_text, "error")}
-        rows = [(row.step, row.nbytes, row.errors, row.why) for row in self.steps]
-        yield Table({**columns, "stays": None}, rows)
-        yield "finished what was cut off", steps_in_short(self.finished) if self.finished else ""
-        yield "released" if self.applied else "would release", steps_in_short(self.released)
-        yield "freed" if self.applied else "would free", size(self.freed)
-        yield "time", duration(self.seconds)
+    def remarks(self) -> Iterator[str]:
+        """Yield what is to do."""
         if not self.applied:
             if any(row.released and not row.exact for row in self.steps):
                 yield "note: once released, what is archived with an error does not come back bit for bit"
@@ -301,7 +299,7 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
             try:
                 _stays_if(not is_sound, "the archive is not sound")
                 row = self._proven(row, run, view, info, problems)
-                nbytes = sum(one.st_size for one in files.values() if one.st_nlink == 1)
+                nbytes = sum(file.st_size for file in files.values() if file.st_nlink == 1)
                 row = replace(row, nbytes=nbytes)
                 if row.released and self.apply:
                     _delete(row.path, files, info)
@@ -322,9 +320,9 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
         _stays_if(dropped, "the archive has no optimizer state of it any more")
         base = archive.base_of(archive.reader.chain(frames[step].frame_id)[0])
         if base is not None and base.path is not None:
-            lies = os.path.realpath(archive.path.absolute().parent / base.path)
-            own = os.path.realpath(run.path_of(step))
-            is_base = own in (lies, os.path.commonpath([own, lies])) or base.step == step
+            base_path = os.path.realpath(archive.path.absolute().parent / base.path)
+            path = os.path.realpath(run.path_of(step))
+            is_base = path in (base_path, os.path.commonpath([path, base_path])) or base.step == step
             _stays_if(is_base, "the archive has it as its base model")
 
     def _proven(
@@ -342,10 +340,10 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
         except InshrinkError as error:
             raise _Stays(f"it cannot be read: {error.what}") from error
         errors: dict[str, float | None] = {}
-        for one in measured:
-            if not one.error.bit_exact:
-                role = one.key.partition("@")[2] or "weights"
-                errors[role] = _larger(errors.get(role, 0.0), one.error.relative_rms)
+        for entry in measured:
+            if not entry.error.bit_exact:
+                role = entry.key.partition("@")[2] or "weights"
+                errors[role] = _larger(errors.get(role, 0.0), entry.error.relative_rms)
         why = "archived with an error (--lossy releases it)" if errors and not self.lossy else ""
         return replace(row, exact=not errors, errors=errors, why=why)
 
@@ -360,7 +358,7 @@ _Files = Mapping[str, os.stat_result]
 def _files_of(run: Run, step: int) -> _Files:
     """Return the files of a checkpoint, unless it stays."""
     path, checkpoint = run.path_of(step), run[step]
-    own = {file.path for file in checkpoint.files}
+    known = {file.path for file in checkpoint.files}
     inside = os.path.realpath(run.directory)
     parent = os.path.realpath(path.parent)
     _stays_if(path.is_symlink() or os.path.commonpath([inside, parent]) != inside, "a link leads to it")
@@ -371,10 +369,10 @@ def _files_of(run: Run, step: int) -> _Files:
         raise _Stays(f"it cannot be read: {error.strerror}") from error
     several = not path.is_dir() and len(checkpoint.files) > 1
     _stays_if(several, "it lies in several files beside those of other steps")
-    special = any(not stat.S_ISREG(one.st_mode) for one in found.values())
+    special = any(not stat.S_ISREG(row.st_mode) for row in found.values())
     _stays_if(special, "it has links, or what is no file")
-    _stays_if(foreign := sorted(found.keys() - own), f"not all of its files are read: {named(foreign)}")
-    _stays_if(own - found.keys(), "its files lie elsewhere")
+    _stays_if(foreign := sorted(found.keys() - known), f"not all of its files are read: {named(foreign)}")
+    _stays_if(known - found.keys(), "its files lie elsewhere")
     return found
 
 
@@ -385,14 +383,14 @@ def _walk(path: Path, name: str) -> _Files:
     found = {}
     for root, folders, names in os.walk(path, onerror=_raise):
         links = [name for name in folders if Path(root, name).is_symlink()]
-        for one in (Path(root, name) for name in (*names, *links)):
-            found[one.relative_to(path).as_posix()] = one.lstat()
+        for item in (Path(root, name) for name in (*names, *links)):
+            found[item.relative_to(path).as_posix()] = item.lstat()
     return found
 
 
 def _stamps(found: _Files) -> dict[str, tuple[int, ...]]:
     """Return by what files are known to be the very same."""
-    return {name: (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for name, one in found.items()}
+    return {name: (row.st_dev, row.st_ino, row.st_size, row.st_mtime_ns) for name, row in found.items()}
 
 
 def _raise(error: OSError) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.checkpoint import Unseen
 from inshrink_core.errors import ConflictError, InputError, LockedError, StepConflictError
 from inshrink_core.execution.progress import Counter
 from inshrink_core.execution.together import meet, part_ways
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.shared.compressing import Compressing
 
 
-_ONE_PROCESS = ("max_drop", "max_divergence", "max_restore_cost", "evaluator", "resumed_from", "base")
+_SINGLE = ("max_drop", "max_divergence", "max_restore_cost", "evaluator", "resumed_from", "base")
 """Options of a compression that no part can follow alone."""
 
 
@@ -47,7 +46,7 @@ def compress_in_parts(request: Compressing) -> CompressReport:
     from inshrink_core.chain.parts import share_of
 
     begun = time.perf_counter()
-    for name in _ONE_PROCESS:
+    for name in _SINGLE:
         if getattr(request, name) is not None:
             raise InputError(
                 f"--{name.replace('_', '-')} needs all tensors in one process, and a part has some",
@@ -79,8 +78,6 @@ def _report(request: Compressing, written: Sequence[Written], begun: float, **mo
         finished,
         written,
         begun,
-        large_errors=tuple(sorted(row for one in written for row in one.large_errors)),
-        device=written[0].device,
         waiting=tuple(frame.step for frame in finished.reader.catalog.pending),
         **more,
     )
@@ -130,11 +127,8 @@ def write_part(request: Compressing, share: Share) -> Written:
         if request.look_ahead and steps and part.chain.parent is None:
             part.chain.initial_memory = FrameEncoder(config).look_ahead(steps, run.__getitem__)
         count = Counter(request.progress, "compress", sum(part.nbytes(step) for step in steps))
-        written = Written(
-            left_out=tuple(row for row in run.skipped if not row.unreadable),
-            unseen=Unseen.of(layout for step in steps for layout in run[step].files),
-            device=config.device,
-        )
+        written = Written()
+        written.note(run, steps, config.device, run.skipped)
         for step in steps:
             nbytes = part.nbytes(step)
             end = count.done + nbytes
@@ -162,14 +156,14 @@ def require_same_settings(writer: PartWriter, config: ChainConfig) -> None:
     ConflictError
         They differ; the message says in what.
     """
-    other, own = writer.meta_of_others(), config.record()
-    for key in own if other else ():
-        if other.get(key) != own[key]:
+    other, record = writer.meta_of_others(), config.record()
+    for key in record if other else ():
+        if other.get(key) != record[key]:
             raise ConflictError(
                 f"another part was written with another {key}",
                 where=writer.reader.path,
-                expected=_differing(other.get(key), own[key]),
-                found=_differing(own[key], other.get(key)),
+                expected=_differing(other.get(key), record[key]),
+                found=_differing(record[key], other.get(key)),
                 remedy="give every part the same settings, or give up what is there: "
                 f"inshrink commit {writer.reader.path} --discard",
             )
@@ -193,7 +187,7 @@ class _Part:
 
         self._run, self._writer, self._part, self._optimizer = run, writer, share.part, config.optimizer
         self._split = Split(self._stored(steps[0]).specs if steps else (), share.n_parts)
-        self._held = {frame.step: frame for frame in writer.reader.history()}
+        self._archived = {frame.step: frame for frame in writer.reader.history()}
         self.chain = ChainWriter(writer, config, split=self._split)
 
     def _stored(self, step: int) -> Checkpoint:
@@ -222,21 +216,21 @@ class _Part:
         from inshrink_core.chain.attachments import parts_of
 
         where = self._writer.reader.path
-        if (info := self._held.get(step)) is not None:
+        if (info := self._archived.get(step)) is not None:
             frame = self._writer.reader.frame(info.frame_id)
-            own = {spec.key for spec in self._specs(step)}
-            if not (parts_of(frame).keys() >= own and holds_content(frame, self._stored(step))):
+            keys = {spec.key for spec in self._specs(step)}
+            if not (parts_of(frame).keys() >= keys and holds_content(frame, self._stored(step))):
                 raise StepConflictError(
                     f"step {step} is in the archive already, with other values",
                     where=where,
                     remedy="write it to another archive, or without --part",
                 )
             return True
-        if not self._held or step > max(self._held):
+        if not self._archived or step > max(self._archived):
             return False
         if not self._writer.reader.catalog.manifest.tombstones:
             raise StepConflictError(
-                f"step {step} lies before step {max(self._held)}, the last one in the archive",
+                f"step {step} lies before step {max(self._archived)}, the last one in the archive",
                 where=where,
                 remedy="write it to another archive, or leave it out with --steps",
             )
@@ -253,5 +247,5 @@ class _Part:
         self.chain.before = self._stored(parent.step) if parent is not None and known else None
         # A keyframe where a delta would not be worth it is a choice of all parts together: none makes it.
         appended = self.chain.append(self._run[step], done=done, keyframe=self.chain.keyframe_is_due)
-        self._held[step] = appended.info
+        self._archived[step] = appended.info
         return appended

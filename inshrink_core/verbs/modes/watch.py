@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
@@ -18,11 +18,10 @@ from inshrink_core.errors import (
     spoken,
 )
 from inshrink_core.execution.progress import Progress
-from inshrink_core.report import Part, Report, plain_value
-from inshrink_core.text import duration, size, steps_in_short, url_of
+from inshrink_core.report import Report, plain_value
+from inshrink_core.text import url_of
 from inshrink_core.verbs.shared.compressing import Compressing, CompressReport
 from inshrink_core.verbs.shared.groups import PathLike
-from inshrink_core.verbs.shared.showing import size_facts, unreadable_lines
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ArchiveSize
@@ -32,12 +31,6 @@ if TYPE_CHECKING:
 _PATIENCE: Final = 12
 """Looks to wait for an archive that another process writes, and for files that the checkpoint before had
 and this one lacks, as trainers write the optimizer and their own state last."""
-
-_WHY: Final = {
-    "until": "the step asked for is archived",
-    "idle": "nothing new came",
-    "interrupted": "interrupted; the same command goes on",
-}
 
 _MOST_FAILURES: Final = 3
 """Looks in a row that may fail: a trainer that deletes as we look makes one or two fail."""
@@ -102,7 +95,6 @@ class _Watcher:
         self._names: dict[int, frozenset[str]] = {}
         self._archived = self._archived_now()
         self._last, self._n_failures, self._n_locked = -1, 0, 0
-        self._told: set[int] = set()
 
     def say(self, what: str, step: int | None = None, why: str = "") -> None:
         """Tell the listener what happened."""
@@ -142,7 +134,7 @@ class _Watcher:
             self.report.vanished += (step,)
             self.say("vanished", step, "it was deleted before it could be archived")
         stirred = bool(found.items() - self._age.keys())
-        self._age = {one: self._age.get(one, -1) + 1 for one in found.items()}
+        self._age = {entry: self._age.get(entry, -1) + 1 for entry in found.items()}
         for path, row in self._rows.items():
             if self._age[path, row.identity] >= _PATIENCE:
                 self._give_up(row)
@@ -171,7 +163,7 @@ class _Watcher:
         if self._done.get(step) == identity or not age:
             return False
         self._names[step] = frozenset(file.path for file in run[step].files)
-        before = max((one for one in self._names if one < step), default=step)
+        before = max((name for name in self._names if name < step), default=step)
         lacks = run.path_of(step).is_dir() and bool(self._names[before] - self._names[step])
         return not lacks or age >= _PATIENCE
 
@@ -281,10 +273,6 @@ class _Watcher:
         self.report.released += report.released
         for step in report.released:
             self.say("released", step)
-        for row in report.steps:
-            if row.why and row.step not in self._told and "newest" not in row.why:
-                self._told.add(row.step)
-                self.say("kept", row.step, row.why)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -327,11 +315,15 @@ class WatchReport(Report):
     skip_damaged: bool = False
     freed: int = 0
 
-    SAYS: ClassVar = (
+    KEYS: ClassVar = (
         "archive ended codec=last.codec config=last.config optimizer=last.optimizer "
         "ratio_total=size.ratio_total ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight "
         "raw_bytes=size.raw_total archive_bytes=size.nbytes appended skipped vanished released "
         "bytes_freed=freed unreadable seconds"
+    )
+    SHOWS: ClassVar = (
+        "unreadable archive appended vanished released bytes_freed ended seconds codec base "
+        "ratio_total ratio_weights bits_per_weight raw_bytes archive_bytes"
     )
 
     @property
@@ -350,15 +342,3 @@ class WatchReport(Report):
         """Return the document of ``inshrink compress --watch --json``."""
         base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
         return base | Report.to_json(self)
-
-    def shown(self) -> Iterator[Part]:
-        """Yield what was archived, and why the watch ended."""
-        yield from unreadable_lines(self.unreadable)
-        yield "archive", self.archive
-        yield "appended", steps_in_short(self.appended) if self.appended else "nothing new"
-        yield "vanished", steps_in_short(self.vanished) if self.vanished else ""
-        yield "released", f"{steps_in_short(self.released)} ({size(self.freed)})" if self.released else ""
-        yield "ended", _WHY.get(self.ended, self.ended)
-        yield "time", duration(self.seconds)
-        if self.size.frames:
-            yield from size_facts(self.size, None if self.last is None else self.last.optimizer)

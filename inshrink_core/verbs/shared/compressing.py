@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core import text
 from inshrink_core.checkpoint import Unseen
@@ -23,9 +23,8 @@ from inshrink_core.errors import (
 )
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import Counter
-from inshrink_core.report import Part, Report, plain_value
+from inshrink_core.report import Report, plain_value
 from inshrink_core.request import Option, Request
-from inshrink_core.verbs.shared import showing
 from inshrink_core.verbs.shared.groups import (
     AnyBase,
     Bounding,
@@ -40,6 +39,7 @@ from inshrink_core.verbs.shared.groups import (
     steps_of,
 )
 from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements, compared_document, question_of
+from inshrink_core.verbs.shared.showing import counted_fates, optimizer_text
 
 if TYPE_CHECKING:
     import os
@@ -200,6 +200,7 @@ class Compressing(
                     "codec": chain_config.codec,
                 }
         finished = Archive.open(self.archive)
+        session.written.note(opened, chosen, chain_config.device, session.run.skipped)
         report = report_on(
             self,
             chain_config,
@@ -209,9 +210,7 @@ class Compressing(
             branches=branches,
             promise=promise,
             unreadable=session.run.unreadable,
-            left_out=tuple(row for row in session.run.skipped if not row.unreadable),
-            fates=showing.counted_fates(session.run, finished.listed_steps, skip_damaged=self.skip_damaged),
-            unseen=Unseen.of(layout for step in chosen for layout in opened[step].files),
+            fates=counted_fates(session.run, finished.listed_steps, skip_damaged=self.skip_damaged),
             hint="" if bounds is not None or not chosen else _hint(opened, chain_config.config),
         )
         if judged is not None and judged.steps:
@@ -299,6 +298,12 @@ class Written:
     unseen: Unseen = field(default_factory=Unseen)
     device: str = "cpu"
 
+    def note(self, run: Run, steps: Iterable[int], device: str, skipped: Iterable[Skipped]) -> None:
+        """Note what of a run is not archived, and where its steps were encoded."""
+        self.left_out = tuple(row for row in skipped if not row.unreadable)
+        self.unseen = Unseen.of(layout for step in steps for layout in run[step].files)
+        self.device = device
+
     def add(self, step: int, raw_bytes: int, appended: Appended) -> None:
         """Count a step that was written."""
         self.appended.append(step)
@@ -321,29 +326,29 @@ def report_on(
     from inshrink_core.chain import archive_size, original_checks
     from inshrink_core.chain.report import predicted_cost
 
-    appended = sorted({step for one in written for step in one.appended})
-    norm = math.fsum(one.squared_norm for one in written)
-    error = (math.fsum(one.squared_error for one in written) / norm) ** 0.5 if norm else None
-    fields: dict[str, Any] = {
-        "left_out": written[0].left_out,
-        "unseen": written[0].unseen,
-        "device": config.device,
-        "large_errors": tuple(row for one in written for row in one.large_errors),
-    }
+    appended = sorted({step for part in written for step in part.appended})
+    norm = math.fsum(part.squared_norm for part in written)
+    error = (math.fsum(part.squared_error for part in written) / norm) ** 0.5 if norm else None
+    large_errors = [row for part in written for row in part.large_errors]
+    first = written[0]
     return CompressReport(
         path=place_of(request.archive),
         size=archive_size(finished),
         appended=tuple(appended),
-        skipped=tuple(step for step in written[0].skipped if step not in appended),
+        skipped=tuple(step for step in first.skipped if step not in appended),
         seconds=time.perf_counter() - begun,
-        raw_bytes_read=sum(one.raw_bytes for one in written),
+        raw_bytes_read=sum(part.raw_bytes for part in written),
         relative_error=error if appended else None,
+        large_errors=tuple(sorted(large_errors) if len(written) > 1 else large_errors),
         codec=config.codec,
         config=config.config.settings(),
         optimizer=config.optimizer,
         predicted=predicted_cost(finished),
+        left_out=first.left_out,
         originals=original_checks(finished, finished.frames),
-        **fields | more,
+        unseen=first.unseen,
+        device=first.device,
+        **more,
     )
 
 
@@ -370,7 +375,7 @@ class _Session:
         continues = chain.parent is not None and request.resumed_from is None
         line = writer.reader.listed_history(chain.parent) if continues else ()
         there = {frame.frame_id for frame in writer.reader.frames}
-        self._held = {frame.step: frame for frame in line if frame.frame_id in there}
+        self._archived = {frame.step: frame for frame in line if frame.frame_id in there}
         self._missing = {frame.step for frame in line if frame.frame_id not in there}
         self._restored: FrameInfo | None = None
 
@@ -380,7 +385,7 @@ class _Session:
         A step that is bit for bit what its frame decodes to was restored from there: what follows it
         continues from that frame.
         """
-        known = dict(self._held)
+        known = dict(self._archived)
         for step in self._steps:
             end = self._count.done + self.run[step].raw_bytes()
             try:
@@ -402,7 +407,7 @@ class _Session:
         """Append a step where it is missing."""
         from inshrink_core.chain import ChainWriter, stored_view
 
-        checkpoint, info = self.run[step], self._held.get(step)
+        checkpoint, info = self.run[step], self._archived.get(step)
         if info is not None:
             checkpoint = self.run.as_archived(step, self._chain.archive.attributing(info))
         if self._is_there(step, checkpoint, info):
@@ -414,9 +419,20 @@ class _Session:
             self._chain = ChainWriter(
                 self._writer, config, parent=self._restored, restored=self._restored, base=base
             )
-            self._held, self._restored = {}, None
+            self._archived, self._restored = {}, None
         elif info is not None:
-            raise self._conflict(checkpoint, info)
+            now = {file.path for file in checkpoint.files}
+            then = {file.path for file in self._chain.archive.checkpoint(info).files}
+            moved = bool(now and then and not now & then)
+            how = "as another file" if moved else "with other values"
+            raise StepConflictError(
+                f"step {step} is in the archive already, {how}",
+                where=str(self._writer.reader.path),
+                expected=named(sorted(then)) if moved else "",
+                found=named(sorted(now)) if moved else "",
+                remedy="say where training was restored with --resumed-from, or how names have the step with "
+                "--step-pattern, or write to another archive",
+            )
 
         def done(spec: TensorSpec) -> None:
             self._count.add(spec.nbytes, step, spec.key)
@@ -432,7 +448,7 @@ class _Session:
         if info is None and step in self._missing:
             # Behind later frames it would be another history; the error names its file.
             self._writer.reader.find(step)
-        pruned = self._held and step < max(self._held) and self._writer.manifest.tombstones
+        pruned = self._archived and step < max(self._archived) and self._writer.manifest.tombstones
         if info is None and self._restored is None and pruned:
             return True  # it must not come back behind later ones
         self.run.fetch([step, *self._steps[self._steps.index(step) + 1 :][:1]])
@@ -457,8 +473,8 @@ class _Session:
             info = known.get(name)
             if info is not None and self._is_equal(checkpoint, info):
                 continue
-            parent = next((one for one in reversed(line) if one.step <= checkpoint.step), line[0])
-            numbers = (one.branch for one in reader.listed if one.is_named)
+            parent = next((frame for frame in reversed(line) if frame.step <= checkpoint.step), line[0])
+            numbers = (value.branch for value in reader.listed if value.is_named)
             number = max(numbers, default=NAMED_BRANCH - 1) + 1 if info is None else info.branch
             chain = ChainWriter(
                 self._writer, self._chain.config, parent=parent, branch=number, base=self._chain.base
@@ -473,25 +489,6 @@ class _Session:
             else:
                 written.append(name)
         return tuple(written)
-
-    def _conflict(self, checkpoint: Checkpoint, info: FrameInfo) -> StepConflictError:
-        """Return why a step that is archived with other values is not written."""
-        now = {file.path for file in checkpoint.files}
-        then = {file.path for file in self._chain.archive.checkpoint(info).files}
-        if now and then and not now & then:
-            return StepConflictError(
-                f"step {info.step} is now another file than when it was archived",
-                where=str(self._writer.reader.path),
-                expected=named(sorted(then)),
-                found=named(sorted(now)),
-                remedy="new files change the order: say how names have the step with --step-pattern, or "
-                "write to another archive",
-            )
-        return StepConflictError(
-            f"step {info.step} is in the archive already, with other values",
-            where=str(self._writer.reader.path),
-            remedy="if training was restored and went another way, say where: --resumed-from",
-        )
 
     def _is_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
         """Whether a frame was made from this checkpoint."""
@@ -550,6 +547,11 @@ def _check_base(
         )
     for record in records:
         model.require(record, str(archive))
+
+
+_JUDGED: Final = (
+    *("step", "kind", "ratio_weights", "drop", "divergence", "restore_cost", "exact", "informative", "side"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -627,11 +629,18 @@ class CompressReport(Report):
     waiting: tuple[int, ...] = ()
     hint: str = ""
 
-    SAYS: ClassVar = (
+    KEYS: ClassVar = (
         "archive=path codec config optimizer roles ratio_total=size.ratio_total "
         "ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total "
         "archive_bytes=size.nbytes relative_error large_errors seconds mb_per_s device appended skipped "
         "branches fates unreadable left_out originals unseen frames"
+    )
+    SHOWS: ClassVar = (
+        "unreadable archive appended part waiting_for_other_parts=waiting not_archived=left_out originals "
+        "not_seen_into=unseen.text skipped branches fates seconds mb_per_s device codec "
+        "buffers=rounded_buffers optimizer_state=optimizer_state base ratio_total ratio_weights "
+        "bits_per_weight raw_bytes archive_bytes relative_error large_errors bounds max_drop "
+        "max_divergence max_restore_cost decided_by=decided evaluations predicted frames=judged"
     )
 
     @property
@@ -647,7 +656,7 @@ class CompressReport(Report):
         """
         if self.promise is None:
             return None
-        sizes = {one.info.step: one.ratio_weights for one in self.size.frames if one.ratio_weights}
+        sizes = {frame.info.step: frame.ratio_weights for frame in self.size.frames if frame.ratio_weights}
         known = {step: size for step, size in sizes.items() if step in self.promise.steps}
         step = min(list(known)[1:] or known, key=known.__getitem__, default=None)
         if step is None:
@@ -667,20 +676,33 @@ class CompressReport(Report):
         """Roles of the tensors in the archive, sorted."""
         return sorted({row.spec.role.value for frame in self.size.frames for row in frame.tensors})
 
-    def _rounded_buffers(self) -> str:
+    @property
+    def rounded_buffers(self) -> str:
+        """How many buffers are rounded although nobody asked, and what keeps them."""
         from inshrink_core.chain.config import is_exact
         from inshrink_core.checkpoint import TensorRole
         from inshrink_core.codec import FALLBACK_CODEC, get_codec
 
-        rows = [row for frame in self.size.frames for row in frame.tensors]
-        buffers = {row.spec.key for row in rows if row.spec.role is TensorRole.BUFFER}
         lossless = get_codec(FALLBACK_CODEC).bitstream
-        rounded = buffers & {row.spec.key for row in rows if row.codec != lossless}
-        remedy = "--set exact=true" if "exact" in self.config else "--codec lossless"
+        tensors = [row for frame in self.size.frames for row in frame.tensors]
+        buffers = {row.spec.key: True for row in tensors if row.spec.role is TensorRole.BUFFER}
+        rounded = buffers.keys() & {row.spec.key for row in tensors if row.codec != lossless}
         if not rounded or is_exact(self.codec, self.config):
             return ""
-        of = f"{text.count(len(rounded))} of {text.count(len(buffers))}"
+        remedy = "--set exact=true" if "exact" in self.config else "--codec lossless"
+        of = f"{len(rounded):,} of {len(buffers):,}"
         return f"{of} rounded (statistics of normalisation layers); {remedy} keeps every bit"
+
+    @property
+    def optimizer_state(self) -> str:
+        """How optimizer state was stored; empty where there is none."""
+        return optimizer_text(self.optimizer, self.roles)
+
+    @property
+    def judged(self) -> list[dict[str, Any]]:
+        """How each frame keeps the bounds; none without bounds."""
+        rows = [] if self.promise is None else self.frames
+        return [{name: row.get(name) for name in _JUDGED} for row in rows]
 
     @property
     def frames(self) -> list[dict[str, Any]]:
@@ -688,9 +710,9 @@ class CompressReport(Report):
         names = ("step", "kind", "bytes", "ratio_total", "ratio_weights")
         rows = []
         for frame in self.size.frames:
-            whole = frame.to_json()
+            row = frame.to_json()
             promised = {} if self.promise is None else self.promise.step_json(frame.info.step)
-            rows.append({name: whole[name] for name in names} | promised)
+            rows.append({name: row[name] for name in names} | promised)
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -702,32 +724,9 @@ class CompressReport(Report):
         foreseen = {} if self.predicted is None else {"predicted": self.predicted._asdict()}
         return promised | base | shared | foreseen | Report.to_json(self) | {"left_out": left_out}
 
-    def shown(self) -> Iterator[Part]:
-        """Yield what was written now, then what the archive holds altogether."""
-        yield from showing.unreadable_lines(self.unreadable)
-        document, steps = self.to_json(), text.steps_in_short
-        yield "archive", str(self.path)
-        yield "appended", steps(self.appended) if self.appended else "nothing new"
-        yield "part", self.part or ""
-        yield "waiting for other parts", steps(self.waiting) if self.waiting else ""
-        yield from (("not archived", row) for row in showing.rows_in_short(document["left_out"]))
-        yield "checksums of the originals", self.originals.text
-        yield "not seen into", self.unseen.text
-        yield "skipped", f"{steps(self.skipped)}, there already" if self.skipped else ""
-        yield "branches", ", ".join(self.branches)
-        yield "files of tensors", showing.fates_text(self.fates)
-        if self.appended:
-            yield "time", f"{text.duration(self.seconds)}, {text.rate(self.mb_per_s)} on {self.device}"
-        yield "codec", self.codec
-        yield "buffers", self._rounded_buffers()
-        yield from showing.size_facts(self.size, self.optimizer)
-        if self.relative_error is not None:
-            error = text.error_size(self.relative_error)
-            yield "relative error", f"{error}  (of the weights written now, root mean square)"
-        yield "relative error above .25", showing.large_errors_text(self.large_errors)
-        yield from showing.promised_facts(document)
-        if (cost := self.predicted) is not None:
-            chosen = f"(bound {cost.bound * 100:g} %, coarseness {cost.coarseness:g}; not measured)"
-            yield "predicted restore cost", f"at most {cost.restore_cost * 100:.2g} % of the loss  {chosen}"
+    def remarks(self) -> Iterator[str]:
+        """Yield what else people should know."""
+        if not self.appended:
+            yield "nothing new"
         if self.hint:
             yield f"hint: {self.hint}"

@@ -91,11 +91,14 @@ class Computing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnEngine:
-    """Workers that share the work.
+class InParts:
+    """Workers, or processes started elsewhere, that share the work.
 
     Parameters
     ----------
+    part
+        Do one part, beside other processes that do the others: I/N, or auto for what torchrun or Slurm tell
+        this process.
     engine
         Who does the work: the threads of this process, processes beside it, or Ray, on the cluster of
         RAY_ADDRESS or else on this machine. The result does not depend on it.
@@ -103,6 +106,7 @@ class OnEngine:
         With an engine: processes, or tasks of Ray, at a time; by default as many as there is room for.
     """
 
+    part: Annotated[str | None, Option(metavar="I/N|auto")] = None
     engine: Annotated[str, Option(metavar="|".join((THREADS, *ENGINES)))] = THREADS
     workers: Annotated[int | None, Option(metavar="N", least=1)] = None
 
@@ -114,20 +118,6 @@ class OnEngine:
     def perform_part(self) -> Any:
         """Perform one part in a worker, and return what the report on all parts needs."""
         return cast("Request[Any]", self).perform()
-
-
-@dataclass(frozen=True, kw_only=True)
-class InParts(OnEngine):
-    """Workers, or processes started elsewhere, that share the work.
-
-    Parameters
-    ----------
-    part
-        Do one part, beside other processes that do the others: I/N, or auto for what torchrun or Slurm tell
-        this process.
-    """
-
-    part: Annotated[str | None, Option(metavar="I/N|auto")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

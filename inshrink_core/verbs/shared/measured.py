@@ -37,7 +37,7 @@ _VERSION: Final = 1
 _FOLDER: Final = "measured"
 _OF_RUN: Final = "run"
 _SUFFIX: Final = ".jsonl"
-_WHOLE: Final = 1e-9
+_TOLERANCE: Final = 1e-9
 _LAST_TIME: Final = 4_102_444_800
 
 R = TypeVar("R")
@@ -167,17 +167,17 @@ class Measurements:
     def rows(self, kind: str, *, earlier: bool = False) -> Iterator[Measurement]:
         """Yield the answers of a verb, the newest first: of the content as it is, or as it was before."""
         lines = (row for file in self._files for row in shared_lines(file) if row.get("kind") == kind)
-        read = (one for row in lines if (one := read_as(Measurement, row)) is not None)
-        known = [one for one in read if one.v == _VERSION and 0 <= one.at <= _LAST_TIME]
-        found = {(one.at, one.content, key_digest(one.question)): one for one in known}
-        for one in sorted(found.values(), key=lambda one: -one.at):
-            if (one.content != self.content) is earlier:
-                yield one
+        read = (answer for row in lines if (answer := read_as(Measurement, row)) is not None)
+        known = [entry for entry in read if entry.v == _VERSION and 0 <= entry.at <= _LAST_TIME]
+        found = {(entry.at, entry.content, key_digest(entry.question)): entry for entry in known}
+        for entry in sorted(found.values(), key=lambda entry: -entry.at):
+            if (entry.content != self.content) is earlier:
+                yield entry
 
     def find(self, kind: str, question: Mapping[str, Any]) -> Measurement | None:
         """Return the newest answer to a question; None where it was not asked of this content."""
         asked = key_digest(question)
-        return next((one for one in self.rows(kind) if key_digest(one.question) == asked), None)
+        return next((row for row in self.rows(kind) if key_digest(row.question) == asked), None)
 
 
 def run_content(run: Run) -> str:
@@ -202,12 +202,12 @@ def _folders(archive: Path, run: Path | None, *, make: bool) -> list[Path]:
     # What keeps nothing stays as it is: it may be anything of that name.
     is_kept = beside != archive and beside.is_dir() and results_folder(beside, make=False) is not None
     is_run = is_kept and ((beside / ".inshrink").is_dir() or run is not None)
-    places = [one for one in (run, beside if is_run else None) if one is not None]
-    found = [results_folder(one, make=make) for one in dict.fromkeys(map(_real, places))]
-    kept = [one / _FOLDER for one in found if one is not None]
+    places = [item for item in (run, beside if is_run else None) if item is not None]
+    found = [results_folder(place, make=make) for place in dict.fromkeys(map(_real, places))]
+    folders = [row / _FOLDER for row in found if row is not None]
     leads_to = is_run and (run is None or _real(run) == _real(beside))
     users = None if leads_to and make else user_cache_folder()
-    return kept if users is None else [*kept, users / _FOLDER]
+    return folders if users is None else [*folders, users / _FOLDER]
 
 
 def _real(path: Path) -> Path:
@@ -255,7 +255,7 @@ class Known:
         return self._largest("restore_cost")
 
     def _largest(self, figure: str) -> EvaluatedStep | None:
-        known = {row: one for row in self.comparison.steps if (one := getattr(row, figure)) is not None}
+        known = {row: value for row in self.comparison.steps if (value := getattr(row, figure)) is not None}
         return max(known, key=known.__getitem__, default=None)
 
     @property
@@ -270,7 +270,7 @@ class Known:
         if worst is None or not n or not 0 < worst.original <= 1:
             return None
         right = worst.original * n
-        return 1 / right if abs(right - round(right)) < _WHOLE * n else None
+        return 1 / right if abs(right - round(right)) < _TOLERANCE * n else None
 
 
 def known_comparison(
@@ -296,7 +296,7 @@ def known_comparison(
     for earlier in (False, True):
         rows = list(found.rows("compare", earlier=earlier))
         if earlier and rows:  # One state of the archive, not several.
-            rows = [one for one in rows if one.content == rows[0].content]
+            rows = [row for row in rows if row.content == rows[0].content]
         known = merged(rows, evaluator)
         if known is not None:
             return replace(known, archive=str(archive.path), is_current=not earlier)
@@ -333,12 +333,14 @@ def merged(
             evaluator = EvaluatorId(asked.name, asked.evaluator)
         if asked.evaluator != evaluator.digest:
             continue
-        fresh = [one for one in found.steps if one.step not in steps and _is_of(asked, one.step, originals)]
+        fresh = [
+            item for item in found.steps if item.step not in steps and _is_of(asked, item.step, originals)
+        ]
         if fresh:
             used.append((row, found))
-            steps |= {one.step: one for one in fresh}
+            steps |= {entry.step: entry for entry in fresh}
             known = found.standard_errors
-            errors |= {one.step: known[one.step] for one in fresh if one.step in known}
+            errors |= {entry.step: known[entry.step] for entry in fresh if entry.step in known}
     if not steps or evaluator is None:
         return None
     (newest, first), oldest = used[0], min(row.at for row, _ in used)
@@ -361,14 +363,14 @@ def _is_of(asked: _Question, step: int, originals: Mapping[str, str] | None) -> 
         return True
     before = asked.before.get(str(step))
     needed = [str(step), *([] if before is None else [str(before)])]
-    return all(one in originals and asked.run.get(one) == originals[one] for one in needed)
+    return all(row in originals and asked.run.get(row) == originals[row] for row in needed)
 
 
 def question_of(
     evaluator: EvaluatorId, run: Run, steps: Sequence[int], before: Mapping[int, int | None]
 ) -> dict[str, Any]:
     """Return what a comparison asks: who measures, which originals, and which one comes before each."""
-    looked_at = {*steps, *(one for one in before.values() if one is not None)}
+    looked_at = {*steps, *(row for row in before.values() if row is not None)}
     return {
         "evaluator": evaluator.digest,
         "name": evaluator.name,
@@ -386,12 +388,11 @@ def compared_document(
     """Return what is kept of a comparison; `about` is its metric, direction and device."""
     from inshrink_core.report import plain_value
 
-    errors = {
-        str(step): one for step, one in standard_errors.items() if one is not None and math.isfinite(one)
-    }
+    known = ((step, error) for step, error in standard_errors.items() if error is not None)
+    errors = {str(step): error for step, error in known if math.isfinite(error)}
     document = dict(zip(("metric", "direction", "device"), about, strict=True))
     return document | {
         "n_samples": n_samples,
         "standard_errors": errors,
-        "steps": [plain_value(one) for one in steps],
+        "steps": [plain_value(row) for row in steps],
     }

@@ -66,13 +66,13 @@ def chosen_steps(
     if steps is None:
         return None
     try:
-        named = [one if isinstance(one, str) else str(operator.index(one)) for one in listed(steps)]
+        named = [value if isinstance(value, str) else str(operator.index(value)) for value in listed(steps)]
     except TypeError as error:
         raise InputError(
             "a step is a whole number, or a text", where=where, expected="25, [25, 50] or '0:100:25'"
         ) from error
     chosen: set[int] = set()
-    for text in (part.strip() for one in named for part in one.split(",")):
+    for text in (part.strip() for item in named for part in item.split(",")):
         match = _STEPS.fullmatch(text)
         first, span, last, every = match.groups() if match else ("", "", "", "0")
         if int(every or 1) < 1:
@@ -83,7 +83,7 @@ def chosen_steps(
             chosen.add(int(first))
             continue
         available = known()
-        within = [one for one in available if int(first or 0) <= one and (not last or one <= int(last))]
+        within = [step for step in available if int(first or 0) <= step and (not last or step <= int(last))]
         if not within:
             raise NotFoundError(
                 f"there is no step in the range {text}",
@@ -201,7 +201,11 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"this does not read as {kind} ({error})", where=str(path)) from error
     if isinstance(document, dict) and "best" in document and "trials" in document:
-        document = _config_found(document, path)
+        best = document["best"]
+        document = best.get("config") if isinstance(best, dict) else None
+        if document is None:
+            remedy = "give compress the bounds themselves, or loosen them and search again"
+            raise ConfigError("the search found no configuration", where=str(path), remedy=remedy)
     try:
         msgspec.convert(document, _Config)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
@@ -210,15 +214,3 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
             f"this is no config: {error}", where=str(path), remedy=f"its keys are {keys}"
         ) from error
     return cast("Mapping[str, Any]", document)
-
-
-def _config_found(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the config that a search wrote down; its result stands for a config file."""
-    best = document["best"]
-    found = best.get("config") if isinstance(best, dict) else None
-    if not isinstance(found, dict):
-        remedy = "loosen its bounds and search again"
-        if document.get("by_step"):
-            remedy = "settings by step keep its bounds: give compress the bounds instead of this file"
-        raise ConfigError("the search found no configuration", where=str(path), remedy=remedy)
-    return found
