@@ -230,8 +230,8 @@ def _let_fragments_leave_the_page() -> None:
         if not (data.fragment_id_queue and is_left):
             run_script(self, data)
 
-    script_requests.ScriptRequests.request_rerun = request  # type: ignore[method-assign]
-    script_runner.ScriptRunner._run_script = run  # type: ignore[method-assign]
+    script_requests.ScriptRequests.request_rerun = request  # type: ignore[method-assign,assignment]
+    script_runner.ScriptRunner._run_script = run  # type: ignore[method-assign,assignment]
 
 
 def _load_ahead() -> None:
