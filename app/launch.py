@@ -174,7 +174,7 @@ def explorer(hosts: Sequence[str], command: str) -> App:
 
     # Before a session has run our script, Streamlit takes a folder "pages" beside it for one of its own.
     PagesManager.uses_pages_directory = False
-    _let_fragments_finish()
+    _mend_streamlit()
     page = gate.shell(Path(st.__file__).parent / "static" / "index.html", command)
     said = gate.headers(page)
 
@@ -187,22 +187,33 @@ def explorer(hosts: Sequence[str], command: str) -> App:
     return Guarded(_SCRIPT, routes=downloads.routes(), on_script_error=problem.show_unexpected)
 
 
-def _let_fragments_finish() -> None:
-    """Have a fragment that is done say so, also where the next one begins before that was sent.
+def _mend_streamlit() -> None:
+    """Correct two races of Streamlit between the fragments of a page and its other requests.
 
-    Streamlit then calls it interrupted, and its page leaves standing what the fragment draws no more: the
-    inside of a tensor beside the list of a module, where a click and a look at a job fall together.
+    A fragment that has ended is reported as interrupted if the next one begins before the report is sent, and
+    the page keeps elements that the fragment no longer draws. And a fragment's request that arrives before a
+    click on the navigation is served is merged with it and takes the page back to the one that was left.
     """
     from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
     from streamlit.runtime import forward_msg_queue as queue
+    from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests, ScriptRequestType
 
-    interrupted = queue._update_script_finished_message
+    interrupted, merge = queue._update_script_finished_message, ScriptRequests._request_rerun_locked
 
-    def update(msg: ForwardMsg, is_fragment_run: bool) -> ForwardMsg:
-        is_whole = msg.script_finished == ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
-        return msg if is_fragment_run and is_whole else interrupted(msg, is_fragment_run)
+    def update(message: ForwardMsg, is_fragment_run: bool) -> ForwardMsg:
+        has_ended = message.script_finished == ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
+        return message if is_fragment_run and has_ended else interrupted(message, is_fragment_run)
 
-    queue._update_script_finished_message = update
+    def request(self: ScriptRequests, new: Any) -> bool:
+        pending = self._rerun_data
+        is_stale = new.fragment_id and new.page_script_hash != pending.page_script_hash
+        if is_stale and self._state == ScriptRequestType.RERUN and not pending.fragment_id_queue:
+            return True
+        return bool(merge(self, new))
+
+    if interrupted.__module__ != __name__:  # Once a process.
+        queue._update_script_finished_message = update
+        ScriptRequests._request_rerun_locked = request  # type: ignore[method-assign]
 
 
 def _load_ahead() -> None:

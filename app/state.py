@@ -20,6 +20,7 @@ METRIC = "metric"
 BY = "by"
 STATISTIC = "stat"
 LOG = "log"
+ARCHIVE = "archive"
 
 _PREFIX = "inshrink."
 _STARTED = _PREFIX + "started"

@@ -72,6 +72,12 @@ class Bound(NamedTuple):
         """Whether a value of the bounded figure keeps it; one that is not known does."""
         return self.kind == "none" or value is None or value <= self.value
 
+    def verdict(self, value: float | None) -> str | None:
+        """Return ``kept`` or ``broken``; None if nothing is bounded, or the value is not known."""
+        if self.kind == "none" or value is None:
+            return None
+        return "kept" if value <= self.value else "broken"
+
 
 @dataclass(frozen=True)
 class Chosen:

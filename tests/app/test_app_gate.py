@@ -17,6 +17,7 @@ from inshrink_app.server import gate
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
 from streamlit.runtime.pages_manager import PagesManager
+from streamlit.runtime.scriptrunner_utils.script_requests import RerunData, ScriptRequests
 
 from tests.app.browser import Server, browser_marks, new_page
 from tests.app.builders import write_run
@@ -221,3 +222,14 @@ def test_a_fragment_that_has_ended_is_not_called_interrupted_by_the_one_that_fol
     whole, other = (message.script_finished for message in waiting.flush())
     assert whole == ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
     assert other == ForwardMsg.FINISHED_EARLY_FOR_RERUN
+
+
+def test_a_fragment_of_the_page_that_was_left_does_not_undo_a_click_on_the_navigation():
+    launch.explorer(["127.0.0.1"], "inshrink ui")
+    requests = ScriptRequests()
+    requests.request_rerun(RerunData(page_script_hash="open"))
+    assert requests.request_rerun(RerunData(page_script_hash="run", fragment_id="a", is_auto_rerun=True))
+    assert requests.on_scriptrunner_ready().rerun_data.page_script_hash == "open"
+    # While the new page is drawn, a fragment of it runs next.
+    assert requests.request_rerun(RerunData(page_script_hash="open", fragment_id="b"))
+    assert requests.on_scriptrunner_ready().rerun_data.fragment_id_queue == ["b"]
