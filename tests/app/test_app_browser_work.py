@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from inshrink_app.jobs.files import RESULT, JobFolder, JobRecord
+from inshrink_app.jobs.job import RESULT, Job
 
 import inshrink_core
 from inshrink_core.archive import ArchiveReader
@@ -55,13 +55,14 @@ def server(tmp_path, archived_template) -> Iterator[Server]:
 
 def leave_export(server: Server, target: Path) -> str:
     """Leave a finished export of an earlier explorer, as its files tell it; return the job's id."""
-    folder = JobFolder(server.folder.parent / "state" / "inshrink" / "jobs" / "00000000deadbeef")
+    folder = server.folder.parent / "state" / "inshrink" / "jobs" / "00000000deadbeef"
     run = str(server.folder / "run")
     work = work_of(["compress", run, "-o", str(target)], shown=run)
-    folder.make(work)
-    folder.write(JobRecord(work, "finished", started_at=1e9, ended_at=1e9, job_id=folder.path.name))
-    (folder.path / RESULT).write_text(json.dumps([{"relative_error": 0.0}]))
-    return folder.path.name
+    job = Job(work, "finished", started_at=1e9, ended_at=1e9, job_id=folder.name, folder=folder)
+    job.make_folder()
+    job.store()
+    (folder / RESULT).write_text(json.dumps([{"relative_error": 0.0}]))
+    return folder.name
 
 
 def fetch(
