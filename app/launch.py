@@ -103,12 +103,13 @@ def _serve(
     _require_free(host, port)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     shown = _start_window(url) if window else None
-    _say(f"Inshrink explorer: {url}  (Ctrl-C to stop)")
     seen = [*map(str, current.roots), *map(str, current.addresses)]
-    _say(f"It sees {', '.join(seen)} and nothing else.")
+    sys.stdout.write(f"Inshrink explorer: {url}  (Ctrl-C to stop)\n")
+    sys.stdout.write(f"It sees {', '.join(seen)} and nothing else.\n")
+    sys.stdout.flush()
     if not _is_local(host):
-        told = f"{url} is open to everyone who can reach this computer; there is no password."
-        sys.stderr.write(f"warning: {told}\n")
+        text = f"{url} is open to everyone who can reach this computer; there is no password."
+        sys.stderr.write(f"warning: {text}\n")
     if shown is not None:
         threading.Thread(target=_follow_window, args=(shown,), daemon=True).start()
     elif open_browser:
@@ -142,9 +143,9 @@ def _start_window(url: str) -> subprocess.Popen[str]:
     if process.stdout is not None and process.stdout.readline() == READY:
         atexit.register(process.terminate)
         return process
-    said = process.communicate()[1].strip().rpartition("\n")[2]
+    reason = process.communicate()[1].strip().rpartition("\n")[2]
     # A toolkit that cannot reach the display aborts the process.
-    why = said[:_LONGEST_REASON] if process.returncode == 1 else "the display cannot be reached"
+    why = reason[:_LONGEST_REASON] if process.returncode == 1 else "the display cannot be reached"
     raise InputError(f"no window can be opened here: {why}", remedy=remedy)
 
 
@@ -176,13 +177,13 @@ def explorer(hosts: Sequence[str], command: str) -> App:
     PagesManager.uses_pages_directory = False
     _mend_streamlit()
     page = gate.shell(Path(st.__file__).parent / "static" / "index.html", command)
-    said = gate.headers(page)
+    headers = gate.headers(page)
 
     class Guarded(st.App):  # type: ignore[misc,unused-ignore]
         """The application as the server calls it: nothing is answered but through the gate."""
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            await gate.guarded(super().__call__, hosts, said, page)(scope, receive, send)
+            await gate.guarded(super().__call__, hosts, headers, page)(scope, receive, send)
 
     return Guarded(_SCRIPT, routes=downloads.routes(), on_script_error=problem.show_unexpected)
 
@@ -280,18 +281,11 @@ def _allowed_hosts(host: str) -> list[str]:
     if _is_local(host):
         return [*_LOOPBACK]
     if host in ("0.0.0.0", "::"):
-        name = socket.gethostname()
-        addresses = {info[4][0] for info in _lookup(name)}
-        return [*_LOOPBACK, name, socket.getfqdn(), *sorted(map(str, addresses))]
+        name, addresses = socket.gethostname(), set[str]()
+        with contextlib.suppress(OSError):  # Its name may be unknown.
+            addresses = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
+        return [*_LOOPBACK, name, socket.getfqdn(), *sorted(addresses)]
     return [host]
-
-
-def _lookup(name: str) -> list[Any]:
-    """Return the addresses of this computer; none where its own name is not known."""
-    try:
-        return socket.getaddrinfo(name, None)
-    except OSError:
-        return []
 
 
 def _is_local(host: str) -> bool:
@@ -302,23 +296,20 @@ def _is_local(host: str) -> bool:
 
 
 def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> list[str]:
-    """Return the roots, those by default included: an address that is to be opened is one."""
+    """Return the roots, those by default included: an address that is to be opened is a root."""
     from inshrink_app.server.roots import Address, path_of
 
     from inshrink_core.archive.storage import storage_at
 
-    places = list(map(path_of, roots or ()))
-    place = None if path is None else path_of(path)
-    elsewhere = [one for one in (*places, place) if isinstance(one, Address)]
-    for one in elsewhere:
-        if one.parts[0] not in _SCHEMES:
-            raise InputError(
-                f"addresses of {', '.join(_SCHEMES)} can be opened",
-                where=one.parts[0],
-                remedy="copy it to a folder",
-            )
-        storage_at(str(one))  # refuses what holds credentials, or names no bucket
-    folders = [one for one in places if not isinstance(one, Address)]
+    given = list(map(path_of, roots or ()))
+    opened = None if path is None else path_of(_place_of(path))
+    places = given if opened is None or not isinstance(opened, Address) else [*given, opened]
+    for address in (place for place in places if isinstance(place, Address)):
+        if address.parts[0] not in _SCHEMES:
+            what = f"addresses of {', '.join(_SCHEMES)} can be opened"
+            raise InputError(what, where=address.parts[0], remedy="copy it to a folder")
+        storage_at(str(address))  # refuses what holds credentials, or names no bucket
+    folders = [place for place in places if not isinstance(place, Address)]
     if not folders:
         if not _is_local(host):
             raise InputError(
@@ -326,34 +317,32 @@ def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> 
                 remedy="add --root FOLDER, or leave --host out to serve this computer alone",
             )
         folders = [Path.cwd()]
-        if path is not None and place not in elsewhere and not roots and _place_of(path).exists():
-            folders.append(Path(os.path.realpath(_place_of(path))).parent)
+        if opened is not None and opened not in places and not roots and opened.exists():
+            folders.append(Path(os.path.realpath(opened)).parent)
     for root in folders:
         if not root.is_dir():
             raise NotFoundError("the root is not a folder", where=str(root), remedy="give an existing folder")
-    opened = [] if path is None or place not in elsewhere else [path_of(str(_place_of(path)))]
-    return list(map(str, [*folders, *(one for one in places if one in elsewhere), *opened]))
+    return list(map(str, [*folders, *(place for place in places if isinstance(place, Address))]))
 
 
-def _place_of(path: str) -> Path:
+def _place_of(path: str) -> str:
     """Return the folder or file of what is to be opened: its path without a step pattern at the end."""
     from inshrink_core.formats import split_step_pattern
 
-    return split_step_pattern(path)[0]
+    return str(split_step_pattern(path)[0])
 
 
 def _require_inside(current: Any, path: str | None) -> None:
     """Refuse a path that the page would refuse, while there is a terminal to say so."""
     from inshrink_app.server.roots import Address, path_of
 
-    if path is None or isinstance(path_of(path), Address):  # which is a root, and of which the page tells
+    if path is None or isinstance(path_of(path), Address):
         return
-    if not _place_of(path).exists():
+    if not Path(_place_of(path)).exists():
         raise NotFoundError("there is nothing to open", where=path, remedy="give a run or an archive")
     if not current.allows(Path(os.path.realpath(path))):
-        raise InputError(
-            "the path lies outside of the roots", where=path, remedy="add its folder with --root"
-        )
+        remedy = "add its folder with --root"
+        raise InputError("the path lies outside of the roots", where=path, remedy=remedy)
 
 
 def _require_free(host: str, port: int) -> None:
@@ -364,13 +353,5 @@ def _require_free(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except (OSError, OverflowError) as error:
-        raise InputError(
-            f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error})",
-            remedy="choose another port with --port",
-        ) from error
-
-
-def _say(text: str) -> None:
-    """Tell the terminal; the server writes nothing of its own."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+        what = f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error})"
+        raise InputError(what, remedy="choose another port with --port") from error

@@ -233,10 +233,6 @@ _PANEL_HEIGHT = 150
 _NAME_WIDTH = 34
 
 
-_KINDS = (("keyframe", "Keyframe"), ("delta", "Delta frame"))
-"""Kinds of frames, in the order of their colours, and what they are called."""
-
-
 def smoothed(values: Sequence[float], weight: float) -> NDArray[np.float64]:
     """Return an exponential moving average without its bias to the start; gaps stay gaps.
 

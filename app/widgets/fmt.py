@@ -90,18 +90,6 @@ def share(share: float) -> str:
     return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
-def fixed_format(values: Sequence[float]) -> str:
-    """Return a printf format with the same decimals for a whole column: four digits at its largest value.
-
-    Examples
-    --------
-    >>> fixed_format([0.987, 0.09]), fixed_format([12.5, 3.0]), fixed_format([])
-    ('%.4f', '%.2f', '%.4f')
-    """
-    largest = max((abs(value) for value in values if math.isfinite(value) and value), default=0.5)
-    return f"%.{min(9, max(0, 3 - math.floor(math.log10(largest))))}f"
-
-
 def device(name: object) -> str:
     """Return where something was computed, as devices are written: ``CPU``. Safe for markdown."""
     return markdown(str(name).upper())

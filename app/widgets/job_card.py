@@ -153,14 +153,6 @@ def stopped(job: Job, *, primary: bool = True) -> None:
     resume_button(job, primary=primary)
 
 
-def log(job: Job, *, expanded: bool = False) -> None:
-    """Draw the log of a job, folded."""
-    text = job.log_text()
-    if text:
-        with st.expander("Log", icon=":material/notes:", expanded=expanded):
-            st.code(text, language=None, wrap_lines=True)
-
-
 def lead_to(job: Job) -> None:
     """Show the result of a job on the page that it belongs to."""
     text = services.describe(job)

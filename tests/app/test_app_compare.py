@@ -354,19 +354,16 @@ def test_trust_is_remembered_for_a_file_as_it_is(archived, jobs):
     assert not trust(archives("compare", archived)).value
 
 
-def test_an_evaluator_is_made_and_tried(archived, jobs):
+def test_the_command_that_writes_an_evaluator_is_shown_and_the_evaluator_tried(archived, jobs):
     jobs.answers["evaluate"] = {
         "step": 40, "metric": "loss", "direction": "lower", "metrics": {"loss": 0.25, "<b>": 1.0},
         "log_probs": [540, 10], "predictions": None, "printed": "hello", "seconds": 0.5,
     }  # fmt: skip
-    app = archives("compare", archived)
-    app.session_state["evaluator.make"] = True
-    app.session_state["evaluator.model"] = "net:Net"
-    opened(app)
-    assert f"inshrink evaluate {archived} --write" in texts(app)
-    button(app, "Write the template").click().run()
     judge = archived / "evaluator.py"
-    assert "from net import Net" in judge.read_text()
+    app = archives("compare", archived, evaluator=True)
+    assert f"inshrink evaluate {archived} --write {judge}" in texts(app)
+    judge.write_text("def evaluate(state): ...\n")
+    services.choose(services.load_subject(str(archived)), evaluator="evaluator.py")
     assert button(opened(app), "Try on one step").disabled
     trust(app).check().run()
     button(opened(app), "Try on one step").click().run()
@@ -376,11 +373,3 @@ def test_an_evaluator_is_made_and_tried(archived, jobs):
     assert next(m for m in opened(app).metric if m.label == "loss").value == "0.250"
     assert "so a divergence can be measured" in texts(app)
     assert "hello" in texts(app)
-
-
-def test_an_evaluator_is_not_written_outside_of_the_roots(archived, jobs):
-    shown = services.load_subject(str(archived))
-    with pytest.raises(ServiceError, match="outside"):
-        services.make_evaluator(shown, "/etc/judge.py", "", replace=False)
-    with pytest.raises(ServiceError, match="folder of yours"):
-        services.make_evaluator(shown, str(SAMPLE / "evaluator.py"), "", replace=True)

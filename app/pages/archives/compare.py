@@ -212,13 +212,12 @@ def _table(known: Sequence[Known], bound: Bound) -> None:
             about = {"archive": found.name, "metric": found.comparison.metric}
             rows.append({**about, **fields, "bound": bound.verdict(bound.of(row))})
     table = pd.DataFrame(rows).rename(columns=_HEADINGS)
-    metric = fmt.fixed_format([*table["original"], *table["restored"]])
     small = dict.fromkeys((name for name in table if str(name).startswith("divergence")), listing.SMALL)
     listing.show(
         table,
         "compare",
         alt="Original and restored metric, drop, divergence and restore cost of every step",
-        formats={"original": metric, "restored": metric, **small},
+        formats={"original": "%.4g", "restored": "%.4g", **small},
         hidden=[name for name in ("archive", "metric") if table[name].nunique() < 2],
         helps=dict.fromkeys(small, quality.NATS),
     )

@@ -127,7 +127,9 @@ def _archive(
     hover = f"{name}, step %{{x:,}}<br>{what} %{{y:{form}}}{unit}"
     steps = [row.step for row in known.comparison.steps]
     colour = colours.get(known.archive, CATEGORICAL[1])
-    return _curve(steps, values, name, hover, colour, symbol=_SYMBOLS[place % len(_SYMBOLS)])
+    return _curve(
+        steps, values, name, hover, colour, symbol=_SYMBOLS[(place + place // len(_SYMBOLS)) % len(_SYMBOLS)]
+    )
 
 
 def _curve(

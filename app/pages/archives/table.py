@@ -11,7 +11,6 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import verified
 from inshrink_app.services import Bound
-from inshrink_app.theme import CATEGORICAL
 from inshrink_app.widgets import fmt, listing, quality
 
 from inshrink_core.chain import ChainReport
@@ -26,12 +25,6 @@ _CHOSEN = "archives.chosen"
 
 Measured = Mapping[Path, Mapping[str, Known]]
 """What is known of each archive, by metric."""
-
-
-def colours_of(archives: Sequence[ChainReport]) -> dict[str, str]:
-    """Return the colour of each archive, by its path: it does not depend on what is chosen."""
-    paths = sorted(str(one.path) for one in archives)
-    return {path: CATEGORICAL[(place + 1) % len(CATEGORICAL)] for place, path in enumerate(paths)}
 
 
 def choose(

@@ -12,6 +12,7 @@ from inshrink_app.model import Page, ServiceError, Subject, config_words
 from inshrink_app.pages.archives import average, compare, pack, rehearsals, tensors, upkeep, write
 from inshrink_app.pages.archives import table as archive_table
 from inshrink_app.pages.archives.figures import frames_figure
+from inshrink_app.theme import archive_colours
 from inshrink_app.widgets import choices, fmt, listing, quality, subject, tables
 from inshrink_app.widgets.figures import log_figure, log_groups
 from inshrink_app.widgets.layout import Fact, answer, chart, facts, section
@@ -59,7 +60,7 @@ def render() -> None:
     run = original or shown
     archives = services.archives_of(shown)
     measured = {chain.path: services.known_by_metric(chain) for chain in archives}
-    colours = archive_table.colours_of(archives)
+    colours = archive_colours([str(chain.path) for chain in archives])
     job = services.linked_job(state.choice_text("job"), "archives", run.path)
     if job is not None and job.work.topic == "compare" and job.job_id != st.session_state.get(_FOLLOWED):
         st.session_state[_FOLLOWED] = job.job_id

@@ -47,10 +47,12 @@ def render() -> None:
         problem.show(failure)
     _path_form()
     _at_hand()
-    runs.show(_open)
+    table = st.container()
     _addresses()
     folded("Drop files", ":material/upload_file:", "open.drop", _drop, expanded=bool(services.dropped()))
     ending.requests([Inspect(current or "RUN")])
+    with table:  # Last: reading all headers takes a while.
+        runs.show(_open)
 
 
 def _open(path: Path | str) -> None:
