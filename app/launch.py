@@ -16,6 +16,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -189,32 +190,40 @@ def explorer(hosts: Sequence[str], command: str) -> App:
 
 
 def _mend_streamlit() -> None:
-    """Correct two races of Streamlit between the fragments of a page and its other requests.
+    """Correct races of Streamlit between the fragments of a page and its other requests.
 
     A fragment that has ended is reported as interrupted if the next one begins before the report is sent, and
-    the page keeps elements that the fragment no longer draws. And a fragment's request that arrives before a
-    click on the navigation is served is merged with it and takes the page back to the one that was left.
+    the page keeps elements that the fragment no longer draws. Streamlit merges requests that come together and
+    takes the page of the later one, so that a timer of the page that is left undoes a click on a link; later,
+    the timer resets the widgets of the new page.
     """
     from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
     from streamlit.runtime import forward_msg_queue as queue
+    from streamlit.runtime.scriptrunner.script_runner import ScriptRunner
     from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests, ScriptRequestType
 
-    interrupted, merge = queue._update_script_finished_message, ScriptRequests._request_rerun_locked
+    interrupted, request_rerun = queue._update_script_finished_message, ScriptRequests.request_rerun
+    run_script = ScriptRunner._run_script
 
     def update(message: ForwardMsg, is_fragment_run: bool) -> ForwardMsg:
         has_ended = message.script_finished == ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
         return message if is_fragment_run and has_ended else interrupted(message, is_fragment_run)
 
-    def request(self: ScriptRequests, new: Any) -> bool:
+    def request(self: Any, new: Any) -> bool:
         pending = self._rerun_data
-        is_stale = new.fragment_id and new.page_script_hash != pending.page_script_hash
-        if is_stale and self._state == ScriptRequestType.RERUN and not pending.fragment_id_queue:
-            return True
-        return bool(merge(self, new))
+        if new.fragment_id and self._state is ScriptRequestType.RERUN:
+            new = replace(new, page_script_hash=pending.page_script_hash, page_name=pending.page_name)
+        return request_rerun(self, new)
+
+    def run(self: Any, data: Any) -> None:
+        is_left = data.page_script_hash != self._get_script_run_ctx().page_script_hash
+        if not (data.fragment_id_queue and is_left):
+            run_script(self, data)
 
     if interrupted.__module__ != __name__:  # Once a process.
         queue._update_script_finished_message = update
-        ScriptRequests._request_rerun_locked = request  # type: ignore[method-assign]
+        ScriptRequests.request_rerun = request  # type: ignore[method-assign]
+        ScriptRunner._run_script = run  # type: ignore[method-assign]
 
 
 def _load_ahead() -> None:

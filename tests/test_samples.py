@@ -66,14 +66,14 @@ def test_the_sample_has_a_training_from_its_first_steps_to_convergence():
     assert by_step[steps[-1]]["val_accuracy"] >= 0.97
 
 
-def test_the_sample_takes_at_most_fifteen_megabytes():
-    assert sum(path.stat().st_size for path in RUN.iterdir() if path.is_file()) <= 15_000_000
+def test_the_sample_takes_at_most_eighteen_megabytes():
+    assert sum(path.stat().st_size for path in RUN.iterdir() if path.is_file()) <= 18_000_000
 
 
 @pytest.mark.parametrize("path", [CHECKPOINTS[0], CHECKPOINTS[-1]], ids=["first", "last"])
 def test_a_checkpoint_holds_everything_a_training_needs(path):
     state = torch.load(path, weights_only=True)
-    assert set(state) == {"model", "optimizer", "scheduler", "step", "rng"}
+    assert set(state) == {"model", "ema", "optimizer", "scheduler", "step", "rng"}
     assert state["step"] == int(path.stem.removeprefix("step_"))
     assert state["model"]["conv1.weight"].shape == (16, 1, 3, 3)
     assert all(set(s) == {"step", "exp_avg", "exp_avg_sq"} for s in state["optimizer"]["state"].values())

@@ -747,7 +747,7 @@ def open_base(base: BaseLike) -> BaseModel:
     >>> import inshrink_core
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     >>> open_base(run.path_of(400))
-    BaseModel('step_000400.pt', 62 tensors)
+    BaseModel('step_000400.pt', 83 tensors)
     """
     if isinstance(base, BaseModel):
         return base

@@ -42,7 +42,7 @@ def assert_lands_on_the_run(page: Any, server: Server, said: Path, name: str) ->
         page.goto("about:blank")
         page.goto(address)
         page.get_by_role("button", name=name).first.wait_for()
-        page.locator(".st-key-heatmap .js-plotly-plot").wait_for()
+        page.locator(".st-key-heatmap .js-plotly-plot").first.wait_for()
         assert "/run?run=" in page.url
         assert page.get_by_role("heading", name="Open a run").count() == 0
     wait_for(page, IDLE)

@@ -224,12 +224,10 @@ def test_a_fragment_that_has_ended_is_not_called_interrupted_by_the_one_that_fol
     assert other == ForwardMsg.FINISHED_EARLY_FOR_RERUN
 
 
-def test_a_fragment_of_the_page_that_was_left_does_not_undo_a_click_on_the_navigation():
+def test_a_timer_of_the_page_that_is_left_does_not_undo_the_click_that_leaves_it():
     launch.explorer(["127.0.0.1"], "inshrink ui")
     requests = ScriptRequests()
     requests.request_rerun(RerunData(page_script_hash="open"))
-    assert requests.request_rerun(RerunData(page_script_hash="run", fragment_id="a", is_auto_rerun=True))
-    assert requests.on_scriptrunner_ready().rerun_data.page_script_hash == "open"
-    # While the new page is drawn, a fragment of it runs next.
-    assert requests.request_rerun(RerunData(page_script_hash="open", fragment_id="b"))
-    assert requests.on_scriptrunner_ready().rerun_data.fragment_id_queue == ["b"]
+    requests.request_rerun(RerunData(page_script_hash="run", fragment_id="poll", is_auto_rerun=True))
+    taken = requests.on_scriptrunner_ready().rerun_data
+    assert (taken.page_script_hash, taken.fragment_id_queue) == ("open", [])
