@@ -192,10 +192,10 @@ def explorer(hosts: Sequence[str], command: str) -> App:
 def _mend_streamlit() -> None:
     """Correct races of Streamlit between the fragments of a page and its other requests.
 
-    A fragment that has ended is reported as interrupted if the next one begins before the report is sent, and
-    the page keeps elements that the fragment no longer draws. Streamlit merges requests that come together and
-    takes the page of the later one, so that a timer of the page that is left undoes a click on a link; later,
-    the timer resets the widgets of the new page.
+    A fragment that has ended is reported as interrupted if the next begins before the report is sent, and the
+    page keeps elements that the fragment no longer draws. Streamlit merges requests that come together and
+    takes the page of the later, so that a timer of the page that is left undoes a click on a link; later, the
+    timer resets the widgets of the new page.
     """
     from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
     from streamlit.runtime import forward_msg_queue as queue

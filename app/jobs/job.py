@@ -280,7 +280,8 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         return None
     documents = record.work.documents
     is_sound = all(
-        isinstance(one.get("verb"), str) and isinstance(one.get("fields"), dict) for one in documents
+        isinstance(request.get("verb"), str) and isinstance(request.get("fields"), dict)
+        for request in documents
     )
     return vars(record) if is_sound and documents and record.job_id == folder.name else None
 

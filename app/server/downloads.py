@@ -61,12 +61,12 @@ class Downloads:
         status, now = path.stat(), time.monotonic()
         offer = _Offer(path, status.st_mtime_ns, status.st_size, now + _SECONDS_VALID)
         with self._lock:
-            lasting = {token: old for token, old in self._offers.items() if old.expires_at > now}
-            for token, old in lasting.items():
+            valid = {token: old for token, old in self._offers.items() if old.expires_at > now}
+            for token, old in valid.items():
                 if old[:3] == offer[:3] and old.expires_at - now > _SECONDS_VALID / 2:
                     return f"{DOWNLOAD_PREFIX}/{token}"
             token = secrets.token_urlsafe(_TOKEN_NBYTES)
-            self._offers = dict([*lasting.items(), (token, offer)][-_MAX_OFFERS:])
+            self._offers = dict([*valid.items(), (token, offer)][-_MAX_OFFERS:])
         return f"{DOWNLOAD_PREFIX}/{token}"
 
     def find(self, token: str) -> Path | None:

@@ -50,7 +50,7 @@ def archives_of(subject: Subject) -> tuple[ChainReport, ...]:
             found.append(chain_of(str(path)))
     if subject.kind == "archive":
         return tuple(found)
-    return tuple(one for one in found if one.steps and set(one.steps) <= set(subject.steps))
+    return tuple(chain for chain in found if chain.steps and set(chain.steps) <= set(subject.steps))
 
 
 def _candidates(subject: Subject) -> list[Path]:
@@ -62,9 +62,9 @@ def _candidates(subject: Subject) -> list[Path]:
             real = real_path(path)
             if current.allows(real):
                 found.setdefault(real)
-    own = subject.place.name
+    name = subject.place.name
     ordered = sorted(
-        found, key=lambda path: (path.name != own + _SUFFIX, not path.name.startswith(own), path.name)
+        found, key=lambda path: (path.name != name + _SUFFIX, not path.name.startswith(name), path.name)
     )
     return ordered[:_MAX_CANDIDATES]
 

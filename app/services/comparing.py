@@ -63,7 +63,8 @@ def comparisons(
             )
             for metric in metrics
         ]
-    return [comparison(subject, [chain.path for chain in among], used, one, **more) for one in judges]
+    paths = [chain.path for chain in among]
+    return [comparison(subject, paths, used, evaluator, **more) for evaluator in judges]
 
 
 def start_compare(
@@ -89,10 +90,10 @@ def known_by_metric(chain: ChainReport) -> dict[str, Known]:
     for earlier in (False, True):
         rows = [] if store is None else list(store.rows("compare", earlier=earlier))
         if earlier and rows:
-            rows = [one for one in rows if one.content == rows[0].content]
+            rows = [row for row in rows if row.content == rows[0].content]
         found = {}
-        for metric in dict.fromkeys(str(one.document.get("metric")) for one in rows):
-            known = merged([one for one in rows if one.document.get("metric") == metric])
+        for metric in dict.fromkeys(str(row.document.get("metric")) for row in rows):
+            known = merged([row for row in rows if row.document.get("metric") == metric])
             if known is not None:
                 found[metric] = replace(known, archive=str(chain.path), is_current=not earlier)
         if found:
@@ -114,7 +115,7 @@ def compared(job: Job) -> tuple[Known, ...]:
             **{name: about[name] for name in ("metric", "direction")},
             "device": "",
             "n_samples": about.get("n"),
-            "standard_errors": {step: one for step, one in errors.items() if one is not None},
+            "standard_errors": {step: error for step, error in errors.items() if error is not None},
         }
         asked = {"name": "", "evaluator": ""}
         known = merged([Measurement("compare", job.started_at, "", asked, document)])

@@ -74,13 +74,13 @@ def named_evaluator(shown: Subject) -> EvaluatorCode | None:
     now = chosen(shown)
     subject = original_of(shown) or shown
     text = now.evaluator
-    own = None if text else evaluator_of(subject)
-    if own is None:
+    judge = None if text else evaluator_of(subject)
+    if judge is None:
         text = text or _likely(str(subject.path), opened(str(subject.path)).token, subject)
-        own = given_evaluator(text, subject) if text else None
-    if own is None or not now.metric:
-        return own
-    return own._replace(metric=now.metric, direction=now.direction, is_asked=True)
+        judge = given_evaluator(text, subject) if text else None
+    if judge is None or not now.metric:
+        return judge
+    return judge._replace(metric=now.metric, direction=now.direction, is_asked=True)
 
 
 def may_run(judge: EvaluatorCode) -> bool:
@@ -133,17 +133,17 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
     """
     folder = subject.folder
     with reported():
-        told = read_settings(folder)
-        if not told.file:
+        named = read_settings(folder)
+        if not named.file:
             return None
-        file = (folder / told.file).resolve()
+        file = (folder / named.file).resolve()
         if not file.is_relative_to(folder.resolve()):
             raise ServiceError(
                 "inshrink.toml names an evaluator outside of the run", str(file), "put it into the run"
             )
-        bundled = is_trusted_sample(folder) and told.file == "evaluator.py"
+        bundled = is_trusted_sample(folder) and named.file == "evaluator.py"
         return _code(
-            file, "", told.function or "evaluate", told.metric or "", told.direction or "", bundled=bundled
+            file, "", named.function or "evaluate", named.metric or "", named.direction or "", bundled=bundled
         )
 
 

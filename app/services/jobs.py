@@ -172,7 +172,7 @@ def _is_allowed(path: str) -> bool:
     file, _, function = path.rpartition(":")
     real = real_path(file if function.isidentifier() and file.endswith(".py") else path)
     places = (jobs_folder().parent, registry().folder)
-    return is_inside(real) or any(real.is_relative_to(os.path.realpath(one)) for one in places)
+    return is_inside(real) or any(real.is_relative_to(os.path.realpath(place)) for place in places)
 
 
 _PANELS = {"errors": "tensors", "plan": "prune"}
@@ -227,4 +227,4 @@ def _title(job: Job) -> str:
 def _target_of(request: Any) -> str:
     """Return where a request writes to: empty for nowhere."""
     names = ("output", "pack", "archive") if request.verb() != "compress" else ("archive",)
-    return os.fspath(next((one for name in names if (one := getattr(request, name, None))), ""))
+    return os.fspath(next((target for name in names if (target := getattr(request, name, None))), ""))

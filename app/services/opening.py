@@ -187,8 +187,8 @@ def _seen_at(address: str) -> tuple[int, int]:
         if not found and address.count("/") > 2:  # a single file
             around, name = object_at(address)
             found = list(around.objects(name))
-    told = hashlib.sha256(repr(sorted(found)).encode(errors="surrogateescape"))
-    return (int.from_bytes(told.digest()[:8]), len(found)) if found else _NOTHING
+    digest = hashlib.sha256(repr(sorted(found)).encode(errors="surrogateescape"))
+    return (int.from_bytes(digest.digest()[:8]), len(found)) if found else _NOTHING
 
 
 @st.cache_resource(show_spinner=False, max_entries=16)
@@ -197,9 +197,9 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     place = place_of(path_of(path))
     require_inside(place)
     stamp = files_stamp(place) if place.is_dir() else None
-    kept = stored_headers(Path(path), stamp) if stamp is not None else None
-    if kept is not None:
-        return Opened(*kept, stamp)
+    stored = stored_headers(Path(path), stamp) if stamp is not None else None
+    if stored is not None:
+        return Opened(*stored, stamp)
     newest = _newest(path)
     with reported():
         # Of a run that was open before, headers of files that have not changed are not read again.

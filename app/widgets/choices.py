@@ -40,7 +40,7 @@ def one_of_few(
     """
     widget = f"{page}.{key}"
     is_inked = draw is st.segmented_control
-    named = {name: fmt.inked(said) for name, said in options.items()} if is_inked else options
+    named = {name: fmt.inked(label_of) for name, label_of in options.items()} if is_inked else options
     # None where a click takes back the answer, or comes before the first drawing has ended.
     if st.session_state.get(widget) not in options:
         st.session_state[widget] = state.choice(key, list(options), default)

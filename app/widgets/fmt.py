@@ -68,7 +68,7 @@ def d3_format(values: Iterable[float]) -> str:
     >>> d3_format([0.5, 12.0]), d3_format([0.5, 1.2e-5])
     (',.3r', '.2e')
     """
-    wild = any(math.isfinite(one) and one and not 1e-2 <= abs(one) < 1e4 for one in values)
+    wild = any(math.isfinite(value) and value and not 1e-2 <= abs(value) < 1e4 for value in values)
     return ".2e" if wild else ",.3r"
 
 

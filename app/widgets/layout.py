@@ -63,8 +63,8 @@ def panels(
     legends
         Titles tell the metrics of a panel apart; else they are its name.
     """
-    drawn = [one for members in groups.values() for one in members]
-    smoothing, most = 0.0, max((len(log[one]) for one in drawn), default=0)
+    drawn = [name for members in groups.values() for name in members]
+    smoothing, most = 0.0, max((len(log[name]) for name in drawn), default=0)
     if most >= _LEAST_SMOOTHED:
         smoothing = st.slider(
             "Smoothing",
@@ -125,12 +125,12 @@ Fact = tuple[str, str, str | None] | tuple[str, str, str | None, str | None]
 
 def facts(rows: Iterable[Fact]) -> None:
     """Draw figures side by side."""
-    told = list(rows)
-    n_lines = max(1, -(-len(told) // _MOST_IN_LINE))
-    ends = [line * len(told) // n_lines for line in range(n_lines + 1)]
+    figures = list(rows)
+    n_lines = max(1, -(-len(figures) // _MOST_IN_LINE))
+    ends = [line * len(figures) // n_lines for line in range(n_lines + 1)]
     for begin, end in pairwise(ends):
         with st.container(horizontal=True, gap="small"):
-            for label, value, below, *tip in told[begin:end]:
+            for label, value, below, *tip in figures[begin:end]:
                 st.metric(
                     label,
                     value,

@@ -15,7 +15,7 @@ from pandas.io.formats.style import Styler
 
 from inshrink_core.text import csv_cell
 
-WHOLE: Final = "localized"
+COUNT: Final = "localized"
 """Counts, bytes and steps: in full, thousands apart. Integers are written so unasked."""
 
 SMALL: Final = "%.2e"
@@ -157,7 +157,7 @@ def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, i
     """Return how a column looks: a heading in sentence case, and numbers in one format."""
     label = name[:1].upper() + name[1:]
     if form is None and pd.api.types.is_integer_dtype(table[name].dtype):
-        form = WHOLE
+        form = COUNT
     if form == SMALL:
         form = small(table[name].dropna())
     if form is not None:

@@ -223,13 +223,13 @@ def labels(nodes: Sequence[Node]) -> list[str]:
     """
     signs = {None: "", True: _OPEN, False: _CLOSED}
     above: list[str] = []
-    said = []
+    lines = []
     for node in nodes:
         del above[node.depth :]
-        own = node.name.removeprefix(above[-1] + ".") if above else node.name
-        said.append(_INDENT * node.depth + signs[node.is_open] + own)
+        name = node.name.removeprefix(above[-1] + ".") if above else node.name
+        lines.append(_INDENT * node.depth + signs[node.is_open] + name)
         above.append(node.name)
-    return said
+    return lines
 
 
 def table(

@@ -43,7 +43,7 @@ HELPS: Final = {
 """What stands behind the headings of tables."""
 
 
-def known_facts(one: Known, n_steps: int | None = None) -> list[Fact]:
+def known_facts(known: Known, n_steps: int | None = None) -> list[Fact]:
     """Return restore cost and drop as they were measured, each by the worst of the steps.
 
     Parameters
@@ -53,13 +53,13 @@ def known_facts(one: Known, n_steps: int | None = None) -> list[Fact]:
     n_steps
         Steps of the archive, where that is said.
     """
-    found, dearest, worst = one.comparison, one.costliest, one.worst
+    found, dearest, worst = known.comparison, known.costliest, known.worst
     n = len(found.steps)
     on = fmt.all_steps(n) if n == n_steps else fmt.counted(n, "step")
-    about = f"Measured on {on}, {when(one.at)}, on {fmt.device(found.device)}."
-    if not one.is_current:
-        about = f"Measured before the last change, {when(one.at)}: measure it again."
-    old = "" if one.is_current else "before the last change"
+    about = f"Measured on {on}, {when(known.at)}, on {fmt.device(found.device)}."
+    if not known.is_current:
+        about = f"Measured before the last change, {when(known.at)}: measure it again."
+    old = "" if known.is_current else "before the last change"
     if dearest is None:
         cost: Fact = ("Restore cost", "–", "the evaluator returns no loss", TIP)
     else:
@@ -67,11 +67,11 @@ def known_facts(one: Known, n_steps: int | None = None) -> list[Fact]:
         cost = ("Restore cost", fmt.percent(dearest.restore_cost), basis, f"{about} {TIP}")
     if worst is None:
         return [cost]
-    share = one.granularity
-    grain = "" if share is None else f" One sample of {fmt.count(one.n_samples)} is {fmt.percent(share)}."
-    said = old or f"{found.metric}, step {fmt.count(worst.step)}"
+    share = known.granularity
+    grain = "" if share is None else f" One sample of {fmt.count(known.n_samples)} is {fmt.percent(share)}."
+    about_drop = old or f"{found.metric}, step {fmt.count(worst.step)}"
     tip_of_drop = f"Relative, of {fmt.markdown(found.metric)} at the worst step. {about}{grain}"
-    return [cost, ("Largest drop", fmt.percent(worst.drop), fmt.elided(said, 40), tip_of_drop)]
+    return [cost, ("Largest drop", fmt.percent(worst.drop), fmt.elided(about_drop, 40), tip_of_drop)]
 
 
 def size_facts(chain: ChainReport, device: str = "") -> list[Fact]:

@@ -171,9 +171,9 @@ def _values(source: Subject) -> dict[str, Any]:
     return fields
 
 
-def _listed(model: Sequence[TensorSpec], kept: set[str], request: ExportRequest) -> None:
+def _listed(model: Sequence[TensorSpec], written: set[str], request: ExportRequest) -> None:
     """Draw every tensor of the model, and whether it is written."""
-    rows = [row for row in model if row.name in kept]
+    rows = [row for row in model if row.name in written]
     n_values, raw = sum(row.numel for row in rows), sum(row.nbytes for row in rows)
     parts = [f"{fmt.count(len(rows))} of {fmt.counted(len(model), 'tensor')}", f"{fmt.size(raw)} raw"]
     if request.file.layout == "packed" and rows and not request.file.exact:
@@ -184,11 +184,9 @@ def _listed(model: Sequence[TensorSpec], kept: set[str], request: ExportRequest)
         return
     st.caption(f"Written: {', '.join(parts)}.")
     table = pd.DataFrame(
-        [
-            (row.name, "yes" if row.name in kept else "left out", fmt.shape(row.shape), row.dtype, row.nbytes)
-            for row in model
-        ],
+        [(row.name, row.name in written, fmt.shape(row.shape), row.dtype, row.nbytes) for row in model],
         columns=["tensor", "written", "shape", "dtype", "raw bytes"],
-    ).sort_values("written", kind="stable", ascending=True)
+    ).sort_values("written", kind="stable")
+    table["written"] = table["written"].map({True: "yes", False: "left out"})
     with st.expander("Tensors", icon=":material/table_rows:"):
         listing.show(table, "layers", alt="Tensors of the model, and whether each is written")

@@ -31,7 +31,7 @@ def choose(
     archives: Sequence[ChainReport], measured: Measured, colours: Mapping[str, str], bound: Bound
 ) -> tuple[ChainReport, ...]:
     """Draw the table and return the archives that are chosen in it, at least one."""
-    paths = [str(one.path) for one in archives]
+    paths = [str(chain.path) for chain in archives]
     chosen = _chosen(paths)
     frame = rows(archives, measured, bound)
     key = f"archives.table.{hash(tuple(paths))}"
@@ -71,7 +71,7 @@ def _chosen(paths: Sequence[str]) -> list[str]:
 
 def rows(archives: Sequence[ChainReport], measured: Measured, bound: Bound) -> pd.DataFrame:
     """Return a line an archive."""
-    return pd.DataFrame([_row(one, measured.get(one.path, {}), bound) for one in archives])
+    return pd.DataFrame([_row(chain, measured.get(chain.path, {}), bound) for chain in archives])
 
 
 def _row(chain: ChainReport, known: Mapping[str, Known], bound: Bound) -> dict[str, Any]:

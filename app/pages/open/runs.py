@@ -18,7 +18,7 @@ from inshrink_app.widgets.layout import answer, panels
 
 _WIDTH = 48
 _PANELS = 4
-_WHOLE = (
+_COUNTS = (
     *("steps", "last step", "parameters"),
     *("bytes on disk", "bytes of the archive", "steps not archived"),
 )
@@ -92,7 +92,7 @@ def _table(found: pd.DataFrame, names: Sequence[str]) -> list[int]:
     """List them, and return the rows that are ticked."""
     table = found.drop(columns="path")
     table.insert(0, "name", names)
-    for name in _WHOLE:
+    for name in _COUNTS:
         table[name] = table[name].astype("Int64")
     key = f"runs.table.{hash(tuple(names))}"  # A row that is ticked is another run's in another list.
 
