@@ -351,7 +351,7 @@ def _require_inside(current: Any, path: str | None) -> None:
         raise NotFoundError("there is nothing to open", where=path, remedy="give a run or an archive")
     if not current.allows(Path(os.path.realpath(path))):
         remedy = "add its folder with --root"
-        raise InputError("the path lies outside of the roots", where=path, remedy=remedy)
+        raise InputError("the path is outside of the roots", where=path, remedy=remedy)
 
 
 def _require_free(host: str, port: int) -> None:

@@ -78,7 +78,7 @@ _PLACE = """<style>
 """The strip of figures stays in sight. On a narrow screen the map has the whole width."""
 
 _DENIAL = "websocket.http.response"
-_REFUSED = "This server is not called so, or is not spoken to from there.\n"
+_REFUSED = "This server does not answer under this name, or to this page.\n"
 
 
 _GONE = """<style>

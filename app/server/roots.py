@@ -98,7 +98,7 @@ class Settings:
             raise OutsideRootsError("this is not a path on this computer")
         if isinstance(address := path_of(text.strip()), Address):
             if not self.allows(address):
-                raise OutsideRootsError("this address is none of those that the explorer may see")
+                raise OutsideRootsError("the explorer may not see this address")
             return address
         try:
             real = Path(os.path.realpath(self.roots[0] / Path(text.strip()).expanduser()))
@@ -107,7 +107,7 @@ class Settings:
         except (OSError, ValueError, RuntimeError) as error:
             raise OutsideRootsError("this is not a path on this computer") from error
         if not self.allows(real):
-            raise OutsideRootsError("this path lies outside of the folders that the explorer may see")
+            raise OutsideRootsError("this path is outside of the folders that the explorer may see")
         return real
 
     def allows(self, real: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from inshrink_app import services
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model.problem import ServiceError
 from inshrink_app.server import recent
 from inshrink_app.services import jobs as job_services
 
@@ -123,17 +123,6 @@ def test_nothing_of_a_run_is_executed_without_consent(archived, jobs):
     assert not button(app, "Compare").disabled
     assert jobs.started == []
     assert not marker.exists()
-
-
-def test_consent_is_for_this_code_alone(archived, jobs):
-    with_evaluator(archived)
-    app = archives("compare", archived, evaluator=True)
-    trust(app).check().run()
-    judge = archived / "judge.py"
-    judge.write_text(judge.read_text() + "\n# another\n")
-    app.run()
-    assert not trust(app).value
-    assert button(app, "Compare").disabled
 
 
 def test_code_that_changed_after_consent_is_not_executed(archived, tmp_path):
@@ -267,14 +256,6 @@ def test_a_comparison_at_work_shows_what_it_has_found_so_far(archived, jobs):
     jobs.kept[0].rows[:] = [jobs.kept[0].rows[0] | {"drop": None, "divergence": None, "standard_error": None}]
     app.run()
     assert charts(app) == 1
-
-
-@pytest.mark.parametrize("state", ["failed", "cancelled", "interrupted"])
-def test_a_comparison_that_did_not_finish_can_go_on(archived, jobs, state):
-    jobs.state, jobs.problem = state, Problem("the evaluator failed: boom")
-    app = compare_page(archived)
-    assert any(b.label in ("Resume", "Try again") for b in app.button)
-    assert ("boom" in texts(app)) == (state == "failed")
 
 
 def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures_nothing_again(

@@ -224,7 +224,7 @@ def report_parts(chain: ChainReport, run: Subject) -> Iterator[Part]:
     figures = pd.DataFrame([fact[:3] for fact in _facts(chain)], columns=["figure", "value", "about"])
     notes = [f"Checksums of the originals: {chain.originals}."] if chain.originals else []
     notes += [_missing(chain)] if chain.missing else []
-    yield Part("Figures", figures, (*_settings(chain), *notes))
+    yield Part("Summary", figures, (*_settings(chain), *notes))
     yield Part("Bytes by step", frames_figure(chain.frames), (_LEGEND,))
     if run.log:
         groups = log_groups(run.log)
