@@ -97,7 +97,12 @@ def routes() -> list[Route]:
         if path is None:
             text = "This link is no longer valid. Reload the page that it came from.\n"
             return PlainTextResponse(text, status_code=404)
-        more = {"content_disposition_type": "attachment", "headers": {"Cache-Control": "no-store"}}
-        return FileResponse(path, media_type="application/octet-stream", filename=path.name, **more)
+        return FileResponse(
+            path,
+            headers={"Cache-Control": "no-store"},
+            media_type="application/octet-stream",
+            filename=path.name,
+            content_disposition_type="attachment",
+        )
 
     return [Route(f"{DOWNLOAD_PREFIX}/{{token}}", download, methods=["GET", "HEAD"])]

@@ -188,7 +188,7 @@ def default_folder(shown: Subject) -> Path:
 
 
 def _goes_on(path: Path, request: ExportRequest) -> bool:
-    """Return whether what lies at a path is an archive of the same settings, to be appended to."""
+    """Return whether a path is that of an archive of the same settings, to be appended to."""
     if request.file is not None:
         return False
     try:
@@ -196,10 +196,14 @@ def _goes_on(path: Path, request: ExportRequest) -> bool:
     except ServiceError:
         return False
     asked = request.chain
-    if not any(getattr(asked, f"max_{kind}") is not None for kind in ("restore_cost", "drop", "divergence")):
-        return _is_like(chain, request)
-    # Under a bound the settings differ from step to step; what was written without one would stay as it is.
-    return not chain.is_uniform and (chain.codec, chain.optimizer) == (asked.codec, asked.optimizer)
+    if (chain.codec, chain.optimizer) != (asked.codec, asked.optimizer):
+        return False
+    if any(getattr(asked, f"max_{kind}") is not None for kind in ("restore_cost", "drop", "divergence")):
+        # Under a bound the settings differ by step; what was written without any would stay as it is.
+        return not chain.is_uniform
+    settings = {**chain.config, "overrides": list(chain.overrides)}
+    wanted = {"overrides": [], **(asked.config or {})}
+    return all(name in settings and settings[name] == value for name, value in wanted.items())
 
 
 def export_target(text: str, request: ExportRequest) -> Path:
@@ -240,14 +244,6 @@ def writable(text: str, what: str, suffix: str = "") -> Path:
         remedy = "make the folder, or choose another one"
         raise ServiceError("its folder does not exist", str(path.parent), remedy)
     return path
-
-
-def _is_like(chain: ChainReport, request: ExportRequest) -> bool:
-    """Return whether an archive was written as the request says, settings not asked for aside."""
-    settings = {**chain.config, "overrides": list(chain.overrides)}
-    asked = {"overrides": [], **(request.chain.config or {})}
-    same = all(name in settings and settings[name] == value for name, value in asked.items())
-    return same and (chain.codec, chain.optimizer) == (request.chain.codec, request.chain.optimizer)
 
 
 class Made(NamedTuple):

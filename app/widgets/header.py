@@ -44,11 +44,13 @@ def _run(shown: Subject, *, watched: bool) -> None:
     panel = st.popover(
         f"**{name}**", icon=":material/folder_open:", help=path, key="header.run", on_change="rerun"
     )
-    n_tensors = len({row.name for row in shown.tensors if row.role == "weight"})
+    averages = set(services.averages_of(shown))
+    n_tensors = len({row.name for row in shown.tensors if row.role == "weight"} - averages)
     about = [
         fmt.counted(len(shown.steps), "step"),
         fmt.size(shown.total_bytes),
         f"{fmt.compact(shown.n_parameters)} parameters in {fmt.counted(n_tensors, 'tensor')}",
+        *(["with a moving average"] if averages else []),
     ]
     st.caption(" · ".join(about), width="content")
     if not panel.open:

@@ -20,6 +20,7 @@ from inshrink_app.widgets.choices import one_of_few, pick_several
 from inshrink_app.widgets.layout import chart
 
 from inshrink_core.chain import ChainReport
+from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.shared.measured import Known
 
 _WHICH = {"some": "A few steps", "all": "All steps", "chosen": "These steps"}
@@ -44,7 +45,7 @@ def show(
     job = services.newest_job("archives", "compare", original.path)
     if job is not None and not {str(chain.path) for chain in archives} & archives_of(job):
         job = None
-    _ask(original, archives, measured, is_running=job is not None and job.is_running)
+    requests = _ask(original, archives, measured, is_running=job is not None and job.is_running)
     known = [found for chain in archives for found in measured.get(chain.path, {}).values()]
     if job is not None and job.is_running:
         _live(job, bound, colours)
@@ -55,10 +56,13 @@ def show(
             _found(known, {str(chain.path): chain.nbytes for chain in archives}, bound, colours)
         else:
             st.caption("Nothing was measured yet. Comparing restores each step and evaluates it.")
+    ending.requests(requests)
 
 
-def _ask(original: Subject, archives: Sequence[ChainReport], measured: Measured, *, is_running: bool) -> None:
-    """Draw what is compared, and the button."""
+def _ask(
+    original: Subject, archives: Sequence[ChainReport], measured: Measured, *, is_running: bool
+) -> list[CompareArchives]:
+    """Draw what is compared, and the button; return the requests."""
     judge, trusted = services.named_judge(original)
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         button = st.container(width="content")
@@ -83,7 +87,7 @@ def _ask(original: Subject, archives: Sequence[ChainReport], measured: Measured,
     if pressed and judge is not None:
         services.start_compare(original, archives, requests, judge)
         st.rerun()
-    ending.requests(requests)
+    return requests
 
 
 def _metrics(original: Subject, measured: Measured, judge: EvaluatorCode | None) -> list[str]:
