@@ -205,20 +205,21 @@ def _mend_streamlit() -> None:
     interrupted, request_rerun = queue._update_script_finished_message, ScriptRequests.request_rerun
     run_script = ScriptRunner._run_script
 
-    def update(message: ForwardMsg, is_fragment_run: bool) -> ForwardMsg:
-        has_ended = message.script_finished == ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
-        return message if is_fragment_run and has_ended else interrupted(message, is_fragment_run)
+    def update(msg: ForwardMsg, is_fragment_run: bool) -> ForwardMsg:
+        has_ended = msg.script_finished == ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
+        return msg if is_fragment_run and has_ended else interrupted(msg, is_fragment_run)
 
-    def request(self: Any, new: Any) -> bool:
+    def request(self: Any, new_data: Any) -> bool:
         pending = self._rerun_data
-        if new.fragment_id and self._state is ScriptRequestType.RERUN:
-            new = replace(new, page_script_hash=pending.page_script_hash, page_name=pending.page_name)
-        return request_rerun(self, new)
+        if new_data.fragment_id and self._state is ScriptRequestType.RERUN:
+            page = {"page_script_hash": pending.page_script_hash, "page_name": pending.page_name}
+            new_data = replace(new_data, **page)
+        return request_rerun(self, new_data)
 
-    def run(self: Any, data: Any) -> None:
-        is_left = data.page_script_hash != self._get_script_run_ctx().page_script_hash
-        if not (data.fragment_id_queue and is_left):
-            run_script(self, data)
+    def run(self: Any, rerun_data: Any) -> None:
+        is_left = rerun_data.page_script_hash != self._get_script_run_ctx().page_script_hash
+        if not (rerun_data.fragment_id_queue and is_left):
+            run_script(self, rerun_data)
 
     if interrupted.__module__ != __name__:  # Once a process.
         queue._update_script_finished_message = update

@@ -46,11 +46,11 @@ def load_recent() -> tuple[Recent, ...]:
     return tuple(rows[:_MOST_RECENT])
 
 
-def remember_recent(path: Path, kind: Literal["run", "archive"]) -> None:
+def remember_recent(path: Path, kind: str) -> None:
     """Put a run first in the list; a disk that refuses is no reason to bother the reader."""
-    others = [row for row in load_recent() if row.path != str(path)]
-    rows = [Recent(str(path), kind, time.time()), *others]
-    _write(recent_file(), [msgspec.to_builtins(row) for row in rows[:_MOST_RECENT]])
+    others = [msgspec.to_builtins(row) for row in load_recent() if row.path != str(path)]
+    rows = [{"path": str(path), "kind": kind, "opened_at": time.time()}, *others]
+    _write(recent_file(), rows[:_MOST_RECENT])
 
 
 def forget_recent() -> None:

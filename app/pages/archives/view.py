@@ -106,8 +106,8 @@ def _draw(panels: Mapping[str, Callable[[], None]], about: str) -> None:
     if former in _FORMER:
         state.remember(panel=_FORMER[former])
     labels = {name: _PANELS[name] for name in panels}
-    look = {"label_visibility": "collapsed"}
-    panel = choices.one_of_few("archives", "Panel", "panel", labels, next(iter(labels)), **look)
+    first = next(iter(labels))
+    panel = choices.one_of_few("archives", "Panel", "panel", labels, first, label_visibility="collapsed")
     with st.container(border=True):
         if about and panel in _OF_ONE:
             st.caption(fmt.markdown(about))
