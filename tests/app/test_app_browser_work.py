@@ -152,18 +152,6 @@ def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server, page
     told(other, "Finished")
 
 
-def test_a_pattern_lists_all_that_it_matches_and_leaves_it_out_when_told_to(server, page):
-    server.start()
-    page.goto(server.link("archives", panel="pack"))
-    box = page.get_by_label("Leave out", exact=True)
-    box.fill("IAS")
-    box.press("Enter")
-    page.get_by_text("1 tensor of 2 would be left out").wait_for()
-    page.get_by_text("Written: 2 of 2 tensors").wait_for()
-    page.get_by_role("button", name="Leave 1 tensor out").click()
-    page.get_by_text("Written: 1 of 2 tensors").wait_for()
-
-
 def test_a_job_survives_reload_is_interrupted_by_a_restart_and_goes_on(server, page):
     judge = server.folder / "run" / "judge.py"
     judge.write_text(JUDGE)
