@@ -104,12 +104,13 @@ def _serve(
     _require_free(host, port)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     shown = _start_window(url) if window else None
-    _say(f"Inshrink explorer: {url}  (Ctrl-C to stop)")
     seen = [*map(str, current.roots), *map(str, current.addresses)]
-    _say(f"It sees {', '.join(seen)} and nothing else.")
+    sys.stdout.write(f"Inshrink explorer: {url}  (Ctrl-C to stop)\n")
+    sys.stdout.write(f"It sees {', '.join(seen)} and nothing else.\n")
+    sys.stdout.flush()
     if not _is_local(host):
-        told = f"{url} is open to everyone who can reach this computer; there is no password."
-        sys.stderr.write(f"warning: {told}\n")
+        text = f"{url} is open to everyone who can reach this computer; there is no password."
+        sys.stderr.write(f"warning: {text}\n")
     if shown is not None:
         threading.Thread(target=_follow_window, args=(shown,), daemon=True).start()
     elif open_browser:
@@ -143,9 +144,9 @@ def _start_window(url: str) -> subprocess.Popen[str]:
     if process.stdout is not None and process.stdout.readline() == READY:
         atexit.register(process.terminate)
         return process
-    said = process.communicate()[1].strip().rpartition("\n")[2]
+    reason = process.communicate()[1].strip().rpartition("\n")[2]
     # A toolkit that cannot reach the display aborts the process.
-    why = said[:_LONGEST_REASON] if process.returncode == 1 else "the display cannot be reached"
+    why = reason[:_LONGEST_REASON] if process.returncode == 1 else "the display cannot be reached"
     raise InputError(f"no window can be opened here: {why}", remedy=remedy)
 
 
@@ -175,63 +176,55 @@ def explorer(hosts: Sequence[str], command: str) -> App:
 
     # Before a session has run our script, Streamlit takes a folder "pages" beside it for one of its own.
     PagesManager.uses_pages_directory = False
-    _let_fragments_finish()
-    _let_fragments_leave_the_page()
+    _mend_streamlit()
     page = gate.shell(Path(st.__file__).parent / "static" / "index.html", command)
-    said = gate.headers(page)
+    headers = gate.headers(page)
 
     class Guarded(st.App):  # type: ignore[misc,unused-ignore]
         """The application as the server calls it: nothing is answered but through the gate."""
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            await gate.guarded(super().__call__, hosts, said, page)(scope, receive, send)
+            await gate.guarded(super().__call__, hosts, headers, page)(scope, receive, send)
 
     return Guarded(_SCRIPT, routes=downloads.routes(), on_script_error=problem.show_unexpected)
 
 
-def _let_fragments_finish() -> None:
-    """Have a fragment that is done say so, also where the next one begins before that was sent.
+def _mend_streamlit() -> None:
+    """Correct races of Streamlit between the fragments of a page and its other requests.
 
-    Streamlit then calls it interrupted, and its page leaves standing what the fragment draws no more: the
-    inside of a tensor beside the list of a module, where a click and a look at a job fall together.
+    A fragment that has ended is reported as interrupted if the next begins before the report is sent, and the
+    page keeps elements that the fragment no longer draws. Streamlit merges requests that come together and
+    takes the page of the later, so that a timer of the page that is left undoes a click on a link; later, the
+    timer resets the widgets of the new page.
     """
     from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
     from streamlit.runtime import forward_msg_queue as queue
+    from streamlit.runtime.scriptrunner.script_runner import ScriptRunner
+    from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests, ScriptRequestType
 
-    interrupted = queue._update_script_finished_message
+    interrupted, request_rerun = queue._update_script_finished_message, ScriptRequests.request_rerun
+    run_script = ScriptRunner._run_script
 
     def update(msg: ForwardMsg, is_fragment_run: bool) -> ForwardMsg:
-        is_whole = msg.script_finished == ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
-        return msg if is_fragment_run and is_whole else interrupted(msg, is_fragment_run)
+        has_ended = msg.script_finished == ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
+        return msg if is_fragment_run and has_ended else interrupted(msg, is_fragment_run)
 
-    queue._update_script_finished_message = update
+    def request(self: Any, new_data: Any) -> bool:
+        pending = self._rerun_data
+        if new_data.fragment_id and self._state is ScriptRequestType.RERUN:
+            page = {"page_script_hash": pending.page_script_hash, "page_name": pending.page_name}
+            new_data = replace(new_data, **page)
+        return request_rerun(self, new_data)
 
+    def run(self: Any, rerun_data: Any) -> None:
+        is_left = rerun_data.page_script_hash != self._get_script_run_ctx().page_script_hash
+        if not (rerun_data.fragment_id_queue and is_left):
+            run_script(self, rerun_data)
 
-def _let_fragments_leave_the_page() -> None:
-    """Have a fragment never choose the page: the request to run it carries the page that it was drawn on.
-
-    Streamlit joins requests that come together and takes the page of the later one, so that a timer of the
-    page that is being left undoes a click on a link; later, the timer resets the widgets of the new page.
-    """
-    from streamlit.runtime.scriptrunner import script_runner
-    from streamlit.runtime.scriptrunner_utils import script_requests
-
-    request_rerun = script_requests.ScriptRequests.request_rerun
-    run_script = script_runner.ScriptRunner._run_script
-
-    def request(self: Any, new: Any) -> bool:
-        waiting = self._rerun_data
-        if new.fragment_id and self._state is script_requests.ScriptRequestType.RERUN:
-            new = replace(new, page_script_hash=waiting.page_script_hash, page_name=waiting.page_name)
-        return request_rerun(self, new)
-
-    def run(self: Any, data: Any) -> None:
-        is_left = data.page_script_hash != self._get_script_run_ctx().page_script_hash
-        if not (data.fragment_id_queue and is_left):
-            run_script(self, data)
-
-    script_requests.ScriptRequests.request_rerun = request  # type: ignore[method-assign,assignment]
-    script_runner.ScriptRunner._run_script = run  # type: ignore[method-assign,assignment]
+    if interrupted.__module__ != __name__:  # Once a process.
+        queue._update_script_finished_message = update
+        ScriptRequests.request_rerun = request  # type: ignore[method-assign]
+        ScriptRunner._run_script = run  # type: ignore[method-assign]
 
 
 def _load_ahead() -> None:
@@ -298,18 +291,11 @@ def _allowed_hosts(host: str) -> list[str]:
     if _is_local(host):
         return [*_LOOPBACK]
     if host in ("0.0.0.0", "::"):
-        name = socket.gethostname()
-        addresses = {info[4][0] for info in _lookup(name)}
-        return [*_LOOPBACK, name, socket.getfqdn(), *sorted(map(str, addresses))]
+        name, addresses = socket.gethostname(), set[str]()
+        with contextlib.suppress(OSError):  # Its name may be unknown.
+            addresses = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
+        return [*_LOOPBACK, name, socket.getfqdn(), *sorted(addresses)]
     return [host]
-
-
-def _lookup(name: str) -> list[Any]:
-    """Return the addresses of this computer; none where its own name is not known."""
-    try:
-        return socket.getaddrinfo(name, None)
-    except OSError:
-        return []
 
 
 def _is_local(host: str) -> bool:
@@ -320,23 +306,20 @@ def _is_local(host: str) -> bool:
 
 
 def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> list[str]:
-    """Return the roots, those by default included: an address that is to be opened is one."""
+    """Return the roots, those by default included: an address that is to be opened is a root."""
     from inshrink_app.server.roots import Address, path_of
 
     from inshrink_core.archive.storage import storage_at
 
-    places = list(map(path_of, roots or ()))
-    place = None if path is None else path_of(path)
-    elsewhere = [one for one in (*places, place) if isinstance(one, Address)]
-    for one in elsewhere:
-        if one.parts[0] not in _SCHEMES:
-            raise InputError(
-                f"addresses of {', '.join(_SCHEMES)} can be opened",
-                where=one.parts[0],
-                remedy="copy it to a folder",
-            )
-        storage_at(str(one))  # refuses what holds credentials, or names no bucket
-    folders = [one for one in places if not isinstance(one, Address)]
+    given = list(map(path_of, roots or ()))
+    opened = None if path is None else path_of(_place_of(path))
+    places = given if opened is None or not isinstance(opened, Address) else [*given, opened]
+    for address in (place for place in places if isinstance(place, Address)):
+        if address.parts[0] not in _SCHEMES:
+            what = f"addresses of {', '.join(_SCHEMES)} can be opened"
+            raise InputError(what, where=address.parts[0], remedy="copy it to a folder")
+        storage_at(str(address))  # refuses what holds credentials, or names no bucket
+    folders = [place for place in places if not isinstance(place, Address)]
     if not folders:
         if not _is_local(host):
             raise InputError(
@@ -344,34 +327,32 @@ def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> 
                 remedy="add --root FOLDER, or leave --host out to serve this computer alone",
             )
         folders = [Path.cwd()]
-        if path is not None and place not in elsewhere and not roots and _place_of(path).exists():
-            folders.append(Path(os.path.realpath(_place_of(path))).parent)
+        if opened is not None and opened not in places and not roots and opened.exists():
+            folders.append(Path(os.path.realpath(opened)).parent)
     for root in folders:
         if not root.is_dir():
             raise NotFoundError("the root is not a folder", where=str(root), remedy="give an existing folder")
-    opened = [] if path is None or place not in elsewhere else [path_of(str(_place_of(path)))]
-    return list(map(str, [*folders, *(one for one in places if one in elsewhere), *opened]))
+    return list(map(str, [*folders, *(place for place in places if isinstance(place, Address))]))
 
 
-def _place_of(path: str) -> Path:
+def _place_of(path: str) -> str:
     """Return the folder or file of what is to be opened: its path without a step pattern at the end."""
     from inshrink_core.formats import split_step_pattern
 
-    return split_step_pattern(path)[0]
+    return str(split_step_pattern(path)[0])
 
 
 def _require_inside(current: Any, path: str | None) -> None:
     """Refuse a path that the page would refuse, while there is a terminal to say so."""
     from inshrink_app.server.roots import Address, path_of
 
-    if path is None or isinstance(path_of(path), Address):  # which is a root, and of which the page tells
+    if path is None or isinstance(path_of(path), Address):
         return
-    if not _place_of(path).exists():
+    if not Path(_place_of(path)).exists():
         raise NotFoundError("there is nothing to open", where=path, remedy="give a run or an archive")
     if not current.allows(Path(os.path.realpath(path))):
-        raise InputError(
-            "the path lies outside of the roots", where=path, remedy="add its folder with --root"
-        )
+        remedy = "add its folder with --root"
+        raise InputError("the path is outside of the roots", where=path, remedy=remedy)
 
 
 def _require_free(host: str, port: int) -> None:
@@ -382,13 +363,5 @@ def _require_free(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except (OSError, OverflowError) as error:
-        raise InputError(
-            f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error})",
-            remedy="choose another port with --port",
-        ) from error
-
-
-def _say(text: str) -> None:
-    """Tell the terminal; the server writes nothing of its own."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+        what = f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error})"
+        raise InputError(what, remedy="choose another port with --port") from error

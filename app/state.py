@@ -20,6 +20,7 @@ METRIC = "metric"
 BY = "by"
 STATISTIC = "stat"
 LOG = "log"
+ARCHIVE = "archive"
 
 _PREFIX = "inshrink."
 _STARTED = _PREFIX + "started"
@@ -122,32 +123,32 @@ def choice(key: str, options: Sequence[str], default: str) -> str:
 
     What a link says is untrusted: an unknown option counts as none.
     """
-    for said in (st.query_params.get(key), st.session_state.get(_PREFIX + key)):
-        if said in options:
-            return str(said)
+    for value in (st.query_params.get(key), st.session_state.get(_PREFIX + key)):
+        if value in options:
+            return str(value)
     return default
 
 
 def choice_text(key: str) -> str:
     """Return free text under a key, from the link, else the session; empty without any. Untrusted."""
-    said = st.query_params.get(key) or st.session_state.get(_PREFIX + key)
-    return said if isinstance(said, str) else ""
+    text = st.query_params.get(key) or st.session_state.get(_PREFIX + key)
+    return text if isinstance(text, str) else ""
 
 
 def log_choice(run: str) -> str:
     """Return which file and columns of metrics are chosen for a run; empty without any. Untrusted."""
     key = f"{_PREFIX}{LOG}.{run}"
-    if said := st.query_params.get(LOG):
-        st.session_state[key] = said
-    kept = str(st.session_state.get(key, ""))
-    if kept and st.query_params.get(LOG) != kept:
-        st.query_params[LOG] = kept
-    return kept
+    if text := st.query_params.get(LOG):
+        st.session_state[key] = text
+    chosen = str(st.session_state.get(key, ""))
+    if chosen and st.query_params.get(LOG) != chosen:
+        st.query_params[LOG] = chosen
+    return chosen
 
 
-def choose_log(run: str, said: str) -> None:
+def choose_log(run: str, text: str) -> None:
     """Take the metrics of a run from other columns from now on; empty: from what it has logged itself."""
-    st.session_state[f"{_PREFIX}{LOG}.{run}"] = said
+    st.session_state[f"{_PREFIX}{LOG}.{run}"] = text
     st.query_params.pop(LOG, None)
 
 

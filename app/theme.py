@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 PRIMARY: Final = "#0072B2"
@@ -55,3 +56,12 @@ def theme_config() -> dict[str, object]:
     for place, mode in enumerate(("light", "dark")):
         config |= {f"theme.{mode}.{key}": colours[place] for key, colours in _COLOURS.items()}
     return config
+
+
+def archive_colours(paths: Iterable[str]) -> dict[str, str]:
+    """Return the colour of each archive of a run, by its path: the same wherever the archive is drawn.
+
+    Blue, orange-red and grey are left for measurements of a run, for bounds and for what is not stored.
+    """
+    colours = (*CATEGORICAL[1:5], *CATEGORICAL[7:])
+    return {path: colours[place % len(colours)] for place, path in enumerate(sorted(paths))}

@@ -11,7 +11,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from inshrink_app.jobs.files import REQUESTS, RESULT
+from inshrink_app.jobs.job import REQUESTS, RESULT
 
 from inshrink_core.cli import main as inshrink
 from inshrink_core.errors import StorageError

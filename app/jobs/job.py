@@ -1,25 +1,53 @@
-"""One piece of long work as the pages see it: what was asked, how far it is, what came of it."""
+"""A job: what was asked, how far it is, what came of it, and its folder.
+
+The folder holds the record, a file for each request, the log, partial results, the result, and a lock of the
+explorer that runs the job. After a crash or a restart, a record that says ``running`` or ``queued`` without a
+lock belongs to a job that was interrupted.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import re
+import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
 
-from inshrink_app.jobs.files import NOWHERE, RESULT, JobFolder, JobRecord
+import msgspec
+from inshrink_app.jobs.work import Work
+from inshrink_app.model import Problem
+from inshrink_app.server.recent import LAST_TIME, recent_file
 
+from inshrink_core.errors import StorageError
+from inshrink_core.execution.results import write_whole
 from inshrink_core.request import Request
 
 _log = logging.getLogger(__name__)
 
-_LINES_SHOWN = 200
+NOWHERE: Final = Path(os.devnull)
+REQUESTS: Final = "request-*.json"
+RESULT: Final = "result"
 
+_RECORD, _LOG, _LOCK, _ROWS = "job.json", "log.txt", "lock", "rows.jsonl"
+_NO_LOCK = -1
+"""In place of a descriptor on systems without locks."""
+
+_LINES_SHOWN = 200
+_MAX_RECORD_BYTES, _MAX_LOG_BYTES, _MAX_ROWS = 1_000_000, 200_000, 20_000
+_ID = re.compile(r"[0-9a-f]{16}")
+
+Time = Annotated[float, msgspec.Meta(ge=0, le=LAST_TIME)]
 Load = Callable[["Job"], Any]
-"""Returns what a page shows of a job's reports; raises OSError, or what malformed ones raise."""
+"""Returns what a page shows of a job's reports; raises OSError, or what malformed reports raise."""
 
 
 def load_last(job: Job) -> Any:
@@ -27,9 +55,29 @@ def load_last(job: Job) -> Any:
     return job.reports()[-1]
 
 
+def jobs_folder() -> Path:
+    """Return where jobs are stored: beside the list of recent runs."""
+    return recent_file().with_name("jobs")
+
+
+@dataclass(eq=False)
+class JobRecord:
+    """What is stored of a job: what it was asked, how far it came, and how it ended (Unix times)."""
+
+    work: Work
+    state: Literal["queued", "running", "finished", "failed", "cancelled", "interrupted"] = "running"
+    done: int = 0
+    total: int = 0
+    item: str = ""
+    started_at: Time = field(default_factory=time.time)
+    ended_at: Time | None = None
+    problem: Problem | None = None
+    job_id: str = ""
+
+
 @dataclass(eq=False)
 class Job(JobRecord):
-    """One piece of work.
+    """A job of this explorer, or of another.
 
     Parameters
     ----------
@@ -52,9 +100,11 @@ class Job(JobRecord):
     result
         What `load` made of the reports, when finished and asked for.
     folder
-        Where it is stored.
+        Its folder, named by the id; `NOWHERE` stores nothing.
     attempt
         How often it was begun.
+    lock
+        Descriptor of the lock, while this explorer holds it.
     """
 
     process: subprocess.Popen[str] | None = None
@@ -62,12 +112,17 @@ class Job(JobRecord):
     rows: list[dict[str, Any]] = field(default_factory=list)
     documents: list[Any] = field(default_factory=list)
     result: Any = None
-    folder: JobFolder = field(default_factory=lambda: JobFolder(NOWHERE))
+    folder: Path = NOWHERE
     attempt: int = 0
+    lock: int | None = None
+
+    def __post_init__(self) -> None:
+        self.lock = _NO_LOCK if self.folder == NOWHERE else self.lock
+        self._releasing = threading.Lock()
 
     @property
     def requests(self) -> tuple[Request[Any], ...]:
-        """What it performs, one after the other; raises InputError for one of another version."""
+        """What it performs, each after the other; raises InputError for a request of another version."""
         return self.work.requests
 
     @property
@@ -83,7 +138,7 @@ class Job(JobRecord):
     @property
     def is_watching(self) -> bool:
         """Whether it archives a growing run until it is ended."""
-        return any(one["fields"].get("watch") for one in self.work.documents)
+        return any(document["fields"].get("watch") for document in self.work.documents)
 
     @property
     def is_running(self) -> bool:
@@ -93,7 +148,7 @@ class Job(JobRecord):
     @property
     def is_elsewhere(self) -> bool:
         """Whether another explorer runs it."""
-        return self.is_running and not self.folder.is_ours
+        return self.is_running and self.lock is None
 
     @property
     def fraction(self) -> float:
@@ -117,12 +172,12 @@ class Job(JobRecord):
 
     def told(self) -> list[dict[str, Any]]:
         """Return the parts of the results so far, of earlier attempts too."""
-        self.rows = self.rows or self.folder.rows()
+        self.rows = self.rows or self._stored_rows()
         return list(self.rows)
 
     def reports(self) -> list[Any]:
         """Return the reports of the requests that have ended; raises OSError or ValueError."""
-        return list(self.documents or json.loads((self.folder.path / RESULT).read_bytes()))
+        return list(self.documents or json.loads((self.folder / RESULT).read_bytes()))
 
     def load(self, load: Load) -> bool:
         """Read the result; False if it cannot be read."""
@@ -133,34 +188,126 @@ class Job(JobRecord):
             return False
         return True
 
-    def log(self, text: str) -> None:
-        """Add a line to its log."""
-        self.folder.log(text)
-
-    def log_text(self) -> str:
-        """Return the end of its log. Untrusted text."""
-        return self.folder.read_log(_LINES_SHOWN)
+    def make_folder(self) -> None:
+        """Create the folder, for this user alone, with a file for each request."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for place, document in enumerate(self.work.documents):
+            (self.folder / REQUESTS.replace("*", f"{place:03}")).write_text(json.dumps(document))
+        for path in self.work.scratch:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
 
     def store(self) -> None:
-        """Write its record."""
-        self.folder.write(self)
+        """Write the record; a full disk is ignored."""
+        if self.folder.is_dir():  # Otherwise it was removed while its process ended.
+            record = {stored.name: getattr(self, stored.name) for stored in fields(JobRecord)}
+            with contextlib.suppress(StorageError, ValueError):
+                write_whole(self.folder / _RECORD, msgspec.json.encode(record))
+
+    def log(self, text: str) -> None:
+        """Add a line to the log, with the time of day."""
+        with (
+            contextlib.suppress(OSError, UnicodeError),
+            (self.folder / _LOG).open("a", encoding="utf-8") as file,
+        ):
+            if file.tell() < _MAX_LOG_BYTES:
+                file.write(f"{time.strftime('%H:%M:%S')}  {' '.join(text.split())}\n")
+
+    def log_text(self) -> str:
+        """Return the end of the log. Untrusted text."""
+        try:
+            with (self.folder / _LOG).open("rb") as file:
+                content = file.read(2 * _MAX_LOG_BYTES).decode("utf-8", "replace")
+        except OSError:
+            return ""
+        return "\n".join(content.splitlines()[-_LINES_SHOWN:])
+
+    def add_row(self, row: dict[str, Any]) -> None:
+        """Store a part of the result."""
+        self.rows.append(row)
+        with contextlib.suppress(OSError), (self.folder / _ROWS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _stored_rows(self) -> list[dict[str, Any]]:
+        """Return the parts of the result that were stored; a crash may have cut the last line."""
+        rows: list[dict[str, Any]] = []
+        with contextlib.suppress(OSError, ValueError, TypeError), (self.folder / _ROWS).open("rb") as file:
+            rows.extend(dict(json.loads(line)) for line in islice(file, _MAX_ROWS))
+        return rows
+
+    def take_lock(self) -> bool:
+        """Take the lock; False if another process holds it."""
+        self.lock = _try_lock(self.folder / _LOCK) if self.lock is None else self.lock
+        return self.lock is not None
+
+    def release_lock(self) -> None:
+        """Give the lock back."""
+        with self._releasing:  # A second close could close what another thread has opened since.
+            if self.lock is not None and self.lock >= 0:
+                os.close(self.lock)
+            self.lock = None
 
     def refresh(self) -> None:
-        """See how far another explorer has come."""
+        """See how far another explorer has come; without any, the job was interrupted."""
         if not self.is_elsewhere:
             return
-        record = self.folder.read()
-        self.__dict__.update({} if record is None else vars(record))
-        self.rows = self.folder.rows()
-        if self.is_running and not self.folder.is_worked_on():
+        self.__dict__.update(read_record(self.folder) or {})
+        self.rows = self._stored_rows()
+        if self.is_running and self.take_lock():
+            self.release_lock()
             self.state = "interrupted"
 
+    def remove_scratch(self) -> None:
+        """Remove what the requests made for each other."""
+        for path in map(Path, self.work.scratch):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
-def revive(folder: JobFolder) -> Job | None:
-    """Return a job that an explorer left, or that another one runs; None if nothing can be read."""
-    record = folder.read()
-    if record is None:
+    def remove(self) -> None:
+        """Delete everything that is stored of it."""
+        self.remove_scratch()
+        self.release_lock()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """Return the record in a folder; None if there is none, or `Job.store` cannot have written it."""
+    try:
+        with (folder / _RECORD).open("rb") as file:
+            record = msgspec.json.decode(file.read(_MAX_RECORD_BYTES), type=JobRecord)
+    except (OSError, ValueError, RecursionError):
         return None
-    job = Job(**vars(record), folder=folder)
-    job.refresh()
-    return job
+    documents = record.work.documents
+    is_sound = all(
+        isinstance(request.get("verb"), str) and isinstance(request.get("fields"), dict)
+        for request in documents
+    )
+    return vars(record) if is_sound and documents and record.job_id == folder.name else None
+
+
+def stored_jobs(base: Path) -> list[Job]:
+    """Return the jobs below a folder, the oldest first; anything else in it is skipped."""
+    with contextlib.suppress(OSError):
+        folders = [path for path in base.iterdir() if _ID.fullmatch(path.name)]
+        found = [Job(**record, folder=path) for path in folders if (record := read_record(path))]
+        for job in found:
+            job.refresh()
+        return sorted(found, key=lambda job: job.started_at)
+    return []
+
+
+def _try_lock(path: Path) -> int | None:
+    """Return a descriptor that holds the lock; None if it is held, -1 on systems without locks."""
+    try:
+        import fcntl
+
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except (ModuleNotFoundError, OSError):
+        return _NO_LOCK
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -14,23 +14,6 @@ from inshrink_core.request import Request, python_call
 if TYPE_CHECKING:
     from inshrink_app.jobs.work import Requests
 
-_SHOWN = {
-    "average": "print(found.coefficients, found.judged)",
-    "compare_archives": (
-        "for path, one in found.archives:\n"
-        "    for row in one.steps:\n        print(row.step, row.original, row.restored, row.drop)"
-    ),
-    "compress": "print(found.size.ratio_total)",
-    "estimate": "for one in (found, *found.each):\n    print(one.ratio_weights, one.drop)",
-    "export": "print(found.nbytes)",
-    "prune": "print(found.freed)",
-    "restore": "print(found.paths)",
-    "search": "print(found.best and found.best.to_json())",
-    "sensitivity": "print(found.table.rows, found.table.mean[:, -1])",
-    "verify": "print('sound' if found.ok else found.problems)",
-}
-"""What Python lines print of a report; its whole document otherwise."""
-
 
 def shell_text(requests: Requests) -> str:
     """Return requests as lines of a shell."""
@@ -42,8 +25,7 @@ def python_text(requests: Requests) -> str:
     lines = ["import inshrink_core", ""]
     for request in requests:
         home, name = _function(request)
-        lines += [f"found = {home}.{name}({_arguments(request)})"]
-        lines += [_SHOWN.get(name, "print(found.to_json())")]
+        lines += [f"found = {home}.{name}({_arguments(request)})", "print(found.to_json())"]
     return "\n".join(lines)
 
 

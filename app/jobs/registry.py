@@ -1,4 +1,4 @@
-"""The jobs of the explorer: each is one child process, and a folder on disk by which it can be resumed.
+"""The jobs of the explorer: each is a child process, and a folder on disk by which it can be resumed.
 
 A few run at a time; the others wait. A child ends by itself when the explorer does, because nobody reads its
 progress any more.
@@ -21,8 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.jobs.files import RESULT, JobFolder, job_folders
-from inshrink_app.jobs.job import Job, Load, load_last, revive
+from inshrink_app.jobs.job import RESULT, Job, Load, load_last, stored_jobs
 from inshrink_app.jobs.work import Work, subject_of
 from inshrink_app.model import Problem
 
@@ -37,7 +36,7 @@ MOST_AT_WORK = min(2, os.cpu_count() or 1)
 """Jobs that run at a time: each uses every core, and memory."""
 
 _MAX_JOBS, _MAX_RESULTS = 64, 12
-"""Ended jobs that are remembered, and results in memory: one of 400 layers by 200 steps takes 2 MB."""
+"""Ended jobs that are remembered, and results in memory: a table of 400 layers by 200 steps takes 2 MB."""
 
 _SECONDS_BETWEEN_RECORDS = 1.0
 _SECONDS_TO_END = 1.5
@@ -53,7 +52,7 @@ _DIED = Problem(
 
 
 class JobRegistry:
-    """The jobs of this explorer, seen by every session: two tabs share one job.
+    """The jobs of this explorer, seen by every session: two tabs share a job.
 
     Parameters
     ----------
@@ -62,7 +61,7 @@ class JobRegistry:
     folder
         Where jobs are stored; by default a temporary folder that is removed with the registry.
     most
-        Jobs that run at a time; others are queued in the order they were asked for. One that watches a
+        Jobs that run at a time; others are queued in the order they were asked for. A job that watches a
         growing run mostly waits, and does not count.
     load
         Makes the result of the reports, when the job has finished or its result is asked for; called in a
@@ -80,8 +79,7 @@ class JobRegistry:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.folder = folder
         self._lock, self._starting = threading.Lock(), threading.Lock()
-        known = [job for one in job_folders(folder) if (job := revive(one)) is not None]
-        self._jobs = {job.job_id: job for job in sorted(known, key=lambda job: job.started_at)}
+        self._jobs = {job.job_id: job for job in stored_jobs(self.folder)}
 
     def jobs(self) -> tuple[Job, ...]:
         """Return every job, the newest first."""
@@ -93,26 +91,22 @@ class JobRegistry:
 
     def find(self, job_id: str) -> Job | None:
         """Return a job by its id."""
-        with self._lock:
-            job = self._jobs.get(job_id)
-        if job is not None:
-            job.refresh()
-        return job
+        return next((job for job in self.jobs() if job.job_id == job_id), None)
 
     def get(self, work: Work) -> Job | None:
-        """Return the newest job that answers a question, if there is one that can be read."""
+        """Return the newest job that answers a question, if there is an answer that can be read."""
         job = next((job for job in self.jobs() if job.work.key == work.key), None)
         is_unread = job is not None and job.state == "finished" and job.result is None
         return None if job is None or (is_unread and not job.load(self._load)) else job
 
     def newest(self, page: str, topic: str, shown: str, state: str = "") -> Job | None:
-        """Return the newest job of a topic of a page, in a state if one is given."""
+        """Return the newest job of a topic of a page, in a state if any is given."""
         asked = (page, topic, shown)
         found = (job for job in self.jobs() if (job.work.page, job.work.topic, job.shown) == asked)
         return next((job for job in found if state in ("", job.state)), None)
 
     def start(self, work: Work, *, again: bool = False) -> Job:
-        """Start a job, or return the one that runs or has finished and answers the same.
+        """Start a job, or return the job that runs or has finished and answers the same.
 
         Parameters
         ----------
@@ -126,18 +120,18 @@ class JobRegistry:
             if known is not None and (known.is_running or (known.state == "finished" and not again)):
                 return known
             name = secrets.token_hex(8)
-            job = Job(work, job_id=name, folder=JobFolder(self.folder / name), state="cancelled")
+            job = Job(work, job_id=name, folder=self.folder / name, state="cancelled")
             self._queue(job)
         ended = [job for job in self.jobs() if not job.is_running]
         for old in ended[_MAX_JOBS:]:
             self.remove(old.job_id)
         for old in ended[_MAX_RESULTS:]:
-            if old.state == "finished" and (old.folder.path / RESULT).exists():
+            if old.state == "finished" and (old.folder / RESULT).exists():
                 old.result, old.rows, old.documents = None, [], []  # Read again when asked for.
         return job
 
     def resume(self, job_id: str) -> Job | None:
-        """Go on with a job that was interrupted, was cancelled or failed; None if there is none."""
+        """Continue a job that was interrupted, was cancelled or failed; None if there is none."""
         job = self.find(job_id)
         if job is not None and not job.is_running:
             with self._starting:
@@ -145,12 +139,11 @@ class JobRegistry:
         return job
 
     def stop(self, job: Job) -> None:
-        """End a running job; the engine writes files whole or not at all, so it may just stop."""
+        """End a running job; the engine writes complete files or none, so it may just stop."""
         with self._lock:
-            waited = any(job is one for one in self._waiting)
-            if not job.is_running or not (waited or job.process is not None):
+            if not job.is_running or (job.process is None and job not in self._waiting):
                 return
-            self._waiting = [one for one in self._waiting if one is not job]
+            self._waiting = [waiting for waiting in self._waiting if waiting is not job]
             job.state, job.ended_at = "cancelled", time.time()
         job.log("cancelled")
         if job.process is not None:
@@ -158,22 +151,20 @@ class JobRegistry:
             threading.Thread(target=_end_process, args=(job.process,), daemon=True).start()
         else:
             job.store()
-            job.folder.release_lock()
+            job.release_lock()
 
     def place(self, job: Job) -> int | None:
         """Return the place of a job in the queue, from 1; None if it does not wait here."""
         with self._lock:
-            return next((i for i, one in enumerate(self._waiting, 1) if one is job), None)
+            return self._waiting.index(job) + 1 if job in self._waiting else None
 
     def remove(self, job_id: str) -> None:
         """Drop an ended job with everything that is stored of it."""
         job = self.find(job_id)
-        if job is None or job.is_running:
-            return
-        with self._lock:
-            self._jobs.pop(job_id, None)
-        _remove_scratch(job)
-        job.folder.remove()
+        if job is not None and not job.is_running:
+            with self._lock:
+                self._jobs.pop(job_id, None)
+            job.remove()
 
     def _queue(self, job: Job) -> None:
         """Put a job into the queue, and begin what may begin."""
@@ -184,12 +175,12 @@ class JobRegistry:
                 return
             self._jobs[job.job_id] = job
             try:
-                job.folder.make(job.work)
+                job.make_folder()
             except OSError as error:
                 job.begin()
-                self._fail(job, _refused("no folder can be made for this job", job.folder.path, error))
+                self._fail(job, _refused("no folder can be made for this job", job.folder, error))
                 return
-            if not job.folder.take_lock():
+            if not job.take_lock():
                 return
             job.begin()
             job.state = "queued"
@@ -201,12 +192,12 @@ class JobRegistry:
         """Begin the jobs that wait longest, while fewer than the most are running."""
         while True:
             with self._lock:
-                at_work = sum(not one.is_watching for one in self._at_work)
+                at_work = sum(not job.is_watching for job in self._at_work)
                 if not self._waiting or at_work >= self._most:
                     return
                 job = self._waiting.pop(0)
                 try:
-                    (job.folder.path / RESULT).unlink(missing_ok=True)
+                    (job.folder / RESULT).unlink(missing_ok=True)
                     lines = ["inshrink " + " ".join(request.words()) for request in job.requests]
                     job.process = self._start(job)
                 except OSError as error:
@@ -226,18 +217,17 @@ class JobRegistry:
     def _fail(job: Job, problem: Problem) -> None:
         job.ended_at, job.state, job.problem = time.time(), "failed", problem
         job.store()
-        job.folder.release_lock()
+        job.release_lock()
 
     def _follow(self, job: Job) -> None:
         """Follow the process of a job to its end; the method keeps the registry's folder alive meanwhile."""
         attempt, result, problem = job.attempt, None, None
         try:
-            detail = _listen(job)
-            problem, documents = _outcome(job, detail)
+            problem, documents = _outcome(job, _listen(job))
             if problem is None:
                 job.documents = documents
                 result = self._load(job)
-                _remove_scratch(job)
+                job.remove_scratch()
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             _log.warning("a job failed: %s", error)
             problem = _DIED._replace(detail=str(error))
@@ -246,13 +236,12 @@ class JobRegistry:
                 self._at_work.remove(job)
             if job.attempt == attempt:  # Otherwise it was cancelled and begun again.
                 if job.state == "running":
-                    state = "finished" if problem is None else "failed"
                     job.ended_at, job.result, job.problem = time.time(), result, problem
-                    job.log(state if problem is None else f"{state}: {problem.what}")
+                    job.log("finished" if problem is None else f"failed: {problem.what}")
                     # The state comes last: a page that sees it must find the result.
-                    job.state = state  # type: ignore[assignment]
+                    job.state = "finished" if problem is None else "failed"
                 job.store()
-                job.folder.release_lock()
+                job.release_lock()
             self._begin_waiting()
 
 
@@ -265,18 +254,9 @@ def _end_process(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _remove_scratch(job: Job) -> None:
-    """Remove what the requests made for each other."""
-    for path in map(Path, job.work.scratch):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def _refused(what: str, path: Path, error: Exception) -> Problem:
+def _refused(what: str, path: Path, reason: object) -> Problem:
     remedy = "free some space, or say with XDG_STATE_HOME where the explorer keeps its jobs, and try again"
-    return Problem(f"{what}: {getattr(error, 'strerror', None) or error}", str(path), remedy)
+    return Problem(f"{what}: {getattr(reason, 'strerror', None) or reason}", str(path), remedy)
 
 
 def _listen(job: Job) -> list[str]:
@@ -295,12 +275,11 @@ def _listen(job: Job) -> list[str]:
             if time.monotonic() - stored_at > _SECONDS_BETWEEN_RECORDS:
                 stored_at = time.monotonic()
                 job.store()
-        process.wait()
     except BaseException:
         process.kill()
-        process.wait()
         raise
     finally:
+        process.wait()
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
@@ -308,7 +287,7 @@ def _listen(job: Job) -> list[str]:
 
 
 def _take_in(job: Job, line: str) -> bool:
-    """Take in a message; False for a line that is none."""
+    """Take in a message; False for any other line."""
     try:
         message: dict[str, Any] = json.loads(line)
         if "request" in message:
@@ -321,9 +300,7 @@ def _take_in(job: Job, line: str) -> bool:
     item = f"trial {done:,}, {item}" if message.get("unit") == "trials" else f"{_DOINGS.get(verb, '')} {item}"
     job.done, job.total, job.item = done, total, item.strip()
     if isinstance(found := message.get("found"), dict):
-        row = {**found, "of": found.get("archive") or subject_of(job.requests[job.place])}
-        job.rows.append(row)
-        job.folder.add_row(row)
+        job.add_row({**found, "of": found.get("archive") or subject_of(job.requests[job.place])})
         job.log(f"{job.item} done")
     return True
 
@@ -331,23 +308,17 @@ def _take_in(job: Job, line: str) -> bool:
 def _outcome(job: Job, lines: list[str]) -> tuple[Problem | None, list[Any]]:
     """Return what went wrong, None if nothing did, and the reports; a failed check is a report too."""
     try:
-        documents = json.loads((job.folder.path / RESULT).read_bytes())
+        documents = json.loads((job.folder / RESULT).read_bytes())
         last = documents[-1]
     except (OSError, ValueError, IndexError):
-        for line in lines[-1:]:
-            if line.startswith('{"unwritten"'):
-                error = OSError(json.loads(line)["unwritten"])
-                what = "the work is done, but its result cannot be stored"
-                return _refused(what, job.folder.path, error), []
+        if lines and lines[-1].startswith('{"unwritten"'):
+            what = "the work is done, but its result cannot be stored"
+            return _refused(what, job.folder, json.loads(lines[-1])["unwritten"]), []
         return _DIED._replace(detail="\n".join(lines)), []
     if set(last) - {"error"}:
         return None, documents
-    return problem_of(last["error"]), documents
-
-
-def problem_of(error: dict[str, Any]) -> Problem:
-    """Return the problem in an error's document, its parts apart again."""
+    error = last["error"]
     where, remedy = str(error.get("where", "")), str(error.get("remedy", ""))
     what = str(error.get("message", "")).removeprefix(f"{where}: ")
     what = what.removesuffix(remedy).removesuffix("; ") if remedy else what
-    return Problem(what, where, remedy)
+    return Problem(what, where, remedy), documents

@@ -19,7 +19,7 @@ Requests = Sequence["Request[Any]"]
 def subjects_of(request: Request[Any]) -> list[str]:
     """Return the runs or archives that a request is about: its first field."""
     value = getattr(request, fields_of(type(request))[0].name)
-    return [os.fspath(one) for one in ([value] if isinstance(value, str | os.PathLike) else value)]
+    return [os.fspath(path) for path in ([value] if isinstance(value, str | os.PathLike) else value)]
 
 
 def subject_of(request: Request[Any]) -> str:
@@ -87,7 +87,7 @@ class Work:
     @property
     def texts(self) -> list[str]:
         """Everything in it that may be a path."""
-        return [*texts_in([one["fields"] for one in self.documents]), self.shown, *self.scratch]
+        return [*texts_in([document["fields"] for document in self.documents]), self.shown, *self.scratch]
 
 
 def texts_in(value: Any) -> list[str]:
@@ -96,4 +96,4 @@ def texts_in(value: Any) -> list[str]:
         return [value]
     if isinstance(value, Mapping):
         value = value.values()
-    return [text for one in value for text in texts_in(one)] if isinstance(value, Iterable) else []
+    return [text for part in value for text in texts_in(part)] if isinstance(value, Iterable) else []

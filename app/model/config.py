@@ -35,18 +35,18 @@ def loaded(text: str) -> dict[str, Any]:
     {'codec': 'lattice', 'settings': {}}
     """
     try:
-        told = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+        document = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError("the text does not read as TOML or JSON") from error
-    if isinstance(told, dict) and isinstance(told.get("best"), dict):
-        told = told["best"].get("config")
-    if not isinstance(told, dict) or set(told) - {"codec", "settings", "override"}:
+    if isinstance(document, dict) and isinstance(document.get("best"), dict):
+        document = document["best"].get("config")
+    if not isinstance(document, dict) or set(document) - {"codec", "settings", "override"}:
         raise ValueError("the text holds other keys than codec, settings and override")
-    found = {"codec": told.get("codec", ""), "settings": told.get("settings", {})}
-    overrides = told.get("override", [])
+    found = {"codec": document.get("codec", ""), "settings": document.get("settings", {})}
+    overrides = document.get("override", [])
     if not isinstance(found["codec"], str) or not found["codec"] or not isinstance(found["settings"], dict):
         raise ValueError("the text names no codec, or its settings are no table")
-    if not isinstance(overrides, list) or not all(isinstance(one, dict) for one in overrides):
+    if not isinstance(overrides, list) or not all(isinstance(override, dict) for override in overrides):
         raise ValueError("the overrides are no list of tables")
     return plain(found | ({"override": overrides} if overrides else {}))
 
@@ -66,8 +66,8 @@ def toml_text(config: Mapping[str, Any]) -> str:
     """Return a configuration as the TOML file that ``inshrink compress --config`` takes."""
     lines = [f"codec = {_toml(config['codec'])}", "", "[settings]"]
     lines += [f"{_key(name)} = {_toml(value)}" for name, value in config.get("settings", {}).items()]
-    for one in config.get("override", ()):
-        lines += ["", "[[override]]", *(f"{_key(name)} = {_toml(value)}" for name, value in one.items())]
+    for override in config.get("override", ()):
+        lines += ["", "[[override]]", *(f"{_key(name)} = {_toml(value)}" for name, value in override.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -82,7 +82,7 @@ def _toml(value: Any) -> str:
         # JSON's escapes are TOML's too; DEL is the one sign that JSON leaves and TOML forbids.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(str(name))} = {_toml(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(str(name))} = {_toml(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value)

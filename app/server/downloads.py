@@ -23,16 +23,14 @@ if TYPE_CHECKING:
 DOWNLOAD_PREFIX = "/inshrink/download"
 
 _SECONDS_VALID = 3600.0
-"""A download that was cut off can be taken up again for an hour."""
+"""A download that was cut off can be resumed for an hour."""
 
 _MAX_OFFERS = 256
 _TOKEN_NBYTES = 32
 
-_HEADERS = {"Cache-Control": "no-store"}
-
 
 class _Offer(NamedTuple):
-    """A file that may be fetched: where it lies, what it was like, and until when."""
+    """A file that may be fetched: its path, its time and size as it was offered, and until when."""
 
     path: Path
     mtime_ns: int
@@ -48,7 +46,7 @@ class Downloads:
         self._lock = threading.Lock()
 
     def offer(self, path: Path) -> str:
-        """Return the address of a file; the same one while the file and the offer last.
+        """Return the address of a file; the same while the file and the offer last.
 
         Parameters
         ----------
@@ -60,25 +58,20 @@ class Downloads:
         OSError
             There is no such file.
         """
-        status = path.stat()
-        now = time.monotonic()
+        status, now = path.stat(), time.monotonic()
+        offer = _Offer(path, status.st_mtime_ns, status.st_size, now + _SECONDS_VALID)
         with self._lock:
-            self._offers = {key: one for key, one in self._offers.items() if one.expires_at > now}
-            for token, one in self._offers.items():
-                if one[:3] == (path, status.st_mtime_ns, status.st_size) and (
-                    one.expires_at - now > _SECONDS_VALID / 2
-                ):
+            valid = {token: old for token, old in self._offers.items() if old.expires_at > now}
+            for token, old in valid.items():
+                if old[:3] == offer[:3] and old.expires_at - now > _SECONDS_VALID / 2:
                     return f"{DOWNLOAD_PREFIX}/{token}"
-            while len(self._offers) >= _MAX_OFFERS:
-                del self._offers[next(iter(self._offers))]
             token = secrets.token_urlsafe(_TOKEN_NBYTES)
-            self._offers[token] = _Offer(path, status.st_mtime_ns, status.st_size, now + _SECONDS_VALID)
+            self._offers = dict([*valid.items(), (token, offer)][-_MAX_OFFERS:])
         return f"{DOWNLOAD_PREFIX}/{token}"
 
     def find(self, token: str) -> Path | None:
-        """Return the file of a token; None where it is unknown, has expired, or the file is another now."""
-        with self._lock:
-            offer = self._offers.get(token)
+        """Return the file of a token; None if it is unknown, has expired, or the file is another now."""
+        offer = self._offers.get(token)
         if offer is None or offer.expires_at <= time.monotonic():
             return None
         try:
@@ -91,7 +84,7 @@ class Downloads:
 
 
 downloads = Downloads()
-"""The files on offer in this process: one explorer is one process."""
+"""The files on offer in this process: an explorer is a process."""
 
 
 def routes() -> list[Route]:
@@ -102,15 +95,14 @@ def routes() -> list[Route]:
     async def download(request: Request) -> Response:
         path = downloads.find(request.path_params["token"])
         if path is None:
-            return PlainTextResponse(
-                "This link is no longer valid. Reload the page that it came from.\n", status_code=404
-            )
+            text = "This link is no longer valid. Reload the page that it came from.\n"
+            return PlainTextResponse(text, status_code=404)
         return FileResponse(
             path,
+            headers={"Cache-Control": "no-store"},
             media_type="application/octet-stream",
             filename=path.name,
             content_disposition_type="attachment",
-            headers=_HEADERS,
         )
 
     return [Route(f"{DOWNLOAD_PREFIX}/{{token}}", download, methods=["GET", "HEAD"])]

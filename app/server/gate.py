@@ -78,7 +78,7 @@ _PLACE = """<style>
 """The strip of figures stays in sight. On a narrow screen the map has the whole width."""
 
 _DENIAL = "websocket.http.response"
-_REFUSED = "This server is not called so, or is not spoken to from there.\n"
+_REFUSED = "This server does not answer under this name, or to this page.\n"
 
 
 _GONE = """<style>
@@ -134,7 +134,7 @@ def script_digests(page: str) -> str:
 
 
 def guarded(
-    application: Application, hosts: Iterable[str], said: dict[str, str], page: str = ""
+    application: Application, hosts: Iterable[str], headers: dict[str, str], page: str = ""
 ) -> Application:
     """Return an ASGI application that refuses strangers and says the headers on every answer.
 
@@ -150,14 +150,14 @@ def guarded(
         What is answered under the address of a page; empty: what the application answers.
     """
     allowed = {_bare(host) for host in hosts}
-    lines = [(name.lower().encode(), value.encode()) for name, value in said.items()]
+    lines = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     names = {name for name, _ in lines}
 
     async def answer(scope: Message, receive: Receive, send: Send) -> None:
         async def speak(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.accept", f"{_DENIAL}.start"):
-                own = [line for line in message.get("headers", ()) if line[0].lower() not in names]
-                message = {**message, "headers": [*own, *lines]}
+                others = [line for line in message.get("headers", ()) if line[0].lower() not in names]
+                message = {**message, "headers": [*others, *lines]}
             await send(message)
 
         if scope["type"] in ("http", "websocket") and not _is_welcome(scope, allowed):
@@ -175,10 +175,10 @@ def guarded(
 
 def _is_welcome(scope: Message, allowed: set[str]) -> bool:
     """Tell whether we are called by a name of ours, and by no page but our own."""
-    told: dict[bytes, list[str]] = {}
+    values: dict[bytes, list[str]] = {}
     for name, value in scope["headers"]:
-        told.setdefault(name.lower(), []).append(value.decode("latin-1"))
-    hosts, origins = told.get(b"host", []), told.get(b"origin", [])
+        values.setdefault(name.lower(), []).append(value.decode("latin-1"))
+    hosts, origins = values.get(b"host", []), values.get(b"origin", [])
     if len(hosts) != 1 or len(origins) > 1 or _bare(_without_port(hosts[0])) not in allowed:
         return False
     # The port counts: another server on this computer is another site. "null" is a page in a sandbox.

@@ -98,7 +98,7 @@ class Settings:
             raise OutsideRootsError("this is not a path on this computer")
         if isinstance(address := path_of(text.strip()), Address):
             if not self.allows(address):
-                raise OutsideRootsError("this address is none of those that the explorer may see")
+                raise OutsideRootsError("the explorer may not see this address")
             return address
         try:
             real = Path(os.path.realpath(self.roots[0] / Path(text.strip()).expanduser()))
@@ -107,13 +107,13 @@ class Settings:
         except (OSError, ValueError, RuntimeError) as error:
             raise OutsideRootsError("this is not a path on this computer") from error
         if not self.allows(real):
-            raise OutsideRootsError("this path lies outside of the folders that the explorer may see")
+            raise OutsideRootsError("this path is outside of the folders that the explorer may see")
         return real
 
     def allows(self, real: Path) -> bool:
         """Return whether a resolved path lies inside of a root, or an address under one that is allowed."""
         if isinstance(real, Address):
-            return ".." not in real.parts and any(real.is_relative_to(one) for one in self.addresses)
+            return ".." not in real.parts and any(real.is_relative_to(address) for address in self.addresses)
         return self.may_write(real)
 
     def may_write(self, real: Path) -> bool:
@@ -130,14 +130,14 @@ class _Current:
 def configure(roots: Sequence[str | os.PathLike[str]], opened: str | None = None) -> Settings:
     """Set the roots of this process, resolved and without those inside of others; some may be addresses."""
     resolved = [real_path(root) for root in roots]
-    kept = [
+    outermost = [
         root
         for i, root in enumerate(resolved)
         if root not in resolved[:i]
         and not any(root != other and root.is_relative_to(other) for other in resolved)
     ]
-    addresses = tuple(root for root in kept if isinstance(root, Address))
-    folders = tuple(root for root in kept if not isinstance(root, Address))
+    addresses = tuple(root for root in outermost if isinstance(root, Address))
+    folders = tuple(root for root in outermost if not isinstance(root, Address))
     _Current.value = Settings(roots=folders, opened=opened, addresses=addresses)
     return _Current.value
 

@@ -22,7 +22,6 @@ from inshrink_app.services.jobs import *
 from inshrink_app.services.logs import *
 from inshrink_app.services.measuring import *
 from inshrink_app.services.opening import *
-from inshrink_app.services.rehearsing import *
 from inshrink_app.services.searching import *
 
 from inshrink_core.execution.engines import installed_engines as installed_engines

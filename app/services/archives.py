@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from inshrink_app.model import ServiceError, Subject, config_words
-from inshrink_app.server.recent import load_recent
+from inshrink_app.server.recent import load_recent, recent_file
 from inshrink_app.server.roots import Address, real_path, settings
 from inshrink_app.services.inside import samples
 from inshrink_app.services.opening import chain_of, listed_at, load_subject
 
 from inshrink_core.chain import ChainReport
+from inshrink_core.plugins import plugin
+from inshrink_core.samples import is_trusted_sample
+
+_log = logging.getLogger(__name__)
 
 _SUFFIX = ".inshrink"
 _MAX_CANDIDATES = 64
@@ -25,7 +31,7 @@ _SETTING_NAMES = ("coarseness", "bins", "bits", "prune", "exact")
 """Settings of codecs that tell archives of one run apart; the page lists all of them elsewhere."""
 
 
-def told_apart_by(chain: ChainReport) -> str:
+def distinction(chain: ChainReport) -> str:
     """Return the settings, in a few words, that tell archives of one run apart."""
     if not chain.is_uniform:
         return "settings by step"
@@ -44,7 +50,7 @@ def archives_of(subject: Subject) -> tuple[ChainReport, ...]:
             found.append(chain_of(str(path)))
     if subject.kind == "archive":
         return tuple(found)
-    return tuple(one for one in found if one.steps and set(one.steps) <= set(subject.steps))
+    return tuple(chain for chain in found if chain.steps and set(chain.steps) <= set(subject.steps))
 
 
 def _candidates(subject: Subject) -> list[Path]:
@@ -56,9 +62,9 @@ def _candidates(subject: Subject) -> list[Path]:
             real = real_path(path)
             if current.allows(real):
                 found.setdefault(real)
-    own = subject.place.name
+    name = subject.place.name
     ordered = sorted(
-        found, key=lambda path: (path.name != own + _SUFFIX, not path.name.startswith(own), path.name)
+        found, key=lambda path: (path.name != name + _SUFFIX, not path.name.startswith(name), path.name)
     )
     return ordered[:_MAX_CANDIDATES]
 
@@ -98,3 +104,19 @@ def original_of(subject: Subject) -> Subject | None:
         if found.kind == "run" and set(subject.steps) <= set(found.steps):
             return found
     return None
+
+
+def training_of(subject: Subject) -> Any:
+    """Return the training that made a bundled sample, a task of the lab; None for any other run."""
+    point = plugin("inshrink.tasks", subject.name) if subject.kind == "run" else None
+    try:
+        is_ours = point is not None and is_trusted_sample(subject.path)
+        return point.load()() if point is not None and is_ours else None
+    except Exception as error:
+        _log.info("the training %s cannot be made: %s", subject.name, error)
+        return None
+
+
+def rehearsals_folder() -> Path:
+    """Return where finished trainings are stored, for all codecs."""
+    return recent_file().with_name("rehearsals")

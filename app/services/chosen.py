@@ -6,16 +6,16 @@ that all of them agree; the newest write counts.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import streamlit as st
 from inshrink_app.model import ServiceError, Subject, engine_settings, plain
 from inshrink_app.services.archives import original_of
-from inshrink_app.services.headers import file_of_run, keep_for_run
+from inshrink_app.services.headers import file_of_run, store_for_run
 from inshrink_app.services.inside import reported
 
 from inshrink_core.chain.defaults import make_configs
@@ -23,8 +23,8 @@ from inshrink_core.execution import load_result
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, DEFAULT_MAX_RESTORE_COST
 from inshrink_core.text import limit_text
 
-_KIND, _FIELD = "chosen", "chosen"
-_MOST_KEPT = 64
+_KIND = "chosen"
+_MOST_STORED = 64
 _MAX_UNDO = 50
 
 BOUNDS: Final[Mapping[str, str]] = {
@@ -70,6 +70,12 @@ class Bound(NamedTuple):
     def is_kept(self, value: float | None) -> bool:
         """Whether a value of the bounded figure keeps it; one that is not known does."""
         return self.kind == "none" or value is None or value <= self.value
+
+    def verdict(self, value: float | None) -> str | None:
+        """Return ``kept`` or ``broken``; None if nothing is bounded, or the value is not known."""
+        if self.kind == "none" or value is None:
+            return None
+        return "kept" if value <= self.value else "broken"
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ def chosen(shown: Subject) -> Chosen:
     """Return what is chosen for a run, or for the run that an archive was made from."""
     run = _run_of(shown)
     path = file_of_run(_KIND, run)
-    found = load_result(path, {"path": str(run)}, _FIELD, lambda told: _parse(str(run), told))
+    found = load_result(path, {"path": str(run)}, _KIND, _parse)
     return found or _unwritten().get(str(run)) or Chosen(str(run))
 
 
@@ -125,7 +131,7 @@ def choose(shown: Subject, **changes: Any) -> Chosen:
     """Change what is chosen for a run, and return it."""
     now = replace(chosen(shown), **changes)
     path = file_of_run(_KIND, Path(now.run))
-    keep_for_run(path, {"path": now.run}, _FIELD, _document(now), _MOST_KEPT)
+    store_for_run(path, {"path": now.run}, _KIND, msgspec.to_builtins(now), _MOST_STORED)
     if path.exists():
         _unwritten().pop(now.run, None)
     else:  # A disk that refuses costs what is chosen with the explorer's end, and not at once.
@@ -162,29 +168,15 @@ def _run_of(shown: Subject) -> Path:
     return (found or shown).path
 
 
-def _document(now: Chosen) -> dict[str, Any]:
-    document = {**vars(now), "locked": sorted(now.locked)}
-    del document["run"]
-    return document
-
-
-def _parse(run: str, told: Any) -> Chosen:
-    """Rebuild what was kept; what does not fit raises, and nothing was kept."""
-    kind, value = told["bound"]
-    config = plain(told["config"])
-    before = tuple((plain(one), str(name)) for one, name in told["before"])
-    if kind not in BOUNDS or not 0 <= float(value) < float("inf"):
+def _parse(document: Any) -> Chosen:
+    """Rebuild what was stored; what does not fit raises, and nothing was stored."""
+    found = msgspec.convert(document, Chosen)
+    if found.bound.kind not in BOUNDS or not 0 <= found.bound.value < float("inf"):
         raise ValueError("no such bound")
-    with contextlib.suppress(ServiceError), reported():
-        if config:
-            make_configs(str(config["codec"]), engine_settings(config))
-        words = ("evaluator", "metric", "direction", "keep", "origin", "searched")
-        return Chosen(
-            run,
-            Bound(kind, float(value)),
-            config=config,
-            before=before,
-            locked=frozenset(map(str, told["locked"])),
-            **{name: str(told[name]) for name in words},
-        )
-    raise ValueError("the configuration can no longer be used")
+    try:
+        with reported():
+            if found.config:
+                make_configs(str(found.config["codec"]), engine_settings(found.config))
+    except ServiceError as error:
+        raise ValueError("the configuration can no longer be used") from error
+    return found

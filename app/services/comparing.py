@@ -41,43 +41,44 @@ def comparison(
     return CompareArchives(tuple(map(str, archives)), str(subject.path), steps=tuple(steps) or None, **fields)
 
 
-def start_compare(
+def comparisons(
     subject: Subject,
     archives: Sequence[ChainReport],
     steps: Sequence[int],
-    judge: EvaluatorCode,
+    judge: EvaluatorCode | None,
     metrics: Sequence[str] = (),
     **more: Any,
+) -> list[CompareArchives]:
+    """Return the requests that compare archives by some metrics, or by the one that judges.
+
+    The direction of another metric than the evaluator's is that of its name.
+    """
+    among = [chain for chain in archives if set(steps) & set(chain.steps)] or archives
+    used = [step for step in steps if any(step in chain.steps for chain in among)]
+    judges = [judge]
+    if judge is not None and metrics:
+        judges = [
+            judge._replace(
+                metric=metric, direction=judge.direction if metric == judge.metric else "", is_asked=True
+            )
+            for metric in metrics
+        ]
+    paths = [chain.path for chain in among]
+    return [comparison(subject, paths, used, evaluator, **more) for evaluator in judges]
+
+
+def start_compare(
+    subject: Subject,
+    archives: Sequence[ChainReport],
+    requests: Sequence[CompareArchives],
+    judge: EvaluatorCode,
 ) -> Job:
     """Compare; called only after the reader has said that the code may run, or if it is ours.
 
     It is another question once the run or an archive has changed.
-
-    Parameters
-    ----------
-    subject, archives, steps
-        The run, its archives, and which steps of them.
-    judge
-        The evaluator.
-    metrics
-        Metrics of it to compare by, one after the other; by default the one that judges.
-    **more
-        Fields of each request.
     """
-    among = [one for one in archives if set(steps) & set(one.steps)]
-    used = [step for step in steps if any(step in one.steps for one in among)]
-    paths = [one.path for one in among]
-    judges = [_by(judge, metric) for metric in metrics] or [judge]
-    requests = [comparison(subject, paths, used, one, **more) for one in judges]
-    of = (opened(str(subject.path)).token, *(one.content for one in archives))
-    work = Work.asking(requests, subject.path, "archives", "compare", of=of, trusted=judge.trusted)
-    return start_job(work)
-
-
-def _by(judge: EvaluatorCode, metric: str) -> EvaluatorCode:
-    """Return an evaluator that judges by a metric, in the direction of its name if it is another one."""
-    direction = judge.direction if metric == judge.metric else ""
-    return judge._replace(metric=metric, direction=direction, is_asked=True)
+    of = (opened(str(subject.path)).token, *(chain.content for chain in archives))
+    return start_job(Work.asking(requests, subject.path, "archives", "compare", of=of, trusted=judge.trusted))
 
 
 def known_by_metric(chain: ChainReport) -> dict[str, Known]:
@@ -89,10 +90,10 @@ def known_by_metric(chain: ChainReport) -> dict[str, Known]:
     for earlier in (False, True):
         rows = [] if store is None else list(store.rows("compare", earlier=earlier))
         if earlier and rows:
-            rows = [one for one in rows if one.content == rows[0].content]
+            rows = [row for row in rows if row.content == rows[0].content]
         found = {}
-        for metric in dict.fromkeys(str(one.document.get("metric")) for one in rows):
-            known = merged([one for one in rows if one.document.get("metric") == metric])
+        for metric in dict.fromkeys(str(row.document.get("metric")) for row in rows):
+            known = merged([row for row in rows if row.document.get("metric") == metric])
             if known is not None:
                 found[metric] = replace(known, archive=str(chain.path), is_current=not earlier)
         if found:
@@ -114,7 +115,7 @@ def compared(job: Job) -> tuple[Known, ...]:
             **{name: about[name] for name in ("metric", "direction")},
             "device": "",
             "n_samples": about.get("n"),
-            "standard_errors": {step: one for step, one in errors.items() if one is not None},
+            "standard_errors": {step: error for step, error in errors.items() if error is not None},
         }
         asked = {"name": "", "evaluator": ""}
         known = merged([Measurement("compare", job.started_at, "", asked, document)])

@@ -1,4 +1,4 @@
-"""Evaluators: whose code evaluates a run, whether it works, and one to begin with."""
+"""Evaluators: whose code evaluates a run, and whether it works."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from inshrink_app.services.archives import original_of
 from inshrink_app.services.chosen import chosen
 from inshrink_app.services.inside import reported
 from inshrink_app.services.jobs import job_of
-from inshrink_app.services.opening import engine_of, opened, resolve
+from inshrink_app.services.opening import opened, resolve
 
-from inshrink_core import Run
 from inshrink_core.evaluate import own_samples
 from inshrink_core.formats.logs.log import read_settings
 from inshrink_core.samples import is_trusted_sample
-from inshrink_core.verbs.evaluate import Evaluate, EvaluatorReport
+from inshrink_core.verbs.evaluate import Evaluate
 
 _MAX_CODE_BYTES = 200_000
 """More code than this is not read before it is trusted, and is not offered."""
@@ -75,13 +74,13 @@ def named_evaluator(shown: Subject) -> EvaluatorCode | None:
     now = chosen(shown)
     subject = original_of(shown) or shown
     text = now.evaluator
-    own = None if text else evaluator_of(subject)
-    if own is None:
+    judge = None if text else evaluator_of(subject)
+    if judge is None:
         text = text or _likely(str(subject.path), opened(str(subject.path)).token, subject)
-        own = given_evaluator(text, subject) if text else None
-    if own is None or not now.metric:
-        return own
-    return own._replace(metric=now.metric, direction=now.direction, is_asked=True)
+        judge = given_evaluator(text, subject) if text else None
+    if judge is None or not now.metric:
+        return judge
+    return judge._replace(metric=now.metric, direction=now.direction, is_asked=True)
 
 
 def may_run(judge: EvaluatorCode) -> bool:
@@ -115,7 +114,8 @@ def metrics_told(shown: Subject) -> tuple[str, ...]:
 
 @st.cache_data(show_spinner=False, max_entries=64)
 def _likely(path: str, token: str, _shown: Subject) -> str:
-    return likely_evaluator(_shown)
+    folder = _shown.folder if settings().may_write(_shown.folder) else settings().roots[0]
+    return own_samples.likely_evaluator(folder / "evaluator.py", _shown.newest, _shown.directory)
 
 
 def judged_by(judge: EvaluatorCode | None) -> dict[str, Any]:
@@ -133,17 +133,17 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
     """
     folder = subject.folder
     with reported():
-        told = read_settings(folder)
-        if not told.file:
+        named = read_settings(folder)
+        if not named.file:
             return None
-        file = (folder / told.file).resolve()
+        file = (folder / named.file).resolve()
         if not file.is_relative_to(folder.resolve()):
             raise ServiceError(
                 "inshrink.toml names an evaluator outside of the run", str(file), "put it into the run"
             )
-        bundled = is_trusted_sample(folder) and told.file == "evaluator.py"
+        bundled = is_trusted_sample(folder) and named.file == "evaluator.py"
         return _code(
-            file, "", told.function or "evaluate", told.metric or "", told.direction or "", bundled=bundled
+            file, "", named.function or "evaluate", named.metric or "", named.direction or "", bundled=bundled
         )
 
 
@@ -188,34 +188,6 @@ def _code(
     digest = hashlib.sha256(content).hexdigest()
     shown = content.decode("utf-8", "replace")
     return EvaluatorCode(spec, file, function, metric, direction, shown, digest, bundled)
-
-
-def suggested_evaluator(shown: Subject) -> str:
-    """Return where an evaluator is written by default: beside the checkpoints, where that is allowed."""
-    folder = shown.folder
-    return str((folder if settings().may_write(folder) else settings().roots[0]) / "evaluator.py")
-
-
-def likely_evaluator(shown: Subject) -> str:
-    """Return what evaluates a run that names nothing: a file beside it, or ``auto`` where that can; or ""."""
-    beside = Path(suggested_evaluator(shown))
-    return own_samples.likely_evaluator(beside, shown.newest, shown.directory)
-
-
-def make_evaluator(shown: Subject, target: str, model: str, *, replace: bool) -> EvaluatorReport:
-    """Write an evaluator to begin with, inside of the roots; reads headers and executes nothing.
-
-    Raises
-    ------
-    ServiceError
-        The place or the model's name will not do.
-    """
-    path = resolve(target)
-    if not settings().may_write(path):
-        raise ServiceError("an evaluator goes into a folder of yours", target)
-    run: Run = engine_of(shown)[0]  # type: ignore[assignment]
-    with reported():
-        return Evaluate(run, write=path, model=model or None, force=replace).written()
 
 
 def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Work:

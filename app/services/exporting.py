@@ -91,7 +91,7 @@ class ExportRequest:
             return [replace(last, archive=target, **fields)]
         where = {"pack" if self.file.step is None else "output": target, "force": self.replaces}
         where |= {"archive": between} if first else {}
-        made = [replace(one, archive=between, **fields) for one in first]
+        made = [replace(request, archive=between, **fields) for request in first]
         return [*made, replace(last, **where)]
 
 
@@ -141,7 +141,7 @@ def start_export(shown: Subject, request: ExportRequest, target: Path, *, truste
     The name of the archive on the way depends on its settings, so that another export begins anew.
     """
     settings = replace(request, replaces=False).placed(str(target))
-    digest = hashlib.sha256(repr([one.to_json() for one in settings]).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(repr([asked.to_json() for asked in settings]).encode()).hexdigest()[:8]
     between = str(target.with_name(f".{target.name}-{digest}.building"))
     requests = request.placed(str(target), between)
     scratch, topic = (between,) if len(requests) > 1 else (), "write" if request.kind == "chain" else "pack"
@@ -188,7 +188,7 @@ def default_folder(shown: Subject) -> Path:
 
 
 def _goes_on(path: Path, request: ExportRequest) -> bool:
-    """Return whether what lies at a path is an archive of the same settings, to be appended to."""
+    """Return whether a path is that of an archive of the same settings, to be appended to."""
     if request.file is not None:
         return False
     try:
@@ -196,10 +196,14 @@ def _goes_on(path: Path, request: ExportRequest) -> bool:
     except ServiceError:
         return False
     asked = request.chain
-    if not any(getattr(asked, f"max_{kind}") is not None for kind in ("restore_cost", "drop", "divergence")):
-        return _is_like(chain, request)
-    # Under a bound the settings differ from step to step; what was written without one would stay as it is.
-    return not chain.is_uniform and (chain.codec, chain.optimizer) == (asked.codec, asked.optimizer)
+    if (chain.codec, chain.optimizer) != (asked.codec, asked.optimizer):
+        return False
+    if any(getattr(asked, f"max_{kind}") is not None for kind in ("restore_cost", "drop", "divergence")):
+        # Under a bound the settings differ by step; what was written without any would stay as it is.
+        return not chain.is_uniform
+    settings = {**chain.config, "overrides": list(chain.overrides)}
+    wanted = {"overrides": [], **(asked.config or {})}
+    return all(name in settings and settings[name] == value for name, value in wanted.items())
 
 
 def export_target(text: str, request: ExportRequest) -> Path:
@@ -240,14 +244,6 @@ def writable(text: str, what: str, suffix: str = "") -> Path:
         remedy = "make the folder, or choose another one"
         raise ServiceError("its folder does not exist", str(path.parent), remedy)
     return path
-
-
-def _is_like(chain: ChainReport, request: ExportRequest) -> bool:
-    """Return whether an archive was written as the request says, settings not asked for aside."""
-    told = {**chain.config, "overrides": list(chain.overrides)}
-    asked = {"overrides": [], **(request.chain.config or {})}
-    same = all(name in told and told[name] == value for name, value in asked.items())
-    return same and (chain.codec, chain.optimizer) == (request.chain.codec, request.chain.optimizer)
 
 
 class Made(NamedTuple):
@@ -320,8 +316,8 @@ def _model_of(
     is_average = renamed is not None
     missing = {name for name in names if (name in twin_of) == is_average}.difference(written)
     old, new = renamed or ("", "")
-    inside = (one for one in left_out if any(f"{name}.".startswith(f"{one}.") for name in missing))
-    return tuple(new + one.removeprefix(old) for one in inside), renamed
+    inside = (module for module in left_out if any(f"{name}.".startswith(f"{module}.") for name in missing))
+    return tuple(new + module.removeprefix(old) for module in inside), renamed
 
 
 def _renamed(names: Collection[str], twin_of: Mapping[str, str]) -> tuple[str, str] | None:
@@ -333,7 +329,7 @@ def _renamed(names: Collection[str], twin_of: Mapping[str, str]) -> tuple[str, s
         ours, theirs = name.split("."), twin_of[name].split(".")
         n = next((i for i in range(min(len(ours), len(theirs))) if ours[-1 - i] != theirs[-1 - i]), None)
         n = min(len(ours), len(theirs)) if n is None else n
-        found.add(tuple("".join(f"{part}." for part in one[: len(one) - n]) for one in (ours, theirs)))
+        found.add(tuple("".join(f"{part}." for part in parts[: len(parts) - n]) for parts in (ours, theirs)))
     start = found.pop()
     return None if found else (start[0], start[1])
 
@@ -371,7 +367,9 @@ def made_by(job: Job) -> Made | None:
         renamed=renamed,
         device=str(documents[0].get("device", "")),
         unreadable=tuple(
-            (str(row["path"]), str(row["reason"])) for one in documents for row in one.get("unreadable", ())
+            (str(row["path"]), str(row["reason"]))
+            for report in documents
+            for row in report.get("unreadable", ())
         ),
     )
 

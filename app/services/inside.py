@@ -81,7 +81,7 @@ def require_inside(path: Path) -> None:
                 )
     except OSError as error:
         raise ServiceError(
-            "nothing tells whether its links stay inside of the folders that the explorer may see",
+            "its links cannot be checked, and they may lead out of the folders that the explorer may see",
             str(error.filename or path),
             "open a smaller folder, or one that you may read",
             str(error.strerror or error),

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs.files import jobs_folder
-from inshrink_app.jobs.job import Job, Load, load_last
+from inshrink_app.jobs.job import Job, Load, jobs_folder, load_last
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.jobs.work import Work, subject_of, subjects_of
 from inshrink_app.model import METRICS, ServiceError
@@ -45,7 +44,7 @@ def start_process(job: Job) -> subprocess.Popen[str]:
     named = map(path_of, job.work.texts)
     is_elsewhere = any(isinstance(path, Address) and settings().allows(path) for path in named)
     return start_python(
-        ["-m", "inshrink_app.jobs.child", str(job.folder.path), *trusted],
+        ["-m", "inshrink_app.jobs.child", str(job.folder), *trusted],
         errors=subprocess.PIPE,
         environment=user_environment() if trusted else minimal_environment(stores=is_elsewhere),
     )
@@ -173,7 +172,7 @@ def _is_allowed(path: str) -> bool:
     file, _, function = path.rpartition(":")
     real = real_path(file if function.isidentifier() and file.endswith(".py") else path)
     places = (jobs_folder().parent, registry().folder)
-    return is_inside(real) or any(real.is_relative_to(os.path.realpath(one)) for one in places)
+    return is_inside(real) or any(real.is_relative_to(os.path.realpath(place)) for place in places)
 
 
 _PANELS = {"errors": "tensors", "plan": "prune"}
@@ -228,4 +227,4 @@ def _title(job: Job) -> str:
 def _target_of(request: Any) -> str:
     """Return where a request writes to: empty for nowhere."""
     names = ("output", "pack", "archive") if request.verb() != "compress" else ("archive",)
-    return os.fspath(next((one for name in names if (one := getattr(request, name, None))), ""))
+    return os.fspath(next((target for name in names if (target := getattr(request, name, None))), ""))

@@ -239,7 +239,7 @@ def start_sensitivity(text: str, metric: str) -> Job:
 
 def load_tables(job: Job) -> dict[str, dict[str, Sensitivity]]:
     """Return what a job measured: by metric, one table a grouping."""
-    kept = job.folder.path / _KEPT_TABLES
+    kept = job.folder / _KEPT_TABLES
     found = _kept_tables(kept)
     if found is None:
         found = _tables(job.reports()[-1])

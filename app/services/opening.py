@@ -14,7 +14,7 @@ import streamlit as st
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import remember_recent
 from inshrink_app.server.roots import Address, OutsideRootsError, path_of, real_path, settings
-from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
+from inshrink_app.services.headers import files_stamp, forget_headers, store_headers, stored_headers
 from inshrink_app.services.inside import is_inside, is_own, keep_inside, reported, require_inside
 
 import inshrink_core
@@ -187,8 +187,8 @@ def _seen_at(address: str) -> tuple[int, int]:
         if not found and address.count("/") > 2:  # a single file
             around, name = object_at(address)
             found = list(around.objects(name))
-    told = hashlib.sha256(repr(sorted(found)).encode(errors="surrogateescape"))
-    return (int.from_bytes(told.digest()[:8]), len(found)) if found else _NOTHING
+    digest = hashlib.sha256(repr(sorted(found)).encode(errors="surrogateescape"))
+    return (int.from_bytes(digest.digest()[:8]), len(found)) if found else _NOTHING
 
 
 @st.cache_resource(show_spinner=False, max_entries=16)
@@ -197,9 +197,9 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     place = place_of(path_of(path))
     require_inside(place)
     stamp = files_stamp(place) if place.is_dir() else None
-    kept = kept_headers(Path(path), stamp) if stamp is not None else None
-    if kept is not None:
-        return Opened(*kept, stamp)
+    stored = stored_headers(Path(path), stamp) if stamp is not None else None
+    if stored is not None:
+        return Opened(*stored, stamp)
     newest = _newest(path)
     with reported():
         # Of a run that was open before, headers of files that have not changed are not read again.
@@ -212,7 +212,7 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
             found = Opened(_run_subject(engine, path_of(path)), run_content(engine), stamp)
     engine_at(path, found.token, engine)
     if stamp is not None and found.subject.kind == "run":
-        keep_headers(found.subject, found.token, stamp)
+        store_headers(found.subject, found.token, stamp)
     return found
 
 

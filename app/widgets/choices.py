@@ -40,7 +40,7 @@ def one_of_few(
     """
     widget = f"{page}.{key}"
     is_inked = draw is st.segmented_control
-    named = {name: fmt.inked(said) for name, said in options.items()} if is_inked else options
+    named = {name: fmt.inked(label_of) for name, label_of in options.items()} if is_inked else options
     # None where a click takes back the answer, or comes before the first drawing has ended.
     if st.session_state.get(widget) not in options:
         st.session_state[widget] = state.choice(key, list(options), default)
@@ -61,26 +61,25 @@ _DEVICES = {AUTO: "Auto", "cpu": "CPU", "cuda": "CUDA"}
 
 
 def device(page: str) -> str:
-    """Draw where numbers are crunched, and why not on CUDA where there is none; return it."""
-    missing = services.missing_cuda()
+    """Draw where numbers are computed if there is a GPU; return it."""
+    if services.missing_cuda():
+        return AUTO
     tip = "Auto is CUDA where there is one. Neither bytes nor figures depend on it."
-    offered = {name: _DEVICES[name] for name in _DEVICES if name != "cuda" or not missing}
-    chosen = one_of_few(page, "Device", "device", offered, AUTO, tip)
-    if missing:
-        st.caption(fmt.markdown(f"No CUDA: {missing}."))
-    return chosen
+    return one_of_few(page, "Device", "device", _DEVICES, AUTO, tip)
 
 
-def engine(page: str, tip: str) -> tuple[str, int | None]:
-    """Draw who does the work, and with how many workers, of which each does what the tip says."""
+def engine(page: str) -> dict[str, Any]:
+    """Draw by whom the work is done, if Ray is installed; return the fields of a request."""
     names = services.installed_engines()
+    if "ray" not in names:
+        return {}
     labels = {"threads": "Threads of one process", "processes": "Several processes", "ray": "Ray"}
-    chosen = str(
-        pick_one("Engine", names, format_func=lambda name: labels.get(name, name), key=f"{page}.engine")
-    )
+    chosen = pick_one("Engine", names, format_func=labels.__getitem__, key=f"{page}.engine")
     if chosen == names[0]:
-        return chosen, None
-    return chosen, int(st.number_input("Workers", 1, 1024, 2, key=f"{page}.workers", help=tip))
+        return {}
+    tip = "Each compresses some of the tensors, one thread each."
+    workers = st.number_input("Workers", 1, 1024, 2, key=f"{page}.workers", help=tip)
+    return {"engine": chosen, "workers": int(workers)}
 
 
 def ends_of_range(page: str, steps: Sequence[int], usual: Sequence[int] = ()) -> tuple[int, int]:

@@ -1,63 +1,56 @@
-"""Whose code evaluates a run, the reader's consent to run it, a trial, and a template to begin with."""
+"""The evaluator of a run: its code, the reader's consent to run it, a trial, and another instead."""
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
-
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs import python_text, shell_text
+from inshrink_app.jobs import shell_text
 from inshrink_app.model import Subject
 from inshrink_app.server.recent import trust
 from inshrink_app.server.roots import Address
 from inshrink_app.services import EvaluatorCode
 from inshrink_app.widgets import fmt, job_card
-from inshrink_app.widgets.layout import answer, facts, folded
+from inshrink_app.widgets.layout import answer, facts
 
 from inshrink_core.verbs.evaluate import Evaluate
 
-_PANEL = "evaluator.make"
 _MOST_FIGURES = 6
 _NAME_WIDTH = 18
 
 
 def show(run: Subject, judge: EvaluatorCode | None) -> None:
-    """Draw the evaluator of a run: its code, consent, a trial, and another one instead.
+    """Draw the evaluator of a run: its code, consent, a trial, and another instead.
 
     Parameters
     ----------
     run
         The run that is evaluated.
     judge
-        Its evaluator; None without one that can be read.
+        Its evaluator; None without any that can be read.
     """
     if judge is None:
         _none(run)
-    elif judge.is_bundled:
-        st.caption(
-            "Transformers builds the model from config.json, and a bundled set of samples judges it."
-            if judge.spec
-            else "This evaluator comes with the bundled sample. It needs no consent."
-        )
-    else:
+    elif not judge.is_bundled:
         _consent(judge)
+    elif judge.spec:
+        st.caption("Transformers builds the model from config.json, and a bundled set of samples judges it.")
+    else:
+        st.caption("This evaluator comes with the bundled sample. It needs no consent.")
     if judge is None or not judge.is_bundled or judge.spec:
         _another(run)
-    if judge is None:
-        folded("Make an evaluator", ":material/edit_note:", _PANEL, functools.partial(_make, run))
-        return
-    _trial(run, judge, trusted=services.may_run(judge))
+    if judge is not None:
+        _trial(run, judge, trusted=services.may_run(judge))
 
 
 def _none(run: Subject) -> None:
-    where = (
-        "An address names no evaluator." if isinstance(run.path, Address) else "This run names no evaluator."
-    )
+    is_address = isinstance(run.path, Address)
     st.write(
-        f"{where} Name a Python file with a function that takes a state dict and returns metrics, or make "
-        "one here. Models of transformers need none: write `auto`."
+        f"{'An address' if is_address else 'This run'} names no evaluator. Name a Python file with a "
+        "function that takes a state dict and returns metrics, or `auto` for a model of transformers. "
+        "This command writes a file to begin with:"
     )
+    target = "evaluator.py" if is_address else str(run.folder / "evaluator.py")
+    st.code(shell_text([Evaluate(str(run.path), write=target)]), language=None, wrap_lines=True)
 
 
 def _consent(judge: EvaluatorCode) -> None:
@@ -70,10 +63,10 @@ def _consent(judge: EvaluatorCode) -> None:
     key = f"trust.{judge.digest}.{judge.path}"
 
     def changed() -> None:
-        said = st.session_state.get(key)
-        if said is not None:  # The field ends with its page, and a click may come as the reader leaves.
+        consent = st.session_state.get(key)
+        if consent is not None:  # The field ends with its page, and a click may come as the reader leaves.
             state.clicked()
-            trust(judge.path, judge.digest if said else None)
+            trust(judge.path, judge.digest if consent else None)
 
     st.checkbox(
         "Trust this run's code and run it on this computer",
@@ -86,7 +79,7 @@ def _consent(judge: EvaluatorCode) -> None:
 
 
 def _another(run: Subject) -> None:
-    """Let another evaluator be named; empty text goes back to the run's own."""
+    """Let another evaluator be named; empty text goes back to the evaluator that the run names."""
     now = services.chosen(run).evaluator
     typed = st.text_input(
         "Evaluator",
@@ -95,33 +88,13 @@ def _another(run: Subject) -> None:
         placeholder="judge.py:evaluate, or auto",
         help="Leave it empty for the evaluator that the run names.",
     ).strip()
-    if typed == now:
-        return
-    if not typed or answer(lambda: services.given_evaluator(typed, run)) is not None:
+    if typed != now and (not typed or answer(lambda: services.given_evaluator(typed, run)) is not None):
         services.choose(run, evaluator=typed, metric="", direction="")
         st.rerun()
 
 
-def _make(run: Subject) -> None:
-    """Offer to write an evaluator to begin with; nothing is executed."""
-    model = st.text_input("Class of the model", key="evaluator.model", placeholder="train:Net").strip()
-    target = st.text_input(
-        "Write the evaluator to", value=services.suggested_evaluator(run), key="evaluator.target"
-    )
-    is_there = Path(target).is_file()
-    replace = is_there and st.checkbox("Replace the evaluator that is there")
-    if st.button("Write the template", icon=":material/note_add:"):
-        made = answer(lambda: services.make_evaluator(run, target, model, replace=bool(replace)))
-        if made is not None:
-            services.choose(run, evaluator=str(made.output))
-            st.rerun()
-    request = Evaluate(str(run.path), write=target, model=model or None, force=bool(replace))
-    for text in (shell_text([request]), python_text([request])):
-        st.code(text, language=None, wrap_lines=True)
-
-
 def _trial(run: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:
-    """Offer to try an evaluator on one step, and draw what it returned."""
+    """Offer to try an evaluator on a step, and draw what it returned."""
     work = services.evaluator_trial(run, judge)
     job = services.job_of(work)
     if not job_card.settled(job, "Trying the evaluator"):
@@ -135,7 +108,7 @@ def _trial(run: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:
 
 
 def _returned(found: dict[str, object]) -> None:
-    """Draw what an evaluator returned for one step; names and prints are untrusted."""
+    """Draw what an evaluator returned for a step; names and prints are untrusted."""
     metrics = found["metrics"] if isinstance(found["metrics"], dict) else {}
     counting, better = str(found["metric"]), f"decides, {found['direction']} is better"
     names = sorted(metrics, key=lambda name: name != counting)[:_MOST_FIGURES]
@@ -148,12 +121,12 @@ def _returned(found: dict[str, object]) -> None:
         for name in names
     )
     outputs = [name for name in ("log_probs", "predictions") if isinstance(found[name], list)]
-    said = (
+    divergence = (
         f"It returns {outputs[0]}, so a divergence can be measured."
         if outputs
         else "It returns neither log_probs nor predictions, so no divergence can be measured."
     )
     step, took = fmt.count(int(str(found["step"]))), fmt.duration(float(str(found["seconds"])))
-    st.caption(fmt.markdown(f"Step {step}, in {took}. {said}"))
+    st.caption(fmt.markdown(f"Step {step}, in {took}. {divergence}"))
     if found["printed"]:
         st.code(str(found["printed"]), language=None, wrap_lines=True)

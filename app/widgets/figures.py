@@ -233,10 +233,6 @@ _PANEL_HEIGHT = 150
 _NAME_WIDTH = 34
 
 
-_KINDS = (("keyframe", "Keyframe"), ("delta", "Delta frame"))
-"""Kinds of frames, in the order of their colours, and what they are called."""
-
-
 def smoothed(values: Sequence[float], weight: float) -> NDArray[np.float64]:
     """Return an exponential moving average without its bias to the start; gaps stay gaps.
 
@@ -331,10 +327,12 @@ def log_figure(
         titles.append(_legend(members) if legends else fmt.html(fmt.elided(group, _NAME_WIDTH)))
         for position, name in enumerate(members):
             steps, values = zip(*log[name], strict=True) if log[name] else ((), ())
-            own: tuple[Sequence[float], float] = (values, 0.3 if smoothing else 1.0)
-            for line, opacity in [own, *([(smoothed(values, smoothing).tolist(), 1.0)] if smoothing else [])]:
+            lines: list[tuple[Sequence[float], float]] = [(values, 0.3 if smoothing else 1.0)]
+            if smoothing:
+                lines.append((smoothed(values, smoothing).tolist(), 1.0))
+            for line, opacity in lines:
                 series = thinned(list(zip(steps, line, strict=True)), CURVE_PARTS)
-                told = fmt.d3_format(value for _, value in series)
+                form = fmt.d3_format(value for _, value in series)
                 figure.add_trace(
                     go.Scatter(
                         x=np.asarray([step for step, _ in series], dtype=np.int64),
@@ -351,7 +349,7 @@ def log_figure(
                         hoverinfo="skip" if opacity < 1 else None,
                         hovertemplate=None
                         if opacity < 1
-                        else f"{fmt.html(name)} = %{{y:{told}}}<extra></extra>",
+                        else f"{fmt.html(name)} = %{{y:{form}}}<extra></extra>",
                     )
                 )
     stack(figure, titles, _PANEL_HEIGHT)

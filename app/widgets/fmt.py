@@ -68,7 +68,7 @@ def d3_format(values: Iterable[float]) -> str:
     >>> d3_format([0.5, 12.0]), d3_format([0.5, 1.2e-5])
     (',.3r', '.2e')
     """
-    wild = any(math.isfinite(one) and one and not 1e-2 <= abs(one) < 1e4 for one in values)
+    wild = any(math.isfinite(value) and value and not 1e-2 <= abs(value) < 1e4 for value in values)
     return ".2e" if wild else ",.3r"
 
 
@@ -88,18 +88,6 @@ def percent(value: float | None) -> str:
 def share(share: float) -> str:
     """Return a part of a whole in percent; something never looks like nothing."""
     return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
-
-
-def fixed_format(values: Sequence[float]) -> str:
-    """Return a printf format with the same decimals for a whole column: four digits at its largest value.
-
-    Examples
-    --------
-    >>> fixed_format([0.987, 0.09]), fixed_format([12.5, 3.0]), fixed_format([])
-    ('%.4f', '%.2f', '%.4f')
-    """
-    largest = max((abs(value) for value in values if math.isfinite(value) and value), default=0.5)
-    return f"%.{min(9, max(0, 3 - math.floor(math.log10(largest))))}f"
 
 
 def device(name: object) -> str:

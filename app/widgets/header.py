@@ -44,13 +44,15 @@ def _run(shown: Subject, *, watched: bool) -> None:
     panel = st.popover(
         f"**{name}**", icon=":material/folder_open:", help=path, key="header.run", on_change="rerun"
     )
-    n_tensors = len({row.name for row in shown.tensors if row.role == "weight"})
-    said = [
+    averages = set(services.averages_of(shown))
+    n_tensors = len({row.name for row in shown.tensors if row.role == "weight"} - averages)
+    about = [
         fmt.counted(len(shown.steps), "step"),
         fmt.size(shown.total_bytes),
         f"{fmt.compact(shown.n_parameters)} parameters in {fmt.counted(n_tensors, 'tensor')}",
+        *(["with a moving average"] if averages else []),
     ]
-    st.caption(" · ".join(said), width="content")
+    st.caption(" · ".join(about), width="content")
     if not panel.open:
         return
     with panel:
@@ -142,10 +144,10 @@ def _evaluator(shown: Subject) -> None:
 
 def _metric(shown: Subject) -> None:
     """Let the metric that judges be chosen, once the evaluator was tried."""
-    now, told = services.chosen(shown), services.metrics_told(shown)
-    if not told and not now.metric:
+    now, known = services.chosen(shown), services.metrics_told(shown)
+    if not known and not now.metric:
         return
-    names = [_NO_METRIC, *dict.fromkeys([*told, *([now.metric] if now.metric else [])])]
+    names = [_NO_METRIC, *dict.fromkeys([*known, *([now.metric] if now.metric else [])])]
     picked = pick_one("Metric", names, names.index(now.metric or _NO_METRIC), key=f"metric.{now.run}")
     metric = "" if picked == _NO_METRIC else str(picked)
     direction = ""

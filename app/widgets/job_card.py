@@ -89,8 +89,8 @@ def _queued_text(job: Job) -> str:
     place = services.place_in_queue(job)
     if place is None:
         return "Queued" if not job.is_elsewhere else "Queued by another explorer"
-    before = f"{fmt.counted(place - 1, 'job')} before it, after" if place > 1 else "next, after"
-    return f"Queued: {before} what runs now"
+    before = f"after {fmt.counted(place - 1, 'other job')}" if place > 1 else "next"
+    return f"Queued: {before}, once a running job has ended"
 
 
 def start_button(label: str, work: Work, icon: str, *, again: bool = True, **look: Any) -> None:
@@ -151,14 +151,6 @@ def stopped(job: Job, *, primary: bool = True) -> None:
     else:
         st.info("Cancelled. Finished work stays.", icon=":material/info:")
     resume_button(job, primary=primary)
-
-
-def log(job: Job, *, expanded: bool = False) -> None:
-    """Draw the log of a job, folded."""
-    text = job.log_text()
-    if text:
-        with st.expander("Log", icon=":material/notes:", expanded=expanded):
-            st.code(text, language=None, wrap_lines=True)
 
 
 def lead_to(job: Job) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -63,8 +63,8 @@ def panels(
     legends
         Titles tell the metrics of a panel apart; else they are its name.
     """
-    drawn = [one for members in groups.values() for one in members]
-    smoothing, most = 0.0, max((len(log[one]) for one in drawn), default=0)
+    drawn = [name for members in groups.values() for name in members]
+    smoothing, most = 0.0, max((len(log[name]) for name in drawn), default=0)
     if most >= _LEAST_SMOOTHED:
         smoothing = st.slider(
             "Smoothing",
@@ -125,12 +125,12 @@ Fact = tuple[str, str, str | None] | tuple[str, str, str | None, str | None]
 
 def facts(rows: Iterable[Fact]) -> None:
     """Draw figures side by side."""
-    told = list(rows)
-    n_lines = max(1, -(-len(told) // _MOST_IN_LINE))
-    ends = [line * len(told) // n_lines for line in range(n_lines + 1)]
+    figures = list(rows)
+    n_lines = max(1, -(-len(figures) // _MOST_IN_LINE))
+    ends = [line * len(figures) // n_lines for line in range(n_lines + 1)]
     for begin, end in pairwise(ends):
         with st.container(horizontal=True, gap="small"):
-            for label, value, below, *tip in told[begin:end]:
+            for label, value, below, *tip in figures[begin:end]:
                 st.metric(
                     label,
                     value,
@@ -140,55 +140,3 @@ def facts(rows: Iterable[Fact]) -> None:
                     border=True,
                     help=(tip[0] or None) if tip else None,
                 )
-
-
-_WHEN_DRAWN = """
-export default function ({ setTriggerValue }) {
-  const ask = () => setTriggerValue("drawn", true);
-  const frame = requestAnimationFrame(() => setTimeout(ask));
-  const again = setInterval(ask, 3000);
-  return () => {
-    cancelAnimationFrame(frame);
-    clearInterval(again);
-  };
-}
-"""
-"""Runs with the first frame of what came together with it, and speaks when that is on the screen. Of what two
-fragments say at the same moment, Streamlit's page hears one: it asks again, and a page has one such part."""
-
-_component = st.components.v2.component("inshrink.below", js=_WHEN_DRAWN, isolate_styles=False)
-
-
-@st.fragment
-def below(place: str, draw: Callable[[], None], *, height: int, about: Hashable = None) -> None:
-    """Draw a part of the page, after the parts above it are on the screen.
-
-    Charts and tables are drawn with scripts of some megabytes; sent together with the rest, all of it would
-    appear when the last of them has run.
-
-    Parameters
-    ----------
-    place
-        Tells the parts of one page apart, and is the key of what is remembered.
-    draw
-        Draws it; what is clicked in it redraws it alone.
-    height
-        Pixels that are kept free for it.
-    about
-        What it is about: it waits again once this is another.
-    """
-    if _is_due(f"below.{place}", about, height):
-        draw()
-
-
-def _is_due(key: str, about: Hashable, height: int) -> bool:
-    """Whether the browser has told that it is ready; until then, keep the place free."""
-    if st.session_state.get(key) == (about,):
-        return True
-
-    def ready() -> None:
-        st.session_state[key] = (about,)
-
-    with st.container(height=height, border=False):
-        _component(key=f"{key}.asked", on_drawn_change=ready)
-    return False

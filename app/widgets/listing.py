@@ -11,10 +11,11 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.widgets import fmt, quality
+from pandas.io.formats.style import Styler
 
 from inshrink_core.text import csv_cell
 
-WHOLE: Final = "localized"
+COUNT: Final = "localized"
 """Counts, bytes and steps: in full, thousands apart. Integers are written so unasked."""
 
 SMALL: Final = "%.2e"
@@ -100,12 +101,13 @@ def looks(
     }
 
 
-def bare(table: pd.DataFrame, looks: Mapping[str, Any], alt: str, height: int = HEIGHT, **more: Any) -> None:
+def bare(table: Any, looks: Mapping[str, Any], alt: str, height: int = HEIGHT, **more: Any) -> None:
     """Draw a table without downloads; `more` has its key and callbacks."""
+    frame = table if isinstance(table, Styler) else in_percent(table, looks)
     st.dataframe(
-        in_percent(table, looks),
+        frame,
         hide_index=True,
-        height="content" if len(table) * _ROW_PIXELS <= height else height,
+        height="content" if len(frame.index) * _ROW_PIXELS <= height else height,
         placeholder="–",
         alt=alt,
         column_config=dict(looks),
@@ -113,11 +115,49 @@ def bare(table: pd.DataFrame, looks: Mapping[str, Any], alt: str, height: int = 
     )
 
 
+def pickable(
+    table: Any,
+    looks: Mapping[str, Any],
+    alt: str,
+    key: str,
+    picked: Sequence[int],
+    on_pick: Callable[[list[int]], None],
+    *,
+    several: bool = False,
+    height: int = HEIGHT,
+) -> None:
+    """Draw a table whose rows can be picked: by a click before them, or with the arrow keys and Shift+Space.
+
+    Parameters
+    ----------
+    table, looks, alt, height
+        As `bare` takes them; a styled table has its fractions in percent.
+    key
+        Of the widget.
+    picked
+        Places of the rows that are picked.
+    on_pick
+        Takes the places that are picked now.
+    several
+        More than one row can be picked.
+    """
+    before = st.session_state.get(key)
+    if before is None or list(before["selection"]["rows"]) != list(picked):
+        st.session_state[key] = {"selection": {"rows": list(picked), "columns": [], "cells": []}}
+
+    def take() -> None:
+        rows = st.session_state[key]["selection"]["rows"]
+        on_pick([row for row in rows if 0 <= row < len(table.index)])
+
+    mode = "multi-row" if several else "single-row"
+    bare(table, looks, alt, height, key=key, on_select=take, selection_mode=mode)
+
+
 def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, is_wide: bool) -> Any:
     """Return how a column looks: a heading in sentence case, and numbers in one format."""
     label = name[:1].upper() + name[1:]
     if form is None and pd.api.types.is_integer_dtype(table[name].dtype):
-        form = WHOLE
+        form = COUNT
     if form == SMALL:
         form = small(table[name].dropna())
     if form is not None:

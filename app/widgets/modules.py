@@ -223,13 +223,13 @@ def labels(nodes: Sequence[Node]) -> list[str]:
     """
     signs = {None: "", True: _OPEN, False: _CLOSED}
     above: list[str] = []
-    said = []
+    lines = []
     for node in nodes:
         del above[node.depth :]
-        own = node.name.removeprefix(above[-1] + ".") if above else node.name
-        said.append(_INDENT * node.depth + signs[node.is_open] + own)
+        name = node.name.removeprefix(above[-1] + ".") if above else node.name
+        lines.append(_INDENT * node.depth + signs[node.is_open] + name)
         above.append(node.name)
-    return said
+    return lines
 
 
 def table(
@@ -266,16 +266,11 @@ def table(
         Pixels above which the table scrolls inside of itself.
     """
     wanted = [i for i, name in enumerate(names) if name in picked]
-    before = st.session_state.get(key)
-    if before is None or list(before["selection"]["rows"]) != wanted:
-        st.session_state[key] = {"selection": {"rows": wanted, "columns": [], "cells": []}}
 
-    def told() -> None:
-        rows = st.session_state[key]["selection"]["rows"]
-        on_pick([names[row] for row in rows if 0 <= row < len(names)])
+    def take(rows: list[int]) -> None:
+        on_pick([names[row] for row in rows])
 
-    mode = "multi-row" if several else "single-row"
-    listing.bare(frame, columns, alt, height, key=key, on_select=told, selection_mode=mode)
+    listing.pickable(frame, columns, alt, key, wanted, take, several=several, height=height)
 
 
 def say_picked(n: int, what: str) -> None:

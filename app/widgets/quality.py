@@ -10,7 +10,7 @@ from inshrink_app.widgets.layout import Fact
 
 from inshrink_core.chain import ChainReport, is_exact
 from inshrink_core.errors import InshrinkError
-from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds, Figures
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 from inshrink_core.verbs.shared.measured import Known
 
 NATS: Final = (
@@ -43,13 +43,7 @@ HELPS: Final = {
 """What stands behind the headings of tables."""
 
 
-def is_over(cost: float | None) -> bool:
-    """Return whether a restore costs more than archives promise by default."""
-    bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
-    return cost is not None and not bounds.judge(Figures(restore_cost=cost)).kept
-
-
-def known_facts(one: Known, n_steps: int | None = None) -> list[Fact]:
+def known_facts(known: Known, n_steps: int | None = None) -> list[Fact]:
     """Return restore cost and drop as they were measured, each by the worst of the steps.
 
     Parameters
@@ -59,35 +53,31 @@ def known_facts(one: Known, n_steps: int | None = None) -> list[Fact]:
     n_steps
         Steps of the archive, where that is said.
     """
-    found, dearest, worst = one.comparison, one.costliest, one.worst
+    found, dearest, worst = known.comparison, known.costliest, known.worst
     n = len(found.steps)
     on = fmt.all_steps(n) if n == n_steps else fmt.counted(n, "step")
-    about = f"Measured on {on}, {when(one.at)}, on {fmt.device(found.device)}."
-    if not one.is_current:
-        about = f"Measured before the last change, {when(one.at)}: measure it again."
-    old = "" if one.is_current else "before the last change"
+    about = f"Measured on {on}, {when(known.at)}, on {fmt.device(found.device)}."
+    if not known.is_current:
+        about = f"Measured before the last change, {when(known.at)}: measure it again."
+    old = "" if known.is_current else "before the last change"
     if dearest is None:
         cost: Fact = ("Restore cost", "–", "the evaluator returns no loss", TIP)
     else:
-        said = f"above {BOUND}, " if is_over(dearest.restore_cost) else ""
-        said += old or f"of the loss, measured on {on}"
-        cost = ("Restore cost", fmt.percent(dearest.restore_cost), said, f"{about} {TIP}")
+        basis = old or f"of the loss, measured on {on}"
+        cost = ("Restore cost", fmt.percent(dearest.restore_cost), basis, f"{about} {TIP}")
     if worst is None:
         return [cost]
-    share = one.granularity
-    grain = "" if share is None else f" One sample of {fmt.count(one.n_samples)} is {fmt.percent(share)}."
-    said = old or f"{found.metric}, step {fmt.count(worst.step)}"
+    share = known.granularity
+    grain = "" if share is None else f" One sample of {fmt.count(known.n_samples)} is {fmt.percent(share)}."
+    about_drop = old or f"{found.metric}, step {fmt.count(worst.step)}"
     tip_of_drop = f"Relative, of {fmt.markdown(found.metric)} at the worst step. {about}{grain}"
-    return [cost, ("Largest drop", fmt.percent(worst.drop), fmt.elided(said, 40), tip_of_drop)]
+    return [cost, ("Largest drop", fmt.percent(worst.drop), fmt.elided(about_drop, 40), tip_of_drop)]
 
 
 def size_facts(chain: ChainReport, device: str = "") -> list[Fact]:
     """Return size, ratios and bits of an archive; `device` is where it was written, where that is known."""
-    bits, where = (
-        chain.bits_per_weight,
-        f"written on {fmt.device(device)}" if device else "of one step, in mean",
-    )
-    is_partial = any(frame.damage for frame in chain.frames)
+    bits, is_partial = chain.bits_per_weight, any(frame.damage for frame in chain.frames)
+    where = f"written on {fmt.device(device)}" if device else "the mean of all steps"
     return [
         (
             "Size",
@@ -99,13 +89,9 @@ def size_facts(chain: ChainReport, device: str = "") -> list[Fact]:
             "Ratio with base" if chain.base else "Compression ratio",
             fmt.ratio(chain.ratio_total),
             "of the readable frames" if is_partial else f"weights {fmt.ratio(chain.ratio_weights)}",
-            f"{RATIO} Headers, tables and the manifest count wholly to the weights.",
+            f"{RATIO} Headers, tables and the manifest count as weights.",
         ),
-        (
-            "Bits per weight",
-            "–" if bits is None else fmt.value(bits),
-            where,
-        ),
+        ("Bits per weight", "–" if bits is None else fmt.value(bits), where),
     ]
 
 
@@ -127,5 +113,5 @@ def archive_facts(archive: ChainReport) -> list[Fact]:
         return known_facts(found, len(archive.steps))
     if archive.predicted is not None:
         cost = fmt.percent(archive.predicted.restore_cost)
-        return [("Restore cost", f"≤ {cost}", "predicted, not measured; compare it", TIP)]
-    return [("Restore cost", "–", "not measured; compare it", TIP)]
+        return [("Restore cost", f"≤ {cost}", "predicted; Compare measures it", TIP)]
+    return [("Restore cost", "–", "not measured yet", TIP)]

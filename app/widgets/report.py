@@ -52,7 +52,10 @@ def report(title: str, parts: Iterable[Part]) -> bytes:
     sections = "".join(_section(f"part-{place}", part) for place, part in enumerate(parts))
     script = _SCRIPT % json.dumps({scheme: _template(_colours(scheme)) for scheme in _SCHEMES})
     body = f"<script>{get_plotlyjs()}</script><h1>{heading}</h1>{sections}<script>{script}</script>"
-    variables = (";".join(f"--{name}:{colour}" for name, colour in _colours(one).items()) for one in _SCHEMES)
+    variables = [
+        ";".join(f"--{name}:{value}" for name, value in colours.items())
+        for colours in map(_colours, _SCHEMES)
+    ]
     policy = f"default-src 'none'; script-src {script_digests(body)}; style-src 'unsafe-inline'; "
     policy += "base-uri 'none'; form-action 'none'"
     head = (
@@ -72,8 +75,8 @@ def _section(key: str, part: Part) -> str:
         drawn = _table(content.head(MOST_ROWS), key)
         if len(content) > MOST_ROWS:
             notes = (*notes, f"The first {fmt.count(MOST_ROWS)} of {fmt.count(len(content))} rows.")
-    said = "".join(f"<p>{_text(note)}</p>" for note in notes)
-    return f"<section><h2>{_text(part.heading)}</h2>{drawn}{said}</section>"
+    paragraphs = "".join(f"<p>{_text(note)}</p>" for note in notes)
+    return f"<section><h2>{_text(part.heading)}</h2>{drawn}{paragraphs}</section>"
 
 
 def _table(table: pd.DataFrame, key: str) -> str:

@@ -39,34 +39,29 @@ def require(
         st.title(page, anchor=False)
         problem.show(error.problem)
         if rescue is None or not rescue(path):
-            _ways_out(is_archive=path.endswith(".inshrink") and rescue is None)
+            with st.container(horizontal=True):
+                _lead_away("Open another run")
+                is_archive = path.endswith(".inshrink") and rescue is None
+                if is_archive and st.button("See what is left", icon=":material/inventory_2:"):
+                    state.go_to("archives")
         return None
     if state.takes_given():
         services.remember(subject)
     st.set_page_config(page_title=f"{fmt.printable(subject.name)} · {page}")
     header.show(subject, watched=watched)
-    if said := state.log_choice(path):
-        chosen = answer(lambda: services.with_log(subject, said))
-        subject = chosen or subject
+    if text := state.log_choice(path):
+        subject = answer(lambda: services.with_log(subject, text)) or subject
     if not subject.steps:
         _no_steps(subject)
         return None
     return subject
 
 
-def open_another() -> None:
-    """Offer to leave this run for another one."""
-    if st.button("Open another run", type="primary", icon=":material/folder_open:"):
+def _lead_away(label: str) -> None:
+    """Offer to leave for the place where runs are opened."""
+    if st.button(label, type="primary", icon=":material/folder_open:"):
         state.set_run(None)
         state.go_to("open")
-
-
-def _ways_out(*, is_archive: bool) -> None:
-    """Lead away from what cannot be opened: to another run, and to what is left of an archive."""
-    with st.container(horizontal=True):
-        open_another()
-        if is_archive and st.button("See what is left", icon=":material/inventory_2:"):
-            state.go_to("archives")
 
 
 def _no_run(page: str) -> None:
@@ -77,13 +72,7 @@ def _no_run(page: str) -> None:
             "Open a training run or an archive first. The bundled sample takes one click. Nothing is "
             "uploaded: the explorer reads files on this computer."
         )
-        choose_run()
-
-
-def choose_run() -> None:
-    """Lead to where a run is opened."""
-    if st.button("Choose a run", type="primary", icon=":material/folder_open:"):
-        state.go_to("open")
+        _lead_away("Choose a run")
 
 
 def _no_steps(subject: Subject) -> None:
@@ -91,4 +80,4 @@ def _no_steps(subject: Subject) -> None:
     with section("This archive is empty"):
         st.write("It is intact and holds no steps yet. Add a run to it:")
         st.code(f"inshrink compress RUN -o {shlex.quote(str(subject.path))}", language=None)
-        open_another()
+        _lead_away("Open another run")

@@ -12,7 +12,6 @@ import streamlit as st
 from inshrink_app.pages.run import board
 from inshrink_app.server import roots
 from inshrink_app.services import jobs as job_services
-from inshrink_app.widgets import layout
 from streamlit.testing.v1 import AppTest
 
 import inshrink_core
@@ -44,8 +43,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(roots._Current, "value", None)
     # What Run tries and estimates by itself are processes; `asked_for` lets it.
     monkeypatch.setattr(board, "may_begin", lambda: False)
-    # No browser tells that it has drawn what stands above.
-    monkeypatch.setattr(layout, "_is_due", lambda key, about, height: True)
     st.cache_resource.clear()
     st.cache_data.clear()
     roots.configure([folder])

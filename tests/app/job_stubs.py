@@ -86,7 +86,7 @@ def scripted(script: str) -> StartJob:
 
     def start(job: Job) -> subprocess.Popen[str]:
         words = [json.dumps(request.words()) for request in job.requests]
-        arguments = ["-c", _CHILD, script, str(job.folder.path), *words]
+        arguments = ["-c", _CHILD, script, str(job.folder), *words]
         return start_python(arguments, errors=subprocess.PIPE, environment=environment)
 
     return start

@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 from inshrink_app import services
 from inshrink_app.model.problem import Problem
-from inshrink_app.pages.archives.chain_figure import MAX_COLUMNS, chain_figure
-from inshrink_app.widgets.figures import TOOLBAR
+from inshrink_app.pages.archives.figures import frames_figure
 
 import inshrink_core
 from inshrink_core.verbs.export import export
 from inshrink_core.verbs.prune import Prune
-from tests.app.builders import archives, button, chain, charts, explorer, texts, write_run
+from tests.app.builders import archives, button, charts, explorer, texts, write_run
 from tests.app.builders import chain_frame as frame
 from tests.app.job_stubs import STEPS, work
 
@@ -131,9 +130,9 @@ def test_a_verification_that_is_not_finished_is_told(archived, jobs, state):
 def test_pruning_is_planned_first_and_done_only_with_a_word(archived, jobs):
     jobs.answers["prune"] = PLAN
     app = archives("prune", archived)
-    assert button(app, "Show what would go").disabled
+    assert button(app, "Show what would be removed").disabled
     app.number_input(key="prune.last").set_value(2).run()
-    button(app, "Show what would go").click().run()
+    button(app, "Show what would be removed").click().run()
     assert jobs.last == ["prune", str(archived.with_name("run.inshrink")), "--keep-last", "2"]
     assert {metric.label: metric.value for metric in app.metric}["Removed"] == "1"
     assert list(app.dataframe[1].value["result"]) == ["removed", "stays, becomes a keyframe"]
@@ -149,33 +148,16 @@ def test_a_packed_archive_is_shown_and_not_pruned(archived, jobs):
     export(archived.with_name("run.inshrink"), pack=packed)
     app = archives("prune", packed)
     assert "cannot be changed" in texts(app)
-    assert not any(b.label == "Show what would go" for b in app.button)
+    assert not any(b.label == "Show what would be removed" for b in app.button)
 
 
-def test_a_huge_archive_is_drawn_with_its_newest_steps_and_listed_whole(archived, jobs, monkeypatch):
-    frames = tuple(frame(10 * i, kind="keyframe" if i % 32 == 0 else "delta") for i in range(1000))
-    monkeypatch.setattr(services, "chain_of", lambda _: chain(archived, frames))
-    app = archives("frames", archived)
-    assert f"The newest {MAX_COLUMNS} of 1,000 steps" in texts(app)
-    assert len(app.dataframe[1].value) == 1000
-
-
-def test_branches_have_lanes_restores_an_arrow_and_left_lines_hollow_marks():
-    frames = (
-        frame(10, kind="keyframe", parent_id=""),
-        frame(20),
-        frame(30, on_line=False, damage="the index is damaged"),
-        frame(40, on_line=False),
-        frame(30, branch=1, frame_id="1030", parent_id="0020", restored_step=20),
-        frame(40, branch=1, frame_id="1040", parent_id="1030", restored_step=20),
-    )
-    figure = chain_figure(frames)
-    assert list(figure.layout.yaxis.ticktext) == ["Main branch", "Branch 1"]
-    assert figure.layout.margin.t >= TOOLBAR + 24  # buttons and legend, on touch screens too
-    (arrow,) = figure.layout.annotations
-    assert (arrow.x, arrow.y, arrow.ax, arrow.ay) == (2, 1, 1, 0)
-    deltas = next(trace for trace in figure.data if trace.name == "Delta frame")
-    assert list(deltas.marker.symbol) == ["circle", "x", "circle-open", "circle", "circle"]
+def test_frames_are_bars_by_kind():
+    frames = (frame(10, kind="keyframe", nbytes=3000), frame(20), frame(30, branch=1))
+    figure = frames_figure(frames)
+    assert [(bar.name, list(bar.x), list(bar.y)) for bar in figure.data] == [
+        ("Keyframe", [10], [3000]),
+        ("Delta frame", [20, 30], [1000, 1000]),
+    ]
 
 
 def test_pruning_and_verifying_do_what_the_page_says(archived, tmp_path):
@@ -201,5 +183,5 @@ def test_a_plan_by_which_nothing_goes_says_so(archived, jobs):
     jobs.answers["prune"] = PLAN | {"removed": []}
     app = archives("prune", archived)
     app.number_input(key="prune.last").set_value(4).run()
-    button(app, "Show what would go").click().run()
+    button(app, "Show what would be removed").click().run()
     assert "These rules keep every step" in texts(app)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.files import jobs_folder
+from inshrink_app.jobs.job import jobs_folder
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model import config as search_config
 from inshrink_app.model.problem import ServiceError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from typing import Any
 
 from tests.app.browser import FAINT, IDLE, browser_marks, new_page, wait_for
@@ -49,20 +48,6 @@ def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
     page.goto(f"{address}/open")
     page.get_by_role("heading", name="Open a run").wait_for()
     assert page.get_by_text("Page not found").count() == 0
-
-
-def test_a_page_that_rebinds_its_name_to_this_computer_gets_no_session(address):
-    host, _, port = address.removeprefix("http://").partition(":")
-    answers = {}
-    for name in (host, "evil.example"):
-        with socket.create_connection((host, int(port)), timeout=30) as connection:
-            connection.sendall(
-                f"GET /_stcore/stream HTTP/1.1\r\nHost: {name}\r\nOrigin: http://{name}\r\n"
-                "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-                "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
-            )
-            answers[name] = connection.recv(64).split(b" ")[1]
-    assert answers == {host: b"101", "evil.example": b"403"}
 
 
 BELOW = """() => {

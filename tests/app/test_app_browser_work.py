@@ -6,9 +6,7 @@ import contextlib
 import hashlib
 import http.client
 import json
-import os
 import shutil
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +14,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from inshrink_app.jobs.files import RESULT, JobFolder, JobRecord
+from inshrink_app.jobs.job import RESULT, Job
 
 import inshrink_core
-from inshrink_core.archive import ArchiveReader
 from tests.app.browser import Server, browser_marks, new_page, wait_for
 from tests.app.job_stubs import work_of
-from tests.processes import descendants, is_at_work, until
 
 pytestmark = browser_marks
 
@@ -55,13 +51,14 @@ def server(tmp_path, archived_template) -> Iterator[Server]:
 
 def leave_export(server: Server, target: Path) -> str:
     """Leave a finished export of an earlier explorer, as its files tell it; return the job's id."""
-    folder = JobFolder(server.folder.parent / "state" / "inshrink" / "jobs" / "00000000deadbeef")
+    folder = server.folder.parent / "state" / "inshrink" / "jobs" / "00000000deadbeef"
     run = str(server.folder / "run")
     work = work_of(["compress", run, "-o", str(target)], shown=run)
-    folder.make(work)
-    folder.write(JobRecord(work, "finished", started_at=1e9, ended_at=1e9, job_id=folder.path.name))
-    (folder.path / RESULT).write_text(json.dumps([{"relative_error": 0.0}]))
-    return folder.path.name
+    job = Job(work, "finished", started_at=1e9, ended_at=1e9, job_id=folder.name, folder=folder)
+    job.make_folder()
+    job.store()
+    (folder / RESULT).write_text(json.dumps([{"relative_error": 0.0}]))
+    return folder.name
 
 
 def fetch(
@@ -153,59 +150,6 @@ def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server, page
     other.goto(f"{server.address}/jobs")
     other.get_by_text("Write run to out.inshrink").filter(visible=True).first.wait_for()
     told(other, "Finished")
-
-
-def test_a_pattern_lists_all_that_it_matches_and_leaves_it_out_when_told_to(server, page):
-    server.start()
-    page.goto(server.link("archives", panel="pack"))
-    box = page.get_by_label("Leave out", exact=True)
-    box.fill("IAS")
-    box.press("Enter")
-    page.get_by_text("1 tensor of 2 would be left out").wait_for()
-    page.get_by_text("Written: 2 of 2 tensors").wait_for()
-    page.get_by_role("button", name="Leave 1 tensor out").click()
-    page.get_by_text("Written: 1 of 2 tensors").wait_for()
-
-
-def test_an_export_by_several_processes_is_cancelled_and_nothing_of_it_is_left_but_whole_steps(server, page):
-    target = server.folder / "out.inshrink"
-    server.start()
-    page.goto(server.link("archives", panel="write", codec="lattice"))
-    page.get_by_role("combobox", name="Engine").click()
-    page.get_by_role("option", name="Several processes").click()
-    page.get_by_role("spinbutton", name="Workers").wait_for()
-    box = page.get_by_label("Write to")
-    box.fill(str(target))
-    box.press("Enter")
-    page.get_by_role("button", name="Write archive", exact=True).click()
-    with contextlib.ExitStack() as stack:
-        # One of the two goes no further, so that the work is not over when it is cancelled.
-        at_work = until(lambda: workers_of(server) or None)
-        stopped = min(at_work)
-        os.kill(stopped, signal.SIGSTOP)
-        stack.callback(resume, stopped)
-        at_work = until(lambda: found if len(found := workers_of(server)) == 2 else None)
-        page.get_by_role("button", name="Cancel").first.click()
-        page.get_by_text("Cancelled. Finished work stays.").wait_for()
-        until(lambda: not [pid for pid, line in at_work.items() if is_at_work(pid, line)])
-    assert not workers_of(server)
-    if target.exists():
-        assert not ArchiveReader.open(target).frames
-    page.get_by_role("button", name="Resume").click()
-    page.get_by_text("Relative error").wait_for()
-    assert inshrink_core.verify(target, deep=True, against=server.folder / "run").ok
-    assert not workers_of(server)
-
-
-def workers_of(server: Server) -> dict[int, str]:
-    """Return the workers of engines that jobs of the explorer have."""
-    below = descendants(server.process.pid)
-    return {pid: line for pid, line in below.items() if "inshrink_core.execution.worker" in line}
-
-
-def resume(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_job_survives_reload_is_interrupted_by_a_restart_and_goes_on(server, page):

@@ -41,14 +41,14 @@ def compared_step(step: int, original: float, restored: float, *more: float | No
 
 def test_figures_write_names_as_text_and_leave_gaps_where_nothing_is_known():
     found = [comparison()]
-    drop = comparison_figures.share_figure(found, "drop", COLOURS, 0.01)
+    drop = comparison_figures.cost_figure(found, "drop", COLOURS, Bound("drop", 0.01))
     assert [trace.name for trace in drop.data] == ["Previous checkpoint", "&lt;b&gt;a&lt;b&gt;"]
     assert drop.layout.shapes[0].y0 == 1.0
     assert drop.data[1].line.color == "#112233"
     assert drop.layout.showlegend
     assert drop.layout.margin.t >= TOOLBAR + 24  # buttons and legend, on touch screens too
-    divergence = comparison_figures.divergence_figure(found, COLOURS).data[-1].y
-    assert [value == value for value in divergence] == [False, True]
+    divergence = comparison_figures.cost_figure(found, "divergence", COLOURS).data[-1].y
+    assert list(divergence) == [0.0, 1e-3]
 
 
 @pytest.mark.parametrize("wild", [math.nan, math.inf, -math.inf, 1e30, -1e30, 0.0])
@@ -60,9 +60,9 @@ def test_any_figure_of_a_comparison_and_a_rehearsal_can_be_drawn(wild):
         curve["restored"] = [wild, *curve["restored"][1:]]
     for figure in (
         comparison_figures.metric_figure(found, COLOURS),
-        comparison_figures.share_figure(found, "drop", COLOURS, 0.01),
+        comparison_figures.cost_figure(found, "drop", COLOURS, Bound("drop", 0.01)),
         comparison_figures.size_figure(found, {"<b>a<b>": 1000}, COLOURS, "drop", Bound("drop", 0.003)),
-        comparison_figures.divergence_figure(found, COLOURS),
+        comparison_figures.cost_figure(found, "divergence", COLOURS),
         comparison_figures.rehearsal_figure(document),
     ):
         figure.to_json()

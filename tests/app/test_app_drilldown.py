@@ -103,7 +103,7 @@ def test_what_was_measured_is_kept_beside_the_document(root, jobs):
     assert [row.name for row in found["block"].rows] == ["fc1", "fc2"]
 
     # A second reading takes what was kept beside the document; damaged, it counts for nothing.
-    kept = job.folder.path / "tables.npz"
+    kept = job.folder / "tables.npz"
     for spoil in (None, b"", b"PK", kept.read_bytes()[:-40]):
         if spoil is not None:
             kept.write_bytes(spoil)

@@ -1,4 +1,4 @@
-"""Files dropped onto the page Open: kept once, under safe names, and only where they can be opened."""
+"""Files dropped onto the page Open: stored under safe names, and only where they can be opened."""
 
 from __future__ import annotations
 
@@ -60,15 +60,10 @@ def test_a_dropped_archive_opens_as_one(archived, tmp_path):
     assert len(kept()) == 1
 
 
-def test_the_same_content_is_kept_once_and_other_content_of_the_same_name_beside_it(
-    checkpoints,
-):
+def test_files_of_the_same_name_are_stored_beside_each_other(checkpoints):
     (name, content), (_, other) = checkpoints[:2]
-    first = drop((name, content))
-    assert drop((name, content)).path == first.path
-    assert drop((name, other)).path != first.path
-    assert [one.n_files for one in services.dropped()] == [1, 1]
-    assert first.path.read_bytes() == content
+    first, second = drop((name, content)), drop((name, other))
+    assert (first.path.read_bytes(), second.path.read_bytes()) == (content, other)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +123,7 @@ def test_too_much_is_answered_before_it_is_written(checkpoints, monkeypatch):
     monkeypatch.setattr(st, "get_option", lambda name: 0)
     assert "too much to drop" in refused(checkpoints[0])
     monkeypatch.undo()
-    monkeypatch.setattr(dropping, "_MOST_KEPT_BYTES", 10)
+    monkeypatch.setattr(dropping, "_MOST_STORED_BYTES", 10)
     assert "remove some" in refused(checkpoints[0])
     assert not kept()
 

@@ -39,7 +39,7 @@ def test_a_changed_file_or_a_refresh_reads_the_headers_again(known):
     services.refresh(known.path)
     stamp = headers.files_stamp(known.path)
     assert stamp is not None
-    assert headers.kept_headers(known.path, stamp) is None
+    assert headers.stored_headers(known.path, stamp) is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"0" * 64 + b"\n{}", b"\xff"])
@@ -50,9 +50,9 @@ def test_a_damaged_file_is_as_good_as_none(known, damage):
 
 
 def test_only_the_newest_are_kept(known, monkeypatch):
-    monkeypatch.setattr(headers, "_MOST_KEPT", 2)
+    monkeypatch.setattr(headers, "_MOST_STORED", 2)
     for name in "abc":
-        headers.keep_headers(dataclasses.replace(known, path=known.path / name), "token", "stamp")
+        headers.store_headers(dataclasses.replace(known, path=known.path / name), "token", "stamp")
     assert len(list(headers.file_of_run("headers", known.path).parent.iterdir())) == 2
 
 

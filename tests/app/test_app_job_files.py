@@ -9,7 +9,6 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from inshrink_app.jobs.files import JobFolder, JobRecord
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.jobs.work import Work
@@ -51,12 +50,12 @@ def asked(text: object = "hello", of: tuple[str, ...] = ()) -> Work:
     return work_of(["verify", json.dumps(text)], of=of)
 
 
-def leave(folder: Path, state: str = "running") -> JobFolder:
+def leave(folder: Path, work: Work | None = None, job_id: str = JOB_ID) -> Job:
     """Leave what an explorer leaves that was killed."""
-    kept = JobFolder(folder / JOB_ID)
-    kept.make(asked())
-    kept.write(JobRecord(asked(), state, 3, 9, "step 3", 1e9, job_id=JOB_ID))  # type: ignore[arg-type]
-    return kept
+    job = Job(work or asked(), "running", 3, 9, "step 3", 1e9, job_id=job_id, folder=folder / job_id)
+    job.make_folder()
+    job.store()
+    return job
 
 
 def test_a_job_whose_explorer_was_killed_is_interrupted_and_goes_on_under_its_id(tmp_path):
@@ -78,11 +77,9 @@ def test_a_restart_under_every_kind_of_job_interrupts_each_and_loses_none(tmp_pa
     assert len(examples) > 25
     then = request_asked(["verify", json.dumps("then")])
     for number, words in enumerate(examples):
-        folder = JobFolder(tmp_path / f"{number:016x}")
         requests = [request_asked(words), then][: 1 + number % 2]
         work = work_of(*requests, topic="jobs.all", shown="/runs/a", of=(str(number),))
-        folder.make(work)
-        folder.write(JobRecord(work, "running", 3, 9, "", 1e9, job_id=folder.path.name))
+        leave(tmp_path, work, f"{number:016x}")
     jobs = registry(tmp_path, NAMING)
     assert [job.state for job in jobs.jobs()] == ["interrupted"] * len(examples)
     for job in jobs.jobs():
@@ -93,15 +90,15 @@ def test_a_restart_under_every_kind_of_job_interrupts_each_and_loses_none(tmp_pa
 
 
 def test_a_job_that_no_folder_can_be_made_for_says_so_and_can_be_tried_again(tmp_path, monkeypatch):
-    jobs, make = registry(tmp_path / "full"), JobFolder.make
+    jobs, make = registry(tmp_path / "full"), Job.make_folder
     full = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(JobFolder, "make", Mock(side_effect=full))
+    monkeypatch.setattr(Job, "make_folder", Mock(side_effect=full))
     job = jobs.start(asked())
     assert job.state == "failed"
     assert "No space left on device" in job.problem.what
     assert "free some space" in job.problem.remedy
     assert jobs.jobs() == (job,)
-    monkeypatch.setattr(JobFolder, "make", make)
+    monkeypatch.setattr(Job, "make_folder", make)
     jobs.resume(job.job_id)
     assert (wait(job).state, job.result) == ("finished", "hello")
 
@@ -131,9 +128,8 @@ def test_a_job_of_another_explorer_is_seen_at_work_and_left_alone(tmp_path):
     jobs.stop(job)
     jobs.resume(JOB_ID)
     assert job.is_running
-    record = kept.read()
-    record.done = 8
-    kept.write(record)
+    kept.done = 8
+    kept.store()
     assert jobs.find(JOB_ID) is job
     assert job.done == 8
     kept.release_lock()
@@ -150,18 +146,13 @@ def test_a_job_of_another_explorer_is_seen_at_work_and_left_alone(tmp_path):
         json.dumps({"job_id": JOB_ID, "state": "eternal"}).encode(),
         json.dumps({"job_id": JOB_ID, "state": "running", "work": ["task"]}).encode(),
         json.dumps({"job_id": JOB_ID, "state": "running", "work": {"page": "x"}, "started_at": -1}).encode(),
+        json.dumps({"job_id": JOB_ID, "work": {"page": "x", "documents": [{"verb": "verify"}]}}).encode(),
         b"[" * 100_000,
     ],
 )
 def test_a_damaged_record_is_no_job(tmp_path, content):
     kept = leave(tmp_path)
-    (kept.path / "job.json").write_bytes(content)
-    assert registry(tmp_path).jobs() == ()
-
-
-def test_a_job_without_readable_requests_is_no_job(tmp_path):
-    kept = leave(tmp_path)
-    (kept.path / "request-000.json").write_text('["verify"]')
+    (kept.folder / "job.json").write_bytes(content)
     assert registry(tmp_path).jobs() == ()
 
 
@@ -209,7 +200,7 @@ def test_asking_again_makes_a_new_job_and_keeps_the_old(tmp_path):
 def test_the_log_is_bounded_and_on_single_lines(tmp_path):
     kept = leave(tmp_path)
     kept.log("a\nforged line")
-    assert len(kept.read_log(10).splitlines()) == 1
+    assert len(kept.log_text().splitlines()) == 1
     for _ in range(30):
         kept.log("x" * 20_000)
-    assert (kept.path / "log.txt").stat().st_size < 300_000
+    assert (kept.folder / "log.txt").stat().st_size < 300_000

@@ -176,7 +176,7 @@ def test_a_queued_job_is_interrupted_by_the_end_of_its_explorer(tmp_path):
     assert (seen.state, seen.is_elsewhere, other.place(seen)) == ("queued", True, None)
     # Nothing goes on in an explorer that has ended, and its locks go with its process.
     jobs._waiting.clear()
-    second.folder.release_lock()
+    second.release_lock()
     assert other.find(second.job_id) is seen
     assert seen.state == "interrupted"
     assert other.resume(second.job_id) is seen

@@ -21,7 +21,7 @@ import inshrink_core
 from tests.app.builders import archives, chain, chain_frame, subject
 
 HOSTILE = "<script>alert(1)</script>\u202e&'\""
-HEADINGS = ["Figures", "Chain", "Training", "Size by role", "Weights by layer type", "Frames"]
+HEADINGS = ["Summary", "Bytes by step", "Training", "Size by role", "Weights by layer type", "Frames"]
 HEADINGS += ["Tensors of step 30"]
 
 

@@ -93,7 +93,7 @@ def test_the_table_of_runs_and_the_report_say_the_same(measured):
             assert row["restore cost"] == pytest.approx(100 * max(COSTS.values()))
             assert row["largest drop"] == pytest.approx(100 * max(DROPS.values()))
     run = services.load_subject(str(measured))
-    (told,) = [part.content for part in report_parts(chain, run) if part.heading == "Figures"]
+    (told,) = [part.content for part in report_parts(chain, run) if part.heading == "Summary"]
     values = told.set_index("figure")["value"]
     assert values["Restore cost"] == fmt.percent(max(COSTS.values()))
     assert values["Largest drop"] == fmt.percent(max(DROPS.values()))

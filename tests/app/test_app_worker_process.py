@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inshrink_app.jobs.files import JobFolder
 from inshrink_app.jobs.job import Job
 from inshrink_app.services import jobs as job_services
 
@@ -33,8 +32,8 @@ def evaluate(state):
 def start(folder: Path, words: list[str], trusted: str = "") -> subprocess.Popen[str]:
     """Start a job as the explorer does."""
     work = work_of(words, trusted=trusted)
-    job = Job(work, job_id="job", folder=JobFolder(folder / "job"))
-    job.folder.make(work)
+    job = Job(work, job_id="job", folder=folder / "job")
+    job.make_folder()
     return job_services.start_process(job)
 
 

@@ -26,13 +26,15 @@ from inshrink_core.verbs.shared.measured import Known
 _WHICH = {"some": "A few steps", "all": "All steps", "chosen": "These steps"}
 _STEPS, _METRICS = "compare.steps", "compare.metrics"
 _MOST_METRICS = 4
-_OF_PREVIOUS = {
-    "restore_cost": "restore cost",
-    **{
-        f"stale_{name}": f"{name.replace('_', ' ')} of the previous checkpoint"
-        for name in ("drop", "divergence", "restore_cost")
-    },
+_HEADINGS = {"restore_cost": "restore cost"} | {
+    f"stale_{name}": f"{name.replace('_', ' ')} of the previous checkpoint"
+    for name in ("drop", "divergence", "restore_cost")
 }
+
+
+def archives_of(job: Job) -> set[str]:
+    """Return the paths of the archives that a job compares."""
+    return {path for request in job.requests for path in subjects_of(request)}
 
 
 def show(
@@ -41,82 +43,57 @@ def show(
     """Draw the button that measures, its progress, and what is known."""
     bound = services.chosen(original).bound
     job = services.newest_job("archives", "compare", original.path)
-    if job is not None and not {str(one.path) for one in archives} & set(_about(job)):
+    if job is not None and not {str(chain.path) for chain in archives} & archives_of(job):
         job = None
-    request = _ask(original, archives, measured, job)
-    known = [one for chain in archives for one in measured.get(chain.path, {}).values()]
+    requests = _ask(original, archives, measured, is_running=job is not None and job.is_running)
+    known = [found for chain in archives for found in measured.get(chain.path, {}).values()]
     if job is not None and job.is_running:
         _live(job, bound, colours)
     else:
         if job is not None and job.state != "finished":
             job_card.stopped(job, primary=False)
         if known:
-            _found(known, {str(one.path): one.nbytes for one in archives}, bound, colours)
+            _found(known, {str(chain.path): chain.nbytes for chain in archives}, bound, colours)
         else:
             st.caption("Nothing was measured yet. Comparing restores each step and evaluates it.")
-    ending.requests([request])
-
-
-def _about(job: Job) -> list[str]:
-    """Return the archives that a comparison is about."""
-    return [path for request in job.requests for path in subjects_of(request)]
-
-
-def follow_link(original: Subject, job_id: str) -> list[str]:
-    """Choose the steps of a job that a link names, once; return its archives."""
-    job = services.linked_job(job_id, "archives", original.path)
-    if job is None or job.work.topic != "compare" or st.session_state.get("compare.followed") == job.job_id:
-        return []
-    st.session_state["compare.followed"] = job.job_id
-    st.session_state["compare.which"] = "chosen"
-    asked = {step for request in job.requests for step in getattr(request, "steps", None) or ()}
-    st.session_state[_STEPS] = [step for step in original.steps if step in asked]
-    return _about(job)
+    ending.requests(requests)
 
 
 def _ask(
-    original: Subject, archives: Sequence[ChainReport], measured: Measured, job: Job | None
-) -> CompareArchives:
-    """Draw what is compared, and the button; return the request."""
+    original: Subject, archives: Sequence[ChainReport], measured: Measured, *, is_running: bool
+) -> list[CompareArchives]:
+    """Draw what is compared, and the button; return the requests."""
     judge, trusted = services.named_judge(original)
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         button = st.container(width="content")
         steps = _steps(original, archives)
         metrics = _metrics(original, measured, judge)
-        device = choices.device("compare") if not services.missing_cuda() else choices.AUTO
-    problem.show_unreadable(
-        original.unreadable, "They are not compared: keep these files, or fetch whole ones."
-    )
-    again = all(_is_known(one, measured.get(one.path, {}), steps, metrics) for one in archives)
-    n = fmt.counted(len(steps), "step")
-    tip = f"Restores and evaluates {n} of {fmt.counted(len(archives), 'archive')}."
-    if judge is None:
-        tip = "Choose an evaluator in the header first."
-    elif not trusted:
-        tip = "Trust the evaluator in the header first."
-    with button:
-        if (
-            st.button(
-                "Measure again" if again else "Compare",
-                type="secondary" if again else "primary",
-                icon=":material/compare_arrows:",
-                disabled=not trusted or not steps or (job is not None and job.is_running),
-                help=tip,
-            )
-            and judge is not None
-        ):
-            more = {"again": True} if again else {}
-            services.start_compare(original, archives, steps, judge, metrics, device=device, **more)
-            st.rerun()
+        device = choices.device("compare")
+    problem.show_unreadable(original.unreadable, "They are not compared.")
+    again = all(_is_known(chain, measured.get(chain.path, {}), steps, metrics) for chain in archives)
+    tip = f"Restores and evaluates {fmt.counted(len(steps), 'step')} of each archive."
     if not trusted:
+        tip = f"{'Choose an' if judge is None else 'Trust the'} evaluator in the header first."
         st.caption(tip)
-    return services.comparison(original, [one.path for one in archives], steps, judge, device=device)
+    requests = services.comparisons(original, archives, steps, judge, metrics, device=device, again=again)
+    label, look = ("Measure again", "secondary") if again else ("Compare", "primary")
+    pressed = button.button(
+        label,
+        type=look,  # type: ignore[arg-type]
+        icon=":material/compare_arrows:",
+        disabled=not trusted or not steps or is_running,
+        help=tip,
+    )
+    if pressed and judge is not None:
+        services.start_compare(original, archives, requests, judge)
+        st.rerun()
+    return requests
 
 
 def _metrics(original: Subject, measured: Measured, judge: EvaluatorCode | None) -> list[str]:
     """Draw by which metrics is compared; none is the evaluator's default. A name may be typed."""
     known = [judge.metric if judge is not None else "", *services.metrics_told(original)]
-    known += [name for one in measured.values() for name in one]
+    known += [name for by_metric in measured.values() for name in by_metric]
     picked: list[str] = pick_several(
         "Metrics",
         list(dict.fromkeys(filter(None, [*known, *st.session_state.get(_METRICS, ())]))),
@@ -137,19 +114,19 @@ def _is_known(
     wanted = set(steps) & set(chain.steps)
     found = [known.get(name) for name in metrics or known]
     return bool(found) and all(
-        one is not None and one.is_current and wanted <= {row.step for row in one.comparison.steps}
-        for one in found
+        row is not None and row.is_current and wanted <= {step.step for step in row.comparison.steps}
+        for row in found
     )
 
 
 def _steps(original: Subject, archives: Sequence[ChainReport]) -> tuple[int, ...]:
     """Draw which steps are compared, and return them."""
-    common = [step for step in original.steps if any(step in one.steps for one in archives)]
+    common = [step for step in original.steps if any(step in chain.steps for chain in archives)]
     spread = services.spread_of(common)
     which = one_of_few("compare", "Steps", "which", _WHICH, "some" if len(spread) < len(common) else "all")
     if which == "chosen":
-        kept = st.session_state.get(_STEPS, common[-1:])
-        st.session_state[_STEPS] = [step for step in kept if step in common]
+        picked = st.session_state.get(_STEPS, common[-1:])
+        st.session_state[_STEPS] = [step for step in picked if step in common]
         return tuple(sorted(pick_several("Which steps", common, key=_STEPS, width=260)))
     return spread if which == "some" else tuple(common)
 
@@ -169,11 +146,9 @@ def _found(
     known: Sequence[Known], sizes: Mapping[str, int], bound: Bound, colours: Mapping[str, str]
 ) -> None:
     """Draw what is known: charts over steps, size against cost, and a line for every step."""
-    if old := sorted({one.name for one in known if not one.is_current}):
-        st.warning(
-            fmt.markdown(f"{', '.join(old)}: measured before its last change. Measure it again."),
-            icon=":material/history:",
-        )
+    if old := sorted({found.name for found in known if not found.is_current}):
+        text = f"{', '.join(old)}: measured before its last change. Measure it again."
+        st.warning(fmt.markdown(text), icon=":material/history:")
     _charts(known, sizes, bound, colours)
     st.caption(_basis(known))
     with st.expander("Every step", icon=":material/table_rows:"):
@@ -181,20 +156,20 @@ def _found(
 
 
 def _basis(known: Sequence[Known]) -> str:
-    """Return when and where it was measured, and at which steps that proves little."""
-    one = max(known, key=lambda one: one.at)
-    n = "" if one.n_samples is None else f" on {fmt.counted(one.n_samples, 'sample')}"
-    parts = [f"Measured {when(one.at)}{n}, on {one.comparison.device.upper() or 'CPU'}."]
-    if one.worst is not None and one.granularity is not None:
-        parts.append(f"One sample is {fmt.percent(one.granularity)} of {one.comparison.metric}.")
-    pairs = [
-        (row.restore_cost, row.stale_restore_cost)
-        for one in known
-        for row in one.comparison.steps
-        if row.restore_cost is not None and row.stale_restore_cost is not None
-    ]
+    """Return when and where it was measured, and at how many steps that proves little."""
+    newest = max(known, key=lambda found: found.at)
+    samples = "" if newest.n_samples is None else f" on {fmt.counted(newest.n_samples, 'sample')}"
+    parts = [f"Measured {when(newest.at)}{samples}, on {newest.comparison.device.upper() or 'CPU'}."]
+    if newest.worst is not None and newest.granularity is not None:
+        parts.append(f"One sample is {fmt.percent(newest.granularity)} of {newest.comparison.metric}.")
     parts.append("Grey, dashed: the previous checkpoint in place of each step, which stores nothing.")
-    if as_good := sum(stale <= cost for cost, stale in pairs):
+    as_good = sum(
+        row.stale_restore_cost <= row.restore_cost
+        for found in known
+        for row in found.comparison.steps
+        if row.restore_cost is not None and row.stale_restore_cost is not None
+    )
+    if as_good:
         parts.append(f"At {fmt.counted(as_good, 'step')} it costs no more; those steps prove little.")
     return fmt.markdown(" ".join(parts))
 
@@ -203,27 +178,27 @@ def _charts(
     known: Sequence[Known], sizes: Mapping[str, int], bound: Bound, colours: Mapping[str, str]
 ) -> None:
     """Draw the bounded figure, size against it, each metric, and the divergence: two in a row."""
-    first = {one.archive: one for one in reversed(known)}  # Cost and divergence are equal for all metrics.
-    each = [first[path] for path in dict.fromkeys(one.archive for one in known)]
-    rows = [row for one in each for row in one.comparison.steps]
+    first = {found.archive: found for found in reversed(known)}  # Costs are equal for all metrics.
+    each = [first[path] for path in dict.fromkeys(found.archive for found in known)]
+    rows = [row for found in each for row in found.comparison.steps]
     drawn: dict[str, tuple[Callable[[], go.Figure], str]] = {}
+
+    def add(name: str, of: Sequence[Known], key: str, alt: str) -> None:
+        drawn[key] = partial(figures.cost_figure, of, name, colours, bound), alt
+
     if any(row.restore_cost is not None for row in rows):
-        cost = bound.value if bound.kind == "restore_cost" else None
-        drawn["cost"] = partial(figures.share_figure, each, "restore_cost", colours, cost), "Restore cost"
+        add("restore_cost", each, "cost", "Restore cost")
     if len(sizes) > 1:
         kind = "restore_cost" if bound.kind == "none" else bound.kind
         drawn["sizes"] = partial(figures.size_figure, each, sizes, colours, kind, bound), "Cost against size"
-    metrics = list(dict.fromkeys(one.comparison.metric for one in known))[:_MOST_METRICS]
-    for metric in metrics:
-        of = [one for one in known if one.comparison.metric == metric]
+    for metric in list(dict.fromkeys(found.comparison.metric for found in known))[:_MOST_METRICS]:
+        of = [found for found in known if found.comparison.metric == metric]
         drawn[f"metric.{metric}"] = partial(figures.metric_figure, of, colours), f"{metric}, restored"
         if bound.kind == "drop":
-            drop = partial(figures.share_figure, of, "drop", colours, bound.value)
-            drawn[f"drop.{metric}"] = drop, f"Drop of {metric}"
+            add("drop", of, f"drop.{metric}", f"Drop of {metric}")
     if any(row.divergence for row in rows):
-        limit = bound.value if bound.kind == "divergence" else None
-        drawn["divergence"] = partial(figures.divergence_figure, each, colours, limit), "Divergence"
-    names = ", ".join(fmt.html(one.name) for one in each)
+        add("divergence", each, "divergence", "Divergence")
+    names = ", ".join(fmt.html(found.name) for found in each)
     for place, (name, (draw, alt)) in enumerate(drawn.items()):
         if place % 2 == 0:
             columns = st.columns(2, gap="medium")
@@ -234,21 +209,19 @@ def _charts(
 def _table(known: Sequence[Known], bound: Bound) -> None:
     """List every step of every archive, by every metric."""
     rows: list[dict[str, Any]] = []
-    for one in known:
-        for row in one.comparison.steps:
-            judged = bound.of(row)
-            word = None if judged is None else "kept" if bound.is_kept(judged) else "broken"
+    for found in known:
+        for row in found.comparison.steps:
             fields = {name: getattr(row, name) for name in row.__slots__ if name[:9] != "restore_g"}
             del fields["restore_noise"]
-            rows.append({"archive": one.name, "metric": one.comparison.metric, **fields, "bound": word})
-    table = pd.DataFrame(rows).rename(columns=_OF_PREVIOUS)
-    metric = fmt.fixed_format([*table["original"], *table["restored"]])
+            about = {"archive": found.name, "metric": found.comparison.metric}
+            rows.append({**about, **fields, "bound": bound.verdict(bound.of(row))})
+    table = pd.DataFrame(rows).rename(columns=_HEADINGS)
     small = dict.fromkeys((name for name in table if str(name).startswith("divergence")), listing.SMALL)
     listing.show(
         table,
         "compare",
         alt="Original and restored metric, drop, divergence and restore cost of every step",
-        formats={"original": metric, "restored": metric, **small},
+        formats={"original": "%.4g", "restored": "%.4g", **small},
         hidden=[name for name in ("archive", "metric") if table[name].nunique() < 2],
         helps=dict.fromkeys(small, quality.NATS),
     )

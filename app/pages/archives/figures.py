@@ -1,9 +1,9 @@
-"""Original against restored: metric, drop, divergence and rehearsals as figures."""
+"""Figures of archives: original against restored, bytes of frames, and rehearsals. No Streamlit here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,209 +11,190 @@ import plotly.graph_objects as go
 from inshrink_app.services import Bound
 from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets import fmt
-from inshrink_app.widgets.figures import lay_out, log_ticks, steps_axis, title
+from inshrink_app.widgets.figures import byte_ticks, lay_out, log_ticks, steps_axis, title
 
+from inshrink_core.chain import ChainFrame
 from inshrink_core.verbs.shared.measured import Known
 
 _NAME_WIDTH = 30
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 _HEIGHT = 220
 _ROOM = 0.12
-_LEFT_ALONE = CATEGORICAL[0]
 _BOUND = CATEGORICAL[5]
+_UNITS = {"restore_cost": (100.0, " %"), "drop": (100.0, " %"), "divergence": (1.0, " nats")}
+"""The factor and the unit in which a figure of a comparison is drawn."""
+
+_KINDS = {"keyframe": "Keyframe", "delta": "Delta frame"}
 
 
-def metric_figure(found: Sequence[Known], colours: Mapping[str, str]) -> go.Figure:
-    """Draw the metric by step: as trained, and as restored from each archive."""
-    figure = go.Figure()
-    originals = {row.step: row for one in found for row in one.comparison.steps}
-    rows = [originals[step] for step in sorted(originals)]
-    known = {step: error for one in found for step, error in one.standard_errors.items()}
-    errors = [known.get(row.step) for row in rows]
-    metric = fmt.html(found[0].comparison.metric) if found else ""
-    drawn = {row.step: row.original for row in rows}
-    told = f"original, step %{{x:,}}<br>{metric} %{{y:.5g}}"
-    original = _curve(drawn, "Original", told, {"color": GAP, "width": 3}, {"size": 7})
-    if errors and None not in errors:
-        original.error_y = {"type": "data", "array": errors, "thickness": 1, "width": 2}
-    figure.add_trace(original)
-    for one in found:
-        restored = [row.restored for row in one.comparison.steps]
-        figure.add_trace(_line(one, restored, colours, metric, ".5g"))
-    _lay_out(figure, metric)
-    return figure
+def metric_figure(known: Sequence[Known], colours: Mapping[str, str]) -> go.Figure:
+    """Draw a metric by step: as trained, and as restored from each archive."""
+    rows = {row.step: row for found in known for row in found.comparison.steps}
+    errors = {step: error for found in known for step, error in found.standard_errors.items()}
+    metric, steps = fmt.html(known[0].comparison.metric), sorted(rows)
+    hover = f"original, step %{{x:,}}<br>{metric} %{{y:.5g}}"
+    original = _curve(steps, [rows[step].original for step in steps], "Original", hover, GAP, width=3)
+    if rows.keys() <= errors.keys():
+        original.error_y = {"array": [errors[step] for step in steps], "thickness": 1, "width": 2}
+    figure = go.Figure(original)
+    for found in known:
+        restored = [row.restored for row in found.comparison.steps]
+        figure.add_trace(_archive(found, restored, colours, metric, ".5g"))
+    return _lay_out(figure, metric)
 
 
-def share_figure(
-    found: Sequence[Known], figure_of: str, colours: Mapping[str, str], bound: float | None = None
+def cost_figure(
+    known: Sequence[Known], name: str, colours: Mapping[str, str], bound: Bound | None = None
 ) -> go.Figure:
-    """Draw drop or restore cost by step in percent, its bound, and the previous checkpoint.
+    """Draw a figure of the comparison by step, its bound, and the previous checkpoint in place of each step.
 
     The axis is that of the archives and the bound: a previous checkpoint that is far worse leaves it.
 
     Parameters
     ----------
-    found
+    known
         The comparisons.
-    figure_of
-        ``drop`` or ``restore_cost``.
+    name
+        ``restore_cost``, ``drop`` or ``divergence``, whose axis is logarithmic.
     colours
         Of each archive, by its path.
     bound
-        What is allowed, as a fraction.
+        What is bounded.
     """
-    figure, what = go.Figure(), figure_of.replace("_", " ")
-    stale = {
-        row.step: 100 * value
-        for one in found
-        for row in one.comparison.steps
-        if (value := getattr(row, f"stale_{figure_of}")) is not None
-    }
-    _stale(figure, stale, f"previous checkpoint, step %{{x:,}}<br>%{{y:{fmt.d3_format(stale.values())}}} %")
-    drawn = [] if bound is None else [100 * bound]
-    for one in found:
-        known = [getattr(row, figure_of) for row in one.comparison.steps]
-        values = [math.nan if value is None else 100 * value for value in known]
-        figure.add_trace(_line(one, values, colours, what, fmt.d3_format(values), " %"))
-        drawn += [value for value in values if math.isfinite(value)]
-    if bound is not None:
-        _bound(figure, 100 * bound, fmt.percent(bound))
-    _lay_out(figure, f"{what.capitalize()}, %")
+    figure, what, (scale, unit) = go.Figure(), name.replace("_", " "), _UNITS[name]
+    rows = [row for found in known for row in found.comparison.steps]
+    stale = {row.step: value for row in rows if (value := getattr(row, f"stale_{name}")) is not None}
+    if stale:
+        steps = sorted(stale)
+        values = [scale * stale[step] for step in steps]
+        hover = f"previous checkpoint, step %{{x:,}}<br>%{{y:{fmt.d3_format(values)}}}{unit}"
+        figure.add_trace(_curve(steps, values, "Previous checkpoint", hover, GAP, dash="dash", symbol=""))
+    drawn: list[float] = []
+    for found in known:
+        values = [_scaled(getattr(row, name), scale) for row in found.comparison.steps]
+        figure.add_trace(_archive(found, values, colours, what, fmt.d3_format(values), unit))
+        drawn += filter(math.isfinite, values)
+    drawn += _draw_bound(figure, name, bound)
+    _lay_out(figure, f"{what.capitalize()},{unit}")
+    worst = max((scale * value for value in stale.values()), default=0.0)
+    if name == "divergence":
+        return figure.update_yaxes(type="log", **log_ticks([*drawn, worst]))
     least, most = min([0.0, *drawn]), max(drawn, default=0.0)
-    if most > least and max(stale.values(), default=0.0) > most:
+    if most > least and worst > most:
         room = _ROOM * (most - least)
         figure.update_yaxes(range=[least - room, most + room])
     return figure
 
 
-def _bound(figure: go.Figure, y: float, text: str) -> None:
-    """Draw a bound across a figure."""
-    figure.add_hline(
-        y=y,
-        line={"color": _BOUND, "width": 1.5, "dash": "dash"},
-        annotation={"text": f"Bound {text}", "font": {"size": 12}, "yshift": 2},
-        annotation_position="top left",
-    )
-
-
 def size_figure(
-    found: Sequence[Known], sizes: Mapping[str, int], colours: Mapping[str, str], kind: str, bound: Bound
+    known: Sequence[Known], sizes: Mapping[str, int], colours: Mapping[str, str], name: str, bound: Bound
 ) -> go.Figure:
     """Draw the largest restore cost, drop or divergence of each archive against its size."""
-    figure, what = go.Figure(), kind.replace("_", " ")
-    scale, unit = (1, " nats") if kind == "divergence" else (100, " %")
-    for one in found:
-        value = getattr(one.comparison, f"max_{kind}")
-        if value is not None and one.archive in sizes:
-            mark = _line(one, [scale * value], colours, what, fmt.d3_format([scale * value]), unit)
-            name = fmt.html(fmt.elided(one.name, _NAME_WIDTH))
-            told = f"{name}<br>%{{x:.4s}}B, {what} %{{y:.3g}}{unit}<extra></extra>"
-            mark.update(x=[sizes[one.archive]], hovertemplate=told, mode="markers")
-            figure.add_trace(mark.update(marker={"size": 12}))
-    if bound.kind == kind:
-        _bound(figure, scale * bound.value, bound.text.rpartition("≤ ")[2])
+    figure, what, (scale, unit) = go.Figure(), name.replace("_", " "), _UNITS[name]
+    for found in known:
+        value = getattr(found.comparison, f"max_{name}")
+        if value is not None and found.archive in sizes:
+            mark = _archive(found, [scale * value], colours, what, ".3g", unit)
+            hover = f"{mark.name}<br>%{{x:.4s}}B, {what} %{{y:.3g}}{unit}<extra></extra>"
+            mark.update(x=[sizes[found.archive]], hovertemplate=hover, mode="markers", marker={"size": 12})
+            figure.add_trace(mark)
+    _draw_bound(figure, name, bound)
     _lay_out(figure, f"Largest {what},{unit}")
     return figure.update_xaxes(title=title("Size of the archive, bytes"), tickformat="~s", rangemode="tozero")
 
 
-def divergence_figure(
-    found: Sequence[Known], colours: Mapping[str, str], bound: float | None = None
-) -> go.Figure:
-    """Draw the divergence of the predictions by step, on a logarithmic axis; zero is not on it."""
-    figure = go.Figure()
-    rows = [row for one in found for row in one.comparison.steps]
-    stale = {row.step: row.stale_divergence for row in rows if row.stale_divergence}
-    _stale(
-        figure, stale, f"previous checkpoint, step %{{x:,}}<br>%{{y:{fmt.d3_format(stale.values())}}} nats"
-    )
-    for one in found:
-        values = [row.divergence or math.nan for row in one.comparison.steps]
-        figure.add_trace(_line(one, values, colours, "divergence", fmt.d3_format(values), " nats"))
-    if bound:
-        figure.add_hline(y=bound, line={"color": _BOUND, "width": 1.5, "dash": "dash"})
-    _lay_out(figure, "Divergence, nats")
-    drawn = [row.divergence or 0.0 for row in rows]
-    figure.update_yaxes(type="log", **log_ticks([*drawn, *stale.values()]))
-    return figure
+def _scaled(value: float | None, scale: float) -> float:
+    return math.nan if value is None else scale * value
 
 
-def _line(
-    one: Known, values: Sequence[float], colours: Mapping[str, str], what: str, form: str, unit: str = ""
+def _draw_bound(figure: go.Figure, name: str, bound: Bound | None) -> list[float]:
+    """Draw a bound across a figure; return where, if this figure is bounded."""
+    if bound is None or bound.kind != name:
+        return []
+    limit = _UNITS[name][0] * bound.value
+    line = {"color": _BOUND, "width": 1.5, "dash": "dash"}
+    text = {"text": f"Bound {bound.text.rpartition('≤ ')[2]}", "font": {"size": 12}, "yshift": 2}
+    figure.add_hline(y=limit, line=line, annotation=text, annotation_position="top left")
+    return [limit]
+
+
+def _archive(
+    known: Known, values: Sequence[float], colours: Mapping[str, str], what: str, form: str, unit: str = ""
 ) -> go.Scatter:
-    """Draw one archive, told apart by colour, mark and name."""
-    name = fmt.html(fmt.elided(one.name, _NAME_WIDTH))
-    line = {"color": colours.get(one.archive, CATEGORICAL[1]), "width": 2}
-    place = list(colours).index(one.archive) if one.archive in colours else 0
-    marker = {"size": 7, "symbol": _SYMBOLS[place % len(_SYMBOLS)]}
-    told = f"{name}, step %{{x:,}}<br>{what} %{{y:{form}}}{unit}"
-    steps = [row.step for row in one.comparison.steps]
-    return _curve(dict(zip(steps, values, strict=False)), name, told, line, marker)
+    """Return the curve of an archive, with its colour, mark and name."""
+    name = fmt.html(fmt.elided(known.name, _NAME_WIDTH))
+    place = list(colours).index(known.archive) if known.archive in colours else 0
+    hover = f"{name}, step %{{x:,}}<br>{what} %{{y:{form}}}{unit}"
+    steps = [row.step for row in known.comparison.steps]
+    colour = colours.get(known.archive, CATEGORICAL[1])
+    return _curve(
+        steps, values, name, hover, colour, symbol=_SYMBOLS[(place + place // len(_SYMBOLS)) % len(_SYMBOLS)]
+    )
 
 
 def _curve(
-    values: Mapping[int, float],
+    steps: Sequence[int],
+    values: Iterable[float],
     name: str,
-    told: str,
-    line: Mapping[str, Any],
-    marker: Mapping[str, Any] | None = None,
+    hover: str,
+    colour: str,
+    *,
+    dash: str = "solid",
+    symbol: str = "circle",
+    width: float = 2,
 ) -> go.Scatter:
-    """Draw values by step; `told` is what a hover says."""
     return go.Scatter(
-        x=list(values),
-        y=np.asarray(list(values.values()), dtype=np.float64),
+        x=steps,
+        y=np.fromiter(values, np.float64),
         name=name,
-        mode="lines+markers" if marker else "lines",
-        line=line,
-        marker=marker,
-        hovertemplate=f"{told}<extra></extra>",
+        mode="lines+markers" if symbol else "lines",
+        line={"color": colour, "width": width, "dash": dash},
+        marker={"size": 7, "symbol": symbol or "circle"},
+        hovertemplate=f"{hover}<extra></extra>",
     )
 
 
-def _stale(figure: go.Figure, values: dict[int, float], hover: str) -> None:
-    """Draw what no archive at all would have reached: the checkpoint before in this one's place."""
-    if values:
-        line = {"color": GAP, "width": 1.5, "dash": "dash"}
-        figure.add_trace(_curve(dict(sorted(values.items())), "Previous checkpoint", hover, line))
-
-
-def _lay_out(figure: go.Figure, y: str, height: int = _HEIGHT) -> None:
+def _lay_out(figure: go.Figure, y: str, height: int = _HEIGHT) -> go.Figure:
     lay_out(figure, height, legend=sum(trace.showlegend is not False for trace in figure.data) > 1)
     figure.update_xaxes(**steps_axis(8))
-    figure.update_yaxes(title=title(y), automargin=True, nticks=6)
+    return figure.update_yaxes(title=title(y), automargin=True, nticks=6)
 
 
-def rehearsal_figure(found: Mapping[str, Any]) -> go.Figure:
-    """Draw trainings with failures against the range of those without: the noise of the seeds."""
+def frames_figure(frames: Sequence[ChainFrame]) -> go.Figure:
+    """Draw the bytes of each frame by step, keyframes and delta frames in different colours."""
     figure = go.Figure()
-    curves = found["curves"]
-    steps = list(curves[0]["steps"]) if curves else []
-    calm = np.asarray([curve["uninterrupted"] for curve in curves], dtype=np.float64)
-    failed = np.asarray([curve["restored"] for curve in curves], dtype=np.float64)
-    metric = fmt.html(str(found["metric"]))
-    if calm.size:
-        band = {"x": steps, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
-        if len(curves) > 1:
-            figure.add_trace(go.Scatter(y=calm.max(axis=0), showlegend=False, **band))
-            figure.add_trace(
-                go.Scatter(
-                    y=calm.min(axis=0),
-                    fill="tonexty",
-                    fillcolor="rgba(0, 114, 178, 0.22)",
-                    name=f"Range of {len(curves)} seeds, uninterrupted",
-                    **band,
-                )
-            )
-        for values, name, colour, dash in (
-            (calm, "Uninterrupted, mean", _LEFT_ALONE, "solid"),
-            (failed, "Restored after failures, mean", _BOUND, "dash"),
-        ):
-            told = f"{name}, step %{{x:,}}<br>{metric} %{{y:.5g}}"
-            line = {"color": colour, "width": 2, "dash": dash}
-            mean = dict(zip(steps, values.mean(axis=0), strict=True))
-            figure.add_trace(_curve(mean, name, told, line, {"size": 6}))
-    for step in found["restored_at"]:
+    for colour, (kind, label) in zip(CATEGORICAL, _KINDS.items(), strict=False):
+        rows = [frame for frame in frames if frame.kind == kind]
+        about = [(fmt.size(row.nbytes), fmt.ratio(row.ratio_total), row.branch) for row in rows]
+        hover = f"{label} of step %{{x:,}}<br>%{{customdata[0]}}, %{{customdata[1]}}"
+        hover += "<br>branch %{customdata[2]}"
+        bars = {"x": [row.step for row in rows], "y": [row.nbytes for row in rows], "customdata": about}
+        bars |= {"name": label, "marker": {"color": colour}, "hovertemplate": f"{hover}<extra></extra>"}
+        figure.add_trace(go.Bar(**bars))
+    figure.update_layout(barmode="stack")
+    _lay_out(figure, "Bytes")
+    return figure.update_yaxes(**byte_ticks(max((frame.nbytes for frame in frames), default=0)))
+
+
+def rehearsal_figure(rehearsal: Mapping[str, Any]) -> go.Figure:
+    """Draw trainings with failures, and the range and the mean of those without."""
+    curves, metric = rehearsal["curves"], fmt.html(str(rehearsal["metric"]))
+    steps = curves[0]["steps"] if curves else []
+    figure = go.Figure()
+    for name, label, colour, dash in (
+        ("uninterrupted", "Uninterrupted, mean", CATEGORICAL[0], "solid"),
+        ("restored", "Restored after failures, mean", _BOUND, "dash"),
+    ):
+        values = np.asarray([curve[name] for curve in curves], np.float64).reshape(len(curves), len(steps))
+        if name == "uninterrupted" and len(curves) > 1:
+            band: dict[str, Any] = {"x": steps, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+            figure.add_trace(go.Scatter(y=values.max(axis=0), showlegend=False, **band))
+            band |= {"fill": "tonexty", "fillcolor": "rgba(0, 114, 178, 0.22)"}
+            label_of_band = f"Range of {len(curves)} seeds, uninterrupted"
+            figure.add_trace(go.Scatter(y=values.min(axis=0), name=label_of_band, **band))
+        if curves:
+            hover = f"{label}, step %{{x:,}}<br>{metric} %{{y:.5g}}"
+            figure.add_trace(_curve(steps, values.mean(axis=0), label, hover, colour, dash=dash))
+    for step in rehearsal["restored_at"]:
         figure.add_vline(x=step, line={"color": GAP, "width": 1, "dash": "dot"})
-    _lay_out(figure, metric, 310)
-    if calm.size and min(calm.min(), failed.min()) > 0 and calm.max() / calm.min() > 20:
-        figure.update_yaxes(type="log", **log_ticks([*calm.ravel(), *failed.ravel()]))
-    return figure
+    return _lay_out(figure, metric, 310)

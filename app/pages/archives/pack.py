@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -39,44 +39,31 @@ def show(shown: Subject, chain: ChainReport | None) -> None:
     chain
         The archive that is chosen; None of a run without any.
     """
-    linked = services.linked_job(state.choice_text("job"), "archives", shown.path)
-    job = linked if linked is not None and linked.work.topic == "pack" else None
-    job = job or services.newest_job("archives", "pack", shown.path)
-    source = shown if chain is None else _archive(shown, chain)
+    job, source = made.job_of(shown, "pack"), shown
+    if chain is not None and shown.kind == "run":  # Jobs belong to what is on screen.
+        about: dict[str, Any] = {"path": chain.path, "name": chain.name, "steps": tuple(chain.steps)}
+        source = dataclasses.replace(shown, kind="archive", archive=chain, **about)
     offered = _WHAT if chain is not None else {name: _WHAT[name] for name in ("weights", "step")}
     what = choices.one_of_few("pack", "What", "pack", offered, "weights")
     launch, result, settings = st.container(), st.container(), st.container()
     with settings:
         request, is_empty = _asked(source, what)
-    with launch:
-        typed = _launch(source, request, disabled=is_empty or (job is not None and job.is_running))
+    disabled = is_empty or (job is not None and job.is_running)
+    suggestion = services.suggested_name(source, request)
+    with launch, st.container(horizontal=True, vertical_alignment="bottom"):
+        typed = st.text_input("Write to", value=suggestion, key=f"export.target.{suggestion}")
+        replaces = Path(typed).is_file() and st.checkbox("Replace this file")
+        pressed = st.button("Write file", type="primary", icon=":material/archive:", disabled=disabled)
+    asked = dataclasses.replace(request, replaces=bool(replaces))
+    if pressed:
+        with launch:
+            target = answer(lambda: services.export_target(typed, asked))
+        if target is not None:
+            state.publish(job=services.start_export(shown, asked, target).job_id)
+            st.rerun()
     with result:
         made.show(shown, job)
     ending.requests(request.placed(typed, f"{typed.removesuffix('.inshrink')}-exact.inshrink"))
-
-
-def _archive(shown: Subject, chain: ChainReport) -> Subject:
-    """Return an archive of a run as what is packed; jobs belong to what is on screen."""
-    if shown.kind == "archive":
-        return shown
-    return dataclasses.replace(
-        shown, kind="archive", path=chain.path, name=chain.name, steps=tuple(chain.steps), archive=chain
-    )
-
-
-def _launch(source: Subject, request: ExportRequest, *, disabled: bool) -> str:
-    """Ask where to, and begin; return the target as typed."""
-    suggestion = services.suggested_name(source, request)
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        typed = st.text_input("Write to", value=suggestion, key=f"export.target.{suggestion}")
-        replace = Path(typed).is_file() and st.checkbox("Replace this file")
-        pressed = st.button("Write file", type="primary", icon=":material/archive:", disabled=disabled)
-    asked = dataclasses.replace(request, replaces=bool(replace))
-    if pressed and (target := answer(lambda: services.export_target(typed, asked))) is not None:
-        shown = services.load_subject(state.run_path() or str(source.path))
-        state.publish(job=services.start_export(shown, asked, target).job_id)
-        st.rerun()
-    return typed
 
 
 def _asked(source: Subject, what: str) -> tuple[ExportRequest, bool]:
@@ -105,41 +92,29 @@ def _asked(source: Subject, what: str) -> tuple[ExportRequest, bool]:
     return request, not names
 
 
-class _Average(NamedTuple):
-    """A moving average in a checkpoint: its tensors, and a pattern that names them all."""
-
-    names: frozenset[str]
-    patterns: tuple[str, ...]
-
-
-def _average(source: Subject) -> _Average | None:
-    """Return the moving average beside the main model; None without one."""
+def _average(source: Subject) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the tensors of the moving average beside the main model, and patterns that name them all."""
     names = frozenset(services.averages_of(source))
-    if not names:
-        return None
     parts = [name.split(".") for name in names]
     common = [words[0] for words in zip(*parts, strict=False) if len(set(words)) == 1]
     prefix = ".".join(common)
     inside = {row.name for row in source.model_tensors if f"{row.name}.".startswith(f"{prefix}.")}
-    return _Average(names, (prefix,) if prefix and inside == names else tuple(sorted(names)))
+    return names, (prefix,) if prefix and inside == names else tuple(sorted(names))
 
 
 def _which(source: Subject) -> dict[str, tuple[str, ...]]:
     """Draw which model is written and what is left out of it; every match is listed before it counts."""
-    model = source.model_tensors
-    average = _average(source)
+    every = [row.name for row in source.model_tensors]
+    names, (average, patterns) = every, _average(source)
     fields: dict[str, tuple[str, ...]] = {}
     without: tuple[str, ...] = ()
-    names = [row.name for row in model]
-    if average is not None:
+    if average:
         labels = {"main": "Main model", "average": "Moving average", "both": "Both"}
         of = choices.one_of_few("pack", "Model", "model", labels, "main")
-        if of == "average":
-            fields["tensors"] = average.patterns
-            names = [name for name in names if name in average.names]
-        elif of == "main":
-            without = average.patterns
-            names = [name for name in names if name not in average.names]
+        if of != "both":
+            names = [name for name in every if (name in average) == (of == "average")]
+        fields, without = ({"tensors": patterns}, ()) if of == "average" else ({}, patterns)
+        without = without if of == "main" else ()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         tip = modules.PATTERN_HELP
         pattern = st.text_input("Leave out", key=_PATTERN, placeholder="head, *.bias, /bn\\d/", help=tip)
@@ -153,10 +128,9 @@ def _which(source: Subject) -> dict[str, tuple[str, ...]]:
             st.dataframe(table, hide_index=True, height=150, alt="Tensors that the pattern matches")
     picked: list[str] = []
     if LEFT_OUT in st.session_state:  # Drawn also when it is empty: a widget that goes loses its value.
-        patterns = list(dict.fromkeys(st.session_state[LEFT_OUT]))
+        patterns = tuple(dict.fromkeys(st.session_state[LEFT_OUT]))
         picked = choices.pick_several("Left out", patterns, key=LEFT_OUT, placeholder="Nothing")
-    every = [row.name for row in model]
-    chosen = [one for pattern in picked for one in _as_listed(pattern, names, every)]
+    chosen = [name for pattern in picked for name in _as_listed(pattern, names, every)]
     return fields | {"without": (*without, *chosen)}
 
 
@@ -197,9 +171,9 @@ def _values(source: Subject) -> dict[str, Any]:
     return fields
 
 
-def _listed(model: Sequence[TensorSpec], kept: set[str], request: ExportRequest) -> None:
+def _listed(model: Sequence[TensorSpec], written: set[str], request: ExportRequest) -> None:
     """Draw every tensor of the model, and whether it is written."""
-    rows = [row for row in model if row.name in kept]
+    rows = [row for row in model if row.name in written]
     n_values, raw = sum(row.numel for row in rows), sum(row.nbytes for row in rows)
     parts = [f"{fmt.count(len(rows))} of {fmt.counted(len(model), 'tensor')}", f"{fmt.size(raw)} raw"]
     if request.file.layout == "packed" and rows and not request.file.exact:
@@ -210,11 +184,9 @@ def _listed(model: Sequence[TensorSpec], kept: set[str], request: ExportRequest)
         return
     st.caption(f"Written: {', '.join(parts)}.")
     table = pd.DataFrame(
-        [
-            (row.name, "yes" if row.name in kept else "left out", fmt.shape(row.shape), row.dtype, row.nbytes)
-            for row in model
-        ],
+        [(row.name, row.name in written, fmt.shape(row.shape), row.dtype, row.nbytes) for row in model],
         columns=["tensor", "written", "shape", "dtype", "raw bytes"],
-    ).sort_values("written", kind="stable", ascending=True)
+    ).sort_values("written", kind="stable")
+    table["written"] = table["written"].map({True: "yes", False: "left out"})
     with st.expander("Tensors", icon=":material/table_rows:"):
         listing.show(table, "layers", alt="Tensors of the model, and whether each is written")

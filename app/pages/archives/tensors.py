@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pandas as pd
@@ -47,10 +46,9 @@ def errors(original: Subject, chain: ChainReport) -> None:
         return
     work = Work.asking([request], original.path, "archives", "errors", of=of)
     job = services.job_of(work)
-    is_running = job is not None and job.is_running
     with st.container(horizontal=True, vertical_alignment="center"):
-        look: Any = {"type": "primary" if job is None else "secondary", "disabled": is_running}
-        label = "Measure errors" if job is None else "Measure errors again"
+        look: Any = {"type": "secondary" if job else "primary", "disabled": bool(job and job.is_running)}
+        label = "Measure errors again" if job else "Measure errors"
         job_card.start_button(label, work, "straighten", **look)
         st.caption(
             f"Decodes every step and compares every tensor. Reads {fmt.size(original.total_bytes)} of "
@@ -63,17 +61,20 @@ def errors(original: Subject, chain: ChainReport) -> None:
 
 def _found(document: dict[str, Any], original: Subject) -> None:
     """Draw what is wrong, the errors by role with what they mean, and every tensor by falling error."""
-    rows = document["errors"]
     for finding in document["problems"][:5]:
         problem.show(Problem(finding["what"], finding["where"], finding["remedy"]))
     if document["missing_steps"]:
         st.caption(f"{fmt.counted(len(document['missing_steps']), 'step')} of the run not archived.")
-    if not rows:
+    if not document["errors"]:
         return
     roles = {row.name: str(row.role) for row in original.tensors}
-    frame = pd.DataFrame(rows)
-    frame["role"] = [roles.get(name, "other") for name in frame["tensor"]]
-    by_role = frame.groupby("role", sort=False)
+    table = pd.DataFrame(document["errors"])
+    table.insert(2, "role", [roles.get(name, "other") for name in table["tensor"]])
+    # If the original is all zero, any error counts as the worst.
+    table = table.sort_values(
+        ["bit_exact", "relative_rms", "max_abs"], ascending=[True, False, False], na_position="first"
+    )
+    by_role = table.groupby("role", sort=False)
     summary = pd.DataFrame(
         {
             "tensors": by_role["tensor"].nunique(),
@@ -83,51 +84,40 @@ def _found(document: dict[str, Any], original: Subject) -> None:
         }
     ).reset_index()
     summary["what it means"] = [_MEANING.get(role, "") for role in summary["role"]]
-    n_exact = f"{fmt.count(int(frame['bit_exact'].sum()))} of {fmt.count(len(frame))} bit-exact."
+    n_exact = f"{fmt.count(int(table['bit_exact'].sum()))} of {fmt.count(len(table))} bit-exact."
     st.caption(f"By role. Errors are relative root mean squares. {n_exact}")
     formats = {"bit-exact": listing.SHARE, "median error": listing.SMALL, "largest error": listing.SMALL}
     looks = listing.looks(summary, formats, wide=["what it means"])
     listing.bare(summary, looks, "Errors by role of the tensors, and what they mean")
-    _table(sorted(frame.to_dict("records"), key=_badness, reverse=True))
+    _table(table)
 
 
-def _badness(row: dict[str, Any]) -> tuple[bool, float, float]:
-    """Order by relative error; if the original is all zero, any error counts as the worst."""
-    relative = row["relative_rms"]
-    relative = math.inf if relative is None or math.isnan(relative) else relative
-    return (not row["bit_exact"], relative, row["max_abs"])
-
-
-def _table(found: list[dict[str, Any]]) -> None:
+def _table(table: pd.DataFrame) -> None:
     """Draw the filters and the table."""
-    steps = sorted({row["step"] for row in found})
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        names = {None: "All steps", **{step: fmt.count(step) for step in steps}}
+        names = {None: "All steps", **{step: fmt.count(step) for step in sorted(set(table["step"]))}}
         step = pick_one("Step", list(names), format_func=names.__getitem__, key="errors.step", width=160)
         look: Any = {"help": modules.PATTERN_HELP, "icon": ":material/search:", "width": 260}
         pattern = st.text_input("Names", key="errors.filter", placeholder="head, *.bias, /bn\\d/", **look)
         lossy = st.toggle("Not bit-exact only", key="errors.lossy")
-    matching = modules.matching([row["tensor"] for row in found], pattern)
-    rows = [
-        row
-        for row in found
-        if step in (None, row["step"]) and row["tensor"] in matching and not (lossy and row["bit_exact"])
-    ]
-    if not rows:
+    chosen = table["tensor"].isin(modules.matching(list(table["tensor"]), pattern))
+    chosen &= (table["step"] == step) | (step is None)
+    table = table[chosen & ~(table["bit_exact"] & lossy)]
+    if table.empty:
         st.caption("No tensor matches.")
         return
-    table = pd.DataFrame(rows)[["step", "tensor", "role", "codec", "relative_rms", "max_abs"]]
-    table = table.rename(columns={"relative_rms": "relative error", "max_abs": "largest error"})
-    table["bits"] = ["exact" if row["bit_exact"] else "lossy" for row in rows]
+    n_rows = len(table)
+    table = table[["step", "tensor", "role", "codec", "relative_rms", "max_abs", "bit_exact"]]
+    table.columns = pd.Index(["step", "tensor", "role", "codec", "relative error", "largest error", "bits"])
     listing.show(
-        table,
+        table.assign(bits=table["bits"].map({True: "exact", False: "lossy"})),
         "tensor-errors",
         alt="Error of every tensor of every step against the original, the worst first",
         formats={"largest error": listing.SMALL},
         most=_MAX_ROWS,
     )
-    if len(rows) > _MAX_ROWS:
-        st.caption(f"The worst {fmt.count(_MAX_ROWS)} of {fmt.count(len(rows))}; the files have all of them.")
+    if n_rows > _MAX_ROWS:
+        st.caption(f"The worst {fmt.count(_MAX_ROWS)} of {fmt.count(n_rows)}; the files have all of them.")
 
 
 def restore(shown: Subject, chain: ChainReport) -> None:
@@ -144,30 +134,26 @@ def restore(shown: Subject, chain: ChainReport) -> None:
     if st.session_state.get("restore.suggested") != suggested and not is_running:
         st.session_state["restore.suggested"] = st.session_state["restore.target"] = suggested
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = st.text_input("Folder", key="restore.target", help="A new folder, or an empty one.")
+        text = st.text_input("Folder", key="restore.target", help="A new folder, or an empty folder.")
         look: Any = {"type": "primary", "disabled": is_running}
-        if st.button("Restore", icon=":material/settings_backup_restore:", **look):
-            target = answer(lambda: services.restore_target(text))
-            if target is not None:
-                request = Restore(str(chain.path), str(target), steps=(step,), layout=layout)
-                services.start_job(Work.asking([request], shown.path, "archives", "restore"))
-                st.rerun()
+        pressed = st.button("Restore", icon=":material/settings_backup_restore:", **look)
+    request = Restore(str(chain.path), text or "restored/", steps=(step,), layout=layout)
+    if pressed and (target := answer(lambda: services.restore_target(text))) is not None:
+        asked = [Restore(str(chain.path), str(target), steps=(step,), layout=layout)]
+        services.start_job(Work.asking(asked, shown.path, "archives", "restore"))
+        st.rerun()
     if job is not None and job_card.settled(job, ""):
         _written(job)
-    ending.requests([Restore(str(chain.path), text or "restored/", steps=(step,), layout=layout)])
+    ending.requests([request])
 
 
 def _written(job: Job) -> None:
     """List what was written."""
-    document = services.read_result(job)
-    if not isinstance(document, dict):
-        st.caption("The result of this restore cannot be read any more.")
-        return
-    restored: Any = job.requests[-1]
-    files = services.restored_files(document, restored.output)
-    total = sum(nbytes for _, nbytes, _ in files)
+    document, restored = services.read_result(job), str(getattr(job.requests[-1], "output", ""))
+    files = services.restored_files(document, restored)
     step, n = fmt.count(document["steps"][0]), fmt.counted(len(files), "file")
-    st.success(f"Step {step} restored: {n}, {fmt.size(total)}.", icon=":material/check_circle:")
-    st.code(str(restored.output), language=None, wrap_lines=True)
+    size = fmt.size(sum(nbytes for _, nbytes, _ in files))
+    st.success(f"Step {step} restored: {n}, {size}.", icon=":material/check_circle:")
+    st.code(restored, language=None, wrap_lines=True)
     table = pd.DataFrame(files, columns=["file", "bytes", "SHA-256"])
     listing.show(table, "restored", alt="Restored files with size and SHA-256", wide=["SHA-256"])

@@ -25,28 +25,25 @@ _WRITTEN = {"rekeyed": ", becomes a keyframe", "rewritten": ", written anew"}
 
 def verify(chain: ChainReport) -> None:
     """Offer to verify an archive, and show what that found."""
-    of = tuple(chain.state)
     asked = [Verify(str(chain.path), deep=deep) for deep in (False, True)]
-    work = [Work.asking([one], chain.path, "archives", "verify", of=of) for one in asked]
+    of = tuple(chain.state)
+    work = [Work.asking([request], chain.path, "archives", "verify", of=of) for request in asked]
     jobs = [job for job in map(services.job_of, work) if job is not None]
-    at_work = next((job for job in jobs if job.is_running), None)
+    newest = max(jobs, key=lambda job: (job.is_running, job.started_at), default=None)
+    look: dict[str, Any] = {"disabled": newest is not None and newest.is_running}
     with st.container(horizontal=True, vertical_alignment="center"):
         tip = "Checks the structure and every checksum."
-        look: Any = {"type": "primary", "disabled": at_work is not None, "help": tip}
-        job_card.start_button("Verify", work[False], "verified", **look)
-        look = {"disabled": at_work is not None, "help": f"{tip} Decodes every tensor too."}
-        job_card.start_button("Verify and decode", work[True], "troubleshoot", **look)
+        job_card.start_button("Verify", work[False], "verified", type="primary", help=tip, **look)
+        tip += " Decodes every tensor too."
+        job_card.start_button("Verify and decode", work[True], "troubleshoot", help=tip, **look)
         st.caption(f"Reads {fmt.size(chain.nbytes)}.")
-    if at_work is not None:
-        job_card.running(at_work)
-        return
-    newest = max(jobs, key=lambda job: job.started_at, default=None)
-    known = next(verified(chain), None)
-    if known is not None and (newest is None or newest.state == "finished"):
-        _verdict(known.document)
-        st.caption(f"Verified {when(known.at)}, on {fmt.device(known.document.get('device', ''))}.")
-    elif newest is not None and job_card.settled(newest, ""):
-        _verdict(newest.result)
+    if job_card.settled(newest, ""):
+        known = next(verified(chain), None)
+        if known is not None:
+            _verdict(known.document)
+            st.caption(f"Verified {when(known.at)}, on {fmt.device(known.document.get('device', ''))}.")
+        elif newest is not None:
+            _verdict(newest.result)
     ending.requests(asked[1:])
 
 
@@ -58,15 +55,12 @@ def _verdict(document: Mapping[str, Any]) -> None:
         st.success(f"Sound: {frames} {looked}.", icon=":material/check_circle:")
     else:
         st.error(f"{fmt.counted(len(problems), 'problem')}; {frames} {looked}.", icon=":material/error:")
-        _findings(problems, "problems")
-    if document["notes"]:
-        st.caption("An interrupted writer left these; no committed step is lost:")
-        _findings(document["notes"], "notes")
-
-
-def _findings(findings: list[dict[str, Any]], name: str) -> None:
-    table = pd.DataFrame(findings)[["where", "what", "remedy"]]
-    listing.show(table, name, alt=f"What a verification found: {name}")
+    for name in ("problems", "notes"):
+        if name == "notes" and document["notes"]:
+            st.caption("An interrupted writer left these; no committed step is lost:")
+        if document[name]:
+            table = pd.DataFrame(document[name])[["where", "what", "remedy"]]
+            listing.show(table, name, alt=f"What a verification found: {name}")
 
 
 def prune(chain: ChainReport) -> None:
@@ -75,25 +69,24 @@ def prune(chain: ChainReport) -> None:
         st.write("A packed archive cannot be changed. Unpack it to prune it.")
         return
     if len(chain.frames) < 2:
-        st.write("The archive has one step, and the last step always stays.")
+        st.write("The archive has a single step, and the last step always stays.")
         return
     rules = _rules(chain)
     done = services.newest_job("archives", "prune", chain.path)
     # The plan is of the archive as it is.
     work = Work.asking([rules], chain.path, "archives", "plan", of=tuple(chain.state))
     plan = services.job_of(work)
-    at_work = next((job for job in (done, plan) if job is not None and job.is_running), None)
     has_rule = bool(rules.keep_every or rules.keep_last or rules.keep)
-    if at_work is not None:
-        job_card.running(at_work)
-        return
-    if done is not None and job_card.settled(done, ""):
+    if done is not None and not job_card.settled(done, ""):
+        if done.is_running:
+            return
+    elif done is not None:
         removed, freed = fmt.counted(len(done.result["removed"]), "step"), done.result["bytes_freed"]
         st.success(f"Removed {removed}; {fmt.size(freed)} freed.", icon=":material/check_circle:")
     if plan is None:
-        why = None if has_rule else "Choose which steps stay first."
-        look: Any = {"again": False, "disabled": why is not None, "help": why}
-        job_card.start_button("Show what would go", work, "rule", **look)
+        tip = None if has_rule else "Choose which steps stay first."
+        look: Any = {"again": False, "disabled": not has_rule, "help": tip}
+        job_card.start_button("Show what would be removed", work, "rule", **look)
     elif job_card.settled(plan, ""):
         _planned(chain, rules, plan.result)
     if has_rule:
@@ -101,14 +94,13 @@ def prune(chain: ChainReport) -> None:
 
 
 def _rules(chain: ChainReport) -> Prune:
-    """Draw the rules; no link carries them, so that pruning is never one click away."""
+    """Draw the rules; no link carries them, so that pruning is never a single click away."""
     first, second, third, fourth = st.columns([1, 1, 2, 1], vertical_alignment="bottom")
     none = "0: no such rule"
-    most = max(frame.step for frame in chain.frames)
+    steps = sorted({frame.step for frame in chain.frames})
     last = first.number_input("Keep the last", 0, len(chain.frames), 0, key="prune.last", help=none)
-    every = second.number_input("Keep multiples of", 0, most, 0, key="prune.every", help=none)
+    every = second.number_input("Keep multiples of", 0, steps[-1], 0, key="prune.every", help=none)
     with third:
-        steps = sorted({frame.step for frame in chain.frames})
         keep = pick_several("Keep these steps", steps, key="prune.keep")
     drop = chain.n_branches > 1 and fourth.toggle("Drop older branches", key="prune.branches")
     return Prune(
@@ -140,13 +132,6 @@ def _planned(chain: ChainReport, rules: Prune, document: dict[str, Any]) -> None
             ("Size after", fmt.size(document["bytes_after"]), "estimated" if document["rekeyed"] else ""),
         ]
     )
-    rows = [
-        (
-            int(row["step"]),
-            int(row["branch"]),
-            _FATES.get(str(row["fate"]), str(row["fate"])) + _WRITTEN.get(str(row["written"]), ""),
-        )
-        for row in document["frames"]
-    ]
-    table = pd.DataFrame(rows, columns=["step", "branch", "result"])
+    results = [_FATES[row["fate"]] + _WRITTEN.get(str(row["written"]), "") for row in document["frames"]]
+    table = pd.DataFrame(document["frames"])[["step", "branch"]].assign(result=results)
     listing.show(table, "prune-plan", alt="Frames with what pruning would do to each")

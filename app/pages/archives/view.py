@@ -1,33 +1,26 @@
-"""Archives: the archives of a run as one table, and below it what is done with those that are chosen."""
+"""Archives: the archives of a run as a table, and below it what is done with those that are chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import Page, ServiceError, Subject, config_words
-from inshrink_app.pages.archives import (
-    average,
-    chain_figure,
-    compare,
-    pack,
-    rehearsals,
-    tensors,
-    upkeep,
-    write,
-)
+from inshrink_app.pages.archives import average, compare, pack, rehearsals, tensors, upkeep, write
 from inshrink_app.pages.archives import table as archive_table
-from inshrink_app.pages.archives.table import Measured
-from inshrink_app.widgets import choices, fmt, listing, problem, quality, subject, tables
+from inshrink_app.pages.archives.figures import frames_figure
+from inshrink_app.theme import archive_colours
+from inshrink_app.widgets import choices, fmt, listing, quality, subject, tables
 from inshrink_app.widgets.figures import log_figure, log_groups
 from inshrink_app.widgets.layout import Fact, answer, chart, facts, section
 from inshrink_app.widgets.report import Part, report
 
 from inshrink_core.chain import ChainReport
 
-PANELS = {
+_PANELS = {
     "compare": "Compare",
     "tensors": "Tensors",
     "restore": "Restore",
@@ -39,13 +32,14 @@ PANELS = {
     "average": "Average",
     "rehearse": "Rehearse",
 }
+_OF_ONE = ("tensors", "restore", "verify", "pack", "prune", "frames")
+"""Panels that are about a single archive."""
+
 _FORMER = {"archive": "frames", "export": "write"}
 """Panels by the addresses that they had as pages."""
 
-_OF_RUNS = ("pack", "write", "average", "rehearse")
-"""Panels that need no archive."""
-
-_ID_WIDTH = 12
+_LEGEND = "A keyframe is stored alone; a delta frame stores the changes since the frame before it."
+_FOLLOWED = "archives.followed"
 _MOST_LISTED = 5
 _MOST_PANELS = 12
 """Of training metrics in a report."""
@@ -63,107 +57,70 @@ def render() -> None:
     if shown is None:
         return
     original = _original(shown)
+    run = original or shown
     archives = services.archives_of(shown)
-    measured = {one.path: services.known_by_metric(one) for one in archives}
-    colours = archive_table.colours_of(archives)
-    linked = compare.follow_link(original or shown, state.choice_text("job"))
-    there = {str(one.path) for one in archives}
-    if found := [path for path in linked if path in there]:
-        archive_table.choose_only(found)
-    chosen: tuple[ChainReport, ...] = ()
+    measured = {chain.path: services.known_by_metric(chain) for chain in archives}
+    colours = archive_colours([str(chain.path) for chain in archives])
+    job = services.linked_job(state.choice_text("job"), "archives", run.path)
+    if job is not None and job.work.topic == "compare" and job.job_id != st.session_state.get(_FOLLOWED):
+        st.session_state[_FOLLOWED] = job.job_id
+        archive_table.choose_only([str(c.path) for c in archives if str(c.path) in compare.archives_of(job)])
+    panels: dict[str, Callable[[], None]] = {}
+    first = None
     if archives:
         bound = services.chosen(shown).bound
         chosen = archive_table.choose(archives, measured, colours, bound)
-        _below_table(archives, measured, chosen[0], original or shown)
+        first = chosen[0]
+        listing.table_buttons(
+            partial(archive_table.rows, archives, measured, bound),
+            "archives",
+            ("Download report", "report.html", lambda: report(first.name, report_parts(first, run))),
+        )
+        is_there = original is not None
+        compared = partial(compare.show, run, chosen, measured, colours)
+        panels |= {
+            "compare": compared if is_there else _ask_for_original,
+            "tensors": partial(tensors.errors, run, first) if is_there else _ask_for_original,
+            "restore": partial(tensors.restore, shown, first),
+            "verify": partial(upkeep.verify, first),
+            "prune": partial(upkeep.prune, first),
+            "frames": partial(_frames, first),
+        }
     else:
-        _none_yet()
-    offered = [name for name in PANELS if chosen or name in _OF_RUNS]
-    if shown.kind == "archive":
-        offered.remove("write")
+        st.markdown("**This run has no archive yet.**")
+        st.caption("Archives beside the run, and in the folders that the explorer may see, appear here.")
+    panels |= {"pack": partial(pack.show, shown, first), "average": partial(average.show, shown)}
+    if shown.kind == "run":
+        panels["write"] = partial(write.show, shown)
+    if (training := services.training_of(run)) is not None:
+        panels["rehearse"] = partial(rehearsals.show, run, training)
+    about = f"Of {first.name}, the first that is ticked." if first is not None and len(chosen) > 1 else ""
+    _draw({name: panels[name] for name in _PANELS if name in panels}, about)
+
+
+def _draw(panels: Mapping[str, Callable[[], None]], about: str) -> None:
+    """Draw which panel is open, and the panel."""
     if asked := state.asked("panel"):
         st.session_state["archives.panel"] = asked
     former = state.choice_text("panel")
     if former in _FORMER:
         state.remember(panel=_FORMER[former])
-    labels = {name: PANELS[name] for name in offered}
-    first = "compare" if chosen else offered[0]
+    labels = {name: _PANELS[name] for name in panels}
+    first = next(iter(labels))
     panel = choices.one_of_few("archives", "Panel", "panel", labels, first, label_visibility="collapsed")
     with st.container(border=True):
-        _panel(panel, shown, original, chosen, measured, colours)
-
-
-def _panel(
-    panel: str,
-    shown: Subject,
-    original: Subject | None,
-    chosen: Sequence[ChainReport],
-    measured: Measured,
-    colours: dict[str, str],
-) -> None:
-    """Draw one panel; most are about the first of the archives that are chosen."""
-    if len(chosen) > 1 and panel not in ("compare", *_OF_RUNS[1:]):
-        st.caption(fmt.markdown(f"Of {chosen[0].name}, the first that is ticked."))
-    if panel in ("compare", "tensors") and original is None:
-        _ask_for_original()
-    elif panel == "compare" and original is not None:
-        compare.show(original, chosen, measured, colours)
-    elif panel == "tensors" and original is not None:
-        tensors.errors(original, chosen[0])
-    elif panel == "restore":
-        tensors.restore(shown, chosen[0])
-    elif panel == "verify":
-        upkeep.verify(chosen[0])
-    elif panel == "prune":
-        upkeep.prune(chosen[0])
-    elif panel == "frames":
-        _frames(chosen[0])
-    elif panel == "pack":
-        pack.show(shown, chosen[0] if chosen else None)
-    elif panel == "write":
-        write.show(shown)
-    elif panel == "average":
-        average.show(shown)
-    else:
-        rehearsals.rehearse(original or shown)
-
-
-def _none_yet() -> None:
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.markdown("**This run has no archive yet.**", width="content")
-        st.caption(
-            "Archives beside the run, and in the folders that the explorer may see, appear here.",
-            width="content",
-        )
-
-
-def _below_table(
-    archives: Sequence[ChainReport], measured: Measured, chain: ChainReport, run: Subject
-) -> None:
-    """Offer the table, and a report of the first archive that is chosen."""
-
-    def made() -> bytes:
-        return report(chain.name, report_parts(chain, run))
-
-    bound = services.chosen(run).bound
-    listing.table_buttons(
-        lambda: archive_table.rows(archives, measured, bound),
-        "archives",
-        ("Download report", "report.html", made),
-    )
+        if about and panel in _OF_ONE:
+            st.caption(fmt.markdown(about))
+        panels[panel]()
 
 
 def _original(shown: Subject) -> Subject | None:
     """Return the run to compare with: what is on screen, what was typed, or what was found."""
     typed = state.choice_text("original") if shown.kind == "archive" else ""
-    if typed:
-        try:
-            given = services.load_subject(typed)
-        except ServiceError as error:
-            problem.show(error.problem)
-        else:
-            if given.kind == "run" and set(given.steps) & set(shown.steps):
-                return given
-            st.warning("This is no run with steps of this archive.", icon=":material/warning:")
+    if typed and (given := answer(lambda: services.load_subject(typed))) is not None:
+        if given.kind == "run" and set(given.steps) & set(shown.steps):
+            return given
+        st.warning("This is no run with steps of this archive.", icon=":material/warning:")
     return services.original_of(shown)
 
 
@@ -183,52 +140,36 @@ def _rescue(path: str) -> bool:
         chain = services.chain_of(path)
     except ServiceError:
         return False
-    if not chain.frames:
-        return False
-    with section("Frames"):
-        _frames(chain)
-    with section("Verify"):
-        upkeep.verify(chain)
-    with section("Prune"):
-        upkeep.prune(chain)
-    return True
+    for heading, draw in (("Frames", _frames), ("Verify", upkeep.verify), ("Prune", upkeep.prune)):
+        if chain.frames:
+            with section(heading):
+                draw(chain)
+    return bool(chain.frames)
 
 
-def _frames(found: ChainReport) -> None:
-    """Draw the chain of an archive: figures, settings, warnings, the graph and every frame."""
-    chain = answer(lambda: services.chain_of(str(found.path)))
-    if chain is None:
-        return
+def _frames(chain: ChainReport) -> None:
+    """Draw the frames of an archive: figures, settings, warnings, bytes by step, and every frame."""
     facts(_facts(chain))
     for line in _settings(chain):
         st.caption(fmt.markdown(line))
     _warnings(chain)
-    chart(
-        chain_figure.chain_figure(chain.frames),
-        "chain",
-        f"Chain of {len(chain.frames)} frames, {chain.n_keyframes} of them keyframes, on "
-        f"{chain.n_branches} branches",
-    )
-    st.caption(_legend(chain))
+    alt = f"Bytes of {len(chain.frames)} frames by step, {chain.n_keyframes} of them keyframes"
+    chart(frames_figure(chain.frames), "chain", alt)
+    st.caption(_LEGEND)
     with st.expander(f"Frames ({fmt.count(len(chain.frames))})", icon=":material/table_rows:"):
         table = _frame_table(chain)
-        listing.show(
-            table,
-            "frames",
-            alt="Frames with step, kind, branch, parent, size, ratio, codec and digest",
-            hidden=[] if table["damage"].any() else ["damage"],
-        )
+        alt = "Frames with step, kind, branch, parent, size, ratio, codec and digest"
+        listing.show(table, "frames", alt=alt)
 
 
 def _facts(chain: ChainReport) -> list[Fact]:
     """Return the figures that every reader wants first."""
     tip = "A branch begins where training was restored and took another course."
-    branches: list[Fact] = [("Branches", fmt.count(chain.n_branches), "of the training", tip)]
-    tip = "Steps on the newest branch."
+    branches: Fact = ("Branches", fmt.count(chain.n_branches), "of the training", tip)
     return [
         ("Frames", fmt.count(len(chain.frames)), fmt.counted(chain.n_keyframes, "keyframe")),
-        ("Steps", fmt.count(len(chain.steps)), fmt.steps(chain.steps), tip),
-        *(branches if chain.n_branches > 1 else ()),
+        ("Steps", fmt.count(len(chain.steps)), fmt.steps(chain.steps), "Steps on the newest branch."),
+        *([branches] if chain.n_branches > 1 else []),
         *quality.size_facts(chain),
         *quality.archive_facts(chain),
     ]
@@ -241,8 +182,7 @@ def _settings(chain: ChainReport) -> list[str]:
     parts += [f"first frame relative to the base model {chain.base}"] if chain.base else []
     settings = ", ".join(f"{name}={value}" for name, value in chain.config.items())
     last = "" if chain.is_uniform else "settings differ by step; the last: "
-    parts += [f"{last}{settings}"] if settings else []
-    lines = [" · ".join(parts)]
+    lines = [" · ".join([*parts, *([f"{last}{settings}"] if settings else [])])]
     if chain.overrides:
         words = config_words({"override": chain.overrides})
         lines.append(f"{fmt.counted(len(chain.overrides), 'override')}: {words}")
@@ -256,43 +196,27 @@ def _warnings(chain: ChainReport) -> None:
     elif chain.originals:
         st.caption(fmt.markdown(f"Checksums of the originals: {chain.originals}."))
     if chain.missing:
-        st.error(
-            f"{_missing(chain)} Fetch the files from where the archive came from.", icon=":material/error:"
-        )
-    damaged = [frame for frame in chain.frames if frame.damage]
+        text = f"{_missing(chain)} Fetch the files from where the archive came from."
+        st.error(text, icon=":material/error:")
+    damaged = [f"step {frame.step}: {frame.damage}" for frame in chain.frames if frame.damage]
     if damaged:
-        with st.container(border=True):
-            st.error(f"Not readable: {fmt.counted(len(damaged), 'frame')}.", icon=":material/error:")
-            listed = [f"step {frame.step}: {frame.damage}" for frame in damaged[:_MOST_LISTED]]
-            if len(damaged) > _MOST_LISTED:
-                listed.append(f"… and {fmt.count(len(damaged) - _MOST_LISTED)} more, in the table below")
-            st.code("\n".join(listed), language=None, wrap_lines=True)
+        st.error(f"Not readable: {fmt.counted(len(damaged), 'frame')}.", icon=":material/error:")
+        more = [f"… and {len(damaged) - _MOST_LISTED} more, in the table below"]
+        listed = [*damaged[:_MOST_LISTED], *(more if len(damaged) > _MOST_LISTED else [])]
+        st.code("\n".join(listed), language=None, wrap_lines=True)
 
 
 def _missing(chain: ChainReport) -> str:
     return f"{fmt.counted(len(chain.missing), 'frame')} missing, of {fmt.steps(chain.missing)}."
 
 
-def _legend(chain: ChainReport) -> str:
-    """Return what the signs in the picture of the chain mean."""
-    n_steps = len({frame.step for frame in chain.frames})
-    parts = ["A larger mark is a larger frame. A delta frame stores the changes since the frame before it."]
-    if any(frame.restored_step is not None for frame in chain.frames):
-        parts.append("Arrows: training was restored there.")
-    if any(not frame.on_line for frame in chain.frames):
-        parts.append("Hollow: a branch that was abandoned.")
-    if n_steps > chain_figure.MAX_COLUMNS:
-        parts.append(f"The newest {chain_figure.MAX_COLUMNS} of {fmt.count(n_steps)} steps are drawn.")
-    return " ".join(parts)
-
-
 def _frame_table(chain: ChainReport) -> pd.DataFrame:
     table = pd.DataFrame(chain.frames)[[*_COLUMNS]].rename(columns=_COLUMNS)
     for name in ("frame id", "SHA-256"):
-        table[name] = table[name].str[:_ID_WIDTH]
+        table[name] = table[name].str[:12]
     for name in ("parent step", "restored from"):
         table[name] = table[name].astype("Int64")
-    return table
+    return table if table["damage"].any() else table.drop(columns="damage")
 
 
 def report_parts(chain: ChainReport, run: Subject) -> Iterator[Part]:
@@ -300,19 +224,18 @@ def report_parts(chain: ChainReport, run: Subject) -> Iterator[Part]:
     figures = pd.DataFrame([fact[:3] for fact in _facts(chain)], columns=["figure", "value", "about"])
     notes = [f"Checksums of the originals: {chain.originals}."] if chain.originals else []
     notes += [_missing(chain)] if chain.missing else []
-    yield Part("Figures", figures, (*_settings(chain), *notes))
-    yield Part("Chain", chain_figure.chain_figure(chain.frames), (_legend(chain),))
+    yield Part("Summary", figures, (*_settings(chain), *notes))
+    yield Part("Bytes by step", frames_figure(chain.frames), (_LEGEND,))
     if run.log:
         groups = log_groups(run.log)
         names, hidden = list(groups)[:_MOST_PANELS], list(groups)[_MOST_PANELS:]
         notes = [f"Not drawn: {', '.join(hidden)}."] if hidden else []
         yield Part("Training", log_figure(run.log, {name: groups[name] for name in names}), tuple(notes))
     step = fmt.count(run.steps[-1])
-    for title, sizes in tables.sizes(run).items():
+    for heading, sizes in tables.sizes(run).items():
         shares = sizes.assign(share=sizes["share"].map(fmt.share))
-        yield Part(title, shares, (f"Uncompressed, in the checkpoint of step {step}.",))
-    frames = _frame_table(chain)
-    yield Part("Frames", frames if frames["damage"].any() else frames.drop(columns="damage"))
+        yield Part(heading, shares, (f"Uncompressed, in the checkpoint of step {step}.",))
+    yield Part("Frames", _frame_table(chain))
     yield Part(f"Tensors of step {step}", tables.tensors(run.tensors))
 
 

@@ -12,15 +12,10 @@ from inshrink_app.pages.archives import made
 from inshrink_app.widgets import choices, ending, fmt, problem
 from inshrink_app.widgets.layout import answer
 
-_OPTIMIZERS = {
-    "exact": "Exact",
-    "compressed": "Compressed",
-    "compact": "Compact",
-    "drop": "Left out",
-}
+_OPTIMIZERS = {"exact": "Exact", "compressed": "Compressed", "compact": "Compact", "drop": "Left out"}
 _OPTIMIZER_HELP = (
-    "Training resumed from exact state goes on bit for bit. Compressed rounds each second moment to a power "
-    "of two; compact stores factors of rows and columns. Without state the optimizer has to warm up again."
+    "Training resumed from exact state continues bit for bit. Compressed rounds each second moment to a "
+    "power of two; compact stores factors of rows and columns. Without state the optimizer has to warm up."
 )
 _CODEC_HELP = (
     "Lattice is the default: smallest at equal accuracy. Inshrinkerator is the published codec. Uniform "
@@ -30,46 +25,32 @@ _CODEC_HELP = (
 
 def show(shown: Subject) -> None:
     """Draw the settings and the button, and what was written last."""
-    linked = services.linked_job(state.choice_text("job"), "archives", shown.path)
-    job = linked if linked is not None and linked.work.topic == "write" else None
-    job = job or services.newest_job("archives", "write", shown.path)
+    job = made.job_of(shown, "write")
     launch, result, settings = st.container(), st.container(), st.container()
     with settings:
         steps, fields, packed, watch = _settings(shown)
-    judge = services.judge_of(shown)
-    bound = services.chosen(shown).bound
-    is_bound = judge is not None and bool(bound.fields) and not watch
-    if is_bound and judge is not None:
+    judge, bound = services.judge_of(shown), services.chosen(shown).bound
+    trusted, note = "", "No bound: every step is written with the settings below."
+    if judge is not None and bound.fields and not watch:
         fields |= bound.fields | judge.fields
+        trusted, note = judge.trusted, f"Bound: {bound.text}."
     request = services.chain_export(shown, steps, packed=packed, watch=watch, **fields)
     with launch:
         suggestion = services.suggested_name(shown, request)
-        is_running = job is not None and job.is_running
+        look: dict[str, Any] = {"disabled": not steps or (job is not None and job.is_running)}
         with st.container(horizontal=True, vertical_alignment="bottom"):
             typed = st.text_input("Write to", value=suggestion, key=f"export.target.{suggestion}")
-            pressed = st.button(
-                "Write archive", type="primary", icon=":material/archive:", disabled=is_running or not steps
-            )
-        _notes(shown, typed, packed=packed, bound=f"Bound: {bound.text}." if is_bound else "")
+            pressed = st.button("Write archive", type="primary", icon=":material/archive:", **look)
+        if Path(typed).is_dir() and not packed:
+            note += " This archive exists: missing steps are appended, and nothing is replaced."
+        st.caption(fmt.markdown(note))
+        problem.show_unreadable(shown.unreadable, "The archive will hold all others: keep these files.")
         if pressed and (target := answer(lambda: services.export_target(typed, request))) is not None:
-            trusted = judge.trusted if is_bound and judge is not None else ""
             state.publish(job=services.start_export(shown, request, target, trusted=trusted).job_id)
             st.rerun()
     with result:
         made.show(shown, job)
-    between = f"{typed.removesuffix('.inshrink')}-folder.inshrink"
-    ending.requests(request.placed(typed, between))
-
-
-def _notes(shown: Subject, typed: str, *, packed: bool, bound: str) -> None:
-    """Say what the button will do that the settings do not show."""
-    notes = [bound] if bound else ["No bound: every step is written with the settings below."]
-    if Path(typed).is_dir() and not packed:
-        notes.append("This archive exists: missing steps are appended, and nothing is replaced.")
-    st.caption(fmt.markdown(" ".join(notes)))
-    problem.show_unreadable(
-        shown.unreadable, "The archive will hold all others: keep these files, or fetch whole ones."
-    )
+    ending.requests(request.placed(typed, f"{typed.removesuffix('.inshrink')}-folder.inshrink"))
 
 
 def _settings(shown: Subject) -> tuple[tuple[int, ...], dict[str, Any], bool, bool]:
@@ -83,16 +64,15 @@ def _settings(shown: Subject) -> tuple[tuple[int, ...], dict[str, Any], bool, bo
         with st.container(horizontal=True, vertical_alignment="bottom"):
             tip = "Restoring a step decodes at most so many frames; keyframes are larger than deltas."
             keyframes = st.number_input("Keyframe every", 1, 1000, 32, key="export.keyframe_every", help=tip)
-            device = choices.device("export") if not services.missing_cuda() else choices.AUTO
+            device = choices.device("export")
         tip = "Archives each checkpoint as it is finished, until you end the job or the explorer."
         is_all = steps == shown.steps
         watch = is_all and st.toggle("Archive while the run grows", key="export.watch", help=tip)
         packed = not watch and st.toggle("As one packed file", key="export.packed")
         fields: dict[str, Any] = {"codec": codec, "config": config or None, "optimizer": optimizer}
         fields |= {"keyframe_every": int(keyframes), "device": device}
-        if not watch and len(services.installed_engines()) > 1:
-            tip = "Each compresses some of the tensors, one thread each."
-            fields["engine"], fields["workers"] = choices.engine("export", tip)
+        if not watch:
+            fields |= choices.engine("export")
     return steps, fields, bool(packed), bool(watch)
 
 
@@ -102,8 +82,7 @@ def _steps(shown: Subject) -> tuple[int, ...]:
     if what == "all" or len(shown.steps) < 2:
         return shown.steps
     first, last = choices.ends_of_range("export", shown.steps)
-    stride = st.number_input("Every n-th checkpoint", 1, len(shown.steps), 1, key="export.stride")
-    return tuple([step for step in shown.steps if first <= step <= last][:: int(stride)])
+    return tuple(step for step in shown.steps if first <= step <= last)
 
 
 def _codec(shown: Subject) -> tuple[str, dict[str, Any]]:
@@ -118,10 +97,9 @@ def _codec(shown: Subject) -> tuple[str, dict[str, Any]]:
 
 
 def _optimizer(shown: Subject, codec: str, config: dict[str, Any]) -> str:
-    """Draw what becomes of the optimizer state."""
+    """Draw how the optimizer state is stored; the default depends on the codec."""
     if len(shown.model_tensors) == len(shown.tensors):
         return "drop"
     default = services.default_optimizer(codec, config)
-    # The default depends on it: exact weights have exact state beside them.
     key = f"optimizer_{default}"
     return choices.one_of_few("export", "Optimizer state", key, _OPTIMIZERS, default, _OPTIMIZER_HELP)

@@ -13,32 +13,27 @@ from inshrink_app import services, state
 from inshrink_app.model import Subject
 from inshrink_app.pages.open import shelf
 from inshrink_app.server.roots import settings
-from inshrink_app.widgets import fmt, layout, listing
+from inshrink_app.widgets import fmt, listing
 from inshrink_app.widgets.layout import answer, panels
 
 _WIDTH = 48
 _PANELS = 4
-_WHOLE = (
+_COUNTS = (
     *("steps", "last step", "parameters"),
     *("bytes on disk", "bytes of the archive", "steps not archived"),
 )
-_HEIGHT = 240
 _CLICKED, _FOLDER = "runs.clicked", "runs.folder"
 
 
+@st.fragment
 def show(open_path: Callable[[Path], None]) -> None:
-    """Draw the table once the rest is on the screen, because reading all headers takes a while.
+    """Draw the table of a folder or of all roots, with ways to other folders.
 
     Parameters
     ----------
     open_path
         Opens a run and leaves the page.
     """
-    layout.below("runs", partial(_listed, open_path), height=_HEIGHT)
-
-
-def _listed(open_path: Callable[[Path], None]) -> None:
-    """Draw the table of a folder or of all roots, with ways to other folders."""
     folder, roots = _current_folder(), settings().roots
     with st.container(horizontal=True, vertical_alignment="center"):
         look: dict[str, Any] = {"label_visibility": "collapsed", "width": 260, "icon": ":material/search:"}
@@ -97,7 +92,7 @@ def _table(found: pd.DataFrame, names: Sequence[str]) -> list[int]:
     """List them, and return the rows that are ticked."""
     table = found.drop(columns="path")
     table.insert(0, "name", names)
-    for name in _WHOLE:
+    for name in _COUNTS:
         table[name] = table[name].astype("Int64")
     key = f"runs.table.{hash(tuple(names))}"  # A row that is ticked is another run's in another list.
 
@@ -129,9 +124,9 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
     """Draw the metrics that both have logged, and lead to the comparison of their weights."""
     shared = [name for name in first.log if name in second.log][:_PANELS]
     log = {
-        f"{name} · {label}": one.log[name]
+        f"{name} · {label}": run.log[name]
         for name in shared
-        for one, label in ((first, names[0]), (second, names[1]))
+        for run, label in ((first, names[0]), (second, names[1]))
     }
     if shared:
         groups = {name: [f"{name} · {label}" for label in names] for name in shared}
@@ -140,13 +135,9 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
     else:
         st.caption("The two runs share no logged metric.")
     common = sorted(set(first.steps) & set(second.steps))
-    said = f"{fmt.counted(len(common), 'step')} in common" if common else "No step in common"
+    shared_steps = f"{fmt.counted(len(common), 'step')} in common" if common else "No step in common"
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button(
-            "Compare their weights",
-            icon=":material/arrow_forward:",
-            key="runs.two",
-        ):
+        if st.button("Compare their weights", icon=":material/arrow_forward:", key="runs.two"):
             state.set_run(str(first.path))
             state.go_to("run", drawer="compare", compared="runs", other=str(second.path))
-        st.caption(fmt.markdown(f"{said}; compared tensor by tensor at the last one."))
+        st.caption(fmt.markdown(f"{shared_steps}; compared tensor by tensor at the last one."))

@@ -1,9 +1,8 @@
-"""What lies in folders, and what headers and earlier comparisons tell of every run and archive in them."""
+"""The runs and archives in folders, with what headers and earlier comparisons say of each."""
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from inshrink_app.server.roots import Entry, list_folder
 from inshrink_app.services.opening import load_subject
 
 _READ = ("run", "archive")
-"""Kinds of which headers are read."""
+"""Kinds whose headers are read."""
 
 _DEEPEST = 2
 """Folders below that are looked into."""
@@ -23,63 +22,50 @@ _MOST_FOLDERS = 200
 _MOST = 60
 """Runs and archives whose headers are read: some milliseconds each, more for a run of many files."""
 
-
 COLUMNS = (
     *("path", "kind", "steps", "steps not archived", "bytes on disk", "bytes of the archive", "ratio"),
     *("restore cost", "largest drop", "bits per weight", "parameters", "last step", "metric", "last value"),
     "problem",
 )
-"""Of the table; empty where nothing tells.
+"""Of the table; empty if not known.
 
-Bytes and ratios of the archive are those of the archive itself, or of the one beside the run; restore cost
-and drop are the largest that were measured of it. The problem says why something cannot be read.
+Bytes and ratios of the archive are those of the archive itself, or of the archive beside the run; restore
+cost and drop are the largest that were measured of it. The problem is why something cannot be read.
 """
 
 
 def shelf(folders: Sequence[Path]) -> tuple[pd.DataFrame, int]:
-    """Return what lies in some folders, and how many there are more than were listed.
+    """Return the entries of some folders, and how many more there are than are listed.
 
-    These are the runs and archives three levels deep, and beside them folders and checkpoint files.
+    These are the runs and archives three levels deep, those near the top first, and beside them folders and
+    checkpoint files of the first level.
     """
-    found, n_hidden = _found(folders)
-    readable = [entry for entry in found if entry.kind in _READ]
-    left_out = set(readable[_MOST:])
-    rows = [_listed(entry) for entry in found if entry not in left_out]
-    return pd.DataFrame(rows, columns=list(COLUMNS)), len(left_out) + n_hidden
-
-
-def _found(starts: Sequence[Path]) -> tuple[list[Entry], int]:
-    """Look for runs and archives, those near the top first, and count what folders of very many leave out."""
     found: dict[Path, Entry] = {}
-    n_hidden = 0
-    folders = deque((folder, 0) for folder in starts)
-    for _ in range(_MOST_FOLDERS):
-        if not folders:
-            break
-        folder, depth = folders.popleft()
+    waiting, n_hidden = [(folder, 0) for folder in folders], 0
+    for folder, depth in waiting:  # It grows.
         with contextlib.suppress(OSError):
             listing = list_folder(folder)
             n_hidden += listing.n_hidden
             for entry in listing.entries:
                 if not depth or entry.kind in _READ:
                     found.setdefault(entry.path, entry)
-                if entry.kind == "folder" and depth < _DEEPEST:
-                    folders.append((entry.path, depth + 1))
-    return list(found.values()), n_hidden
+                if entry.kind == "folder" and depth < _DEEPEST and len(waiting) < _MOST_FOLDERS:
+                    waiting.append((entry.path, depth + 1))
+    left_out = [entry for entry in found.values() if entry.kind in _READ][_MOST:]
+    rows = [_row(entry) for entry in found.values() if entry not in left_out]
+    return pd.DataFrame(rows, columns=list(COLUMNS)), len(left_out) + n_hidden
 
 
-def _listed(entry: Entry) -> dict[str, Any]:
-    """Return the line of what lies in a folder; what cannot be read is listed with the reason."""
-    path = entry.path
-    row: dict[str, Any] = {"path": path, "kind": entry.kind, "bytes on disk": entry.nbytes}
+def _row(entry: Entry) -> dict[str, Any]:
+    """Return the line of an entry; what cannot be read is listed with the reason."""
+    row: dict[str, Any] = {"path": entry.path, "kind": entry.kind, "bytes on disk": entry.nbytes}
     if entry.kind not in _READ:
         return row
     try:
-        shown = load_subject(str(path))
+        shown = load_subject(str(entry.path))
     except ServiceError as error:
         return row | {"problem": error.problem.what}
-    archive = shown.archive
-    metric, value = last_metric(shown)
+    archive, (metric, value) = shown.archive, last_metric(shown)
     row |= {
         "kind": shown.kind,
         "steps": len(shown.steps),
@@ -90,13 +76,10 @@ def _listed(entry: Entry) -> dict[str, Any]:
         "last value": value,
     }
     if shown.kind == "run":
-        row["steps not archived"] = len(set(shown.steps) - set(() if archive is None else archive.steps))
+        row["steps not archived"] = len(set(shown.steps).difference(archive.steps if archive else ()))
     if archive is not None:
-        row |= {
-            "bytes of the archive": archive.nbytes,
-            "ratio": archive.ratio_total,
-            "bits per weight": archive.bits_per_weight,
-        }
+        row |= {"bytes of the archive": archive.nbytes, "ratio": archive.ratio_total}
+        row["bits per weight"] = archive.bits_per_weight
         known = known_of(archive)
         if known is not None and known.is_current:
             row["restore cost"] = known.comparison.max_restore_cost
@@ -105,9 +88,9 @@ def _listed(entry: Entry) -> dict[str, Any]:
 
 
 def last_metric(shown: Subject) -> tuple[str, float | None]:
-    """Return the last value of the metric that says most: a validation loss before another loss.
+    """Return the last value of the most telling metric: a validation loss before another loss.
 
-    The name is empty where nothing was logged.
+    The name is empty if nothing was logged.
     """
 
     def rank(name: str) -> tuple[bool, bool]:

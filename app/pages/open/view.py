@@ -47,10 +47,12 @@ def render() -> None:
         problem.show(failure)
     _path_form()
     _at_hand()
-    runs.show(_open)
+    table = st.container()
     _addresses()
     folded("Drop files", ":material/upload_file:", "open.drop", _drop, expanded=bool(services.dropped()))
     ending.requests([Inspect(current or "RUN")])
+    with table:  # Last: reading all headers takes a while.
+        runs.show(_open)
 
 
 def _open(path: Path | str) -> None:
@@ -134,11 +136,11 @@ def _addresses() -> None:
     with section("In buckets"):
         for address in settings().addresses:
             below = answer(partial(services.listed_at, address), "Listing…") or ()
-            names = [one for one in below if one.suffix in ("", ".inshrink", *CHECKPOINT_SUFFIXES)]
-            for one in (address, *names[:_MOST_LISTED]):
-                label = str(one) if one == address else one.name
-                if st.button(fmt.markdown(label), icon=_ICONS["folder"], type="tertiary", key=f"at.{one}"):
-                    _open(one)
+            names = [place for place in below if place.suffix in ("", ".inshrink", *CHECKPOINT_SUFFIXES)]
+            for place in (address, *names[:_MOST_LISTED]):
+                label = str(place) if place == address else place.name
+                if st.button(fmt.markdown(label), icon=_ICONS["folder"], type="tertiary", key=f"at.{place}"):
+                    _open(place)
             if len(names) > _MOST_LISTED:
                 st.caption(f"{fmt.count(len(names) - _MOST_LISTED)} more are not listed; type the address.")
         st.caption("Type the address of a folder below these to open it.")
@@ -160,15 +162,15 @@ def _drop() -> None:
         return
     st.caption("Copies of dropped files stay here until you remove them:")
     st.code(str(copies[0].folder.parent), language=None, wrap_lines=True)
-    for one in copies:
+    for copy in copies:
         with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-            label = f"{fmt.markdown(fmt.elided(one.path.name, _NAME_WIDTH))} · {fmt.size(one.nbytes)}"
-            tip = "Metrics of a run, for its place Run." if one.is_log else None
-            look: Any = {"icon": _ICONS["file"], "type": "tertiary", "disabled": one.is_log, "help": tip}
-            if st.button(label, key=f"dropped.{one.folder.name}", **look):
-                _open(one.path)
-            if st.button("Remove", key=f"remove.{one.folder.name}"):
-                _remove(one.folder)
+            label = f"{fmt.markdown(fmt.elided(copy.path.name, _NAME_WIDTH))} · {fmt.size(copy.nbytes)}"
+            tip = "Metrics of a run, for its place Run." if copy.is_log else None
+            look: Any = {"icon": _ICONS["file"], "type": "tertiary", "disabled": copy.is_log, "help": tip}
+            if st.button(label, key=f"dropped.{copy.folder.name}", **look):
+                _open(copy.path)
+            if st.button("Remove", key=f"remove.{copy.folder.name}"):
+                _remove(copy.folder)
 
 
 def _remove(folder: Path) -> None:
