@@ -301,6 +301,11 @@ def key_histogram(counts: NDArray[np.int64], dtype: str) -> KeyHistogram:
     return KeyHistogram(key_values(dtype)[order[occupied]], in_order[occupied])
 
 
-def ordered_sum(terms: NDArray[np.float64]) -> float:
+def ordered_sum(terms: NDArray[np.floating]) -> float:
     """Add numbers from first to last: `np.sum` pairs them in a way that depends on the processor."""
-    return float(np.cumsum(terms)[-1]) if len(terms) else 0.0
+    return float(np.cumsum(terms, dtype=np.float64)[-1]) if len(terms) else 0.0
+
+
+def ordered_mean(values: NDArray[np.floating]) -> float:
+    """Return the mean of numbers, added from first to last in float64."""
+    return ordered_sum(values) / values.size

@@ -15,13 +15,12 @@ import torch
 
 from inshrink_core.codec import Encoded, Levels, ShapedReference, TensorInput, TensorReference, own_state
 from inshrink_core.codecs.fallback import FallbackCodec, host_values
+from inshrink_core.coding.raw import worst_case_coded_bytes
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
-from inshrink_lab.published.flat import FLAT_WORDS, decode_flat, encode_flat, worst_case_flat_bytes
+from inshrink_lab.published.flat import FLAT_WORDS, Floats, Symbols, decode_flat, encode_flat
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from inshrink_core.checkpoint import TensorSpec
 
 
@@ -47,7 +46,7 @@ class Grid(NamedTuple):
     low: float
     high: float
 
-    def levels(self) -> NDArray[np.float32]:
+    def levels(self) -> Floats:
         """Return the value of every level: float64, in this order, rounded once to float32."""
         top = (1 << self.bits) - 1
         numbers = np.arange(top + 1, dtype=np.float64)
@@ -88,7 +87,7 @@ class GridReference(ShapedReference):
         return Levels("grid", np.unique(points), spacing, symbols=self.symbols.numpy())
 
 
-def level_numbers(values: NDArray[np.float32], grid: Grid) -> NDArray[np.uint8]:
+def level_numbers(values: Floats, grid: Grid) -> Symbols:
     """Return the level nearest to every value, halves to the even level.
 
     Examples
@@ -101,8 +100,7 @@ def level_numbers(values: NDArray[np.float32], grid: Grid) -> NDArray[np.uint8]:
     if span == 0:
         return np.zeros(values.size, np.uint8)
     position = (values.astype(np.float64) - grid.low) / span * top
-    numbers: NDArray[np.uint8] = np.clip(np.rint(position), 0, top).astype(np.uint8)
-    return numbers
+    return np.clip(np.rint(position), 0, top).astype(np.uint8)
 
 
 class GridCodec(FallbackCodec[_Plan]):
@@ -131,12 +129,8 @@ class GridCodec(FallbackCodec[_Plan]):
             previous.grid == fresh or (self.grid == "held" and _still_fits(previous.grid, fresh))
         )
         grid = previous.grid if previous is not None and held else fresh
-        state = GridReference(
-            dtype=spec.dtype,
-            shape=spec.shape,
-            symbols=torch.from_numpy(level_numbers(values, grid)),
-            grid=grid,
-        )
+        symbols = torch.from_numpy(level_numbers(values, grid))
+        state = GridReference(dtype=spec.dtype, shape=spec.shape, symbols=symbols, grid=grid)
         return Encoded(Block(self.bitstream, pack_grid(state, previous, self.coder)), state)
 
     def decode_lossy(
@@ -154,7 +148,7 @@ class GridCodec(FallbackCodec[_Plan]):
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
         """Return the header and packed level numbers."""
-        return _HEADER_BYTES + worst_case_flat_bytes(spec.numel, 1 << MAX_BITS)
+        return _HEADER_BYTES + worst_case_coded_bytes(spec.numel, 1 << MAX_BITS)
 
 
 def _still_fits(held: Grid, fresh: Grid) -> bool:

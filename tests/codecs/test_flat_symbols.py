@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inshrink_core.coding.raw import worst_case_coded_bytes
 from inshrink_core.errors import DamagedError
 from inshrink_lab.published.flat import (
     FLAT_CODERS,
     decode_flat,
     encode_flat,
-    worst_case_flat_bytes,
 )
 
 
@@ -22,7 +22,7 @@ from inshrink_lab.published.flat import (
 def test_any_symbols_come_back_within_the_stated_size(coder, n, n_symbols, skew, seed):
     symbols = (n_symbols * np.random.default_rng(seed).random(n) ** skew).astype(np.uint8)
     payload = encode_flat(symbols, n_symbols, coder)
-    assert len(payload) <= worst_case_flat_bytes(n, n_symbols)
+    assert len(payload) <= worst_case_coded_bytes(n, n_symbols)
     assert np.array_equal(decode_flat(payload, n, n_symbols), symbols)
 
 

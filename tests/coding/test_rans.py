@@ -12,8 +12,8 @@ from inshrink_core.coding.rans import (
     decode_rans,
     encode_rans,
     estimate_bits_of_counts,
-    worst_case_rans_bytes,
 )
+from inshrink_core.coding.raw import worst_case_coded_bytes
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.cpu.tables import read_tables
@@ -48,7 +48,7 @@ def entropy_bits(symbols: torch.Tensor, contexts: torch.Tensor | None) -> float:
 
 def round_trip(symbols, contexts, n_symbols, n_contexts, **options) -> bytes:
     payload = encode_rans(symbols, contexts, n_symbols, n_contexts, **options)
-    assert len(payload) <= worst_case_rans_bytes(symbols.numel(), n_symbols)
+    assert len(payload) <= worst_case_coded_bytes(symbols.numel(), n_symbols)
     decoded = decode_rans(payload, symbols.numel(), n_symbols, contexts, n_contexts)
     assert decoded.dtype == torch.uint8
     assert torch.equal(decoded, symbols)
