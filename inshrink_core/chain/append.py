@@ -23,10 +23,10 @@ from inshrink_core.chain.config import ChainConfig, LargeError, large_errors
 from inshrink_core.chain.encoder import (
     HELD_NBYTES,
     ChainState,
-    FrameEncoder,
-    Origin,
+    FramePlan,
     PreparedFrame,
     RecalledReference,
+    read_again,
 )
 from inshrink_core.chain.meta import (
     FOLDER,
@@ -41,8 +41,8 @@ from inshrink_core.chain.meta import (
 )
 from inshrink_core.chain.parts import Shards, Split, box_of, memory_of
 from inshrink_core.chain.sizes import frame_size
-from inshrink_core.checkpoint import Checkpoint, TensorSpec
-from inshrink_core.codec import FALLBACK_CODEC, BaseReference, TensorReference, get_codec
+from inshrink_core.checkpoint import Checkpoint, TensorSource, TensorSpec
+from inshrink_core.codec import FALLBACK_CODEC, TensorReference, get_codec
 from inshrink_core.errors import NotFoundError
 from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import FileSource
@@ -141,6 +141,7 @@ class ChainWriter:
         self.metrics: Mapping[str, float] = {}
         self.before: Checkpoint | None = None
         self.split = split
+        self._part = writer.part if isinstance(writer, PartWriter) else 0  # the first has the attachments
         self.parent = parent if parent is not None else writer.reader.head
         if branch is None:
             continues = self.parent is None or self.parent == writer.reader.listed_head
@@ -169,15 +170,12 @@ class ChainWriter:
         For a keyframe that is nothing but what is remembered, and for the first one the values that the
         base model has for some tensors.
         """
-        self._load_parent()
-        references = self._based(specs) if keyframe else dict(self._references or {})
-        return self._state(references, keyframe=keyframe)
-
-    def _based(self, specs: Iterable[TensorSpec]) -> dict[str, TensorReference]:
-        """Return the base model's values for a keyframe: the archive's first is encoded relative to them."""
-        return {} if self.base is None or self.parent is not None else {**self.base.references(specs)}
-
-    def _state(self, references: Mapping[str, TensorReference], *, keyframe: bool) -> ChainState:
+        references: dict[str, TensorReference] = {}
+        if not keyframe:
+            self._load_parent()
+            references.update(self._references or {})
+        elif self.base is not None and self.parent is None:
+            references.update(self.base.references(specs))
         memory = self.initial_memory
         if self.parent is not None:
             memory = self._meta.get("memory") if self._meta.get("codec") == self.config.codec else None
@@ -217,11 +215,6 @@ class ChainWriter:
             self.split is not None and self.split.owns(spec, self.writer.part)
         )
 
-    @property
-    def _is_first(self) -> bool:
-        """Whether attachments are this writer's."""
-        return not isinstance(self.writer, PartWriter) or self.writer.part == 0
-
     def _observed(self, *, keyframe: bool) -> dict[str, TensorReference]:
         """Return what tensors are observed relative to, in parts: the originals of the parent's step.
 
@@ -231,12 +224,11 @@ class ChainWriter:
         if before is None:
             return {}
         read = before.source.read
-        return {
-            spec.key: RecalledReference(
-                origin=None, decode=functools.partial(BaseReference, functools.partial(read, spec))
-            )
-            for spec in before.specs
-        }
+
+        def original(spec: TensorSpec) -> RecalledReference:
+            return RecalledReference(recall=lambda: (read(spec), None))
+
+        return {spec.key: original(spec) for spec in before.specs}
 
     def keep_within(self, checkpoint: Checkpoint, budget: Budget) -> None:
         """Choose what the next frame leaves unchanged, so that a delta frame stays within a budget."""
@@ -278,7 +270,7 @@ class ChainWriter:
         where the delta's blocks save less than a hundredth, per raw byte, of the last keyframe's.
         """
         stored = stored_view(checkpoint, self.config.optimizer)
-        attachments = dict(attachments_of(stored)) if self._is_first else {}
+        attachments = dict(attachments_of(stored)) if self._part == 0 else {}
         write = functools.partial(self._write, checkpoint, attachments, quality, prepared)
         if keyframe is None and self.split is not None:
             keyframe = self.keyframe_is_due
@@ -309,31 +301,37 @@ class ChainWriter:
         held = sum(row.nbytes for row in keyframe.tensors)
         self._keyframe_rate = _rate_of(held, keyframe.raw_total, based=keyframe.base is not None)
         frame, where = archive.frame(self.parent), archive.where(self.parent)
-        for spec in (spec_of(entry, where) for entry in frame.entries if not entry.attachment):
-            if not self._owns(spec):
+        for entry in frame.entries:
+            if entry.attachment and self._part == 0:
+                attachments[entry.key] = archive.attachment(self.parent, entry.key)
+            if entry.attachment or not self._owns(spec := spec_of(entry, where)):
                 continue
-            if _is_recalled(spec, frame.entry(spec.key).codec):
-                self._references[spec.key] = self._recalled(spec, None)
+            if _is_recalled(spec, entry.codec):
+                self._references[spec.key] = self._recalled(spec)
             else:
                 self._references[spec.key] = archive.recalled(self.config, self.parent, spec)
-        for entry in frame.entries:
-            if entry.attachment and self._is_first:
-                attachments[entry.key] = archive.attachment(self.parent, entry.key)
 
     def _recalled(
-        self, spec: TensorSpec, origin: Origin | None, history: Tensor | None = None
+        self,
+        spec: TensorSpec,
+        source: TensorSource | None = None,
+        digest: bytes = b"",
+        history: Tensor | None = None,
     ) -> RecalledReference:
         """Return the state of a tensor stored losslessly, without the tensor.
 
         By the time it is asked for, the frame that is being written has become the parent.
         """
 
-        def decode() -> TensorReference:
+        def recall() -> tuple[Tensor, Tensor | None]:
+            tensor = None if source is None else read_again(source, spec, digest)
+            if tensor is not None:
+                return tensor, history
             if self.parent is None:
                 raise RuntimeError("a state is asked for before its frame was committed")
-            return self.archive.decode(self.parent, spec.key)[1]
+            return self.archive.decode(self.parent, spec.key)[1].exact_state()
 
-        return RecalledReference(origin=origin, decode=decode, history=history)
+        return RecalledReference(recall=recall, history=history)
 
     def _write(
         self,
@@ -357,12 +355,11 @@ class ChainWriter:
         places = {spec.key: place for place, spec in enumerate(stored.specs)}
         if isinstance(self.split, Shards):
             places = dict(self.split.places)
-        based = {} if delta else self._based(stored.specs)
-        # Until the frame is committed there is no state to go back to but the archive's: nothing here holds
+        # Until the frame is committed there is no state to go back to but the archive's: nothing here keeps
         # the states before, and each is dropped when its successor is made.
-        before, self._references = self._references or {}, None
-        state = self._state(before if delta else based, keyframe=not delta)
-        del before
+        state = self.state(keyframe=not delta, specs=stored.specs)
+        based = frozenset() if delta else state.references.keys()
+        self._references = None
         with self.writer.begin(
             step=stored.step,
             kind=kind,
@@ -373,7 +370,7 @@ class ChainWriter:
             if prepared is not None and prepared.holds(self.config, whole, state, stored.specs):
                 plan, ready = prepared.plan, prepared.results
             else:
-                plan, ready = FrameEncoder(self.config).plan(whole, state, stored.specs), {}
+                plan, ready = FramePlan(self.config, whole, state, stored.specs), {}
             unchanged = state.unchanged
             del state
             for spec, block, reference, digest, error, norm in plan.encode(own.specs, ready):
@@ -381,8 +378,7 @@ class ChainWriter:
                 frame.add(spec.key, block.codec, block.payload, attributes=attributes, place=place)
                 from_file = isinstance(stored.source, FileSource) and spec.key not in unchanged
                 if from_file and _is_recalled(spec, block.codec):
-                    origin = Origin(stored.source, spec, digest)
-                    reference = self._recalled(spec, origin, reference.exact_state()[1])
+                    reference = self._recalled(spec, stored.source, digest, reference.exact_state()[1])
                 references[spec.key], digests[spec.key] = reference, digest
                 nbytes += len(block.payload)
                 squared_error += error

@@ -141,6 +141,28 @@ class ChainConfig:
         codec = self.codecs_by_role()[spec.role]
         return self.config_of(spec) if codec is self.config else codec
 
+    def members(self, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Return the tensors that the chain's codec takes, which its plan is made for."""
+        by_role = self.codecs_by_role()
+        return tuple(spec for spec in specs if by_role[spec.role] is self.config)
+
+    def require_matches(self, checkpoint: Checkpoint) -> None:
+        """Refuse an override that matches no tensor: it was meant for another model, or is misspelt.
+
+        Raises
+        ------
+        ConfigError
+            There is one.
+        """
+        members = self.members(checkpoint.specs)
+        for override in self.overrides:
+            if not any(map(override.matches, members)):
+                raise ConfigError(
+                    f"no tensor matches the override '{override.match}'",
+                    found=", ".join(f"{name}={value!r}" for name, value in override.to_json().items()),
+                    remedy="`inshrink inspect RUN --tensors` lists names and layer types",
+                )
+
     def first_moment(self, checkpoint: Checkpoint, spec: TensorSpec) -> TensorSpec | None:
         """Return the first moment in a checkpoint that the rounding of a tensor follows; None for none."""
         codec = self.config_of(spec)

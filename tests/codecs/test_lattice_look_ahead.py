@@ -10,7 +10,6 @@ from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive, ChainConfig, ChainState, ChainWriter, FrameEncoder
 from inshrink_core.codec import FrameContext, TensorInput, make_codec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.codecs.lattice.look_ahead import steps_to_look_at
 from inshrink_core.codecs.lattice.spacing import Memory
 from inshrink_core.errors import DamagedError
 from tests.builders import memory_checkpoint, memory_run
@@ -56,13 +55,13 @@ def widths(run, **settings):
 
 @pytest.mark.parametrize(("n_steps", "n_pairs"), [(0, 0), (1, 0), (2, 1), (3, 2), (9, 8), (10, 8), (1000, 8)])
 def test_sights_are_spread_pairs_of_neighbours(n_steps, n_pairs):
-    places = [sight.place for sight in steps_to_look_at(n_steps)]
+    places = [sight.place for sight in LatticeCodec().look_ahead_steps(n_steps)]
     assert places == sorted(set(places))
     assert sum(place + 1 in places for place in places) >= n_pairs
     assert len(places) <= 2 * n_pairs
     if n_pairs:
         assert (places[0], places[-1]) == (0, n_steps - 1)
-        assert 0 < sum(sight.companions for sight in steps_to_look_at(n_steps)) <= 5
+        assert 0 < sum(sight.companions for sight in LatticeCodec().look_ahead_steps(n_steps)) <= 5
 
 
 def test_all_frames_have_the_spacing_that_the_whole_run_asks_for():
@@ -195,14 +194,14 @@ def test_what_is_held_of_tensors_settles_their_spacings_and_else_each_frame_does
         return config.plan([*specs, vector], seen, FrameContext(memory=memory))
 
     first, second = plan((1.0, 16.0), memory), plan((16.0, 1.0), memory)
-    assert first.widths["layer0.weight"] > first.widths["layer1.weight"]
-    assert second.widths["layer0.weight"] < second.widths["layer1.weight"]
+    assert first.tensors["layer0.weight"].width > first.tensors["layer1.weight"].width
+    assert second.tensors["layer0.weight"].width < second.tensors["layer1.weight"].width
     assert second.memory["held"] == {}
     held = {"held": {"layer0.weight": 512, "layer1.weight": -512}}
     third, fourth = (plan(seconds, memory | held) for seconds in ((1.0, 16.0), (16.0, 1.0)))
-    assert third.widths == fourth.widths
+    assert [plan.width for plan in third.tensors.values()] == [plan.width for plan in fourth.tensors.values()]
     for one in (first, third):
-        assert one.widths["norm.weight"] == pytest.approx(0.25 * 4e-3)
+        assert one.tensors["norm.weight"].width == pytest.approx(0.25 * 4e-3)
 
 
 def test_a_chain_that_cannot_look_ahead_settles_at_its_second_frame():
@@ -213,6 +212,6 @@ def test_a_chain_that_cannot_look_ahead_settles_at_its_second_frame():
         second = torch.full(tensor.shape, 10.0**-step)
         (_, reference), plan = frame(tensor, None, reference, context=context, second_moment=second)
         memory = LatticeCodec().remember(plan)
-        found.append((plan.widths["layer.weight"], memory))
+        found.append((plan.tensors["layer.weight"].width, memory))
     assert all(one == found[1] for one in found[2:])
     assert found[1][0] == pytest.approx(0.5 * PACE, rel=0.35)

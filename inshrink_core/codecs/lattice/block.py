@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import PROTECTED, QUANTIZED, BaseReference, Levels, ShapedReference
 from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
-from inshrink_core.codecs.fallback import LOSSY_DTYPES
 from inshrink_core.codecs.lattice.spacing import MAX_EXPONENT, MAX_UNITS, MIN_EXPONENT, Spacing, lattice_of
 from inshrink_core.codecs.shaping import Shaping
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
@@ -46,11 +45,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.ops.lattice import Rounded
-
-
-def can_have_lattice(spec: TensorSpec) -> bool:
-    """Whether a lattice block can be that of a tensor: a float of at most four bytes, not empty."""
-    return spec.dtype in LOSSY_DTYPES and spec.numel > 0
 
 
 def is_matrix(spec: TensorSpec) -> bool:
@@ -109,32 +103,11 @@ _UNIT_LATTICE = Lattice(unit=1.0, spacing=1, reciprocal=1.0, bound=(1 << 24) - 1
 """Whole numbers as they are."""
 
 
-class Frame(NamedTuple):
-    """Tokens of one tensor and what belongs to them, before they are bytes.
-
-    Parameters
-    ----------
-    rounded
-        From `round_to_lattice`.
-    before : Int32[Tensor, "n"] or None
-        The integers it was given.
-    history : UInt8[Tensor, "n"] or None
-        The history it was given.
-    state
-        The state after.
-    """
-
-    rounded: Rounded
-    before: Tensor | None
-    history: Tensor | None
-    state: LatticeReference
-
-
-def pack_standalone(frame: Frame, *, based: bool = False) -> bytes:
-    """Return the payload of a tensor without a state before it; `based`: upon the points of a base model."""
-    scales, contexts = pack_scales(frame.rounded.tokens, frame.state.shape)
-    kind = Kind.BASED if based else Kind.STANDALONE
-    return _pack(kind, frame, frame.state.spacing.exponent, contexts, scales)
+def pack_standalone(rounded: Rounded, state: LatticeReference, base: Tensor | None = None) -> bytes:
+    """Return the payload of a tensor without a state before it, or upon the points of a base model."""
+    scales, contexts = pack_scales(rounded.tokens, state.shape)
+    kind = Kind.STANDALONE if base is None else Kind.BASED
+    return _pack(kind, state.spacing.exponent, rounded, state, base, contexts, scales)
 
 
 def base_points(base: BaseReference, lattice: Lattice) -> Tensor:
@@ -146,9 +119,11 @@ def base_points(base: BaseReference, lattice: Lattice) -> Tensor:
     return round_to_lattice(values, None, None, lattice).integers
 
 
-def pack_delta(frame: Frame, shift: int, snap: bool = False) -> bytes:
+def pack_delta(
+    rounded: Rounded, state: LatticeReference, before: Tensor, history: Tensor | None, shift: int, snap: bool
+) -> bytes:
     """Return the payload of changes; the reference was `refined` by `shift` bits before, or `snapped`."""
-    return _pack(Kind.DELTA, frame, shift | (_SNAP if snap else 0), frame.history)
+    return _pack(Kind.DELTA, shift | (_SNAP if snap else 0), rounded, state, before, history)
 
 
 def points_moved(payload: bytes | memoryview) -> bool:
@@ -176,22 +151,29 @@ def pack_snapshot(state: LatticeReference) -> bytes:
         n_large=rounded.n_large + n_exact,
         largest=EXACT if n_exact else rounded.largest,
     )
-    return _pack(
-        Kind.SNAPSHOT, Frame(rounded, zeros, None, state), state.spacing.exponent, contexts, head + scales
-    )
+    return _pack(Kind.SNAPSHOT, state.spacing.exponent, rounded, state, zeros, contexts, head + scales)
 
 
 def _pack(
-    kind: Kind, frame: Frame, first: int, contexts: Tensor | None, head: bytes | bytearray = b""
+    kind: Kind,
+    first: int,
+    rounded: Rounded,
+    state: LatticeReference,
+    before: Tensor | None,
+    contexts: Tensor | None,
+    head: bytes | bytearray = b"",
 ) -> bytes:
-    """Return a payload: flags, a byte, spacing, what else its kind has, extra bits, exact values, tokens."""
-    rounded, state = frame.rounded, frame.state
+    """Return a payload: flags, a byte, spacing, what else its kind has, extra bits, exact values, tokens.
+
+    Contexts are those of the tokens; of a delta, they are the history before it.
+    """
     spacing = 1 if kind is Kind.SNAPSHOT else state.spacing.units
+    history = contexts if kind is Kind.DELTA else None
     flags = (TRACKED if state.history is not None else 0) | (CONTEXTS if contexts is not None else 0)
     sections = []
     if rounded.n_large > rounded.n_exact:
         flags |= EXTRA
-        z = large_changes(rounded.tokens, frame.before, rounded.integers, frame.history, spacing)
+        z = large_changes(rounded.tokens, before, rounded.integers, history, spacing)
         sections.append(pack_extra(z))
     if state.exact_values.numel():
         flags |= KEPT
