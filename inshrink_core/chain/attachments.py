@@ -163,27 +163,14 @@ def pack_layout(files: tuple[FileLayout, ...], aliases: Mapping[str, str], keys:
         Tensor keys in the frame's order.
     """
     index = {key: i for i, key in enumerate(keys)}
+
+    def region(one: Region) -> list[Any]:
+        boxes = [[] if member.box is None else [member.box] for member in one.members]
+        rows = [[index[m.key], m.start, m.stride, *box] for m, box in zip(one.members, boxes, strict=True)]
+        return [one.offset, one.nbytes, rows]
+
     document = {
-        "files": [
-            [
-                file.path,
-                file.nbytes,
-                file.kind,
-                [
-                    [
-                        region.offset,
-                        region.nbytes,
-                        [
-                            [index[m.key], m.start, m.stride, *([] if m.box is None else [m.box])]
-                            for m in region.members
-                        ],
-                    ]
-                    for region in file.regions
-                ],
-                [list(entry) for entry in file.zip_entries],
-            ]
-            for file in files
-        ],
+        "files": [[f.path, f.nbytes, f.kind, [*map(region, f.regions)], f.zip_entries] for f in files],
         "aliases": [[alias, index[key]] for alias, key in aliases.items() if key in index],
     }
     packed: bytes = msgpack.packb(document)
@@ -226,24 +213,11 @@ def _unpack_file(row: list[Any], keys: tuple[str, ...]) -> FileLayout:
         nbytes=_index(nbytes),
         kind=str(kind),
         regions=tuple(
-            Region(
-                _index(offset),
-                _index(length),
-                tuple(
-                    Member(
-                        keys[_index(i)],
-                        _index(start),
-                        None if stride is None else tuple(map(_index, stride)),
-                        *(Box(*(tuple(map(_index, row)) for row in (at, sizes))) for at, sizes in box),
-                    )
-                    for i, start, stride, *box in members
-                ),
-            )
+            Region(_index(offset), _index(length), tuple(_unpack_member(keys, *row) for row in members))
             for offset, length, members in regions
         ),
         zip_entries=tuple(
-            ZipEntry(_index(offset), _index(length), tuple(_index(c) for c in crcs))
-            for offset, length, crcs in entries
+            ZipEntry(_index(offset), _index(length), _indices(crcs)) for offset, length, crcs in entries
         ),
     )
     position = 0
@@ -252,11 +226,21 @@ def _unpack_file(row: list[Any], keys: tuple[str, ...]) -> FileLayout:
             raise ValueError(f"a region of '{layout.path}' lies outside the file or over another")
         position = region.offset + region.nbytes
     for entry in layout.zip_entries:
-        if entry.data_offset + entry.data_nbytes > layout.nbytes or any(
-            c + 4 > layout.nbytes for c in entry.crc_offsets
-        ):
+        ends = (entry.data_offset + entry.data_nbytes, *(at + 4 for at in entry.crc_offsets))
+        if max(ends) > layout.nbytes:
             raise ValueError(f"a zip entry of '{layout.path}' lies outside the file")
     return layout
+
+
+def _unpack_member(
+    keys: tuple[str, ...], at: Any, start: Any, stride: Any, box: tuple[Any, Any] | None = None
+) -> Member:
+    place = None if box is None else Box(_indices(box[0]), _indices(box[1]))
+    return Member(keys[_index(at)], _index(start), None if stride is None else _indices(stride), place)
+
+
+def _indices(values: Any) -> tuple[int, ...]:
+    return tuple(map(_index, values))
 
 
 def _index(value: object) -> int:

@@ -298,15 +298,13 @@ def _tips(reader: ArchiveReader, rules: PruneRules) -> list[FrameInfo]:
 def _kept(archive: Archive, rules: PruneRules) -> dict[bytes, tuple[str, ...]]:
     """Return why frames are kept that the rules keep, by id."""
     reader = archive.reader
-    kept: dict[bytes, list[str]] = {}
+    kept: dict[bytes, dict[str, None]] = {}
     found: set[int] = set()
     for tip in _tips(reader, rules):
         line = (tip,) if tip.is_named else reader.history(tip.frame_id)
-        chosen = _chosen(archive, rules, line)
-        for reason, frames in chosen:
+        for reason, frames in _chosen(archive, rules, line):
             for frame in frames:
-                if reason not in kept.setdefault(frame.frame_id, []):
-                    kept[frame.frame_id].append(reason)
+                kept.setdefault(frame.frame_id, {})[reason] = None
         found |= {frame.step for frame in line}
     for step in rules.keep:
         if step not in found:

@@ -9,8 +9,6 @@ no group's length is stored, because the decoder counts the previous symbols.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -34,10 +32,6 @@ from inshrink_core.ops.symbols import (
     pack_symbols,
 )
 from inshrink_core.varint import read_varint, write_varint
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 _PACKED, _CONSTANT, _PLAIN, _GROUPED = range(4)
 

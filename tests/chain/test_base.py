@@ -13,7 +13,6 @@ from torch import Tensor
 
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.archive.layout import FrameHeader
 from inshrink_core.chain import Archive, ChainWriter, open_base
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import BaseModelError, ConfigError, DamagedError, InputError
@@ -270,12 +269,6 @@ def test_base_is_one_checkpoint_that_stands_alone(tuned: Tuned) -> None:
         open_base(tuned.compressed())
     with pytest.raises(InputError, match="this is a run"):
         open_base(inshrink_core.open(tuned.run))  # type: ignore[arg-type]
-
-
-def test_first_frame_says_that_the_archive_does_not_hold_all_it_needs(tuned: Tuned) -> None:
-    archive = tuned.compressed(keyframe_every=2)
-    heads = [FrameHeader.parse(path.read_bytes()[:88], "") for path in sorted(archive.rglob("*.frame"))]
-    assert [head.external for head in heads] == [True, *(False for _ in heads[1:])]
 
 
 def test_record_that_does_not_fit_its_frame_is_damage(tuned: Tuned) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
+from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import TensorInput
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
@@ -100,7 +100,3 @@ def test_symbols_of_a_tensor_without_centroids_are_refused():
     reference = encode(torch.zeros(2, 2)).reference
     with pytest.raises(DamagedError, match="alphabet"):
         CODEC.decode(spec_of(torch.zeros(2, 2)), Block("context/1", payload), reference)
-
-
-def test_moments_are_taken_like_those_of_excp():
-    assert CODEC.takes() == MODEL_ROLES | {TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ}

@@ -74,17 +74,6 @@ def test_all_frames_have_the_spacing_that_the_whole_run_asks_for():
     assert math.sqrt(found[0]["a.weight"] * found[0]["b.weight"]) == pytest.approx(2 * PACE, rel=0.05)
 
 
-def test_a_keyframe_later_in_the_chain_has_the_same_spacing():
-    run = walk(4)
-    memory = initial_memory(run)
-    encoder = FrameEncoder(chain_of())
-    spacings = []
-    for step in run.steps:
-        memory, results = encoder.encode(run[step], ChainState(memory=memory))
-        spacings.append({result.spec.key: result.reference.spacing for result in results})
-    assert all(one == spacings[0] for one in spacings)
-
-
 @pytest.mark.parametrize("role", ["momentum", None])
 def test_without_second_moments_momentum_tells_what_is_sensitive_and_without_that_movement(role):
     if role is None:

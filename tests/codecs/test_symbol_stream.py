@@ -151,18 +151,6 @@ def test_size_is_within_two_percent_of_the_conditional_entropy():
     assert size <= 1.02 * _conditional_entropy_bits(previous, symbols) / 8 + 1800
 
 
-def test_grouping_by_the_previous_symbol_beats_one_group():
-    # One bin in six never rests: mixed with the calm ones it would break their runs.
-    rng = np.random.default_rng(4)
-    previous = rng.integers(0, 6, 100_000).astype(np.uint8)
-    moved = (previous == 5) & (rng.random(previous.size) < 0.9)
-    symbols = torch.from_numpy(np.where(moved, rng.integers(0, 6, previous.size), previous).astype(np.uint8))
-    grouped = len(_round_trip(symbols, 6, torch.from_numpy(previous), 6))
-    delta = (torch.from_numpy(previous).int() - symbols.int()) % 6
-    ungrouped = len(_round_trip(delta.byte(), 6))
-    assert grouped < 0.8 * ungrouped
-
-
 def test_noise_costs_no_more_than_packed_bits():
     rng = np.random.default_rng(5)
     symbols = torch.from_numpy(rng.integers(0, 16, 10_000).astype(np.uint8))

@@ -24,6 +24,7 @@ from inshrink_core.codecs.symbols import (
 )
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.quantize import PROTECTED, PRUNED, dequantize, gather_decoded, symbol_counts
+from inshrink_core.quantization.codebook import round_to_bfloat16
 from inshrink_core.varint import read_section, write_varint
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ HELD = 0x04
 KEPT = 0x10
 """Flags of a payload: symbols relative to the reference; its codebook; protected values follow."""
 
-_KNOWN_FLAGS = DELTA | HELD | KEPT
 _MAX_CENTROIDS = 254
 _LENGTH_BYTES = 9
 _HEADER_BYTES = 1 + 1 + 2 * _MAX_CENTROIDS + _LENGTH_BYTES
@@ -56,32 +56,24 @@ def _kept_reference(symbols: Tensor, previous: InshrinkeratorReference | None) -
     return LosslessReference(round_to_bfloat16(previous.decoded_where_protected(symbols)))
 
 
-def _bits(codebook: Tensor) -> Tensor:
-    return codebook.view(torch.int32)
-
-
-def _pack_codebook(spec: TensorSpec, codebook: Tensor) -> bytes:
-    if spec.dtype == "float16":
-        return codebook.numpy().astype("<f2").tobytes()
-    return (codebook.numpy().view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
+def _before(previous: InshrinkeratorReference | None) -> tuple[Tensor | None, int]:
+    """Return the symbols that others are coded relative to, and the size of their alphabet."""
+    return (None, 0) if previous is None else (previous.symbols, previous.n_symbols)
 
 
 def pack_quantized(
     spec: TensorSpec, state: InshrinkeratorReference, previous: InshrinkeratorReference | None
 ) -> bytes:
     """Return the payload that decodes to `state`, as a delta if there is a previous state."""
-    flags = DELTA if previous is not None else 0
-    if previous is not None and torch.equal(_bits(state.codebook), _bits(previous.codebook)):
+    flags, entries = DELTA if previous is not None else 0, b""
+    bits = state.codebook.view(torch.int32)
+    if previous is not None and torch.equal(bits, previous.codebook.view(torch.int32)):
         flags |= HELD
-        entries = b""
+    elif spec.dtype == "float16":
+        entries = state.codebook.numpy().astype("<f2").tobytes()
     else:
-        entries = _pack_codebook(spec, state.codebook)
-    stream = encode_symbols(
-        state.symbols,
-        state.n_symbols,
-        None if previous is None else previous.symbols,
-        0 if previous is None else previous.n_symbols,
-    )
+        entries = (bits >> 16).numpy().astype("<i2").tobytes()
+    stream = encode_symbols(state.symbols, state.n_symbols, *_before(previous))
     head = bytearray((flags, state.codebook.numel())) + entries
     n_protected = state.protected.numel()
     if n_protected == 0:
@@ -91,29 +83,6 @@ def pack_quantized(
     head[0] |= KEPT
     write_varint(head, len(stream))
     return b"".join((head, stream, values))
-
-
-def _split(
-    spec: TensorSpec, payload: memoryview, previous: InshrinkeratorReference | None
-) -> tuple[Tensor, memoryview, memoryview | None]:
-    """Check the header; return codebook, symbol stream and protected values."""
-    flags, n_centroids = payload[0], payload[1]
-    if n_centroids > _MAX_CENTROIDS:
-        raise DamagedError("too many centroids", expected=f"at most {_MAX_CENTROIDS}", found=str(n_centroids))
-    at = 2
-    if flags & HELD:
-        if previous is None or n_centroids != previous.codebook.numel():
-            raise DamagedError("the block's codebook is that of another reference")
-        codebook = previous.codebook
-    else:
-        at += 2 * n_centroids
-        if at > len(payload):
-            raise DamagedError("the codebook is cut short")
-        codebook = _parse_codebook(spec, payload[2:at])
-    if not flags & KEPT:
-        return codebook, payload[at:], None
-    symbols, at = read_section(payload, at)
-    return codebook, symbols, payload[at:]
 
 
 def _parse_codebook(spec: TensorSpec, entries: memoryview) -> Tensor:
@@ -136,41 +105,37 @@ def parse_quantized(
     DamagedError
         The payload is not one of this spec and reference.
     """
-    flags = payload[0]
+    flags, n_centroids, at = payload[0], payload[1], 2
     previous = previous if flags & DELTA else None
-    if flags & ~_KNOWN_FLAGS:
+    if flags & ~(DELTA | HELD | KEPT):
         raise DamagedError("the block has unknown flags", found=f"{flags:#x}", expected="known ones")
     if flags & DELTA and previous is None:
         raise DamagedError("the block is a delta against another reference")
-    codebook, stream, values = _split(spec, payload, previous)
-    n_symbols = FIRST_BIN + codebook.numel()
-    symbols = decode_symbols(
-        stream,
-        spec.numel,
-        n_symbols,
-        None if previous is None else previous.symbols,
-        0 if previous is None else previous.n_symbols,
-        torch.device(device),
-    )
-    protected = _parse_protected(spec, values, symbols, previous)
+    if n_centroids > _MAX_CENTROIDS:
+        raise DamagedError("too many centroids", expected=f"at most {_MAX_CENTROIDS}", found=str(n_centroids))
+    if not flags & HELD:
+        at += 2 * n_centroids
+        if at > len(payload):
+            raise DamagedError("the codebook is cut short")
+        codebook = _parse_codebook(spec, payload[2:at])
+    elif previous is None or n_centroids != previous.codebook.numel():
+        raise DamagedError("the block's codebook is that of another reference")
+    else:
+        codebook = previous.codebook
+    stream, at = read_section(payload, at) if flags & KEPT else (payload[at:], len(payload))
+    n_symbols = FIRST_BIN + n_centroids
+    symbols = decode_symbols(stream, spec.numel, n_symbols, *_before(previous), torch.device(device))
+    n_protected = int(symbol_counts(symbols)[PROTECTED])
+    if bool(flags & KEPT) != (n_protected > 0):
+        raise DamagedError("protected values and symbols disagree")
+    kept = _kept_spec(spec, n_protected)
+    protected = torch.empty(0, dtype=getattr(torch, kept.dtype))
+    if n_protected:
+        exact = decode_exact(kept, payload[at:], _kept_reference(symbols, previous))
+        protected = exact.tensor.contiguous()
     return InshrinkeratorReference(
         dtype=spec.dtype, shape=spec.shape, symbols=symbols, codebook=codebook, protected=protected
     )
-
-
-def _parse_protected(
-    spec: TensorSpec,
-    values: memoryview | None,
-    symbols: Tensor,
-    previous: InshrinkeratorReference | None,
-) -> Tensor:
-    n_protected = int(symbol_counts(symbols)[PROTECTED])
-    if (values is None) != (n_protected == 0):
-        raise DamagedError("protected values and symbols disagree")
-    kept = _kept_spec(spec, n_protected)
-    if values is None:
-        return torch.empty(0, dtype=getattr(torch, kept.dtype))
-    return decode_exact(kept, values, _kept_reference(symbols, previous)).tensor.contiguous()
 
 
 def worst_case_payload_bytes(spec: TensorSpec) -> int:
@@ -236,16 +201,3 @@ class InshrinkeratorReference(ShapedReference):
         part_of[PRUNED], part_of[PROTECTED] = codec.PRUNED, codec.PROTECTED
         used = np.bincount(symbols, minlength=256)[FIRST_BIN : self.n_symbols]
         return Levels("codebook", points[used > 0], parts=part_of[symbols], symbols=symbols)
-
-
-def round_to_bfloat16(values: Tensor) -> Tensor:
-    """Round finite float32 values to the nearest bfloat16, ties to even, never to infinity.
-
-    Integer operations on the bits; float16 and bfloat16 values come back as they are.
-    """
-    if values.dtype != torch.float32:
-        return values
-    bits = values.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    upper -= ((upper & 0x7FFF) == 0x7F80).to(torch.int64)
-    return (upper - ((upper >> 15) << 16)).to(torch.int16).view(torch.bfloat16)

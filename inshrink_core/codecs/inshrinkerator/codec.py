@@ -30,7 +30,6 @@ from inshrink_core.codecs.inshrinkerator.block import (
     InshrinkeratorReference,
     pack_quantized,
     parse_quantized,
-    round_to_bfloat16,
     worst_case_payload_bytes,
 )
 from inshrink_core.errors import DamagedError
@@ -49,6 +48,7 @@ from inshrink_core.quantization.codebook import (
     fit_exact,
     key_histogram,
     round_centroids,
+    round_to_bfloat16,
     squared_error,
 )
 from inshrink_core.quantization.partition import NO_UPPER, KeyCounts, Thresholds, merge, thresholds

@@ -430,8 +430,11 @@ def _width(
         return 0.0
     rms = math.sqrt(o.mean_square)
     if is_statistic(spec):
-        moves = memory.ratio(spec.key) is not None
-        return _statistic_width(o, rms, coarseness) if moves else 0.0
+        if memory.ratio(spec.key) is None:  # it was never seen to move
+            return 0.0
+        width = _STATISTIC_SPACING * min(1.0, coarseness / _STATISTIC_COARSENESS) * rms
+        # One that cannot be negative stays far from zero.
+        return min(width, o.least / _LEAST_SPACINGS) if o.least >= 0 else width
     if not is_matrix(spec):
         most = _FINE_VECTOR_SPACING if base == 0 else _VECTOR_SPACING
         return min(most * max(1.0, rms), _VECTOR_SHARE * coarseness * base or math.inf)
@@ -440,12 +443,6 @@ def _width(
     if base == 0:
         base = _UNKNOWN_SHARE * rms
     return coarseness * base * factor
-
-
-def _statistic_width(o: LatticeStatistics, rms: float, coarseness: float) -> float:
-    """Spacing of a running statistic; one that cannot be negative stays far from zero."""
-    width = _STATISTIC_SPACING * min(1.0, coarseness / _STATISTIC_COARSENESS) * rms
-    return min(width, o.least / _LEAST_SPACINGS) if o.least >= 0 else width
 
 
 def _base(memory: Memory, now: float, rate: float, gamma: float) -> float:

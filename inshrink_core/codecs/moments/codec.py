@@ -148,9 +148,10 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None]):
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
         """Return a block of the same integers where there are any."""
-        if isinstance(reference, MomentsReference) and reference.shape == spec.shape:
-            return Block(self.bitstream, pack(reference, reference if unchanged else None))
-        return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
+        state = _fitting(reference, spec)
+        if state is None:
+            return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
+        return Block(self.bitstream, pack(state, state if unchanged else None))
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
         """Return a byte for each element, row and column, and the header."""
@@ -160,9 +161,7 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None]):
 
 def _fitting(reference: TensorReference | None, spec: TensorSpec) -> MomentsReference | None:
     """Return a reference whose integers are those of the same elements, whatever their dtype."""
-    if isinstance(reference, MomentsReference) and reference.shape == spec.shape:
-        return reference
-    return None
+    return reference if isinstance(reference, MomentsReference) and reference.shape == spec.shape else None
 
 
 def _rounded(
