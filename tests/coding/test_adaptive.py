@@ -121,12 +121,6 @@ def test_damaged_payloads_are_refused_or_decode_to_symbols_of_the_alphabet():
     assert refused > 200
 
 
-@pytest.mark.parametrize("payload", [b"", b"\0", b"\1", b"\1\4", b"\1\0\0", b"\2", b"\3\0", b"\0\0\0"])
-def test_payloads_of_no_four_symbols_of_two_bits_are_refused(payload):
-    with pytest.raises(DamagedError):
-        decode_adaptive(payload, 4, 4)
-
-
 @pytest.mark.parametrize(
     ("contexts", "n_symbols", "n_contexts"),
     [(None, 3, 1), ([0, 1, 3], 4, 3), ([0, 1], 4, 4), (None, 257, 1)],
