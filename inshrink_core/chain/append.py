@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from inshrink_core.archive import ArchiveWriter, PartWriter
 from inshrink_core.chain.archive import Archive, open_base_at
-from inshrink_core.chain.attachments import (
-    add_attachments,
-    attachments_of,
-    content_digest,
-    stored_view,
-)
+from inshrink_core.chain.attachments import add_attachments, attachments_of, content_digest, stored_view
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_codec
 from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig, LargeError, large_errors

@@ -366,14 +366,17 @@ class Archive(Mapping[int, Checkpoint]):
         if known is not None:
             return replace(known, source=_FrameSource(self, info))
         specs, _ = self._frame(info).tensors
-        files, aliases = self._layout(info, tuple(spec.key for spec in specs))
+        layout, where = self.attachment(info, LAYOUT_KEY), self.where(info)
+        if len(layout) <= MAX_LAYOUT_NBYTES:
+            self._require(LAYOUT_MEMORY * len(layout), "reading the layout of its files", where)
+        files, aliases = unpack_layout(layout, tuple(spec.key for spec in specs), where)
         described = Checkpoint(
             step=info.step,
             specs=specs,
             source=_FrameSource(self, info),
             files=files,
             aliases=aliases,
-            origin=self.where(info),
+            origin=where,
             branch=frame.meta.get(NAME, ""),
             folder=frame.meta.get(FOLDER, ""),
             models=tuple(frame.meta.get(MODELS, ())),
@@ -641,15 +644,6 @@ class Archive(Mapping[int, Checkpoint]):
             except NotFoundError:
                 break
         return links, None
-
-    def _layout(
-        self, info: FrameInfo, keys: tuple[str, ...]
-    ) -> tuple[tuple[FileLayout, ...], dict[str, str]]:
-        """Read how the files of a step are put together."""
-        content, where = self.attachment(info, LAYOUT_KEY), self.where(info)
-        if len(content) <= MAX_LAYOUT_NBYTES:
-            self._require(LAYOUT_MEMORY * len(content), "reading the layout of its files", where)
-        return unpack_layout(content, keys, where)
 
 
 def _attachments_of(frame: FrameReader) -> list[BlockEntry]:

@@ -324,7 +324,7 @@ class FramePlan:
             codecs[spec.key] = next((known for known in made if known == config), config)
             if codecs[spec.key] not in made:
                 made.append(config)
-        self._codecs: dict[TensorRole | str, AnyCodec] = {**by_role, **codecs}
+        self._codecs = by_role | codecs
         before = self._old if state.observed is None else state.observed
 
         def observe(spec: TensorSpec) -> Any:
@@ -333,7 +333,8 @@ class FramePlan:
         seen: Sequence[Any] = list(
             ordered_map(observe, self.members, threads=chain.threads, weight=_job_nbytes)
         )
-        observed, memory = self.members, state.memory
+        observed: Sequence[TensorSpec] = self.members
+        memory = state.memory
         if state.shards is not None:
             observed, seen, memory = state.shards.observations(self.members, seen, memory)
         context = FrameContext(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -366,7 +365,8 @@ def measured(
     found: dict[str, dict[bytes, float]] = {name: {} for name in metrics}
     logged: Mapping[str, list[tuple[int, float]]] = {}
     if log is not None:
-        logged = log if isinstance(log, Mapping) else _read(log)
+        path = None if isinstance(log, Mapping) else Path(log)
+        logged = log if path is None else open_run(path).log if path.is_dir() else read_metrics(path).log()
     else:
         _from_frames(archive, line, found, known)
         logged = {} if all(found.values()) else _logged(archive, line)
@@ -409,12 +409,6 @@ def _logged(archive: Archive, line: Sequence[FrameInfo]) -> Mapping[str, list[tu
             if entry.attachment and entry.key.rpartition("/")[2] == _TRAINER_STATE:
                 return log_of_trainer(archive.attachment(frame, entry.key), archive.where(frame))
     return {}
-
-
-def _read(log: str | os.PathLike[str]) -> Mapping[str, list[tuple[int, float]]]:
-    """Return what a file has, or what lies in a run."""
-    path = Path(log)
-    return open_run(path).log if path.is_dir() else read_metrics(path).log()
 
 
 REKEYED: Final = "rekeyed"

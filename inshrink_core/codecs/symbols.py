@@ -24,25 +24,13 @@ from inshrink_core.coding.huffman import (
 )
 from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits
 from inshrink_core.errors import DamagedError
-from inshrink_core.ops.symbols import (
-    MAX_CHUNK,
-    code_lengths,
-    count_groups,
-    count_pairs,
-    pack_symbols,
-)
+from inshrink_core.ops.symbols import MAX_CHUNK, code_lengths, count_groups, count_pairs, pack_symbols
 from inshrink_core.varint import read_varint, write_varint
 
 _PACKED, _CONSTANT, _PLAIN, _GROUPED = range(4)
 
 _SAMPLE = 1 << 16
 """Pairs looked at to decide what prevails in each group of a chunk."""
-
-_PREVALENCE = 0.6
-"""Below, a Huffman code of single symbols wastes no more than one of runs does, and is faster to decode."""
-
-_MIN_GROUP = 64
-"""Below this, saying what prevails in a group costs about what it saves."""
 
 _CHUNK_OVERHEAD_BYTES = 1 + 4
 """Kind of a chunk, and its length (a varint below 2**28)."""
@@ -199,7 +187,7 @@ def _encode_chunk(
     """Kind and body of the smallest form, among those worth trying for a chunk."""
     groups, bases, modulus = _grouping(chunk.size, n_symbols, previous, n_previous)
     pairs = count_pairs(groups, chunk, max(1, chunk.size // _SAMPLE))
-    expected = expected_symbols(pairs, bases, prevalence=_PREVALENCE, min_count=_MIN_GROUP)
+    expected = expected_symbols(pairs, bases)
     forms: list[tuple[int, bytes]] = []
     if previous is not None or expected[0] != NO_EXPECTATION:
         delta = _constant_delta(groups, chunk, bases, expected, modulus)

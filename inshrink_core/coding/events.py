@@ -37,13 +37,15 @@ NO_EXPECTATION = 256
 """Stands for "no symbol prevails in this group": no symbol has this value."""
 
 
-def expected_symbols(
-    pair_counts: NDArray[np.int64],
-    unmoved: NDArray[np.int64],
-    *,
-    prevalence: float,
-    min_count: int,
-) -> NDArray[np.int64]:
+_PREVALENCE = 0.6
+"""Share of a group from which on runs of its most frequent symbol are coded: below, a Huffman code of single
+symbols wastes no more than one of runs does, and is faster to decode."""
+
+_MIN_GROUP = 64
+"""A group seen less often expects "no change": to say what prevails in it costs about what it saves."""
+
+
+def expected_symbols(pair_counts: NDArray[np.int64], unmoved: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the symbol of which runs pay in each group, or `NO_EXPECTATION`.
 
     Parameters
@@ -52,24 +54,15 @@ def expected_symbols(
         (256, 256): how often each symbol occurs in each group, perhaps in a sample.
     unmoved
         256 symbols: those that mean "no change" (D = 0).
-    prevalence
-        Share of a group from which on coding runs of its most frequent symbol is worth it.
-    min_count
-        Groups seen less often expect "no change": too few to know, and saying otherwise costs bytes.
 
     Returns
     -------
     ndarray of int64
         256 symbols.
     """
-    totals = pair_counts.sum(axis=1)
-    best = pair_counts.argmax(axis=1)
-    n_best = pair_counts.max(axis=1)
-    rows = np.arange(256)
-    n_unmoved = pair_counts[rows, np.minimum(unmoved, 255)]
-    best = np.where(n_unmoved == n_best, unmoved, best)
-    chosen = np.where(n_best >= prevalence * totals, best, NO_EXPECTATION)
-    return np.where(totals < min_count, unmoved, chosen).astype(np.int64)
+    totals, most = pair_counts.sum(axis=1), pair_counts.max(axis=1)
+    chosen = np.where(most >= _PREVALENCE * totals, pair_counts.argmax(axis=1), NO_EXPECTATION)
+    return np.where(totals < _MIN_GROUP, unmoved, chosen).astype(np.int64)
 
 
 _UNIFORM, _POOLED = 1, 2
@@ -194,18 +187,14 @@ def _choose_tables(
         saved = _code_bits(pooled[0][row], run_counts[group]) - _code_bits(runs, run_counts[group])
         saved += _code_bits(pooled[1][row], literal_counts[group])
         saved -= _code_bits(literals, literal_counts[group])
-        if saved > 8 * _table_bytes(runs if expecting[group] else None, literals):
+        tables = (literals, runs) if expecting[group] else (literals,)
+        if saved > 8 * sum(len(serialize_lengths(lengths)) for lengths in tables):
             rows[group] = 2 + len(own_runs)
             own_runs.append(runs)
             own_literals.append(literals)
     if own_runs:
         pooled = _pool(rows, run_counts, literal_counts)
     return _Tables(rows, pooled[0] + own_runs, pooled[1] + own_literals)
-
-
-def _table_bytes(runs: _Counts | None, literals: _Counts) -> int:
-    """Size of the tables of a group."""
-    return len(serialize_lengths(literals)) + (0 if runs is None else len(serialize_lengths(runs)))
 
 
 def _pool(rows: _Counts, run_counts: _Counts, literal_counts: _Counts) -> tuple[list[_Counts], list[_Counts]]:

@@ -16,14 +16,7 @@ from inshrink_core.coding.raw import PACKED, decode_escape, pack_bits, worst_cas
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.ops.cpu.tables import pool_contexts
 from inshrink_core.ops.rans import MAX_CONTEXTS
-from inshrink_core.ops.streams import (
-    HEADER,
-    RANS,
-    STATE_BITS,
-    read_stream,
-    stream_shape,
-    write_stream,
-)
+from inshrink_core.ops.streams import HEADER, RANS, STATE_BITS, read_stream, stream_shape, write_stream
 
 _HEADER_BYTES = 1 + HEADER.size
 """Mode byte and stream header."""

@@ -171,7 +171,7 @@ def encode_kernel(symbols: _Bytes, contexts: _Bytes, n_bits: int, n_contexts: in
         node: Any = 1
         for level in range(n_bits - 1, -1, -1):
             bound = _bound(chances[base + node], span)
-            bit = (symbol >> level) & 1
+            bit: Any = (symbol >> level) & 1
             low += bit * bound
             span = span - bound if bit else bound
             _learn(chances, uses, base + node, bit)
@@ -224,6 +224,6 @@ def decode_kernel(stream: _Bytes, contexts: _Bytes, n_bits: int, n_contexts: int
 
 
 @njit(nogil=True, inline="always")
-def _byte(stream: _Bytes, position: int) -> int:
+def _byte(stream: _Bytes, position: int) -> Any:
     """Return a byte of a stream, zero behind its end."""
     return np.int64(stream[position]) if position < stream.size else 0

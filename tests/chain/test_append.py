@@ -33,16 +33,6 @@ def run_path(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run")
 
 
-def test_training_continued_from_a_lossless_restore_has_bit_identical_losses(
-    run_path: Path, tmp_path: Path
-) -> None:
-    inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="lossless")
-    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[10])
-    original = train(*load(run_path / "step_10.pt"), range(10, 30))
-    continued = train(*load(tmp_path / "out" / "step_10.pt"), range(10, 30))
-    assert continued == original
-
-
 def test_lossy_restore_keeps_optimizer_state_exact_where_asked_and_can_train_on(
     run_path: Path, tmp_path: Path
 ) -> None:
@@ -136,24 +126,6 @@ def test_tensors_may_change_shape_vanish_and_appear_mid_run(codec: str, tmp_path
     assert inshrink_core.verify(tmp_path / "a.inshrink", deep=True, against=inshrink_core.open(run)).ok
 
 
-def test_views_that_share_or_skip_storage_restore_byte_identically(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    for step in (1, 2):
-        base = torch.randn(32, 64)
-        tied = torch.randn(16, 32)
-        state = {
-            "every_other.weight": base[:, ::2],
-            "wte.weight": tied,
-            "head.weight": tied,
-            "t.weight": tied.t(),
-        }
-        torch.save({"model": state, "step": step}, run / f"step_{step}.pt")
-    inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless")
-    for path in inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[1, 2]).paths:
-        assert path.read_bytes() == (run / path.name).read_bytes()
-
-
 def test_dropping_the_optimizer_restores_the_model_alone(run_path: Path, tmp_path: Path) -> None:
     inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="lossless", optimizer="drop")
     report = inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out")
@@ -219,24 +191,6 @@ def test_sizes_add_up_to_the_files_on_disk(run_path: Path, tmp_path: Path) -> No
         assert blocks + frame.attachments_nbytes + frame.overhead_nbytes == frame.info.nbytes
     assert size.ratio_weights is not None
     assert size.ratio_weights == pytest.approx(size.raw_weights / size.weights_nbytes)
-
-
-def test_what_a_file_holds_beside_tensors_is_told_against_the_file_before(
-    run_path: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "a.inshrink"
-    inshrink_core.compress(run_path, target)
-    archive = Archive.open(target)
-    codecs = [
-        [entry.codec for entry in archive.frame(info).entries if entry.attachment] for info in archive.frames
-    ]
-    assert all("renamed/1" in row for row in codecs[1:])
-    assert "renamed/1" not in codecs[0]
-    for info in reversed(archive.frames):  # each decoded alone, and then from what is held
-        for _ in range(2):
-            (layout,) = archive.checkpoint(info).files
-            original = inshrink_core.open(run_path)[info.step]
-            assert archive.attachment(info, layout.path) == original.source.skeleton(original.files[0])
 
 
 def test_counters_are_stored_once_a_frame(tmp_path: Path) -> None:

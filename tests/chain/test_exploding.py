@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import inshrink_core
 from inshrink_core.chain import Archive
 from inshrink_core.chain.meta import QUALITY
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.training.saver import Saver
 from inshrink_core.verbs.compress import compress
-from tests.runs import batch, model, train
+from tests.runs import model, train
 from tests.search.evaluators import InProcess
 
 EVERY = 5
@@ -120,41 +118,6 @@ def test_weights_that_explode_at_one_step_do_not_harm_the_others(
     assert max(found.values()) < 4 * error_without_explosion
     if kind not in ("1000 times", "1e30"):
         assert found[at * EVERY] == 0
-
-
-@pytest.mark.parametrize("checked", [False, True])
-@pytest.mark.parametrize("kind", EXPLOSIONS)
-def test_a_saver_keeps_the_saves_before_and_after_weights_explode(tmp_path, kind, checked):
-    states: States = {}
-    network = model()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
-    inputs, targets = batch(10_000)
-
-    def check(copied: nn.Module) -> torch.Tensor:
-        return nn.functional.cross_entropy(copied(inputs), targets)
-
-    with Saver(tmp_path / "a", network, optimizer, check=check if checked else None) as saver:
-        for save in range(1, N_SAVES + 1):
-            train(network, optimizer, range((save - 1) * EVERY, save * EVERY))
-            held = {name: value.clone() for name, value in network.state_dict().items()}
-            if save == 2:
-                with torch.no_grad():
-                    for parameter in network.parameters():
-                        parameter.copy_(EXPLOSIONS[kind](parameter))
-            states[save * EVERY] = {name: value.clone() for name, value in network.state_dict().items()}
-            saver.save(save * EVERY)
-            network.load_state_dict(held)
-        saver.flush()
-        failures = saver.check_failures
-    found = errors(tmp_path / "a", states)
-    assert max(found.values()) < 0.2
-    if checked and kind in ("nan", "an infinity"):
-        archive = Archive.open(tmp_path / "a")
-        said = archive.frame(archive.reader.find(2 * EVERY)).meta[QUALITY]
-        assert "nan" in failures[2 * EVERY]
-        assert said["how"] == "exact"
-        assert "nan" in said["why"]
-        assert found[2 * EVERY] == 0
 
 
 @pytest.mark.parametrize("kind", ["1e30", "nan"])

@@ -105,23 +105,6 @@ def test_so_it_does_under_other_optimizers_and_sparse_gradients(tmp_path, model,
     require_near(run, tmp_path / "archive")
 
 
-@pytest.mark.parametrize("model", ["splats", "adapter", "thawed", "tiny"])
-def test_neither_threads_nor_parts_change_a_byte_of_unlike_tensors(tmp_path, model):
-    run = write_run(tmp_path / "run", MODELS[model])
-
-    def blocks_of(name):
-        archive = Archive.open(tmp_path / name)
-        frames = [archive.frame(info) for info in archive.frames]
-        return [{entry.key: bytes(frame.read(entry)) for entry in frame.entries} for frame in frames]
-
-    inshrink_core.compress(run, tmp_path / "one", threads=1)
-    inshrink_core.compress(run, tmp_path / "two", threads=2)
-    for part in ("1/2", "2/2"):
-        inshrink_core.compress(run, tmp_path / "parts", threads=1, part=part, look_ahead=True)
-    assert blocks_of("two") == blocks_of("one")
-    assert blocks_of("parts") == blocks_of("one")
-
-
 def test_a_restored_run_of_unlike_tensors_goes_on_within_the_same_bounds(tmp_path):
     run = write_run(tmp_path / "run", MODELS["splats"])
     inshrink_core.compress(run, tmp_path / "archive", steps=SAVES[:3], threads=1)

@@ -15,16 +15,6 @@ CODEC = ExcpCodec()
 MOMENTS = (TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ)
 
 
-def encode(tensor, config, reference=None, second=None):
-    item = TensorInput(
-        spec=spec_of(tensor),
-        tensor=tensor,
-        companions={TensorRole.EXP_AVG_SQ: second},
-    )
-    plan = config.plan([item.spec], [config.observe(item, reference)])
-    return config.encode(item, plan, reference)
-
-
 class _WithSecondMoment(CodecSuite):
     codec = CODEC
 

@@ -6,15 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inshrink_core.archive import ArchiveWriter
-from inshrink_core.chain import Archive, ChainConfig, ChainState, ChainWriter, FrameEncoder
+from inshrink_core.chain import ChainConfig, ChainState, FrameEncoder
 from inshrink_core.codec import FrameContext, TensorInput, make_codec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.codecs.lattice.spacing import Memory
 from inshrink_core.errors import DamagedError
 from tests.builders import memory_checkpoint, memory_run
 from tests.codecs.lattice_chains import frame, item_of, moving
-from tests.strategies import bits, normal, spec_of
+from tests.strategies import normal, spec_of
 
 PACE = 1e-3
 
@@ -142,29 +141,6 @@ def test_a_run_of_other_shapes_and_learning_rates_has_a_plan():
     memory = Memory.parse(initial_memory(run))
     assert memory.rate == pytest.approx(math.sqrt((16e-6 + 9e-6) / 2))
     assert "new.weight" not in memory.held
-
-
-@pytest.mark.parametrize("n_before", [1, 2])
-def test_an_archive_is_continued_with_the_plan_it_began_with(tmp_path, n_before):
-    run = walk(6, exp_avg_sq=lambda step, at: 2.0**-at)
-    archives = {}
-    for name, splits in (("whole", (6,)), ("parts", (n_before, 6))):
-        done = 0
-        for until in splits:
-            with ArchiveWriter(tmp_path / name, create=True) as writer:
-                chain = ChainWriter(writer, chain_of())
-                chain.initial_memory = initial_memory(run) if chain.parent is None else {"movement": 7.0}
-                for step in run.steps[done:until]:
-                    chain.append(run[step])
-            done = until
-        archives[name] = Archive.open(tmp_path / name)
-    for step in run.steps:
-        whole, parts = (one.frame(one.reader.find(step)) for one in archives.values())
-        assert whole.meta["memory"] == parts.meta["memory"]
-        assert all(
-            bits(archives["whole"][step][key]) == bits(archives["parts"][step][key])
-            for key in ("a.weight", "b.weight")
-        )
 
 
 def test_what_is_held_of_tensors_settles_their_spacings_and_else_each_frame_does():

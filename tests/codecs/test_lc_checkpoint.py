@@ -7,22 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from inshrink_core.codec import TensorInput
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.testing.codecs import CodecSuite
-from inshrink_lab.published.lc_checkpoint import (
-    LcCheckpointCodec,
-    promote_buckets,
-)
+from inshrink_lab.published.lc_checkpoint import LcCheckpointCodec, promote_buckets
+from tests.codecs.lattice_chains import encode
 from tests.strategies import bits, normal, spec_of
 
 CODEC = LcCheckpointCodec()
-
-
-def encode(tensor, config, reference=None):
-    item = TensorInput(spec=spec_of(tensor), tensor=tensor)
-    return config.encode(item, config.plan([item.spec], [None]), reference)
 
 
 class TestLcDefaults(CodecSuite):

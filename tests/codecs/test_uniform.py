@@ -5,20 +5,15 @@ import struct
 import pytest
 import torch
 
-from inshrink_core.codec import TensorInput
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.testing.codecs import CodecSuite, state_bits
 from inshrink_lab.published.grid import Grid
 from inshrink_lab.published.uniform import UniformCodec
+from tests.codecs.lattice_chains import encode
 from tests.strategies import normal, spec_of
 
 CODEC = UniformCodec()
-
-
-def encode(tensor, config, reference=None):
-    item = TensorInput(spec=spec_of(tensor), tensor=tensor)
-    return config.encode(item, config.plan([item.spec], [None]), reference)
 
 
 class TestUniformDefaults(CodecSuite):

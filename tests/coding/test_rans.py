@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from inshrink_core.coding.rans import (
-    decode_rans,
-    encode_rans,
-    estimate_bits_of_counts,
-)
+from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
 from inshrink_core.coding.raw import worst_case_coded_bytes
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.ops import Backend, force_backend
@@ -232,16 +228,6 @@ def test_flipped_payloads_are_refused_or_decode_to_symbols_of_the_alphabet(backe
                     continue
                 assert decoded.numel() == symbols.numel()
                 assert int(decoded.max()) < n_symbols
-
-
-def test_random_bytes_are_refused_or_decode_to_symbols_of_the_alphabet():
-    rng = random.Random(1)
-    for _ in range(3000):
-        payload = b"\x02" + rng.randbytes(rng.choice([2, 3, 10, 40, 200]))
-        try:
-            assert int(decode_rans(payload, 50, 9, None, 1).max()) < 9
-        except DamagedError:
-            continue
 
 
 def test_a_short_payload_of_many_blocks_allocates_little():

@@ -11,17 +11,8 @@ import torch
 
 from inshrink_core import codec
 from inshrink_core.codec import Levels, ShapedReference
-from inshrink_core.codecs.exact import (
-    LosslessReference,
-    decode_exact,
-    encode_exact,
-    worst_case_exact_bytes,
-)
-from inshrink_core.codecs.symbols import (
-    decode_symbols,
-    encode_symbols,
-    worst_case_symbols_bytes,
-)
+from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact, worst_case_exact_bytes
+from inshrink_core.codecs.symbols import decode_symbols, encode_symbols, worst_case_symbols_bytes
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.quantize import PROTECTED, PRUNED, dequantize, gather_decoded, symbol_counts
 from inshrink_core.quantization.codebook import round_to_bfloat16

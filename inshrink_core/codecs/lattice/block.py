@@ -211,9 +211,7 @@ class _Cursor:
         self.at += 1
         return self.payload[self.at - 1]
 
-    def number(self, low: int, high: int, name: str) -> int:
-        """Return the next varint, checked."""
-        value, self.at = read_varint(self.payload, self.at)
+    def _checked(self, value: int, low: int, high: int, name: str) -> int:
         if not low <= value <= high:
             raise DamagedError(
                 f"a lattice block's {name} is out of range",
@@ -223,17 +221,14 @@ class _Cursor:
             )
         return value
 
+    def units(self, name: str) -> int:
+        """Return the next varint as a number of units, checked."""
+        value, self.at = read_varint(self.payload, self.at)
+        return self._checked(value, 1, MAX_UNITS, name)
+
     def exponent(self) -> int:
         """Return the next byte as an exponent, checked."""
-        value = (self.byte() ^ 0x80) - 0x80
-        if not MIN_EXPONENT <= value <= MAX_EXPONENT:
-            raise DamagedError(
-                "a lattice block's exponent is out of range",
-                where=self.where,
-                found=str(value),
-                expected=f"{MIN_EXPONENT} to {MAX_EXPONENT}",
-            )
-        return value
+        return self._checked((self.byte() ^ 0x80) - 0x80, MIN_EXPONENT, MAX_EXPONENT, "exponent")
 
     def section(self) -> memoryview:
         """Return the next section: a length, and as many bytes."""
@@ -350,10 +345,10 @@ def _parse_alone(
     spec: TensorSpec, cursor: _Cursor, *, snapshot: bool, base: BaseReference | None = None
 ) -> LatticeReference:
     flags, device, exponent = cursor.flags, cursor.device, cursor.exponent()
-    units = cursor.number(1, MAX_UNITS, "spacing")
+    units = cursor.units("spacing")
     divisor, history = units, None
     if snapshot:
-        divisor = cursor.number(1, MAX_UNITS, "divisor")
+        divisor = cursor.units("divisor")
         if flags & TRACKED:
             history = decode_rans(cursor.section(), spec.numel, _HISTORIES, device=device)
             if int((history & CONTEXT_BITS).max()) >= N_CONTEXTS:
@@ -370,7 +365,7 @@ def _parse_alone(
 def _parse_delta(spec: TensorSpec, cursor: _Cursor, reference: LatticeReference) -> LatticeReference:
     flags, first = cursor.flags, cursor.byte()
     shift, snap = first & ~_SNAP, bool(first & _SNAP)
-    units = cursor.number(1, MAX_UNITS, "spacing")
+    units = cursor.units("spacing")
     exponent = reference.spacing.exponent - shift
     if shift > _MAX_SHIFT or exponent < MIN_EXPONENT:
         raise DamagedError(

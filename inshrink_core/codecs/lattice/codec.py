@@ -53,14 +53,7 @@ from inshrink_core.codecs.lattice.plan import (
     first_width,
 )
 from inshrink_core.codecs.lattice.spacing import Spacing, lattice_of, new_spacing
-from inshrink_core.codecs.shaping import (
-    Fed,
-    Shaping,
-    can_be_shaped,
-    grown,
-    known_of,
-    shaped_changes,
-)
+from inshrink_core.codecs.shaping import Fed, Shaping, can_be_shaped, grown, known_of, shaped_changes
 from inshrink_core.errors import ConfigError
 from inshrink_core.frame import Block
 from inshrink_core.ops.flat import as_float32, flattened

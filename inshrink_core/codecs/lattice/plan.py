@@ -268,7 +268,8 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
         }
         overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
         most = _MOST_MOVED_SHARE * overall
-        moved = _moved(matrices, before)
+        found = {key: _movement(o, before.probes.get(key)) for key, o in matrices.items()}
+        moved = {key: square for key, square in found.items() if square is not None}
         now = _rms((known[key][0].numel, m) for key, m in moved.items())
         now = now if now <= most else 0.0
         memory = _settled(before, known, rates, now)
@@ -463,12 +464,6 @@ def _squares(matrices: Mapping[str, LatticeStatistics]) -> dict[str, float]:
     if not known:
         known = {key: o.momentum_square for key, o in matrices.items() if o.momentum_square is not None}
     return {key: value for key, value in known.items() if math.isfinite(value)}
-
-
-def _moved(matrices: Mapping[str, LatticeStatistics], before: Memory) -> dict[str, float]:
-    """Mean squared movement by tensor, where it is known."""
-    found = {key: _movement(o, before.probes.get(key)) for key, o in matrices.items()}
-    return {key: moved for key, moved in found.items() if moved is not None}
 
 
 def _movement(o: LatticeStatistics, before: bytes | None) -> float | None:

@@ -17,14 +17,7 @@ from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.flat import sides
 from inshrink_core.ops.lattice import sum_tokens
-from inshrink_core.ops.moments import (
-    MAX_BASE,
-    NO_BYTES,
-    ZERO_POINT,
-    Codes,
-    expand_units,
-    half_octave_values,
-)
+from inshrink_core.ops.moments import MAX_BASE, NO_BYTES, ZERO_POINT, Codes, expand_units, half_octave_values
 from inshrink_core.varint import read_section, write_section
 
 if TYPE_CHECKING:
