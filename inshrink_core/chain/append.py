@@ -16,7 +16,7 @@ from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_c
 from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig, LargeError, large_errors
 from inshrink_core.chain.encoder import (
-    HELD_NBYTES,
+    RESIDENT_NBYTES,
     ChainState,
     FramePlan,
     PreparedFrame,
@@ -191,13 +191,13 @@ class ChainWriter:
         info, known = self._restored_from, self._restored.get(spec.key)
         if info is None or known is not None:
             return known
-        stored, whole = self.archive.checkpoint(info), spec.whole
-        if whole.key not in stored or stored.spec(whole.key).shape != whole.shape:
+        stored, tensor_spec = self.archive.checkpoint(info), spec.whole
+        if tensor_spec.key not in stored or stored.spec(tensor_spec.key).shape != tensor_spec.shape:
             return None
         try:
             value = self.archive.decode(info, spec.key)[0]
         except NotFoundError:  # in other cells
-            value = self.archive.decode(info, whole.key)[0][box_of(spec).slices].contiguous()
+            value = self.archive.decode(info, tensor_spec.key)[0][box_of(spec).slices].contiguous()
         return self._restored.setdefault(spec.key, value)
 
     def of_all(self, value: _Value) -> Sequence[_Value]:
@@ -293,8 +293,8 @@ class ChainWriter:
         chain = archive.reader.chain(self.parent.frame_id)
         keyframe = frame_size(archive, chain[0])
         self._since_keyframe = len(chain) - 1
-        held = sum(row.nbytes for row in keyframe.tensors)
-        self._keyframe_rate = _rate_of(held, keyframe.raw_total, based=keyframe.base is not None)
+        nbytes = sum(row.nbytes for row in keyframe.tensors)
+        self._keyframe_rate = _rate_of(nbytes, keyframe.raw_total, based=keyframe.base is not None)
         frame, where = archive.frame(self.parent), archive.where(self.parent)
         for entry in frame.entries:
             if entry.attachment and self._part == 0:
@@ -330,7 +330,7 @@ class ChainWriter:
 
     def _write(
         self,
-        whole: Checkpoint,
+        checkpoint: Checkpoint,
         attachments: Mapping[str, bytes],
         quality: Mapping[str, Any] | None,
         prepared: PreparedFrame | None,
@@ -340,12 +340,12 @@ class ChainWriter:
     ) -> Appended | None:
         """Write one frame; gives it up, leaving nothing, where its tensors reach `limit` bytes."""
         delta, parent = kind is FrameKind.DELTA, self.parent
-        stored = stored_view(whole, self.config.optimizer)
+        stored = stored_view(checkpoint, self.config.optimizer)
         references: dict[str, TensorReference] = {}
         digests: dict[str, bytes] = {}
         nbytes, squared_error, squared_norm = 0, 0.0, 0.0
         record, large = self.config.record(), list[LargeError]()
-        own = replace(stored, specs=tuple(filter(self._owns, stored.specs)))
+        written_here = replace(stored, specs=tuple(filter(self._owns, stored.specs)))
         shared = isinstance(self.split, Shards)
         places = {spec.key: place for place, spec in enumerate(stored.specs)}
         if isinstance(self.split, Shards):
@@ -362,13 +362,13 @@ class ChainWriter:
             branch=self.branch,
             external=bool(based),
         ) as frame:
-            if prepared is not None and prepared.holds(self.config, whole, state, stored.specs):
+            if prepared is not None and prepared.holds(self.config, checkpoint, state, stored.specs):
                 plan, ready = prepared.plan, prepared.results
             else:
-                plan, ready = FramePlan(self.config, whole, state, stored.specs), {}
+                plan, ready = FramePlan(self.config, checkpoint, state, stored.specs), {}
             unchanged = state.unchanged
             del state
-            for spec, block, reference, digest, error, norm in plan.encode(own.specs, ready):
+            for spec, block, reference, digest, error, norm in plan.encode(written_here.specs, ready):
                 attributes, place = pack_attributes(spec), places[spec.key]
                 frame.add(spec.key, block.codec, block.payload, attributes=attributes, place=place)
                 from_file = isinstance(stored.source, FileSource) and spec.key not in unchanged
@@ -385,27 +385,27 @@ class ChainWriter:
                 if done is not None:
                     done(spec)
             add_attachments(frame, attachments, self._attachments if delta else None)
-            source, written = whole.source, self._meta.get(WRITTEN, {})
+            source, written = checkpoint.source, self._meta.get(WRITTEN, {})
             path = Path(self.writer.reader.path)
             names = dict.fromkeys(spec.parameter for spec in stored.specs if spec.key in unchanged)
-            is_named = whole.folder not in ("", f"checkpoint-{whole.step}")
+            is_named = checkpoint.folder not in ("", f"checkpoint-{checkpoint.step}")
             entries = {
                 **record,
                 QUALITY: plan.quality if quality is None else dict(quality),
                 # Of ranks nobody has the whole checkpoint, and each remembers its tensors alone.
-                "content": None if shared else content_digest(own, digests, attachments),
-                ORIGINALS: source.vouched(whole.files) if isinstance(source, FileSource) else None,
+                "content": None if shared else content_digest(written_here, digests, attachments),
+                ORIGINALS: source.vouched(checkpoint.files) if isinstance(source, FileSource) else None,
                 "memory": memory_of(plan.memory, frozenset(references)) if shared else plan.memory,
                 WRITTEN: {name: written.get(name, parent.step) for name in names} if parent else None,
-                NAME: whole.branch,
-                FOLDER: whole.folder if is_named else None,
-                MODELS: list(whole.models),
+                NAME: checkpoint.branch,
+                FOLDER: checkpoint.folder if is_named else None,
+                MODELS: list(checkpoint.models),
                 METRICS: dict(self.metrics),
                 "restored": self._restored_from.frame_id if self._restored_from else None,
                 BASE: self.base.record(stored.specs, based, path) if self.base and based else None,
             }
-            kept = {*record, "memory", QUALITY, ORIGINALS}
-            meta = {k: v for k, v in entries.items() if v or (k in kept and v is not None)}
+            always = {*record, "memory", QUALITY, ORIGINALS}
+            meta = {k: v for k, v in entries.items() if v or (k in always and v is not None)}
             info = frame.commit(meta)
         if delta:
             self._since_keyframe = (self._since_keyframe or 0) + 1
@@ -420,7 +420,7 @@ class ChainWriter:
 
 def _is_recalled(spec: TensorSpec, bitstream: str) -> bool:
     """Whether a state is not held: the tensor is stored exactly, and worth reading again."""
-    return spec.nbytes > HELD_NBYTES and bitstream == get_codec(FALLBACK_CODEC).bitstream
+    return spec.nbytes > RESIDENT_NBYTES and bitstream == get_codec(FALLBACK_CODEC).bitstream
 
 
 def _rate_of(nbytes: int, raw: int, *, based: bool) -> float:

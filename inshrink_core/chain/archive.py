@@ -27,7 +27,7 @@ from inshrink_core.chain.attachments import (
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, BaseRecord
 from inshrink_core.chain.config import settings_of
 from inshrink_core.chain.meta import FOLDER, MODELS, NAME, check_meta, decoding_nbytes, spec_of
-from inshrink_core.chain.parts import box_of, whole_specs
+from inshrink_core.chain.parts import box_of, joined_specs
 from inshrink_core.checkpoint import (
     DTYPE_SIZES,
     Checkpoint,
@@ -106,7 +106,8 @@ class _OpenFrame:
     @cached_property
     def tensors(self) -> _Tensors:
         """The tensors, and the cells of those that are in cells, by key."""
-        return whole_specs(self.blocks.specs, self.where)
+        specs = (spec_of(entry, self.where) for entry in self.reader.entries if not entry.attachment)
+        return joined_specs(specs, self.where)
 
 
 class Archive(Mapping[int, Checkpoint]):
@@ -158,7 +159,7 @@ class Archive(Mapping[int, Checkpoint]):
         self._attachments: dict[tuple[bytes, str], bytes] = {}
         self._frames: OrderedDict[tuple[bytes, int, str], _OpenFrame] = OrderedDict()
         self._lock = threading.Lock()
-        self._held = self._granted = 0
+        self._in_use = self._granted = 0
         self._described: dict[FrameInfo, Checkpoint] = {}
         self._windows: dict[bytes, Windows] = {}
         self._walk: tuple[bytes, str | None, Windows | None] = (b"", None, None)
@@ -352,7 +353,7 @@ class Archive(Mapping[int, Checkpoint]):
         keys = [] if windows else list(self._frame(info).blocks)
         if before is not None and key in keys[1:] and keys[keys.index(key) - 1] == before:
             rest = keys[keys.index(key) :]
-            windows = self.reader.windows({one: self._column(info, one) for one in rest})
+            windows = self.reader.windows({link: self._column(info, link) for link in rest})
         self._walk = info.frame_id, key, windows
         return windows
 
@@ -381,7 +382,7 @@ class Archive(Mapping[int, Checkpoint]):
             folder=frame.meta.get(FOLDER, ""),
             models=tuple(frame.meta.get(MODELS, ())),
         )
-        if sum(len(kept.specs) for kept in self._described.values()) + len(specs) <= _MAX_HELD_SPECS:
+        if sum(len(other.specs) for other in self._described.values()) + len(specs) <= _MAX_HELD_SPECS:
             # Without the archive: a view must not keep another's states alive.
             self._described[frame.info] = replace(described, source=_DESCRIBED)
         return described
@@ -490,8 +491,8 @@ class Archive(Mapping[int, Checkpoint]):
     def _decode(self, info: FrameInfo, key: str) -> tuple[Tensor, TensorReference]:
         cells = self._frame(info).tensors[1].get(key)
         if cells is not None:
-            whole = self._joined(info, cells)
-            return whole, BaseReference(lambda: whole)
+            joined = self._joined(info, cells)
+            return joined, BaseReference(lambda: joined)
         chain = self.reader.chain(info.frame_id)
         start, tensor, reference = self._start(chain, key)
         if self.reader.is_far:
@@ -510,11 +511,11 @@ class Archive(Mapping[int, Checkpoint]):
         if self._states is not None:
             with self._lock:
                 before = self._states.get(key)
-                kept = tensor if self._keeps_values else None
+                values = tensor if self._keeps_values else None
                 # Its values, and a state that is no larger.
-                nbytes = tensor.numel() * tensor.element_size() * (1 if kept is None else 2)
-                self._states[key] = _State(info.frame_id, kept, reference, nbytes)
-                self._held += nbytes - (0 if before is None else before.nbytes)
+                nbytes = tensor.numel() * tensor.element_size() * (1 if values is None else 2)
+                self._states[key] = _State(info.frame_id, values, reference, nbytes)
+                self._in_use += nbytes - (0 if before is None else before.nbytes)
         return tensor, reference
 
     def _start(
@@ -535,19 +536,19 @@ class Archive(Mapping[int, Checkpoint]):
 
         spec = cells[0].whole
         self._require(spec.nbytes, "decoding it", f"{self.where(info)}, tensor '{spec.key}'")
-        whole = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+        joined = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
         for cell in cells:
-            whole[box_of(cell).slices] = self._decode(info, cell.key)[0].cpu()
-        return whole
+            joined[box_of(cell).slices] = self._decode(info, cell.key)[0].cpu()
+        return joined
 
     def _require(self, nbytes: int, what: str, where: str) -> None:
         """Refuse what would take more memory than there is, beside what is held already.
 
         What was granted once is not asked for again, for asking takes longer than decoding a small tensor.
         """
-        total = nbytes + self._held
+        total = nbytes + self._in_use
         if total > self._granted:
-            self.limits.require_memory(total, what, where, held=self._held)
+            self.limits.require_memory(total, what, where, held=self._in_use)
             self._granted = total if self.limits.max_memory is not None else total + _GRANT_NBYTES
 
     def _decode_entry(
@@ -618,10 +619,10 @@ class Archive(Mapping[int, Checkpoint]):
             raise DamagedError(f"the frame holds no attachment '{key}'", where=self.where(info))
         with self._lock:
             used = {(link.frame_id, entry.key) for link, entry in links}
-            kept = {k: v for k, v in self._attachments.items() if k[1] != key and k not in used}
-            kept[info.frame_id, key] = content
-            self._held += sum(map(len, kept.values())) - sum(map(len, self._attachments.values()))
-            self._attachments = kept
+            contents = {k: v for k, v in self._attachments.items() if k[1] != key and k not in used}
+            contents[info.frame_id, key] = content
+            self._in_use += sum(map(len, contents.values())) - sum(map(len, self._attachments.values()))
+            self._attachments = contents
         return content
 
     def _attachment_links(

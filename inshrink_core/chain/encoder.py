@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from inshrink_core.frame import Block
 
 
-HELD_NBYTES = 1 << 16
+RESIDENT_NBYTES = 1 << 16
 """Up to this size a state is held: opening a file to read it again would take longer than coding it."""
 
 _logger = logging.getLogger(__name__)
@@ -133,12 +133,12 @@ class ChainState:
 
     def is_like(self, other: ChainState) -> bool:
         """Whether a frame is encoded relative to the very same states and memory."""
-        one, two = self.references, other.references
+        references, others = self.references, other.references
         return (
             (self.memory, self.restored, self.after_restore, self.unchanged)
             == (other.memory, other.restored, other.after_restore, other.unchanged)
-            and one.keys() == two.keys()
-            and all(two[key] is reference for key, reference in one.items())
+            and references.keys() == others.keys()
+            and all(others[key] is reference for key, reference in references.items())
         )
 
 
@@ -264,9 +264,9 @@ class FrameEncoder:
         """
         codec = self._chain.config
         there: list[tuple[LookAheadStep, Checkpoint]] = []
-        for one in codec.look_ahead_steps(len(steps)) if isinstance(codec, EncoderState) else ():
+        for wanted in codec.look_ahead_steps(len(steps)) if isinstance(codec, EncoderState) else ():
             with contextlib.suppress(InshrinkError, OSError):
-                there.append((one, read(steps[one.place])))
+                there.append((wanted, read(steps[wanted.place])))
         if not there or not isinstance(codec, EncoderState):
             return None
 
@@ -466,7 +466,7 @@ def _look_ahead_inputs(
 
 def _job_nbytes(spec: TensorSpec) -> int:
     """Return about how many bytes of memory a tensor takes while it is encoded, none too few to count."""
-    return spec.nbytes + HELD_NBYTES
+    return spec.nbytes + RESIDENT_NBYTES
 
 
 def squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, float]:

@@ -108,8 +108,8 @@ class LosslessReference(TensorReference):
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor and the history."""
-        own = self.tensor.numel() * self.tensor.element_size()
-        return own if self.history is None else own + self.history.nbytes
+        nbytes = self.tensor.numel() * self.tensor.element_size()
+        return nbytes if self.history is None else nbytes + self.history.nbytes
 
     def levels(self) -> Levels:
         """Return that every value is exact."""
@@ -165,8 +165,8 @@ def encode_exact(
     words = _words(now)
     earlier = None if before is None else _words(before)
     if earlier is not None and spec.numel and torch.equal(words, earlier):
-        kept = reference if isinstance(reference, LosslessReference) else _state(now, tensor, owned, history)
-        return Encoded(Block(BITSTREAM, bytes([_Mode.UNCHANGED])), kept)
+        state = reference if isinstance(reference, LosslessReference) else _state(now, tensor, owned, history)
+        return Encoded(Block(BITSTREAM, bytes([_Mode.UNCHANGED])), state)
     payload, after = _encode_words(spec, words, earlier, history, level)
     if payload is None or len(payload) > now.numel() * now.element_size():
         payload, after = b"".join((bytes([_Mode.RAW]), words.numpy().view(np.uint8).data)), None
@@ -258,8 +258,8 @@ def decode_exact(
         raise DamagedError("a bool is neither false nor true", where=spec.key, expected="bytes 0 and 1")
     if mode is _Mode.CONSTANT and out.numel():
         # One element stands for all: a constant need not be held twice.
-        one = out.reshape(-1)[:1].clone().reshape((1,) * out.dim())
-        return LosslessReference(one.expand(spec.shape))
+        element = out.reshape(-1)[:1].clone().reshape((1,) * out.dim())
+        return LosslessReference(element.expand(spec.shape))
     return LosslessReference(out)
 
 

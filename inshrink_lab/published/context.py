@@ -109,10 +109,10 @@ class ContextCodec(ExcpCodec):
         """Return two streams: which symbols are zero, then the others."""
         zeros, values = _contexts(spec, before)
         symbols = quantized.symbols
-        kept = symbols != 0
-        flags = encode_adaptive(kept.astype(np.uint8), zeros, 2, _ZERO_CONTEXTS)
+        nonzero = symbols != 0
+        flags = encode_adaptive(nonzero.astype(np.uint8), zeros, 2, _ZERO_CONTEXTS)
         alphabet = max(quantized.codebook.size, 1)
-        rest = encode_adaptive(symbols[kept] - np.uint8(1), values[kept], alphabet, _VALUE_CONTEXTS)
+        rest = encode_adaptive(symbols[nonzero] - np.uint8(1), values[nonzero], alphabet, _VALUE_CONTEXTS)
         out = bytearray()
         write_section(out, flags)
         write_section(out, rest)
@@ -128,12 +128,12 @@ class ContextCodec(ExcpCodec):
         if at != len(stream):
             raise DamagedError("bytes follow the symbols", where=spec.key)
         symbols = decode_adaptive(flags, spec.numel, 2, zeros, _ZERO_CONTEXTS)
-        kept = symbols != 0
-        n_kept = int(np.count_nonzero(kept))
+        nonzero = symbols != 0
+        n_kept = int(np.count_nonzero(nonzero))
         if n_kept and n_symbols < 2:
             raise DamagedError("a symbol is outside the alphabet", where=spec.key)
         alphabet = max(n_symbols - 1, 1)
-        symbols[kept] = 1 + decode_adaptive(rest, n_kept, alphabet, values[kept], _VALUE_CONTEXTS)
+        symbols[nonzero] = 1 + decode_adaptive(rest, n_kept, alphabet, values[nonzero], _VALUE_CONTEXTS)
         return symbols
 
     def state_of(self, tensor: torch.Tensor, quantized: Quantized) -> TensorReference:
@@ -167,8 +167,8 @@ class ContextCodec(ExcpCodec):
         """Return the larger of symbols and of a whole state."""
         n = spec.numel
         flags, rest = worst_case_coded_bytes(n, 2), worst_case_coded_bytes(n, MAX_CENTROIDS)
-        whole = 3 + _VARINT_BYTES + worst_case_coded_bytes(n, 256) + worst_case_exact_bytes(spec)
-        return max(HEADER_BYTES + 2 * _VARINT_BYTES + flags + rest, whole)
+        state = 3 + _VARINT_BYTES + worst_case_coded_bytes(n, 256) + worst_case_exact_bytes(spec)
+        return max(HEADER_BYTES + 2 * _VARINT_BYTES + flags + rest, state)
 
 
 def _parse_state(spec: TensorSpec, payload: memoryview) -> ContextReference:

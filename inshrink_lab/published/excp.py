@@ -44,7 +44,7 @@ from inshrink_lab.published.residual import (
     residual_of,
 )
 
-__all__ = ["ExcpCodec", "KeptMoments", "kept_moments", "kept_residuals"]
+__all__ = ["ExcpCodec", "KeptMoments", "surviving_moments", "surviving_residuals"]
 
 _FACTOR_CAP = 2.5
 """Largest share of the median a residual may have to exceed; in the released code, not in the paper."""
@@ -154,41 +154,41 @@ class ExcpCodec(ResidualCodec[KeptMoments]):
             return None
         if item.spec.role is TensorRole.EXP_AVG:
             values = host_values(item.tensor)
-            return np.packbits(kept_moments(values, self)) if np.isfinite(values).all() else None
+            return np.packbits(surviving_moments(values, self)) if np.isfinite(values).all() else None
         if item.spec.role is not TensorRole.WEIGHT:
             return None
         previous = decoded_before(reference, item.spec)
         if previous is None or (residual := residual_of(item.tensor, previous)) is None:
             return None
-        return np.packbits(kept_residuals(residual, _second_moment(item), self))
+        return np.packbits(surviving_residuals(residual, _second_moment(item), self))
 
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
     ) -> KeptMoments:
         """Return which elements of each pair of moments are kept: where weight and first moment say so."""
         with_moments = {spec.name for spec in specs if spec.role in _MOMENTS}
-        kept: dict[str, Symbols] = {}
+        survives: dict[str, Symbols] = {}
         for spec, seen in zip(specs, statistics, strict=True):
             if seen is not None and spec.name in with_moments:
-                before = kept.get(spec.name)
+                before = survives.get(spec.name)
                 fits = before is not None and before.size == seen.size
-                kept[spec.name] = before & seen if before is not None and fits else seen
-        return kept
+                survives[spec.name] = before & seen if before is not None and fits else seen
+        return survives
 
     def quantize(self, item: TensorInput, values: Floats, plan: KeptMoments, *, delta: bool) -> Quantized:
         """Prune, then fit centroids to what is left."""
         n_centroids = (1 << self.bits) - 1
         if item.spec.role in _MOMENTS:
-            kept = _unpacked(plan.get(item.spec.name), values.size)
-            fill = _fill(item.spec, values, kept, self)
-            return fit_nearest(values, kept, n_centroids, _HALF_TOLERANCE, fill)
+            survives = _unpacked(plan.get(item.spec.name), values.size)
+            fill = _fill(item.spec, values, survives, self)
+            return fit_nearest(values, survives, n_centroids, _HALF_TOLERANCE, fill)
         if not delta:
             return fit_nearest(values, values != 0, MAX_CENTROIDS, tolerance=0.0)
-        kept = kept_residuals(values, _second_moment(item), self)
-        return fit_nearest(values, kept, n_centroids, _HALF_TOLERANCE)
+        survives = surviving_residuals(values, _second_moment(item), self)
+        return fit_nearest(values, survives, n_centroids, _HALF_TOLERANCE)
 
 
-def kept_residuals(residual: Floats, second_moment: Floats | None, codec: ExcpCodec) -> Mask:
+def surviving_residuals(residual: Floats, second_moment: Floats | None, codec: ExcpCodec) -> Mask:
     """Return which residuals of a weight survive.
 
     Parameters
@@ -202,7 +202,7 @@ def kept_residuals(residual: Floats, second_moment: Floats | None, codec: ExcpCo
     --------
     >>> second = np.full(4, 1e-8, np.float32)
     >>> residual = np.array([1.0, -2.0, 3.0, 0.5], np.float32)  # factor .5, median 1
-    >>> kept_residuals(residual, second, ExcpCodec()).tolist()
+    >>> surviving_residuals(residual, second, ExcpCodec()).tolist()
     [True, True, True, False]
     """
     magnitudes = np.abs(residual)
@@ -215,14 +215,14 @@ def kept_residuals(residual: Floats, second_moment: Floats | None, codec: ExcpCo
         with np.errstate(divide="ignore", invalid="ignore"):
             factors = codec.alpha / np.sqrt(second_moment.astype(np.float64))
         factors = np.where(factors < _FACTOR_CAP, factors, _FACTOR_CAP)
-        kept: Mask = magnitudes > factors * median
-        return kept
+        survives: Mask = magnitudes > factors * median
+        return survives
     mean = ordered_mean(second_moment)
     factor = codec.alpha / math.sqrt(mean) if mean > 0 else _FACTOR_CAP
     return magnitudes > np.float32(min(factor, _FACTOR_CAP) * median)
 
 
-def kept_moments(first_moment: Floats, codec: ExcpCodec) -> Mask:
+def surviving_moments(first_moment: Floats, codec: ExcpCodec) -> Mask:
     """Return where a first moment is large enough; float32[n], finite."""
     magnitudes = np.abs(first_moment)
     return magnitudes > np.float32(min(codec.beta * ordered_mean(magnitudes), _LARGEST))
@@ -244,8 +244,8 @@ def _unpacked(bits: Symbols | None, n: int) -> Mask:
     return np.unpackbits(bits, count=n).astype(np.bool_)
 
 
-def _fill(spec: TensorSpec, values: Floats, kept: Mask, codec: ExcpCodec) -> float:
+def _fill(spec: TensorSpec, values: Floats, survives: Mask, codec: ExcpCodec) -> float:
     """Return what pruned values of a tensor become."""
-    if spec.role is not TensorRole.EXP_AVG_SQ or codec.pruned_second_moment == "zero" or kept.all():
+    if spec.role is not TensorRole.EXP_AVG_SQ or codec.pruned_second_moment == "zero" or survives.all():
         return 0.0
-    return float(np.float32(ordered_mean(values[~kept])))
+    return float(np.float32(ordered_mean(values[~survives])))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 DELTA = 0x01
-HELD = 0x02
+SAME_GRID = 0x02
 """Flags of a payload: level numbers less the reference's; the reference's grid."""
 
 MAX_BITS = 8
@@ -125,10 +125,10 @@ class GridCodec(FallbackCodec[_Plan]):
             return None
         previous = own_state(GridReference, reference, spec)
         fresh = Grid(self.bits_of(spec, plan, previous), float(values.min()) + 0.0, float(values.max()) + 0.0)
-        held = previous is not None and (
+        same = previous is not None and (
             previous.grid == fresh or (self.grid == "held" and _still_fits(previous.grid, fresh))
         )
-        grid = previous.grid if previous is not None and held else fresh
+        grid = previous.grid if previous is not None and same else fresh
         symbols = torch.from_numpy(level_numbers(values, grid))
         state = GridReference(dtype=spec.dtype, shape=spec.shape, symbols=symbols, grid=grid)
         return Encoded(Block(self.bitstream, pack_grid(state, previous, self.coder)), state)
@@ -151,21 +151,19 @@ class GridCodec(FallbackCodec[_Plan]):
         return _HEADER_BYTES + worst_case_coded_bytes(spec.numel, 1 << MAX_BITS)
 
 
-def _still_fits(held: Grid, fresh: Grid) -> bool:
+def _still_fits(old: Grid, fresh: Grid) -> bool:
     """Whether a grid covers the values without wasting levels on what is not there."""
-    covers = held.low <= fresh.low and fresh.high <= held.high
-    return (
-        held.bits == fresh.bits and covers and held.high - held.low <= _HOLD_SHARE * (fresh.high - fresh.low)
-    )
+    covers = old.low <= fresh.low and fresh.high <= old.high
+    return old.bits == fresh.bits and covers and old.high - old.low <= _HOLD_SHARE * (fresh.high - fresh.low)
 
 
 def pack_grid(state: GridReference, previous: GridReference | None, coder: str) -> bytes:
     """Return the payload that decodes to `state`, as a delta if there is a previous state."""
     symbols, bits = state.symbols.numpy(), state.grid.bits
-    held = previous is not None and previous.grid == state.grid
-    flags = (DELTA if previous is not None else 0) | (HELD if held else 0)
+    same = previous is not None and previous.grid == state.grid
+    flags = (DELTA if previous is not None else 0) | (SAME_GRID if same else 0)
     head = bytes((flags, bits))
-    if not held:
+    if not same:
         head += np.array([state.grid.low, state.grid.high]).astype("<f4").tobytes()
     if previous is not None:
         bits = max(bits, previous.grid.bits)
@@ -182,12 +180,12 @@ def parse_grid(spec: TensorSpec, payload: memoryview, previous: GridReference | 
         The payload is not one of this spec and reference.
     """
     flags, bits = payload[0], payload[1]
-    if flags & ~(DELTA | HELD) or not 1 <= bits <= MAX_BITS or flags == HELD:
+    if flags & ~(DELTA | SAME_GRID) or not 1 <= bits <= MAX_BITS or flags == SAME_GRID:
         raise DamagedError("the block has unknown flags or an unknown width", where=spec.key)
     if flags & DELTA and previous is None:
         raise DamagedError("the block is a delta against another reference", where=spec.key)
     before = previous if flags & DELTA else None
-    if before is not None and flags & HELD:
+    if before is not None and flags & SAME_GRID:
         grid, at = before.grid, 2
         if grid.bits != bits:
             raise DamagedError("the block's grid is that of another reference", where=spec.key)

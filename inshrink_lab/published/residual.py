@@ -198,14 +198,14 @@ def narrowed(centroids: NDArray[np.float64], tolerance: float) -> Floats:
     return np.unique(rounded + np.float32(0.0))  # -0.0 + 0.0 is +0.0: one zero
 
 
-def fit_nearest(values: Floats, kept: Mask, k: int, tolerance: float, fill: float = 0.0) -> Quantized:
+def fit_nearest(values: Floats, survives: Mask, k: int, tolerance: float, fill: float = 0.0) -> Quantized:
     """Quantize kept values to the k centroids of least squared error, and the others to symbol 0.
 
     Parameters
     ----------
     values : Float[ndarray, "n"]
         Finite.
-    kept : Bool[ndarray, "n"]
+    survives : Bool[ndarray, "n"]
         What gets a centroid; zeros never do.
     k
         Centroids wanted, 1 to 255.
@@ -219,7 +219,7 @@ def fit_nearest(values: Floats, kept: Mask, k: int, tolerance: float, fill: floa
     Centroids are fitted to the histogram of upper halves of the float32s (`fit_exact`), every kept value
     gets the centroid nearest to it, the lower one of two as near.
     """
-    chosen = kept & (values != 0)
+    chosen = survives & (values != 0)
     survivors = values[chosen]
     symbols = np.zeros(values.size, np.uint8)
     if survivors.size == 0:

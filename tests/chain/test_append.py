@@ -160,16 +160,16 @@ def test_a_cancelled_append_leaves_the_archive_and_the_writer_usable(run_path: P
 
 def test_a_state_is_dropped_when_its_successor_is_made(run_path: Path, tmp_path: Path) -> None:
     def n_states(_: object = None) -> int:
-        return sum(type(one) in (LatticeReference, MomentsReference) for one in gc.get_objects())
+        return sum(type(state) in (LatticeReference, MomentsReference) for state in gc.get_objects())
 
-    run, before, held = inshrink_core.open(run_path), n_states(), list[int]()
+    run, before, counts = inshrink_core.open(run_path), n_states(), list[int]()
     with ArchiveWriter(tmp_path / "a.inshrink", create=True) as writer:
         chain = ChainWriter(writer, ChainConfig(config=get_codec("lattice")(), optimizer="compressed"))
         chain.append(run[5])
-        chain.append(run[10], done=lambda spec: held.append(n_states(spec) - before))
+        chain.append(run[10], done=lambda spec: counts.append(n_states(spec) - before))
         after = n_states() - before
     assert after > 4
-    assert max(held) <= after + 1
+    assert max(counts) <= after + 1
 
 
 def test_config_may_change_from_frame_to_frame(run_path: Path, tmp_path: Path) -> None:

@@ -112,9 +112,9 @@ def test_missing_base_is_an_error_that_names_it_and_harms_no_later_keyframe(tune
             BaseModelError, match=f"expected SHA-256 {digest}, found nothing at .*--base FILE"
         ):
             opened[step].state_dict()
-    whole = Archive.open(tuned.folder / "a.inshrink")
+    complete = Archive.open(tuned.folder / "a.inshrink")
     for step in (3, 4):
-        expected = whole[step].state_dict()
+        expected = complete[step].state_dict()
         assert all(torch.equal(value, expected[name]) for name, value in opened[step].state_dict().items())
     found = inshrink_core.verify(archive, deep=True)
     assert not found.ok
@@ -168,9 +168,9 @@ def test_pruning_the_first_step_needs_the_base_and_leaves_none(tuned: Tuned) -> 
         inshrink_core.verbs.prune(archive, keep_last=2, apply=True)
     assert [path.read_bytes() for path in sorted(archive.rglob("*.frame"))] == before
     inshrink_core.verbs.prune(archive, keep_last=2, apply=True, base=tuned.base)
-    opened, whole = Archive.open(archive), Archive.open(tuned.folder / "a.inshrink")
+    opened, complete = Archive.open(archive), Archive.open(tuned.folder / "a.inshrink")
     assert opened.steps == (3, 4)
-    assert_equal(states(opened), {step: whole[step].state_dict() for step in (3, 4)})
+    assert_equal(states(opened), {step: complete[step].state_dict() for step in (3, 4)})
 
 
 def test_pruning_in_between_keeps_the_first_step_upon_its_base(tuned: Tuned) -> None:
@@ -199,14 +199,14 @@ def test_packed_archive_finds_its_base(tuned: Tuned) -> None:
 
 
 def test_appending_goes_on_from_a_frame_upon_a_base(tuned: Tuned) -> None:
-    whole = tuned.compressed("whole", look_ahead=False)
+    complete = tuned.compressed("whole", look_ahead=False)
     parts = tuned.compressed("parts", steps=[1], look_ahead=False)
     inshrink_core.compress(tuned.run, parts, steps=[2])
     moved = tuned.moved(parts)
     with pytest.raises(BaseModelError):
         inshrink_core.compress(tuned.run, moved)
     assert inshrink_core.compress(tuned.run, moved, base=tuned.base).appended == (3, 4)
-    assert_equal(states(Archive.open(moved, base=tuned.base)), states(Archive.open(whole)))
+    assert_equal(states(Archive.open(moved, base=tuned.base)), states(Archive.open(complete)))
 
 
 def test_another_base_is_refused_before_anything_is_written(tuned: Tuned) -> None:
@@ -217,11 +217,11 @@ def test_another_base_is_refused_before_anything_is_written(tuned: Tuned) -> Non
     plain = tuned.compressed("plain", base=None, steps=[1])
     with pytest.raises(InputError, match="begun without a base model"):
         inshrink_core.compress(tuned.run, plain, base=tuned.base)
-    for base, said in (
+    for base, message in (
         ({"encoder.weight": torch.zeros(3, 3)}, "it is another one"),
         ({name: value.double() for name, value in tuned.state.items() if "weight" in name}, "dtype"),
     ):
-        with pytest.raises(BaseModelError, match=said):
+        with pytest.raises(BaseModelError, match=message):
             tuned.compressed("never", base=base)
         assert not (tuned.folder / "never.inshrink").exists()
 

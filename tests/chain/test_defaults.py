@@ -88,8 +88,8 @@ def test_appending_keeps_what_the_archive_was_written_with(run_path, tmp_path, o
     inshrink_core.compress(run, target, steps=run.steps[:2], config={"coarseness": 2.5}, optimizer=optimizer)
     report = inshrink_core.compress(run, target)
     assert report.appended == run.steps[2:]
-    kept = {(optimizer_of(meta), meta["config"]["coarseness"]) for meta in metas(target)}
-    assert kept == {(optimizer, 2.5)}
+    found = {(optimizer_of(meta), meta["config"]["coarseness"]) for meta in metas(target)}
+    assert found == {(optimizer, 2.5)}
 
 
 @pytest.mark.parametrize("asked", ["exact", "compressed", "compact"])
@@ -194,7 +194,7 @@ def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path)
         assert main(asked.words()) == 0
     written["explorer"] = metas(tmp_path / "exported.inshrink")[0]
     how = [(meta["codec"], meta["config"], meta["optimizer"]) for meta in written.values()]
-    assert all(one == how[0] for one in how), json.dumps(how)
+    assert all(record == how[0] for record in how), json.dumps(how)
     assert how[0][1] == LatticeCodec().settings()
 
 

@@ -63,11 +63,11 @@ def run_with(
         now = {name: value.clone() for name, value in network.state_dict().items()}
         if change is not None and save == at:
             now = {name: change(value) if value.dim() > 1 else value for name, value in now.items()}
-        held = optimizer.state_dict()
-        for state in held["state"].values():
+        saved = optimizer.state_dict()
+        for state in saved["state"].values():
             state["exp_avg_sq"] = second_moments * state["exp_avg_sq"]
         states[save * EVERY] = now
-        content = {"model": now, "optimizer": held, "step": save * EVERY}
+        content = {"model": now, "optimizer": saved, "step": save * EVERY}
         torch.save(content, folder / f"step_{save * EVERY}.pt")
     return states
 
@@ -131,8 +131,8 @@ def test_a_bounded_compress_stores_exactly_what_it_cannot_judge(tmp_path, monkey
     assert max(found.values()) < 1
     assert found[3 * EVERY] == 0
     archive = Archive.open(tmp_path / "a")
-    said = archive.frame(archive.reader.find(3 * EVERY)).meta[QUALITY]
-    assert said["how"] == "exact"
+    quality = archive.frame(archive.reader.find(3 * EVERY)).meta[QUALITY]
+    assert quality["how"] == "exact"
     again = compress(tmp_path / "run", tmp_path / "a", max_restore_cost=0.01, threads=1)
     assert (again.failure, again.appended) == (None, ())
 

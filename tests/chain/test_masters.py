@@ -67,10 +67,10 @@ def test_master_weights_are_on_a_lattice_as_the_weights_are(
     before = torch.load(run_path / f"step_{STEPS[-2]}.pt")
     for number, state in original["optimizer"]["state"].items():
         found = restored["optimizer"]["state"][number]
-        master, kept = state["master_param"], found["master_param"]
+        master, restored_master = state["master_param"], found["master_param"]
         moved = (master - before["optimizer"]["state"][number]["master_param"]).square().mean().sqrt()
-        assert kept.dtype is torch.float32
-        assert float((kept - master).abs().max()) < 6 * float(moved)
+        assert restored_master.dtype is torch.float32
+        assert float((restored_master - master).abs().max()) < 6 * float(moved)
         assert torch.equal(found["step"], state["step"])
 
 

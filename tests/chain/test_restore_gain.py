@@ -69,12 +69,12 @@ def test_a_single_step_has_no_movement_to_measure(run, tmp_path):
 
 
 def test_without_optimizer_state_the_encoder_sees_none(run, tmp_path):
-    kept, dropped = tmp_path / "k.inshrink", tmp_path / "d.inshrink"
-    compress(run, kept, codec="excp", config={"moments": "exact", "alpha": 1.0}, optimizer="exact")
+    with_moments, dropped = tmp_path / "k.inshrink", tmp_path / "d.inshrink"
+    compress(run, with_moments, codec="excp", config={"moments": "exact", "alpha": 1.0}, optimizer="exact")
     compress(run, dropped, codec="excp", config={"moments": "exact", "alpha": 1e-9}, optimizer="drop")
     # Without second moments ExCP prunes as much as it can, whatever its alpha.
     assert restore_gain(dropped, run).pooled.gain == pytest.approx(
-        restore_gain(kept, run).pooled.gain, rel=0.05
+        restore_gain(with_moments, run).pooled.gain, rel=0.05
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
 from inshrink_core.codec import TensorInput
 from inshrink_core.testing.codecs import CodecSuite, state_bits
-from inshrink_lab.published.excp import ExcpCodec, kept_moments, kept_residuals
+from inshrink_lab.published.excp import ExcpCodec, surviving_moments, surviving_residuals
 from inshrink_lab.published.residual import fit_nearest, narrowed
 from tests.strategies import bits, normal, spec_of
 
@@ -51,25 +51,27 @@ def test_the_threshold_is_the_published_factor_times_the_median_of_the_residual(
     for root_mean, expected in ((1e-4, [0, 1, 1, 1, 1]), (4e-5, [0, 0, 0, 1, 1]), (3e-5, [0, 0, 0, 0, 0])):
         # factors .5, 1.25 and 1.67: thresholds .15, .375 and .5
         second = np.full(5, root_mean**2, np.float32)
-        assert kept_residuals(residual, second, config).tolist() == [bool(kept) for kept in expected]
+        assert surviving_residuals(residual, second, config).tolist() == [
+            bool(survives) for survives in expected
+        ]
 
 
 def test_the_factor_is_capped_at_two_and_a_half():
     residual = np.array([1.0, 1.0, 1.0, 2.4, 2.6], np.float32)
     for second in (np.zeros(5, np.float32), np.full(5, 1e-20, np.float32), None):
-        assert kept_residuals(residual, second, ExcpCodec()).tolist() == [False] * 4 + [True]
+        assert surviving_residuals(residual, second, ExcpCodec()).tolist() == [False] * 4 + [True]
 
 
 def test_the_papers_indicator_is_one_threshold_an_element():
     residual = np.full(4, 1.0, np.float32)
     second = np.array([1e-8, 2.4e-9, 2.6e-9, 0], np.float32)  # factors .5, 1.02, .98, cap
-    kept = kept_residuals(residual, second, ExcpCodec(indicator="element"))
-    assert kept.tolist() == [True, False, True, False]
+    survives = surviving_residuals(residual, second, ExcpCodec(indicator="element"))
+    assert survives.tolist() == [True, False, True, False]
 
 
 def test_a_first_moment_is_kept_above_twice_the_mean_magnitude():
     first = np.array([1.0, -1.0, 0.0, 6.0, -2.0], np.float32)  # mean 2
-    assert kept_moments(first, ExcpCodec()).tolist() == [False, False, False, True, False]
+    assert surviving_moments(first, ExcpCodec()).tolist() == [False, False, False, True, False]
 
 
 # Quantizing
@@ -142,13 +144,15 @@ def test_moments_survive_where_residual_and_first_moment_do():
     done = encode_roles(CODEC, second, references, config)
     residual = (second[TensorRole.WEIGHT] - first[TensorRole.WEIGHT]).numpy().reshape(-1)
     moment = second[TensorRole.EXP_AVG].numpy().reshape(-1)
-    kept = kept_residuals(residual, second[TensorRole.EXP_AVG_SQ].numpy().reshape(-1), config)
-    kept &= kept_moments(moment, config)
-    assert 0.05 < kept.mean() < 0.5
+    survives = surviving_residuals(residual, second[TensorRole.EXP_AVG_SQ].numpy().reshape(-1), config)
+    survives &= surviving_moments(moment, config)
+    assert 0.05 < survives.mean() < 0.5
     for role in MOMENTS:
         decoded = done[role].reference.decoded().numpy().reshape(-1)
-        assert ((decoded != 0) == kept).all()
-        assert decoded[kept] == pytest.approx(second[role].numpy().reshape(-1)[kept], rel=1.2, abs=1e-4)
+        assert ((decoded != 0) == survives).all()
+        assert decoded[survives] == pytest.approx(
+            second[role].numpy().reshape(-1)[survives], rel=1.2, abs=1e-4
+        )
 
 
 def test_moments_decode_without_weight_plan_or_reference():
@@ -189,4 +193,4 @@ def test_moments_may_be_left_to_others():
 
 def test_residuals_near_the_largest_float_are_left_out_without_a_word():
     residual = np.array([3e38, -3.2e38, 3.3e38, 1.0], np.float32)
-    assert not kept_residuals(residual, None, ExcpCodec()).any()
+    assert not surviving_residuals(residual, None, ExcpCodec()).any()

@@ -77,21 +77,21 @@ def test_thresholds_are_pooled_over_the_tensors_of_a_layer_type():
 def test_protected_values_are_the_largest_by_magnitude_or_by_sensitivity():
     weights, gradient = normal((100, 100), 0), normal((100, 100), 1)
     state = encode(weights, InshrinkeratorCodec(protect=0.02), gradient=gradient).reference
-    kept = (state.symbols == 1).view(100, 100)
+    protected = (state.symbols == 1).view(100, 100)
     magnitude, sensitivity = weights.abs(), (weights * gradient).abs()
     largest = magnitude >= magnitude.quantile(0.985)
     most_sensitive = sensitivity >= sensitivity.quantile(0.985)
-    assert bool(kept[largest | most_sensitive].all())
+    assert bool(protected[largest | most_sensitive].all())
     assert not bool(
-        kept[(magnitude < magnitude.quantile(0.975)) & (sensitivity < sensitivity.quantile(0.975))].any()
+        protected[(magnitude < magnitude.quantile(0.975)) & (sensitivity < sensitivity.quantile(0.975))].any()
     )
 
 
 def test_protected_values_are_kept_in_bfloat16():
     weights = normal((100, 100), 0)
     reference = encode(weights, InshrinkeratorCodec(protect=0.02)).reference
-    kept = (reference.symbols == 1).view(100, 100)
-    assert bits(reference.decoded()[kept]) == bits(weights[kept].bfloat16().float())
+    protected = (reference.symbols == 1).view(100, 100)
+    assert bits(reference.decoded()[protected]) == bits(weights[protected].bfloat16().float())
 
 
 def test_pruning_by_sensitivity_spares_small_weights_that_matter():
@@ -155,8 +155,8 @@ def test_a_held_codebook_changes_fewer_symbols_and_costs_nothing():
         second = encode(moved, config, first.reference)
         sizes[word] = len(second.block.payload)
         changes[word] = int((first.reference.symbols != second.reference.symbols).sum())
-        held = torch.equal(first.reference.codebook, second.reference.codebook)
-        assert held == (word == "held")
+        same = torch.equal(first.reference.codebook, second.reference.codebook)
+        assert same == (word == "held")
     assert sizes["held"] != sizes["refit"]
     assert changes["held"] != changes["refit"]
 

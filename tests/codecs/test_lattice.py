@@ -96,7 +96,7 @@ def test_after_a_restore_the_movement_is_kept():
     _, reference, plans = chain(moving(4), LatticeCodec(coarseness=4.0))
     base = reference.decoded()
     movement = normal((100, 120), 77, scale=1e-3)
-    kept = {}
+    arrived = {}
     for restored in (None, base):
         context = FrameContext(
             learning_rates={"layer.weight": 1e-3},
@@ -107,11 +107,11 @@ def test_after_a_restore_the_movement_is_kept():
         encoded, _ = frame(base + movement, config, reference, context=context, restored=restored)
         decoded = CODEC.decode(spec_of(base), encoded.block, reference)
         assert state_bits(decoded) == state_bits(encoded.reference)
-        kept[restored is not None] = float(
+        arrived[restored is not None] = float(
             ((decoded.decoded() - base) * movement).sum() / (movement * movement).sum()
         )
-    assert kept[True] == pytest.approx(1.0, abs=0.05)
-    assert kept[False] < 0.95
+    assert arrived[True] == pytest.approx(1.0, abs=0.05)
+    assert arrived[False] < 0.95
 
 
 def test_after_a_restore_the_step_is_halved_until_the_movement_shows():
@@ -120,8 +120,8 @@ def test_after_a_restore_the_step_is_halved_until_the_movement_shows():
     movement = normal((100, 120), 5, scale=1e-5)
     encoded, _ = frame(base + movement, LatticeCodec(coarseness=4.0), reference, restored=base)
     assert encoded.reference.spacing.width < 20e-5
-    kept = encoded.reference.decoded() - base
-    assert float((kept * movement).sum() / (movement * movement).sum()) == pytest.approx(1.0, abs=0.1)
+    arrived = encoded.reference.decoded() - base
+    assert float((arrived * movement).sum() / (movement * movement).sum()) == pytest.approx(1.0, abs=0.1)
 
 
 def test_restored_values_that_are_not_finite_are_ignored_and_unlike_ones_refused():
@@ -199,14 +199,14 @@ def test_what_is_seen_of_a_sample_is_what_is_seen_of_the_whole(dtype):
     values = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(getattr(torch, dtype))
     spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype=dtype, shape=shape)
     beside = {"second_moment": values.float().square(), "momentum": values.float() / 7}
-    whole = item_of(spec, values, **beside)
-    plan = codec.plan([spec], [codec.observe(whole, None)])
+    full = item_of(spec, values, **beside)
+    plan = codec.plan([spec], [codec.observe(full, None)])
     samples = {name: sample(tensor.view(-1)) for name, tensor in beside.items()}
     item = item_of(spec, sample(values.view(-1)), **samples)
     moved = item_of(spec, values + 0.01, **beside)
     for reference in (None, codec.encode(moved, plan, None).reference):
-        assert codec.observe(item, reference) == codec.observe(whole, reference)
-    assert codec.look_ahead(spec, iter([(0, item)])) == codec.look_ahead(spec, iter([(0, whole)]))
+        assert codec.observe(item, reference) == codec.observe(full, reference)
+    assert codec.look_ahead(spec, iter([(0, item)])) == codec.look_ahead(spec, iter([(0, full)]))
 
 
 def test_the_distance_that_a_state_tells_is_that_to_what_it_decodes_to():
@@ -261,13 +261,13 @@ def test_base_of_no_use_is_left_alone():
 def test_numbers_of_16_bits_never_take_more_than_the_exact_codec_stores(dtype, pace, coarseness):
     tensors = [tensor.to(getattr(torch, dtype)) for tensor in moving(5, pace=pace)]
     codec, spec = LatticeCodec(coarseness=coarseness), spec_of(tensors[0], "layer.weight")
-    own, exact, total, exact_total = None, None, 0, 0
+    state, exact, total, exact_total = None, None, 0, 0
     memory = {"movement": pace}  # what a look at the run finds
     for tensor in tensors:
-        (block, after), plan = frame(tensor, codec, own, context=FrameContext(memory=memory))
-        beside = encode_exact(spec, tensor, own)
+        (block, after), plan = frame(tensor, codec, state, context=FrameContext(memory=memory))
+        beside = encode_exact(spec, tensor, state)
         assert len(block.payload) <= len(beside.block.payload)
         encoded = encode_exact(spec, tensor, exact)
-        own, exact, memory = after, encoded.reference, codec.remember(plan)
+        state, exact, memory = after, encoded.reference, codec.remember(plan)
         total, exact_total = total + len(block.payload), exact_total + len(encoded.block.payload)
     assert total <= exact_total

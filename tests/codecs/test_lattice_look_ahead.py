@@ -140,7 +140,7 @@ def test_a_run_of_other_shapes_and_learning_rates_has_a_plan():
         )
     memory = Memory.parse(initial_memory(run))
     assert memory.rate == pytest.approx(math.sqrt((16e-6 + 9e-6) / 2))
-    assert "new.weight" not in memory.held
+    assert "new.weight" not in memory.settled
 
 
 def test_what_is_held_of_tensors_settles_their_spacings_and_else_each_frame_does():
@@ -162,11 +162,11 @@ def test_what_is_held_of_tensors_settles_their_spacings_and_else_each_frame_does
     assert first.tensors["layer0.weight"].width > first.tensors["layer1.weight"].width
     assert second.tensors["layer0.weight"].width < second.tensors["layer1.weight"].width
     assert second.memory["held"] == {}
-    held = {"held": {"layer0.weight": 512, "layer1.weight": -512}}
-    third, fourth = (plan(seconds, memory | held) for seconds in ((1.0, 16.0), (16.0, 1.0)))
+    settled = {"held": {"layer0.weight": 512, "layer1.weight": -512}}
+    third, fourth = (plan(seconds, memory | settled) for seconds in ((1.0, 16.0), (16.0, 1.0)))
     assert [plan.width for plan in third.tensors.values()] == [plan.width for plan in fourth.tensors.values()]
-    for one in (first, third):
-        assert one.tensors["norm.weight"].width == pytest.approx(0.25 * 4e-3)
+    for plan_of_frame in (first, third):
+        assert plan_of_frame.tensors["norm.weight"].width == pytest.approx(0.25 * 4e-3)
 
 
 def test_a_chain_that_cannot_look_ahead_settles_at_its_second_frame():
@@ -178,5 +178,5 @@ def test_a_chain_that_cannot_look_ahead_settles_at_its_second_frame():
         (_, reference), plan = frame(tensor, None, reference, context=context, second_moment=second)
         memory = LatticeCodec().remember(plan)
         found.append((plan.tensors["layer.weight"].width, memory))
-    assert all(one == found[1] for one in found[2:])
+    assert all(plan_of_frame == found[1] for plan_of_frame in found[2:])
     assert found[1][0] == pytest.approx(0.5 * PACE, rel=0.35)

@@ -51,8 +51,10 @@ def frames_of(run: Any, **settings: Any) -> list[tuple[Any, float]]:
     for step in run.steps:
         plan = encoder.plan(run[step], ChainState(references=references, memory=memory), run[step].specs)
         results = list(plan.encode(run[step].specs))
-        memory, references = plan.memory, {one.spec.key: one.reference for one in results}
-        error = sum(one.squared_error for one in results) / sum(one.squared_norm for one in results)
+        memory, references = plan.memory, {result.spec.key: result.reference for result in results}
+        error = sum(result.squared_error for result in results) / sum(
+            result.squared_norm for result in results
+        )
         found.append((plan.quality, error))
     return found
 

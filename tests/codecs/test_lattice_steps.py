@@ -103,8 +103,8 @@ def test_without_second_moments_the_momentum_of_sgd_tells_which_tensors_are_sens
         return {key: tensor.width for key, tensor in plan.tensors.items()}
 
     same = [normal((30, 30), 0)] * 2
-    told = widths([torch.full((30, 30), 4.0**-i) for i in range(2)], same)
-    assert told["layer1.weight"] == pytest.approx(2 * told["layer0.weight"])
+    by_momentum = widths([torch.full((30, 30), 4.0**-i) for i in range(2)], same)
+    assert by_momentum["layer1.weight"] == pytest.approx(2 * by_momentum["layer0.weight"])
     untold = widths([None, None], same)
     assert untold["layer1.weight"] == untold["layer0.weight"]
 

@@ -109,10 +109,10 @@ def test_the_reference_may_be_any_codecs():
 def test_a_tensor_that_was_given_away_becomes_the_state_without_a_copy():
     tensor, codec = normal((100, 100), 0), LosslessCodec()
     given = codec.encode(TensorInput(spec=spec_of(tensor), tensor=tensor, owned=True), None, None)
-    kept = codec.encode(TensorInput(spec=spec_of(tensor), tensor=tensor), None, None)
+    copied = codec.encode(TensorInput(spec=spec_of(tensor), tensor=tensor), None, None)
     assert given.reference.decoded().data_ptr() == tensor.data_ptr()
-    assert kept.reference.decoded().data_ptr() != tensor.data_ptr()
-    assert bytes(given.block.payload) == bytes(kept.block.payload)
+    assert copied.reference.decoded().data_ptr() != tensor.data_ptr()
+    assert bytes(given.block.payload) == bytes(copied.block.payload)
 
 
 def chain_of(tensors):
@@ -270,7 +270,7 @@ def test_blocks_written_by_the_first_version_still_decode_to_the_same_bits():
     golden = json.loads(_GOLDEN.read_text())
     assert golden.keys() == _golden_chain().keys()
     for name, (first, second) in _golden_chain().items():
-        one = decode_exact(spec_of(first), bytes.fromhex(golden[name][0]), None)
-        two = decode_exact(spec_of(second), bytes.fromhex(golden[name][1]), one)
-        assert bits(one.decoded()) == bits(first), name
+        state = decode_exact(spec_of(first), bytes.fromhex(golden[name][0]), None)
+        two = decode_exact(spec_of(second), bytes.fromhex(golden[name][1]), state)
+        assert bits(state.decoded()) == bits(first), name
         assert bits(two.decoded()) == bits(second), name

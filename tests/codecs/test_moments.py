@@ -202,17 +202,17 @@ def test_a_first_moment_keeps_its_projection_on_itself(role, preset):
     scale = torch.logspace(-4, 0, 60)[:, None]
     first, second = normal((60, 80), 1) * 0.2 * scale, (scale * torch.ones(60, 80)) ** 2
     decoded = encode(first, role, preset, second=second).reference.decoded()
-    relative, kept = first / scale, decoded / scale
-    assert float((relative * kept).sum() / relative.square().sum()) == pytest.approx(1, abs=0.05)
+    relative, left = first / scale, decoded / scale
+    assert float((relative * left).sum() / relative.square().sum()) == pytest.approx(1, abs=0.05)
 
 
 def test_the_largest_of_a_first_moment_are_kept_with_their_sign_and_the_others_left_out():
     first = normal((80, 90), 6)
     decoded = encode(first, TensorRole.EXP_AVG, second=torch.ones(80, 90)).reference.decoded()
-    kept = decoded != 0
-    assert float(first[kept].abs().min()) > float(first[~kept].abs().max()) - 0.05
-    assert torch.equal(decoded[kept].sign(), first[kept].sign())
-    assert 0.05 < float(kept.float().mean()) < 0.3
+    left = decoded != 0
+    assert float(first[left].abs().min()) > float(first[~left].abs().max()) - 0.05
+    assert torch.equal(decoded[left].sign(), first[left].sign())
+    assert 0.05 < float(left.float().mean()) < 0.3
 
 
 def test_a_first_moment_without_a_usable_second_takes_its_units_from_itself():

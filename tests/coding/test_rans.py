@@ -252,6 +252,6 @@ def test_tables_of_no_bytes_are_refused_whatever_memory_held_before():
     # Bits beyond the last byte are zeros, not what lies behind it in memory.
     with plain_kernels():
         for value in range(2, 200):
-            held = np.full(32, value, np.uint8)
-            del held
+            filled = np.full(32, value, np.uint8)
+            del filled
             assert read_tables(np.zeros(0, np.uint8), 0, (1, 1, 4), 12)[2] == -1

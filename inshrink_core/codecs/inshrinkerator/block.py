@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 DELTA = 0x02
-HELD = 0x04
-KEPT = 0x10
+SAME_CODEBOOK = 0x04
+PROTECTS = 0x10
 """Flags of a payload: symbols relative to the reference; its codebook; protected values follow."""
 
 _MAX_CENTROIDS = 254
@@ -35,12 +35,14 @@ _HEADER_BYTES = 1 + 1 + 2 * _MAX_CENTROIDS + _LENGTH_BYTES
 """At most: flags, number of centroids, codebook, length of the symbols (a varint)."""
 
 
-def _kept_spec(spec: TensorSpec, n_protected: int) -> TensorSpec:
+def _protected_spec(spec: TensorSpec, n_protected: int) -> TensorSpec:
     dtype = "float16" if spec.dtype == "float16" else "bfloat16"
     return replace(spec, dtype=dtype, shape=(n_protected,), exact=True)
 
 
-def _kept_reference(symbols: Tensor, previous: InshrinkeratorReference | None) -> LosslessReference | None:
+def _protected_reference(
+    symbols: Tensor, previous: InshrinkeratorReference | None
+) -> LosslessReference | None:
     """Take what the reference decodes to where a value is protected now: most of them moved little."""
     if previous is None:
         return None
@@ -59,7 +61,7 @@ def pack_quantized(
     flags, entries = DELTA if previous is not None else 0, b""
     bits = state.codebook.view(torch.int32)
     if previous is not None and torch.equal(bits, previous.codebook.view(torch.int32)):
-        flags |= HELD
+        flags |= SAME_CODEBOOK
     elif spec.dtype == "float16":
         entries = state.codebook.numpy().astype("<f2").tobytes()
     else:
@@ -69,9 +71,11 @@ def pack_quantized(
     n_protected = state.protected.numel()
     if n_protected == 0:
         return bytes(head + stream)
-    kept = _kept_spec(spec, n_protected)
-    values = encode_exact(kept, state.protected, _kept_reference(state.symbols, previous)).block.payload
-    head[0] |= KEPT
+    stored = _protected_spec(spec, n_protected)
+    values = encode_exact(
+        stored, state.protected, _protected_reference(state.symbols, previous)
+    ).block.payload
+    head[0] |= PROTECTS
     write_varint(head, len(stream))
     return b"".join((head, stream, values))
 
@@ -98,13 +102,13 @@ def parse_quantized(
     """
     flags, n_centroids, at = payload[0], payload[1], 2
     previous = previous if flags & DELTA else None
-    if flags & ~(DELTA | HELD | KEPT):
+    if flags & ~(DELTA | SAME_CODEBOOK | PROTECTS):
         raise DamagedError("the block has unknown flags", found=f"{flags:#x}", expected="known ones")
     if flags & DELTA and previous is None:
         raise DamagedError("the block is a delta against another reference")
     if n_centroids > _MAX_CENTROIDS:
         raise DamagedError("too many centroids", expected=f"at most {_MAX_CENTROIDS}", found=str(n_centroids))
-    if not flags & HELD:
+    if not flags & SAME_CODEBOOK:
         at += 2 * n_centroids
         if at > len(payload):
             raise DamagedError("the codebook is cut short")
@@ -113,16 +117,16 @@ def parse_quantized(
         raise DamagedError("the block's codebook is that of another reference")
     else:
         codebook = previous.codebook
-    stream, at = read_section(payload, at) if flags & KEPT else (payload[at:], len(payload))
+    stream, at = read_section(payload, at) if flags & PROTECTS else (payload[at:], len(payload))
     n_symbols = FIRST_BIN + n_centroids
     symbols = decode_symbols(stream, spec.numel, n_symbols, *_before(previous), torch.device(device))
     n_protected = int(symbol_counts(symbols)[PROTECTED])
-    if bool(flags & KEPT) != (n_protected > 0):
+    if bool(flags & PROTECTS) != (n_protected > 0):
         raise DamagedError("protected values and symbols disagree")
-    kept = _kept_spec(spec, n_protected)
-    protected = torch.empty(0, dtype=getattr(torch, kept.dtype))
+    stored = _protected_spec(spec, n_protected)
+    protected = torch.empty(0, dtype=getattr(torch, stored.dtype))
     if n_protected:
-        exact = decode_exact(kept, payload[at:], _kept_reference(symbols, previous))
+        exact = decode_exact(stored, payload[at:], _protected_reference(symbols, previous))
         protected = exact.tensor.contiguous()
     return InshrinkeratorReference(
         dtype=spec.dtype, shape=spec.shape, symbols=symbols, codebook=codebook, protected=protected
@@ -132,8 +136,8 @@ def parse_quantized(
 def worst_case_payload_bytes(spec: TensorSpec) -> int:
     """Return the largest payload of a spec."""
     n = math.prod(spec.shape)
-    kept = worst_case_exact_bytes(_kept_spec(spec, n))
-    return _HEADER_BYTES + kept + worst_case_symbols_bytes(n, FIRST_BIN + _MAX_CENTROIDS)
+    nbytes = worst_case_exact_bytes(_protected_spec(spec, n))
+    return _HEADER_BYTES + nbytes + worst_case_symbols_bytes(n, FIRST_BIN + _MAX_CENTROIDS)
 
 
 FIRST_BIN = 2

@@ -84,7 +84,7 @@ class Kind(IntEnum):
 TRACKED = 0x10
 CONTEXTS = 0x20
 EXTRA = 0x40
-KEPT = 0x80
+HAS_EXACT = 0x80
 """Flags: the state after has a history; tokens have contexts; extra bits follow; exact values follow."""
 
 UNCHANGED = bytes((Kind.UNCHANGED,))
@@ -176,7 +176,7 @@ def _pack(
         z = large_changes(rounded.tokens, before, rounded.integers, history, spacing)
         sections.append(pack_extra(z))
     if state.exact_values.numel():
-        flags |= KEPT
+        flags |= HAS_EXACT
         sections.append(words_of(state.exact_values).cpu().numpy().tobytes())
     parts = bytearray((kind | flags, first & 0xFF))
     write_varint(parts, state.spacing.units)
@@ -211,7 +211,8 @@ class _Cursor:
         self.at += 1
         return self.payload[self.at - 1]
 
-    def _checked(self, value: int, low: int, high: int, name: str) -> int:
+    def checked(self, value: int, low: int, high: int, name: str) -> int:
+        """Return a value if it is in its range."""
         if not low <= value <= high:
             raise DamagedError(
                 f"a lattice block's {name} is out of range",
@@ -224,11 +225,7 @@ class _Cursor:
     def units(self, name: str) -> int:
         """Return the next varint as a number of units, checked."""
         value, self.at = read_varint(self.payload, self.at)
-        return self._checked(value, 1, MAX_UNITS, name)
-
-    def exponent(self) -> int:
-        """Return the next byte as an exponent, checked."""
-        return self._checked((self.byte() ^ 0x80) - 0x80, MIN_EXPONENT, MAX_EXPONENT, "exponent")
+        return self.checked(value, 1, MAX_UNITS, name)
 
     def section(self) -> memoryview:
         """Return the next section: a length, and as many bytes."""
@@ -312,8 +309,8 @@ def make_exact(
     base = _residual_base(points.payload, state.decoded(), before)
     residual = encode_exact(spec, tensor, LosslessReference(base))
     payload = _join(points.payload, residual.block.payload)
-    kept = tensor.detach().to("cpu", copy=True).contiguous()
-    return Block(points.codec, payload), replace(state, exact=kept)
+    values = tensor.detach().to("cpu", copy=True).contiguous()
+    return Block(points.codec, payload), replace(state, exact=values)
 
 
 def pack_state(spec: TensorSpec, state: LatticeReference) -> bytes:
@@ -344,7 +341,8 @@ def _join(points: bytes | memoryview, residual: bytes | memoryview) -> bytes:
 def _parse_alone(
     spec: TensorSpec, cursor: _Cursor, *, snapshot: bool, base: BaseReference | None = None
 ) -> LatticeReference:
-    flags, device, exponent = cursor.flags, cursor.device, cursor.exponent()
+    flags, device = cursor.flags, cursor.device
+    exponent = cursor.checked((cursor.byte() ^ 0x80) - 0x80, MIN_EXPONENT, MAX_EXPONENT, "exponent")
     units = cursor.units("spacing")
     divisor, history = units, None
     if snapshot:
@@ -416,7 +414,7 @@ def _finish(
     """Decode tokens and apply them to the integers and the history before; tracked as the flags say."""
     flags, device = cursor.flags, cursor.device
     extra = cursor.section() if flags & EXTRA else None
-    kept = cursor.section() if flags & KEPT else b""
+    exact_bytes = cursor.section() if flags & HAS_EXACT else b""
     n_tokens = cursor.byte() + 1
     if n_tokens > N_TOKENS:
         raise DamagedError("a lattice block has too many tokens", where=spec.key)
@@ -424,7 +422,7 @@ def _finish(
     n_contexts = 1 if contexts is None else N_CONTEXTS
     tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts, device=device)
     large = np.zeros(0, np.int64) if extra is None else unpack_extra(tokens, extra)
-    at, exact = _exact_values(spec, tokens, kept) if n_tokens > EXACT else no_exact(spec.dtype, device)
+    at, exact = _exact_values(spec, tokens, exact_bytes) if n_tokens > EXACT else no_exact(spec.dtype, device)
     # Where there are extra bits, unpacking them has counted their tokens; most alphabets rule them out.
     if extra is None and n_tokens > FIRST_LARGE:
         has_large = int((tokens >= FIRST_LARGE).count_nonzero()) > at.numel()
@@ -432,7 +430,7 @@ def _finish(
         has_large = large is not None and large.size > 0
     if large is None or (extra is None) == has_large:
         raise DamagedError("extra bits do not fit the tokens", where=spec.key)
-    if n_tokens <= EXACT and kept:
+    if n_tokens <= EXACT and exact_bytes:
         raise DamagedError("exact values belong to no token", where=spec.key)
     moved = advance(tokens, large, *before, lattice)
     if not moved.valid:
@@ -448,20 +446,20 @@ def _finish(
     )
 
 
-def _exact_values(spec: TensorSpec, tokens: Tensor, kept: bytes | memoryview) -> tuple[Tensor, Tensor]:
+def _exact_values(spec: TensorSpec, tokens: Tensor, stored: bytes | memoryview) -> tuple[Tensor, Tensor]:
     """Places and values of exact tokens."""
     at = (tokens == EXACT).nonzero().view(-1)
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    if len(kept) != at.numel() * dtype.itemsize:
+    if len(stored) != at.numel() * dtype.itemsize:
         raise DamagedError(
             "exact values do not fit their tokens",
             where=spec.key,
             expected=f"{at.numel() * dtype.itemsize} bytes",
-            found=str(len(kept)),
+            found=str(len(stored)),
         )
     if at.numel() == 0:
         return no_exact(spec.dtype, tokens.device)
-    return at, torch.from_numpy(np.frombuffer(kept, np.uint8).copy()).view(dtype).to(tokens.device)
+    return at, torch.from_numpy(np.frombuffer(stored, np.uint8).copy()).view(dtype).to(tokens.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -522,8 +520,8 @@ class LatticeReference(ShapedReference):
     @property
     def nbytes(self) -> int:
         """Bytes of integers, history, exact values and what is known of first moments."""
-        held = (self.integers, self.history, self.exact_at, self.exact_values, self.exact, self.shaping)
-        return sum(part.nbytes for part in held if part is not None)
+        parts = (self.integers, self.history, self.exact_at, self.exact_values, self.exact, self.shaping)
+        return sum(part.nbytes for part in parts if part is not None)
 
     def levels(self) -> Levels:
         """Return the points that occur, where they are quickly found, and which elements are exact."""

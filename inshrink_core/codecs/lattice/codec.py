@@ -67,7 +67,7 @@ _DIVERGENCE = 4.3e-4
 """Nats that the worst step of a chain diverges by, over the square of `coarseness`, which is in units of the
 run's own movement: geometric mean over three runs, coarseness .5 to 8.5; 1.5e-4 to 6.3e-4."""
 
-_LASTING = 1.4
+_PERSISTENCE = 1.4
 """What is left of a shaped error's cost after 20 steps of training, over what is left of a plain one's that
 cost as much at once: the geometric mean of five, 1.1 to 2.1 (``docs/design.md``)."""
 
@@ -200,9 +200,9 @@ class LatticeCodec(LookAhead):
     def shaped(self, states: Iterable[TensorReference]) -> tuple[int, int]:
         """Count the weights whose rounding is shaped, and all of which it is known, by their states."""
         rows = [
-            (one.integers.numel(), one.shaping.is_fed)
-            for one in states
-            if isinstance(one, LatticeReference) and one.shaping is not None
+            (state.integers.numel(), state.shaping.is_fed)
+            for state in states
+            if isinstance(state, LatticeReference) and state.shaping is not None
         ]
         return sum(numel for numel, fed in rows if fed), sum(numel for numel, _ in rows)
 
@@ -213,7 +213,7 @@ class LatticeCodec(LookAhead):
         """
         if not self.uses_past:
             return 1.0
-        return 1.0 + (shaped / known if known else 1.0) * (_LASTING - 1.0)
+        return 1.0 + (shaped / known if known else 1.0) * (_PERSISTENCE - 1.0)
 
     def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
         """Return a state with what is known of the first moments of its chain."""
@@ -374,12 +374,12 @@ def _state_after(
     """Return the state that decoding will reach; None where too much would be exact."""
     spec, tensor = item.spec, item.tensor
     home = rounded.integers.device
-    at, kept = no_exact(spec.dtype, home)
+    at, exact_values = no_exact(spec.dtype, home)
     if rounded.n_exact:
         if rounded.n_exact * _MAX_EXACT_SHARE > spec.numel or not bool(torch.isfinite(tensor).all()):
             return None
         at = (rounded.tokens == EXACT).nonzero().view(-1)
-        kept = flattened(tensor)[at.to(tensor.device)].to(home)
+        exact_values = flattened(tensor)[at.to(tensor.device)].to(home)
     return LatticeReference(
         dtype=spec.dtype,
         shape=spec.shape,
@@ -387,6 +387,6 @@ def _state_after(
         integers=rounded.integers,
         history=history,
         exact_at=at,
-        exact_values=kept,
+        exact_values=exact_values,
         shaping=known,
     )

@@ -141,7 +141,7 @@ class LookAhead(LatticePlanner):
         moving = {spec.key: 0 for spec, seen in known if is_statistic(spec) and seen.changed}
         squares = _squares({spec.key: seen for spec, seen in matrices})
         codes = codes_of(squares, geometric_mean(list(squares.values())))
-        memory = Memory(movement=movement, rate=_rate(matrices, rates), held=moving | codes)
+        memory = Memory(movement=movement, rate=_rate(matrices, rates), settled=moving | codes)
         moved = {spec.key: _mean_moved(seen) for spec, seen in known if not is_statistic(spec)}
         factors = settled_factors(memory, self.sensitivity)
         memory = replace(memory, apart=codes_apart(moved, movement, factors))
@@ -196,7 +196,7 @@ def _squares(tensors: Mapping[str, LookAheadStatistics]) -> dict[str, float]:
         {key: tuple(seen.moved.values()) for key, seen in tensors.items()},
     )
     for values in of_all:
-        means = {key: geometric_mean(_finite(one)) for key, one in values.items()}
+        means = {key: geometric_mean(_finite(means_of_tensor)) for key, means_of_tensor in values.items()}
         if any(values.values()):
             return {key: mean for key, mean in means.items() if mean > 0}
     return {}

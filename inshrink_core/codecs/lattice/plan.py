@@ -31,11 +31,11 @@ from inshrink_core.codecs.lattice.spacing import (
     codes_of,
     exact_mean,
     geometric_mean,
-    held,
     lattice_of,
     positive,
     sensitivity_factor,
     spacing_of,
+    steady_width,
 )
 from inshrink_core.codecs.shaping import Fed
 from inshrink_core.ops.flat import as_float32
@@ -391,14 +391,16 @@ def _settled(
     """Return the memory with what this frame settles: the first movement, and what comes with it."""
     matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
     moving = [key for key, (spec, o) in known.items() if is_statistic(spec) and o.changed]
-    held = {**dict.fromkeys(moving, 0), **before.held}
-    memory = replace(before, held=held, probes={key: o.probe for key, o in matrices.items()})
+    settled = {**dict.fromkeys(moving, 0), **before.settled}
+    memory = replace(before, settled=settled, probes={key: o.probe for key, o in matrices.items()})
     if before.movement or not now:
         return memory
     given = [rates[key] for key in matrices if rates[key]]
     squares = {key: square for key, square in _squares(matrices).items() if square > 0}
-    held |= codes_of(squares, geometric_mean(list(squares.values())))
-    return replace(memory, movement=now, rate=math.fsum(given) / len(given) if given else 0.0, held=held)
+    settled |= codes_of(squares, geometric_mean(list(squares.values())))
+    return replace(
+        memory, movement=now, rate=math.fsum(given) / len(given) if given else 0.0, settled=settled
+    )
 
 
 def _factors(
@@ -415,7 +417,7 @@ def _factors(
 
 def settled_factors(memory: Memory, sensitivity: float) -> dict[str, float]:
     """Return what spacings differ by from the common one, by what was settled of mean squared gradients."""
-    return {key: sensitivity_factor(memory.ratio(key) or 1.0, 1.0, sensitivity) for key in memory.held}
+    return {key: sensitivity_factor(memory.ratio(key) or 1.0, 1.0, sensitivity) for key in memory.settled}
 
 
 def _width(
@@ -527,7 +529,7 @@ def choose_spacing(plan: LatticePlan, item: TensorInput, state: LatticeReference
         width = min(width, most)
     if plan.after_restore:
         return _at_width(width, spec, state)
-    width = held(width, state.spacing, most)
+    width = steady_width(width, state.spacing, most)
     chosen = _at_width(width, spec, state)
     if width > state.spacing.width:
         moved = snapped(chosen.integers, chosen.lattice)

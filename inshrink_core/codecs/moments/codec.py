@@ -54,7 +54,7 @@ _UNITS = {
 """Unit of first moments in root mean squares, where a frame does not say how far they move a weight. SGD has
 no other state, so its buffer is never left out."""
 
-HELD: Final = 1.0
+HYSTERESIS: Final = 1.0
 """Octaves that a second moment may be off its code before that changes: at .5, plain rounding, values on an
 edge change again and again (``docs/design.md``)."""
 
@@ -189,7 +189,7 @@ def _rounded(
     if form is Form.OCTAVES:
         codes = round_vector(values, None if old is None else old.base)
     else:
-        codes = round_second(values, n_rows, old, HELD if form is Form.FACTORED else None)
+        codes = round_second(values, n_rows, old, HYSTERESIS if form is Form.FACTORED else None)
     draw = 0 if before is None else before.draw
     if codes is None or form is Form.RANK_ONE or not (draw or plan.after_restore):
         return form, codes, 0
