@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain.append import ChainWriter as ChainWriter
     from inshrink_core.chain.archive import Archive as Archive
     from inshrink_core.chain.archive import open_base as open_base
-    from inshrink_core.chain.attachments import content_digest as content_digest
     from inshrink_core.chain.attachments import holds_content as holds_content
     from inshrink_core.chain.attachments import stored_view as stored_view
     from inshrink_core.chain.attachments import tensor_digest as tensor_digest
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain.base import BaseFinder as BaseFinder
     from inshrink_core.chain.base import BaseLike as BaseLike
     from inshrink_core.chain.base import BaseModel as BaseModel
-    from inshrink_core.chain.base import BaseRecord as BaseRecord
     from inshrink_core.chain.budget import Budget as Budget
     from inshrink_core.chain.budget import changed_nbytes as changed_nbytes
     from inshrink_core.chain.config import OPTIMIZER_CHOICES as OPTIMIZER_CHOICES
@@ -40,19 +38,15 @@ if TYPE_CHECKING:
     from inshrink_core.chain.meta import WRITTEN as WRITTEN
     from inshrink_core.chain.report import ChainFrame as ChainFrame
     from inshrink_core.chain.report import ChainReport as ChainReport
-    from inshrink_core.chain.report import DamagedOriginal as DamagedOriginal
     from inshrink_core.chain.report import OriginalChecks as OriginalChecks
     from inshrink_core.chain.report import chain_report as chain_report
     from inshrink_core.chain.report import original_checks as original_checks
     from inshrink_core.chain.sizes import ArchiveSize as ArchiveSize
     from inshrink_core.chain.sizes import Exactness as Exactness
     from inshrink_core.chain.sizes import FrameSize as FrameSize
-    from inshrink_core.chain.sizes import StepNeeds as StepNeeds
-    from inshrink_core.chain.sizes import TensorSize as TensorSize
     from inshrink_core.chain.sizes import archive_size as archive_size
     from inshrink_core.chain.sizes import exactness_of as exactness_of
     from inshrink_core.chain.sizes import frame_size as frame_size
-    from inshrink_core.chain.sizes import sequential_within as sequential_within
     from inshrink_core.chain.sizes import step_needs as step_needs
 
 __all__ = index(__name__)

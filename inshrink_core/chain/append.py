@@ -11,22 +11,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from inshrink_core.archive import ArchiveWriter, PartWriter
 from inshrink_core.chain.archive import Archive, open_base_at
-from inshrink_core.chain.attachments import (
-    add_attachments,
-    attachments_of,
-    content_digest,
-    stored_view,
-)
+from inshrink_core.chain.attachments import add_attachments, attachments_of, content_digest, stored_view
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_codec
 from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig, LargeError, large_errors
 from inshrink_core.chain.encoder import (
-    HELD_NBYTES,
+    RESIDENT_NBYTES,
     ChainState,
-    FrameEncoder,
-    Origin,
+    FramePlan,
     PreparedFrame,
     RecalledReference,
+    read_again,
 )
 from inshrink_core.chain.meta import (
     FOLDER,
@@ -41,8 +36,8 @@ from inshrink_core.chain.meta import (
 )
 from inshrink_core.chain.parts import Shards, Split, box_of, memory_of
 from inshrink_core.chain.sizes import frame_size
-from inshrink_core.checkpoint import Checkpoint, TensorSpec
-from inshrink_core.codec import FALLBACK_CODEC, BaseReference, TensorReference, get_codec
+from inshrink_core.checkpoint import Checkpoint, TensorSource, TensorSpec
+from inshrink_core.codec import FALLBACK_CODEC, TensorReference, get_codec
 from inshrink_core.errors import NotFoundError
 from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import FileSource
@@ -141,6 +136,7 @@ class ChainWriter:
         self.metrics: Mapping[str, float] = {}
         self.before: Checkpoint | None = None
         self.split = split
+        self._part = writer.part if isinstance(writer, PartWriter) else 0  # the first has the attachments
         self.parent = parent if parent is not None else writer.reader.head
         if branch is None:
             continues = self.parent is None or self.parent == writer.reader.listed_head
@@ -169,15 +165,12 @@ class ChainWriter:
         For a keyframe that is nothing but what is remembered, and for the first one the values that the
         base model has for some tensors.
         """
-        self._load_parent()
-        references = self._based(specs) if keyframe else dict(self._references or {})
-        return self._state(references, keyframe=keyframe)
-
-    def _based(self, specs: Iterable[TensorSpec]) -> dict[str, TensorReference]:
-        """Return the base model's values for a keyframe: the archive's first is encoded relative to them."""
-        return {} if self.base is None or self.parent is not None else {**self.base.references(specs)}
-
-    def _state(self, references: Mapping[str, TensorReference], *, keyframe: bool) -> ChainState:
+        references: dict[str, TensorReference] = {}
+        if not keyframe:
+            self._load_parent()
+            references.update(self._references or {})
+        elif self.base is not None and self.parent is None:
+            references.update(self.base.references(specs))
         memory = self.initial_memory
         if self.parent is not None:
             memory = self._meta.get("memory") if self._meta.get("codec") == self.config.codec else None
@@ -198,13 +191,13 @@ class ChainWriter:
         info, known = self._restored_from, self._restored.get(spec.key)
         if info is None or known is not None:
             return known
-        stored, whole = self.archive.checkpoint(info), spec.whole
-        if whole.key not in stored or stored.spec(whole.key).shape != whole.shape:
+        stored, tensor_spec = self.archive.checkpoint(info), spec.whole
+        if tensor_spec.key not in stored or stored.spec(tensor_spec.key).shape != tensor_spec.shape:
             return None
         try:
             value = self.archive.decode(info, spec.key)[0]
         except NotFoundError:  # in other cells
-            value = self.archive.decode(info, whole.key)[0][box_of(spec).slices].contiguous()
+            value = self.archive.decode(info, tensor_spec.key)[0][box_of(spec).slices].contiguous()
         return self._restored.setdefault(spec.key, value)
 
     def of_all(self, value: _Value) -> Sequence[_Value]:
@@ -217,11 +210,6 @@ class ChainWriter:
             self.split is not None and self.split.owns(spec, self.writer.part)
         )
 
-    @property
-    def _is_first(self) -> bool:
-        """Whether attachments are this writer's."""
-        return not isinstance(self.writer, PartWriter) or self.writer.part == 0
-
     def _observed(self, *, keyframe: bool) -> dict[str, TensorReference]:
         """Return what tensors are observed relative to, in parts: the originals of the parent's step.
 
@@ -231,12 +219,11 @@ class ChainWriter:
         if before is None:
             return {}
         read = before.source.read
-        return {
-            spec.key: RecalledReference(
-                origin=None, decode=functools.partial(BaseReference, functools.partial(read, spec))
-            )
-            for spec in before.specs
-        }
+
+        def original(spec: TensorSpec) -> RecalledReference:
+            return RecalledReference(recall=lambda: (read(spec), None))
+
+        return {spec.key: original(spec) for spec in before.specs}
 
     def keep_within(self, checkpoint: Checkpoint, budget: Budget) -> None:
         """Choose what the next frame leaves unchanged, so that a delta frame stays within a budget."""
@@ -278,7 +265,7 @@ class ChainWriter:
         where the delta's blocks save less than a hundredth, per raw byte, of the last keyframe's.
         """
         stored = stored_view(checkpoint, self.config.optimizer)
-        attachments = dict(attachments_of(stored)) if self._is_first else {}
+        attachments = dict(attachments_of(stored)) if self._part == 0 else {}
         write = functools.partial(self._write, checkpoint, attachments, quality, prepared)
         if keyframe is None and self.split is not None:
             keyframe = self.keyframe_is_due
@@ -306,38 +293,44 @@ class ChainWriter:
         chain = archive.reader.chain(self.parent.frame_id)
         keyframe = frame_size(archive, chain[0])
         self._since_keyframe = len(chain) - 1
-        held = sum(row.nbytes for row in keyframe.tensors)
-        self._keyframe_rate = _rate_of(held, keyframe.raw_total, based=keyframe.base is not None)
+        nbytes = sum(row.nbytes for row in keyframe.tensors)
+        self._keyframe_rate = _rate_of(nbytes, keyframe.raw_total, based=keyframe.base is not None)
         frame, where = archive.frame(self.parent), archive.where(self.parent)
-        for spec in (spec_of(entry, where) for entry in frame.entries if not entry.attachment):
-            if not self._owns(spec):
+        for entry in frame.entries:
+            if entry.attachment and self._part == 0:
+                attachments[entry.key] = archive.attachment(self.parent, entry.key)
+            if entry.attachment or not self._owns(spec := spec_of(entry, where)):
                 continue
-            if _is_recalled(spec, frame.entry(spec.key).codec):
-                self._references[spec.key] = self._recalled(spec, None)
+            if _is_recalled(spec, entry.codec):
+                self._references[spec.key] = self._recalled(spec)
             else:
                 self._references[spec.key] = archive.recalled(self.config, self.parent, spec)
-        for entry in frame.entries:
-            if entry.attachment and self._is_first:
-                attachments[entry.key] = archive.attachment(self.parent, entry.key)
 
     def _recalled(
-        self, spec: TensorSpec, origin: Origin | None, history: Tensor | None = None
+        self,
+        spec: TensorSpec,
+        source: TensorSource | None = None,
+        digest: bytes = b"",
+        history: Tensor | None = None,
     ) -> RecalledReference:
         """Return the state of a tensor stored losslessly, without the tensor.
 
         By the time it is asked for, the frame that is being written has become the parent.
         """
 
-        def decode() -> TensorReference:
+        def recall() -> tuple[Tensor, Tensor | None]:
+            tensor = None if source is None else read_again(source, spec, digest)
+            if tensor is not None:
+                return tensor, history
             if self.parent is None:
                 raise RuntimeError("a state is asked for before its frame was committed")
-            return self.archive.decode(self.parent, spec.key)[1]
+            return self.archive.decode(self.parent, spec.key)[1].exact_state()
 
-        return RecalledReference(origin=origin, decode=decode, history=history)
+        return RecalledReference(recall=recall, history=history)
 
     def _write(
         self,
-        whole: Checkpoint,
+        checkpoint: Checkpoint,
         attachments: Mapping[str, bytes],
         quality: Mapping[str, Any] | None,
         prepared: PreparedFrame | None,
@@ -347,22 +340,21 @@ class ChainWriter:
     ) -> Appended | None:
         """Write one frame; gives it up, leaving nothing, where its tensors reach `limit` bytes."""
         delta, parent = kind is FrameKind.DELTA, self.parent
-        stored = stored_view(whole, self.config.optimizer)
+        stored = stored_view(checkpoint, self.config.optimizer)
         references: dict[str, TensorReference] = {}
         digests: dict[str, bytes] = {}
         nbytes, squared_error, squared_norm = 0, 0.0, 0.0
         record, large = self.config.record(), list[LargeError]()
-        own = replace(stored, specs=tuple(filter(self._owns, stored.specs)))
+        written_here = replace(stored, specs=tuple(filter(self._owns, stored.specs)))
         shared = isinstance(self.split, Shards)
         places = {spec.key: place for place, spec in enumerate(stored.specs)}
         if isinstance(self.split, Shards):
             places = dict(self.split.places)
-        based = {} if delta else self._based(stored.specs)
-        # Until the frame is committed there is no state to go back to but the archive's: nothing here holds
+        # Until the frame is committed there is no state to go back to but the archive's: nothing here keeps
         # the states before, and each is dropped when its successor is made.
-        before, self._references = self._references or {}, None
-        state = self._state(before if delta else based, keyframe=not delta)
-        del before
+        state = self.state(keyframe=not delta, specs=stored.specs)
+        based = frozenset() if delta else state.references.keys()
+        self._references = None
         with self.writer.begin(
             step=stored.step,
             kind=kind,
@@ -370,19 +362,18 @@ class ChainWriter:
             branch=self.branch,
             external=bool(based),
         ) as frame:
-            if prepared is not None and prepared.holds(self.config, whole, state, stored.specs):
+            if prepared is not None and prepared.holds(self.config, checkpoint, state, stored.specs):
                 plan, ready = prepared.plan, prepared.results
             else:
-                plan, ready = FrameEncoder(self.config).plan(whole, state, stored.specs), {}
+                plan, ready = FramePlan(self.config, checkpoint, state, stored.specs), {}
             unchanged = state.unchanged
             del state
-            for spec, block, reference, digest, error, norm in plan.encode(own.specs, ready):
+            for spec, block, reference, digest, error, norm in plan.encode(written_here.specs, ready):
                 attributes, place = pack_attributes(spec), places[spec.key]
                 frame.add(spec.key, block.codec, block.payload, attributes=attributes, place=place)
                 from_file = isinstance(stored.source, FileSource) and spec.key not in unchanged
                 if from_file and _is_recalled(spec, block.codec):
-                    origin = Origin(stored.source, spec, digest)
-                    reference = self._recalled(spec, origin, reference.exact_state()[1])
+                    reference = self._recalled(spec, stored.source, digest, reference.exact_state()[1])
                 references[spec.key], digests[spec.key] = reference, digest
                 nbytes += len(block.payload)
                 squared_error += error
@@ -394,27 +385,27 @@ class ChainWriter:
                 if done is not None:
                     done(spec)
             add_attachments(frame, attachments, self._attachments if delta else None)
-            source, written = whole.source, self._meta.get(WRITTEN, {})
+            source, written = checkpoint.source, self._meta.get(WRITTEN, {})
             path = Path(self.writer.reader.path)
             names = dict.fromkeys(spec.parameter for spec in stored.specs if spec.key in unchanged)
-            is_named = whole.folder not in ("", f"checkpoint-{whole.step}")
+            is_named = checkpoint.folder not in ("", f"checkpoint-{checkpoint.step}")
             entries = {
                 **record,
                 QUALITY: plan.quality if quality is None else dict(quality),
                 # Of ranks nobody has the whole checkpoint, and each remembers its tensors alone.
-                "content": None if shared else content_digest(own, digests, attachments),
-                ORIGINALS: source.vouched(whole.files) if isinstance(source, FileSource) else None,
+                "content": None if shared else content_digest(written_here, digests, attachments),
+                ORIGINALS: source.vouched(checkpoint.files) if isinstance(source, FileSource) else None,
                 "memory": memory_of(plan.memory, frozenset(references)) if shared else plan.memory,
                 WRITTEN: {name: written.get(name, parent.step) for name in names} if parent else None,
-                NAME: whole.branch,
-                FOLDER: whole.folder if is_named else None,
-                MODELS: list(whole.models),
+                NAME: checkpoint.branch,
+                FOLDER: checkpoint.folder if is_named else None,
+                MODELS: list(checkpoint.models),
                 METRICS: dict(self.metrics),
                 "restored": self._restored_from.frame_id if self._restored_from else None,
                 BASE: self.base.record(stored.specs, based, path) if self.base and based else None,
             }
-            kept = {*record, "memory", QUALITY, ORIGINALS}
-            meta = {k: v for k, v in entries.items() if v or (k in kept and v is not None)}
+            always = {*record, "memory", QUALITY, ORIGINALS}
+            meta = {k: v for k, v in entries.items() if v or (k in always and v is not None)}
             info = frame.commit(meta)
         if delta:
             self._since_keyframe = (self._since_keyframe or 0) + 1
@@ -429,7 +420,7 @@ class ChainWriter:
 
 def _is_recalled(spec: TensorSpec, bitstream: str) -> bool:
     """Whether a state is not held: the tensor is stored exactly, and worth reading again."""
-    return spec.nbytes > HELD_NBYTES and bitstream == get_codec(FALLBACK_CODEC).bitstream
+    return spec.nbytes > RESIDENT_NBYTES and bitstream == get_codec(FALLBACK_CODEC).bitstream
 
 
 def _rate_of(nbytes: int, raw: int, *, based: bool) -> float:

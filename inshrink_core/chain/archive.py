@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
 
 from inshrink_core.archive import ArchiveReader, FrameReader, is_archive
 from inshrink_core.archive.layout import damaged
@@ -28,7 +27,7 @@ from inshrink_core.chain.attachments import (
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, BaseRecord
 from inshrink_core.chain.config import settings_of
 from inshrink_core.chain.meta import FOLDER, MODELS, NAME, check_meta, decoding_nbytes, spec_of
-from inshrink_core.chain.parts import box_of, whole_specs
+from inshrink_core.chain.parts import box_of, joined_specs
 from inshrink_core.checkpoint import (
     DTYPE_SIZES,
     Checkpoint,
@@ -78,6 +77,39 @@ class _State:
     nbytes: int
 
 
+class _OpenFrame:
+    """A frame that is open, its meta checked, with what its index says, read once.
+
+    Raises
+    ------
+    DamagedError
+        A value of the meta is malformed, or names a base model in a delta frame.
+    """
+
+    def __init__(self, reader: FrameReader, where: str) -> None:
+        self.reader, self.where = reader, where
+        self.base: BaseRecord | None = None
+        meta = reader.meta
+        check_meta(meta, where)
+        # One that was re-keyed needs no base; the key remains, since later frames refer to its meta.
+        if BASE in meta and meta.get("rekeyed") != reader.info.frame_id:
+            if reader.info.kind is not FrameKind.KEYFRAME:
+                raise damaged("a delta frame names a base model", where)
+            self.base = BaseRecord.of(meta[BASE], reader.entries, where)
+
+    @cached_property
+    def blocks(self) -> Checkpoint:
+        """The blocks as tensors, without values or layout: a cell is one."""
+        specs = (spec_of(entry, self.where) for entry in self.reader.entries if not entry.attachment)
+        return Checkpoint(step=self.reader.info.step, specs=tuple(specs), source=_DESCRIBED)
+
+    @cached_property
+    def tensors(self) -> _Tensors:
+        """The tensors, and the cells of those that are in cells, by key."""
+        specs = (spec_of(entry, self.where) for entry in self.reader.entries if not entry.attachment)
+        return joined_specs(specs, self.where)
+
+
 class Archive(Mapping[int, Checkpoint]):
     """A compressed run: a read-only mapping from step to `Checkpoint`, decoded on demand.
 
@@ -125,13 +157,10 @@ class Archive(Mapping[int, Checkpoint]):
         self._states: dict[str, _State] | None = {} if keep_state else None
         self._keeps_values = keep_state
         self._attachments: dict[tuple[bytes, str], bytes] = {}
-        self._frames: OrderedDict[tuple[bytes, int, str], FrameReader] = OrderedDict()
-        self._records: dict[tuple[bytes, int], BaseRecord] = {}
+        self._frames: OrderedDict[tuple[bytes, int, str], _OpenFrame] = OrderedDict()
         self._lock = threading.Lock()
-        self._held = self._granted = 0
+        self._in_use = self._granted = 0
         self._described: dict[FrameInfo, Checkpoint] = {}
-        self._cells: MutableMapping[FrameReader, _Tensors] = WeakKeyDictionary()
-        self._blocks: MutableMapping[FrameReader, Checkpoint] = WeakKeyDictionary()
         self._windows: dict[bytes, Windows] = {}
         self._walk: tuple[bytes, str | None, Windows | None] = (b"", None, None)
 
@@ -182,7 +211,6 @@ class Archive(Mapping[int, Checkpoint]):
         """Return another view, for which the frames that are open need not be opened again."""
         view = Archive(self.reader, keep_state=keep_state, limits=limits, device=device, bases=self.bases)
         view._frames, view._described, view._lock = self._frames, self._described, self._lock
-        view._records, view._cells, view._blocks = self._records, self._cells, self._blocks
         return view
 
     @property
@@ -248,39 +276,23 @@ class Archive(Mapping[int, Checkpoint]):
 
     def frame(self, info: FrameInfo) -> FrameReader:
         """Return the reader of a frame; its index is read once."""
-        return self._steadily(self._frame, info)
+        return self._steadily(self._frame, info).reader
 
-    def _frame(self, info: FrameInfo) -> FrameReader:
+    def _frame(self, info: FrameInfo) -> _OpenFrame:
         with self._lock:
             current = self.reader.info(info.frame_id)
             known = (current.frame_id, current.generation, current.path)
             if known not in self._frames:
-                self._frames[known] = self._opened(current)
+                self._frames[known] = _OpenFrame(self.reader.frame(current.frame_id), self.where(current))
                 while len(self._frames) > 1 and (
-                    sum(len(frame.entries) for frame in self._frames.values()) > _MAX_HELD_ENTRIES
+                    sum(len(frame.reader.entries) for frame in self._frames.values()) > _MAX_HELD_ENTRIES
                 ):
                     self._frames.popitem(last=False)
             return self._frames[known]
 
-    def _opened(self, info: FrameInfo) -> FrameReader:
-        """Open a frame and check what it says of itself, so that nobody else need to."""
-        frame, where = self.reader.frame(info.frame_id), self.where(info)
-        meta = frame.meta
-        check_meta(meta, where)
-        # One that was re-keyed needs no base; the key remains, since later frames refer to its meta.
-        if BASE in meta and meta.get("rekeyed") != info.frame_id:
-            if frame.info.kind is not FrameKind.KEYFRAME:
-                raise damaged("a delta frame names a base model", where)
-            record = BaseRecord.of(meta[BASE], frame.entries, where)
-            self._records[frame.info.frame_id, frame.info.generation] = record
-        return frame
-
     def base_of(self, info: FrameInfo) -> BaseRecord | None:
         """Return what a frame says of the base model it is itself relative to; None for most frames."""
-        if info.kind is not FrameKind.KEYFRAME:
-            return None
-        frame = self.frame(info)
-        return self._records.get((frame.info.frame_id, frame.info.generation))
+        return self._steadily(self._frame, info).base if info.kind is FrameKind.KEYFRAME else None
 
     def fetch(self, infos: Iterable[FrameInfo]) -> None:
         """Have all of some steps in memory, in one round trip, where they are far away and small enough.
@@ -322,14 +334,14 @@ class Archive(Mapping[int, Checkpoint]):
         self, info: FrameInfo, keys: Iterable[str]
     ) -> dict[str, list[tuple[FrameReader, BlockEntry]]]:
         """Return the blocks that tensors are decoded from, by key; a cell is one."""
-        cells = self._tensors(info)[1]
+        cells = self._frame(info).tensors[1]
         parts = (part for key in keys for part in ([cell.key for cell in cells.get(key, ())] or [key]))
         return {part: self._column(info, part) for part in parts}
 
     def _column(self, info: FrameInfo, key: str) -> list[tuple[FrameReader, BlockEntry]]:
         """Return the blocks that a tensor is decoded from; not those that its state has behind it."""
         chain = self.reader.chain(info.frame_id)
-        frames = [self._frame(link) for link in chain[self._start(chain, key)[0] :]]
+        frames = [self._frame(link).reader for link in chain[self._start(chain, key)[0] :]]
         return [(frame, entry) for frame in frames if (entry := frame.find(key)) is not None]
 
     def _walking(self, info: FrameInfo, key: str) -> Windows | None:
@@ -338,10 +350,10 @@ class Archive(Mapping[int, Checkpoint]):
             frame_id, before, windows = self._walk
             if frame_id != info.frame_id:
                 windows = before = None
-        keys = [] if windows else [e.key for e in self._frame(info).entries if not e.attachment]
+        keys = [] if windows else list(self._frame(info).blocks)
         if before is not None and key in keys[1:] and keys[keys.index(key) - 1] == before:
             rest = keys[keys.index(key) :]
-            windows = self.reader.windows({one: self._column(info, one) for one in rest})
+            windows = self.reader.windows({link: self._column(info, link) for link in rest})
         self._walk = info.frame_id, key, windows
         return windows
 
@@ -354,20 +366,23 @@ class Archive(Mapping[int, Checkpoint]):
         known = self._described.get(frame.info)
         if known is not None:
             return replace(known, source=_FrameSource(self, info))
-        specs, _ = self._tensors(info)
-        files, aliases = self._layout(info, tuple(spec.key for spec in specs))
+        specs, _ = self._frame(info).tensors
+        layout, where = self.attachment(info, LAYOUT_KEY), self.where(info)
+        if len(layout) <= MAX_LAYOUT_NBYTES:
+            self._require(LAYOUT_MEMORY * len(layout), "reading the layout of its files", where)
+        files, aliases = unpack_layout(layout, tuple(spec.key for spec in specs), where)
         described = Checkpoint(
             step=info.step,
             specs=specs,
             source=_FrameSource(self, info),
             files=files,
             aliases=aliases,
-            origin=self.where(info),
+            origin=where,
             branch=frame.meta.get(NAME, ""),
             folder=frame.meta.get(FOLDER, ""),
             models=tuple(frame.meta.get(MODELS, ())),
         )
-        if sum(len(kept.specs) for kept in self._described.values()) + len(specs) <= _MAX_HELD_SPECS:
+        if sum(len(other.specs) for other in self._described.values()) + len(specs) <= _MAX_HELD_SPECS:
             # Without the archive: a view must not keep another's states alive.
             self._described[frame.info] = replace(described, source=_DESCRIBED)
         return described
@@ -383,14 +398,6 @@ class Archive(Mapping[int, Checkpoint]):
                 return self.checkpoint(other)
         return self.checkpoint(info)
 
-    def _tensors(self, info: FrameInfo) -> _Tensors:
-        """Return the tensors of a frame, and the cells of those that are in cells, by key."""
-        frame, where = self._frame(info), self.where(info)
-        if frame not in self._cells:
-            blocks = (spec_of(entry, where) for entry in frame.entries if not entry.attachment)
-            self._cells[frame] = whole_specs(blocks, where)
-        return self._cells[frame]
-
     def blocks(self, info: FrameInfo, key: str) -> tuple[BlockEntry, ...]:
         """Return the blocks of a frame that hold a tensor: one, or one a cell.
 
@@ -400,7 +407,7 @@ class Archive(Mapping[int, Checkpoint]):
             The frame has no such tensor.
         """
         frame = self.frame(info)
-        cells = self._steadily(self._tensors, info)[1].get(key)
+        cells = self._steadily(self._frame, info).tensors[1].get(key)
         return tuple(frame.entry(cell.key) for cell in cells) if cells else (frame.entry(key),)
 
     def _steadily(self, read: Callable[[FrameInfo], _Read], info: FrameInfo) -> _Read:
@@ -468,28 +475,24 @@ class Archive(Mapping[int, Checkpoint]):
         """Yield a tensor's blocks, each with its first moment in the frame before."""
         archive, moment = self.sequential(values=False), None
         for earlier in self.reader.chain(info.frame_id):
-            frame = archive.frame(earlier)
-            if frame not in self._blocks:
-                # As they are: a part of a frame has no layout, and a cell a first moment of its own.
-                where = archive.where(earlier)
-                blocks = (spec_of(entry, where) for entry in frame.entries if not entry.attachment)
-                self._blocks[frame] = Checkpoint(step=earlier.step, specs=tuple(blocks), source=_DESCRIBED)
-            described = self._blocks[frame]
+            opened = archive._steadily(archive._frame, earlier)
+            # By block: a part of a frame has no layout, and each cell has its first moment.
+            frame, described = opened.reader, opened.blocks
             if spec.key in described:
                 entry = frame.entry(spec.key)
                 block, settings = Block(entry.codec, frame.read(entry)), settings_of(frame.meta, spec)
                 yield PastFrame(block, settings, moment)
             companion = described.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
-            moment = None if companion is None else partial(archive._moment, earlier, companion.key)
+            moment = None if companion is None else partial(archive._values, earlier, companion.key)
 
-    def _moment(self, info: FrameInfo, key: str) -> Tensor:
+    def _values(self, info: FrameInfo, key: str) -> Tensor:
         return self.decode(info, key)[0]
 
     def _decode(self, info: FrameInfo, key: str) -> tuple[Tensor, TensorReference]:
-        cells = self._tensors(info)[1].get(key)
+        cells = self._frame(info).tensors[1].get(key)
         if cells is not None:
-            whole = self._joined(info, cells)
-            return whole, BaseReference(lambda: whole)
+            joined = self._joined(info, cells)
+            return joined, BaseReference(lambda: joined)
         chain = self.reader.chain(info.frame_id)
         start, tensor, reference = self._start(chain, key)
         if self.reader.is_far:
@@ -498,26 +501,21 @@ class Archive(Mapping[int, Checkpoint]):
                 self.reader.fetch_blocks(self._column(info, key))
         for link in chain[start:]:
             frame = self._frame(link)
-            entry = frame.find(key)
+            entry = frame.reader.find(key)
             if entry is None:
                 tensor, reference = None, None
                 continue
-            if link.kind is FrameKind.KEYFRAME:
-                reference = self._base_reference(link, entry)
-            if link is chain[-1]:
-                tensor, reference = self._decode_entry(link, frame, entry, reference)
-            else:
-                tensor, reference = None, self._decode_entry(link, frame, entry, reference, follow=True)[1]
+            tensor, reference = self._decode_entry(frame, entry, reference, follow=link is not chain[-1])
         if tensor is None or reference is None:
             raise NotFoundError(f"no tensor '{key}'", where=self.where(info))
         if self._states is not None:
             with self._lock:
                 before = self._states.get(key)
-                kept = tensor if self._keeps_values else None
+                values = tensor if self._keeps_values else None
                 # Its values, and a state that is no larger.
-                nbytes = tensor.numel() * tensor.element_size() * (1 if kept is None else 2)
-                self._states[key] = _State(info.frame_id, kept, reference, nbytes)
-                self._held += nbytes - (0 if before is None else before.nbytes)
+                nbytes = tensor.numel() * tensor.element_size() * (1 if values is None else 2)
+                self._states[key] = _State(info.frame_id, values, reference, nbytes)
+                self._in_use += nbytes - (0 if before is None else before.nbytes)
         return tensor, reference
 
     def _start(
@@ -538,45 +536,32 @@ class Archive(Mapping[int, Checkpoint]):
 
         spec = cells[0].whole
         self._require(spec.nbytes, "decoding it", f"{self.where(info)}, tensor '{spec.key}'")
-        whole = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+        joined = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
         for cell in cells:
-            whole[box_of(cell).slices] = self._decode(info, cell.key)[0].cpu()
-        return whole
-
-    def _base_reference(self, info: FrameInfo, entry: BlockEntry) -> TensorReference | None:
-        """Return the base model's values where a keyframe's block is encoded relative to them."""
-        record = self._records.get((info.frame_id, info.generation))
-        if record is None or entry.key not in record.tensors:
-            return None
-        where = f"{self.where(info)}, tensor '{entry.key}'"
-        return self.bases.reference(record, spec_of(entry, where), where)
+            joined[box_of(cell).slices] = self._decode(info, cell.key)[0].cpu()
+        return joined
 
     def _require(self, nbytes: int, what: str, where: str) -> None:
         """Refuse what would take more memory than there is, beside what is held already.
 
         What was granted once is not asked for again, for asking takes longer than decoding a small tensor.
         """
-        total = nbytes + self._held
+        total = nbytes + self._in_use
         if total > self._granted:
-            self.limits.require_memory(total, what, where, allocated=self._held)
+            self.limits.require_memory(total, what, where, allocated=self._in_use)
             self._granted = total if self.limits.max_memory is not None else total + _GRANT_NBYTES
 
     def _decode_entry(
-        self,
-        info: FrameInfo,
-        frame: FrameReader,
-        entry: BlockEntry,
-        reference: TensorReference | None,
-        *,
-        follow: bool = False,
+        self, frame: _OpenFrame, entry: BlockEntry, reference: TensorReference | None, *, follow: bool
     ) -> tuple[Tensor | None, TensorReference]:
         """Decode one block, or `follow` it to its state alone, saying in every error which one it was."""
-        where = f"{self.where(info)}, tensor '{entry.key}'"
+        where = f"{frame.where}, tensor '{entry.key}'"
         spec = spec_of(entry, where)
         codec = codec_for_block(entry.codec, where)
         self._require(decoding_nbytes(spec, entry), "decoding it", where)
-        payload = frame.read(entry)
-        block = Block(entry.codec, payload)
+        block = Block(entry.codec, frame.reader.read(entry))
+        if frame.base is not None and entry.key in frame.base.tensors:
+            reference = self.bases.reference(frame.base, spec, where)
         try:
             with enough_memory(spec, self.device):
                 state = codec.decode(spec, block, reference, self.device)
@@ -634,10 +619,10 @@ class Archive(Mapping[int, Checkpoint]):
             raise DamagedError(f"the frame holds no attachment '{key}'", where=self.where(info))
         with self._lock:
             used = {(link.frame_id, entry.key) for link, entry in links}
-            kept = {k: v for k, v in self._attachments.items() if k[1] != key and k not in used}
-            kept[info.frame_id, key] = content
-            self._held += sum(map(len, kept.values())) - sum(map(len, self._attachments.values()))
-            self._attachments = kept
+            contents = {k: v for k, v in self._attachments.items() if k[1] != key and k not in used}
+            contents[info.frame_id, key] = content
+            self._in_use += sum(map(len, contents.values())) - sum(map(len, self._attachments.values()))
+            self._attachments = contents
         return content
 
     def _attachment_links(
@@ -660,15 +645,6 @@ class Archive(Mapping[int, Checkpoint]):
             except NotFoundError:
                 break
         return links, None
-
-    def _layout(
-        self, info: FrameInfo, keys: tuple[str, ...]
-    ) -> tuple[tuple[FileLayout, ...], dict[str, str]]:
-        """Read how the files of a step are put together."""
-        content, where = self.attachment(info, LAYOUT_KEY), self.where(info)
-        if len(content) <= MAX_LAYOUT_NBYTES:
-            self._require(LAYOUT_MEMORY * len(content), "reading the layout of its files", where)
-        return unpack_layout(content, keys, where)
 
 
 def _attachments_of(frame: FrameReader) -> list[BlockEntry]:
@@ -765,23 +741,24 @@ def open_base(base: BaseLike) -> BaseModel:
 
 
 def open_base_at(path: Path, step: int | None) -> BaseModel:
-    """Open one checkpoint of what lies at a path."""
-    if is_archive(path):
-        return _open_archived(path, step)
-    run = open_run(path)
-    if step is None:
-        if len(run.steps) > 1:
+    """Open one checkpoint of a run or an archive: a base model must not need another.
+
+    Raises
+    ------
+    InputError
+        It is a run of several checkpoints, or the step needs a base model itself.
+    """
+    if not is_archive(path):
+        run = open_run(path)
+        if step is None and len(run.steps) > 1:
             raise InputError(
                 f"this holds {len(run.steps)} checkpoints, and a base model is one",
                 where=str(path),
                 remedy=f"say which: {path}@{run.steps[-1]}, or its file",
             )
-        return BaseModel(run[run.steps[0]], path.name, path)
-    return BaseModel(run[step], f"{path.name}@{step}", path, step)
-
-
-def _open_archived(path: Path, step: int | None) -> BaseModel:
-    """Open a step of an archive, which must stand alone: else a base model would need another."""
+        if step is None:
+            return BaseModel(run[run.steps[0]], path.name, path)
+        return BaseModel(run[step], f"{path.name}@{step}", path, step)
     reader = ArchiveReader.open(path)
     archive = Archive(reader, bases=BaseFinder(reader.path))
     info = archive.last if step is None else reader.find(step)

@@ -163,27 +163,14 @@ def pack_layout(files: tuple[FileLayout, ...], aliases: Mapping[str, str], keys:
         Tensor keys in the frame's order.
     """
     index = {key: i for i, key in enumerate(keys)}
+
+    def region(extent: Region) -> list[Any]:
+        boxes = [[] if member.box is None else [member.box] for member in extent.members]
+        rows = [[index[m.key], m.start, m.stride, *box] for m, box in zip(extent.members, boxes, strict=True)]
+        return [extent.offset, extent.nbytes, rows]
+
     document = {
-        "files": [
-            [
-                file.path,
-                file.nbytes,
-                file.kind,
-                [
-                    [
-                        region.offset,
-                        region.nbytes,
-                        [
-                            [index[m.key], m.start, m.stride, *([] if m.box is None else [m.box])]
-                            for m in region.members
-                        ],
-                    ]
-                    for region in file.regions
-                ],
-                [list(entry) for entry in file.zip_entries],
-            ]
-            for file in files
-        ],
+        "files": [[f.path, f.nbytes, f.kind, [*map(region, f.regions)], f.zip_entries] for f in files],
         "aliases": [[alias, index[key]] for alias, key in aliases.items() if key in index],
     }
     packed: bytes = msgpack.packb(document)
@@ -226,23 +213,11 @@ def _unpack_file(row: list[Any], keys: tuple[str, ...]) -> FileLayout:
         nbytes=_index(nbytes),
         kind=str(kind),
         regions=tuple(
-            Region(
-                _index(offset),
-                _index(length),
-                tuple(
-                    Member(
-                        keys[_index(i)],
-                        _index(start),
-                        None if stride is None else tuple(map(_index, stride)),
-                        *(Box(*(tuple(map(_index, row)) for row in (at, sizes))) for at, sizes in box),
-                    )
-                    for i, start, stride, *box in members
-                ),
-            )
+            Region(_index(offset), _index(length), tuple(_unpack_member(keys, *row) for row in members))
             for offset, length, members in regions
         ),
         zip_entries=tuple(
-            ZipEntry(_index(offset), _index(length), tuple(_index(c) for c in crcs))
+            ZipEntry(_index(offset), _index(length), tuple(map(_index, crcs)))
             for offset, length, crcs in entries
         ),
     )
@@ -252,11 +227,18 @@ def _unpack_file(row: list[Any], keys: tuple[str, ...]) -> FileLayout:
             raise ValueError(f"a region of '{layout.path}' lies outside the file or over another")
         position = region.offset + region.nbytes
     for entry in layout.zip_entries:
-        if entry.data_offset + entry.data_nbytes > layout.nbytes or any(
-            c + 4 > layout.nbytes for c in entry.crc_offsets
-        ):
+        ends = (entry.data_offset + entry.data_nbytes, *(at + 4 for at in entry.crc_offsets))
+        if max(ends) > layout.nbytes:
             raise ValueError(f"a zip entry of '{layout.path}' lies outside the file")
     return layout
+
+
+def _unpack_member(
+    keys: tuple[str, ...], at: Any, start: Any, stride: Any, box: tuple[Any, Any] | None = None
+) -> Member:
+    place = None if box is None else Box(*(tuple(map(_index, side)) for side in box))
+    strides = None if stride is None else tuple(map(_index, stride))
+    return Member(keys[_index(at)], _index(start), strides, place)
 
 
 def _index(value: object) -> int:
@@ -311,8 +293,8 @@ def holds_content(frame: FrameReader, checkpoint: Checkpoint) -> bool:
     """
     parts = parts_of(frame)
     keys = {spec.key for spec in checkpoint.specs}
-    whole = len(frame.info.files) == frame.info.n_parts
-    if not parts.keys() <= keys or (whole and len(parts) < len(keys)):
+    is_complete = len(frame.info.files) == frame.info.n_parts
+    if not parts.keys() <= keys or (is_complete and len(parts) < len(keys)):
         return False
     return all(_holds_part(frame, part.number, parts, checkpoint) for part in frame.info.files)
 
@@ -327,16 +309,16 @@ def parts_of(frame: FrameReader) -> dict[str, int]:
 def dropped_of(frame: FrameReader) -> list[list[str]]:
     """Return by part the keys of the optimizer's tensors that a frame held once; nothing where it has all."""
     meta = frame.meta
-    said = meta.get(DROPPED)
+    record = meta.get(DROPPED)
     ids = (frame.info.frame_id, *meta.get("source", ())[1:])
-    return said[1] if said is not None and said[0] in ids else []
+    return record[1] if record is not None and record[0] in ids else []
 
 
 def _holds_part(frame: FrameReader, part: int, parts: Mapping[str, int], checkpoint: Checkpoint) -> bool:
     """Whether a part of a frame was made from its tensors of a checkpoint."""
-    own = tuple(spec for spec in checkpoint.specs if parts.get(spec.key) == part)
+    specs = tuple(spec for spec in checkpoint.specs if parts.get(spec.key) == part)
     attachments = dict(attachments_of(checkpoint)) if part == 0 else {}
-    found = content_digest(dataclasses.replace(checkpoint, specs=own), None, attachments)
+    found = content_digest(dataclasses.replace(checkpoint, specs=specs), None, attachments)
     return bool(frame.meta_of(part).get("content") == found)
 
 
@@ -367,11 +349,11 @@ def stored_view(checkpoint: Checkpoint, optimizer: str) -> Checkpoint:
     """
     if optimizer != "drop":
         return checkpoint
-    kept = MODEL_ROLES | {TensorRole.EXTRA}
-    view = view_of(checkpoint, {spec.key for spec in checkpoint.specs if spec.role in kept})
+    roles = MODEL_ROLES | {TensorRole.EXTRA}
+    view = view_of(checkpoint, {spec.key for spec in checkpoint.specs if spec.role in roles})
     left = {file.path for file in checkpoint.files} - {file.path for file in view.files}
     gone = dataclasses.replace(checkpoint, files=tuple(f for f in checkpoint.files if f.path in left))
-    if lost := [f"{one.key} ({one.kind})" for one in carried_tensors(gone) if one.role in MODEL_ROLES]:
+    if lost := [f"{row.key} ({row.kind})" for row in carried_tensors(gone) if row.role in MODEL_ROLES]:
         raise InputError(
             f"without the optimizer's file, tensors of the model would be lost: {named(lost)}",
             where=checkpoint.origin,
@@ -380,15 +362,15 @@ def stored_view(checkpoint: Checkpoint, optimizer: str) -> Checkpoint:
     return view
 
 
-def view_of(checkpoint: Checkpoint, kept: Collection[str]) -> Checkpoint:
+def view_of(checkpoint: Checkpoint, keys: Collection[str]) -> Checkpoint:
     """Return the checkpoint with some of its tensors, by key, and without files that would have holes."""
 
-    def whole(file: FileLayout) -> bool:
-        return all(member.key in kept for region in file.regions for member in region.members)
+    def has_all(file: FileLayout) -> bool:
+        return all(member.key in keys for region in file.regions for member in region.members)
 
     return dataclasses.replace(
         checkpoint,
-        specs=tuple(spec for spec in checkpoint.specs if spec.key in kept),
-        files=tuple(file for file in checkpoint.files if whole(file)),
-        aliases={alias: key for alias, key in checkpoint.aliases.items() if key in kept},
+        specs=tuple(spec for spec in checkpoint.specs if spec.key in keys),
+        files=tuple(file for file in checkpoint.files if has_all(file)),
+        aliases={alias: key for alias, key in checkpoint.aliases.items() if key in keys},
     )

@@ -19,19 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from inshrink_core.archive.layout import damaged
 from inshrink_core.archive.storage import was_url
 from inshrink_core.chain.attachments import tensor_digest
-from inshrink_core.checkpoint import (
-    MODEL_ROLES,
-    Checkpoint,
-    TensorSpec,
-)
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
 from inshrink_core.codec import AnyCodec, BaseReference, codec_names, get_codec
-from inshrink_core.errors import (
-    BaseModelError,
-    ConfigError,
-    InshrinkError,
-    TooLargeError,
-    named,
-)
+from inshrink_core.errors import BaseModelError, ConfigError, InshrinkError, TooLargeError, named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,7 +101,7 @@ class BaseRecord:
         if len(digests) != _SHORT * len(rows):
             raise damaged("the frame's meta 'base' does not fit its tensors", where)
         short = [digests[i : i + _SHORT] for i in range(0, len(digests), _SHORT)]
-        tensors = {row.key: one for row, one in zip(rows, short, strict=True) if one != _NONE}
+        tensors = {row.key: digest for row, digest in zip(rows, short, strict=True) if digest != _NONE}
         roles = {role.value for role in MODEL_ROLES}
         n_model = sum(bool(row.attributes) and row.attributes[0] in roles for row in rows)
         return cls(
@@ -124,10 +114,10 @@ class BaseRecord:
         )
 
     @staticmethod
-    def without(value: Mapping[str, Any], kept: Sequence[bool]) -> dict[str, Any]:
+    def without(value: Mapping[str, Any], staying: Sequence[bool]) -> dict[str, Any]:
         """Return what a frame says of its base model, once some of its tensors go that do not rest on it."""
         digests: bytes = value["tensors"]
-        rows = [digests[_SHORT * at : _SHORT * (at + 1)] for at, stays in enumerate(kept) if stays]
+        rows = [digests[_SHORT * at : _SHORT * (at + 1)] for at, stays in enumerate(staying) if stays]
         return {**value, "tensors": b"".join(rows)}
 
     def to_json(self) -> dict[str, Any]:
@@ -168,11 +158,14 @@ class BaseModel:
         """Return its own spec of a tensor of a fine-tuning; None where dtype or shape differ."""
         if spec.role not in MODEL_ROLES or spec.numel == 0 or spec.key not in self.checkpoint:
             return None
-        own = self.checkpoint.spec(spec.key)
-        fits = own.role in MODEL_ROLES and (own.dtype, own.shape) == (spec.dtype, spec.shape)
-        return own if fits else None
+        base_spec = self.checkpoint.spec(spec.key)
+        fits = base_spec.role in MODEL_ROLES and (base_spec.dtype, base_spec.shape) == (
+            spec.dtype,
+            spec.shape,
+        )
+        return base_spec if fits else None
 
-    def read(self, own: TensorSpec) -> Tensor:
+    def read(self, base_spec: TensorSpec) -> Tensor:
         """Return a tensor by its own spec.
 
         Raises
@@ -180,7 +173,7 @@ class BaseModel:
         InshrinkError
             It cannot be read.
         """
-        return self.checkpoint.source.read(own)
+        return self.checkpoint.source.read(base_spec)
 
     def references(self, specs: Iterable[TensorSpec]) -> dict[str, BaseReference]:
         """Return what the first frame of a fine-tuning is encoded against, by key.
@@ -191,10 +184,10 @@ class BaseModel:
             None of the tensors has a counterpart: it is another model.
         """
         model = [spec for spec in specs if spec.role in MODEL_ROLES]
-        pairs = {spec.key: own for spec in model if (own := self.spec(spec)) is not None}
+        pairs = {spec.key: base_spec for spec in model if (base_spec := self.spec(spec)) is not None}
         if model and not pairs:
             raise self._another(model)
-        return {key: BaseReference(partial(self.read, own)) for key, own in pairs.items()}
+        return {key: BaseReference(partial(self.read, base_spec)) for key, base_spec in pairs.items()}
 
     def _another(self, model: list[TensorSpec]) -> BaseModelError:
         """Return why no tensor of a run has a counterpart."""
@@ -206,12 +199,12 @@ class BaseModel:
                 "give an earlier checkpoint of the same adapters"
             )
         elif shared := [name for name in names if name in self.checkpoint]:
-            own, its = self.checkpoint.spec(shared[0]), next(s for s in model if s.key == shared[0])
+            base_spec, its = self.checkpoint.spec(shared[0]), next(s for s in model if s.key == shared[0])
             return BaseModelError(
-                f"no tensor of the run has its shape and dtype in the base model, nor has '{own.key}'",
+                f"no tensor of the run has its shape and dtype in the base model, nor has '{base_spec.key}'",
                 where=self.name,
                 expected=f"{its.dtype} {its.shape}",
-                found=f"{own.dtype} {own.shape}",
+                found=f"{base_spec.dtype} {base_spec.shape}",
                 remedy="give the base model in the run's dtype",
             )
         return BaseModelError(
@@ -222,11 +215,11 @@ class BaseModel:
             remedy=remedy,
         )
 
-    def digest_of(self, own: TensorSpec) -> bytes:
+    def digest_of(self, base_spec: TensorSpec) -> bytes:
         """Return the digest of a tensor; it is read once for that."""
-        if own.key not in self._digests:
-            self._digests[own.key] = tensor_digest(self.read(own))
-        return self._digests[own.key]
+        if base_spec.key not in self._digests:
+            self._digests[base_spec.key] = tensor_digest(self.read(base_spec))
+        return self._digests[base_spec.key]
 
     def record(self, specs: Iterable[TensorSpec], used: Iterable[str], archive: Path) -> dict[str, Any]:
         """Return what the meta of a keyframe says of it.
@@ -241,17 +234,17 @@ class BaseModel:
             The archive's path.
         """
         keys = frozenset(used)
-        whole, short = hashlib.sha256(), bytearray()
+        total, short = hashlib.sha256(), bytearray()
         for spec in specs:
-            own = self.spec(spec) if spec.key in keys else None
-            if own is None:
+            base_spec = self.spec(spec) if spec.key in keys else None
+            if base_spec is None:
                 short += _NONE
                 continue
-            digest = self.digest_of(own)
-            _add(whole, spec.key, own, digest)
+            digest = self.digest_of(base_spec)
+            _add(total, spec.key, base_spec, digest)
             short += digest[:_SHORT]
         return {
-            "digest": whole.digest(),
+            "digest": total.digest(),
             "tensors": bytes(short),
             "name": self.name,
             "path": self._hint(archive),
@@ -269,19 +262,19 @@ class BaseModel:
 
     def digest_like(self, record: BaseRecord) -> str:
         """Return the digest of the tensors that a record names, or why there is none; reads them all."""
-        whole = hashlib.sha256()
+        total = hashlib.sha256()
         for key in record.tensors:
             if key not in self.checkpoint:
                 return f"no tensor '{key}'"
-            own = self.checkpoint.spec(key)
+            base_spec = self.checkpoint.spec(key)
             try:
-                digest = self.digest_of(own)
+                digest = self.digest_of(base_spec)
             except TooLargeError:
                 raise
             except InshrinkError as error:
                 return error.what
-            _add(whole, key, own, digest)
-        return whole.hexdigest()
+            _add(total, key, base_spec, digest)
+        return total.hexdigest()
 
     def require(self, record: BaseRecord, where: str) -> None:
         """Refuse to be taken for another base model; reads every tensor that the record names, once.
@@ -296,9 +289,9 @@ class BaseModel:
             raise _wrong(record, where, f"{found} in {self.name}")
 
 
-def _add(whole: Any, key: str, own: TensorSpec, digest: bytes) -> None:
-    whole.update(f"{key}\0{own.dtype}\0{own.shape}\0".encode())
-    whole.update(digest)
+def _add(total: Any, key: str, base_spec: TensorSpec, digest: bytes) -> None:
+    total.update(f"{key}\0{base_spec.dtype}\0{base_spec.shape}\0".encode())
+    total.update(digest)
 
 
 def _wrong(record: BaseRecord, where: str, found: str) -> BaseModelError:
@@ -351,13 +344,13 @@ class BaseFinder:
         model = self.given if self.given is not None else self._recorded(record)
         if isinstance(model, str):
             raise _wrong(record, where, model)
-        own = model.spec(spec)
-        if own is None:
+        base_spec = model.spec(spec)
+        if base_spec is None:
             raise _wrong(
                 record, where, f"no tensor '{spec.key}' of {spec.dtype} {spec.shape} in {model.name}"
             )
         try:
-            tensor = model.read(own)
+            tensor = model.read(base_spec)
         except TooLargeError:
             raise
         except InshrinkError as error:

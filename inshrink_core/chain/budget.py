@@ -83,9 +83,14 @@ def unchanged_keys(
     left, waiting = budget.nbytes, {}
     for name, specs in groups.items():
         age = 1 + len(steps) - bisect_right(steps, written.get(name, parent.step))
-        known = name in nbytes and all(spec.key in references and _is_same(spec, before) for spec in specs)
+        known = name in nbytes and all(
+            spec.key in references and spec.key in before and before.spec(spec.key) == spec for spec in specs
+        )
         if known and age < budget.max_age:
-            moved = sum(_squared_distance(checkpoint, spec, references[spec.key]) for spec in specs)
+            # Of the optimizer's tensors nothing counts.
+            moving = [spec for spec in specs if spec.role in _MOVED]
+            distances = (squared_error(peek(checkpoint.source, s), references[s.key])[0] for s in moving)
+            moved = sum(distances, 0.0)
             waiting[name] = moved / max(1, nbytes[name])
         else:
             left -= nbytes.get(name, 0)
@@ -131,14 +136,3 @@ def _named(specs: Sequence[TensorSpec]) -> dict[str, list[TensorSpec]]:
         if spec.role is not TensorRole.EXTRA:
             groups.setdefault(spec.parameter, []).append(spec)
     return groups
-
-
-def _is_same(spec: TensorSpec, before: Checkpoint) -> bool:
-    return spec.key in before and before.spec(spec.key) == spec
-
-
-def _squared_distance(checkpoint: Checkpoint, spec: TensorSpec, reference: TensorReference) -> float:
-    """Return how far a tensor of the model is from its state; of the optimizer's nothing counts."""
-    if spec.role not in _MOVED:
-        return 0.0
-    return squared_error(peek(checkpoint.source, spec), reference)[0]

@@ -106,17 +106,16 @@ class ChainConfig:
 
     def record(self) -> dict[str, Any]:
         """Return what the frame says of how it was made."""
-        record = {
-            "codec": self.codec,
-            "config": self.config.settings(),
-            "optimizer": self.optimizer,
-        }
-        return record | ({"overrides": [one.to_json() for one in self.overrides]} if self.overrides else {})
+        record = {"codec": self.codec, "config": self.config.settings(), "optimizer": self.optimizer}
+        return record | self._overridden()
 
     def settings(self) -> dict[str, Any]:
         """Return settings and overrides as they are asked for: what makes the same chain again."""
-        overrides = {"overrides": [one.to_json() for one in self.overrides]} if self.overrides else {}
-        return self.config.settings() | overrides
+        return self.config.settings() | self._overridden()
+
+    def _overridden(self) -> dict[str, Any]:
+        overrides = [override.to_json() for override in self.overrides]
+        return {"overrides": overrides} if overrides else {}
 
     def as_set(self) -> ChainConfig:
         """Return the same without what is predicted: for whoever measures what a restore costs."""
@@ -141,6 +140,28 @@ class ChainConfig:
         codec = self.codecs_by_role()[spec.role]
         return self.config_of(spec) if codec is self.config else codec
 
+    def members(self, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Return the tensors that the chain's codec takes, which its plan is made for."""
+        by_role = self.codecs_by_role()
+        return tuple(spec for spec in specs if by_role[spec.role] is self.config)
+
+    def require_matches(self, checkpoint: Checkpoint) -> None:
+        """Refuse an override that matches no tensor: it was meant for another model, or is misspelt.
+
+        Raises
+        ------
+        ConfigError
+            There is one.
+        """
+        members = self.members(checkpoint.specs)
+        for override in self.overrides:
+            if not any(map(override.matches, members)):
+                raise ConfigError(
+                    f"no tensor matches the override '{override.match}'",
+                    found=", ".join(f"{name}={value!r}" for name, value in override.to_json().items()),
+                    remedy="`inshrink inspect RUN --tensors` lists names and layer types",
+                )
+
     def first_moment(self, checkpoint: Checkpoint, spec: TensorSpec) -> TensorSpec | None:
         """Return the first moment in a checkpoint that the rounding of a tensor follows; None for none."""
         codec = self.config_of(spec)
@@ -156,12 +177,12 @@ class ChainConfig:
     def codecs_by_role(self) -> dict[TensorRole, AnyCodec]:
         """Return the codec of each role: the chain's own, that of optimizer state, else lossless."""
         found: dict[TensorRole, AnyCodec] = dict.fromkeys(TensorRole, get_codec(FALLBACK_CODEC)())
-        own = self.config.takes()
+        taken = self.config.takes()
         if self.optimizer in _MOMENTS:
             moments = make_codec(_MOMENTS_CODEC, {"preset": _MOMENTS[self.optimizer]})
             found |= dict.fromkeys(moments.takes(), moments)
-            own |= {TensorRole.MASTER} if self.config.covers_masters else frozenset()
-        return found | dict.fromkeys(own, self.config)
+            taken |= {TensorRole.MASTER} if self.config.covers_masters else frozenset()
+        return found | dict.fromkeys(taken, self.config)
 
 
 _SELECTORS = ("match", "layer_type")
@@ -414,10 +435,10 @@ def _of_modules(tensors: Sequence[tuple[tuple[str, ...], Any]], base: Any) -> di
             inside.setdefault(parts[:depth], []).append(value)
     names = dict(tensors)
     # A tensor may have the name of a module that holds others, which the module's pattern misses.
-    whole = {at for at, values in inside.items() if len({*values, names.get(at, values[0])}) == 1}
+    uniform = {at for at, values in inside.items() if len({*values, names.get(at, values[0])}) == 1}
     for parts, value in tensors:
         if value != base:
-            module = next((parts[:depth] for depth in range(len(parts)) if parts[:depth] in whole), parts)
+            module = next((parts[:depth] for depth in range(len(parts)) if parts[:depth] in uniform), parts)
             is_module = module != parts and len(inside[module]) > 1
             pattern = literal_pattern(".".join(module if is_module else parts))
             found[(f"{pattern}.*" if module else "*") if is_module else pattern] = value

@@ -24,7 +24,7 @@ from inshrink_core.codec import (
     TensorReference,
     codec_for_block,
 )
-from inshrink_core.errors import ConfigError, InshrinkError
+from inshrink_core.errors import InshrinkError
 from inshrink_core.execution import ordered_map
 from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import peek, peek_sample
@@ -37,18 +37,10 @@ if TYPE_CHECKING:
     from inshrink_core.frame import Block
 
 
-HELD_NBYTES = 1 << 16
+RESIDENT_NBYTES = 1 << 16
 """Up to this size a state is held: opening a file to read it again would take longer than coding it."""
 
 _logger = logging.getLogger(__name__)
-
-
-class Origin(NamedTuple):
-    """Where a tensor was read, and the SHA-256 of what was read there."""
-
-    source: TensorSource
-    spec: TensorSpec
-    digest: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,22 +49,13 @@ class RecalledReference(TensorReference):
 
     Parameters
     ----------
-    origin
-        Where they may still be; None where only the archive has them.
-    decode
-        Decodes the state from the archive. Called where the origin is gone, or has other values now.
+    recall
+        Returns the state (`TensorReference.exact_state`), from where it was read or from the archive.
     history
-        What else of the state the next delta is coded relative to (`TensorReference.exact_state`), held
-        because no file has it.
-
-    Notes
-    -----
-    The digest makes sure that the values are bit for bit those a reader of the archive decodes: a delta
-    against any others would be lost.
+        What else of the state the next delta is coded relative to, in memory because no file has it.
     """
 
-    origin: Origin | None
-    decode: Callable[[], TensorReference]
+    recall: Callable[[], tuple[Tensor, Tensor | None]]
     history: Tensor | None = None
 
     def decoded(self) -> Tensor:
@@ -80,42 +63,40 @@ class RecalledReference(TensorReference):
         return self.exact_state()[0]
 
     def exact_state(self) -> tuple[Tensor, Tensor | None]:
-        """Return the values, in memory of their own, and the history.
+        """Return the values, in new memory, and the history.
 
         Raises
         ------
         DamagedError, MissingFrameError, IncompatibleError
             They are not where they were read, and cannot be decoded either.
         """
-        tensor = None if self.origin is None else _read_again(self.origin)
-        return self.decode().exact_state() if tensor is None else (tensor, self.history)
+        return self.recall()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the history: nothing else is held."""
+        """Bytes of the history: nothing else is in memory."""
         return 0 if self.history is None else self.history.nbytes
 
 
-def _read_again(origin: Origin) -> Tensor | None:
-    """Return a tensor from where it was read; None if it is not there any more."""
+def read_again(source: TensorSource, spec: TensorSpec, digest: bytes) -> Tensor | None:
+    """Return a tensor from where it was read; None if it is not there any more.
+
+    The digest makes sure that the values are bit for bit those a reader of the archive decodes: a delta
+    against any others would be lost.
+    """
     try:
         # The digest below is a stronger check than the file's own.
-        tensor = peek(origin.source, origin.spec)
+        tensor = peek(source, spec)
     except InshrinkError as error:
-        _logger.info("tensor '%s' is decoded from the archive: %s", origin.spec.key, error)
+        _logger.info("tensor '%s' is decoded from the archive: %s", spec.key, error)
         return None
-    if tensor_digest(tensor) != origin.digest:
-        _logger.info("tensor '%s' is decoded from the archive: its file changed", origin.spec.key)
+    if tensor_digest(tensor) != digest:
+        _logger.info("tensor '%s' is decoded from the archive: its file changed", spec.key)
         return None
     return tensor
 
 
 _OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
-
-
-def _never_restored(spec: TensorSpec) -> Tensor | None:
-    """Training was not restored since the chain began."""
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +111,7 @@ class ChainState:
         What the codec remembers of the frames before (`EncoderState.remember`); for the first one, what
         `FrameEncoder.look_ahead` returned.
     restored
-        Values that training last continued from after a restore, None where it did not.
+        Returns the values that training last continued from after a restore, None where it did not.
     after_restore
         Whether training was restored from the frame before.
     unchanged
@@ -144,7 +125,7 @@ class ChainState:
 
     references: Mapping[str, TensorReference] = field(default_factory=dict)
     memory: Any = None
-    restored: Callable[[TensorSpec], Tensor | None] = _never_restored
+    restored: Callable[[TensorSpec], Tensor | None] | None = None
     after_restore: bool = False
     unchanged: frozenset[str] = frozenset()
     observed: Mapping[str, TensorReference] | None = None
@@ -152,12 +133,12 @@ class ChainState:
 
     def is_like(self, other: ChainState) -> bool:
         """Whether a frame is encoded relative to the very same states and memory."""
-        one, two = self.references, other.references
+        references, others = self.references, other.references
         return (
             (self.memory, self.restored, self.after_restore, self.unchanged)
             == (other.memory, other.restored, other.after_restore, other.unchanged)
-            and one.keys() == two.keys()
-            and all(two[key] is reference for key, reference in one.items())
+            and references.keys() == others.keys()
+            and all(others[key] is reference for key, reference in references.items())
         )
 
 
@@ -184,7 +165,7 @@ class TensorJob(TensorInput):
         spec: TensorSpec,
         device: str,
         *,
-        restored: Callable[[TensorSpec], Tensor | None] = _never_restored,
+        restored: Callable[[TensorSpec], Tensor | None] | None = None,
         moment_before: DecodedMoment | None = None,
         tensor: Tensor | None = None,
     ) -> None:
@@ -195,16 +176,15 @@ class TensorJob(TensorInput):
     @property
     def tensor(self) -> Tensor:
         """The values, read once."""
-        return self._peeked() if self._values is None else self._values
-
-    def _peeked(self) -> Tensor:
-        self._values = peek(self._checkpoint.source, self.spec).to(self._device)
+        if self._values is None:
+            self._values = peek(self._checkpoint.source, self.spec).to(self._device)
         return self._values
 
     @property
     def restored(self) -> Tensor | None:
         """The values that training last continued from, decoded."""
-        return None if (start := self._start(self.spec)) is None else start.to(self._device)
+        start = None if self._start is None else self._start(self.spec)
+        return None if start is None else start.to(self._device)
 
     @property
     def sample(self) -> Tensor:
@@ -243,94 +223,18 @@ class FrameEncoder:
 
     def __init__(self, chain: ChainConfig) -> None:
         self._chain = chain
-        self._by_role = chain.codecs_by_role()
+
+    def plan(self, checkpoint: Checkpoint, state: ChainState, specs: Sequence[TensorSpec]) -> FramePlan:
+        """Observe tensors and plan their frame (`FramePlan`)."""
+        return FramePlan(self._chain, checkpoint, state, specs)
 
     def encode(
         self, checkpoint: Checkpoint, state: ChainState, specs: Sequence[TensorSpec] | None = None
     ) -> tuple[Any, Iterator[TensorResult]]:
-        """Observe tensors, plan their frame (`plan`), then encode tensor by tensor.
-
-        Returns
-        -------
-        memory
-            What the chain's own codec wants to remember.
-        results
-            One by one, in the order of the specs.
-        """
+        """Plan a frame; return what the codec remembers of it, and its tensors encoded one by one."""
         specs = checkpoint.specs if specs is None else specs
         plan = self.plan(checkpoint, state, specs)
         return plan.memory, plan.encode(specs)
-
-    def members(self, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Return the tensors that the chain's own codec takes, which its plan is made for."""
-        return tuple(spec for spec in specs if self._by_role[spec.role] is self._chain.config)
-
-    def plan(self, checkpoint: Checkpoint, state: ChainState, specs: Sequence[TensorSpec]) -> FramePlan:
-        """Observe tensors and plan their frame.
-
-        Parameters
-        ----------
-        checkpoint
-            The whole checkpoint: what is not encoded may still show how sensitive a weight is.
-        state
-            What the frame is encoded relative to. It is not held: a caller that holds no state either frees
-            each one when its successor is made.
-        specs
-            Which tensors the frame holds. Each is read once or twice.
-
-        Raises
-        ------
-        ConfigError
-            An override matches no tensor of the checkpoint.
-        """
-        chain, own, old = self._chain, self._chain.config, dict(state.references)
-        members = self.members(specs)
-        if state.shards is None:  # else it is what one rank of several holds
-            self._require_matches(checkpoint)
-        made, codecs = [own], dict[str, AnyCodec]()
-        for spec in members:  # many overrides often come to a few configs, each of which has a plan
-            config = chain.config_of(spec)
-            codecs[spec.key] = next((one for one in made if one == config), config)
-            if codecs[spec.key] is config and config is not own:
-                made.append(config)
-        before = old if state.observed is None else state.observed
-
-        def observe(spec: TensorSpec) -> Any:
-            return codecs[spec.key].observe(TensorJob(checkpoint, spec, chain.device), before.get(spec.key))
-
-        statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
-        seen: tuple[Sequence[TensorSpec], Sequence[Any]] = (members, statistics)
-        memory = state.memory
-        if state.shards is not None:
-            of_all, observed, memory = state.shards.observations(members, statistics, memory)
-            seen = of_all, observed
-        context = FrameContext(
-            learning_rates=_rates(checkpoint),
-            memory=memory,
-            after_restore=state.after_restore,
-            reaches=_reaches(checkpoint),
-        )
-        # An override has a plan of its own, from what was seen of all tensors: pools stay whole.
-        plans = {id(codec): codec.plan(*seen, context) for codec in made}
-        beside = replace(context, spacings=_spacings(members, codecs, plans, old))
-        others = {id(codec): codec for codec in self._by_role.values() if codec is not own}
-        plans |= {key: codec.plan([], [], beside) for key, codec in others.items()}
-        moments = {spec.key: chain.first_moment(checkpoint, spec) for spec in members}
-        past = {key: old[one.key] for key, one in moments.items() if one is not None and one.key in old}
-        known = own if isinstance(own, EncoderState) else None
-        return FramePlan(
-            memory=known.remember(plans[id(own)]) if known else None,
-            members=members,
-            quality=known.predicted(plans[id(own)]) if known else None,
-            _chain=chain,
-            _checkpoint=checkpoint,
-            _codecs=self._by_role | codecs,
-            _plans=plans,
-            _old=old,
-            _past=past,
-            _restored=state.restored,
-            _unchanged=state.unchanged,
-        )
 
     @holding_files()
     def look_ahead(
@@ -360,55 +264,111 @@ class FrameEncoder:
         """
         codec = self._chain.config
         there: list[tuple[LookAheadStep, Checkpoint]] = []
-        for one in codec.look_ahead_steps(len(steps)) if isinstance(codec, EncoderState) else ():
+        for wanted in codec.look_ahead_steps(len(steps)) if isinstance(codec, EncoderState) else ():
             with contextlib.suppress(InshrinkError, OSError):
-                there.append((one, read(steps[one.place])))
+                there.append((wanted, read(steps[wanted.place])))
         if not there or not isinstance(codec, EncoderState):
             return None
 
         def look(spec: TensorSpec) -> Any:
             return codec.look_ahead(spec, _look_ahead_inputs(spec, there))
 
-        members = [spec for spec in self.members(there[0][1].specs) if keys is None or spec.key in keys]
-        statistics = list(ordered_map(look, members, threads=self._chain.threads, weight=_weight))
+        specs = self._chain.members(there[0][1].specs)
+        members = [spec for spec in specs if keys is None or spec.key in keys]
+        statistics = list(ordered_map(look, members, threads=self._chain.threads, weight=_job_nbytes))
         return codec.initial_memory(members, statistics, [_rates(checkpoint) for _, checkpoint in there])
 
-    def _require_matches(self, checkpoint: Checkpoint) -> None:
-        """Refuse an override that matches no tensor: it was meant for another model, or is misspelt."""
-        for override in self._chain.overrides:
-            if not any(map(override.matches, self.members(checkpoint.specs))):
-                raise ConfigError(
-                    f"no tensor matches the override '{override.match}'",
-                    found=", ".join(f"{name}={value!r}" for name, value in override.to_json().items()),
-                    remedy="`inshrink inspect RUN --tensors` lists names and layer types",
-                )
 
-
-@dataclass(frozen=True, kw_only=True)
 class FramePlan:
     """A frame that is planned, and whose tensors can be encoded, each once.
 
     Parameters
     ----------
+    chain
+        Which codec takes which tensors, and with which settings.
+    checkpoint
+        The full checkpoint: what is not encoded may still show how sensitive a weight is.
+    state
+        What the frame is encoded relative to. A caller that does not keep it either frees each state when
+        its successor is made.
+    specs
+        Which tensors the frame has. Each is read once or twice.
+
+    Attributes
+    ----------
     memory
-        What the chain's own codec wants to remember.
+        What the chain's codec wants to remember.
     members
         Tensors that it was planned for.
     quality
         What the frame says of the cost of a restore, if nobody measures it; None for nothing.
+
+    Raises
+    ------
+    ConfigError
+        An override matches no tensor of the checkpoint.
     """
 
-    memory: Any
-    members: Sequence[TensorSpec]
-    quality: Mapping[str, Any] | None
-    _chain: ChainConfig
-    _checkpoint: Checkpoint
-    _codecs: Mapping[TensorRole | str, AnyCodec]
-    _plans: Mapping[int, Any]
-    _old: dict[str, TensorReference]
-    _past: dict[str, TensorReference]
-    _restored: Callable[[TensorSpec], Tensor | None]
-    _unchanged: frozenset[str]
+    def __init__(
+        self, chain: ChainConfig, checkpoint: Checkpoint, state: ChainState, specs: Sequence[TensorSpec]
+    ) -> None:
+        if state.shards is None:  # else it is what one rank of several has
+            chain.require_matches(checkpoint)
+        codec, by_role = chain.config, chain.codecs_by_role()
+        self._chain, self._checkpoint = chain, checkpoint
+        self._restored, self._unchanged, self._old = state.restored, state.unchanged, dict(state.references)
+        self.members = chain.members(specs)
+        made, codecs = [codec], dict[str, AnyCodec]()
+        for spec in self.members:  # many overrides often come to a few configs, each of which has a plan
+            config = chain.config_of(spec)
+            codecs[spec.key] = next((known for known in made if known == config), config)
+            if codecs[spec.key] not in made:
+                made.append(config)
+        self._codecs = by_role | codecs
+        before = self._old if state.observed is None else state.observed
+
+        def observe(spec: TensorSpec) -> Any:
+            return codecs[spec.key].observe(TensorJob(checkpoint, spec, chain.device), before.get(spec.key))
+
+        seen: Sequence[Any] = list(
+            ordered_map(observe, self.members, threads=chain.threads, weight=_job_nbytes)
+        )
+        observed: Sequence[TensorSpec] = self.members
+        memory = state.memory
+        if state.shards is not None:
+            observed, seen, memory = state.shards.observations(self.members, seen, memory)
+        context = FrameContext(
+            learning_rates=_rates(checkpoint),
+            memory=memory,
+            after_restore=state.after_restore,
+            reaches=_reaches(checkpoint),
+        )
+        # An override has a plan of its own, from what was seen of all tensors: pools stay complete.
+        self._plans = {id(config): config.plan(observed, seen, context) for config in made}
+        beside = replace(context, spacings=self._spacings())
+        others = {id(config): config for config in by_role.values() if config is not codec}
+        self._plans |= {key: config.plan([], [], beside) for key, config in others.items()}
+        moments = {spec.key: chain.first_moment(checkpoint, spec) for spec in self.members}
+        self._past = {k: self._old[m.key] for k, m in moments.items() if m is not None and m.key in self._old}
+        self.memory = self.quality = None
+        if isinstance(codec, EncoderState):
+            self.memory = codec.remember(self._plans[id(codec)])
+            self.quality = codec.predicted(self._plans[id(codec)])
+
+    def _spacings(self) -> dict[str, float]:
+        """Return the step sizes of weights, by parameter, that first moments are rounded by."""
+        spacings: dict[str, float] = {}
+        for spec in self.members:
+            codec = self._codecs[spec.key]
+            if spec.role not in _OF_MODEL or not isinstance(codec, EncoderState):
+                continue
+            width = codec.spacing(self._plans[id(codec)], spec)
+            # The optimizer moves master weights, where there are any.
+            if width is not None and (spec.role is TensorRole.MASTER or spec.name not in spacings):
+                # Units of first moments do not get finer because errors of the weights last longer.
+                counts = codec.shaped([self._old[spec.key]] if spec.key in self._old else [])
+                spacings[spec.name] = width * math.sqrt(codec.lasting(*counts))
+        return spacings
 
     def encode(
         self, specs: Iterable[TensorSpec], ready: Mapping[str, TensorResult] = MappingProxyType({})
@@ -418,7 +378,7 @@ class FramePlan:
         def result(spec: TensorSpec) -> TensorResult:
             return ready.get(spec.key) or self._encode(spec)
 
-        yield from ordered_map(result, specs, threads=self._chain.threads, weight=_weight)
+        yield from ordered_map(result, specs, threads=self._chain.threads, weight=_job_nbytes)
 
     def _encode(self, spec: TensorSpec) -> TensorResult:
         codec, before = self._codecs.get(spec.key) or self._codecs[spec.role], self._old.pop(spec.key, None)
@@ -469,28 +429,7 @@ class PreparedFrame:
     ) -> bool:
         """Whether these are the bytes of a checkpoint's frame."""
         is_same = chain == self.chain and checkpoint is self.checkpoint and self.state.is_like(state)
-        return is_same and self.plan.members == FrameEncoder(chain).members(specs)
-
-
-def _spacings(
-    members: Sequence[TensorSpec],
-    codecs: Mapping[str, AnyCodec],
-    plans: Mapping[int, Any],
-    old: Mapping[str, TensorReference],
-) -> dict[str, float]:
-    """Return the step sizes of weights, by parameter, that first moments are rounded by."""
-    spacings: dict[str, float] = {}
-    for spec in members:
-        codec = codecs[spec.key]
-        if spec.role not in _OF_MODEL or not isinstance(codec, EncoderState):
-            continue
-        width = codec.spacing(plans[id(codec)], spec)
-        # The optimizer moves master weights, where there are any.
-        if width is not None and (spec.role is TensorRole.MASTER or spec.name not in spacings):
-            # Units of first moments do not get finer because errors of the weights last longer.
-            counts = codec.shaped([old[spec.key]] if spec.key in old else [])
-            spacings[spec.name] = width * math.sqrt(codec.lasting(*counts))
-    return spacings
+        return is_same and self.plan.members == chain.members(specs)
 
 
 def _rates(checkpoint: Checkpoint) -> dict[str, float]:
@@ -525,9 +464,9 @@ def _look_ahead_inputs(
         yield look.place, item
 
 
-def _weight(spec: TensorSpec) -> int:
+def _job_nbytes(spec: TensorSpec) -> int:
     """Return about how many bytes of memory a tensor takes while it is encoded, none too few to count."""
-    return spec.nbytes + HELD_NBYTES
+    return spec.nbytes + RESIDENT_NBYTES
 
 
 def squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, float]:

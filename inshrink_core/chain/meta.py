@@ -74,7 +74,7 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     WRITTEN: lambda value: isinstance(value, dict) and all(type(step) is int for step in value.values()),
     DROPPED: lambda value: _is_dropped(value),
     FOLDER: lambda value: isinstance(value, str),
-    METRICS: lambda value: isinstance(value, dict) and all(type(one) is float for one in value.values()),
+    METRICS: lambda value: isinstance(value, dict) and all(type(x) is float for x in value.values()),
     MODELS: lambda value: _is_list_of(value, lambda name: isinstance(name, str)),
     "restored": _is_id,
     "rekeyed": _is_id,
@@ -112,8 +112,8 @@ def pack_attributes(spec: TensorSpec) -> tuple[Any, ...]:
     A cell has another: the shape of its tensor, and where it begins in it.
     """
     layer = spec.layer.value if spec.layer else None
-    whole = (spec.role.value, spec.dtype, list(spec.shape), spec.exact, layer)
-    return whole if spec.cell is None else (*whole, [list(spec.cell.shape), list(spec.cell.offsets)])
+    row = (spec.role.value, spec.dtype, list(spec.shape), spec.exact, layer)
+    return row if spec.cell is None else (*row, [list(spec.cell.shape), list(spec.cell.offsets)])
 
 
 def spec_of(entry: BlockEntry, where: str = "") -> TensorSpec:
@@ -142,7 +142,7 @@ def _spec_of(key: str, attributes: tuple[Any, ...]) -> TensorSpec:
     is_tensor = (
         dtype in DTYPE_SIZES
         and _is_shape(shape, DTYPE_SIZES[dtype])
-        and all(_is_cell(one, shape, DTYPE_SIZES[dtype]) for one in cell)
+        and all(_is_cell(row, shape, DTYPE_SIZES[dtype]) for row in cell)
     )
     if not is_tensor:
         raise ValueError(f"{dtype} {shape} is no tensor")
@@ -172,12 +172,12 @@ def _is_shape(shape: Sequence[Any], itemsize: int) -> bool:
 
 def _is_cell(cell: Any, shape: Sequence[int], itemsize: int) -> bool:
     """Whether the shape of a tensor and an offset are those of a cell of some shape."""
-    whole, offsets = cell
+    full_shape, offsets = cell
     return (
-        len(whole) == len(offsets) == len(shape) > 0
-        and _is_shape(whole, itemsize)
+        len(full_shape) == len(offsets) == len(shape) > 0
+        and _is_shape(full_shape, itemsize)
         and _is_shape(offsets, 0)
-        and all(at + n <= end for at, n, end in zip(offsets, shape, whole, strict=True))
+        and all(at + n <= end for at, n, end in zip(offsets, shape, full_shape, strict=True))
     )
 
 

@@ -80,8 +80,8 @@ class Share(NamedTuple):
         for size in rows:
             owners.append(min(self.n_parts - 1, (2 * done + size) * self.n_parts // (2 * total)))
             done += size
-        own = [at for at, owner in enumerate(owners) if owner == self.part]
-        return range(own[0], own[-1] + 1) if own else range(0)
+        mine = [at for at, owner in enumerate(owners) if owner == self.part]
+        return range(mine[0], mine[-1] + 1) if mine else range(0)
 
 
 def share_of(text: str | None, environment: Mapping[str, str] | None = None) -> Share | None:
@@ -197,8 +197,8 @@ class Shards:
 
         The order does not depend on who holds what. Each rank remembers its own alone (`memory_of`).
         """
-        own = memory_of(memory, frozenset(spec.key for spec in specs))
-        given = self.gathered((list(zip(specs, statistics, strict=True)), own))
+        known = memory_of(memory, frozenset(spec.key for spec in specs))
+        given = self.gathered((list(zip(specs, statistics, strict=True)), known))
         rows = sorted((row for rows, _ in given for row in rows), key=lambda row: row[0].key)
         return [spec for spec, _ in rows], [seen for _, seen in rows], joined_memory(m for _, m in given)
 
@@ -214,7 +214,7 @@ def memory_of(memory: Any, keys: frozenset[str]) -> Any:
     if not isinstance(memory, dict):
         return memory
     return {
-        name: {key: one for key, one in value.items() if key in keys} if isinstance(value, dict) else value
+        name: {key: row for key, row in value.items() if key in keys} if isinstance(value, dict) else value
         for name, value in memory.items()
     }
 
@@ -267,7 +267,7 @@ def cells_of(spec: TensorSpec, box: Box) -> list[tuple[TensorSpec, Box]]:
     return cells
 
 
-def whole_specs(
+def joined_specs(
     specs: Iterable[TensorSpec], where: str
 ) -> tuple[tuple[TensorSpec, ...], dict[str, tuple[TensorSpec, ...]]]:
     """Return the tensors that a frame's blocks make up, and the cells of those that are in cells, by key.
@@ -282,11 +282,11 @@ def whole_specs(
         found.setdefault(spec.whole.key, []).append(spec)
     cells = {key: tuple(rows) for key, rows in found.items() if len(rows) > 1 or rows[0].cell}
     for key, rows in cells.items():
-        whole = rows[0].whole
-        if any(row.cell is None or row.whole != whole for row in rows):
+        full_spec = rows[0].whole
+        if any(row.cell is None or row.whole != full_spec for row in rows):
             raise DamagedError(f"the cells of '{key}' are not of one tensor", where=where)
         boxes = [box_of(row) for row in rows if row.numel]
-        if flaw := flaw_of_cover(boxes, whole.shape):
+        if flaw := flaw_of_cover(boxes, full_spec.shape):
             raise DamagedError(f"the cells of '{key}' {flaw}", where=where)
     return tuple(rows[0].whole for rows in found.values()), cells
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -219,7 +218,7 @@ def make_plan(archive: Archive, rules: PruneRules, needed: Collection[bytes | No
     """
     reader = archive.reader
     _require_whole(reader)
-    why, tips = _kept(archive, rules), _tips(reader, rules)
+    why, tips = _reasons(archive, rules), _tips(reader, rules)
     frames = {frame.frame_id: frame for frame in sorted(reader.frames, key=lambda frame: frame.generation)}
     origins = {frame_id: archive.frame(frame).meta.get("restored") for frame_id, frame in frames.items()}
     # The next frame of a branch is coded against the step that its training was last restored from.
@@ -231,8 +230,8 @@ def make_plan(archive: Archive, rules: PruneRules, needed: Collection[bytes | No
     parents: dict[bytes, bytes | None] = {}
     for frame in staying:
         if frame.parent_id in gone:
-            line = (one.frame_id for one in reversed(reader.history(frame.frame_id)[:-1]))
-            parents[frame.frame_id] = next((one for one in line if one not in gone), None)
+            line = (earlier.frame_id for earlier in reversed(reader.history(frame.frame_id)[:-1]))
+            parents[frame.frame_id] = next((frame_id for frame_id in line if frame_id not in gone), None)
     rekeyed = {frame.frame_id for frame in deltas if frame.frame_id in parents}
     if rules.stand_alone:
         rekeyed |= {frame.frame_id for frame in staying if archive.base_of(frame) is not None}
@@ -266,11 +265,11 @@ def _rests(archive: Archive, rules: PruneRules, staying: Collection[bytes]) -> d
     if rules.optimizer_last is None:
         return {}
     reader = archive.reader
-    whole: set[bytes] = set()
+    complete: set[bytes] = set()
     for tip in _tips(reader, rules):
         line = [f.frame_id for f in reader.history(tip.frame_id) if f.frame_id in staying]
-        whole |= set(line[-rules.optimizer_last :])
-    shrinking = [f for f in reader.frames if f.frame_id in staying and f.frame_id not in whole]
+        complete |= set(line[-rules.optimizer_last :])
+    shrinking = [f for f in reader.frames if f.frame_id in staying and f.frame_id not in complete]
     found = {f.frame_id: without_state(archive, f) for f in shrinking}
     return {frame_id: rest for frame_id, rest in found.items() if rest is not None}
 
@@ -295,18 +294,16 @@ def _tips(reader: ArchiveReader, rules: PruneRules) -> list[FrameInfo]:
     return [head] if rules.drop_branches and head is not None else list(last.values())
 
 
-def _kept(archive: Archive, rules: PruneRules) -> dict[bytes, tuple[str, ...]]:
+def _reasons(archive: Archive, rules: PruneRules) -> dict[bytes, tuple[str, ...]]:
     """Return why frames are kept that the rules keep, by id."""
     reader = archive.reader
-    kept: dict[bytes, list[str]] = {}
+    reasons_of: dict[bytes, dict[str, None]] = {}
     found: set[int] = set()
     for tip in _tips(reader, rules):
         line = (tip,) if tip.is_named else reader.history(tip.frame_id)
-        chosen = _chosen(archive, rules, line)
-        for reason, frames in chosen:
+        for reason, frames in _chosen(archive, rules, line):
             for frame in frames:
-                if reason not in kept.setdefault(frame.frame_id, []):
-                    kept[frame.frame_id].append(reason)
+                reasons_of.setdefault(frame.frame_id, {})[reason] = None
         found |= {frame.step for frame in line}
     for step in rules.keep:
         if step not in found:
@@ -315,7 +312,7 @@ def _kept(archive: Archive, rules: PruneRules) -> dict[bytes, tuple[str, ...]]:
                 where=reader.path,
                 remedy="`inshrink inspect` lists the steps",
             )
-    return {frame_id: tuple(reasons) for frame_id, reasons in kept.items()}
+    return {frame_id: tuple(reasons) for frame_id, reasons in reasons_of.items()}
 
 
 def _chosen(
@@ -329,12 +326,12 @@ def _chosen(
     if rules.keep_every is not None:
         yield f"every {rules.keep_every}", [f for f in line if f.step % rules.keep_every == 0]
     yield "named", [f for f in line if f.step in rules.keep]
-    values = measured(archive, line, [one.metric for one in rules.best], rules.log) if rules.best else {}
-    for one in rules.best:
-        there = [frame for frame in line if frame.frame_id in values[one.metric]]
+    values = measured(archive, line, [rule.metric for rule in rules.best], rules.log) if rules.best else {}
+    for rule in rules.best:
+        there = [frame for frame in line if frame.frame_id in values[rule.metric]]
         # Of equal values the later step, which has seen more.
-        there.sort(key=lambda f: (one.direction.cost(values[one.metric][f.frame_id]), -f.step))
-        yield f"the best {one.n} of {one.metric}", there[: one.n]
+        there.sort(key=lambda f: (rule.direction.cost(values[rule.metric][f.frame_id]), -f.step))
+        yield f"the best {rule.n} of {rule.metric}", there[: rule.n]
     yield "training goes on there", line[-1:]
 
 
@@ -368,7 +365,8 @@ def measured(
     found: dict[str, dict[bytes, float]] = {name: {} for name in metrics}
     logged: Mapping[str, list[tuple[int, float]]] = {}
     if log is not None:
-        logged = log if isinstance(log, Mapping) else _read(log)
+        path = None if isinstance(log, Mapping) else Path(log)
+        logged = log if path is None else open_run(path).log if path.is_dir() else read_metrics(path).log()
     else:
         _from_frames(archive, line, found, known)
         logged = {} if all(found.values()) else _logged(archive, line)
@@ -397,11 +395,11 @@ def _from_frames(
 ) -> None:
     """Take what savers were given."""
     for frame in line:
-        said = archive.frame(frame).meta.get(METRICS, {})
-        known |= said.keys()
-        for name in found.keys() & said.keys():
-            if not math.isnan(said[name]):
-                found[name][frame.frame_id] = said[name]
+        values = archive.frame(frame).meta.get(METRICS, {})
+        known |= values.keys()
+        for name in found.keys() & values.keys():
+            if not math.isnan(values[name]):
+                found[name][frame.frame_id] = values[name]
 
 
 def _logged(archive: Archive, line: Sequence[FrameInfo]) -> Mapping[str, list[tuple[int, float]]]:
@@ -411,12 +409,6 @@ def _logged(archive: Archive, line: Sequence[FrameInfo]) -> Mapping[str, list[tu
             if entry.attachment and entry.key.rpartition("/")[2] == _TRAINER_STATE:
                 return log_of_trainer(archive.attachment(frame, entry.key), archive.where(frame))
     return {}
-
-
-def _read(log: str | os.PathLike[str]) -> Mapping[str, list[tuple[int, float]]]:
-    """Return what a file has, or what lies in a run."""
-    path = Path(log)
-    return open_run(path).log if path.is_dir() else read_metrics(path).log()
 
 
 REKEYED: Final = "rekeyed"
@@ -449,17 +441,17 @@ def without_state(archive: Archive, info: FrameInfo) -> Rest | None:
 
     The files that held any of it go with it, as where a run is archived without (`stored_view`).
     """
-    frame, whole = archive.frame(info), archive.checkpoint(info)
-    view = stored_view(whole, "drop")
-    kept = _blocks_of(archive, info, view)
+    frame, checkpoint = archive.frame(info), archive.checkpoint(info)
+    view = stored_view(checkpoint, "drop")
+    staying = _blocks_of(archive, info, view)
     dropped = [list(keys) for keys in dropped_of(frame)] or [[] for _ in range(info.n_parts)]
     for entry in frame.entries:
-        if not entry.attachment and entry.key not in kept and entry.key not in dropped[entry.part]:
+        if not entry.attachment and entry.key not in staying and entry.key not in dropped[entry.part]:
             dropped[entry.part].append(entry.key)
     meta = {**frame.meta, DROPPED: [info.frame_id, dropped]}
     if BASE in meta:
-        meta[BASE] = BaseRecord.without(meta[BASE], [spec.key in kept for spec in whole.specs])
-    return None if len(view) == len(whole) else Rest(view, meta)
+        meta[BASE] = BaseRecord.without(meta[BASE], [spec.key in staying for spec in checkpoint.specs])
+    return None if len(view) == len(checkpoint) else Rest(view, meta)
 
 
 def _blocks_of(archive: Archive, info: FrameInfo, view: Checkpoint) -> set[str]:
@@ -531,12 +523,12 @@ def rewrite_frame(
     Memory is bounded by a few copies of the largest tensor, beside the archive's own states.
     """
     frame, where = archive.frame(info), archive.where(info)
-    kept = None if new.view is None else _blocks_of(archive, info, new.view)
+    staying = None if new.view is None else _blocks_of(archive, info, new.view)
     for entry in frame.entries:
         if entry.attachment:
             if new.attachments is None:
                 target.add(entry.key, entry.codec, frame.read(entry), attachment=True)
-        elif kept is None or entry.key in kept:
+        elif staying is None or entry.key in staying:
             spec = spec_of(entry, where)
             if new.rekeyed is None or entry.key in new.rekeyed:
                 block = _rekeyed(archive, info, spec, entry, new.children)

@@ -106,7 +106,7 @@ class ChainReport:
     @property
     def content(self) -> str:
         """What tells this content from any other, as a folder and packed (`content_digest`)."""
-        return content_digest(self.archive_id, ((one.frame_id, one.digest) for one in self.frames))
+        return content_digest(self.archive_id, ((frame.frame_id, frame.digest) for frame in self.frames))
 
     @cached_property
     def line(self) -> tuple[ChainFrame, ...]:
@@ -136,7 +136,7 @@ class ChainReport:
 
 def content_digest(archive_id: str, frames: Iterable[tuple[str, str]]) -> str:
     """Return what tells the content of an archive from any other: its live frames' ids and digests."""
-    return key_digest({"archive": archive_id, "frames": [list(one) for one in frames]})
+    return key_digest({"archive": archive_id, "frames": [list(row) for row in frames]})
 
 
 def chain_report(archive: Archive) -> ChainReport:
@@ -196,7 +196,7 @@ def chain_report(archive: Archive) -> ChainReport:
         bits_per_weight=total.bits_per_weight,
         config=newest.get("config", {}),
         overrides=tuple(newest.get("overrides", ())),
-        is_uniform=len(sizes) == len(line) and all(one == used[0] for one in used),
+        is_uniform=len(sizes) == len(line) and all(settings == used[0] for settings in used),
         originals="" if any(frame.damage for frame in frames) else original_checks(archive).text,
         base="" if total.base is None else total.base.name,
         archive_id=archive.reader.archive_id.hex(),
@@ -246,8 +246,8 @@ class DamagedOriginal(NamedTuple):
     nbytes: int
 
     def __str__(self) -> str:
-        held = f" entry '{clipped(self.entry)}'" if self.entry else ""
-        return f"step {self.step}: '{clipped(self.file)}'{held}, {self.nbytes} bytes at offset {self.offset}"
+        place = f" entry '{clipped(self.entry)}'" if self.entry else ""
+        return f"step {self.step}: '{clipped(self.file)}'{place}, {self.nbytes} bytes at offset {self.offset}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +281,7 @@ class OriginalChecks(Report):
         """One line for a reader."""
         parts = []
         if self.damaged:
-            shown = "; ".join(str(one) for one in self.damaged[:_MOST_SHOWN])
+            shown = "; ".join(str(damage) for damage in self.damaged[:_MOST_SHOWN])
             more = len(self.damaged) - _MOST_SHOWN
             parts.append(f"DAMAGED at {shown}" + (f" and {more:,} more" if more > 0 else ""))
         if self.unchecked:

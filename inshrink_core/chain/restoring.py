@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.sizes import sequential_within, step_needs
 from inshrink_core.errors import ExistsError, StorageError, TooLargeError
-from inshrink_core.execution import (
-    default_threads,
-    make_folders,
-    read_regular,
-    sync_path,
-    working_folder,
-)
+from inshrink_core.execution import default_threads, make_folders, read_regular, sync_path, working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.disk import MAX_JSON_BYTES
 from inshrink_core.formats.write import restorable_layout, written_nbytes
@@ -104,16 +98,16 @@ def restore_folder(
     try:
         make_folders(target.parent)
         with working_folder(target.parent) as work:
-            whole = work / "whole"
-            view, threads = fitting(opened.on(device), [info], whole, "same", None, default_threads())
+            complete = work / "whole"
+            view, threads = fitting(opened.on(device), [info], complete, "same", None, default_threads())
             shown = view.checkpoint(info)
             with shown.prefetch(shown.specs, threads) as ahead:
-                write_checkpoint(ahead, whole, layout=restorable_layout(shown), limits=view.limits)
-            (whole / LINEAGE_NAME).write_text(json.dumps(record), encoding="ascii")
-            sync_path(whole / LINEAGE_NAME)
-            sync_path(whole)
+                write_checkpoint(ahead, complete, layout=restorable_layout(shown), limits=view.limits)
+            (complete / LINEAGE_NAME).write_text(json.dumps(record), encoding="ascii")
+            sync_path(complete / LINEAGE_NAME)
+            sync_path(complete)
             try:
-                whole.rename(target)
+                complete.rename(target)
             except OSError:
                 if not _holds(target, checkpoint):  # else another rank was faster
                     raise
@@ -155,11 +149,11 @@ def fitting(
     if keys is not None:  # some of them only: each is checked as it is decoded
         return (archive.sequential() if len(infos) > 1 else archive), threads
     view = sequential_within(archive, needs) if len(infos) > 1 else archive
-    held = max((row.state for row in needs), default=0) if view.keeps_state else 0
+    state_nbytes = max((row.state for row in needs), default=0) if view.keeps_state else 0
     while True:
         try:
             most = max(row.memory(threads) for row in needs)
-            archive.limits.require_memory(most + held, what, archive.reader.path)
+            archive.limits.require_memory(most + state_nbytes, what, archive.reader.path)
         except TooLargeError:
             if threads == 1:
                 raise

@@ -207,8 +207,8 @@ def exactness_of(
                 role = spec.role.value
                 exact[role] = exact.get(role, True) and is_kept(spec, entry.codec)
     return Exactness(
-        tuple(role for role, kept in exact.items() if kept),
-        tuple(role for role, kept in exact.items() if not kept),
+        tuple(role for role, same in exact.items() if same),
+        tuple(role for role, same in exact.items() if not same),
     )
 
 
@@ -220,15 +220,15 @@ def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, 
     except (ConfigError, TypeError):
         # A codec or a setting that is not known here: then nothing tells which bits are the original's.
         return lambda spec, bitstream: False
-    whole, rekeyed = is_exact(codec, settings), is_rekeyed(meta, info)
+    all_exact, rekeyed = is_exact(codec, settings), is_rekeyed(meta, info)
     lossless, written = get_codec(FALLBACK_CODEC).bitstream, meta.get(WRITTEN, {})
 
     def is_kept(spec: TensorSpec, bitstream: str) -> bool:
         if spec.parameter in written:
             return False
         if bitstream != lossless:
-            return spec.role in MODEL_ROLES and whole
-        if spec.exact or whole or not rekeyed:
+            return spec.role in MODEL_ROLES and all_exact
+        if spec.exact or all_exact or not rekeyed:
             return True
         # A block made anew holds what was decoded before: exact where the codec has no rule for the role.
         return spec.role not in roles - {TensorRole.BUFFER}
@@ -296,10 +296,10 @@ def step_needs(
     described = LAYOUT_MEMORY * len(archive.attachment(info, LAYOUT_KEY))
     written_as = layout or restorable_layout(checkpoint)
     # PyTorch's writer wants all tensors at once.
-    whole = checkpoint.raw_bytes() if written_as == "torch" else 0
+    at_once = checkpoint.raw_bytes() if written_as == "torch" else 0
     return StepNeeds(
         decoding=max((decoding_nbytes(spec_of(entry), entry) for entry in entries), default=0),
-        held=skeletons + described + whole + max(mixed, default=0),
+        held=skeletons + described + at_once + max(mixed, default=0),
         state=2 * checkpoint.raw_bytes(),
         disk=written_nbytes(checkpoint, written_as),
     )

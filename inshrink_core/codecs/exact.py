@@ -108,8 +108,8 @@ class LosslessReference(TensorReference):
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor and the history."""
-        own = self.tensor.numel() * self.tensor.element_size()
-        return own if self.history is None else own + self.history.nbytes
+        nbytes = self.tensor.numel() * self.tensor.element_size()
+        return nbytes if self.history is None else nbytes + self.history.nbytes
 
     def levels(self) -> Levels:
         """Return that every value is exact."""
@@ -165,8 +165,8 @@ def encode_exact(
     words = _words(now)
     earlier = None if before is None else _words(before)
     if earlier is not None and spec.numel and torch.equal(words, earlier):
-        kept = reference if isinstance(reference, LosslessReference) else _state(now, tensor, owned, history)
-        return Encoded(Block(BITSTREAM, bytes([_Mode.UNCHANGED])), kept)
+        state = reference if isinstance(reference, LosslessReference) else _state(now, tensor, owned, history)
+        return Encoded(Block(BITSTREAM, bytes([_Mode.UNCHANGED])), state)
     payload, after = _encode_words(spec, words, earlier, history, level)
     if payload is None or len(payload) > now.numel() * now.element_size():
         payload, after = b"".join((bytes([_Mode.RAW]), words.numpy().view(np.uint8).data)), None
@@ -179,11 +179,14 @@ def _state(now: Tensor, tensor: Tensor, owned: bool, history: Tensor | None = No
     return LosslessReference(now.clone() if shared and not owned else now, history)
 
 
-def rekey_exact(spec: TensorSpec, reference: TensorReference) -> Block:
-    """Return a ``lossless/1`` block that stands alone and decodes to a whole state, history included.
+def rekey_exact(spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
+    """Return a ``lossless/1`` block that stands alone and decodes to a full state, history included.
 
+    Where `unchanged`, it is relative to the reference, and says that nothing changed.
     With a history it may be longer than `worst_case_exact_bytes`, by up to a byte an element and some.
     """
+    if unchanged:
+        return encode_exact(spec, reference.decoded(), reference).block
     tensor, history = reference.exact_state()
     block = encode_exact(spec, tensor, None).block
     if history is None:
@@ -236,30 +239,28 @@ def decode_exact(
             found=str(len(body)),
         )
     if mode is _Mode.CHANGES and before is not None:
-        return _decode_changed(spec, body, before, history)
+        mantissa = _MANTISSAS.get(spec.dtype)
+        if mantissa is None or spec.numel == 0:
+            raise DamagedError("a tensor of this kind has no changes", where=spec.key)
+        changed, after = decode_changes(body, _words(before), history, mantissa)
+        tensor = changed.view(before.dtype).reshape(spec.shape)
+        return LosslessReference(tensor, after if spec.dtype in _WITH_HISTORY else None)
     if mode is _Mode.UNCHANGED and before is not None:
         return reference if isinstance(reference, LosslessReference) else LosslessReference(before.clone())
     out = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-    _decode_words(mode, body, _words(out), None if before is None else _words(before), spec)
+    words = _words(out)
+    if mode not in (_Mode.RAW, _Mode.CONSTANT):
+        _decode_planes(body, words, None if before is None else _words(before), spec)
+    elif words.numel():
+        stored = torch.from_numpy(np.frombuffer(body, np.uint8).copy()).view(words.dtype)
+        words.reshape(-1, stored.numel()).copy_(stored)
     if not _are_bools(out):
         raise DamagedError("a bool is neither false nor true", where=spec.key, expected="bytes 0 and 1")
     if mode is _Mode.CONSTANT and out.numel():
         # One element stands for all: a constant need not be held twice.
-        one = out.reshape(-1)[:1].clone().reshape((1,) * out.dim())
-        return LosslessReference(one.expand(spec.shape))
+        element = out.reshape(-1)[:1].clone().reshape((1,) * out.dim())
+        return LosslessReference(element.expand(spec.shape))
     return LosslessReference(out)
-
-
-def _decode_changed(
-    spec: TensorSpec, body: memoryview, before: Tensor, history: Tensor | None
-) -> LosslessReference:
-    """Decode changes against a reference."""
-    mantissa = _MANTISSAS.get(spec.dtype)
-    if mantissa is None or spec.numel == 0:
-        raise DamagedError("a tensor of this kind has no changes", where=spec.key)
-    words, after = decode_changes(body, _words(before), history, mantissa)
-    kept = after if spec.dtype in _WITH_HISTORY else None
-    return LosslessReference(words.view(before.dtype).reshape(spec.shape), kept)
 
 
 def _decode_history(spec: TensorSpec, body: memoryview) -> LosslessReference:
@@ -409,24 +410,9 @@ def _encode_plane(plane: NDArray[np.uint8], level: int) -> tuple[bytes | bytearr
     return header, plane.data
 
 
-def _decode_words(
-    mode: _Mode, body: memoryview, out: Tensor, earlier: Tensor | None, spec: TensorSpec
-) -> None:
-    """Fill the words of a tensor."""
-    if mode in (_Mode.RAW, _Mode.CONSTANT):
-        if out.numel():
-            stored = torch.from_numpy(np.frombuffer(body, np.uint8).copy()).view(out.dtype)
-            out.reshape(-1, stored.numel()).copy_(stored)
-    else:
-        transform = _transforms(spec)[earlier is not None]
-        _decode_planes(body, out, earlier, transform, spec)
-
-
-def _decode_planes(
-    body: memoryview, out: Tensor, earlier: Tensor | None, transform: Transform, spec: TensorSpec
-) -> None:
-    """Inverse of `_encode_planes`."""
-    offset = 0
+def _decode_planes(body: memoryview, out: Tensor, earlier: Tensor | None, spec: TensorSpec) -> None:
+    """Fill the words of a tensor; the inverse of `_encode_planes`."""
+    transform, offset = _transforms(spec)[earlier is not None], 0
     for start in range(0, out.numel(), _CHUNK):
         chunk = out[start : start + _CHUNK]
         past = None if earlier is None else earlier[start : start + _CHUNK]

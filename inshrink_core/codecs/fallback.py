@@ -103,9 +103,7 @@ class FallbackCodec(Codec[_Plan]):
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
         """Return an exact block of what the reference decodes to."""
-        if unchanged:
-            return encode_exact(spec, reference.decoded(), reference).block
-        return rekey_exact(spec, reference)
+        return rekey_exact(spec, reference, unchanged=unchanged)
 
     def worst_case_bytes(self, spec: TensorSpec) -> int:
         """Return a bound on payloads of every kind this codec writes."""

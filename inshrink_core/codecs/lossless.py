@@ -71,9 +71,7 @@ class LosslessCodec(Codec[None]):
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
         """Return a block of the reference's tensor that stands alone, or tells that it is unchanged."""
-        if unchanged:
-            return encode_exact(spec, reference.decoded(), reference).block
-        return rekey_exact(spec, reference)
+        return rekey_exact(spec, reference, unchanged=unchanged)
 
     def worst_case_bytes(self, spec: TensorSpec) -> int:
         """Return one byte more than the tensor."""

@@ -51,9 +51,9 @@ def _rounded(spread: float) -> tuple[float, float]:
     chances: dict[int, float] = {}
     change = 0.0
     for size in _SIZES:
-        whole, rest = divmod(spread * size, 1.0)
+        integer, rest = divmod(spread * size, 1.0)
         change += 12 * rest * (1 - rest) / _N_SIZES
-        for number, chance in ((int(whole), 1 - rest), (int(whole) + 1, rest)):
+        for number, chance in ((int(integer), 1 - rest), (int(integer) + 1, rest)):
             chances[number] = chances.get(number, 0.0) + chance / _N_SIZES
     # Both signs are as likely.
     bits = math.fsum(-p * math.log2(p / 2 if number else p) for number, p in chances.items() if p > 0)
@@ -168,7 +168,7 @@ class Side:
     def nbytes(self) -> int:
         """Bytes of the sketch, and of factors where they were asked for."""
         known: Mapping[float, Factors] = vars(self).get("factors", {})
-        return self.sketch.nbytes + sum(2 * one.gains.nbytes for one in known.values())
+        return self.sketch.nbytes + sum(2 * factors.gains.nbytes for factors in known.values())
 
     @property
     def choices(self) -> tuple[Factors, ...]:
@@ -324,10 +324,10 @@ def known_of(item: TensorInput, before: Shaping | None, movement: float) -> tupl
     if item.moment_before is not None:
         known = grown(before, item.moment_before)
         return known, None if known is None else known.chosen(movement)
-    own = item.companion(*(_OF_WEIGHTS if item.spec.role is TensorRole.WEIGHT else _OF_MASTERS))
-    if own is None or own.shape != item.spec.shape:
+    moment = item.companion(*(_OF_WEIGHTS if item.spec.role is TensorRole.WEIGHT else _OF_MASTERS))
+    if moment is None or moment.shape != item.spec.shape:
         return before, None
-    once = grown(None, lambda: own)
+    once = grown(None, lambda: moment)
     return before, None if once is None else once.chosen(movement)
 
 

@@ -9,8 +9,6 @@ no group's length is stored, because the decoder counts the previous symbols.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -36,20 +34,10 @@ from inshrink_core.ops.cpu.symbols import (
 )
 from inshrink_core.varint import read_varint, write_varint
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
 _PACKED, _CONSTANT, _PLAIN, _GROUPED = range(4)
 
 _SAMPLE = 1 << 16
 """Pairs looked at to decide what prevails in each group of a chunk."""
-
-_PREVALENCE = 0.6
-"""Below, a Huffman code of single symbols wastes no more than one of runs does, and is faster to decode."""
-
-_MIN_GROUP = 64
-"""Below this, saying what prevails in a group costs about what it saves."""
 
 _CHUNK_OVERHEAD_BYTES = 1 + 4
 """Kind of a chunk, and its length (a varint below 2**28)."""
@@ -206,7 +194,7 @@ def _encode_chunk(
     """Kind and body of the smallest form, among those worth trying for a chunk."""
     groups, bases, modulus = _grouping(chunk.size, n_symbols, previous, n_previous)
     pairs = count_pairs(groups, chunk, max(1, chunk.size // _SAMPLE))
-    expected = expected_symbols(pairs, bases, prevalence=_PREVALENCE, min_count=_MIN_GROUP)
+    expected = expected_symbols(pairs, bases)
     forms: list[tuple[int, bytes]] = []
     if previous is not None or expected[0] != NO_EXPECTATION:
         delta = _constant_delta(groups, chunk, bases, expected, modulus)

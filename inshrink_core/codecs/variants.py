@@ -94,8 +94,8 @@ class Variant:
 
         A codec with a rule of its own for moments cannot follow it where the moments are left out.
         """
-        own = self.configs()[0].takes() - MODEL_ROLES
-        return "exact" if asked == "drop" and own else asked
+        moments = self.configs()[0].takes() - MODEL_ROLES
+        return "exact" if asked == "drop" and moments else asked
 
 
 def default_variants() -> tuple[Variant, ...]:
@@ -117,8 +117,8 @@ def compared_variants() -> dict[str, Variant]:
         for label, settings in kind.compared:
             variant = Variant(name, settings)
             if variant.knob is not None:
-                held = variant.knob.settings[0]
-                variant = Variant(name, {**settings, held: make_codec(name, settings).settings()[held]})
+                knob = variant.knob.settings[0]
+                variant = Variant(name, {**settings, knob: make_codec(name, settings).settings()[knob]})
             found[label] = variant
     return found
 
@@ -154,7 +154,7 @@ def choose_variants(codecs: Sequence[Variant | str] | str | None) -> tuple[Varia
         return default_variants()
     if isinstance(codecs, str):
         return parse_variants(codecs)
-    return unique(Variant.parse(one) if isinstance(one, str) else one for one in codecs)
+    return unique(Variant.parse(codec) if isinstance(codec, str) else codec for codec in codecs)
 
 
 def _value(text: str) -> Any:

@@ -223,18 +223,18 @@ def count_kernel(
 @brief
 def _bits_of(
     counts: NDArray[np.int64],
-    one: int,
+    row: int,
     other: int,
     scale: float,
     logarithms: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> float:  # pragma: no cover - compiled
     """Bits of the data and the table of one row, or of two together."""
-    two = 1 if other != one else 0
+    two = 1 if other != row else 0
     total, data = 0, 0
     n_tokens = counts.shape[1]
     for s in range(n_tokens):
-        count = counts[one, s] + two * counts[other, s]
+        count = counts[row, s] + two * counts[other, s]
         total += count
         data -= logarithms[count]
     data += logarithms[total]
@@ -242,7 +242,7 @@ def _bits_of(
     for s in range(n_tokens):
         if left == 0:
             break
-        count = counts[one, s] + two * counts[other, s]
+        count = counts[row, s] + two * counts[other, s]
         f = (count << PRECISION) // total
         length = lengths[f if f > 1 or count == 0 else 1]
         jump = length - before if length > before else before - length

@@ -37,13 +37,15 @@ NO_EXPECTATION = 256
 """Stands for "no symbol prevails in this group": no symbol has this value."""
 
 
-def expected_symbols(
-    pair_counts: NDArray[np.int64],
-    unmoved: NDArray[np.int64],
-    *,
-    prevalence: float,
-    min_count: int,
-) -> NDArray[np.int64]:
+_PREVALENCE = 0.6
+"""Share of a group from which on runs of its most frequent symbol are coded: below, a Huffman code of single
+symbols wastes no more than one of runs does, and is faster to decode."""
+
+_MIN_GROUP = 64
+"""A group seen less often expects "no change": to say what prevails in it costs about what it saves."""
+
+
+def expected_symbols(pair_counts: NDArray[np.int64], unmoved: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the symbol of which runs pay in each group, or `NO_EXPECTATION`.
 
     Parameters
@@ -52,24 +54,15 @@ def expected_symbols(
         (256, 256): how often each symbol occurs in each group, perhaps in a sample.
     unmoved
         256 symbols: those that mean "no change" (D = 0).
-    prevalence
-        Share of a group from which on coding runs of its most frequent symbol is worth it.
-    min_count
-        Groups seen less often expect "no change": too few to know, and saying otherwise costs bytes.
 
     Returns
     -------
     ndarray of int64
         256 symbols.
     """
-    totals = pair_counts.sum(axis=1)
-    best = pair_counts.argmax(axis=1)
-    n_best = pair_counts.max(axis=1)
-    rows = np.arange(256)
-    n_unmoved = pair_counts[rows, np.minimum(unmoved, 255)]
-    best = np.where(n_unmoved == n_best, unmoved, best)
-    chosen = np.where(n_best >= prevalence * totals, best, NO_EXPECTATION)
-    return np.where(totals < min_count, unmoved, chosen).astype(np.int64)
+    totals, most = pair_counts.sum(axis=1), pair_counts.max(axis=1)
+    chosen = np.where(most >= _PREVALENCE * totals, pair_counts.argmax(axis=1), NO_EXPECTATION)
+    return np.where(totals < _MIN_GROUP, unmoved, chosen).astype(np.int64)
 
 
 _UNIFORM, _POOLED = 1, 2
@@ -163,8 +156,8 @@ def decode_grouped(body: memoryview, groups: _Symbols, bases: _Counts, modulus: 
         The body is not that of a chunk with these groups.
     """
     present = np.flatnonzero(count_groups(groups))
-    expected, own, offset = _parse_header(body, present, bases, modulus)
-    tables, offset = _parse_tables(body, offset, present, expected, own, modulus)
+    expected, apart, offset = _parse_header(body, present, bases, modulus)
+    tables, offset = _parse_tables(body, offset, present, expected, apart, modulus)
     run_bits = max(window_bits(lengths) for lengths in tables.runs)
     literal_bits = max(window_bits(lengths) for lengths in tables.literals)
     runs = np.stack([run_windows(lengths, run_bits) for lengths in tables.runs])
@@ -185,8 +178,8 @@ def _choose_tables(
     rows = np.where(expecting, _POOLED_RUNS, _POOLED_PLAIN).astype(np.int64)
     pooled = _pool(rows, run_counts, literal_counts)
     n_events = run_counts.sum(axis=1)
-    own_runs: list[_Counts] = []
-    own_literals: list[_Counts] = []
+    apart_runs: list[_Counts] = []
+    apart_literals: list[_Counts] = []
     for group in present[n_events[present] >= _MIN_OWN_EVENTS].tolist():
         runs = code_lengths(run_counts[group], _CODE_BITS) if expecting[group] else _lone_run()
         literals = code_lengths(literal_counts[group], _CODE_BITS)
@@ -194,18 +187,14 @@ def _choose_tables(
         saved = _code_bits(pooled[0][row], run_counts[group]) - _code_bits(runs, run_counts[group])
         saved += _code_bits(pooled[1][row], literal_counts[group])
         saved -= _code_bits(literals, literal_counts[group])
-        if saved > 8 * _table_bytes(runs if expecting[group] else None, literals):
-            rows[group] = 2 + len(own_runs)
-            own_runs.append(runs)
-            own_literals.append(literals)
-    if own_runs:
+        tables = (literals, runs) if expecting[group] else (literals,)
+        if saved > 8 * sum(len(serialize_lengths(lengths)) for lengths in tables):
+            rows[group] = 2 + len(apart_runs)
+            apart_runs.append(runs)
+            apart_literals.append(literals)
+    if apart_runs:
         pooled = _pool(rows, run_counts, literal_counts)
-    return _Tables(rows, pooled[0] + own_runs, pooled[1] + own_literals)
-
-
-def _table_bytes(runs: _Counts | None, literals: _Counts) -> int:
-    """Size of the tables of a group."""
-    return len(serialize_lengths(literals)) + (0 if runs is None else len(serialize_lengths(runs)))
+    return _Tables(rows, pooled[0] + apart_runs, pooled[1] + apart_literals)
 
 
 def _pool(rows: _Counts, run_counts: _Counts, literal_counts: _Counts) -> tuple[list[_Counts], list[_Counts]]:
@@ -233,16 +222,16 @@ def _rows_with_runs(tables: _Tables, expected: _Counts) -> set[int]:
 
 def _header(present: _Counts, bases: _Counts, expected: _Counts, modulus: int, tables: _Tables) -> bytearray:
     """Write flags, then what each present group expects and whether it has tables of its own."""
-    own = tables.rows[present] > _POOLED_PLAIN
+    apart = tables.rows[present] > _POOLED_PLAIN
     uniform = bool(np.all(expected[present] == bases[present]))
-    out = bytearray([(_UNIFORM if uniform else 0) | (0 if own.any() else _POOLED)])
+    out = bytearray([(_UNIFORM if uniform else 0) | (0 if apart.any() else _POOLED)])
     if not uniform:
         expecting = expected[present] != NO_EXPECTATION
         out += np.packbits(expecting, bitorder="little").tobytes()
         deltas = (bases[present] - expected[present]) % modulus
         out += deltas[expecting].astype(np.uint8).tobytes()
-    if own.any():
-        out += np.packbits(own, bitorder="little").tobytes()
+    if apart.any():
+        out += np.packbits(apart, bitorder="little").tobytes()
     return out
 
 
@@ -255,7 +244,7 @@ def _parse_header(
         raise DamagedError("a chunk of symbols has unknown flags", expected="0 to 3", found=str(flags))
     offset = 1
     expected = bases.copy()
-    own = np.zeros(present.size, bool)
+    apart = np.zeros(present.size, bool)
     if not flags & _UNIFORM:
         expecting, offset = _parse_mask(body, offset, present.size)
         n_expecting = int(np.count_nonzero(expecting))
@@ -270,8 +259,8 @@ def _parse_header(
         expected[present[~expecting]] = NO_EXPECTATION
         expected[present[expecting]] = (bases[present[expecting]] - deltas) % modulus
     if not flags & _POOLED:
-        own, offset = _parse_mask(body, offset, present.size)
-    return expected, own, offset
+        apart, offset = _parse_mask(body, offset, present.size)
+    return expected, apart, offset
 
 
 def _parse_mask(body: memoryview, offset: int, n: int) -> tuple[NDArray[np.bool_], int]:
@@ -288,13 +277,13 @@ def _parse_tables(
     offset: int,
     present: _Counts,
     expected: _Counts,
-    own: NDArray[np.bool_],
+    apart: NDArray[np.bool_],
     modulus: int,
 ) -> tuple[_Tables, int]:
     """Code lengths in the order of `_stored_rows`; rows not in use get codes that nothing asks for."""
     rows = np.where(expected == NO_EXPECTATION, _POOLED_PLAIN, _POOLED_RUNS).astype(np.int64)
-    rows[present[own]] = 2 + np.arange(int(np.count_nonzero(own)))
-    n_rows = 2 + int(np.count_nonzero(own))
+    rows[present[apart]] = 2 + np.arange(int(np.count_nonzero(apart)))
+    n_rows = 2 + int(np.count_nonzero(apart))
     tables = _Tables(rows, [_lone_run()] * n_rows, [np.zeros(modulus, np.int64)] * n_rows)
     with_runs = _rows_with_runs(tables, expected)
     for row in _stored_rows(present, tables):

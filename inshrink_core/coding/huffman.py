@@ -12,10 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inshrink_core.errors import DamagedError
-from inshrink_core.ops.cpu.symbols import (
-    MAX_CODE_BITS,
-    unpack_symbols,
-)
+from inshrink_core.ops.cpu.symbols import MAX_CODE_BITS, unpack_symbols
 
 _ZEROS = 0
 _REPEAT = 13

@@ -12,35 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits
+from inshrink_core.coding.raw import PACKED, decode_escape, pack_bits, worst_case_coded_bytes
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.ops.cpu.tables import pool_contexts
 from inshrink_core.ops.rans import MAX_CONTEXTS
-from inshrink_core.ops.streams import (
-    CONSTANT,
-    HEADER,
-    RANS,
-    STATE_BITS,
-    read_stream,
-    stream_shape,
-    write_stream,
-)
-
-_PACKED = 0
+from inshrink_core.ops.streams import HEADER, RANS, STATE_BITS, read_stream, stream_shape, write_stream
 
 _HEADER_BYTES = 1 + HEADER.size
 """Mode byte and stream header."""
-
-
-def worst_case_rans_bytes(n: int, n_symbols: int) -> int:
-    """Return the largest payload `encode_rans` produces for `n` symbols of an alphabet.
-
-    Examples
-    --------
-    >>> worst_case_rans_bytes(1000, 16)
-    501
-    """
-    return 0 if n == 0 else 1 + max(packed_bytes(n, n_symbols), 1)
 
 
 def encode_rans(
@@ -74,7 +53,7 @@ def encode_rans(
     Returns
     -------
     bytes
-        At most `worst_case_rans_bytes`; the same on every device and back end. O(n).
+        At most `worst_case_coded_bytes`; the same on every device and back end. O(n).
 
     Raises
     ------
@@ -94,7 +73,7 @@ def encode_rans(
     if n == 0:
         return b""
     stream = write_stream(symbols, contexts, n_symbols, n_contexts, apart, shape)
-    return stream or bytes((_PACKED,)) + pack_bits(symbols.cpu().numpy(), n_symbols)
+    return stream or bytes((PACKED,)) + pack_bits(symbols.cpu().numpy(), n_symbols)
 
 
 def decode_rans(
@@ -134,26 +113,14 @@ def decode_rans(
     if device is None:
         device = torch.device("cpu") if contexts is None else contexts.device
     _check_arguments(n, n_symbols, n_contexts, None, contexts)
-    if n == 0 or len(payload) == 0:
-        if n or len(payload):
-            raise DamagedError(
-                "coded symbols have the wrong length", expected=f"{n} symbols", found=f"{len(payload)} bytes"
-            )
-        return torch.zeros(0, dtype=torch.uint8, device=device)
-    mode, body = payload[0], memoryview(payload)[1:]
-    if mode == _PACKED:
-        return torch.from_numpy(unpack_bits(body, n, n_symbols)).to(device)
-    if mode == CONSTANT and (len(body) != 1 or body[0] >= n_symbols):
-        raise DamagedError(
-            "a constant symbol is not one of the alphabet", expected=f"below {n_symbols}", found=body.hex()
-        )
-    if mode == CONSTANT:
-        return torch.full((n,), body[0], dtype=torch.uint8, device=device)
-    if mode != RANS:
-        raise DamagedError("coded symbols have an unknown mode", expected="0 to 2", found=str(mode))
+    symbols = decode_escape(payload, n, n_symbols)
+    if symbols is not None:
+        return torch.from_numpy(symbols).to(device)
+    if payload[0] != RANS:
+        raise DamagedError("coded symbols have an unknown mode", expected="0 to 2", found=str(payload[0]))
     if contexts is not None:
         contexts = contexts.to(device)
-    return read_stream(body, n, n_symbols, contexts, n_contexts, device)
+    return read_stream(memoryview(payload)[1:], n, n_symbols, contexts, n_contexts, device)
 
 
 def estimate_bits_of_counts(counts: NDArray[np.int64]) -> float:
@@ -164,7 +131,7 @@ def estimate_bits_of_counts(counts: NDArray[np.int64]) -> float:
     _, _, bits = pool_contexts(counts)
     lanes, block_length = stream_shape(n, bits)
     states = STATE_BITS * lanes * -(-n // block_length)
-    return min(bits + states + 8.0 * _HEADER_BYTES, 8.0 * worst_case_rans_bytes(n, n_symbols))
+    return min(bits + states + 8.0 * _HEADER_BYTES, 8.0 * worst_case_coded_bytes(n, n_symbols))
 
 
 def _check_arguments(

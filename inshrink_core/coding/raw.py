@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 from inshrink_core.errors import DamagedError
 
+PACKED, CONSTANT = 0, 1
+"""First byte of coded symbols in packed bits, or that are all the same; coders have modes from 2 on."""
+
 
 def bits_per_symbol(n_symbols: int) -> int:
     """Return how many bits a symbol of an alphabet of `n_symbols` needs."""
@@ -16,6 +19,11 @@ def bits_per_symbol(n_symbols: int) -> int:
 def packed_bytes(n: int, n_symbols: int) -> int:
     """Return the size of `n` symbols in packed bits."""
     return (n * bits_per_symbol(n_symbols) + 7) // 8
+
+
+def worst_case_coded_bytes(n: int, n_symbols: int) -> int:
+    """Return the largest payload of a coder of symbols: its mode, and packed bits or a constant."""
+    return 1 + max(packed_bytes(n, n_symbols), 1)
 
 
 def pack_bits(symbols: NDArray[np.uint8], n_symbols: int) -> bytes:
@@ -74,3 +82,29 @@ def unpack_bits(payload: bytes | memoryview, n: int, n_symbols: int) -> NDArray[
             found=str(int(symbols.max())),
         )
     return symbols
+
+
+def decode_escape(payload: bytes | memoryview, n: int, n_symbols: int) -> NDArray[np.uint8] | None:
+    """Return `n` symbols from the modes `PACKED` and `CONSTANT`; None for the modes of a coder.
+
+    Raises
+    ------
+    DamagedError
+        The payload is empty although there are symbols, or not one of `n` symbols of this alphabet.
+    """
+    if n == 0 or len(payload) == 0:
+        if n or len(payload):
+            raise DamagedError(
+                "coded symbols have the wrong length", expected=f"{n} symbols", found=f"{len(payload)} bytes"
+            )
+        return np.zeros(0, np.uint8)
+    body = memoryview(payload)[1:]
+    if payload[0] == PACKED:
+        return unpack_bits(body, n, n_symbols)
+    if payload[0] != CONSTANT:
+        return None
+    if len(body) != 1 or body[0] >= n_symbols:
+        raise DamagedError(
+            "a constant symbol is not one of the alphabet", expected=f"below {n_symbols}", found=body.hex()
+        )
+    return np.full(n, body[0], np.uint8)

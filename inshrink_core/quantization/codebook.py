@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 
 @numba.njit(nogil=True, inline="always")
@@ -165,16 +167,22 @@ def round_centroids(centroids: NDArray[np.float64], dtype: str) -> NDArray[np.fl
         rounded = np.clip(centroids, -largest, largest).astype(np.float16).astype(np.float32)
     else:
         largest = np.float64(np.finfo(np.float32).max)
-        rounded = _to_bfloat16(np.clip(centroids, -largest, largest).astype(np.float32))
+        single = torch.from_numpy(np.clip(centroids, -largest, largest).astype(np.float32))
+        rounded = round_to_bfloat16(single).float().numpy()
     return np.unique(rounded + np.float32(0.0))  # -0.0 + 0.0 is +0.0: one zero
 
 
-def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Round to nearest even on the bits, stopping short of infinity, which no weight was."""
-    bits = values.view(np.uint32).astype(np.uint64)
-    upper = (bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
-    upper -= (upper & np.uint64(0x7FFF)) == np.uint64(0x7F80)
-    return (upper.astype(np.uint32) << np.uint32(16)).view(np.float32)
+def round_to_bfloat16(values: Tensor) -> Tensor:
+    """Round finite float32 values to the nearest bfloat16, ties to even, never to infinity.
+
+    Integer operations on the bits; float16 and bfloat16 values come back as they are.
+    """
+    if values.dtype != torch.float32:
+        return values
+    bits = values.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    upper -= ((upper & 0x7FFF) == 0x7F80).to(torch.int64)
+    return (upper - ((upper >> 15) << 16)).to(torch.int16).view(torch.bfloat16)
 
 
 def _boundaries(centroids: NDArray[np.float32], values: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -301,6 +309,11 @@ def key_histogram(counts: NDArray[np.int64], dtype: str) -> KeyHistogram:
     return KeyHistogram(key_values(dtype)[order[occupied]], in_order[occupied])
 
 
-def ordered_sum(terms: NDArray[np.float64]) -> float:
+def ordered_sum(terms: NDArray[np.floating]) -> float:
     """Add numbers from first to last: `np.sum` pairs them in a way that depends on the processor."""
-    return float(np.cumsum(terms)[-1]) if len(terms) else 0.0
+    return float(np.cumsum(terms, dtype=np.float64)[-1]) if len(terms) else 0.0
+
+
+def ordered_mean(values: NDArray[np.floating]) -> float:
+    """Return the mean of numbers, added from first to last in float64."""
+    return ordered_sum(values) / values.size

@@ -15,17 +15,17 @@ range stay below one.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from inshrink_core.coding.raw import bits_per_symbol, pack_bits, packed_bytes, unpack_bits
+from inshrink_core.coding.raw import CONSTANT, PACKED, bits_per_symbol, decode_escape, pack_bits, packed_bytes
 from inshrink_core.errors import DamagedError, InputError
 
-_PACKED = 0
-_CONSTANT = 1
+_Bytes: TypeAlias = NDArray[np.uint8]
+
 _CODED = 2
 
 _MAX_CONTEXTS = 256
@@ -42,24 +42,10 @@ _RARE = 32
 _SLOWEST = 1022
 """Uses after which an estimate goes on moving by 1/1024: it then forgets in about a thousand symbols."""
 
-_LOW_MASK = (1 << 32) - 1
-_SMALLEST_RANGE = 1 << 24
+_LOW_MASK, _SMALLEST_RANGE = (1 << 32) - 1, 1 << 24
 
 
-def worst_case_adaptive_bytes(n: int, n_symbols: int) -> int:
-    """Return the largest payload `encode_adaptive` produces: a mode and packed bits.
-
-    Examples
-    --------
-    >>> worst_case_adaptive_bytes(1000, 16)
-    501
-    """
-    return 0 if n == 0 else 1 + max(packed_bytes(n, n_symbols), 1)
-
-
-def encode_adaptive(
-    symbols: NDArray[np.uint8], contexts: NDArray[np.uint8] | None, n_symbols: int, n_contexts: int = 1
-) -> bytes:
+def encode_adaptive(symbols: _Bytes, contexts: _Bytes | None, n_symbols: int, n_contexts: int = 1) -> bytes:
     """Code symbols, each with the estimates of its context.
 
     Parameters
@@ -76,7 +62,7 @@ def encode_adaptive(
     Returns
     -------
     bytes
-        At most `worst_case_adaptive_bytes`. O(n log n_symbols) time, one symbol after the other.
+        At most `worst_case_coded_bytes`. O(n log n_symbols) time, one symbol after the other.
 
     Raises
     ------
@@ -97,21 +83,17 @@ def encode_adaptive(
     if largest >= n_symbols:
         raise InputError("a symbol is out of range", expected=f"below {n_symbols}", found=str(largest))
     if largest == int(symbols.min()):
-        return bytes((_CONSTANT, largest))
-    limit = packed_bytes(symbols.size, n_symbols)
-    stream = encode_kernel(symbols, chosen, bits_per_symbol(n_symbols), n_contexts, limit)
+        return bytes((CONSTANT, largest))
+    width, limit = bits_per_symbol(n_symbols), packed_bytes(symbols.size, n_symbols)
+    stream = encode_kernel(symbols, chosen, width, n_contexts, limit)
     if not stream.size:
-        return bytes((_PACKED,)) + pack_bits(symbols, n_symbols)
+        return bytes((PACKED,)) + pack_bits(symbols, n_symbols)
     return bytes((_CODED,)) + stream.tobytes()
 
 
 def decode_adaptive(
-    payload: bytes | memoryview,
-    n: int,
-    n_symbols: int,
-    contexts: NDArray[np.uint8] | None = None,
-    n_contexts: int = 1,
-) -> NDArray[np.uint8]:
+    payload: bytes | memoryview, n: int, n_symbols: int, contexts: _Bytes | None = None, n_contexts: int = 1
+) -> _Bytes:
     """Return the `n` symbols that `encode_adaptive` coded with the same contexts.
 
     Raises
@@ -122,156 +104,126 @@ def decode_adaptive(
         A context is out of range.
     """
     chosen = _checked(n, contexts, n_symbols, n_contexts)
-    if n == 0 or len(payload) == 0:
-        if n or len(payload):
-            raise DamagedError(
-                "coded symbols have the wrong length", expected=f"{n} symbols", found=f"{len(payload)} bytes"
-            )
-        return np.zeros(0, np.uint8)
-    mode, body = payload[0], memoryview(payload)[1:]
-    if mode == _PACKED:
-        return unpack_bits(body, n, n_symbols)
-    if mode == _CONSTANT and len(body) == 1 and body[0] < n_symbols:
-        return np.full(n, body[0], np.uint8)
-    if mode != _CODED or n_symbols < 2:
-        raise DamagedError("coded symbols have an unknown mode", expected="0 to 2", found=str(mode))
-    stream = np.frombuffer(body, np.uint8)
-    symbols, intact = decode_kernel(stream, chosen, bits_per_symbol(n_symbols), n_contexts)
+    symbols = decode_escape(payload, n, n_symbols)
+    if symbols is not None:
+        return symbols
+    if payload[0] != _CODED or n_symbols < 2:
+        raise DamagedError("coded symbols have an unknown mode", expected="0 to 2", found=str(payload[0]))
+    width, stream = bits_per_symbol(n_symbols), np.frombuffer(payload, np.uint8)[1:]
+    symbols, intact = decode_kernel(stream, chosen, width, n_contexts)
     if not intact or int(symbols.max()) >= n_symbols:
         raise DamagedError("an adaptive stream does not end with its last symbol, or holds another alphabet")
     return symbols
 
 
-def _checked(
-    n: int, contexts: NDArray[np.uint8] | None, n_symbols: int, n_contexts: int
-) -> NDArray[np.uint8]:
+def _checked(n: int, contexts: _Bytes | None, n_symbols: int, n_contexts: int) -> _Bytes:
     """Kernels take their arguments on trust."""
-    if not (1 <= n_symbols <= 256 and 1 <= n_contexts <= _MAX_CONTEXTS):
+    chosen = np.zeros(n, np.uint8) if contexts is None else np.ascontiguousarray(contexts)
+    largest = int(chosen.max(initial=0))
+    if not (1 <= n_symbols <= 256 and largest < n_contexts <= _MAX_CONTEXTS and chosen.size == n):
         raise InputError(
-            "an alphabet or a number of contexts is out of range",
-            expected=f"1 to 256 symbols, 1 to {_MAX_CONTEXTS} contexts",
-            found=f"{n_symbols} symbols, {n_contexts} contexts",
+            "an alphabet or contexts are out of range",
+            expected=f"1 to 256 symbols, {n} contexts below 1 to {_MAX_CONTEXTS}",
+            found=f"{n_symbols} symbols, {chosen.size} contexts to {largest} below {n_contexts}",
         )
-    if contexts is None:
-        return np.zeros(n, np.uint8)
-    if contexts.size != n:
-        raise InputError("contexts have another size", expected=str(n), found=str(contexts.size))
-    if n and int(contexts.max()) >= n_contexts:
-        raise InputError(
-            "a context is out of range", expected=f"below {n_contexts}", found=str(int(contexts.max()))
-        )
-    return np.ascontiguousarray(contexts)
+    return chosen
+
+
+@njit(nogil=True, inline="always")
+def _bound(chance: int, span: int) -> int:
+    """Return the part of a range that a 0 takes."""
+    coded = min(max(chance >> (_CHANCE_BITS - _CODED_BITS), _RARE), (1 << _CODED_BITS) - _RARE)
+    return (span >> _CODED_BITS) * coded
+
+
+@njit(nogil=True, inline="always")
+def _learn(chances: NDArray[np.int64], uses: NDArray[np.int64], at: int, bit: int) -> None:
+    """Move the estimate of a node towards the decision."""
+    rest = chances[at] if bit else (1 << _CHANCE_BITS) - chances[at]
+    chances[at] += (1 - 2 * bit) * (rest // (uses[at] + 2))
+    uses[at] = min(uses[at] + 1, _SLOWEST)
+
+
+@njit(nogil=True, inline="always")
+def _put(out: _Bytes, size: int, low: int) -> None:
+    """Write the highest byte of the low end of a range, and carry into those before it."""
+    last = size - 1
+    while low > _LOW_MASK and out[last] == 255:
+        out[last] = 0
+        last -= 1
+    if low > _LOW_MASK:
+        out[last] += 1
+    out[size] = (low >> 24) & 255
 
 
 @njit(nogil=True, cache=True)
-def encode_kernel(
-    symbols: NDArray[np.uint8],
-    contexts: NDArray[np.uint8],
-    n_bits: int,
-    n_contexts: int,
-    limit: int,
-) -> NDArray[np.uint8]:
+def encode_kernel(symbols: _Bytes, contexts: _Bytes, n_bits: int, n_contexts: int, limit: int) -> _Bytes:
     """Return the code of symbols, nothing where it would take more than `limit` bytes.
 
     Symbols are below ``2**n_bits``, of 1 to 8 bits; contexts below `n_contexts`.
     """
     out = np.empty(limit, np.uint8)
     chances = np.full(n_contexts << n_bits, 1 << (_CHANCE_BITS - 1), np.int64)
-    uses = np.zeros(n_contexts << n_bits, np.int64)
-    low = 0
-    span = _LOW_MASK
-    size = 0
+    uses = np.zeros_like(chances)
+    low, span, size = 0, _LOW_MASK, 0
     for i in range(symbols.size):
-        symbol = np.int64(symbols[i])
-        base = np.int64(contexts[i]) << n_bits
+        symbol, base = np.int64(symbols[i]), np.int64(contexts[i]) << n_bits
         node: Any = 1
         for level in range(n_bits - 1, -1, -1):
-            at = base + node
-            chance = chances[at]
-            coded = min(max(chance >> (_CHANCE_BITS - _CODED_BITS), _RARE), (1 << _CODED_BITS) - _RARE)
-            bound = (span >> _CODED_BITS) * coded
-            bit = (symbol >> level) & 1
-            if bit:
-                low += bound
-                span -= bound
-                chances[at] = chance - chance // (uses[at] + 2)
-            else:
-                span = bound
-                chances[at] = chance + ((1 << _CHANCE_BITS) - chance) // (uses[at] + 2)
-            uses[at] = min(uses[at] + 1, _SLOWEST)
+            bound = _bound(chances[base + node], span)
+            bit: Any = (symbol >> level) & 1
+            low += bit * bound
+            span = span - bound if bit else bound
+            _learn(chances, uses, base + node, bit)
             node = 2 * node + bit
-            if low > _LOW_MASK:
-                low &= _LOW_MASK
-                last = size - 1
-                while out[last] == 255:
-                    out[last] = 0
-                    last -= 1
-                out[last] += 1
             while span < _SMALLEST_RANGE:
                 if size >= limit:
                     return out[:0]
-                out[size] = low >> 24
+                _put(out, size, low)
                 size += 1
                 low = (low << 8) & _LOW_MASK
                 span <<= 8
     # One byte more tells the range apart, because every range holds a multiple of its smallest size.
     if size >= limit:
         return out[:0]
-    final = (low + _SMALLEST_RANGE - 1) >> 24
-    if final > 255:
-        last = size - 1
-        while out[last] == 255:
-            out[last] = 0
-            last -= 1
-        out[last] += 1
-    out[size] = final & 255
+    _put(out, size, low + _SMALLEST_RANGE - 1)
     return out[: size + 1]
 
 
 @njit(nogil=True, cache=True)
-def decode_kernel(
-    stream: NDArray[np.uint8],
-    contexts: NDArray[np.uint8],
-    n_bits: int,
-    n_contexts: int,
-) -> tuple[NDArray[np.uint8], bool]:
+def decode_kernel(stream: _Bytes, contexts: _Bytes, n_bits: int, n_contexts: int) -> tuple[_Bytes, bool]:
     """Return one symbol per context, and whether the stream ends where and as an encoder ends it.
 
     Any bytes are safe to decode. O(n · n_bits).
     """
     symbols = np.empty(contexts.size, np.uint8)
     chances = np.full(n_contexts << n_bits, 1 << (_CHANCE_BITS - 1), np.int64)
-    uses = np.zeros(n_contexts << n_bits, np.int64)
+    uses = np.zeros_like(chances)
     code: Any = 0
     for position in range(4):
-        code = (code << 8) | (np.int64(stream[position]) if position < stream.size else 0)
-    position = 4
-    span = _LOW_MASK
+        code = (code << 8) | _byte(stream, position)
+    span, position = _LOW_MASK, 4
     for i in range(contexts.size):
         base = np.int64(contexts[i]) << n_bits
         node: Any = 1
         for _ in range(n_bits):
-            at = base + node
-            chance = chances[at]
-            coded = min(max(chance >> (_CHANCE_BITS - _CODED_BITS), _RARE), (1 << _CODED_BITS) - _RARE)
-            bound = (span >> _CODED_BITS) * coded
-            if code >= bound:
-                code -= bound
-                span -= bound
-                chances[at] = chance - chance // (uses[at] + 2)
-                node = 2 * node + 1
-            else:
-                span = bound
-                chances[at] = chance + ((1 << _CHANCE_BITS) - chance) // (uses[at] + 2)
-                node = 2 * node
-            uses[at] = min(uses[at] + 1, _SLOWEST)
+            bound = _bound(chances[base + node], span)
+            bit = int(code >= bound)
+            code -= bit * bound
+            span = span - bound if bit else bound
+            _learn(chances, uses, base + node, bit)
+            node = 2 * node + bit
             while span < _SMALLEST_RANGE:
-                # A damaged code may lie beyond its range; the mask makes it small, whatever it decodes to.
-                code = (
-                    (code << 8) | (np.int64(stream[position]) if position < stream.size else 0)
-                ) & _LOW_MASK
+                # A damaged code may be beyond its range; the mask makes it small, whatever it decodes to.
+                code = ((code << 8) | _byte(stream, position)) & _LOW_MASK
                 position += 1
                 span <<= 8
         symbols[i] = node - (1 << n_bits)
     # The encoder's last byte rounds up to a multiple of the smallest range; three zeros are implied.
     return symbols, position == stream.size + 3 and code < _SMALLEST_RANGE
+
+
+@njit(nogil=True, inline="always")
+def _byte(stream: _Bytes, position: int) -> Any:
+    """Return a byte of a stream, zero behind its end."""
+    return np.int64(stream[position]) if position < stream.size else 0

@@ -25,16 +25,16 @@ import torch
 
 from inshrink_core.codec import TensorReference
 from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
+from inshrink_core.coding.raw import worst_case_coded_bytes
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.varint import read_section, write_section
-from inshrink_lab.published.adaptive import decode_adaptive, encode_adaptive, worst_case_adaptive_bytes
+from inshrink_lab.published.adaptive import decode_adaptive, encode_adaptive
 from inshrink_lab.published.excp import ExcpCodec
+from inshrink_lab.published.flat import Symbols
 from inshrink_lab.published.residual import HEADER_BYTES, MAX_CENTROIDS, Quantized
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from inshrink_core.checkpoint import TensorSpec
 
 __all__ = ["ContextCodec", "ContextReference"]
@@ -44,11 +44,9 @@ _STATE = 0x80
 
 _VARINT_BYTES = 9
 
-_ZERO_CONTEXTS = 2 * 9
-"""Co-located symbol zero or not, and how many of eight neighbours were not."""
-
-_VALUE_CONTEXTS = 3 * 3
-"""Co-located symbol zero, negative or positive, and three classes of neighbours."""
+_ZERO_CONTEXTS, _VALUE_CONTEXTS = 2 * 9, 3 * 3
+"""Of zeros: whether the co-located symbol was zero, and how many of eight neighbours were not. Of the others:
+whether it was zero, negative or positive, and three classes of neighbours."""
 
 _BUSY = np.array([0, 0, 1, 1, 1, 2, 2, 2, 2], np.uint8)
 """Class of a number of neighbours that were not zero."""
@@ -107,37 +105,35 @@ class ContextCodec(ExcpCodec):
 
     coder: str = "adaptive"
 
-    def pack_symbols(
-        self, quantized: Quantized, spec: TensorSpec, reference: TensorReference | None
-    ) -> bytes:
+    def pack_symbols(self, quantized: Quantized, spec: TensorSpec, before: TensorReference | None) -> bytes:
         """Return two streams: which symbols are zero, then the others."""
-        zeros, values = _contexts(spec, reference)
+        zeros, values = _contexts(spec, before)
         symbols = quantized.symbols
-        kept = symbols != 0
-        flags = encode_adaptive(kept.astype(np.uint8), zeros, 2, _ZERO_CONTEXTS)
+        nonzero = symbols != 0
+        flags = encode_adaptive(nonzero.astype(np.uint8), zeros, 2, _ZERO_CONTEXTS)
         alphabet = max(quantized.codebook.size, 1)
-        rest = encode_adaptive(symbols[kept] - np.uint8(1), values[kept], alphabet, _VALUE_CONTEXTS)
+        rest = encode_adaptive(symbols[nonzero] - np.uint8(1), values[nonzero], alphabet, _VALUE_CONTEXTS)
         out = bytearray()
-        for stream in (flags, rest):
-            write_section(out, stream)
+        write_section(out, flags)
+        write_section(out, rest)
         return bytes(out)
 
     def parse_symbols(
-        self, stream: memoryview, spec: TensorSpec, n_symbols: int, reference: TensorReference | None
-    ) -> NDArray[np.uint8]:
+        self, stream: memoryview, spec: TensorSpec, n_symbols: int, before: TensorReference | None
+    ) -> Symbols:
         """Undo `pack_symbols`."""
-        zeros, values = _contexts(spec, reference)
+        zeros, values = _contexts(spec, before)
         flags, at = read_section(stream, 0)
         rest, at = read_section(stream, at)
         if at != len(stream):
             raise DamagedError("bytes follow the symbols", where=spec.key)
         symbols = decode_adaptive(flags, spec.numel, 2, zeros, _ZERO_CONTEXTS)
-        kept = symbols != 0
-        n_kept = int(np.count_nonzero(kept))
+        nonzero = symbols != 0
+        n_kept = int(np.count_nonzero(nonzero))
         if n_kept and n_symbols < 2:
             raise DamagedError("a symbol is outside the alphabet", where=spec.key)
         alphabet = max(n_symbols - 1, 1)
-        symbols[kept] = 1 + decode_adaptive(rest, n_kept, alphabet, values[kept], _VALUE_CONTEXTS)
+        symbols[nonzero] = 1 + decode_adaptive(rest, n_kept, alphabet, values[nonzero], _VALUE_CONTEXTS)
         return symbols
 
     def state_of(self, tensor: torch.Tensor, quantized: Quantized) -> TensorReference:
@@ -145,7 +141,7 @@ class ContextCodec(ExcpCodec):
         return ContextReference(
             tensor=tensor,
             symbols=torch.from_numpy(quantized.symbols),
-            n_symbols=quantized.n_symbols,
+            n_symbols=1 + quantized.codebook.size,
             n_negative=int(np.count_nonzero(quantized.codebook < 0)),
         )
 
@@ -170,9 +166,9 @@ class ContextCodec(ExcpCodec):
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
         """Return the larger of symbols and of a whole state."""
         n = spec.numel
-        flags, rest = worst_case_adaptive_bytes(n, 2), worst_case_adaptive_bytes(n, MAX_CENTROIDS)
-        whole = 3 + _VARINT_BYTES + worst_case_adaptive_bytes(n, 256) + worst_case_exact_bytes(spec)
-        return max(HEADER_BYTES + 2 * _VARINT_BYTES + flags + rest, whole)
+        flags, rest = worst_case_coded_bytes(n, 2), worst_case_coded_bytes(n, MAX_CENTROIDS)
+        state = 3 + _VARINT_BYTES + worst_case_coded_bytes(n, 256) + worst_case_exact_bytes(spec)
+        return max(HEADER_BYTES + 2 * _VARINT_BYTES + flags + rest, state)
 
 
 def _parse_state(spec: TensorSpec, payload: memoryview) -> ContextReference:
@@ -192,9 +188,7 @@ def _parse_state(spec: TensorSpec, payload: memoryview) -> ContextReference:
     )
 
 
-def _contexts(
-    spec: TensorSpec, reference: TensorReference | None
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _contexts(spec: TensorSpec, reference: TensorReference | None) -> tuple[Symbols, Symbols]:
     """Return the context of every value in both passes; all zero where no symbols are known."""
     n = spec.numel
     if not isinstance(reference, ContextReference) or tuple(reference.tensor.shape) != spec.shape:

@@ -26,25 +26,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, Knob, TensorInput, TensorReference, Tuning
 from inshrink_core.codecs.fallback import host_values
+from inshrink_core.quantization.codebook import ordered_mean
+from inshrink_lab.published.flat import Floats, Mask, Symbols
 from inshrink_lab.published.residual import (
     MAX_CENTROIDS,
     Quantized,
     ResidualCodec,
+    decoded_before,
     fit_nearest,
     residual_of,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = ["ExcpCodec", "KeptMoments", "kept_moments", "kept_residuals"]
+__all__ = ["ExcpCodec", "KeptMoments", "surviving_moments", "surviving_residuals"]
 
 _FACTOR_CAP = 2.5
 """Largest share of the median a residual may have to exceed; in the released code, not in the paper."""
@@ -56,7 +56,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 _MOMENTS = frozenset({TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ})
 
-KeptMoments = Mapping[str, "NDArray[np.uint8]"]
+KeptMoments = Mapping[str, Symbols]
 """A plan: by parameter name, which elements of its moments are kept, one bit an element (`numpy.packbits`),
 while the frame is encoded. Parameters without moments in the frame are absent."""
 
@@ -146,58 +146,49 @@ class ExcpCodec(ResidualCodec[KeptMoments]):
 
     def covers(self, spec: TensorSpec) -> bool:
         """Whether the lossy rule applies to a tensor."""
-        is_taken = spec.role not in _MOMENTS or spec.role in self.takes()
-        return is_taken and ResidualCodec.covers(self, spec)
+        return spec.role in self.takes() and ResidualCodec.covers(self, spec)
 
-    def observe(self, item: TensorInput, reference: TensorReference | None) -> NDArray[np.uint8] | None:
+    def observe(self, item: TensorInput, reference: TensorReference | None) -> Symbols | None:
         """Return where a residual, or a first moment, survives; None for tensors that prune no other."""
         if not self.covers(item.spec) or self.moments == "exact":
             return None
         if item.spec.role is TensorRole.EXP_AVG:
             values = host_values(item.tensor)
-            return np.packbits(kept_moments(values, self)) if np.isfinite(values).all() else None
+            return np.packbits(surviving_moments(values, self)) if np.isfinite(values).all() else None
         if item.spec.role is not TensorRole.WEIGHT:
             return None
-        residual = residual_of(item.tensor, item.spec, reference)
-        if residual is None:
+        previous = decoded_before(reference, item.spec)
+        if previous is None or (residual := residual_of(item.tensor, previous)) is None:
             return None
-        return np.packbits(kept_residuals(residual, _second_moment(item), self))
+        return np.packbits(surviving_residuals(residual, _second_moment(item), self))
 
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
     ) -> KeptMoments:
         """Return which elements of each pair of moments are kept: where weight and first moment say so."""
         with_moments = {spec.name for spec in specs if spec.role in _MOMENTS}
-        kept: dict[str, NDArray[np.uint8]] = {}
+        survives: dict[str, Symbols] = {}
         for spec, seen in zip(specs, statistics, strict=True):
             if seen is not None and spec.name in with_moments:
-                before = kept.get(spec.name)
+                before = survives.get(spec.name)
                 fits = before is not None and before.size == seen.size
-                kept[spec.name] = before & seen if before is not None and fits else seen
-        return kept
+                survives[spec.name] = before & seen if before is not None and fits else seen
+        return survives
 
-    def is_delta(self, spec: TensorSpec) -> bool:
-        """Whether tensors of this role are coded relative to their reference: moments are not."""
-        return spec.role is TensorRole.WEIGHT
-
-    def quantize(
-        self, item: TensorInput, values: NDArray[np.float32], plan: KeptMoments, *, delta: bool
-    ) -> Quantized:
+    def quantize(self, item: TensorInput, values: Floats, plan: KeptMoments, *, delta: bool) -> Quantized:
         """Prune, then fit centroids to what is left."""
         n_centroids = (1 << self.bits) - 1
         if item.spec.role in _MOMENTS:
-            kept = _unpacked(plan.get(item.spec.name), values.size)
-            fill = _fill(item.spec, values, kept, self)
-            return fit_nearest(values, kept, n_centroids, _HALF_TOLERANCE, fill)
+            survives = _unpacked(plan.get(item.spec.name), values.size)
+            fill = _fill(item.spec, values, survives, self)
+            return fit_nearest(values, survives, n_centroids, _HALF_TOLERANCE, fill)
         if not delta:
             return fit_nearest(values, values != 0, MAX_CENTROIDS, tolerance=0.0)
-        kept = kept_residuals(values, _second_moment(item), self)
-        return fit_nearest(values, kept, n_centroids, _HALF_TOLERANCE)
+        survives = surviving_residuals(values, _second_moment(item), self)
+        return fit_nearest(values, survives, n_centroids, _HALF_TOLERANCE)
 
 
-def kept_residuals(
-    residual: NDArray[np.float32], second_moment: NDArray[np.float32] | None, codec: ExcpCodec
-) -> NDArray[np.bool_]:
+def surviving_residuals(residual: Floats, second_moment: Floats | None, codec: ExcpCodec) -> Mask:
     """Return which residuals of a weight survive.
 
     Parameters
@@ -211,7 +202,7 @@ def kept_residuals(
     --------
     >>> second = np.full(4, 1e-8, np.float32)
     >>> residual = np.array([1.0, -2.0, 3.0, 0.5], np.float32)  # factor .5, median 1
-    >>> kept_residuals(residual, second, ExcpCodec()).tolist()
+    >>> surviving_residuals(residual, second, ExcpCodec()).tolist()
     [True, True, True, False]
     """
     magnitudes = np.abs(residual)
@@ -224,20 +215,20 @@ def kept_residuals(
         with np.errstate(divide="ignore", invalid="ignore"):
             factors = codec.alpha / np.sqrt(second_moment.astype(np.float64))
         factors = np.where(factors < _FACTOR_CAP, factors, _FACTOR_CAP)
-        kept: NDArray[np.bool_] = magnitudes > factors * median
-        return kept
-    mean = _ordered_mean(second_moment)
+        survives: Mask = magnitudes > factors * median
+        return survives
+    mean = ordered_mean(second_moment)
     factor = codec.alpha / math.sqrt(mean) if mean > 0 else _FACTOR_CAP
     return magnitudes > np.float32(min(factor, _FACTOR_CAP) * median)
 
 
-def kept_moments(first_moment: NDArray[np.float32], codec: ExcpCodec) -> NDArray[np.bool_]:
+def surviving_moments(first_moment: Floats, codec: ExcpCodec) -> Mask:
     """Return where a first moment is large enough; float32[n], finite."""
     magnitudes = np.abs(first_moment)
-    return magnitudes > np.float32(min(codec.beta * _ordered_mean(magnitudes), _LARGEST))
+    return magnitudes > np.float32(min(codec.beta * ordered_mean(magnitudes), _LARGEST))
 
 
-def _second_moment(item: TensorInput) -> NDArray[np.float32] | None:
+def _second_moment(item: TensorInput) -> Floats | None:
     """Return the second moment where it can be this weight's."""
     second = item.companion(TensorRole.EXP_AVG_SQ)
     if second is None or second.shape != item.tensor.shape or not second.dtype.is_floating_point:
@@ -246,20 +237,15 @@ def _second_moment(item: TensorInput) -> NDArray[np.float32] | None:
     return values if np.isfinite(values).all() and float(values.min()) >= 0 else None
 
 
-def _unpacked(bits: NDArray[np.uint8] | None, n: int) -> NDArray[np.bool_]:
+def _unpacked(bits: Symbols | None, n: int) -> Mask:
     """Return a mask of `n` elements; everything is kept where none was made."""
     if bits is None or bits.size != (n + 7) // 8:
         return np.ones(n, np.bool_)
     return np.unpackbits(bits, count=n).astype(np.bool_)
 
 
-def _fill(spec: TensorSpec, values: NDArray[np.float32], kept: NDArray[np.bool_], codec: ExcpCodec) -> float:
+def _fill(spec: TensorSpec, values: Floats, survives: Mask, codec: ExcpCodec) -> float:
     """Return what pruned values of a tensor become."""
-    if spec.role is not TensorRole.EXP_AVG_SQ or codec.pruned_second_moment == "zero" or kept.all():
+    if spec.role is not TensorRole.EXP_AVG_SQ or codec.pruned_second_moment == "zero" or survives.all():
         return 0.0
-    return float(np.float32(_ordered_mean(values[~kept])))
-
-
-def _ordered_mean(values: NDArray[np.float32]) -> float:
-    """Add from first to last in float64: `np.mean` pairs terms in a way that depends on the processor."""
-    return float(np.cumsum(values, dtype=np.float64)[-1]) / values.size
+    return float(np.float32(ordered_mean(values[~survives])))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -22,7 +23,15 @@ from inshrink_core.coding.huffman import (
     stream_bytes,
 )
 from inshrink_core.coding.rans import decode_rans, encode_rans
-from inshrink_core.coding.raw import bits_per_symbol, pack_bits, packed_bytes, unpack_bits
+from inshrink_core.coding.raw import (
+    CONSTANT,
+    PACKED,
+    bits_per_symbol,
+    decode_escape,
+    pack_bits,
+    packed_bytes,
+    unpack_bits,
+)
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.cpu.symbols import MAX_CODE_BITS, code_lengths, count_groups, pack_symbols
@@ -33,7 +42,9 @@ BITS = Tuning(
 )
 """The knob of codecs whose symbols have a width."""
 
-_Symbols = NDArray[np.uint8]
+Symbols: TypeAlias = NDArray[np.uint8]
+Floats: TypeAlias = NDArray[np.float32]
+Mask: TypeAlias = NDArray[np.bool_]
 
 _ZSTD_LEVEL = 19
 """The highest level that needs no more memory to decode than the others."""
@@ -42,24 +53,17 @@ _ZSTD_LEVEL = 19
 class _Mode(IntEnum):
     """First byte of coded symbols."""
 
-    PACKED = 0
-    CONSTANT = 1
     HUFFMAN = 2
     LZMA = 3
     RANS = 4
     ZSTD = 5
 
 
-FLAT_CODERS: Mapping[str, _Mode] = {mode.name.lower(): mode for mode in list(_Mode)[2:]}
+FLAT_CODERS: Mapping[str, _Mode] = {mode.name.lower(): mode for mode in _Mode}
 """Coders a config may name."""
 
 FLAT_WORDS: Mapping[str, tuple[str, ...]] = {"coder": tuple(FLAT_CODERS), "vectors": ("quantized", "exact")}
 """Settings of these codecs: the coder, and what becomes of tensors of at most one dimension."""
-
-
-def worst_case_flat_bytes(n: int, n_symbols: int) -> int:
-    """Return the largest payload `encode_flat` produces: a mode and packed bits, or a constant."""
-    return 1 + max(packed_bytes(n, n_symbols), 1)
 
 
 def _byte_alphabet(n_symbols: int) -> int:
@@ -68,7 +72,7 @@ def _byte_alphabet(n_symbols: int) -> int:
     return 1 << (1 << (width - 1).bit_length())
 
 
-def encode_flat(symbols: _Symbols, n_symbols: int, coder: str) -> bytes:
+def encode_flat(symbols: Symbols, n_symbols: int, coder: str) -> bytes:
     """Return symbols coded, packed where that is smaller, or as a constant.
 
     Parameters
@@ -83,7 +87,7 @@ def encode_flat(symbols: _Symbols, n_symbols: int, coder: str) -> bytes:
     Returns
     -------
     bytes
-        At most `worst_case_flat_bytes`.
+        At most `worst_case_coded_bytes`.
 
     Examples
     --------
@@ -92,14 +96,14 @@ def encode_flat(symbols: _Symbols, n_symbols: int, coder: str) -> bytes:
     '0102'
     """
     if symbols.size and int(symbols.min()) == int(symbols.max()):
-        return bytes((_Mode.CONSTANT, int(symbols[0])))
+        return bytes((CONSTANT, int(symbols[0])))
     body = _ENCODERS[coder](symbols, n_symbols)
     if len(body) < packed_bytes(symbols.size, n_symbols):
         return bytes((FLAT_CODERS[coder],)) + body
-    return bytes((_Mode.PACKED,)) + pack_bits(symbols, n_symbols)
+    return bytes((PACKED,)) + pack_bits(symbols, n_symbols)
 
 
-def decode_flat(payload: bytes | memoryview, n: int, n_symbols: int) -> _Symbols:
+def decode_flat(payload: bytes | memoryview, n: int, n_symbols: int) -> Symbols:
     """Return the `n` symbols that `encode_flat` coded.
 
     Raises
@@ -107,16 +111,12 @@ def decode_flat(payload: bytes | memoryview, n: int, n_symbols: int) -> _Symbols
     DamagedError
         The payload is not the code of `n` symbols of this alphabet.
     """
-    if len(payload) == 0 or payload[0] > max(_Mode):
+    symbols = decode_escape(payload, n, n_symbols)
+    if symbols is not None:
+        return symbols
+    if payload[0] > max(_Mode):
         raise DamagedError("coded symbols have no known mode", expected=f"0 to {max(_Mode)}", found="another")
-    mode, body = _Mode(payload[0]), memoryview(payload)[1:]
-    if mode is _Mode.PACKED:
-        return unpack_bits(body, n, n_symbols)
-    if mode is _Mode.CONSTANT:
-        if len(body) != 1 or body[0] >= n_symbols:
-            raise DamagedError("a constant symbol is not one of the alphabet")
-        return np.full(n, body[0], np.uint8)
-    symbols = _DECODERS[mode](body, n, n_symbols)
+    symbols = _DECODERS[_Mode(payload[0])](memoryview(payload)[1:], n, n_symbols)
     if n and int(symbols.max()) >= n_symbols:
         raise DamagedError(
             "a symbol is outside the alphabet", expected=f"below {n_symbols}", found=str(int(symbols.max()))
@@ -124,7 +124,7 @@ def decode_flat(payload: bytes | memoryview, n: int, n_symbols: int) -> _Symbols
     return symbols
 
 
-def encode_huffman(values: _Symbols) -> bytes:
+def encode_huffman(values: Symbols) -> bytes:
     """Return the table of an order-0 code, then the codes; a lone value takes its table only."""
     if values.size == 0:
         return b""
@@ -135,7 +135,7 @@ def encode_huffman(values: _Symbols) -> bytes:
     return table + stream_bytes(*pack_symbols(values, code_entries(lengths)))
 
 
-def decode_huffman(payload: bytes | memoryview, n: int) -> _Symbols:
+def decode_huffman(payload: bytes | memoryview, n: int) -> Symbols:
     """Return the `n` values; DamagedError if the table or the codes are not theirs."""
     if n == 0 and len(payload) == 0:
         return np.zeros(0, np.uint8)
@@ -143,37 +143,37 @@ def decode_huffman(payload: bytes | memoryview, n: int) -> _Symbols:
     return decode_symbols_with(lengths, payload[offset:], n)
 
 
-def _encode_rans(symbols: _Symbols, n_symbols: int) -> bytes:
+def _encode_rans(symbols: Symbols, n_symbols: int) -> bytes:
     return encode_rans(torch.from_numpy(np.ascontiguousarray(symbols)), None, n_symbols)
 
 
-def _decode_rans(body: memoryview, n: int, n_symbols: int) -> _Symbols:
-    symbols: _Symbols = decode_rans(body, n, n_symbols).numpy()
+def _decode_rans(body: memoryview, n: int, n_symbols: int) -> Symbols:
+    symbols: Symbols = decode_rans(body, n, n_symbols).numpy()
     return symbols
 
 
-def _packing(compress: Callable[[bytes], bytes]) -> Callable[[_Symbols, int], bytes]:
+def _packing(compress: Callable[[bytes], bytes]) -> Callable[[Symbols, int], bytes]:
     return lambda symbols, n_symbols: compress(pack_bits(symbols, _byte_alphabet(n_symbols)))
 
 
 def _unpacking(
     decompress: Callable[[memoryview, int], bytes],
-) -> Callable[[memoryview, int, int], _Symbols]:
-    def decode(body: memoryview, n: int, n_symbols: int) -> _Symbols:
+) -> Callable[[memoryview, int, int], Symbols]:
+    def decode(body: memoryview, n: int, n_symbols: int) -> Symbols:
         alphabet = _byte_alphabet(n_symbols)
         return unpack_bits(decompress(body, packed_bytes(n, alphabet)), n, alphabet)
 
     return decode
 
 
-_ENCODERS: Mapping[str, Callable[[_Symbols, int], bytes]] = {
+_ENCODERS: Mapping[str, Callable[[Symbols, int], bytes]] = {
     "huffman": lambda symbols, _: encode_huffman(np.ascontiguousarray(symbols)),
     "lzma": _packing(lzma_compress),
     "rans": _encode_rans,
     "zstd": _packing(lambda data: zstd_compress(data, _ZSTD_LEVEL)),
 }
 
-_DECODERS: Mapping[_Mode, Callable[[memoryview, int, int], _Symbols]] = {
+_DECODERS: Mapping[_Mode, Callable[[memoryview, int, int], Symbols]] = {
     _Mode.HUFFMAN: lambda body, n, _: decode_huffman(body, n),
     _Mode.LZMA: _unpacking(lzma_decompress),
     _Mode.RANS: _decode_rans,

@@ -15,18 +15,17 @@ import torch
 
 from inshrink_core.codec import Encoded, Levels, ShapedReference, TensorInput, TensorReference, own_state
 from inshrink_core.codecs.fallback import FallbackCodec, host_values
+from inshrink_core.coding.raw import worst_case_coded_bytes
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
-from inshrink_lab.published.flat import FLAT_WORDS, decode_flat, encode_flat, worst_case_flat_bytes
+from inshrink_lab.published.flat import FLAT_WORDS, Floats, Symbols, decode_flat, encode_flat
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from inshrink_core.checkpoint import TensorSpec
 
 
 DELTA = 0x01
-HELD = 0x02
+SAME_GRID = 0x02
 """Flags of a payload: level numbers less the reference's; the reference's grid."""
 
 MAX_BITS = 8
@@ -47,7 +46,7 @@ class Grid(NamedTuple):
     low: float
     high: float
 
-    def levels(self) -> NDArray[np.float32]:
+    def levels(self) -> Floats:
         """Return the value of every level: float64, in this order, rounded once to float32."""
         top = (1 << self.bits) - 1
         numbers = np.arange(top + 1, dtype=np.float64)
@@ -88,7 +87,7 @@ class GridReference(ShapedReference):
         return Levels("grid", np.unique(points), spacing, symbols=self.symbols.numpy())
 
 
-def level_numbers(values: NDArray[np.float32], grid: Grid) -> NDArray[np.uint8]:
+def level_numbers(values: Floats, grid: Grid) -> Symbols:
     """Return the level nearest to every value, halves to the even level.
 
     Examples
@@ -101,8 +100,7 @@ def level_numbers(values: NDArray[np.float32], grid: Grid) -> NDArray[np.uint8]:
     if span == 0:
         return np.zeros(values.size, np.uint8)
     position = (values.astype(np.float64) - grid.low) / span * top
-    numbers: NDArray[np.uint8] = np.clip(np.rint(position), 0, top).astype(np.uint8)
-    return numbers
+    return np.clip(np.rint(position), 0, top).astype(np.uint8)
 
 
 class GridCodec(FallbackCodec[_Plan]):
@@ -127,16 +125,12 @@ class GridCodec(FallbackCodec[_Plan]):
             return None
         previous = own_state(GridReference, reference, spec)
         fresh = Grid(self.bits_of(spec, plan, previous), float(values.min()) + 0.0, float(values.max()) + 0.0)
-        held = previous is not None and (
+        same = previous is not None and (
             previous.grid == fresh or (self.grid == "held" and _still_fits(previous.grid, fresh))
         )
-        grid = previous.grid if previous is not None and held else fresh
-        state = GridReference(
-            dtype=spec.dtype,
-            shape=spec.shape,
-            symbols=torch.from_numpy(level_numbers(values, grid)),
-            grid=grid,
-        )
+        grid = previous.grid if previous is not None and same else fresh
+        symbols = torch.from_numpy(level_numbers(values, grid))
+        state = GridReference(dtype=spec.dtype, shape=spec.shape, symbols=symbols, grid=grid)
         return Encoded(Block(self.bitstream, pack_grid(state, previous, self.coder)), state)
 
     def decode_lossy(
@@ -154,24 +148,22 @@ class GridCodec(FallbackCodec[_Plan]):
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
         """Return the header and packed level numbers."""
-        return _HEADER_BYTES + worst_case_flat_bytes(spec.numel, 1 << MAX_BITS)
+        return _HEADER_BYTES + worst_case_coded_bytes(spec.numel, 1 << MAX_BITS)
 
 
-def _still_fits(held: Grid, fresh: Grid) -> bool:
+def _still_fits(old: Grid, fresh: Grid) -> bool:
     """Whether a grid covers the values without wasting levels on what is not there."""
-    covers = held.low <= fresh.low and fresh.high <= held.high
-    return (
-        held.bits == fresh.bits and covers and held.high - held.low <= _HOLD_SHARE * (fresh.high - fresh.low)
-    )
+    covers = old.low <= fresh.low and fresh.high <= old.high
+    return old.bits == fresh.bits and covers and old.high - old.low <= _HOLD_SHARE * (fresh.high - fresh.low)
 
 
 def pack_grid(state: GridReference, previous: GridReference | None, coder: str) -> bytes:
     """Return the payload that decodes to `state`, as a delta if there is a previous state."""
     symbols, bits = state.symbols.numpy(), state.grid.bits
-    held = previous is not None and previous.grid == state.grid
-    flags = (DELTA if previous is not None else 0) | (HELD if held else 0)
+    same = previous is not None and previous.grid == state.grid
+    flags = (DELTA if previous is not None else 0) | (SAME_GRID if same else 0)
     head = bytes((flags, bits))
-    if not held:
+    if not same:
         head += np.array([state.grid.low, state.grid.high]).astype("<f4").tobytes()
     if previous is not None:
         bits = max(bits, previous.grid.bits)
@@ -188,12 +180,12 @@ def parse_grid(spec: TensorSpec, payload: memoryview, previous: GridReference | 
         The payload is not one of this spec and reference.
     """
     flags, bits = payload[0], payload[1]
-    if flags & ~(DELTA | HELD) or not 1 <= bits <= MAX_BITS or flags == HELD:
+    if flags & ~(DELTA | SAME_GRID) or not 1 <= bits <= MAX_BITS or flags == SAME_GRID:
         raise DamagedError("the block has unknown flags or an unknown width", where=spec.key)
     if flags & DELTA and previous is None:
         raise DamagedError("the block is a delta against another reference", where=spec.key)
     before = previous if flags & DELTA else None
-    if before is not None and flags & HELD:
+    if before is not None and flags & SAME_GRID:
         grid, at = before.grid, 2
         if grid.bits != bits:
             raise DamagedError("the block's grid is that of another reference", where=spec.key)

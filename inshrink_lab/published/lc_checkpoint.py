@@ -15,21 +15,14 @@ tensors that are not weights are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from inshrink_core.codec import TensorInput
-from inshrink_lab.published.flat import BITS
-from inshrink_lab.published.residual import (
-    MAX_CENTROIDS,
-    Quantized,
-    ResidualCodec,
-    fit_nearest,
-)
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from inshrink_core.quantization.codebook import ordered_mean
+from inshrink_lab.published.flat import BITS, Floats
+from inshrink_lab.published.residual import MAX_CENTROIDS, Quantized, ResidualCodec, fit_nearest
 
 __all__ = ["LcCheckpointCodec", "promote_buckets"]
 
@@ -88,16 +81,14 @@ class LcCheckpointCodec(ResidualCodec[None]):
     keyframe: str = "exact"
     vectors: str = "quantized"
 
-    def quantize(
-        self, item: TensorInput, values: NDArray[np.float32], plan: None, *, delta: bool
-    ) -> Quantized:
+    def quantize(self, item: TensorInput, values: Floats, plan: None, *, delta: bool) -> Quantized:
         """Put residuals in buckets; assign values without a reference to centroids."""
         if not delta:
             return fit_nearest(values, values != 0, MAX_CENTROIDS, tolerance=0.0)
         return promote_buckets(values, self.bits, self.representative)
 
 
-def promote_buckets(values: NDArray[np.float32], bits: int, representative: str) -> Quantized:
+def promote_buckets(values: Floats, bits: int, representative: str) -> Quantized:
     """Put values in buckets by sign and exponent and keep those of the largest exponents.
 
     Parameters
@@ -132,10 +123,8 @@ def promote_buckets(values: NDArray[np.float32], bits: int, representative: str)
     return Quantized(table[buckets], codebook[order])
 
 
-def _representative(members: NDArray[np.float32], kind: str) -> np.float32:
+def _representative(members: Floats, kind: str) -> np.float32:
     """Buckets do not overlap, and both kinds of value lie within, so that no two are the same."""
-    if kind == "mean":
-        value = float(np.cumsum(members, dtype=np.float64)[-1]) / members.size
-    else:
-        value = (float(members.min()) + float(members.max())) / 2
-    return np.float32(min(max(value, float(members.min())), float(members.max())))
+    low, high = float(members.min()), float(members.max())
+    value = ordered_mean(members) if kind == "mean" else (low + high) / 2
+    return np.float32(min(max(value, low), high))

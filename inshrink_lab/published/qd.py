@@ -28,13 +28,7 @@ import numpy as np
 from inshrink_core.codec import FrameContext, TensorInput, TensorReference
 from inshrink_core.codecs.fallback import host_values
 from inshrink_lab.published.flat import BITS
-from inshrink_lab.published.grid import (
-    MAX_BITS,
-    Grid,
-    GridCodec,
-    GridReference,
-    level_numbers,
-)
+from inshrink_lab.published.grid import MAX_BITS, Grid, GridCodec, GridReference, level_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

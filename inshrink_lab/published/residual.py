@@ -8,33 +8,26 @@ that are added to the reference; symbol 0 adds nothing. Without a reference they
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import Encoded, TensorInput, TensorReference
 from inshrink_core.codecs.exact import LosslessReference
 from inshrink_core.codecs.fallback import FallbackCodec, host_values
+from inshrink_core.coding.raw import worst_case_coded_bytes
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.ops.quantize import histogram16
 from inshrink_core.quantization.codebook import fit_exact, key_histogram
-from inshrink_lab.published.flat import FLAT_WORDS, decode_flat, encode_flat, worst_case_flat_bytes
+from inshrink_lab.published.flat import FLAT_WORDS, Floats, Mask, Symbols, decode_flat, encode_flat
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from inshrink_core.checkpoint import TensorSpec
-
-
-DELTA = 0x01
-WIDE = 0x02
-FILL = 0x04
+DELTA, WIDE, FILL = 1, 2, 4
 """Flags of a payload: values are added to the reference; four bytes a centroid instead of two; a value for
 symbol 0 follows the codebook."""
-
-_KNOWN_FLAGS = DELTA | WIDE | FILL
 
 MAX_CENTROIDS = 255
 """With symbol 0 they fill a byte."""
@@ -57,14 +50,9 @@ class Quantized(NamedTuple):
         What symbol 0 stands for, where that is not zero; never with a reference.
     """
 
-    symbols: NDArray[np.uint8]
-    codebook: NDArray[np.float32]
+    symbols: Symbols
+    codebook: Floats
     fill: float = 0.0
-
-    @property
-    def n_symbols(self) -> int:
-        """Size of the alphabet."""
-        return 1 + self.codebook.size
 
 
 class ResidualCodec(FallbackCodec[_Plan]):
@@ -77,20 +65,16 @@ class ResidualCodec(FallbackCodec[_Plan]):
     keyframe: str
 
     @abstractmethod
-    def quantize(
-        self, item: TensorInput, values: NDArray[np.float32], plan: _Plan, *, delta: bool
-    ) -> Quantized:
+    def quantize(self, item: TensorInput, values: Floats, plan: _Plan, *, delta: bool) -> Quantized:
         """Quantize residuals (`delta`), or values without a reference; float32[n], finite."""
 
-    def pack_symbols(
-        self, quantized: Quantized, spec: TensorSpec, reference: TensorReference | None
-    ) -> bytes:
+    def pack_symbols(self, quantized: Quantized, spec: TensorSpec, before: TensorReference | None) -> bytes:
         """Return coded symbols."""
-        return encode_flat(quantized.symbols, quantized.n_symbols, self.coder)
+        return encode_flat(quantized.symbols, 1 + quantized.codebook.size, self.coder)
 
     def parse_symbols(
-        self, stream: memoryview, spec: TensorSpec, n_symbols: int, reference: TensorReference | None
-    ) -> NDArray[np.uint8]:
+        self, stream: memoryview, spec: TensorSpec, n_symbols: int, before: TensorReference | None
+    ) -> Symbols:
         """Undo `pack_symbols`."""
         return decode_flat(stream, spec.numel, n_symbols)
 
@@ -98,81 +82,67 @@ class ResidualCodec(FallbackCodec[_Plan]):
         """Return what the next delta needs; by default the decoded tensor alone."""
         return LosslessReference(tensor)
 
-    def is_delta(self, spec: TensorSpec) -> bool:
-        """Whether tensors of this role are coded relative to their reference."""
-        return True
-
     def encode_lossy(
         self, item: TensorInput, plan: _Plan, reference: TensorReference | None
     ) -> Encoded | None:
         """Return symbols of the residual, or of values without a reference; None for what is not finite."""
-        spec = item.spec
-        previous = _fitting(reference, spec)
-        if (previous is None and self.keyframe == "exact") or not bool(torch.isfinite(item.tensor).all()):
+        previous = decoded_before(reference, item.spec)
+        if previous is None and self.keyframe == "exact":
             return None
-        delta = previous is not None and self.is_delta(spec)
-        values = residual_of(item.tensor, spec, reference) if delta else host_values(item.tensor)
-        if values is None:
+        previous = previous if item.spec.role is TensorRole.WEIGHT else None  # moments are not differenced
+        if (values := residual_of(item.tensor, previous)) is None:
             return None
-        quantized = self.quantize(item, values, plan, delta=delta)
-        stream = self.pack_symbols(quantized, spec, reference)
-        payload = _pack_head(quantized, delta=delta) + stream
-        decoded = _reconstruct(spec, quantized, previous if delta else None)
-        return Encoded(Block(self.bitstream, payload), self.state_of(decoded, quantized))
+        quantized = self.quantize(item, values, plan, delta=previous is not None)
+        payload = _pack_head(quantized, previous) + self.pack_symbols(quantized, item.spec, reference)
+        state = self.state_of(_reconstruct(item.spec, quantized, previous), quantized)
+        return Encoded(Block(self.bitstream, payload), state)
 
     def decode_lossy(
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> TensorReference:
         """Return the state a payload decodes to."""
         delta, codebook, fill, stream = _parse_head(payload)
-        previous = _fitting(reference, spec) if delta else None
+        previous = decoded_before(reference, spec) if delta else None
         if delta and previous is None:
             raise DamagedError("the block is a delta against another reference", where=spec.key)
-        symbols = self.parse_symbols(stream, spec, 1 + codebook.size, reference)
-        quantized = Quantized(symbols, codebook, fill)
+        quantized = Quantized(self.parse_symbols(stream, spec, 1 + codebook.size, reference), codebook, fill)
         return self.state_of(_reconstruct(spec, quantized, previous), quantized)
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
         """Return the header and packed symbols."""
-        return HEADER_BYTES + worst_case_flat_bytes(spec.numel, 1 + MAX_CENTROIDS)
+        return HEADER_BYTES + worst_case_coded_bytes(spec.numel, 1 + MAX_CENTROIDS)
 
 
-def _fitting(reference: TensorReference | None, spec: TensorSpec) -> torch.Tensor | None:
+def decoded_before(reference: TensorReference | None, spec: TensorSpec) -> torch.Tensor | None:
     """Return what a reference decodes to if residuals to it are defined."""
-    if reference is None:
-        return None
-    previous = reference.decoded()
-    fits = tuple(previous.shape) == spec.shape and previous.dtype == getattr(torch, spec.dtype)
+    previous = None if reference is None else reference.decoded()
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    fits = previous is not None and (previous.shape, previous.dtype) == (spec.shape, dtype)
     return previous if fits else None
 
 
-def residual_of(
-    tensor: torch.Tensor, spec: TensorSpec, reference: TensorReference | None
-) -> NDArray[np.float32] | None:
-    """Return a tensor less what its reference decodes to, float32[n]; None unless all of it is finite."""
-    previous = _fitting(reference, spec)
-    if previous is None:
-        return None
-    with np.errstate(over="ignore", invalid="ignore"):
-        residual = host_values(tensor) - host_values(previous)
-    return residual if np.isfinite(residual).all() else None
+def residual_of(tensor: torch.Tensor, previous: torch.Tensor | None) -> Floats | None:
+    """Return a tensor less an earlier one, if any, float32[n]; None unless all of it is finite."""
+    values = host_values(tensor)
+    if previous is not None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = values - host_values(previous)
+    return values if np.isfinite(values).all() else None
 
 
-def _pack_head(quantized: Quantized, *, delta: bool) -> bytes:
-    """Return flags, codebook and fill; entries take two bytes wherever float16 holds them all."""
-    codebook = quantized.codebook
-    half = _to_float16(codebook)
-    wide = not np.array_equal(half.astype(np.float32), codebook)
-    flags = (DELTA if delta else 0) | (WIDE if wide else 0) | (FILL if quantized.fill else 0)
-    entries = codebook.astype("<f4").tobytes() if wide else half.astype("<f2").tobytes()
-    fill = np.float32(quantized.fill).astype("<f4").tobytes() if quantized.fill else b""
-    return bytes((flags, codebook.size)) + entries + fill
+def _pack_head(quantized: Quantized, previous: torch.Tensor | None) -> bytes:
+    """Return flags, codebook and fill; entries take two bytes wherever float16 has them all."""
+    codebook, fill = quantized.codebook, quantized.fill
+    wide = not np.array_equal(_rounded_to_float16(codebook), codebook)
+    flags = (0 if previous is None else DELTA) | (WIDE if wide else 0) | (FILL if fill else 0)
+    head = bytes((flags, codebook.size)) + codebook.astype("<f4" if wide else "<f2").tobytes()
+    return head + np.float32(fill).astype("<f4").tobytes() if fill else head
 
 
-def _parse_head(payload: memoryview) -> tuple[bool, NDArray[np.float32], float, memoryview]:
+def _parse_head(payload: memoryview) -> tuple[bool, Floats, float, memoryview]:
     """Return whether it is a delta, codebook, fill and coded symbols."""
     flags, n_centroids = payload[0], payload[1]
-    if flags & ~_KNOWN_FLAGS or (flags & FILL and flags & DELTA):
+    if flags & ~(DELTA | WIDE | FILL) or (flags & FILL and flags & DELTA):
         raise DamagedError("the block has unknown flags", found=f"{flags:#x}", expected="known ones")
     width = 4 if flags & WIDE else 2
     end = 2 + width * n_centroids
@@ -189,26 +159,23 @@ def _parse_head(payload: memoryview) -> tuple[bool, NDArray[np.float32], float, 
 def _reconstruct(spec: TensorSpec, quantized: Quantized, previous: torch.Tensor | None) -> torch.Tensor:
     """One look-up and, with a reference, one float32 addition; symbol 0 leaves the reference's bits."""
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    table = np.concatenate((np.array([quantized.fill], np.float32), quantized.codebook))
-    symbols = quantized.symbols
+    values = np.append(np.float32(quantized.fill), quantized.codebook)[quantized.symbols]
     if previous is not None:
         with np.errstate(over="ignore", invalid="ignore"):
-            values = host_values(previous) + table[symbols]
-    else:
-        values = table[symbols]
+            values = host_values(previous) + values
     largest = float(torch.finfo(dtype).max)
     decoded = torch.from_numpy(values).clamp_(-largest, largest).to(dtype).view(spec.shape)
     if previous is None:
         return decoded
-    return torch.where(torch.from_numpy(symbols == 0).view(spec.shape), previous.to("cpu"), decoded)
+    return torch.where(torch.from_numpy(quantized.symbols == 0).view(spec.shape), previous.to("cpu"), decoded)
 
 
-def _to_float16(values: NDArray[np.float32]) -> NDArray[np.float16]:
+def _rounded_to_float16(values: Floats) -> Floats:
     with np.errstate(over="ignore", under="ignore"):
-        return values.astype(np.float16)
+        return values.astype(np.float16).astype(np.float32)
 
 
-def narrowed(centroids: NDArray[np.float64], tolerance: float) -> NDArray[np.float32]:
+def narrowed(centroids: NDArray[np.float64], tolerance: float) -> Floats:
     """Round centroids to float16 where none moves by more than a share of itself, else to float32.
 
     Parameters
@@ -225,23 +192,20 @@ def narrowed(centroids: NDArray[np.float64], tolerance: float) -> NDArray[np.flo
     """
     largest = np.float64(np.finfo(np.float32).max)
     single = np.clip(centroids, -largest, largest).astype(np.float32)
-    half = _to_float16(single).astype(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        error = np.abs(half.astype(np.float64) - centroids)
+    half = _rounded_to_float16(single)
+    error = np.abs(half.astype(np.float64) - centroids)
     rounded = half if tolerance and bool((error <= tolerance * np.abs(centroids)).all()) else single
     return np.unique(rounded + np.float32(0.0))  # -0.0 + 0.0 is +0.0: one zero
 
 
-def fit_nearest(
-    values: NDArray[np.float32], kept: NDArray[np.bool_], k: int, tolerance: float, fill: float = 0.0
-) -> Quantized:
+def fit_nearest(values: Floats, survives: Mask, k: int, tolerance: float, fill: float = 0.0) -> Quantized:
     """Quantize kept values to the k centroids of least squared error, and the others to symbol 0.
 
     Parameters
     ----------
     values : Float[ndarray, "n"]
         Finite.
-    kept : Bool[ndarray, "n"]
+    survives : Bool[ndarray, "n"]
         What gets a centroid; zeros never do.
     k
         Centroids wanted, 1 to 255.
@@ -255,7 +219,7 @@ def fit_nearest(
     Centroids are fitted to the histogram of upper halves of the float32s (`fit_exact`), every kept value
     gets the centroid nearest to it, the lower one of two as near.
     """
-    chosen = kept & (values != 0)
+    chosen = survives & (values != 0)
     survivors = values[chosen]
     symbols = np.zeros(values.size, np.uint8)
     if survivors.size == 0:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.archive.layout import FrameHeader
 from inshrink_core.chain import Archive, ChainWriter, open_base
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import BaseModelError, ConfigError, DamagedError, InputError
@@ -113,9 +112,9 @@ def test_missing_base_is_an_error_that_names_it_and_harms_no_later_keyframe(tune
             BaseModelError, match=f"expected SHA-256 {digest}, found nothing at .*--base FILE"
         ):
             opened[step].state_dict()
-    whole = Archive.open(tuned.folder / "a.inshrink")
+    complete = Archive.open(tuned.folder / "a.inshrink")
     for step in (3, 4):
-        expected = whole[step].state_dict()
+        expected = complete[step].state_dict()
         assert all(torch.equal(value, expected[name]) for name, value in opened[step].state_dict().items())
     found = inshrink_core.verify(archive, deep=True)
     assert not found.ok
@@ -169,9 +168,9 @@ def test_pruning_the_first_step_needs_the_base_and_leaves_none(tuned: Tuned) -> 
         inshrink_core.verbs.prune(archive, keep_last=2, apply=True)
     assert [path.read_bytes() for path in sorted(archive.rglob("*.frame"))] == before
     inshrink_core.verbs.prune(archive, keep_last=2, apply=True, base=tuned.base)
-    opened, whole = Archive.open(archive), Archive.open(tuned.folder / "a.inshrink")
+    opened, complete = Archive.open(archive), Archive.open(tuned.folder / "a.inshrink")
     assert opened.steps == (3, 4)
-    assert_equal(states(opened), {step: whole[step].state_dict() for step in (3, 4)})
+    assert_equal(states(opened), {step: complete[step].state_dict() for step in (3, 4)})
 
 
 def test_pruning_in_between_keeps_the_first_step_upon_its_base(tuned: Tuned) -> None:
@@ -200,14 +199,14 @@ def test_packed_archive_finds_its_base(tuned: Tuned) -> None:
 
 
 def test_appending_goes_on_from_a_frame_upon_a_base(tuned: Tuned) -> None:
-    whole = tuned.compressed("whole", look_ahead=False)
+    complete = tuned.compressed("whole", look_ahead=False)
     parts = tuned.compressed("parts", steps=[1], look_ahead=False)
     inshrink_core.compress(tuned.run, parts, steps=[2])
     moved = tuned.moved(parts)
     with pytest.raises(BaseModelError):
         inshrink_core.compress(tuned.run, moved)
     assert inshrink_core.compress(tuned.run, moved, base=tuned.base).appended == (3, 4)
-    assert_equal(states(Archive.open(moved, base=tuned.base)), states(Archive.open(whole)))
+    assert_equal(states(Archive.open(moved, base=tuned.base)), states(Archive.open(complete)))
 
 
 def test_another_base_is_refused_before_anything_is_written(tuned: Tuned) -> None:
@@ -218,11 +217,11 @@ def test_another_base_is_refused_before_anything_is_written(tuned: Tuned) -> Non
     plain = tuned.compressed("plain", base=None, steps=[1])
     with pytest.raises(InputError, match="begun without a base model"):
         inshrink_core.compress(tuned.run, plain, base=tuned.base)
-    for base, said in (
+    for base, message in (
         ({"encoder.weight": torch.zeros(3, 3)}, "it is another one"),
         ({name: value.double() for name, value in tuned.state.items() if "weight" in name}, "dtype"),
     ):
-        with pytest.raises(BaseModelError, match=said):
+        with pytest.raises(BaseModelError, match=message):
             tuned.compressed("never", base=base)
         assert not (tuned.folder / "never.inshrink").exists()
 
@@ -270,12 +269,6 @@ def test_base_is_one_checkpoint_that_stands_alone(tuned: Tuned) -> None:
         open_base(tuned.compressed())
     with pytest.raises(InputError, match="this is a run"):
         open_base(inshrink_core.open(tuned.run))  # type: ignore[arg-type]
-
-
-def test_first_frame_says_that_the_archive_does_not_hold_all_it_needs(tuned: Tuned) -> None:
-    archive = tuned.compressed(keyframe_every=2)
-    heads = [FrameHeader.parse(path.read_bytes()[:88], "") for path in sorted(archive.rglob("*.frame"))]
-    assert [head.external for head in heads] == [True, *(False for _ in heads[1:])]
 
 
 def test_record_that_does_not_fit_its_frame_is_damage(tuned: Tuned) -> None:

@@ -93,7 +93,7 @@ def test_what_changed_most_is_saved_and_the_rest_stays_with_its_optimizer_state(
 def test_what_stays_keeps_its_bits_and_its_chain(path, codec):
     training = Training()
     with opened(path, training, codec=codec) as saver:
-        kept = saver.read(2)
+        earlier = saver.read(2)
         budget = int(1.5 * a_layer(saver))
         training.move(0.0, 0.1, 0.0, 0.0)
         saver.save(3, budget=budget)
@@ -101,17 +101,17 @@ def test_what_stays_keeps_its_bits_and_its_chain(path, codec):
         saver.save(4, budget=budget)
         last = saver.read(4)
         for i in (2, 3):
-            assert torch.equal(last["model"][f"{i}.weight"], kept["model"][f"{i}.weight"])
+            assert torch.equal(last["model"][f"{i}.weight"], earlier["model"][f"{i}.weight"])
             for moment in ("exp_avg", "exp_avg_sq", "step"):
-                was, now = (content["optimizer"]["state"][i][moment] for content in (kept, last))
+                was, now = (content["optimizer"]["state"][i][moment] for content in (earlier, last))
                 assert torch.equal(was, now)
         archive = Archive.open(path)
-        _, whole, *some = archive.frames
-        assert all(frame.nbytes < 0.8 * whole.nbytes for frame in some)
+        _, complete, *some = archive.frames
+        assert all(frame.nbytes < 0.8 * complete.nbytes for frame in some)
         assert archive.frame(some[-1]).meta[WRITTEN].keys() == {"1.weight", "2.weight", "3.weight"}
         # A delta upon what stayed is as small as one upon what did not.
         assert archive.frame(some[-1]).entry("0.weight").nbytes < 1.3 * (
-            archive.frame(whole).entry("0.weight").nbytes
+            archive.frame(complete).entry("0.weight").nbytes
         )
         assert not inshrink_core.verify(path, deep=True).problems
 
@@ -151,10 +151,10 @@ def test_the_first_two_saves_and_keyframes_are_whole(path):
             saver.save(step, budget=8000)
         saver.flush()
         archive = Archive.open(path)
-        whole = [WRITTEN not in archive.frame(info).meta for info in archive.frames]
-        assert whole[:2] == [True, True]
-        assert whole[2:] == [info.kind == "keyframe" for info in archive.frames[2:]]
-        assert sum(whole) == 3
+        complete = [WRITTEN not in archive.frame(info).meta for info in archive.frames]
+        assert complete[:2] == [True, True]
+        assert complete[2:] == [info.kind == "keyframe" for info in archive.frames[2:]]
+        assert sum(complete) == 3
 
 
 @pytest.mark.parametrize("given", [{"budget": 0}, {"budget": 2.5}, {"budget": 9999, "max_age": 0}])

@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_buffers_that_are_rounded_are_told_with_what_keeps_them(
-    run: Path, tmp_path: Path, asked: dict[str, Any], rounded: set[str], said: str
+    run: Path, tmp_path: Path, asked: dict[str, Any], rounded: set[str], words: str
 ) -> None:
     report = inshrink_core.compress(run, tmp_path / "a.inshrink", **asked)
     originals, restored = inshrink_core.open(run), inshrink_core.open(tmp_path / "a.inshrink")
@@ -47,6 +47,6 @@ def test_buffers_that_are_rounded_are_told_with_what_keeps_them(
     shown = Console(file=io.StringIO(), width=200)
     report.show(shown)
     lines = shown.file.getvalue().splitlines()
-    told = next((line for line in lines if line.startswith("buffers")), "")
-    assert bool(told) == bool(rounded)
-    assert said in told
+    row = next((line for line in lines if line.startswith("buffers")), "")
+    assert bool(row) == bool(rounded)
+    assert words in row

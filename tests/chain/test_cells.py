@@ -53,16 +53,16 @@ def values(step: int) -> dict[TensorSpec, torch.Tensor]:
 
 def shards_of(step: int, rank: int, world: int) -> dict[TensorSpec, torch.Tensor]:
     """Return what a rank holds: rows of the matrices, and the first one all of the bias."""
-    held = {}
+    shards = {}
     for spec, tensor in values(step).items():
         if len(spec.shape) == 1:
-            held |= {spec: tensor} if rank == 0 else {}
+            shards |= {spec: tensor} if rank == 0 else {}
             continue
         size = -(-ROWS // world)
         rows = range(min(rank * size, ROWS), min((rank + 1) * size, ROWS))
         box = Box((rows.start, 0), (len(rows), COLUMNS))
-        held |= {cell: tensor[box_of(cell).slices] for cell, _ in cells_of(spec, box)}
-    return held
+        shards |= {cell: tensor[box_of(cell).slices] for cell, _ in cells_of(spec, box)}
+    return shards
 
 
 def write(path: Path, world: int, steps=STEPS, codec: str = "lossless") -> Path:
@@ -72,20 +72,22 @@ def write(path: Path, world: int, steps=STEPS, codec: str = "lossless") -> Path:
     order = {spec.key: place for place, spec in enumerate(specs())}
     for step in steps:
         meeting, given = threading.Barrier(world, timeout=20), [None] * world
-        held = [shards_of(step, rank, world) for rank in range(world)]
-        rows = sorted((order[one.whole.key], box_of(one).offsets) for own in held for one in own)
+        shards = [shards_of(step, rank, world) for rank in range(world)]
+        rows = sorted((order[spec.whole.key], box_of(spec).offsets) for shard in shards for spec in shard)
         places = {row: place for place, row in enumerate(rows)}
         failures = []
 
-        def rank_writes(rank: int, step=step, held=held, meeting=meeting, given=given, places=places) -> None:
+        def rank_writes(
+            rank: int, step=step, shards=shards, meeting=meeting, given=given, places=places
+        ) -> None:
             def gathered(value):
                 given[rank] = value
                 meeting.wait()
                 return list(given)
 
-            own = {spec.key: tensor for spec, tensor in held[rank].items()}
-            checkpoint = Checkpoint(step=step, specs=tuple(held[rank]), source=TensorsInMemory(own))
-            at = {one.key: places[order[one.whole.key], box_of(one).offsets] for one in held[rank]}
+            tensors = {spec.key: tensor for spec, tensor in shards[rank].items()}
+            checkpoint = Checkpoint(step=step, specs=tuple(shards[rank]), source=TensorsInMemory(tensors))
+            at = {one.key: places[order[one.whole.key], box_of(one).offsets] for one in shards[rank]}
             config = ChainConfig(config=make_codec(codec, None), threads=1, optimizer="exact")
             with PartWriter(path, rank, world, bytes([step])) as writer:
                 ChainWriter(writer, config, split=Shards(at, gathered)).append(checkpoint)
@@ -225,11 +227,11 @@ def test_optimizer_state_of_the_last_step_alone_leaves_every_cell_of_the_weights
     assert archive.steps == STEPS
     for step in STEPS:
         stored = archive[step]
-        held = {spec.key: tensor for spec, tensor in values(step).items() if spec.key in stored}
-        assert set(held) == {
+        shards = {spec.key: tensor for spec, tensor in values(step).items() if spec.key in stored}
+        assert set(shards) == {
             spec.key for spec in specs() if step == STEPS[-1] or spec.role is TensorRole.WEIGHT
         }
-        assert all(torch.equal(stored[key], tensor) for key, tensor in held.items())
+        assert all(torch.equal(stored[key], tensor) for key, tensor in shards.items())
     assert not verify(path, deep=True).problems
 
 
@@ -289,11 +291,11 @@ def test_a_part_remembers_its_own_cells_alone_and_a_frame_all_of_them(tmp_path):
     first, second = changing.frames[0], alone.frames[0]
     reader = changing.reader.frame(first.frame_id)
     for part in range(5):
-        held = {entry.key for entry in reader.entries if entry.part == part}
+        shards = {entry.key for entry in reader.entries if entry.part == part}
         memory = reader.meta_of(part)["memory"]
         remembered = {key for one in memory.values() if isinstance(one, dict) for key in one}
         assert remembered
-        assert remembered <= held
+        assert remembered <= shards
     assert reader.meta["memory"] == alone.reader.frame(second.frame_id).meta["memory"]
     # What follows plans with all of it, on whatever number of ranks.
     for one, other in zip(alone.frames, changing.frames, strict=True):

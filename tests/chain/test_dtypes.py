@@ -11,7 +11,6 @@ import inshrink_core
 from inshrink_core.chain import Archive, frame_size
 from inshrink_core.chain.config import OPTIMIZER_CHOICES
 from inshrink_core.checkpoint import DTYPE_SIZES, TensorRole
-from inshrink_core.cli import main
 from inshrink_core.codec import weight_codecs
 from tests.strategies import bits, random_bits
 
@@ -114,23 +113,6 @@ def test_a_run_of_every_dtype_is_compressed_and_restored(
             assert (one.dtype, one.shape) == (other.dtype, other.shape)
             if str(one.dtype).removeprefix("torch.") not in ROUNDED or codec == optimizer == "lossless":
                 assert bits(one) == bits(other)
-
-
-def test_a_run_of_every_dtype_is_measured(run_path: Path, tmp_path: Path):
-    run = inshrink_core.open(run_path)
-    for metric in ("magnitude", "taylor", "fisher", "update"):
-        assert inshrink_core.analysis.sensitivity(run, metric).by("tensor")
-    inshrink_core.compress(run, tmp_path / "a", codec="lattice")
-    archive = Archive.open(tmp_path / "a")
-    for dtype in sorted(set(DTYPE_SIZES) - ROUNDED - {"int16", "int32"}):
-        moment = f"with_{dtype}.weight@exp_avg"
-        for key in (f"{dtype}.weight", f"with_{dtype}.weight", *([moment] if moment in archive[2] else [])):
-            inshrink_core.analysis.anatomy(archive, 2, key, against=run)
-            inshrink_core.analysis.anatomy(run, 2, key)
-            inshrink_core.analysis.trajectory(run, key)
-    assert main(["inspect", str(tmp_path / "a"), "--tensors"]) == 0
-    assert main(["inspect", str(run_path), "--tensors"]) == 0
-    assert main(["estimate", str(run_path)]) == 0
 
 
 def test_relative_errors_of_frames_count_float8_like_every_float(tmp_path: Path):

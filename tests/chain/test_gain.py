@@ -15,7 +15,7 @@ from tests.builders import memory_checkpoint, seeded
 
 
 @dataclass(frozen=True)
-class Held(TensorReference):
+class State(TensorReference):
     tensor: Any
 
     def decoded(self):
@@ -44,12 +44,12 @@ class Damped(LosslessCodec):
     def encode(self, item, plan, reference):
         self.items.append(item)
         before = reference.decoded()
-        kept = before + self.share * (item.tensor - before)
-        return Encoded(Block("damped/1", kept.numpy().tobytes()), Held(kept))
+        arrived = before + self.share * (item.tensor - before)
+        return Encoded(Block("damped/1", arrived.numpy().tobytes()), State(arrived))
 
     def decode(self, spec, block, reference, device="cpu"):
         values = torch.frombuffer(bytearray(block.payload), dtype=torch.float32).view(spec.shape)
-        return Held(values)
+        return State(values)
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Case:
         new = {name: value + 0.125 * seeded((6, 5), 2) for name, value in old.items()}
         before, after = memory_checkpoint(1, old), memory_checkpoint(2, new | self.extra)
         after = replace(after, hyperparameters=rates or {})
-        states = {name: Held(value + self.error) for name, value in old.items()}
+        states = {name: State(value + self.error) for name, value in old.items()}
         return step_gain(chain_of(codec), before, after, ChainState(references=states, memory=memory))
 
 
@@ -119,7 +119,7 @@ def test_values_that_are_not_finite_count_for_nothing():
     old = torch.tensor([1.0, float("nan"), 3.0, float("inf")])
     new = torch.tensor([2.0, 1.0, float("nan"), 5.0])
     before, after = memory_checkpoint(1, {"w": old}), memory_checkpoint(2, {"w": new})
-    found = step_gain(chain_of(Damped(share=1.0)), before, after, ChainState(references={"w": Held(old)}))
+    found = step_gain(chain_of(Damped(share=1.0)), before, after, ChainState(references={"w": State(old)}))
     assert (found.gain, found.noise) == (1.0, 0.0)
     assert found.tensors[0].movement == 1.0
 
@@ -128,7 +128,7 @@ def test_buffers_integers_and_tensors_that_are_new_are_left_out():
     before = memory_checkpoint(1, {"w": seeded((4,), 1), "bn.running_mean": seeded((4,), 2)})
     tensors = {"w": seeded((4,), 3), "bn.running_mean": seeded((4,), 4), "new": seeded((4,), 5)}
     after = memory_checkpoint(2, tensors | {"count": torch.tensor([3])})
-    states = {key: Held(before[key]) for key in before}
+    states = {key: State(before[key]) for key in before}
     found = step_gain(chain_of(Damped(share=1.0)), before, after, ChainState(references=states))
     assert [row.key for row in found.tensors] == ["w"]
 

@@ -40,17 +40,6 @@ def test_steps_that_come_later_and_branches_go_on_with_the_plan(run_path: Path, 
     assert all(memory == found[0] for memory in found)
 
 
-def test_a_run_that_still_grows_is_planned_as_it_comes(run_path: Path, tmp_path: Path) -> None:
-    inshrink_core.compress(run_path, tmp_path / "a", look_ahead=False)
-    inshrink_core.compress(
-        run_path, tmp_path / "b", interval=0.1, until=inshrink_core.open(run_path).steps[-1], watch=True
-    )
-    for found in (memories(tmp_path / "a"), memories(tmp_path / "b")):
-        assert "movement" not in found[0]
-        assert found[1]["movement"] > 0
-        assert all(memory == found[1] for memory in found[2:])
-
-
 def test_a_single_step_has_no_course_to_plan_on(run_path: Path, tmp_path: Path) -> None:
     run = inshrink_core.open(run_path)
     inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:1])

@@ -67,10 +67,10 @@ def test_master_weights_are_on_a_lattice_as_the_weights_are(
     before = torch.load(run_path / f"step_{STEPS[-2]}.pt")
     for number, state in original["optimizer"]["state"].items():
         found = restored["optimizer"]["state"][number]
-        master, kept = state["master_param"], found["master_param"]
+        master, restored_master = state["master_param"], found["master_param"]
         moved = (master - before["optimizer"]["state"][number]["master_param"]).square().mean().sqrt()
-        assert kept.dtype is torch.float32
-        assert float((kept - master).abs().max()) < 6 * float(moved)
+        assert restored_master.dtype is torch.float32
+        assert float((restored_master - master).abs().max()) < 6 * float(moved)
         assert torch.equal(found["step"], state["step"])
 
 
@@ -83,16 +83,6 @@ def test_weights_stay_copies_of_their_masters_within_a_step_of_the_lattice(
         if weight.dim() == 2:
             apart = (weight.float() - master).square().mean().sqrt()
             assert float(apart) < 0.1 * float(master.square().mean().sqrt())
-
-
-def test_masters_cost_no_more_than_a_half_above_the_weights(run_path: Path, tmp_path: Path) -> None:
-    archive, _ = archived(run_path, tmp_path, codec="lattice", optimizer="compressed")
-    last = frame_size(archive, archive.frames[-1])
-    by_role = {
-        role: sum(t.nbytes for t in last.tensors if t.spec.role is role and len(t.spec.shape) == 2)
-        for role in (TensorRole.WEIGHT, TensorRole.MASTER)
-    }
-    assert by_role[TensorRole.MASTER] < 1.5 * by_role[TensorRole.WEIGHT]
 
 
 @pytest.mark.parametrize(("codec", "optimizer"), [("lattice", "exact"), ("inshrinkerator", "compressed")])

@@ -97,7 +97,7 @@ def test_an_archive_goes_on_with_the_overrides_it_was_made_with(tmp_path):
     run = inshrink_core.open(SAMPLE)
     inshrink_core.compress(run, tmp_path / "a.inshrink", steps=run.steps[:4])
     meta = [Archive.open(tmp_path / "a.inshrink").frame(frame).meta for frame in archive.reader.frames]
-    assert all(one["overrides"] == entries for one in meta)
+    assert all(record["overrides"] == entries for record in meta)
 
 
 def test_an_override_that_matches_nothing_is_refused_and_nothing_written(tmp_path):

@@ -78,26 +78,6 @@ def test_no_thread_is_left_when_the_context_closes():
     assert threading.active_count() == before
 
 
-def test_threads_do_not_change_restored_files(tmp_path):
-    run = inshrink_core.open(SAMPLE)
-    archive = tmp_path / "a.inshrink"
-    inshrink_core.compress(run, archive, codec="lattice", steps=run.steps[:3])
-    steps = run.steps[1:3]
-    for layout in ("same", "safetensors", "torch"):
-        found = []
-        for threads in (1, 3):
-            target = tmp_path / f"{layout}-{threads}"
-            report = inshrink_core.restore(archive, target, steps=steps, layout=layout, threads=threads)
-            found.append({path.relative_to(target): path.read_bytes() for path in report.paths})
-        assert found[0].keys() == found[1].keys()
-        assert layout == "torch" or found[0] == found[1]
-    alone = [
-        inshrink_core.restore(archive, tmp_path / f"some-{n}", tensors="conv*", threads=n).paths
-        for n in (1, 3)
-    ]
-    assert [path.read_bytes() for path in alone[0]] == [path.read_bytes() for path in alone[1]]
-
-
 def test_tensors_of_an_archive_are_the_callers_own(tmp_path):
     run = inshrink_core.open(SAMPLE)
     archive = tmp_path / "a.inshrink"

@@ -16,11 +16,9 @@ import torch
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter
-from inshrink_core.chain.encoder import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.codec import get_codec
-from inshrink_core.codecs.exact import LosslessReference
-from inshrink_core.errors import InshrinkError
-from tests.builders import DictSource, memory_checkpoint, spec_of
+from inshrink_core.errors import MissingFrameError
+from tests.builders import memory_checkpoint
 
 CODECS = ("inshrinkerator", "lossless")
 
@@ -141,25 +139,16 @@ def test_checkpoints_in_memory_are_not_asked_again(tmp_path: Path) -> None:
     assert torch.equal(archive[2]["w.weight"], second["w.weight"])
 
 
-def test_a_state_that_is_nowhere_raises_an_error_of_ours() -> None:
-    class Gone:
-        def read(self, _: object) -> NoReturn:
-            raise InshrinkError("there is no such file any more")
+def test_a_state_that_is_nowhere_raises_an_error_of_ours(run_path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a.inshrink"
 
-    def decode() -> NoReturn:
-        raise InshrinkError("the frame is missing")
+    def lose(path: Path) -> None:
+        path.unlink()
+        for frame in Archive.open(target).reader.frames:
+            (target / frame.path).unlink()
 
-    tensor = torch.zeros(HELD_NBYTES)
-    spec = spec_of("w.weight", tensor)
-    reference = RecalledReference(origin=Origin(Gone(), spec, b""), decode=decode)  # type: ignore[arg-type]
-    assert reference.nbytes == 0
-    with pytest.raises(InshrinkError, match="the frame is missing"):
-        reference.decoded()
-    source = DictSource({"w.weight": tensor})
-    state = LosslessReference(tensor.clone())
-    changed = RecalledReference(origin=Origin(source, spec, b"another digest"), decode=lambda: state)
-    assert torch.equal(changed.decoded(), tensor)
-    assert source.reads == ["w.weight"]
+    with pytest.raises(MissingFrameError):
+        compress_with_between(run_path, target, "lossless", lose)
 
 
 PEAK = """

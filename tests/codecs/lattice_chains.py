@@ -1,4 +1,4 @@
-"""Frames and chains of one tensor under the lattice codec."""
+"""Frames and chains of one tensor, under the lattice codec or another."""
 
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import FrameContext, TensorInput
@@ -28,6 +28,11 @@ def frame(tensor, config=None, reference=None, *, context=None, spec=None, **bes
     item = item_of(spec, tensor, **beside)
     plan = config.plan([spec], [config.observe(item, reference)], context)
     return config.encode(item, plan, reference), plan
+
+
+def encode(tensor, codec, reference=None, **beside):
+    """Return what a codec makes of a frame of one tensor."""
+    return frame(tensor, codec, reference, **beside)[0]
 
 
 def chain(tensors, config=None, rate=1e-3, second_moment=None):

@@ -74,23 +74,23 @@ def test_the_codec_of_the_guide_has_about_sixty_lines():
 def test_the_codec_of_the_guide_writes_verifies_and_restores_an_archive(package: Path, tmp_path: Path):
     done = run(package, "-c", USE, str(tmp_path))
     assert done.returncode == 0, done.stderr
-    told = run(package, "-m", "inshrink_core.cli", "verify", str(tmp_path / "run.inshrink"))
-    assert told.returncode == 0, told.stderr
+    done = run(package, "-m", "inshrink_core.cli", "verify", str(tmp_path / "run.inshrink"))
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_archive_is_refused_where_its_codec_is_not_installed(package: Path, tmp_path: Path):
     done = run(package, "-c", USE, str(tmp_path))
     assert done.returncode == 0, done.stderr
     code = "import sys, inshrink_core; a = inshrink_core.open(sys.argv[1]); a[a.steps[0]]['fc1.weight']"
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "run.inshrink")],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert told.returncode != 0
-    assert "no installed codec reads the bitstream 'cut/1'" in told.stderr
+    assert done.returncode != 0
+    assert "no installed codec reads the bitstream 'cut/1'" in done.stderr
 
 
 def test_the_codec_of_the_guide_keeps_the_laws(package: Path):

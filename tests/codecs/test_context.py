@@ -3,28 +3,21 @@
 import pytest
 import torch
 
-from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
-from inshrink_core.codec import TensorInput
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.testing.codecs import CodecSuite, state_bits
 from inshrink_lab.published.context import ContextCodec, ContextReference
 from inshrink_lab.published.excp import ExcpCodec
+from tests.codecs.lattice_chains import encode
 from tests.strategies import bits, normal, spec_of
 
 CODEC = ContextCodec()
+SECOND = torch.full((200, 200), 1e-9)
 
 
-def encode(tensor, reference=None, codec=CODEC, config=None):
-    config = config or ContextCodec()
-    second = torch.full(tensor.shape, 1e-9)
-    item = TensorInput(
-        spec=spec_of(tensor),
-        tensor=tensor,
-        companions={TensorRole.EXP_AVG_SQ: second},
-    )
-    plan = config.plan([item.spec], [config.observe(item, reference)])
-    return config.encode(item, plan, reference)
+def coded(values, reference=None):
+    """Return the state after values, under second moments that prune little."""
+    return encode(values, CODEC, reference, second_moment=torch.full(values.shape, 1e-9)).reference
 
 
 class TestContextDefaults(CodecSuite):
@@ -41,9 +34,11 @@ class TestContextWide(CodecSuite):
 
 def test_values_are_those_of_excp():
     values, moved = normal((80, 90), 0), normal((80, 90), 0) + normal((80, 90), 1, 1e-3)
-    ours = encode(moved, encode(values).reference).reference
-    config = ExcpCodec()
-    theirs = encode(moved, encode(values, None, ExcpCodec(), config).reference, ExcpCodec(), config).reference
+    second = torch.full(values.shape, 1e-9)
+    ours, theirs = (
+        encode(moved, codec, encode(values, codec).reference, second_moment=second).reference
+        for codec in (CODEC, ExcpCodec())
+    )
     assert bits(ours.decoded()) == bits(theirs.decoded())
 
 
@@ -55,32 +50,32 @@ def _moves(seed):
 
 def test_regions_that_moved_before_tell_which_move_now():
     values = normal((200, 200), 0)
-    start = encode(values).reference
-    first = encode(values + _moves(1), start).reference
+    start = coded(values)
+    first = coded(values + _moves(1), start)
     goal = values + _moves(1) + _moves(2)
-    informed = encode(goal, first).block.payload
+    informed = encode(goal, CODEC, first, second_moment=SECOND).block.payload
     # The same decoded values without their symbols: nothing is known of the regions.
-    blind = encode(goal, encode(first.decoded()).reference).block.payload
+    blind = encode(goal, CODEC, coded(first.decoded()), second_moment=SECOND).block.payload
     assert len(informed) < 0.9 * len(blind)
 
 
 def test_a_state_keeps_its_symbols_through_a_rekey():
     values = normal((60, 60), 0)
-    state = encode(values + normal((60, 60), 1, 1e-3), encode(values).reference).reference
+    state = coded(values + normal((60, 60), 1, 1e-3), coded(values))
     assert isinstance(state, ContextReference)
     block = CODEC.rekey(spec_of(values), state)
     assert len(block.payload) <= CODEC.worst_case_bytes(spec_of(values))
     rekeyed = CODEC.decode(spec_of(values), block, None)
     assert state_bits(rekeyed) == state_bits(state)
     # A frame written before the re-key decodes after it.
-    following = encode(values, state)
+    following = encode(values, CODEC, state)
     decoded = CODEC.decode(spec_of(values), following.block, rekeyed)
     assert state_bits(decoded) == state_bits(following.reference)
 
 
 def test_damaged_states_are_refused_or_decode_to_the_spec():
     values = normal((60, 60), 0)
-    state = encode(values + normal((60, 60), 1, 1e-3), encode(values).reference).reference
+    state = coded(values + normal((60, 60), 1, 1e-3), coded(values))
     payload = bytes(CODEC.rekey(spec_of(values), state).payload)
     for length in range(0, len(payload), 97):
         with pytest.raises(DamagedError):
@@ -97,10 +92,6 @@ def test_damaged_states_are_refused_or_decode_to_the_spec():
 def test_symbols_of_a_tensor_without_centroids_are_refused():
     # delta, no centroids; which symbols are zero: none (a constant 1); no values
     payload = bytes([1, 0, 2, 1, 1, 0])
-    reference = encode(torch.zeros(2, 2)).reference
+    reference = coded(torch.zeros(2, 2))
     with pytest.raises(DamagedError, match="alphabet"):
         CODEC.decode(spec_of(torch.zeros(2, 2)), Block("context/1", payload), reference)
-
-
-def test_moments_are_taken_like_those_of_excp():
-    assert CODEC.takes() == MODEL_ROLES | {TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ}

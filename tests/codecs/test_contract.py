@@ -46,8 +46,8 @@ def test_what_is_compared_and_what_is_tuned_are_settings_with_a_label(name):
 def test_a_value_beside_every_range_and_a_word_beside_every_list_are_refused(name):
     kind = get_codec(name)
     for setting, (low, high) in kind.ranges.items():
-        whole = isinstance(low, int) and isinstance(high, int)
-        for value in (low - 1, high + 1, float("nan"), True, "1", *([float(low)] if whole else ())):
+        is_whole = isinstance(low, int) and isinstance(high, int)
+        for value in (low - 1, high + 1, float("nan"), True, "1", *([float(low)] if is_whole else ())):
             with pytest.raises(ConfigError, match=setting):
                 kind(**{setting: value})
     for setting in kind.words:

@@ -1,30 +1,18 @@
 """The ExCP codec keeps the laws, and its own promises: joint pruning, few centroids, LZMA."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 
-from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
-from inshrink_core.codec import TensorInput, get_codec
+from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
+from inshrink_core.codec import TensorInput
 from inshrink_core.testing.codecs import CodecSuite, state_bits
-from inshrink_lab.published.excp import ExcpCodec, kept_moments, kept_residuals
+from inshrink_lab.published.excp import ExcpCodec, surviving_moments, surviving_residuals
 from inshrink_lab.published.residual import fit_nearest, narrowed
 from tests.strategies import bits, normal, spec_of
 
 CODEC = ExcpCodec()
 MOMENTS = (TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ)
-
-
-def encode(tensor, config, reference=None, second=None):
-    item = TensorInput(
-        spec=spec_of(tensor),
-        tensor=tensor,
-        companions={TensorRole.EXP_AVG_SQ: second},
-    )
-    plan = config.plan([item.spec], [config.observe(item, reference)])
-    return config.encode(item, plan, reference)
 
 
 class _WithSecondMoment(CodecSuite):
@@ -63,25 +51,27 @@ def test_the_threshold_is_the_published_factor_times_the_median_of_the_residual(
     for root_mean, expected in ((1e-4, [0, 1, 1, 1, 1]), (4e-5, [0, 0, 0, 1, 1]), (3e-5, [0, 0, 0, 0, 0])):
         # factors .5, 1.25 and 1.67: thresholds .15, .375 and .5
         second = np.full(5, root_mean**2, np.float32)
-        assert kept_residuals(residual, second, config).tolist() == [bool(kept) for kept in expected]
+        assert surviving_residuals(residual, second, config).tolist() == [
+            bool(survives) for survives in expected
+        ]
 
 
 def test_the_factor_is_capped_at_two_and_a_half():
     residual = np.array([1.0, 1.0, 1.0, 2.4, 2.6], np.float32)
     for second in (np.zeros(5, np.float32), np.full(5, 1e-20, np.float32), None):
-        assert kept_residuals(residual, second, ExcpCodec()).tolist() == [False] * 4 + [True]
+        assert surviving_residuals(residual, second, ExcpCodec()).tolist() == [False] * 4 + [True]
 
 
 def test_the_papers_indicator_is_one_threshold_an_element():
     residual = np.full(4, 1.0, np.float32)
     second = np.array([1e-8, 2.4e-9, 2.6e-9, 0], np.float32)  # factors .5, 1.02, .98, cap
-    kept = kept_residuals(residual, second, ExcpCodec(indicator="element"))
-    assert kept.tolist() == [True, False, True, False]
+    survives = surviving_residuals(residual, second, ExcpCodec(indicator="element"))
+    assert survives.tolist() == [True, False, True, False]
 
 
 def test_a_first_moment_is_kept_above_twice_the_mean_magnitude():
     first = np.array([1.0, -1.0, 0.0, 6.0, -2.0], np.float32)  # mean 2
-    assert kept_moments(first, ExcpCodec()).tolist() == [False, False, False, True, False]
+    assert surviving_moments(first, ExcpCodec()).tolist() == [False, False, False, True, False]
 
 
 # Quantizing
@@ -107,17 +97,6 @@ def test_a_codebook_is_float16_unless_that_loses_a_part_in_32():
     fine, coarse = np.array([-0.1, 0.3]), np.array([1e-9, 3e-8, 0.5])
     assert (narrowed(fine, 1 / 32) == fine.astype(np.float16)).all()
     assert (narrowed(coarse, 1 / 32) == coarse.astype(np.float32)).all()
-
-
-def test_at_most_fifteen_values_are_added_in_a_frame_of_four_bits():
-    values = normal((100, 100), 0)
-    first = encode(values, ExcpCodec()).reference
-    moved = values + normal((100, 100), 1, 1e-3)
-    second = encode(moved, ExcpCodec(alpha=1e-6), first, torch.full((100, 100), 1e-8)).reference
-    added = (second.decoded() - values).numpy().round(6)
-    assert 10 <= len(np.unique(added)) <= 60  # rounding of the sums blurs 16 values
-    error = (second.decoded() - moved).square().mean().sqrt() / 1e-3
-    assert float(error) < 0.13  # 15 centroids of a normal distribution err .12 of its deviation
 
 
 # Moments
@@ -165,13 +144,15 @@ def test_moments_survive_where_residual_and_first_moment_do():
     done = encode_roles(CODEC, second, references, config)
     residual = (second[TensorRole.WEIGHT] - first[TensorRole.WEIGHT]).numpy().reshape(-1)
     moment = second[TensorRole.EXP_AVG].numpy().reshape(-1)
-    kept = kept_residuals(residual, second[TensorRole.EXP_AVG_SQ].numpy().reshape(-1), config)
-    kept &= kept_moments(moment, config)
-    assert 0.05 < kept.mean() < 0.5
+    survives = surviving_residuals(residual, second[TensorRole.EXP_AVG_SQ].numpy().reshape(-1), config)
+    survives &= surviving_moments(moment, config)
+    assert 0.05 < survives.mean() < 0.5
     for role in MOMENTS:
         decoded = done[role].reference.decoded().numpy().reshape(-1)
-        assert ((decoded != 0) == kept).all()
-        assert decoded[kept] == pytest.approx(second[role].numpy().reshape(-1)[kept], rel=1.2, abs=1e-4)
+        assert ((decoded != 0) == survives).all()
+        assert decoded[survives] == pytest.approx(
+            second[role].numpy().reshape(-1)[survives], rel=1.2, abs=1e-4
+        )
 
 
 def test_moments_decode_without_weight_plan_or_reference():
@@ -195,17 +176,6 @@ def test_pruned_second_moments_may_become_their_mean_and_are_then_never_zero():
     assert float(restored.mean()) == pytest.approx(float(second[TensorRole.EXP_AVG_SQ].mean()), rel=0.05)
 
 
-def test_tiny_second_moments_do_not_underflow():
-    first, second = frames()
-    for tensors in (first, second):
-        tensors[TensorRole.EXP_AVG_SQ] *= 1e-6  # 1e-12: below float16's smallest number
-    config = ExcpCodec(beta=0.5, alpha=1e-8)
-    references = {r: e.reference for r, e in encode_roles(CODEC, first, {}, config).items()}
-    done = encode_roles(CODEC, second, references, config)
-    kept = done[TensorRole.EXP_AVG].reference.decoded() != 0
-    assert bool((done[TensorRole.EXP_AVG_SQ].reference.decoded()[kept] > 0).all())
-
-
 def test_moments_may_be_left_to_others():
     roles = MODEL_ROLES | set(MOMENTS)
     assert CODEC.takes() == roles
@@ -218,44 +188,9 @@ def test_moments_may_be_left_to_others():
     assert bits(encoded.reference.decoded()) == bits(tensor + 1)
 
 
-def test_other_codecs_take_the_model_alone():
-    for name in ("inshrinkerator", "lossless", "lc-checkpoint", "qd", "uniform"):
-        assert get_codec(name)().takes() == MODEL_ROLES
-
-
-def test_buffers_and_other_roles_are_exact():
-    for role in (TensorRole.BUFFER, TensorRole.STEP, TensorRole.MOMENTUM, TensorRole.MASTER):
-        tensor = normal((64, 64), 0)
-        spec = TensorSpec(name="x", role=role, dtype="float32", shape=(64, 64))
-        plan = ExcpCodec().plan([], [])
-        reference = ExcpCodec().encode(TensorInput(spec=spec, tensor=tensor), plan, None).reference
-        block = ExcpCodec().encode(TensorInput(spec=spec, tensor=tensor + 1), plan, reference).block
-        assert block.codec == "lossless/1"
-
-
 # Coding
-
-
-def test_the_same_symbols_are_smaller_through_rans_than_through_lzma():
-    values = normal((300, 300), 0)
-    second = torch.full((300, 300), 1e-10)
-    moved = values + normal((300, 300), 1, 1e-3)
-    sizes, states = {}, {}
-    for coder in ("lzma", "rans"):
-        config = ExcpCodec(coder=coder)
-        first = encode(values, config).reference
-        encoded = encode(moved, config, first, second)
-        sizes[coder], states[coder] = len(encoded.block.payload), state_bits(encoded.reference)
-    assert states["lzma"] == states["rans"]
-    assert sizes["rans"] < sizes["lzma"] < 90000 * 4 / 8 / 3
-
-
-def test_published_defaults():
-    config = dataclasses.asdict(ExcpCodec())
-    published = {"alpha": 5e-5, "beta": 2.0, "bits": 4, "coder": "lzma", "pruned_second_moment": "zero"}
-    assert config | published == config
 
 
 def test_residuals_near_the_largest_float_are_left_out_without_a_word():
     residual = np.array([3e38, -3.2e38, 3.3e38, 1.0], np.float32)
-    assert not kept_residuals(residual, None, ExcpCodec()).any()
+    assert not surviving_residuals(residual, None, ExcpCodec()).any()

@@ -57,7 +57,7 @@ def giant(shape: tuple[int, ...], dtype: str = "float16", role: TensorRole = Ten
 def test_a_payload_of_a_few_bytes_for_a_tensor_no_memory_holds_is_refused(name: str, shape: tuple[int, ...]):
     codec = get_codec(name)()
     for bitstream in {codec.bitstream, "lossless/1"}:
-        heads = {one.sound[0][:40] for one in situations() if one.bitstream == bitstream and one.sound}
+        heads = {case.sound[0][:40] for case in situations() if case.bitstream == bitstream and case.sound}
         for payload in (b"\x02\x00\x00", b"\x00\x00\x00\x00", b"\x01\x00\x00\x00", *sorted(heads)):
             with pytest.raises((DamagedError, TooLargeError)), enough_memory(giant(shape)):
                 codec.decode(giant(shape), Block(bitstream, payload), None).decoded_anew()

@@ -9,26 +9,17 @@ import torch
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput
-from inshrink_core.codecs.inshrinkerator.block import round_to_bfloat16
-from inshrink_core.codecs.inshrinkerator.codec import (
-    InshrinkeratorCodec,
-    InshrinkeratorReference,
-)
+from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
 from inshrink_core.codecs.symbols import encode_symbols
-from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
+from inshrink_core.quantization.codebook import round_to_bfloat16
 from inshrink_core.testing.codecs import CodecSuite, state_bits
+from tests.codecs.lattice_chains import encode
 from tests.strategies import bits, normal, spec_of
 
 _GOLDEN = Path(__file__).parent / "golden" / "inshrinkerator-1.json"
 CODEC = InshrinkeratorCodec()
-
-
-def encode(tensor, config, reference=None, gradient=None, spec=None):
-    spec = spec or spec_of(tensor, "layer.weight")
-    item = TensorInput(spec=spec, tensor=tensor, companions={TensorRole.GRADIENT: gradient})
-    plan = config.plan([spec], [config.observe(item, reference)])
-    return config.encode(item, plan, reference)
 
 
 class _WithGradients(CodecSuite):
@@ -86,21 +77,21 @@ def test_thresholds_are_pooled_over_the_tensors_of_a_layer_type():
 def test_protected_values_are_the_largest_by_magnitude_or_by_sensitivity():
     weights, gradient = normal((100, 100), 0), normal((100, 100), 1)
     state = encode(weights, InshrinkeratorCodec(protect=0.02), gradient=gradient).reference
-    kept = (state.symbols == 1).view(100, 100)
+    protected = (state.symbols == 1).view(100, 100)
     magnitude, sensitivity = weights.abs(), (weights * gradient).abs()
     largest = magnitude >= magnitude.quantile(0.985)
     most_sensitive = sensitivity >= sensitivity.quantile(0.985)
-    assert bool(kept[largest | most_sensitive].all())
+    assert bool(protected[largest | most_sensitive].all())
     assert not bool(
-        kept[(magnitude < magnitude.quantile(0.975)) & (sensitivity < sensitivity.quantile(0.975))].any()
+        protected[(magnitude < magnitude.quantile(0.975)) & (sensitivity < sensitivity.quantile(0.975))].any()
     )
 
 
 def test_protected_values_are_kept_in_bfloat16():
     weights = normal((100, 100), 0)
     reference = encode(weights, InshrinkeratorCodec(protect=0.02)).reference
-    kept = (reference.symbols == 1).view(100, 100)
-    assert bits(reference.decoded()[kept]) == bits(weights[kept].bfloat16().float())
+    protected = (reference.symbols == 1).view(100, 100)
+    assert bits(reference.decoded()[protected]) == bits(weights[protected].bfloat16().float())
 
 
 def test_pruning_by_sensitivity_spares_small_weights_that_matter():
@@ -144,27 +135,7 @@ def test_gradients_of_nan_and_infinity_do_no_harm():
     assert bool(torch.isfinite(restored).all())
 
 
-def test_decoding_never_looks_at_gradients():
-    weights = normal((64, 64), 0)
-    config = InshrinkeratorCodec(prune=0.3, prune_metric="sensitivity", protect=0.05)
-    first = encode(weights, config, gradient=normal((64, 64), 1))
-    second = encode(weights * 1.01, config, first.reference, gradient=normal((64, 64), 2))
-    spec = spec_of(weights, "layer.weight")
-    one = CODEC.decode(spec, first.block, None)
-    two = CODEC.decode(spec, second.block, one)
-    assert state_bits(two) == state_bits(second.reference)
-
-
 # Codebooks
-
-
-def test_more_bins_err_less():
-    weights = normal((128, 128), 0)
-    errors = []
-    for bins in (2, 3, 4, 7, 12, 16, 33, 254):
-        restored = encode(weights, InshrinkeratorCodec(bins=bins, protect=0.0)).reference.decoded()
-        errors.append(float(((restored - weights) ** 2).mean()))
-    assert errors == sorted(errors, reverse=True)
 
 
 def test_few_distinct_values_are_restored_exactly():
@@ -184,8 +155,8 @@ def test_a_held_codebook_changes_fewer_symbols_and_costs_nothing():
         second = encode(moved, config, first.reference)
         sizes[word] = len(second.block.payload)
         changes[word] = int((first.reference.symbols != second.reference.symbols).sum())
-        held = torch.equal(first.reference.codebook, second.reference.codebook)
-        assert held == (word == "held")
+        same = torch.equal(first.reference.codebook, second.reference.codebook)
+        assert same == (word == "held")
     assert sizes["held"] != sizes["refit"]
     assert changes["held"] != changes["refit"]
 
@@ -234,55 +205,7 @@ def test_every_setting_may_change_from_frame_to_frame(dtype):
         encoder, decoder = encoded.reference, decoded
 
 
-def test_small_moves_cost_far_less_than_a_keyframe():
-    weights = normal((300, 300), 0)
-    config = InshrinkeratorCodec(bins=16, protect=0.005)
-    first = encode(weights, config)
-    second = encode(weights + normal((300, 300), 1, scale=2e-5), config, first.reference)
-    # 4.1 bits a value alone; moves of a thousandth of the spread carry about 1 % over a boundary.
-    assert len(first.block.payload) < 90_000 * 4.4 / 8
-    assert len(second.block.payload) < len(first.block.payload) / 10
-
-
 # What the lossy rule does not cover
-
-
-@pytest.mark.parametrize(
-    ("role", "shape", "dtype"),
-    [
-        ("weight", (64,), "float32"),
-        ("buffer", (8, 8), "float32"),
-        ("exp_avg", (8, 8), "float32"),
-        ("exp_avg_sq", (8, 8), "bfloat16"),
-        ("step", (), "float32"),
-        ("weight", (8, 8), "float64"),
-        ("weight", (8, 8), "int64"),
-        ("weight", (8, 8), "complex64"),
-    ],
-)
-def test_other_roles_dtypes_and_vectors_are_exact(role, shape, dtype):
-    tensor = (normal(shape, 0) * 100).to(getattr(torch, dtype))
-    spec = TensorSpec(name="x", role=TensorRole(role), dtype=dtype, shape=shape)
-    encoded = encode(tensor, InshrinkeratorCodec(), spec=spec)
-    assert encoded.block.codec == "lossless/1"
-    assert bits(CODEC.decode(spec, encoded.block, None).decoded()) == bits(tensor)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_tensors_that_are_not_finite_are_exact_and_return_to_symbols_after(bad, dtype):
-    good, broken = normal((30, 30), 0).to(dtype), normal((30, 30), 0).to(dtype)
-    broken[3, 4] = bad
-    config = InshrinkeratorCodec()
-    state, kinds = None, []
-    for tensor in (good, broken, good):
-        encoded = encode(tensor, config, state)
-        decoded = CODEC.decode(spec_of(tensor, "layer.weight"), encoded.block, state)
-        state = decoded
-        kinds.append(encoded.block.codec)
-    assert kinds == ["inshrinkerator/1", "lossless/1", "inshrinkerator/1"]
-    vector = encode(broken[3], config)
-    assert bits(vector.reference.decoded()) == bits(broken[3])
 
 
 def test_rounding_to_bfloat16_is_torchs_but_never_infinite():
@@ -293,29 +216,11 @@ def test_rounding_to_bfloat16_is_torchs_but_never_infinite():
     assert rounded.tolist() == [torch.finfo(torch.bfloat16).max, -torch.finfo(torch.bfloat16).max]
 
 
-def test_the_largest_floats_stay_finite():
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        largest = torch.finfo(dtype).max
-        tensor = torch.linspace(-1, 1, 900).view(30, 30).to(dtype)
-        tensor[0, 0], tensor[1, 1] = largest, -largest
-        for protect in (0.0, 0.01):
-            restored = encode(tensor, InshrinkeratorCodec(protect=protect)).reference.decoded()
-            assert bool(torch.isfinite(restored).all())
-
-
 # Configs
 
 
-def test_a_block_of_symbols_is_refused_for_what_has_none():
-    for tensor in (torch.zeros(4), torch.zeros(2, 2, dtype=torch.int64), torch.zeros(0, 2)):
-        with pytest.raises(DamagedError, match="no inshrinkerator blocks"):
-            CODEC.decode(spec_of(tensor), Block("inshrinkerator/1", b"\0\0\0"), None)
-
-
-def test_a_tensor_unlike_its_spec_is_refused():
-    for tensor in (normal((4, 5), 0), normal((5, 4), 0).double()):
-        with pytest.raises(InputError, match="differs from its spec"):
-            encode(tensor, InshrinkeratorCodec(protect=0.0), spec=spec_of(normal((5, 4), 0), "x.weight"))
+def test_vectors_are_exact():
+    assert encode(normal((64,), 0), CODEC).block.codec == "lossless/1"
 
 
 def test_lazily_negated_values_and_gradients_are_taken_as_what_they_are():
@@ -376,15 +281,6 @@ def test_headers_that_contradict_themselves_are_refused():
     _damaged(bytes.fromhex("1001803f7f00"), "cut short")
 
 
-def test_a_reference_of_another_shape_is_refused_for_a_delta():
-    config = InshrinkeratorCodec()
-    first = encode(normal((20, 20), 0), config)
-    block = encode(normal((20, 20), 1), config, first.reference).block
-    other = encode(normal((10, 40), 0), config).reference
-    with pytest.raises(DamagedError, match="another reference"):
-        CODEC.decode(spec_of(normal((20, 20), 0)), block, other)
-
-
 def _golden_chain():
     """Tensors whose values are exact on every platform, two frames each, and the configs of both."""
     ramp = (torch.arange(240).float() - 100).view(12, 20) / 64
@@ -419,24 +315,5 @@ def make_golden() -> dict[str, list[list[str]]]:
     return golden
 
 
-def test_blocks_written_by_the_first_version_still_decode_to_the_same_bits():
-    golden = json.loads(_GOLDEN.read_text())
-    assert golden.keys() == _golden_chain().keys()
-    for name, frames in _golden_chain().items():
-        reference = None
-        for (tensor, _), (codec, payload, decoded) in zip(frames, golden[name], strict=True):
-            assert codec == "inshrinkerator/1"
-            block = Block(codec, bytes.fromhex(payload))
-            reference = CODEC.decode(spec_of(tensor, "layer.weight"), block, reference)
-            restored = reference.decoded()
-            assert _tensor_digest(restored) == decoded, name
-
-
 def test_encoding_still_writes_the_golden_bytes():
     assert make_golden() == json.loads(_GOLDEN.read_text())
-
-
-def test_references_are_small():
-    reference = encode(normal((100, 100), 0), InshrinkeratorCodec()).reference
-    assert isinstance(reference, InshrinkeratorReference)
-    assert reference.nbytes < 1.2 * 10_000

@@ -6,16 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inshrink_core.archive import ArchiveWriter
-from inshrink_core.chain import Archive, ChainConfig, ChainState, ChainWriter, FrameEncoder
+from inshrink_core.chain import ChainConfig, ChainState, FrameEncoder
 from inshrink_core.codec import FrameContext, TensorInput, make_codec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.codecs.lattice.look_ahead import steps_to_look_at
 from inshrink_core.codecs.lattice.spacing import Memory
 from inshrink_core.errors import DamagedError
 from tests.builders import memory_checkpoint, memory_run
 from tests.codecs.lattice_chains import frame, item_of, moving
-from tests.strategies import bits, normal, spec_of
+from tests.strategies import normal, spec_of
 
 PACE = 1e-3
 
@@ -56,13 +54,13 @@ def widths(run, **settings):
 
 @pytest.mark.parametrize(("n_steps", "n_pairs"), [(0, 0), (1, 0), (2, 1), (3, 2), (9, 8), (10, 8), (1000, 8)])
 def test_sights_are_spread_pairs_of_neighbours(n_steps, n_pairs):
-    places = [sight.place for sight in steps_to_look_at(n_steps)]
+    places = [sight.place for sight in LatticeCodec().look_ahead_steps(n_steps)]
     assert places == sorted(set(places))
     assert sum(place + 1 in places for place in places) >= n_pairs
     assert len(places) <= 2 * n_pairs
     if n_pairs:
         assert (places[0], places[-1]) == (0, n_steps - 1)
-        assert 0 < sum(sight.companions for sight in steps_to_look_at(n_steps)) <= 5
+        assert 0 < sum(sight.companions for sight in LatticeCodec().look_ahead_steps(n_steps)) <= 5
 
 
 def test_all_frames_have_the_spacing_that_the_whole_run_asks_for():
@@ -73,17 +71,6 @@ def test_all_frames_have_the_spacing_that_the_whole_run_asks_for():
     # Factors of 2 and of 1/2 around the geometric mean: a quarter of the second moment is twice the spacing.
     assert found[0]["b.weight"] / found[0]["a.weight"] == pytest.approx(2.0, rel=0.01)
     assert math.sqrt(found[0]["a.weight"] * found[0]["b.weight"]) == pytest.approx(2 * PACE, rel=0.05)
-
-
-def test_a_keyframe_later_in_the_chain_has_the_same_spacing():
-    run = walk(4)
-    memory = initial_memory(run)
-    encoder = FrameEncoder(chain_of())
-    spacings = []
-    for step in run.steps:
-        memory, results = encoder.encode(run[step], ChainState(memory=memory))
-        spacings.append({result.spec.key: result.reference.spacing for result in results})
-    assert all(one == spacings[0] for one in spacings)
 
 
 @pytest.mark.parametrize("role", ["momentum", None])
@@ -153,30 +140,7 @@ def test_a_run_of_other_shapes_and_learning_rates_has_a_plan():
         )
     memory = Memory.parse(initial_memory(run))
     assert memory.rate == pytest.approx(math.sqrt((16e-6 + 9e-6) / 2))
-    assert "new.weight" not in memory.held
-
-
-@pytest.mark.parametrize("n_before", [1, 2])
-def test_an_archive_is_continued_with_the_plan_it_began_with(tmp_path, n_before):
-    run = walk(6, exp_avg_sq=lambda step, at: 2.0**-at)
-    archives = {}
-    for name, splits in (("whole", (6,)), ("parts", (n_before, 6))):
-        done = 0
-        for until in splits:
-            with ArchiveWriter(tmp_path / name, create=True) as writer:
-                chain = ChainWriter(writer, chain_of())
-                chain.initial_memory = initial_memory(run) if chain.parent is None else {"movement": 7.0}
-                for step in run.steps[done:until]:
-                    chain.append(run[step])
-            done = until
-        archives[name] = Archive.open(tmp_path / name)
-    for step in run.steps:
-        whole, parts = (one.frame(one.reader.find(step)) for one in archives.values())
-        assert whole.meta["memory"] == parts.meta["memory"]
-        assert all(
-            bits(archives["whole"][step][key]) == bits(archives["parts"][step][key])
-            for key in ("a.weight", "b.weight")
-        )
+    assert "new.weight" not in memory.settled
 
 
 def test_what_is_held_of_tensors_settles_their_spacings_and_else_each_frame_does():
@@ -195,14 +159,14 @@ def test_what_is_held_of_tensors_settles_their_spacings_and_else_each_frame_does
         return config.plan([*specs, vector], seen, FrameContext(memory=memory))
 
     first, second = plan((1.0, 16.0), memory), plan((16.0, 1.0), memory)
-    assert first.widths["layer0.weight"] > first.widths["layer1.weight"]
-    assert second.widths["layer0.weight"] < second.widths["layer1.weight"]
+    assert first.tensors["layer0.weight"].width > first.tensors["layer1.weight"].width
+    assert second.tensors["layer0.weight"].width < second.tensors["layer1.weight"].width
     assert second.memory["held"] == {}
-    held = {"held": {"layer0.weight": 512, "layer1.weight": -512}}
-    third, fourth = (plan(seconds, memory | held) for seconds in ((1.0, 16.0), (16.0, 1.0)))
-    assert third.widths == fourth.widths
-    for one in (first, third):
-        assert one.widths["norm.weight"] == pytest.approx(0.25 * 4e-3)
+    settled = {"held": {"layer0.weight": 512, "layer1.weight": -512}}
+    third, fourth = (plan(seconds, memory | settled) for seconds in ((1.0, 16.0), (16.0, 1.0)))
+    assert [plan.width for plan in third.tensors.values()] == [plan.width for plan in fourth.tensors.values()]
+    for plan_of_frame in (first, third):
+        assert plan_of_frame.tensors["norm.weight"].width == pytest.approx(0.25 * 4e-3)
 
 
 def test_a_chain_that_cannot_look_ahead_settles_at_its_second_frame():
@@ -213,6 +177,6 @@ def test_a_chain_that_cannot_look_ahead_settles_at_its_second_frame():
         second = torch.full(tensor.shape, 10.0**-step)
         (_, reference), plan = frame(tensor, None, reference, context=context, second_moment=second)
         memory = LatticeCodec().remember(plan)
-        found.append((plan.widths["layer.weight"], memory))
-    assert all(one == found[1] for one in found[2:])
+        found.append((plan.tensors["layer.weight"].width, memory))
+    assert all(plan_of_frame == found[1] for plan_of_frame in found[2:])
     assert found[1][0] == pytest.approx(0.5 * PACE, rel=0.35)

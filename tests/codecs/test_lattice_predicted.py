@@ -11,7 +11,7 @@ import torch
 import inshrink_core
 from inshrink_core.chain import QUALITY, Archive, ChainState, FrameEncoder
 from inshrink_core.chain.defaults import make_chain_config
-from inshrink_core.chain.report import chain_report, predicted_cost
+from inshrink_core.chain.report import predicted_cost
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.codecs.lattice.plan import COST_OF_ERROR, COST_OF_SHAPED
 from tests.builders import memory_run
@@ -51,8 +51,10 @@ def frames_of(run: Any, **settings: Any) -> list[tuple[Any, float]]:
     for step in run.steps:
         plan = encoder.plan(run[step], ChainState(references=references, memory=memory), run[step].specs)
         results = list(plan.encode(run[step].specs))
-        memory, references = plan.memory, {one.spec.key: one.reference for one in results}
-        error = sum(one.squared_error for one in results) / sum(one.squared_norm for one in results)
+        memory, references = plan.memory, {result.spec.key: result.reference for result in results}
+        error = sum(result.squared_error for result in results) / sum(
+            result.squared_norm for result in results
+        )
         found.append((plan.quality, error))
     return found
 
@@ -105,19 +107,6 @@ def test_nothing_is_predicted_of_what_is_set_or_exact_or_judged() -> None:
     judged = asked.as_set()
     assert judged.config == LatticeCodec()
     assert all(quality is None for quality, _ in frames_of(training(3, 0.01), coarseness=2.0))
-
-
-def test_compress_says_that_it_is_predicted(run_path: Path, tmp_path: Path) -> None:
-    report = inshrink_core.compress(run_path, tmp_path / "a", config={"predicted_cost": BOUND})
-    said = predicted_cost(Archive.open(tmp_path / "a"))
-    assert said is not None
-    assert report.predicted == said
-    assert report.to_json()["predicted"] == said._asdict()
-    assert said.coarseness > 0.5
-    assert 0 < said.restore_cost <= said.bound == BOUND
-    assert chain_report(Archive.open(tmp_path / "a")).predicted == said
-    assert "predicted" not in inshrink_core.compress(run_path, tmp_path / "b", coarseness=0.5).to_json()
-    assert report.size.nbytes < Archive.open(tmp_path / "b").reader.nbytes
 
 
 def test_a_second_session_goes_on_with_the_same_bytes(run_path: Path, tmp_path: Path) -> None:

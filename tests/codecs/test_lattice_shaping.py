@@ -85,7 +85,7 @@ def test_frames_are_smaller_and_errors_cost_less():
         return sum(float(torch.trace(outputs @ error @ inputs @ error.T)) for error in errors)
 
     def size(found):
-        return sum(len(one.block.payload) for one in found)
+        return sum(len(encoded.block.payload) for encoded in found)
 
     assert size(shaped) < 0.95 * size(plain)
     assert cost(shaped) < 0.95 * cost(plain)
@@ -97,14 +97,14 @@ def test_frames_are_smaller_and_errors_cost_less():
 def test_without_a_first_moment_or_with_a_white_one_rounding_is_plain(moments):
     tensors = moving(4)
     plain, shaped = (chain(tensors, codec, [moments] * 4) for codec in (OFF, ON))
-    assert [one.block for one in plain] == [one.block for one in shaped]
+    assert [encoded.block for encoded in plain] == [encoded.block for encoded in shaped]
 
 
 def known_of_both(moments) -> Shaping:
     """What is known of a matrix after some frames."""
     known = None
-    for one in moments:
-        known = grown(known, giving(one))
+    for first in moments:
+        known = grown(known, giving(first))
     return known
 
 
@@ -113,13 +113,13 @@ def test_auto_feeds_along_the_sides_that_are_uneven_alone():
     along = torch.logspace(0, -3, n)[:, None] * torch.linalg.qr(normal((n, n), 899))[0]
     down = torch.linalg.qr(normal((rows, rows), 898))[0] * torch.logspace(0, -3, rows)
     assert known_of_both(white).chosen(0.5) is None
-    by_column = known_of_both([one @ along for one in white]).chosen(0.5)
+    by_column = known_of_both([first @ along for first in white]).chosen(0.5)
     assert by_column.rows is None
     assert by_column.columns.share < 0.8
-    by_row = known_of_both([down @ one for one in white]).chosen(0.5)
+    by_row = known_of_both([down @ first for first in white]).chosen(0.5)
     assert by_row.rows.share < 0.8
     assert by_row.columns.share > by_row.rows.share
-    by_both = known_of_both([down @ one @ along for one in white]).chosen(0.5)
+    by_both = known_of_both([down @ first @ along for first in white]).chosen(0.5)
     assert by_both.share < min(by_column.share, by_row.share)
 
 
@@ -195,12 +195,12 @@ def test_a_recalled_state_holds_what_the_encoder_held():
     before = itertools.chain([None], map(giving, moments))
     past = [PastFrame(e.block, ON.settings(), m) for e, m in zip(found, before, strict=False)]
     recalled = ON.recall(replace(found[-1].reference, shaping=None), past).shaping
-    held = found[-1].reference.shaping
-    assert recalled.n_seen == held.n_seen
-    for one, other in ((recalled.columns, held.columns), (recalled.rows, held.rows)):
-        assert np.array_equal(one.sketch, other.sketch)
-        assert one.factors.keys() == other.factors.keys()
-        for damping, factors in one.factors.items():
+    before = found[-1].reference.shaping
+    assert recalled.n_seen == before.n_seen
+    for side, other in ((recalled.columns, before.columns), (recalled.rows, before.rows)):
+        assert np.array_equal(side.sketch, other.sketch)
+        assert side.factors.keys() == other.factors.keys()
+        for damping, factors in side.factors.items():
             assert np.array_equal(factors.gains, other.factors[damping].gains)
     plainly = [frame._replace(settings={}) for frame in past]
     assert ON.recall(found[-1].reference, plainly).shaping is None
@@ -209,7 +209,7 @@ def test_a_recalled_state_holds_what_the_encoder_held():
 def blocks_of(path) -> list[dict[str, bytes]]:
     archive = Archive.open(path)
     readers = [archive.frame(info) for info in archive.frames]
-    return [{e.key: bytes(one.read(e)) for e in one.entries} for one in readers]
+    return [{e.key: bytes(reader.read(e)) for e in reader.entries} for reader in readers]
 
 
 def compressed(run, path, **settings):

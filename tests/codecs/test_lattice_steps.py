@@ -14,7 +14,7 @@ def test_the_step_is_the_coarseness_times_the_movement():
     frames = moving(3)
     for coarseness in (1.0, 4.0):
         _, reference, plans = chain(frames, LatticeCodec(coarseness=coarseness), second_moment=frames[0] ** 2)
-        assert plans[-1].widths["layer.weight"] == pytest.approx(coarseness * 1e-3, rel=0.35)
+        assert plans[-1].tensors["layer.weight"].width == pytest.approx(coarseness * 1e-3, rel=0.35)
         assert reference.spacing.width == pytest.approx(coarseness * 1e-3, rel=1.0)
 
 
@@ -25,7 +25,7 @@ def test_the_step_follows_the_learning_rate():
     for rate in (1e-3, 2.5e-4):
         context = FrameContext(learning_rates={"layer.weight": rate}, memory=CODEC.remember(plans[-1]))
         _, plan = frame(frames[-1] + 1e-3, config, reference, context=context)
-        widths.append(plan.widths["layer.weight"])
+        widths.append(plan.tensors["layer.weight"].width)
     assert widths[1] == pytest.approx(widths[0] / 2)
 
 
@@ -86,7 +86,7 @@ def test_sensitive_tensors_get_finer_steps():
     context = FrameContext(learning_rates={spec.name: 1e-3 for spec in specs})
     config = LatticeCodec(sensitivity=0.25)
     plan = config.plan(specs, [config.observe(item, None) for item in items], context)
-    assert plan.widths["layer1.weight"] == pytest.approx(2 * plan.widths["layer0.weight"])
+    assert plan.tensors["layer1.weight"].width == pytest.approx(2 * plan.tensors["layer0.weight"].width)
 
 
 def test_without_second_moments_the_momentum_of_sgd_tells_which_tensors_are_sensitive():
@@ -99,11 +99,12 @@ def test_without_second_moments_the_momentum_of_sgd_tells_which_tensors_are_sens
         ]
         config = LatticeCodec(sensitivity=0.25)
         seen = [config.observe(item, None) for item in items]
-        return config.plan(specs, seen, FrameContext()).widths
+        plan = config.plan(specs, seen, FrameContext())
+        return {key: tensor.width for key, tensor in plan.tensors.items()}
 
     same = [normal((30, 30), 0)] * 2
-    told = widths([torch.full((30, 30), 4.0**-i) for i in range(2)], same)
-    assert told["layer1.weight"] == pytest.approx(2 * told["layer0.weight"])
+    by_momentum = widths([torch.full((30, 30), 4.0**-i) for i in range(2)], same)
+    assert by_momentum["layer1.weight"] == pytest.approx(2 * by_momentum["layer0.weight"])
     untold = widths([None, None], same)
     assert untold["layer1.weight"] == untold["layer0.weight"]
 

@@ -7,22 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from inshrink_core.codec import TensorInput
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.testing.codecs import CodecSuite
-from inshrink_lab.published.lc_checkpoint import (
-    LcCheckpointCodec,
-    promote_buckets,
-)
+from inshrink_lab.published.lc_checkpoint import LcCheckpointCodec, promote_buckets
+from tests.codecs.lattice_chains import encode
 from tests.strategies import bits, normal, spec_of
 
 CODEC = LcCheckpointCodec()
-
-
-def encode(tensor, config, reference=None):
-    item = TensorInput(spec=spec_of(tensor), tensor=tensor)
-    return config.encode(item, config.plan([item.spec], [None]), reference)
 
 
 class TestLcDefaults(CodecSuite):
@@ -81,13 +73,6 @@ def test_the_first_checkpoint_is_exact_and_what_follows_closes_the_loop():
         errors.append(float((reference.decoded() - goal).abs().max()))
     # A bucket's midrange is within a third of every member: each frame leaves less than half.
     assert all(after < 0.6 * before for before, after in pairwise(errors))
-
-
-def test_a_quantized_first_checkpoint_has_255_centroids():
-    values = normal((200, 200), 0)
-    first = encode(values, LcCheckpointCodec(keyframe="quantized"))
-    assert first.block.codec == "lc-checkpoint/1"
-    assert 200 < len(first.reference.decoded().unique()) <= 256
 
 
 def test_a_payload_put_together_by_hand_decodes():

@@ -9,12 +9,8 @@ import torch
 from inshrink_core.checkpoint import DTYPE_SIZES
 from inshrink_core.codec import TensorInput, TensorReference
 from inshrink_core.codecs.exact import LosslessReference
-from inshrink_core.codecs.lossless import (
-    LosslessCodec,
-    decode_exact,
-    encode_exact,
-)
-from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.codecs.lossless import LosslessCodec, decode_exact, encode_exact
+from inshrink_core.errors import DamagedError
 from inshrink_core.testing.codecs import CodecSuite
 from inshrink_core.varint import read_varint
 from tests.strategies import bits, normal, random_bits, spec_of
@@ -59,14 +55,6 @@ def test_a_tiny_tensor_costs_one_byte_more_than_its_bytes():
     step = torch.tensor(400.0)
     assert len(encode_exact(spec_of(step), step, None).block.payload) == 5
     assert encode_exact(spec_of(step), step, None).block.payload == b"\0" + bits(step)
-
-
-def test_an_unchanged_tensor_costs_one_byte():
-    tensor = normal((1000, 100), 0)
-    first = encode_exact(spec_of(tensor), tensor, None)
-    again = encode_exact(spec_of(tensor), tensor.clone(), first.reference)
-    assert again.block.payload == b"\1"
-    assert again.reference is first.reference
 
 
 def test_negative_zero_is_not_unchanged_from_zero():
@@ -121,32 +109,10 @@ def test_the_reference_may_be_any_codecs():
 def test_a_tensor_that_was_given_away_becomes_the_state_without_a_copy():
     tensor, codec = normal((100, 100), 0), LosslessCodec()
     given = codec.encode(TensorInput(spec=spec_of(tensor), tensor=tensor, owned=True), None, None)
-    kept = codec.encode(TensorInput(spec=spec_of(tensor), tensor=tensor), None, None)
+    copied = codec.encode(TensorInput(spec=spec_of(tensor), tensor=tensor), None, None)
     assert given.reference.decoded().data_ptr() == tensor.data_ptr()
-    assert kept.reference.decoded().data_ptr() != tensor.data_ptr()
-    assert bytes(given.block.payload) == bytes(kept.block.payload)
-
-
-def test_level_changes_bytes_and_not_values():
-    tensor = torch.arange(20000).float()
-    for level in (1, 19):
-        item = TensorInput(spec=spec_of(tensor), tensor=tensor)
-        encoded = LosslessCodec(level=level).encode(item, None, None)
-        assert bits(LosslessCodec().decode(item.spec, encoded.block, None).decoded()) == bits(tensor)
-
-
-def test_a_tensor_unlike_its_spec_is_refused():
-    with pytest.raises(InputError, match="differs from its spec"):
-        encode_exact(spec_of(torch.zeros(3)), torch.zeros(4), None)
-
-
-def test_a_frame_that_claims_more_than_the_plane_is_refused_before_allocation():
-    import zstandard
-
-    bomb = zstandard.ZstdCompressor().compress(bytes(10**6))[4:]
-    payload = b"\3" + bytes([len(bomb) << 2 & 127 | 2 | 128, len(bomb) << 2 >> 7]) + bomb
-    with pytest.raises(DamagedError):
-        decode_exact(spec_of(torch.zeros(100)), payload, None)
+    assert copied.reference.decoded().data_ptr() != tensor.data_ptr()
+    assert bytes(given.block.payload) == bytes(copied.block.payload)
 
 
 def chain_of(tensors):
@@ -300,21 +266,11 @@ def _golden_chain():
     }
 
 
-def make_golden() -> dict[str, list[str]]:
-    """Blocks of both frames of every tensor, in hex; run once per bitstream version, by hand."""
-    golden = {}
-    for name, (first, second) in _golden_chain().items():
-        one = encode_exact(spec_of(first), first, None)
-        two = encode_exact(spec_of(second), second, one.reference)
-        golden[name] = [bytes(one.block.payload).hex(), bytes(two.block.payload).hex()]
-    return golden
-
-
 def test_blocks_written_by_the_first_version_still_decode_to_the_same_bits():
     golden = json.loads(_GOLDEN.read_text())
     assert golden.keys() == _golden_chain().keys()
     for name, (first, second) in _golden_chain().items():
-        one = decode_exact(spec_of(first), bytes.fromhex(golden[name][0]), None)
-        two = decode_exact(spec_of(second), bytes.fromhex(golden[name][1]), one)
-        assert bits(one.decoded()) == bits(first), name
+        state = decode_exact(spec_of(first), bytes.fromhex(golden[name][0]), None)
+        two = decode_exact(spec_of(second), bytes.fromhex(golden[name][1]), state)
+        assert bits(state.decoded()) == bits(first), name
         assert bits(two.decoded()) == bits(second), name

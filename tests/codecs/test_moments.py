@@ -202,17 +202,17 @@ def test_a_first_moment_keeps_its_projection_on_itself(role, preset):
     scale = torch.logspace(-4, 0, 60)[:, None]
     first, second = normal((60, 80), 1) * 0.2 * scale, (scale * torch.ones(60, 80)) ** 2
     decoded = encode(first, role, preset, second=second).reference.decoded()
-    relative, kept = first / scale, decoded / scale
-    assert float((relative * kept).sum() / relative.square().sum()) == pytest.approx(1, abs=0.05)
+    relative, left = first / scale, decoded / scale
+    assert float((relative * left).sum() / relative.square().sum()) == pytest.approx(1, abs=0.05)
 
 
 def test_the_largest_of_a_first_moment_are_kept_with_their_sign_and_the_others_left_out():
     first = normal((80, 90), 6)
     decoded = encode(first, TensorRole.EXP_AVG, second=torch.ones(80, 90)).reference.decoded()
-    kept = decoded != 0
-    assert float(first[kept].abs().min()) > float(first[~kept].abs().max()) - 0.05
-    assert torch.equal(decoded[kept].sign(), first[kept].sign())
-    assert 0.05 < float(kept.float().mean()) < 0.3
+    left = decoded != 0
+    assert float(first[left].abs().min()) > float(first[~left].abs().max()) - 0.05
+    assert torch.equal(decoded[left].sign(), first[left].sign())
+    assert 0.05 < float(left.float().mean()) < 0.3
 
 
 def test_a_first_moment_without_a_usable_second_takes_its_units_from_itself():
@@ -253,13 +253,6 @@ def test_the_ratio_preset_leaves_out_the_first_moment_but_never_a_momentum_buffe
     values = normal((30, 30), 3)
     assert not encode(values, TensorRole.EXP_AVG, "ratio").reference.decoded().any()
     assert encode(values, TensorRole.MOMENTUM, "ratio").reference.decoded().any()
-
-
-def test_slow_second_moments_cost_next_to_nothing_in_a_delta():
-    second = normal((300, 300), 4).square()
-    first = encode(second, TensorRole.EXP_AVG_SQ)
-    again = encode(second * 1.01, TensorRole.EXP_AVG_SQ, reference=first.reference)
-    assert len(again.block.payload) < len(first.block.payload) / 10
 
 
 def test_a_negative_second_moment_is_stored_exactly():
@@ -346,16 +339,6 @@ def test_the_second_version_writes_these_bytes():
     item = item_of(first * -2, TensorRole.EXP_AVG, later + 0.75)
     delta = CODEC.encode_lossy(item, None, alone.reference)
     assert delta.block.payload.hex() == "01833eff020100020100007f80807f8080"
-
-
-def test_first_moments_in_the_coarser_units_of_before_decode_as_they_did():
-    spec = item_of(torch.zeros(2, 3), TensorRole.EXP_AVG).spec
-    alone = bytes.fromhex("01033eff0300c5c904007e817d00808080818080")
-    state = CODEC.decode_lossy(spec, memoryview(alone), None, "cpu")
-    assert state.decoded().tolist() == [[0, 0, 0], [5.656854152679443, 0, 0]]
-    delta = bytes.fromhex("018340ff020100020100008080807f8080")
-    state = CODEC.decode_lossy(spec, memoryview(delta), state, "cpu")
-    assert state.decoded().tolist() == [[0, 0, 0], [-11.313708305358887, 0, 0]]
 
 
 def moved_by_rounding(reach, spacing, role=TensorRole.EXP_AVG):

@@ -99,7 +99,7 @@ def test_blocks_written_by_the_first_version_still_decode_to_the_same_bits(name)
     golden = _load(name)
     assert golden.keys() == CONFIGS[name].keys()
     for label, config in CONFIGS[name].items():
-        references, names, own = {}, _names(config), 0
+        references, names, n_blocks = {}, _names(config), 0
         for frame, rows in zip(_frames(), golden[label], strict=True):
             for (key, parameter), (bitstream, payload, digest) in zip(names.items(), rows, strict=True):
                 role, tensor = frame[key]
@@ -107,16 +107,16 @@ def test_blocks_written_by_the_first_version_still_decode_to_the_same_bits(name)
                 references[key] = config.decode(spec, block, references.get(key))
                 restored = references[key].decoded()
                 assert hashlib.sha256(bits(restored)).hexdigest() == digest, (label, key)
-                own += bitstream == config.bitstream
-        assert own >= 4, label
+                n_blocks += bitstream == config.bitstream
+        assert n_blocks >= 4, label
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_encoding_still_writes_the_golden_bytes(name):
     written, golden = make_golden(name), _load(name)
-    own = get_codec(name).bitstream
+    bitstream = get_codec(name).bitstream
     for label in CONFIGS[name]:
         for ours, theirs in zip(written[label], golden[label], strict=True):
             for row, expected in zip(ours, theirs, strict=True):
-                exact = row[0] == own and (name, label) not in _VERSIONED_ELSEWHERE
+                exact = row[0] == bitstream and (name, label) not in _VERSIONED_ELSEWHERE
                 assert row[:: 1 if exact else 2] == expected[:: 1 if exact else 2], label

@@ -9,7 +9,7 @@ from inshrink_lab.published import adaptive
 
 _KERNELS = {
     tables: ("fit_kernel", "pool_kernel", "read_kernel", "write_kernel", "_bit", "_put"),
-    adaptive: ("encode_kernel", "decode_kernel"),
+    adaptive: ("encode_kernel", "decode_kernel", "_bound", "_learn", "_put", "_byte"),
 }
 
 

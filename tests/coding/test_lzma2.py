@@ -1,24 +1,11 @@
 """LZMA2 without container: bytes come back, and nothing a stream says is trusted."""
 
 import lzma
-import random
 
 import pytest
 
 from inshrink_core.errors import DamagedError
 from inshrink_lab.published.lzma2 import lzma_compress, lzma_decompress
-
-
-@pytest.mark.parametrize("data", [b"", b"x", b"ab" * 5000, random.Random(0).randbytes(9000)])
-def test_bytes_come_back(data):
-    assert lzma_decompress(lzma_compress(data), len(data)) == data
-
-
-def test_cut_and_prolonged_streams_are_refused():
-    stream = lzma_compress(b"abc" * 300)
-    for damaged in (*(stream[:n] for n in range(len(stream))), stream + b"\0"):
-        with pytest.raises(DamagedError):
-            lzma_decompress(damaged, 900)
 
 
 def test_a_stream_of_another_size_is_refused():
@@ -33,10 +20,3 @@ def test_a_stream_that_grows_without_end_is_stopped_at_the_size_that_is_known():
     )
     with pytest.raises(DamagedError):
         lzma_decompress(bomb, 100)
-
-
-def test_random_bytes_are_refused():
-    rng = random.Random(1)
-    for _ in range(300):
-        with pytest.raises(DamagedError):
-            lzma_decompress(rng.randbytes(rng.randrange(40)), 5000)

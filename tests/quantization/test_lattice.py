@@ -11,11 +11,11 @@ from inshrink_core.codecs.lattice.spacing import (
     Spacing,
     exact_mean,
     geometric_mean,
-    held,
     lattice_of,
     new_spacing,
     sensitivity_factor,
     spacing_of,
+    steady_width,
 )
 from inshrink_core.ops.sample import sample_sums
 from tests.strategies import normal
@@ -64,10 +64,10 @@ def test_a_step_stays_in_its_range():
 
 def test_a_step_is_held_until_the_rule_is_three_quarters_of_an_octave_away():
     before = Spacing(-10, 300)
-    assert held(before.width * 1.6, before) == before.width
-    assert held(before.width / 1.6, before) == before.width
-    assert held(before.width * 1.8, before) == 2 * before.width
-    assert held(before.width / 5, before) == before.width / 4
+    assert steady_width(before.width * 1.6, before) == before.width
+    assert steady_width(before.width / 1.6, before) == before.width
+    assert steady_width(before.width * 1.8, before) == 2 * before.width
+    assert steady_width(before.width / 5, before) == before.width / 4
 
 
 def test_sensitive_tensors_have_finer_steps():

@@ -53,9 +53,9 @@ def test_an_empty_group_cuts_nothing():
 def test_merging_equals_counting_together():
     x, y = torch.randn(500), torch.randn(700)
     parts = merge(KeyCounts.from_dense(histogram16(t).view(2, -1).sum(0).numpy()) for t in (x, y))
-    whole = KeyCounts.from_dense(histogram16(torch.cat((x, y))).view(2, -1).sum(0).numpy())
-    np.testing.assert_array_equal(parts.keys, whole.keys)
-    np.testing.assert_array_equal(parts.counts, whole.counts)
+    together = KeyCounts.from_dense(histogram16(torch.cat((x, y))).view(2, -1).sum(0).numpy())
+    np.testing.assert_array_equal(parts.keys, together.keys)
+    np.testing.assert_array_equal(parts.counts, together.counts)
 
 
 def test_a_gradient_of_nan_protects_nothing_when_it_fills_more_than_the_fraction():

@@ -11,19 +11,11 @@ import torch
 
 from inshrink_core import codec
 from inshrink_core.codec import Levels, ShapedReference
-from inshrink_core.codecs.exact import (
-    LosslessReference,
-    decode_exact,
-    encode_exact,
-    worst_case_exact_bytes,
-)
-from inshrink_core.codecs.symbols import (
-    decode_symbols,
-    encode_symbols,
-    worst_case_symbols_bytes,
-)
+from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact, worst_case_exact_bytes
+from inshrink_core.codecs.symbols import decode_symbols, encode_symbols, worst_case_symbols_bytes
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.quantize import PROTECTED, PRUNED, dequantize, gather_protected
+from inshrink_core.quantization.codebook import round_to_bfloat16
 from inshrink_core.varint import read_section, write_varint
 
 if TYPE_CHECKING:
@@ -33,87 +25,59 @@ if TYPE_CHECKING:
 
 
 DELTA = 0x02
-HELD = 0x04
-KEPT = 0x10
+SAME_CODEBOOK = 0x04
+PROTECTS = 0x10
 """Flags of a payload: symbols relative to the reference; its codebook; protected values follow."""
 
-_KNOWN_FLAGS = DELTA | HELD | KEPT
 _MAX_CENTROIDS = 254
 _LENGTH_BYTES = 9
 _HEADER_BYTES = 1 + 1 + 2 * _MAX_CENTROIDS + _LENGTH_BYTES
 """At most: flags, number of centroids, codebook, length of the symbols (a varint)."""
 
 
-def _kept_spec(spec: TensorSpec, n_protected: int) -> TensorSpec:
+def _protected_spec(spec: TensorSpec, n_protected: int) -> TensorSpec:
     dtype = "float16" if spec.dtype == "float16" else "bfloat16"
     return replace(spec, dtype=dtype, shape=(n_protected,), exact=True)
 
 
-def _kept_reference(symbols: Tensor, previous: InshrinkeratorReference | None) -> LosslessReference | None:
+def _protected_reference(
+    symbols: Tensor, previous: InshrinkeratorReference | None
+) -> LosslessReference | None:
     """Take what the reference decodes to where a value is protected now: most of them moved little."""
     if previous is None:
         return None
     return LosslessReference(round_to_bfloat16(previous.decoded_where_protected(symbols)))
 
 
-def _bits(codebook: Tensor) -> Tensor:
-    return codebook.view(torch.int32)
-
-
-def _pack_codebook(spec: TensorSpec, codebook: Tensor) -> bytes:
-    if spec.dtype == "float16":
-        return codebook.numpy().astype("<f2").tobytes()
-    return (codebook.numpy().view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
+def _before(previous: InshrinkeratorReference | None) -> tuple[Tensor | None, int]:
+    """Return the symbols that others are coded relative to, and the size of their alphabet."""
+    return (None, 0) if previous is None else (previous.symbols, previous.n_symbols)
 
 
 def pack_quantized(
     spec: TensorSpec, state: InshrinkeratorReference, previous: InshrinkeratorReference | None
 ) -> bytes:
     """Return the payload that decodes to `state`, as a delta if there is a previous state."""
-    flags = DELTA if previous is not None else 0
-    if previous is not None and torch.equal(_bits(state.codebook), _bits(previous.codebook)):
-        flags |= HELD
-        entries = b""
+    flags, entries = DELTA if previous is not None else 0, b""
+    bits = state.codebook.view(torch.int32)
+    if previous is not None and torch.equal(bits, previous.codebook.view(torch.int32)):
+        flags |= SAME_CODEBOOK
+    elif spec.dtype == "float16":
+        entries = state.codebook.numpy().astype("<f2").tobytes()
     else:
-        entries = _pack_codebook(spec, state.codebook)
-    stream = encode_symbols(
-        state.symbols,
-        state.n_symbols,
-        None if previous is None else previous.symbols,
-        0 if previous is None else previous.n_symbols,
-    )
+        entries = (bits >> 16).numpy().astype("<i2").tobytes()
+    stream = encode_symbols(state.symbols, state.n_symbols, *_before(previous))
     head = bytearray((flags, state.codebook.numel())) + entries
     n_protected = state.protected.numel()
     if n_protected == 0:
         return bytes(head + stream)
-    kept = _kept_spec(spec, n_protected)
-    values = encode_exact(kept, state.protected, _kept_reference(state.symbols, previous)).block.payload
-    head[0] |= KEPT
+    stored = _protected_spec(spec, n_protected)
+    values = encode_exact(
+        stored, state.protected, _protected_reference(state.symbols, previous)
+    ).block.payload
+    head[0] |= PROTECTS
     write_varint(head, len(stream))
     return b"".join((head, stream, values))
-
-
-def _split(
-    spec: TensorSpec, payload: memoryview, previous: InshrinkeratorReference | None
-) -> tuple[Tensor, memoryview, memoryview | None]:
-    """Check the header; return codebook, symbol stream and protected values."""
-    flags, n_centroids = payload[0], payload[1]
-    if n_centroids > _MAX_CENTROIDS:
-        raise DamagedError("too many centroids", expected=f"at most {_MAX_CENTROIDS}", found=str(n_centroids))
-    at = 2
-    if flags & HELD:
-        if previous is None or n_centroids != previous.codebook.numel():
-            raise DamagedError("the block's codebook is that of another reference")
-        codebook = previous.codebook
-    else:
-        at += 2 * n_centroids
-        if at > len(payload):
-            raise DamagedError("the codebook is cut short")
-        codebook = _parse_codebook(spec, payload[2:at])
-    if not flags & KEPT:
-        return codebook, payload[at:], None
-    symbols, at = read_section(payload, at)
-    return codebook, symbols, payload[at:]
 
 
 def _parse_codebook(spec: TensorSpec, entries: memoryview) -> Tensor:
@@ -136,48 +100,44 @@ def parse_quantized(
     DamagedError
         The payload is not one of this spec and reference.
     """
-    flags = payload[0]
+    flags, n_centroids, at = payload[0], payload[1], 2
     previous = previous if flags & DELTA else None
-    if flags & ~_KNOWN_FLAGS:
+    if flags & ~(DELTA | SAME_CODEBOOK | PROTECTS):
         raise DamagedError("the block has unknown flags", found=f"{flags:#x}", expected="known ones")
     if flags & DELTA and previous is None:
         raise DamagedError("the block is a delta against another reference")
-    codebook, stream, values = _split(spec, payload, previous)
-    n_symbols = FIRST_BIN + codebook.numel()
-    symbols = decode_symbols(
-        stream,
-        spec.numel,
-        n_symbols,
-        None if previous is None else previous.symbols,
-        0 if previous is None else previous.n_symbols,
-        torch.device(device),
-    )
-    protected = _parse_protected(spec, values, symbols, previous)
+    if n_centroids > _MAX_CENTROIDS:
+        raise DamagedError("too many centroids", expected=f"at most {_MAX_CENTROIDS}", found=str(n_centroids))
+    if not flags & SAME_CODEBOOK:
+        at += 2 * n_centroids
+        if at > len(payload):
+            raise DamagedError("the codebook is cut short")
+        codebook = _parse_codebook(spec, payload[2:at])
+    elif previous is None or n_centroids != previous.codebook.numel():
+        raise DamagedError("the block's codebook is that of another reference")
+    else:
+        codebook = previous.codebook
+    stream, at = read_section(payload, at) if flags & PROTECTS else (payload[at:], len(payload))
+    n_symbols = FIRST_BIN + n_centroids
+    symbols = decode_symbols(stream, spec.numel, n_symbols, *_before(previous), torch.device(device))
+    n_protected = int((symbols == PROTECTED).sum())
+    if bool(flags & PROTECTS) != (n_protected > 0):
+        raise DamagedError("protected values and symbols disagree")
+    stored = _protected_spec(spec, n_protected)
+    protected = torch.empty(0, dtype=getattr(torch, stored.dtype))
+    if n_protected:
+        exact = decode_exact(stored, payload[at:], _protected_reference(symbols, previous))
+        protected = exact.tensor.contiguous()
     return InshrinkeratorReference(
         dtype=spec.dtype, shape=spec.shape, symbols=symbols, codebook=codebook, protected=protected
     )
 
 
-def _parse_protected(
-    spec: TensorSpec,
-    values: memoryview | None,
-    symbols: Tensor,
-    previous: InshrinkeratorReference | None,
-) -> Tensor:
-    n_protected = int((symbols == PROTECTED).sum())
-    if (values is None) != (n_protected == 0):
-        raise DamagedError("protected values and symbols disagree")
-    kept = _kept_spec(spec, n_protected)
-    if values is None:
-        return torch.empty(0, dtype=getattr(torch, kept.dtype))
-    return decode_exact(kept, values, _kept_reference(symbols, previous)).tensor.contiguous()
-
-
 def worst_case_payload_bytes(spec: TensorSpec) -> int:
     """Return the largest payload of a spec."""
     n = math.prod(spec.shape)
-    kept = worst_case_exact_bytes(_kept_spec(spec, n))
-    return _HEADER_BYTES + kept + worst_case_symbols_bytes(n, FIRST_BIN + _MAX_CENTROIDS)
+    nbytes = worst_case_exact_bytes(_protected_spec(spec, n))
+    return _HEADER_BYTES + nbytes + worst_case_symbols_bytes(n, FIRST_BIN + _MAX_CENTROIDS)
 
 
 FIRST_BIN = 2
@@ -236,16 +196,3 @@ class InshrinkeratorReference(ShapedReference):
         part_of[PRUNED], part_of[PROTECTED] = codec.PRUNED, codec.PROTECTED
         used = np.bincount(symbols, minlength=256)[FIRST_BIN : self.n_symbols]
         return Levels("codebook", points[used > 0], parts=part_of[symbols], symbols=symbols)
-
-
-def round_to_bfloat16(values: Tensor) -> Tensor:
-    """Round finite float32 values to the nearest bfloat16, ties to even, never to infinity.
-
-    Integer operations on the bits; float16 and bfloat16 values come back as they are.
-    """
-    if values.dtype != torch.float32:
-        return values
-    bits = values.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    upper -= ((upper & 0x7FFF) == 0x7F80).to(torch.int64)
-    return (upper - ((upper >> 15) << 16)).to(torch.int16).view(torch.bfloat16)

@@ -30,7 +30,6 @@ from inshrink_core.codecs.inshrinkerator.block import (
     InshrinkeratorReference,
     pack_quantized,
     parse_quantized,
-    round_to_bfloat16,
     worst_case_payload_bytes,
 )
 from inshrink_core.errors import DamagedError
@@ -44,11 +43,11 @@ from inshrink_core.ops.quantize import (
     sensitivity_histogram,
 )
 from inshrink_core.quantization.codebook import (
-    KeyHistogram,
     assignment_table,
     fit_exact,
     key_histogram,
     round_centroids,
+    round_to_bfloat16,
     squared_error,
 )
 from inshrink_core.quantization.partition import NO_UPPER, KeyCounts, Thresholds, merge, thresholds
@@ -312,7 +311,14 @@ def _quantize(
     halves = dense.reshape(2, MAGNITUDE_KEYS)
     halves[:, :prune_below] = 0
     halves[:, cut.protect_magnitude :] = 0
-    codebook = _codebook(key_histogram(dense, spec.dtype), spec, codec, previous)
+    histogram = key_histogram(dense, spec.dtype)
+    k = codec.embedding_bins if spec.layer is LayerType.EMBEDDING else codec.bins
+    fitted = fit_published(histogram, k) if codec.fit == "published" else fit_exact(histogram, k)
+    codebook = round_centroids(fitted, spec.dtype)
+    if codec.codebook == "held" and previous is not None and previous.codebook.numel() <= k:
+        before = previous.codebook.numpy()
+        if squared_error(histogram, before) <= _HOLD_FACTOR * squared_error(histogram, codebook):
+            codebook = before.copy()
     table = assignment_table(
         codebook,
         spec.dtype,
@@ -328,21 +334,3 @@ def _quantize(
         codebook=torch.from_numpy(codebook),
         protected=round_to_bfloat16(gather_protected(item.tensor, symbols)),
     )
-
-
-def _codebook(
-    histogram: KeyHistogram,
-    spec: TensorSpec,
-    codec: InshrinkeratorCodec,
-    previous: InshrinkeratorReference | None,
-) -> NDArray[np.float32]:
-    """Fit a codebook, or keep the reference's while it is about as good."""
-    k = codec.embedding_bins if spec.layer is LayerType.EMBEDDING else codec.bins
-    fitted = fit_published(histogram, k) if codec.fit == "published" else fit_exact(histogram, k)
-    fresh = round_centroids(fitted, spec.dtype)
-    if codec.codebook == "held" and previous is not None and previous.codebook.numel() <= k:
-        held: NDArray[np.float32] = previous.codebook.numpy()
-        limit = _HOLD_FACTOR * squared_error(histogram, fresh)
-        if squared_error(histogram, held) <= limit:
-            return held.copy()
-    return fresh

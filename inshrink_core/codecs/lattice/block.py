@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import PROTECTED, QUANTIZED, BaseReference, Levels, ShapedReference
 from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
-from inshrink_core.codecs.fallback import LOSSY_DTYPES
 from inshrink_core.codecs.lattice.spacing import MAX_EXPONENT, MAX_UNITS, MIN_EXPONENT, Spacing, lattice_of
 from inshrink_core.codecs.shaping import Shaping
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
@@ -46,11 +45,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.ops.lattice import Rounded
-
-
-def can_have_lattice(spec: TensorSpec) -> bool:
-    """Whether a lattice block can be that of a tensor: a float of at most four bytes, not empty."""
-    return spec.dtype in LOSSY_DTYPES and spec.numel > 0
 
 
 def is_matrix(spec: TensorSpec) -> bool:
@@ -90,7 +84,7 @@ class Kind(IntEnum):
 TRACKED = 0x10
 CONTEXTS = 0x20
 EXTRA = 0x40
-KEPT = 0x80
+HAS_EXACT = 0x80
 """Flags: the state after has a history; tokens have contexts; extra bits follow; exact values follow."""
 
 UNCHANGED = bytes((Kind.UNCHANGED,))
@@ -109,32 +103,11 @@ _UNIT_LATTICE = Lattice(unit=1.0, spacing=1, reciprocal=1.0, bound=(1 << 24) - 1
 """Whole numbers as they are."""
 
 
-class Frame(NamedTuple):
-    """Tokens of one tensor and what belongs to them, before they are bytes.
-
-    Parameters
-    ----------
-    rounded
-        From `round_to_lattice`.
-    before : Int32[Tensor, "n"] or None
-        The integers it was given.
-    history : UInt8[Tensor, "n"] or None
-        The history it was given.
-    state
-        The state after.
-    """
-
-    rounded: Rounded
-    before: Tensor | None
-    history: Tensor | None
-    state: LatticeReference
-
-
-def pack_standalone(frame: Frame, *, based: bool = False) -> bytes:
-    """Return the payload of a tensor without a state before it; `based`: upon the points of a base model."""
-    scales, contexts = pack_scales(frame.rounded.tokens, frame.state.shape)
-    kind = Kind.BASED if based else Kind.STANDALONE
-    return _pack(kind, frame, frame.state.spacing.exponent, contexts, scales)
+def pack_standalone(rounded: Rounded, state: LatticeReference, base: Tensor | None = None) -> bytes:
+    """Return the payload of a tensor without a state before it, or upon the points of a base model."""
+    scales, contexts = pack_scales(rounded.tokens, state.shape)
+    kind = Kind.STANDALONE if base is None else Kind.BASED
+    return _pack(kind, state.spacing.exponent, rounded, state, base, contexts, scales)
 
 
 def base_points(base: BaseReference, lattice: Lattice) -> Tensor:
@@ -146,9 +119,11 @@ def base_points(base: BaseReference, lattice: Lattice) -> Tensor:
     return round_to_lattice(values, None, None, lattice).integers
 
 
-def pack_delta(frame: Frame, shift: int, snap: bool = False) -> bytes:
+def pack_delta(
+    rounded: Rounded, state: LatticeReference, before: Tensor, history: Tensor | None, shift: int, snap: bool
+) -> bytes:
     """Return the payload of changes; the reference was `refined` by `shift` bits before, or `snapped`."""
-    return _pack(Kind.DELTA, frame, shift | (_SNAP if snap else 0), frame.history)
+    return _pack(Kind.DELTA, shift | (_SNAP if snap else 0), rounded, state, before, history)
 
 
 def points_moved(payload: bytes | memoryview) -> bool:
@@ -176,25 +151,32 @@ def pack_snapshot(state: LatticeReference) -> bytes:
         n_large=rounded.n_large + n_exact,
         largest=EXACT if n_exact else rounded.largest,
     )
-    return _pack(
-        Kind.SNAPSHOT, Frame(rounded, zeros, None, state), state.spacing.exponent, contexts, head + scales
-    )
+    return _pack(Kind.SNAPSHOT, state.spacing.exponent, rounded, state, zeros, contexts, head + scales)
 
 
 def _pack(
-    kind: Kind, frame: Frame, first: int, contexts: Tensor | None, head: bytes | bytearray = b""
+    kind: Kind,
+    first: int,
+    rounded: Rounded,
+    state: LatticeReference,
+    before: Tensor | None,
+    contexts: Tensor | None,
+    head: bytes | bytearray = b"",
 ) -> bytes:
-    """Return a payload: flags, a byte, spacing, what else its kind has, extra bits, exact values, tokens."""
-    rounded, state = frame.rounded, frame.state
+    """Return a payload: flags, a byte, spacing, what else its kind has, extra bits, exact values, tokens.
+
+    Contexts are those of the tokens; of a delta, they are the history before it.
+    """
     spacing = 1 if kind is Kind.SNAPSHOT else state.spacing.units
+    history = contexts if kind is Kind.DELTA else None
     flags = (TRACKED if state.history is not None else 0) | (CONTEXTS if contexts is not None else 0)
     sections = []
     if rounded.n_large > rounded.n_exact:
         flags |= EXTRA
-        z = large_changes(rounded.tokens, frame.before, rounded.integers, frame.history, spacing)
+        z = large_changes(rounded.tokens, before, rounded.integers, history, spacing)
         sections.append(pack_extra(z))
     if state.exact_values.numel():
-        flags |= KEPT
+        flags |= HAS_EXACT
         sections.append(words_of(state.exact_values).cpu().numpy().tobytes())
     parts = bytearray((kind | flags, first & 0xFF))
     write_varint(parts, state.spacing.units)
@@ -229,9 +211,8 @@ class _Cursor:
         self.at += 1
         return self.payload[self.at - 1]
 
-    def number(self, low: int, high: int, name: str) -> int:
-        """Return the next varint, checked."""
-        value, self.at = read_varint(self.payload, self.at)
+    def checked(self, value: int, low: int, high: int, name: str) -> int:
+        """Return a value if it is in its range."""
         if not low <= value <= high:
             raise DamagedError(
                 f"a lattice block's {name} is out of range",
@@ -241,17 +222,10 @@ class _Cursor:
             )
         return value
 
-    def exponent(self) -> int:
-        """Return the next byte as an exponent, checked."""
-        value = (self.byte() ^ 0x80) - 0x80
-        if not MIN_EXPONENT <= value <= MAX_EXPONENT:
-            raise DamagedError(
-                "a lattice block's exponent is out of range",
-                where=self.where,
-                found=str(value),
-                expected=f"{MIN_EXPONENT} to {MAX_EXPONENT}",
-            )
-        return value
+    def units(self, name: str) -> int:
+        """Return the next varint as a number of units, checked."""
+        value, self.at = read_varint(self.payload, self.at)
+        return self.checked(value, 1, MAX_UNITS, name)
 
     def section(self) -> memoryview:
         """Return the next section: a length, and as many bytes."""
@@ -335,8 +309,8 @@ def make_exact(
     base = _residual_base(points.payload, state.decoded(), before)
     residual = encode_exact(spec, tensor, LosslessReference(base))
     payload = _join(points.payload, residual.block.payload)
-    kept = tensor.detach().to("cpu", copy=True).contiguous()
-    return Block(points.codec, payload), replace(state, exact=kept)
+    values = tensor.detach().to("cpu", copy=True).contiguous()
+    return Block(points.codec, payload), replace(state, exact=values)
 
 
 def pack_state(spec: TensorSpec, state: LatticeReference) -> bytes:
@@ -367,11 +341,12 @@ def _join(points: bytes | memoryview, residual: bytes | memoryview) -> bytes:
 def _parse_alone(
     spec: TensorSpec, cursor: _Cursor, *, snapshot: bool, base: BaseReference | None = None
 ) -> LatticeReference:
-    flags, device, exponent = cursor.flags, cursor.device, cursor.exponent()
-    units = cursor.number(1, MAX_UNITS, "spacing")
+    flags, device = cursor.flags, cursor.device
+    exponent = cursor.checked((cursor.byte() ^ 0x80) - 0x80, MIN_EXPONENT, MAX_EXPONENT, "exponent")
+    units = cursor.units("spacing")
     divisor, history = units, None
     if snapshot:
-        divisor = cursor.number(1, MAX_UNITS, "divisor")
+        divisor = cursor.units("divisor")
         if flags & TRACKED:
             history = decode_rans(cursor.section(), spec.numel, _HISTORIES, device=device)
             if int((history & CONTEXT_BITS).max()) >= N_CONTEXTS:
@@ -388,7 +363,7 @@ def _parse_alone(
 def _parse_delta(spec: TensorSpec, cursor: _Cursor, reference: LatticeReference) -> LatticeReference:
     flags, first = cursor.flags, cursor.byte()
     shift, snap = first & ~_SNAP, bool(first & _SNAP)
-    units = cursor.number(1, MAX_UNITS, "spacing")
+    units = cursor.units("spacing")
     exponent = reference.spacing.exponent - shift
     if shift > _MAX_SHIFT or exponent < MIN_EXPONENT:
         raise DamagedError(
@@ -439,7 +414,7 @@ def _finish(
     """Decode tokens and apply them to the integers and the history before; tracked as the flags say."""
     flags, device = cursor.flags, cursor.device
     extra = cursor.section() if flags & EXTRA else None
-    kept = cursor.section() if flags & KEPT else b""
+    exact_bytes = cursor.section() if flags & HAS_EXACT else b""
     n_tokens = cursor.byte() + 1
     if n_tokens > N_TOKENS:
         raise DamagedError("a lattice block has too many tokens", where=spec.key)
@@ -447,7 +422,7 @@ def _finish(
     n_contexts = 1 if contexts is None else N_CONTEXTS
     tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts, device=device)
     large = np.zeros(0, np.int64) if extra is None else unpack_extra(tokens, extra)
-    at, exact = _exact_values(spec, tokens, kept) if n_tokens > EXACT else no_exact(spec.dtype, device)
+    at, exact = _exact_values(spec, tokens, exact_bytes) if n_tokens > EXACT else no_exact(spec.dtype, device)
     # Where there are extra bits, unpacking them has counted their tokens; most alphabets rule them out.
     if extra is None and n_tokens > FIRST_LARGE:
         has_large = int((tokens >= FIRST_LARGE).count_nonzero()) > at.numel()
@@ -455,7 +430,7 @@ def _finish(
         has_large = large is not None and large.size > 0
     if large is None or (extra is None) == has_large:
         raise DamagedError("extra bits do not fit the tokens", where=spec.key)
-    if n_tokens <= EXACT and kept:
+    if n_tokens <= EXACT and exact_bytes:
         raise DamagedError("exact values belong to no token", where=spec.key)
     moved = advance(tokens, large, *before, lattice)
     if not moved.valid:
@@ -471,20 +446,20 @@ def _finish(
     )
 
 
-def _exact_values(spec: TensorSpec, tokens: Tensor, kept: bytes | memoryview) -> tuple[Tensor, Tensor]:
+def _exact_values(spec: TensorSpec, tokens: Tensor, stored: bytes | memoryview) -> tuple[Tensor, Tensor]:
     """Places and values of exact tokens."""
     at = (tokens == EXACT).nonzero().view(-1)
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    if len(kept) != at.numel() * dtype.itemsize:
+    if len(stored) != at.numel() * dtype.itemsize:
         raise DamagedError(
             "exact values do not fit their tokens",
             where=spec.key,
             expected=f"{at.numel() * dtype.itemsize} bytes",
-            found=str(len(kept)),
+            found=str(len(stored)),
         )
     if at.numel() == 0:
         return no_exact(spec.dtype, tokens.device)
-    return at, torch.from_numpy(np.frombuffer(kept, np.uint8).copy()).view(dtype).to(tokens.device)
+    return at, torch.from_numpy(np.frombuffer(stored, np.uint8).copy()).view(dtype).to(tokens.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -545,8 +520,8 @@ class LatticeReference(ShapedReference):
     @property
     def nbytes(self) -> int:
         """Bytes of integers, history, exact values and what is known of first moments."""
-        held = (self.integers, self.history, self.exact_at, self.exact_values, self.exact, self.shaping)
-        return sum(part.nbytes for part in held if part is not None)
+        parts = (self.integers, self.history, self.exact_at, self.exact_values, self.exact, self.shaping)
+        return sum(part.nbytes for part in parts if part is not None)
 
     def levels(self) -> Levels:
         """Return the points that occur, where they are quickly found, and which elements are exact."""

@@ -8,7 +8,7 @@ derivation and the measurements are in ``docs/design.md``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,10 +20,7 @@ from inshrink_core.codec import (
     BaseReference,
     Codec,
     Encoded,
-    EncoderState,
-    FrameContext,
     Knob,
-    LookAheadStep,
     PastFrame,
     TensorInput,
     TensorReference,
@@ -31,13 +28,11 @@ from inshrink_core.codec import (
     own_state,
 )
 from inshrink_core.codecs.exact import worst_case_exact_bytes
-from inshrink_core.codecs.fallback import TINY, FallbackCodec
+from inshrink_core.codecs.fallback import LOSSY_DTYPES, TINY, FallbackCodec
 from inshrink_core.codecs.lattice.block import (
     UNCHANGED,
-    Frame,
     LatticeReference,
     base_points,
-    can_have_lattice,
     is_matrix,
     is_statistic,
     make_exact,
@@ -49,31 +44,16 @@ from inshrink_core.codecs.lattice.block import (
     points_moved,
     words_of,
 )
-from inshrink_core.codecs.lattice.look_ahead import (
-    LookAheadStatistics,
-    initial_memory,
-    look_ahead_statistics,
-    steps_to_look_at,
-)
+from inshrink_core.codecs.lattice.look_ahead import LookAhead
 from inshrink_core.codecs.lattice.plan import (
     LatticePlan,
-    LatticeStatistics,
+    TensorPlan,
     choose_gain,
     choose_spacing,
     first_width,
-    make_plan,
-    observe_statistic,
-    observe_tensor,
 )
 from inshrink_core.codecs.lattice.spacing import Spacing, lattice_of, new_spacing
-from inshrink_core.codecs.shaping import (
-    Fed,
-    Shaping,
-    can_be_shaped,
-    grown,
-    known_of,
-    shaped_changes,
-)
+from inshrink_core.codecs.shaping import Fed, Shaping, can_be_shaped, grown, known_of, shaped_changes
 from inshrink_core.errors import ConfigError
 from inshrink_core.frame import Block
 from inshrink_core.ops.flat import as_float32, flattened
@@ -87,7 +67,7 @@ _DIVERGENCE = 4.3e-4
 """Nats that the worst step of a chain diverges by, over the square of `coarseness`, which is in units of the
 run's own movement: geometric mean over three runs, coarseness .5 to 8.5; 1.5e-4 to 6.3e-4."""
 
-_LASTING = 1.4
+_PERSISTENCE = 1.4
 """What is left of a shaped error's cost after 20 steps of training, over what is left of a plain one's that
 cost as much at once: the geometric mean of five, 1.1 to 2.1 (``docs/design.md``)."""
 
@@ -101,7 +81,7 @@ where the first delta from lattice points to exact values costs what the first f
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
+class LatticeCodec(LookAhead):
     """Weights and running statistics on lattices; other buffers, and what is not finite, exact.
 
     Every setting may change from frame to frame.
@@ -199,7 +179,7 @@ class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
 
     def covers(self, spec: TensorSpec) -> bool:
         """Whether the lossy rule covers a tensor: weights, master weights and running statistics."""
-        if spec.exact or not can_have_lattice(spec):
+        if spec.exact or spec.dtype not in LOSSY_DTYPES or spec.numel == 0:
             return False
         return spec.role in _WEIGHTS or is_statistic(spec)
 
@@ -220,9 +200,9 @@ class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
     def shaped(self, states: Iterable[TensorReference]) -> tuple[int, int]:
         """Count the weights whose rounding is shaped, and all of which it is known, by their states."""
         rows = [
-            (one.integers.numel(), one.shaping.is_fed)
-            for one in states
-            if isinstance(one, LatticeReference) and one.shaping is not None
+            (state.integers.numel(), state.shaping.is_fed)
+            for state in states
+            if isinstance(state, LatticeReference) and state.shaping is not None
         ]
         return sum(numel for numel, fed in rows if fed), sum(numel for numel, _ in rows)
 
@@ -233,7 +213,7 @@ class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
         """
         if not self.uses_past:
             return 1.0
-        return 1.0 + (shaped / known if known else 1.0) * (_LASTING - 1.0)
+        return 1.0 + (shaped / known if known else 1.0) * (_PERSISTENCE - 1.0)
 
     def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
         """Return a state with what is known of the first moments of its chain."""
@@ -249,58 +229,9 @@ class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
                 known = grown(known, frame.moment_before)
         return replace(reference, shaping=known)
 
-    def observe(self, item: TensorInput, reference: TensorReference | None) -> LatticeStatistics | None:
-        """Return mean squares of a tensor that may lie on a lattice; None for the others."""
-        if not self.covers(item.spec):
-            return None
-        if is_statistic(item.spec):
-            return observe_statistic(item, None if _base_of(reference) else reference)
-        return observe_tensor(item, own_state(LatticeReference, reference, item.spec))
-
-    def plan(
-        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
-    ) -> LatticePlan:
-        """Return the spacing of every tensor, and what the next frames need to plan theirs."""
-        return make_plan(self, specs, statistics, context or FrameContext())
-
-    def look_ahead_steps(self, n_steps: int) -> tuple[LookAheadStep, ...]:
-        """Return spread pairs of neighbouring steps: one spacing suits a whole chain best."""
-        return steps_to_look_at(n_steps)
-
-    def look_ahead(
-        self, spec: TensorSpec, inputs: Iterator[tuple[int, TensorInput]]
-    ) -> LookAheadStatistics | None:
-        """Return how a tensor moves, and its squared gradients."""
-        return look_ahead_statistics(spec, inputs) if self.covers(spec) else None
-
-    def initial_memory(
-        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], rates: Sequence[Mapping[str, float]]
-    ) -> Any:
-        """Return the movement along the run, and how tensors differ in sensitivity."""
-        return initial_memory(self, specs, statistics, rates)
-
     def expected_divergence(self, relative_error: float) -> float:
         """Return a share of the squared coarseness: errors lie where they change the loss least."""
         return _DIVERGENCE * float(self.coarseness) ** 2 if relative_error > 0 else 0.0
-
-    def spacing(self, plan: LatticePlan, spec: TensorSpec) -> float | None:
-        """Return the width of its cells, about that where rounding is shaped; None where it is exact."""
-        return None if self.exact else plan.widths.get(spec.key)
-
-    def predicted(self, plan: LatticePlan) -> Mapping[str, Any] | None:
-        """Return the cost that is predicted, what it may be, and the coarseness chosen by it."""
-        if plan.predicted_cost is None:
-            return None
-        return {
-            "restore_cost": plan.predicted_cost,
-            "how": "predicted",
-            "bounds": {"restore_cost": float(self.predicted_cost)},
-            "coarseness": plan.memory["coarseness"],
-        }
-
-    def remember(self, plan: LatticePlan) -> Any:
-        """Return the movement and the learning rate the chain began with, and probes of the weights."""
-        return dict(plan.memory)
 
     def exact_below(self, spec: TensorSpec, nbytes: int) -> int:
         """Return the size of the block, where values of 16 bits or few of them may take less as they are."""
@@ -313,11 +244,12 @@ class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
     ) -> Encoded | None:
         """Return a block of lattice points; None where they do not suit, or take more than exact values."""
         spec, state, found = item.spec, own_state(LatticeReference, reference, item.spec), None
-        if plan.rms.get(spec.key) == 0 and bool(item.tensor.any()):
+        known = plan.tensors.get(spec.key)
+        if known is not None and known.rms == 0 and bool(item.tensor.any()):
             pass  # its squares are too small for float32, or its sample misses what is not zero
         elif state is not None:
             found = self._moved(item, plan, state)
-        elif spec.key in plan.widths and (self.exact or not _is_finer(spec, plan)):
+        elif known is not None and (self.exact or not _is_finer(spec, known)):
             found = self._first(item, plan, _base_of(reference))
         if found is None:
             return None
@@ -347,7 +279,7 @@ class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
         """Return the block that a chain begins with: upon a base model's points, where that is smaller."""
         spec = item.spec
         known, fed = self._known(item, plan, None) if self.uses_past else (None, None)
-        spacing = new_spacing(first_width(plan, spec.key, fed), plan.rms[spec.key])
+        spacing = new_spacing(first_width(plan, spec.key, fed), plan.tensors[spec.key].rms)
         if spacing is None:
             return None
         lattice = lattice_of(spacing, spec.dtype)
@@ -358,7 +290,7 @@ class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
         after = _state_after(item, rounded, spacing, None, known)
         if after is None:
             return None
-        alone = Block(self.bitstream, pack_standalone(Frame(rounded, None, None, after)))
+        alone = Block(self.bitstream, pack_standalone(rounded, after))
         if base is None:
             return alone, after
         # To the very points that it has without the base: no restored bit depends on there being one.
@@ -369,7 +301,7 @@ class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
         if not torch.equal(moved.integers, rounded.integers):
             return alone, after
         onward = replace(after, history=moved.history)
-        payload = pack_standalone(Frame(moved, before, None, onward), based=True)
+        payload = pack_standalone(moved, onward, before)
         if len(payload) >= len(alone.payload):
             return alone, after
         return Block(self.bitstream, payload), onward
@@ -401,25 +333,25 @@ class LatticeCodec(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
             return None
         if _same(rounded, after, state, chosen.shift > 0 or chosen.snap):
             return Block(self.bitstream, UNCHANGED), replace(state, exact=None)
-        payload = pack_delta(Frame(rounded, before, history, after), chosen.shift, chosen.snap)
+        payload = pack_delta(rounded, after, before, history, chosen.shift, chosen.snap)
         return Block(self.bitstream, payload), after
 
     def _known(
         self, item: TensorInput, plan: LatticePlan, state: LatticeReference | None
     ) -> tuple[Shaping | None, Fed | None]:
         """Return what is known of first moments, and what to feed forward."""
-        width = plan.widths.get(item.spec.key, 0.0)
-        # Before any movement was seen, spacings are guesses at it.
+        planned = plan.tensors.get(item.spec.key)
+        # Before any movement was seen, step sizes are guesses at it.
         seen = plan.memory.get("movement", 0.0)
-        movement = seen / width if seen and width else 1.0 / self.coarseness
+        movement = seen / planned.width if seen and planned else 1.0 / self.coarseness
         return known_of(item, None if state is None else state.shaping, movement)
 
 
-def _is_finer(spec: TensorSpec, plan: LatticePlan) -> bool:
+def _is_finer(spec: TensorSpec, known: TensorPlan) -> bool:
     """Whether points would be so much closer than the numbers of 16 bits that these take less as they are."""
-    return spec.nbytes <= 2 * spec.numel and (
-        _FINER * plan.widths[spec.key] <= torch.finfo(getattr(torch, spec.dtype)).eps * plan.rms[spec.key]
-    )
+    if spec.nbytes > 2 * spec.numel:
+        return False
+    return _FINER * known.width <= torch.finfo(getattr(torch, spec.dtype)).eps * known.rms
 
 
 def _base_of(reference: TensorReference | None) -> BaseReference | None:
@@ -444,12 +376,12 @@ def _state_after(
     """Return the state that decoding will reach; None where too much would be exact."""
     spec, tensor = item.spec, item.tensor
     home = rounded.integers.device
-    at, kept = no_exact(spec.dtype, home)
+    at, exact_values = no_exact(spec.dtype, home)
     if rounded.n_exact:
         if rounded.n_exact * _MAX_EXACT_SHARE > spec.numel or not bool(torch.isfinite(tensor).all()):
             return None
         at = (rounded.tokens == EXACT).nonzero().view(-1)
-        kept = flattened(tensor)[at.to(tensor.device)].to(home)
+        exact_values = flattened(tensor)[at.to(tensor.device)].to(home)
     return LatticeReference(
         dtype=spec.dtype,
         shape=spec.shape,
@@ -457,6 +389,6 @@ def _state_after(
         integers=rounded.integers,
         history=history,
         exact_at=at,
-        exact_values=kept,
+        exact_values=exact_values,
         shaping=known,
     )

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from inshrink_core.codec import LookAheadStep, TensorInput
 from inshrink_core.codecs.lattice.block import is_matrix, is_statistic
 from inshrink_core.codecs.lattice.plan import (
     NO_PLACES,
-    LatticeSettings,
+    LatticePlanner,
     affordable,
     bounded_factors,
     codes_apart,
@@ -41,24 +41,6 @@ _MOMENTS = 5
 _MOST_MOVED = 16.0
 """Times the median squared movement that a pair counts for at most: one step of an exploding training must
 not make the spacing of all others useless."""
-
-
-def steps_to_look_at(n_steps: int) -> tuple[LookAheadStep, ...]:
-    """Return spread pairs of neighbouring steps, with companions at some.
-
-    Examples
-    --------
-    >>> [tuple(look) for look in steps_to_look_at(3)], steps_to_look_at(1)
-    ([(0, False), (1, True), (2, True)], ())
-    """
-    n_pairs = min(_PAIRS, n_steps - 1)
-    if n_pairs < 1:
-        return ()
-    begins = _spread(n_pairs, n_steps - 1)
-    places = sorted({place for begin in begins for place in (begin, begin + 1)})
-    ends = [begin + 1 for begin in begins]
-    read = {ends[at] for at in _spread(min(_MOMENTS, n_pairs), n_pairs)}
-    return tuple(LookAheadStep(place, place in read) for place in places)
 
 
 def _spread(n: int, of: int) -> list[int]:
@@ -88,83 +70,103 @@ class LookAheadStatistics(NamedTuple):
     momenta: tuple[float, ...]
 
 
-def look_ahead_statistics(spec: TensorSpec, inputs: Iterator[tuple[int, TensorInput]]) -> LookAheadStatistics:
-    """Measure a tensor at one step after the other; holds two samples of it."""
-    n_seen = min(spec.numel, SAMPLE_RUN * SAMPLE_RUNS)
-    changed, moved = False, {}
-    squares, second_moments, momenta = [], [], []
-    before: tuple[int, Tensor] | None = None
-    for place, item in inputs:
-        now = as_float32(item.sample)
-        if before is not None and not torch.equal(now, before[1]):
-            changed = True
-        if before is not None and before[0] == place - 1:
-            moved[place] = _mean_square(now - before[1], n_seen)
-        squares.append(_mean_square(now, n_seen))
-        moments = item.companion(TensorRole.EXP_AVG_SQ, sampled=True)
-        if moments is not None:
-            sums, _ = sample_sums(moments, None, moments, 1.0, NO_PLACES)
-            second_moments.append(exact_mean(sums[2], n_seen))
-        momentum = item.companion(TensorRole.MOMENTUM, sampled=True)
-        if momentum is not None:
-            momenta.append(_mean_square(momentum, n_seen))
-        before = place, now
-    return LookAheadStatistics(changed, moved, tuple(squares), tuple(second_moments), tuple(momenta))
-
-
 def _mean_square(values: Tensor, n: int) -> float:
     """Mean square of a sample, NaN where a value is not finite."""
     sums, _ = sample_sums(values, None, None, 1.0, NO_PLACES)
     return exact_mean(sums[0], n)
 
 
-def initial_memory(
-    settings: LatticeSettings,
-    specs: Sequence[TensorSpec],
-    statistics: Sequence[LookAheadStatistics | None],
-    rates: Sequence[Mapping[str, float]],
-) -> dict[str, Any] | None:
-    """Return the memory of a chain of a run that was looked at; None where nothing moves."""
-    known = [(spec, seen) for spec, seen in zip(specs, statistics, strict=True) if seen is not None]
-    matrices = [(spec, seen) for spec, seen in known if is_matrix(spec)]
-    movement = _movement(matrices)
-    if movement == 0:
-        return None
-    moving = {spec.key: 0 for spec, seen in known if is_statistic(spec) and seen.changed}
-    squares = _squares({spec.key: seen for spec, seen in matrices})
-    codes = codes_of(squares, geometric_mean(list(squares.values())))
-    memory = Memory(movement=movement, rate=_rate(matrices, rates), held=moving | codes)
-    moved = {spec.key: _mean_moved(seen) for spec, seen in known if not is_statistic(spec)}
-    memory = replace(
-        memory, apart=codes_apart(moved, movement, settled_factors(memory, settings.sensitivity))
-    )
-    if settings.predicted_cost:
-        memory = replace(memory, coarseness=_coarseness(settings, matrices, memory))
-    return memory.to_values()
+_Seen: TypeAlias = tuple[TensorSpec, LookAheadStatistics]
 
 
-def _coarseness(
-    settings: LatticeSettings,
-    matrices: Sequence[tuple[TensorSpec, LookAheadStatistics]],
-    memory: Memory,
-) -> float:
-    """Return the coarseness that a predicted cost allows at all steps: least where weights are smallest.
+class LookAhead(LatticePlanner):
+    """The part of the codec that looks at a run before its first frame."""
 
-    Never below that which is set.
-    """
-    factors = bounded_factors(memory, settled_factors(memory, settings.sensitivity))
-    costs = []
-    for at in range(max(len(seen.squares) for _, seen in matrices)):
-        rows = [
-            (spec.numel, seen.squares[at], memory.movement, factors.get(spec.key, 1.0))
-            for spec, seen in matrices
-            if at < len(seen.squares)
-        ]
-        costs.append(predicted_cost(rows, settings.uses_past))
-    return max(affordable(max(costs), settings.predicted_cost), settings.coarseness)
+    __slots__ = ()
+
+    def look_ahead_steps(self, n_steps: int) -> tuple[LookAheadStep, ...]:
+        """Return spread pairs of neighbouring steps, with companions at some.
+
+        Examples
+        --------
+        >>> from inshrink_core.codec import make_codec
+        >>> codec = make_codec("lattice", {})
+        >>> [tuple(look) for look in codec.look_ahead_steps(3)], codec.look_ahead_steps(1)
+        ([(0, False), (1, True), (2, True)], ())
+        """
+        n_pairs = min(_PAIRS, n_steps - 1)
+        if n_pairs < 1:
+            return ()
+        begins = _spread(n_pairs, n_steps - 1)
+        places = sorted({place for begin in begins for place in (begin, begin + 1)})
+        read = {begins[at] + 1 for at in _spread(min(_MOMENTS, n_pairs), n_pairs)}
+        return tuple(LookAheadStep(place, place in read) for place in places)
+
+    def look_ahead(
+        self, spec: TensorSpec, inputs: Iterator[tuple[int, TensorInput]]
+    ) -> LookAheadStatistics | None:
+        """Measure a tensor at one step after the other; has two samples of it at a time."""
+        if not self.covers(spec):
+            return None
+        n_seen = min(spec.numel, SAMPLE_RUN * SAMPLE_RUNS)
+        changed, moved = False, {}
+        squares, second_moments, momenta = [], [], []
+        before: tuple[int, Tensor] | None = None
+        for place, item in inputs:
+            now = as_float32(item.sample)
+            if before is not None and not torch.equal(now, before[1]):
+                changed = True
+            if before is not None and before[0] == place - 1:
+                moved[place] = _mean_square(now - before[1], n_seen)
+            squares.append(_mean_square(now, n_seen))
+            moments = item.companion(TensorRole.EXP_AVG_SQ, sampled=True)
+            if moments is not None:
+                sums, _ = sample_sums(moments, None, moments, 1.0, NO_PLACES)
+                second_moments.append(exact_mean(sums[2], n_seen))
+            momentum = item.companion(TensorRole.MOMENTUM, sampled=True)
+            if momentum is not None:
+                momenta.append(_mean_square(momentum, n_seen))
+            before = place, now
+        return LookAheadStatistics(changed, moved, tuple(squares), tuple(second_moments), tuple(momenta))
+
+    def initial_memory(
+        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], rates: Sequence[Mapping[str, float]]
+    ) -> dict[str, Any] | None:
+        """Return the movement along the run and the sensitivity of tensors; None where nothing moves."""
+        known = [(spec, seen) for spec, seen in zip(specs, statistics, strict=True) if seen is not None]
+        matrices = [(spec, seen) for spec, seen in known if is_matrix(spec)]
+        movement = _movement(matrices)
+        if movement == 0:
+            return None
+        moving = {spec.key: 0 for spec, seen in known if is_statistic(spec) and seen.changed}
+        squares = _squares({spec.key: seen for spec, seen in matrices})
+        codes = codes_of(squares, geometric_mean(list(squares.values())))
+        memory = Memory(movement=movement, rate=_rate(matrices, rates), settled=moving | codes)
+        moved = {spec.key: _mean_moved(seen) for spec, seen in known if not is_statistic(spec)}
+        factors = settled_factors(memory, self.sensitivity)
+        memory = replace(memory, apart=codes_apart(moved, movement, factors))
+        if self.predicted_cost:
+            factors = bounded_factors(memory, factors)
+            memory = replace(memory, coarseness=self._affordable(matrices, movement, factors))
+        return memory.to_values()
+
+    def _affordable(self, matrices: Sequence[_Seen], movement: float, factors: Mapping[str, float]) -> float:
+        """Return the coarseness that a predicted cost allows at all steps: least where weights are smallest.
+
+        Never below that which is set.
+        """
+        costs = []
+        for at in range(max(len(seen.squares) for _, seen in matrices)):
+            rows = [
+                (spec.numel, seen.squares[at], movement, factors.get(spec.key, 1.0))
+                for spec, seen in matrices
+                if at < len(seen.squares)
+            ]
+            costs.append(predicted_cost(rows, self.uses_past))
+        return max(affordable(max(costs), self.predicted_cost), self.coarseness)
 
 
-def _movement(matrices: Sequence[tuple[TensorSpec, LookAheadStatistics]]) -> float:
+def _movement(matrices: Sequence[_Seen]) -> float:
     """Root mean square over the pairs of the root mean square over all matrices."""
     sums: dict[int, float] = {}
     counts: dict[int, int] = {}
@@ -194,7 +196,7 @@ def _squares(tensors: Mapping[str, LookAheadStatistics]) -> dict[str, float]:
         {key: tuple(seen.moved.values()) for key, seen in tensors.items()},
     )
     for values in of_all:
-        means = {key: geometric_mean(_finite(one)) for key, one in values.items()}
+        means = {key: geometric_mean(_finite(means_of_tensor)) for key, means_of_tensor in values.items()}
         if any(values.values()):
             return {key: mean for key, mean in means.items() if mean > 0}
     return {}
@@ -204,9 +206,7 @@ def _finite(values: Iterable[float]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
 
 
-def _rate(
-    matrices: Sequence[tuple[TensorSpec, LookAheadStatistics]], rates: Sequence[Mapping[str, float]]
-) -> float:
+def _rate(matrices: Sequence[_Seen], rates: Sequence[Mapping[str, float]]) -> float:
     """Root mean square of the learning rate, which movement is about in proportion to; 0 if unknown."""
     means = []
     for by_name in rates:

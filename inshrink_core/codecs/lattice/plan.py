@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import FrameContext, TensorInput, TensorReference
+from inshrink_core.codec import (
+    BaseReference,
+    EncoderState,
+    FrameContext,
+    TensorInput,
+    TensorReference,
+    own_state,
+)
+from inshrink_core.codecs.fallback import FallbackCodec
 from inshrink_core.codecs.lattice.block import LatticeReference, is_matrix, is_statistic, refined, snapped
 from inshrink_core.codecs.lattice.spacing import (
     MIN_EXPONENT,
@@ -23,41 +31,16 @@ from inshrink_core.codecs.lattice.spacing import (
     codes_of,
     exact_mean,
     geometric_mean,
-    held,
     lattice_of,
     positive,
     sensitivity_factor,
     spacing_of,
+    steady_width,
 )
 from inshrink_core.codecs.shaping import Fed
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.lattice import Lattice, gain_grade
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
-
-
-class LatticeSettings(Protocol):
-    """The settings of the lattice codec that a plan depends on."""
-
-    @property
-    def coarseness(self) -> float:
-        """Step size in units of the movement."""
-
-    @property
-    def gamma(self) -> float:
-        """How step sizes follow movement."""
-
-    @property
-    def sensitivity(self) -> float:
-        """Power of the second moments."""
-
-    @property
-    def predicted_cost(self) -> float:
-        """What a restore may cost; 0: as set."""
-
-    @property
-    def uses_past(self) -> bool:
-        """Whether shaping reads earlier moments."""
-
 
 _PROBES = 32
 """Original values stored of each matrix: their movement until the next frame has no rounding error in it.
@@ -155,7 +138,7 @@ class LatticeStatistics(NamedTuple):
     least: float = 0.0
 
 
-def observe_statistic(item: TensorInput, reference: TensorReference | None) -> LatticeStatistics:
+def _observe_statistic(item: TensorInput, reference: TensorReference | None) -> LatticeStatistics:
     """Look at all values of a running statistic."""
     tensor = as_float32(item.tensor)
     sums, _ = sample_sums(tensor, None, None, 1.0, NO_PLACES)
@@ -166,7 +149,7 @@ def observe_statistic(item: TensorInput, reference: TensorReference | None) -> L
     )
 
 
-def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> LatticeStatistics:
+def _observe_tensor(item: TensorInput, reference: LatticeReference | None) -> LatticeStatistics:
     """Measure one tensor on a sample of its values; O(1) beyond 2**14 elements."""
     values = item.sample
     n_seen = values.numel()
@@ -207,19 +190,25 @@ def _probe_places(n: int) -> NDArray[np.int64]:
     return np.unique((np.arange(min(n, _PROBES)) * 0.6180339887498949 % 1.0 * n).astype(np.int64))
 
 
-class Limit(NamedTuple):
-    """What the spacing of a tensor is at most, by itself alone.
+class TensorPlan(NamedTuple):
+    """What is decided of a tensor that is not stored exactly.
 
     Parameters
     ----------
+    width
+        Its step size.
+    rms
+        Root mean square of its values.
     first
-        Without a state before it.
+        The largest step size without a state before it, however its errors are shaped.
     size
-        Else, by how large it is; 0 where it is zero.
+        The largest one else, by how large the tensor is; 0 where it is zero.
     movements
         More than that is allowed for as many movements since the last frame.
     """
 
+    width: float
+    rms: float
     first: float
     size: float
     movements: float
@@ -231,12 +220,8 @@ class LatticePlan:
 
     Parameters
     ----------
-    widths
-        Spacing of each tensor that has one, by key; the others are stored exactly.
-    rms
-        Root mean square of each of these tensors.
-    limits
-        Of the spacing of each of them, however its errors are shaped.
+    tensors
+        By key; the others are stored exactly.
     memory
         What later frames plan with.
     after_restore
@@ -245,84 +230,117 @@ class LatticePlan:
         What a restore of the frame costs, as predicted; None where nothing was predicted.
     """
 
-    widths: Mapping[str, float]
-    rms: Mapping[str, float] = field(default_factory=dict)
-    limits: Mapping[str, Limit] = field(default_factory=dict)
+    tensors: Mapping[str, TensorPlan] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
     after_restore: bool = False
     predicted_cost: float | None = None
 
 
-def make_plan(
-    settings: LatticeSettings,
-    specs: Sequence[TensorSpec],
-    seen: Sequence[LatticeStatistics | None],
-    context: FrameContext,
-) -> LatticePlan:
-    """Return the spacing of every tensor that was observed."""
-    known = {spec.key: (spec, o) for spec, o in zip(specs, seen, strict=True) if o is not None}
-    matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
-    before = Memory.parse(context.memory)
-    rates = {key: positive(context.learning_rates.get(spec.parameter)) for key, (spec, _) in known.items()}
-    overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
-    most = _MOST_MOVED_SHARE * overall
-    moved = _moved(matrices, before)
-    now = _rms((known[key][0].numel, m) for key, m in moved.items())
-    now = now if now <= most else 0.0
-    memory = _settled(before, known, rates, now)
-    factors = _factors(memory, matrices, settings.sensitivity)
-    if memory.movement and not before.movement:
-        apart = codes_apart(moved, now, factors)
-        for key, o in matrices.items():
-            # How far a tensor will move that has not yet is unknown.
-            width = settings.coarseness * factors.get(key, 1.0) * now
-            if key not in moved and width > _APART_SHARE * math.sqrt(o.mean_square):
-                apart[key] = 0
-        memory = replace(memory, apart=apart)
-    factors = bounded_factors(memory, factors)
-    adaptive = any(o.second_moment is not None for o in matrices.values())
-    bases: dict[str, float] = {}
-    for key in known:
-        base = min(_base(memory, now, rates[key], settings.gamma), most)
-        if base == 0 and adaptive and rates[key]:
-            low, high = (bound * overall for bound in _GUESS_RANGE)
-            base = min(max(_MOVEMENT_PER_LR * rates[key], low), high)
-        bases[key] = base
-    coarseness, cost = settings.coarseness, None
-    if settings.predicted_cost and memory.coarseness:
-        rows = (
-            (known[key][0].numel, o.mean_square, bases[key], factors.get(key, 1.0))
-            for key, o in matrices.items()
+class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
+    """The part of the codec that observes tensors and plans a frame."""
+
+    __slots__ = ()
+
+    coarseness: float
+    gamma: float
+    sensitivity: float
+    predicted_cost: float
+    exact: bool
+
+    def observe(self, item: TensorInput, reference: TensorReference | None) -> LatticeStatistics | None:
+        """Return mean squares of a tensor that may be on a lattice; None for the others."""
+        if not self.covers(item.spec):
+            return None
+        if is_statistic(item.spec):
+            return _observe_statistic(item, None if isinstance(reference, BaseReference) else reference)
+        return _observe_tensor(item, own_state(LatticeReference, reference, item.spec))
+
+    def plan(
+        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
+    ) -> LatticePlan:
+        """Return the step size of every tensor, and what the next frames need to plan theirs."""
+        context = context or FrameContext()
+        known = {spec.key: (spec, o) for spec, o in zip(specs, statistics, strict=True) if o is not None}
+        matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
+        before = Memory.parse(context.memory)
+        rates = {
+            key: positive(context.learning_rates.get(spec.parameter)) for key, (spec, _) in known.items()
+        }
+        overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
+        most = _MOST_MOVED_SHARE * overall
+        found = {key: _movement(o, before.probes.get(key)) for key, o in matrices.items()}
+        moved = {key: square for key, square in found.items() if square is not None}
+        now = _rms((known[key][0].numel, m) for key, m in moved.items())
+        now = now if now <= most else 0.0
+        memory = _settled(before, known, rates, now)
+        factors = _factors(memory, matrices, self.sensitivity)
+        if memory.movement and not before.movement:
+            apart = codes_apart(moved, now, factors)
+            for key, o in matrices.items():
+                # How far a tensor will move that has not yet is unknown.
+                width = self.coarseness * factors.get(key, 1.0) * now
+                if key not in moved and width > _APART_SHARE * math.sqrt(o.mean_square):
+                    apart[key] = 0
+            memory = replace(memory, apart=apart)
+        factors = bounded_factors(memory, factors)
+        adaptive = any(o.second_moment is not None for o in matrices.values())
+        bases: dict[str, float] = {}
+        for key in known:
+            base = min(_base(memory, now, rates[key], self.gamma), most)
+            if base == 0 and adaptive and rates[key]:
+                low, high = (bound * overall for bound in _GUESS_RANGE)
+                base = min(max(_MOVEMENT_PER_LR * rates[key], low), high)
+            bases[key] = base
+        coarseness, cost = self.coarseness, None
+        if self.predicted_cost and memory.coarseness:
+            rows = (
+                (known[key][0].numel, o.mean_square, bases[key], factors.get(key, 1.0))
+                for key, o in matrices.items()
+            )
+            unit_cost = predicted_cost(rows, self.uses_past)
+            coarseness = memory.coarseness
+            # Step sizes that are held change by powers of two.
+            while unit_cost * coarseness**2 > self.predicted_cost and coarseness / 2 >= self.coarseness:
+                coarseness /= 2
+            memory, cost = replace(memory, coarseness=coarseness), unit_cost * coarseness**2
+        tensors: dict[str, TensorPlan] = {}
+        for key, (spec, o) in known.items():
+            width = _width(spec, o, bases[key], factors.get(key, 1.0), memory, coarseness)
+            if width > 0 and math.isfinite(width):
+                size = math.sqrt(o.mean_square)
+                limits = _APART_SHARE * size, _APART_SHARE * size, coarseness
+                if key in matrices and key not in memory.apart:
+                    by_size = coarseness * size
+                    limits = _FIRST_SHARE * by_size, _COMMON_SHARE * by_size, _COMMON_MOVED * coarseness
+                tensors[key] = TensorPlan(width, size, *limits)
+        exact_rates = bool(_squares(matrices)) and all(rates.values())
+        if memory.movement and (exact_rates or self.gamma == 0):
+            memory = replace(memory, probes={})
+        return LatticePlan(
+            tensors=tensors,
+            memory=memory.to_values() if known else {},
+            after_restore=context.after_restore,
+            predicted_cost=cost,
         )
-        unit_cost = predicted_cost(rows, settings.uses_past)
-        coarseness = memory.coarseness
-        # Spacings that are held change by powers of two.
-        while unit_cost * coarseness**2 > settings.predicted_cost and coarseness / 2 >= settings.coarseness:
-            coarseness /= 2
-        memory, cost = replace(memory, coarseness=coarseness), unit_cost * coarseness**2
-    widths: dict[str, float] = {}
-    for key, (spec, o) in known.items():
-        width = _width(spec, o, bases[key], factors.get(key, 1.0), memory, coarseness)
-        if width > 0 and math.isfinite(width):
-            widths[key] = width
-    exact_rates = bool(_squares(matrices)) and all(rates.values())
-    if memory.movement and (exact_rates or settings.gamma == 0):
-        memory = replace(memory, probes={})
-    rms = {key: math.sqrt(known[key][1].mean_square) for key in widths}
-    limits = {}
-    for key, size in rms.items():
-        limits[key] = Limit(_APART_SHARE * size, _APART_SHARE * size, coarseness)
-        if key in matrices and key not in memory.apart:
-            shares = (_FIRST_SHARE * coarseness * size, _COMMON_SHARE * coarseness * size)
-            limits[key] = Limit(*shares, _COMMON_MOVED * coarseness)
-    return LatticePlan(
-        widths=widths,
-        rms=rms,
-        limits=limits,
-        memory=memory.to_values() if known else {},
-        after_restore=context.after_restore,
-        predicted_cost=cost,
-    )
+
+    def spacing(self, plan: LatticePlan, spec: TensorSpec) -> float | None:
+        """Return the width of its cells, about that where rounding is shaped; None where it is exact."""
+        return None if self.exact or spec.key not in plan.tensors else plan.tensors[spec.key].width
+
+    def predicted(self, plan: LatticePlan) -> Mapping[str, Any] | None:
+        """Return the cost that is predicted, what it may be, and the coarseness chosen by it."""
+        if plan.predicted_cost is None:
+            return None
+        return {
+            "restore_cost": plan.predicted_cost,
+            "how": "predicted",
+            "bounds": {"restore_cost": float(self.predicted_cost)},
+            "coarseness": plan.memory["coarseness"],
+        }
+
+    def remember(self, plan: LatticePlan) -> Any:
+        """Return the movement and the learning rate the chain began with, and probes of the weights."""
+        return dict(plan.memory)
 
 
 def codes_apart(moved: Mapping[str, float], movement: float, factors: Mapping[str, float]) -> dict[str, int]:
@@ -373,14 +391,16 @@ def _settled(
     """Return the memory with what this frame settles: the first movement, and what comes with it."""
     matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
     moving = [key for key, (spec, o) in known.items() if is_statistic(spec) and o.changed]
-    held = {**dict.fromkeys(moving, 0), **before.held}
-    memory = replace(before, held=held, probes={key: o.probe for key, o in matrices.items()})
+    settled = {**dict.fromkeys(moving, 0), **before.settled}
+    memory = replace(before, settled=settled, probes={key: o.probe for key, o in matrices.items()})
     if before.movement or not now:
         return memory
     given = [rates[key] for key in matrices if rates[key]]
     squares = {key: square for key, square in _squares(matrices).items() if square > 0}
-    held |= codes_of(squares, geometric_mean(list(squares.values())))
-    return replace(memory, movement=now, rate=math.fsum(given) / len(given) if given else 0.0, held=held)
+    settled |= codes_of(squares, geometric_mean(list(squares.values())))
+    return replace(
+        memory, movement=now, rate=math.fsum(given) / len(given) if given else 0.0, settled=settled
+    )
 
 
 def _factors(
@@ -397,7 +417,7 @@ def _factors(
 
 def settled_factors(memory: Memory, sensitivity: float) -> dict[str, float]:
     """Return what spacings differ by from the common one, by what was settled of mean squared gradients."""
-    return {key: sensitivity_factor(memory.ratio(key) or 1.0, 1.0, sensitivity) for key in memory.held}
+    return {key: sensitivity_factor(memory.ratio(key) or 1.0, 1.0, sensitivity) for key in memory.settled}
 
 
 def _width(
@@ -413,8 +433,11 @@ def _width(
         return 0.0
     rms = math.sqrt(o.mean_square)
     if is_statistic(spec):
-        moves = memory.ratio(spec.key) is not None
-        return _statistic_width(o, rms, coarseness) if moves else 0.0
+        if memory.ratio(spec.key) is None:  # it was never seen to move
+            return 0.0
+        width = _STATISTIC_SPACING * min(1.0, coarseness / _STATISTIC_COARSENESS) * rms
+        # One that cannot be negative stays far from zero.
+        return min(width, o.least / _LEAST_SPACINGS) if o.least >= 0 else width
     if not is_matrix(spec):
         most = _FINE_VECTOR_SPACING if base == 0 else _VECTOR_SPACING
         return min(most * max(1.0, rms), _VECTOR_SHARE * coarseness * base or math.inf)
@@ -423,12 +446,6 @@ def _width(
     if base == 0:
         base = _UNKNOWN_SHARE * rms
     return coarseness * base * factor
-
-
-def _statistic_width(o: LatticeStatistics, rms: float, coarseness: float) -> float:
-    """Spacing of a running statistic; one that cannot be negative stays far from zero."""
-    width = _STATISTIC_SPACING * min(1.0, coarseness / _STATISTIC_COARSENESS) * rms
-    return min(width, o.least / _LEAST_SPACINGS) if o.least >= 0 else width
 
 
 def _base(memory: Memory, now: float, rate: float, gamma: float) -> float:
@@ -449,12 +466,6 @@ def _squares(matrices: Mapping[str, LatticeStatistics]) -> dict[str, float]:
     if not known:
         known = {key: o.momentum_square for key, o in matrices.items() if o.momentum_square is not None}
     return {key: value for key, value in known.items() if math.isfinite(value)}
-
-
-def _moved(matrices: Mapping[str, LatticeStatistics], before: Memory) -> dict[str, float]:
-    """Mean squared movement by tensor, where it is known."""
-    found = {key: _movement(o, before.probes.get(key)) for key, o in matrices.items()}
-    return {key: moved for key, moved in found.items() if moved is not None}
 
 
 def _movement(o: LatticeStatistics, before: bytes | None) -> float | None:
@@ -497,7 +508,7 @@ class Chosen(NamedTuple):
 
 def first_width(plan: LatticePlan, key: str, fed: Fed | None) -> float:
     """Return the spacing of a tensor without a state before it, where errors are fed forward as `fed`."""
-    width, most = plan.widths[key], plan.limits[key].first or math.inf
+    width, most = plan.tensors[key].width, plan.tensors[key].first or math.inf
     return min(width, most) if fed is None else min(width * fed.coarser, most / math.sqrt(fed.variance))
 
 
@@ -509,17 +520,16 @@ def choose_spacing(plan: LatticePlan, item: TensorInput, state: LatticeReference
     After a restore they are left, for matched gain shows the movement.
     """
     spec, width, most = item.spec, state.spacing.width, math.inf
-    if spec.key in plan.widths:
-        limit = plan.limits[spec.key]
-        width = plan.widths[spec.key] * (1.0 if fed is None else fed.coarser)
-        most = limit.size / (1.0 if fed is None else math.sqrt(fed.variance)) or math.inf
+    if (known := plan.tensors.get(spec.key)) is not None:
+        width = known.width * (1.0 if fed is None else fed.coarser)
+        most = known.size / (1.0 if fed is None else math.sqrt(fed.variance)) or math.inf
         if max(width, state.spacing.width) > most:
             square = _moved_since(item, state) or 0.0
-            most = max(most, limit.movements * math.sqrt(square if math.isfinite(square) else 0.0))
+            most = max(most, known.movements * math.sqrt(square if math.isfinite(square) else 0.0))
         width = min(width, most)
     if plan.after_restore:
         return _at_width(width, spec, state)
-    width = held(width, state.spacing, most)
+    width = steady_width(width, state.spacing, most)
     chosen = _at_width(width, spec, state)
     if width > state.spacing.width:
         moved = snapped(chosen.integers, chosen.lattice)

@@ -131,16 +131,16 @@ def new_spacing(width: float, rms: float) -> Spacing | None:
     return spacing_of(width, max(math.frexp(finest)[1] - 1 - _UNITS_LOG2, MIN_EXPONENT))
 
 
-def held(width: float, before: Spacing, most: float = math.inf) -> float:
+def steady_width(width: float, before: Spacing, most: float = math.inf) -> float:
     """Return `before` times the power of two that the rule's `width` calls for, mostly 1; at most `most`.
 
     A spacing that shrinks little by little leaves residuals at the edges of cells, which flip every frame.
 
     Examples
     --------
-    >>> held(1.5, Spacing(0, 1)), held(1.8, Spacing(0, 1)), held(9.0, Spacing(0, 1))
-    (1.0, 2.0, 8.0)
-    >>> held(1.5, Spacing(0, 2), most=1.5)
+    >>> [steady_width(width, Spacing(0, 1)) for width in (1.5, 1.8, 9.0)]
+    [1.0, 2.0, 8.0]
+    >>> steady_width(1.5, Spacing(0, 2), most=1.5)
     1.0
     """
     octaves = math.log2(width / before.width)
@@ -187,7 +187,7 @@ class Memory:
         The learning rate with which they do; 0 where it is not known.
     coarseness
         What was chosen by the restore cost that is predicted; 0 where nothing was.
-    held
+    settled
         By tensor key, what was settled for the whole chain (`codes_of` mean squared gradients; 0 for a
         running statistic that is known to move).
     apart
@@ -199,14 +199,14 @@ class Memory:
     --------
     >>> Memory.parse({"movement": "damaged"}).movement
     0.0
-    >>> Memory.parse(None).held
+    >>> Memory.parse(None).settled
     {}
     """
 
     movement: float = 0.0
     rate: float = 0.0
     coarseness: float = 0.0
-    held: Mapping[str, int] = field(default_factory=dict)
+    settled: Mapping[str, int] = field(default_factory=dict)
     apart: Mapping[str, int] = field(default_factory=dict)
     probes: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -219,14 +219,14 @@ class Memory:
             movement=positive(values.get("movement")),
             rate=positive(values.get("rate")),
             coarseness=positive(values.get("coarseness")),
-            held=_entries(values.get("held"), int),
+            settled=_entries(values.get("held"), int),
             apart=_entries(values.get("apart"), int),
             probes=_entries(values.get("probes"), bytes),
         )
 
     def to_values(self) -> dict[str, Any]:
         """Return msgpack values."""
-        values: dict[str, Any] = {"held": dict(self.held)}
+        values: dict[str, Any] = {"held": dict(self.settled)}
         if self.movement:
             values |= {"movement": self.movement, "rate": self.rate}
         if self.coarseness:
@@ -236,7 +236,7 @@ class Memory:
 
     def ratio(self, key: str) -> float | None:
         """Return the mean squared gradient held of a tensor, over that of all; None for nothing."""
-        return _ratio_of(self.held.get(key))
+        return _ratio_of(self.settled.get(key))
 
     def movement_ratio(self, key: str) -> float | None:
         """Return the mean squared movement of a tensor over that of all, where it is far less."""
@@ -257,7 +257,7 @@ def _entries(values: Any, kind: type) -> dict[str, Any]:
     """Return the entries of a map that are of a kind; none where it is no map."""
     if not isinstance(values, dict):
         return {}
-    return {key: one for key, one in values.items() if isinstance(key, str) and type(one) is kind}
+    return {key: entry for key, entry in values.items() if isinstance(key, str) and type(entry) is kind}
 
 
 def positive(value: Any) -> float:

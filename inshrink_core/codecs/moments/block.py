@@ -17,14 +17,7 @@ from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.flat import sides
 from inshrink_core.ops.lattice import sum_tokens
-from inshrink_core.ops.moments import (
-    MAX_BASE,
-    NO_BYTES,
-    ZERO_POINT,
-    Codes,
-    expand_units,
-    half_octave_values,
-)
+from inshrink_core.ops.moments import MAX_BASE, NO_BYTES, ZERO_POINT, Codes, expand_units, half_octave_values
 from inshrink_core.varint import read_section, write_section
 
 if TYPE_CHECKING:
@@ -91,22 +84,20 @@ class MomentsReference(ShapedReference):
 
     def decoded(self) -> Tensor:
         """Return the values."""
-        flat = self._values()
+        base, rows, columns, elements = self.codes
+        if self.form is Form.ZEROS:
+            flat = torch.zeros(math.prod(self.shape), device=self.device)
+        elif self.form is Form.OCTAVES:
+            table = torch.from_numpy(octave_values(base)).to(self.device)
+            flat = table.index_select(0, elements.int())
+        else:
+            known = None if self.form is Form.RANK_ONE else elements
+            flat = expand_units(rows, columns, known, base, self.form is Form.SCALED)
         if self.dtype == "float16" and self.form is not Form.SCALED:
             # A second moment never becomes zero, not by its dtype either.
             flat = torch.where(flat > 0, flat.clamp_min(_LEAST_HALF), flat)
         dtype: torch.dtype = getattr(torch, self.dtype)
         return flat.view(self.shape).to(dtype)
-
-    def _values(self) -> Tensor:
-        base, rows, columns, elements = self.codes
-        if self.form is Form.ZEROS:
-            return torch.zeros(math.prod(self.shape), device=self.device)
-        if self.form is Form.OCTAVES:
-            table = torch.from_numpy(octave_values(base)).to(self.device)
-            return table.index_select(0, elements.int())
-        known = None if self.form is Form.RANK_ONE else elements
-        return expand_units(rows, columns, known, base, self.form is Form.SCALED)
 
 
 @lru_cache(maxsize=64)
@@ -146,10 +137,10 @@ def pack(state: MomentsReference, before: MomentsReference | None) -> bytes:
     old = None
     if before is not None and _comparable(before, form, base):
         old = before.codes
-        pairs = zip(reversed(state.codes), reversed(old), strict=True)
-        alike = (state.dtype, state.draw) == (before.dtype, before.draw)
-        alike = alike and old.base == base
-        if alike and all(_equal(*pair) for pair in pairs):
+        alike = (state.dtype, state.draw, base) == (before.dtype, before.draw, old.base)
+        # Comparisons of bytes take torch ten times as long as differences; elements tell soonest.
+        pairs = zip(state.codes[:0:-1], old[:0:-1], strict=True)
+        if alike and not any(bool((now - then).any()) for now, then in pairs):
             return _HEADER.pack(_VERSION, form | _SAME, base)
     if form is Form.ZEROS:
         return _HEADER.pack(_VERSION, form, base)
@@ -217,11 +208,6 @@ def parse(
 def _comparable(before: MomentsReference, form: Form, base: int) -> bool:
     """Whether codes can differ from those of a state; a unit of a first moment may move as a whole."""
     return before.form is form and (before.codes.base == base or form is Form.SCALED)
-
-
-def _equal(one: Tensor | int, other: Tensor | int) -> bool:
-    # Comparisons of bytes take torch ten times as long.
-    return one == other if isinstance(one, int) else not bool((one - other).any())
 
 
 def _parts(

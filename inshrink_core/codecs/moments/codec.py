@@ -54,7 +54,7 @@ _UNITS = {
 """Unit of first moments in root mean squares, where a frame does not say how far they move a weight. SGD has
 no other state, so its buffer is never left out."""
 
-HELD: Final = 1.0
+HYSTERESIS: Final = 1.0
 """Octaves that a second moment may be off its code before that changes: at .5, plain rounding, values on an
 edge change again and again (``docs/design.md``)."""
 
@@ -148,9 +148,10 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None]):
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
         """Return a block of the same integers where there are any."""
-        if isinstance(reference, MomentsReference) and reference.shape == spec.shape:
-            return Block(self.bitstream, pack(reference, reference if unchanged else None))
-        return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
+        state = _fitting(reference, spec)
+        if state is None:
+            return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
+        return Block(self.bitstream, pack(state, state if unchanged else None))
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
         """Return a byte for each element, row and column, and the header."""
@@ -160,9 +161,7 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None]):
 
 def _fitting(reference: TensorReference | None, spec: TensorSpec) -> MomentsReference | None:
     """Return a reference whose integers are those of the same elements, whatever their dtype."""
-    if isinstance(reference, MomentsReference) and reference.shape == spec.shape:
-        return reference
-    return None
+    return reference if isinstance(reference, MomentsReference) and reference.shape == spec.shape else None
 
 
 def _rounded(
@@ -190,7 +189,7 @@ def _rounded(
     if form is Form.OCTAVES:
         codes = round_vector(values, None if old is None else old.base)
     else:
-        codes = round_second(values, n_rows, old, HELD if form is Form.FACTORED else None)
+        codes = round_second(values, n_rows, old, HYSTERESIS if form is Form.FACTORED else None)
     draw = 0 if before is None else before.draw
     if codes is None or form is Form.RANK_ONE or not (draw or plan.after_restore):
         return form, codes, 0
