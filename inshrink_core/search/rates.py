@@ -16,7 +16,7 @@ import numpy as np
 
 from inshrink_core.codecs.fallback import LOSSY_DTYPES
 from inshrink_core.errors import InputError
-from inshrink_core.search.calibration import Course
+from inshrink_core.search.quadratic import Course
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,8 +21,8 @@ from inshrink_core.formats.state_tree import strip_wrappers
 from inshrink_core.metrics import Direction
 from inshrink_core.search.bounded import BoundedWriter
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
-from inshrink_core.search.judge import Judge
 from inshrink_core.search.space import space_of
+from inshrink_core.search.trials import Judge
 from inshrink_core.text import described, printable
 
 if TYPE_CHECKING:

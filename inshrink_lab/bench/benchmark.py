@@ -17,8 +17,8 @@ from inshrink_core.execution import ResultStore, parse_record, resolve_device
 from inshrink_core.execution.progress import Progress
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.search.bounds import Bounds
-from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import choose_steps
+from inshrink_core.search.trials import Judge
 from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Stepping, steps_of
 from inshrink_lab.bench.measure import Measurer
 from inshrink_lab.bench.report import DEFAULT_BOUNDS, REPEAT, BenchReport, Bound, Point, parse_bounds

@@ -15,13 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from inshrink_core.analysis.gain import measure_gain
+from inshrink_core.analysis.gain import restore_gain
 from inshrink_core.chain import Archive
 from inshrink_core.codec import get_codec
 from inshrink_core.codecs.variants import Variant
 from inshrink_core.errors import EvaluatorError
 from inshrink_core.search.bounds import Figures
-from inshrink_core.search.judge import Judge
+from inshrink_core.search.trials import Judge
 from inshrink_core.verbs.compress import compress
 from inshrink_lab.bench.report import REPEAT, Point
 
@@ -129,7 +129,7 @@ class Measurer:
             begun = time.perf_counter()
             _decode(Archive.open(target).on(self.device), self.steps[-1:])
             restore_seconds = time.perf_counter() - begun
-            gain = measure_gain(Archive.open(target), self.run, device=self.device).pooled
+            gain = restore_gain(Archive.open(target), self.run, device=self.device, cached=False).pooled
             figures, failure = self._judged(target, evaluated)
         return Point(
             codec=variant.label,

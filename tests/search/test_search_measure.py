@@ -12,7 +12,6 @@ from inshrink_core.chain import (
     FrameEncoder,
     Override,
     archive_size,
-    step_gain,
 )
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES, LayerType
@@ -21,11 +20,10 @@ from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError, EvaluatorError
 from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import Bounds
-from inshrink_core.search.judge import Judge, evaluator_digest
 from inshrink_core.search.measure import encode_chain, encode_step, following, sample_keys, step_ratio
 from inshrink_core.search.search import ChainTrials
 from inshrink_core.search.space import Candidate, space_of
-from inshrink_core.search.trials import TrialLog
+from inshrink_core.search.trials import Judge, TrialLog, evaluator_digest
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate
 from tests.builders import memory_checkpoint
@@ -274,11 +272,6 @@ def test_the_ratio_of_a_step_is_estimated(run):
     encoded = encode_step(base(), run[5], ChainState())
     assert default == pytest.approx(encoded.raw_weights / encoded.weights_nbytes, rel=0.01)
     assert coarse > fine
-
-
-def test_gain_is_none_where_there_is_no_state_before(run):
-    found = step_gain(base(), run[5], run[10], ChainState())
-    assert (found.gain, found.noise) == (None, None)
 
 
 @pytest.mark.parametrize("optimizer", ["compressed", "exact", "drop"])

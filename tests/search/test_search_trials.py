@@ -77,12 +77,6 @@ def test_a_file_that_is_no_log_is_refused_and_left_as_it_was(tmp_path, content):
     assert path.read_text() == content
 
 
-def test_without_a_path_trials_are_kept_in_memory():
-    log = TrialLog(None, "run")
-    log.add("a", trial())
-    assert log.get("a") == trial()
-
-
 def test_a_checkpoint_digest_tells_values_and_learning_rates():
     tensors = {"w": seeded((3, 4), 0), "w@exp_avg_sq": seeded((3, 4), 1)}
     one = checkpoint_digest(memory_checkpoint(1, tensors, {"w": {"lr": 1e-3}}))

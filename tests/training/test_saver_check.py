@@ -18,7 +18,7 @@ from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError, DamagedError, EvaluatorError, InputError
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.metrics import Direction
-from inshrink_core.search import bounded, choosing
+from inshrink_core.search import bounded
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, failure_of
 from inshrink_core.training.check import ModelEvaluator
 from inshrink_core.training.saver import Saver
@@ -149,19 +149,19 @@ def test_a_bound_that_every_previous_checkpoint_keeps_still_lets_spacings_grow(t
 
 
 def test_of_the_settings_that_keep_a_bound_the_smallest_is_saved(tmp_path, monkeypatch):
-    tried, at_step = [], choosing.Chooser._outcome
+    tried, at_step = [], bounded.BoundedWriter._outcome
 
     def outcome(self, point, step):
         tried.append(at_step(self, point, step))
         return tried[-1]
 
-    monkeypatch.setattr(choosing.Chooser, "_outcome", outcome)
+    monkeypatch.setattr(bounded.BoundedWriter, "_outcome", outcome)
     saved(tmp_path / "a", n_saves=1, codec="qd", check=check, max_restore_cost=0.02)
     kept = [one for one in tried if one.kept]
     best = max(kept, key=lambda one: one.ratio)
     assert min(one.ratio for one in kept) < best.ratio
     archive = Archive.open(tmp_path / "a")
-    assert dict(best.result[0].settings).items() <= archive.frame(archive.last).meta["config"].items()
+    assert dict(best.result.candidate.settings).items() <= archive.frame(archive.last).meta["config"].items()
 
 
 def test_less_of_the_bound_is_used_once_the_learning_rate_has_fallen(tmp_path):
