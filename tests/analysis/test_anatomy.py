@@ -14,6 +14,7 @@ from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import PROTECTED, PRUNED, QUANTIZED
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
 from inshrink_core.formats import open_run
+from inshrink_core.report import plain_value
 from inshrink_lab.published.grid import Grid, GridReference
 from tests.builders import memory_checkpoint, memory_run
 
@@ -261,7 +262,7 @@ def test_zeros_have_no_logarithm_and_are_counted():
     second = torch.tensor([1.0, 0.0, 4.0, 1.0])
     found = mapped(checkpoint_of(weight, exp_avg_sq=second), None, weight, "fisher")
     assert (int(found.counts.sum()), found.n_zero, found.correlation) == (1, 2, None)
-    json.dumps(found.to_json(), allow_nan=False)
+    json.dumps(plain_value(found), allow_nan=False)
 
 
 def test_a_sensitivity_that_is_not_known_is_none():
@@ -340,7 +341,7 @@ def test_what_is_not_finite_counts_for_no_place_and_vectors_have_none():
     assert found.rows.tolist() == [1.0, 3.0]
     assert found.columns[0] == 2.0
     assert np.isnan(found.columns[1])
-    assert found.to_json() == {"rows": [1.0, 3.0], "columns": [2.0, None], "shape": [2, 2]}
+    assert plain_value(found) == {"rows": [1.0, 3.0], "columns": [2.0, None], "shape": [2, 2]}
     assert places_of(torch.ones(5)) is None
     assert places_of(torch.empty(0, 3)) is None
 
