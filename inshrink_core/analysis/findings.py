@@ -306,20 +306,14 @@ def _slowed(
 
 def _stretch(steps: Sequence[int], sums: NDArray[np.float64]) -> Stretch | None:
     """Return the stretch of neighbouring rows that has changed most."""
-    changes = [_change(row) for row in sums]
-    best: Stretch | None = None
-    most = 0.0
-    at = 0
-    while at < len(changes):
-        end = at
-        kind = _kind_of(changes[at])
-        while end < len(changes) and _kind_of(changes[end]) == kind:
-            end += 1
-        logs = [math.log(change[1]) for change in changes[at:end] if change is not None]
+    best, most = None, 0.0
+    for kind, group in itertools.groupby(enumerate(map(_change, sums)), lambda pair: _kind_of(pair[1])):
+        places = list(group)
+        logs = [math.log(change[1]) for _, change in places if change is not None]
         if kind is not None and abs(math.fsum(logs)) > most:
             most = abs(math.fsum(logs))
-            best = Stretch(at, end - 1, steps[kind[0]], math.exp(math.fsum(logs) / len(logs)))
-        at = end
+            factor = math.exp(math.fsum(logs) / len(logs))
+            best = Stretch(places[0][0], places[-1][0], steps[kind[0]], factor)
     return best
 
 

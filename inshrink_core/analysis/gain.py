@@ -12,7 +12,6 @@ from inshrink_core.chain.defaults import chain_config_of
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import InputError
 from inshrink_core.execution import ResultStore, cache_folder, parse_record, resolve_device
-from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ def restore_gain(
     *,
     steps: Iterable[int] | None = None,
     device: str = "auto",
-    progress: OnProgress | None = None,
     cached: bool = True,
 ) -> RestoreGain:
     """Measure what each step would keep of the run's movement, had training been restored before it.
@@ -65,8 +63,6 @@ def restore_gain(
         Steps to measure; by default every one that has a previous step.
     device
         Where steps are encoded: ``auto``, ``cpu`` or ``cuda``. What is measured does not depend on it.
-    progress
-        Called after each step.
     cached
         Store the results in the run's cache; not of use for a temporary archive.
 
@@ -118,8 +114,6 @@ def restore_gain(
         results.append(
             cache.remembered("gain", key, partial(_step_gain, walk, run, before, info, device), asdict)
         )
-        if progress is not None:
-            progress(Progress("gain", len(results), len(pairs), info.step))
     return RestoreGain(tuple(results))
 
 

@@ -14,7 +14,6 @@ from inshrink_core.analysis.movement import movement
 from inshrink_core.chain import Archive
 from inshrink_core.chain.archive import open_any
 from inshrink_core.errors import NotFoundError
-from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run
 from inshrink_core.formats.source import peek
 from inshrink_core.report import Report
@@ -61,7 +60,6 @@ def trajectory(
     *,
     steps: Iterable[int] | None = None,
     archive: Archive | str | os.PathLike[str] | None = None,
-    progress: OnProgress | None = None,
 ) -> Trajectory:
     """Follow one tensor through a run or an archive; reads this tensor of every step, and nothing else.
 
@@ -75,8 +73,6 @@ def trajectory(
         These only; by default all.
     archive
         An archive of the run, for the bits; not needed where `source` is one.
-    progress
-        Called after each step.
 
     Raises
     ------
@@ -113,8 +109,6 @@ def trajectory(
             columns[:3, place] = _measure(values, previous)
             columns[3, place] = _bits(sizes, step, tensor, values.numel())
         previous = values
-        if progress is not None:
-            progress(Progress("trajectory", place + 1, len(chosen), step, tensor))
     if not found:
         raise NotFoundError(
             f"no step has a tensor '{tensor}'",

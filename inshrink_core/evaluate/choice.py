@@ -113,20 +113,11 @@ class EvaluatorRequest(Executing):
         prepared = None
         if spec == AUTO:
             if run is None:
-                raise InputError(
-                    "this evaluator is made from a run",
-                    where=AUTO,
-                    remedy="give the run, or another evaluator",
-                )
+                remedy = "give the run, or another evaluator"
+                raise InputError("this evaluator is made from a run", where=AUTO, remedy=remedy)
             prepared = prepare(run)
-        return Evaluator(
-            spec,
-            metric=metric,
-            direction=direction,
-            timeout=self.timeout,
-            isolated=isolated,
-            prepared=prepared,
-        )
+        named = {"metric": metric, "direction": direction, "timeout": self.timeout}
+        return Evaluator(spec, **named, isolated=isolated, prepared=prepared)
 
     def _spec_of_run(self, run: Run | None) -> str:
         """Return the evaluator that the run names, where it may be run."""

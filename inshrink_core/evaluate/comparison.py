@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -166,11 +167,9 @@ class Steps(Protocol):
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps, ascending."""
-        ...
 
     def __getitem__(self, step: int, /) -> Checkpoint:
         """Return the checkpoint of a step."""
-        ...
 
 
 def compare_steps(
@@ -220,27 +219,21 @@ def compare_steps(
             remedy="`inshrink inspect` lists the steps of each",
         )
     previous_of = dict(zip(common[1:], common, strict=False))
-    last: tuple[int, Evaluation] | None = None
     results: list[EvaluatedStep] = []
-
-    def as_trained(step: int) -> Evaluation:
-        return evaluator.evaluate(original[step]) if known is None else known(step)
-
+    if known is None:
+        known = functools.lru_cache(2)(lambda step: evaluator.evaluate(original[step]))
     for step in chosen:
         before = previous_of.get(step)
-        stale = last[1] if last is not None and last[0] == before else None
-        if stale is None and before is not None:
-            stale = as_trained(before)
-        first, second = as_trained(step), evaluator.evaluate(restored[step])
+        previous = None if before is None else known(before)
+        first, second = known(step), evaluator.evaluate(restored[step])
         try:
-            before_it = None if stale is None else figures_of(first, stale)
-            found = EvaluatedStep.of(step, first.value, second.value, figures_of(first, second), before_it)
+            stale = None if previous is None else figures_of(first, previous)
+            found = EvaluatedStep.of(step, first.value, second.value, figures_of(first, second), stale)
         except InputError as error:
             raise EvaluatorError(f"step {step} cannot be compared: {error}", where=evaluator.spec) from error
         results.append(found)
-        last = (step, first)
         if on_step is not None:
-            on_step(results[-1], first)
+            on_step(found, first)
     return Comparison.over(results, first.metric, first.direction)
 
 

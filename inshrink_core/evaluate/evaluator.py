@@ -18,16 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import (
-    IO,
-    TYPE_CHECKING,
-    Any,
-    Final,
-    NamedTuple,
-    NoReturn,
-    Protocol,
-    Self,
-)
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, Self
 
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError, StorageError
@@ -46,14 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from inshrink_core.checkpoint import Checkpoint
-
-__all__ = [
-    "DEFAULT_TIMEOUT_S",
-    "Evaluation",
-    "Evaluator",
-    "StateEvaluator",
-]
+__all__ = ["DEFAULT_TIMEOUT_S", "Evaluation", "Evaluator", "StateEvaluator"]
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -145,11 +129,8 @@ class Evaluator:
         if not timeout > 0:
             raise InputError("a timeout is a positive number of seconds", found=str(timeout), expected="> 0")
         if direction not in (None, *Direction):
-            raise InputError(
-                "a metric's direction is 'higher' or 'lower'",
-                expected="higher or lower",
-                found=str(direction),
-            )
+            what = "a metric's direction is 'higher' or 'lower'"
+            raise InputError(what, expected="higher or lower", found=str(direction))
         self.direction = Direction(direction) if direction is not None else None
         self._isolated = isolated
         self._child: _ChildProcess | None = None
@@ -173,7 +154,7 @@ class Evaluator:
     @property
     def printed(self) -> str:
         """The end of what was printed during the last evaluation, in one line."""
-        return self._child.output() if self._child is not None else ""
+        return "" if self._child is None else self._child.output()
 
     def _drop_child(self, *, kill: bool) -> None:
         child, self._child = self._child, None
@@ -418,25 +399,20 @@ class StateEvaluator(Protocol):
     @property
     def spec(self) -> str:
         """What it is, for messages."""
-        ...
 
     @property
     def metric(self) -> str | None:
         """The scalar that was asked for; None leaves it to the rules."""
-        ...
 
     @property
     def direction(self) -> Direction | None:
         """Which way it is better, where that was said."""
-        ...
 
     def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint, /) -> Evaluation:
         """Return what there is to say of a state, measured in full."""
-        ...
 
     def close(self) -> None:
         """Release what it holds."""
-        ...
 
 
 class _ChildProcess:

@@ -353,21 +353,15 @@ def _conflict(what: str) -> ConflictError:
 
 
 class _Answer(NamedTuple):
-    """Value or failure of a rank."""
+    """Value of a rank, or the error that all ranks raise; neither if the rank gave up."""
 
     value: Any = None
-    failure: str = ""
+    kind: type[InputError] | None = None
     why: str = ""
 
 
-_SHARED: Final[Mapping[str, type[InputError]]] = {
-    "not finite": NotFiniteError,
-    "evaluator": EvaluatorError,
-    "input": InputError,
-}
-"""Failures of one rank that all ranks raise; any other ends the save."""
-
-_GAVE_UP: Final = "gave up"
+_SHARED: Final = (NotFiniteError, EvaluatorError, InputError)
+"""Errors of one rank that all ranks raise; any other ends the save."""
 
 _CHECK: Final = "the check"
 
@@ -564,16 +558,13 @@ class ShardedEvaluator(ModelEvaluator):
         try:
             answer = _Answer(make())
         except _GaveUpError:
-            answer = _Answer(failure=_GAVE_UP)
+            answer = _Answer()
         except InputError as error:
-            answer = _Answer(
-                failure=next(name for name, kind in _SHARED.items() if isinstance(error, kind)),
-                why=error.what,
-            )
+            answer = _Answer(None, next(kind for kind in _SHARED if isinstance(error, kind)), error.what)
         answers = self._ranks.gathered(lambda: answer, _CHECK)
         for number, each in zip(self._ranks.numbers, answers, strict=True):
-            if each.failure in _SHARED:
-                raise _SHARED[each.failure](f"rank {number}: {each.why}", where=self.spec)
+            if each.kind is not None:
+                raise each.kind(f"rank {number}: {each.why}", where=self.spec)
         return [each.value for each in answers]
 
     def _shared(self, ask: Callable[[], Evaluation]) -> Evaluation:

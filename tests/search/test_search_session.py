@@ -147,20 +147,27 @@ def test_a_drop_bound_brings_a_divergence_bound_unless_it_is_waived(run, tmp_pat
     assert without.to_json()["bounds"]["divergence"] is None
 
 
-def test_bounded_compressing_goes_on_where_it_was_interrupted(run, tmp_path, evaluator):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, EvaluatorError])
+def test_bounded_compressing_goes_on_where_it_ended(run, tmp_path, evaluator, error):
     target = tmp_path / "a.inshrink"
 
     def interrupt(now):
-        if now.step == 15:
-            raise KeyboardInterrupt
+        if now.step == run.steps[2] and error is KeyboardInterrupt:
+            raise error
 
-    with pytest.raises(KeyboardInterrupt):
+    def judged(loss):
+        if error is EvaluatorError and target.exists() and len(Archive.open(target).steps) == 2:
+            raise error("it raised", where=evaluator.spec)
+        return loss
+
+    evaluator.judged = judged
+    with pytest.raises(error):
         compress(run, target, max_divergence=1e-3, progress=interrupt)
     assert Archive.open(target).steps == run.steps[:2]
+    evaluator.judged = lambda loss: loss
     report = compress(run, target, max_divergence=1e-3)
-    assert report.skipped == run.steps[:2]
-    frames = report.to_json()["frames"]
-    assert all(frame["divergence"] <= 1e-3 for frame in frames)
+    assert (report.skipped, report.failure) == (run.steps[:2], None)
+    assert all(frame["divergence"] <= 1e-3 for frame in report.to_json()["frames"])
 
 
 def test_steps_archived_without_the_bounds_are_judged_too(run, tmp_path, evaluator):
@@ -170,22 +177,6 @@ def test_steps_archived_without_the_bounds_are_judged_too(run, tmp_path, evaluat
     assert report.appended == run.steps[3:4]
     assert report.promise.broken
     assert "break the bounds" in str(report.failure)
-
-
-def test_an_evaluator_that_fails_midway_loses_nothing(run, tmp_path, evaluator):
-    target = tmp_path / "a.inshrink"
-
-    def judged(loss):
-        if len(Archive.open(target).steps if target.exists() else ()) == 2:
-            raise EvaluatorError("it raised", where=evaluator.spec)
-        return loss
-
-    evaluator.judged = judged
-    with pytest.raises(EvaluatorError, match="it raised"):
-        compress(run, target, max_divergence=1e-3)
-    assert Archive.open(target).steps == run.steps[:2]
-    evaluator.judged = lambda loss: loss
-    assert compress(run, target, max_divergence=1e-3).failure is None
 
 
 def test_an_evaluator_of_no_use_is_found_before_there_is_an_archive(run, tmp_path, evaluator):

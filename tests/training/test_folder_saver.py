@@ -14,8 +14,6 @@ from inshrink_core.chain.restoring import LINEAGE_NAME, read_lineage, restore_fo
 from inshrink_core.errors import (
     ExistsError,
     InputError,
-    InshrinkError,
-    LockedError,
     StepConflictError,
     StorageError,
 )
@@ -74,18 +72,6 @@ def test_a_linked_save_outlives_the_process_and_not_the_machine_until_it_is_sync
     assert inshrink_core.open(tmp_path / "a.inshrink").steps == (2,)
 
 
-def test_files_that_cannot_be_linked_are_copied(tmp_path: Path, monkeypatch):
-    def refuse(source, target):
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(spools.os, "link", refuse)
-    made = write(tmp_path, 1)
-    with saver(tmp_path) as saving:
-        saving.save_folder(made, 1)
-        saving.flush()
-    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1,)
-
-
 def test_a_damaged_save_is_set_aside_and_the_next_one_is_archived(tmp_path: Path, caplog):
     broken, whole = write(tmp_path, 1), write(tmp_path, 2)
     (broken / "pytorch_model.bin").write_bytes(b"PK\x03\x04 cut off")
@@ -119,23 +105,6 @@ def test_saves_that_find_the_disk_full_wait_and_never_block_the_training(tmp_pat
     saving.close()
     assert saving.failures == {}
     assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1, 2)
-
-
-def test_an_archive_that_is_gone_loses_no_save(tmp_path: Path):
-    saving = saver(tmp_path)
-    saving.save_folder(write(tmp_path, 1), 1)
-    saving.flush()
-    shutil.rmtree(tmp_path / "a.inshrink")
-    saving.save_folder(write(tmp_path, 2), 2)
-    with pytest.raises(InshrinkError):
-        saving.close()
-    assert list(saving.failures) == [2]
-    assert list(spool_folder(tmp_path / "a.inshrink").glob("*/checkpoint-2"))
-
-
-def test_a_locked_archive_is_refused_when_the_saver_is_made(tmp_path: Path):
-    with saver(tmp_path), pytest.raises(LockedError):
-        saver(tmp_path)
 
 
 def test_training_that_goes_on_from_a_restored_folder_continues_from_its_frame(tmp_path: Path):
@@ -173,16 +142,6 @@ def test_a_training_that_begins_anew_is_refused_an_archive_with_steps(tmp_path: 
         saving.save_folder(write(tmp_path, 5), 5)
     with saver(tmp_path) as saving, pytest.raises(StepConflictError, match="give another archive"):
         saving.resume(0)
-
-
-def test_a_save_of_a_step_that_is_archived_is_refused(tmp_path: Path):
-    with saver(tmp_path) as first:
-        first.save_folder(write(tmp_path / "one", 2), 2)
-    with saver(tmp_path) as second:
-        with pytest.raises(StepConflictError, match="step 2 is not after step 2"):
-            second.save_folder(write(tmp_path / "two", 2), 2)
-        second.save_folder(write(tmp_path / "two", 3), 3)
-    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (2, 3)
 
 
 def test_a_folder_that_holds_the_step_stays_and_another_one_is_not_touched(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -55,6 +56,9 @@ def check(model):
     }
 
 
+NAN = torch.tensor(math.nan)
+
+
 def loss_of(model):
     return functional.cross_entropy(model(INPUTS), LABELS)
 
@@ -80,10 +84,10 @@ def quality_of(path):
     return [archive.frame(info).meta.get(QUALITY) for info in archive.frames]
 
 
-def cost_of(path, originals):
+def cost_of(path, originals, judge=check):
     """Return what a restore of each step costs, measured anew."""
     archive = Archive.open(path)
-    evaluator = ModelEvaluator(Classifier().eval(), check)
+    evaluator = ModelEvaluator(Classifier().eval(), judge)
     return [
         evaluator.evaluate(originals[info.step]).restore_cost(evaluator.evaluate(archive.checkpoint(info)))
         for info in archive.frames
@@ -103,29 +107,22 @@ def saved(path, n_saves=6, every=15, **options):
     return originals, failures
 
 
-@pytest.mark.parametrize("bound", [0.02, 0.0005])
-def test_every_save_keeps_the_restore_cost(tmp_path, bound):
-    originals, failures = saved(tmp_path / "a", check=check, max_restore_cost=bound)
-    assert not failures
-    costs = cost_of(tmp_path / "a", originals)
-    assert max(costs) <= bound * (1 + 1e-5)
-    for said, cost in zip(quality_of(tmp_path / "a"), costs, strict=True):
-        assert said["how"] == "measured"
-        assert said["bounds"] == {"restore_cost": bound}
-        assert said["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
-
-
-def test_shaped_saves_keep_the_restore_cost(tmp_path):
-    bound = 0.02
-    options = {"check": check, "max_restore_cost": bound, "config": {"shaping": "auto"}}
+@pytest.mark.parametrize(
+    ("judge", "bound", "shaping"),
+    [(check, 0.02, "off"), (check, 0.0005, "off"), (check, 0.02, "auto"), (loss_of, 0.02, "off")],
+)
+def test_every_save_keeps_the_restore_cost(tmp_path, judge, bound, shaping):
+    """A loss alone bounds its rise; what shaped errors cost lasts longer, so less of it is allowed."""
+    options = {"check": judge, "max_restore_cost": bound, "config": {"shaping": shaping}}
     originals, failures = saved(tmp_path / "a", n_saves=4, **options)
     assert not failures
-    # What shaped errors cost lasts longer, so less of it is allowed.
-    lasting = LatticeCodec().lasting(0, 0)
-    assert lasting > LatticeCodec(shaping="off").lasting(0, 0) == 1
-    assert max(cost_of(tmp_path / "a", originals)) <= bound / lasting * (1 + 1e-5)
-    archive = Archive.open(tmp_path / "a")
-    assert all(archive.frame(info).meta["config"]["shaping"] == "auto" for info in archive.frames)
+    lasting = LatticeCodec(shaping=shaping).lasting(0, 0)
+    assert (lasting > 1) == (shaping == "auto")
+    costs = cost_of(tmp_path / "a", originals, judge)
+    assert max(costs) <= bound / lasting * (1 + 1e-5)
+    for said, cost in zip(quality_of(tmp_path / "a"), costs, strict=True):
+        assert (said["how"], said["bounds"]) == ("measured", {"restore_cost": bound})
+        assert said["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
 
 
 def test_the_coarseness_follows_the_bound(tmp_path):
@@ -235,54 +232,39 @@ def test_saves_between_checks_say_predicted(tmp_path):
     ]
 
 
-def test_a_check_that_fails_later_makes_the_save_exact_and_says_so(tmp_path):
-    calls = []
+@pytest.mark.parametrize(
+    ("fails", "outcome", "every", "last"),
+    [
+        (lambda call: call > 6, RuntimeError, 1, "exact"),
+        (lambda call: call == 3, RuntimeError, 1, "measured"),  # the two before are of the constructor
+        (lambda call: call == 3, RuntimeError, 2, "predicted"),
+        (lambda call: call > 4, NAN, 1, "exact"),
+        *(
+            (lambda call: call > 2, kind, 1, "exact")
+            for kind in (SystemExit, KeyboardInterrupt, GeneratorExit)
+        ),
+    ],
+)
+def test_a_check_that_fails_makes_the_save_exact_and_stops_nothing(tmp_path, fails, outcome, every, last):
+    calls = itertools.count(1)
 
     def failing(model):
-        calls.append(None)
-        if len(calls) > 6:
-            raise RuntimeError("no more of that")
-        return check(model)
+        if not fails(next(calls)):
+            return check(model)
+        if outcome is NAN:
+            return outcome
+        raise outcome("no more of that")
 
-    originals, failures = saved(tmp_path / "a", check=failing)
+    originals, failures = saved(tmp_path / "a", n_saves=3, check=failing, check_every=every)
+    quality, costs = quality_of(tmp_path / "a"), cost_of(tmp_path / "a", originals)
+    assert quality[-1]["how"] == last
     assert failures
-    assert all("no more of that" in why for why in failures.values())
-    assert cost_of(tmp_path / "a", originals)[-1] == 0
-    said = quality_of(tmp_path / "a")[-1]
-    assert said["how"] == "exact"
-    assert "no more of that" in said["why"]
-
-
-@pytest.mark.parametrize("every", [1, 2])
-def test_a_check_that_fails_at_the_first_save_is_asked_again_at_the_next(tmp_path, every):
-    calls = []
-
-    def recovering(model):
-        calls.append(None)
-        if len(calls) == 3:  # the two before are of the constructor
-            raise RuntimeError("not yet")
-        return check(model)
-
-    originals, failures = saved(tmp_path / "a", n_saves=3, check=recovering, check_every=every)
-    assert list(failures) == [15]
-    last = "measured" if every == 1 else "predicted"
-    assert [said["how"] for said in quality_of(tmp_path / "a")] == ["exact", "measured", last]
-    assert cost_of(tmp_path / "a", originals)[0] == 0
-
-
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_a_check_that_would_end_the_process_is_one_that_failed(tmp_path, error):
-    calls = []
-
-    def ending(model):
-        calls.append(None)
-        if len(calls) > 2:
-            raise error
-        return check(model)
-
-    _, failures = saved(tmp_path / "a", n_saves=2, check=ending)
-    assert list(failures) == [15, 30]
-    assert all(error.__name__ in why for why in failures.values())
+    for step, said, cost in zip(originals, quality, costs, strict=True):
+        assert (said["how"] == "exact") == (step in failures)
+        if step in failures:
+            assert cost == 0
+            words = ("loss' is nan", "found inf of it") if outcome is NAN else ("no more of that",)
+            assert any(word in failures[step] for word in words)
 
 
 def test_an_interrupt_of_the_user_while_a_check_is_tried_is_no_failed_check(tmp_path):
@@ -291,30 +273,6 @@ def test_an_interrupt_of_the_user_while_a_check_is_tried_is_no_failed_check(tmp_
 
     with pytest.raises(KeyboardInterrupt):
         begin(tmp_path / "a", check=interrupted)
-
-
-def test_a_loss_alone_bounds_its_own_rise(tmp_path):
-    bound = 0.02
-    originals, failures = saved(tmp_path / "a", n_saves=3, check=loss_of, max_restore_cost=bound)
-    assert not failures
-    archive = Archive.open(tmp_path / "a")
-    evaluator = ModelEvaluator(Classifier().eval(), loss_of)
-    for said, info in zip(quality_of(tmp_path / "a"), archive.frames, strict=True):
-        before, after = (evaluator.evaluate(one) for one in (originals[info.step], archive.checkpoint(info)))
-        assert said["restore_cost"] == pytest.approx(before.restore_cost(after), rel=1e-3, abs=1e-9)
-        assert before.restore_cost(after) <= bound * (1 + 1e-5)
-
-
-def test_a_loss_that_is_not_finite_makes_the_save_exact(tmp_path):
-    calls = []
-
-    def exploding(model):
-        calls.append(None)
-        return check(model) if len(calls) <= 4 else torch.tensor(math.nan)
-
-    originals, failures = saved(tmp_path / "a", n_saves=3, check=exploding)
-    assert failures
-    assert cost_of(tmp_path / "a", originals)[-1] == 0
 
 
 def drawing(model):

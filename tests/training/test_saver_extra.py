@@ -6,6 +6,7 @@ import collections
 import copy
 import random
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ MODES = [None, "exact", "compact", "drop"]
 class Net(nn.Module):
     """Two layers around a normalisation, with a buffer that nothing but the model can tell from a weight."""
 
-    def __init__(self, width=96):
+    def __init__(self, width=48):
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(8, width), nn.BatchNorm1d(width), nn.Linear(width, 4)
         self.register_buffer("centre", torch.zeros(width, 8))
@@ -162,19 +163,6 @@ def test_large_tensors_of_extra_are_stored_as_differences(tmp_path):
     assert "extra.ema.w" not in archive[2].state_dict()
 
 
-def test_what_is_saved_under_a_budget_is_of_its_own_step_beside_the_model(tmp_path):
-    network = Net()
-    optimizer = adam(network)
-    with Saver(tmp_path / "a", network, optimizer, codec="lossless") as saver:
-        for at in range(1, 6):
-            step(network, optimizer, seed=at)
-            extra = {"noise": torch.randn(100, 100)}
-            saver.save(at, extra, budget=9_000)
-        saver.restore()
-        assert saver.older
-        assert same(saver.extra, extra)
-
-
 # Random states, schedulers, scalers
 
 
@@ -253,12 +241,16 @@ def test_states_of_schedulers_and_of_a_scaler_can_be_loaded_again(tmp_path):
         (lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), "Tensor"),
         (lambda: ["x" * (20 << 20)] * 10, "MB of numbers and texts"),
         (lambda: collections.defaultdict(list), "defaultdict"),
+        (lambda: Path("x"), "PosixPath"),
+        (lambda: {"list": [object()]}, "object"),
     ],
 )
 def test_what_could_not_be_restored_is_refused_by_the_save(tmp_path, value, message):
     with Saver(tmp_path / "a", nn.Linear(2, 2)) as saver:
         with pytest.raises(InputError, match=message):
             saver.save(1, {"value": value()})
+        with pytest.raises(InputError, match="the key 3"):
+            saver.save(1, {3: 1})
         saver.save(1)
         assert saver.restore() == 1
 
@@ -335,30 +327,6 @@ def test_further_models_and_optimizers_are_stored_as_the_first_and_restored_in_p
         torch.testing.assert_close(own["first.weight"], saved["first.weight"], atol=0.05, rtol=0.1)
 
 
-def test_sensitivity_of_further_models_is_recorded(tmp_path, monkeypatch):
-    from inshrink_core.chain import ChainWriter
-
-    seen, append = [], ChainWriter.append
-
-    def remembering(chain, checkpoint, **options):
-        assert checkpoint.hyperparameters["D.first.weight"]["beta1"] == 0.9
-        seen.append(checkpoint["D.first.weight@gradient"])
-        seen.append(checkpoint["D.first.weight@exp_avg"])
-        return append(chain, checkpoint, **options)
-
-    monkeypatch.setattr(ChainWriter, "append", remembering)
-    network, critic, _ = gan()
-    other = adam(critic)
-    also = {"D": (critic, other)}
-    with Saver(tmp_path / "a", network, adam(network), optimizer_state="drop", also=also) as saver:
-        step(critic, other)
-        saver.record()
-        saver.save(1)
-        saver.flush()
-    assert torch.equal(seen[0], critic.first.weight.grad)
-    assert torch.equal(seen[1], other.state[critic.first.weight]["exp_avg"])
-
-
 def test_eight_bit_state_as_bitsandbytes_keeps_it_is_exact_by_default(tmp_path):
     network = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
@@ -429,12 +397,9 @@ def test_lost_tensors_of_further_models_come_back_with_their_moments(tmp_path):
 def test_what_is_no_model_is_refused_when_the_saver_is_made(tmp_path, also, message):
     with pytest.raises(InputError, match=message):
         Saver(tmp_path / "a", Net(), also=also)
-    assert not (tmp_path / "a").exists()
-
-
-def test_an_optimizer_that_is_none_is_refused_when_the_saver_is_made(tmp_path):
     with pytest.raises(InputError, match="also="):
         Saver(tmp_path / "a", Net(), {"a": adam(Net())})
+    assert not (tmp_path / "a").exists()
 
 
 def test_what_was_not_saved_of_a_further_model_is_named_and_nothing_is_changed(tmp_path):

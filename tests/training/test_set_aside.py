@@ -251,16 +251,6 @@ def test_a_save_that_cannot_be_encoded_is_set_aside_and_told_once(path, monkeypa
     assert torch.equal(content["model"]["weight"], before)
 
 
-def test_closing_tells_too_and_releases_the_archive(path, monkeypatch):
-    spoil(monkeypatch, 1)
-    _, _, saver = begin(path)
-    saver.save(1)
-    with pytest.raises(InputError, match="set aside"):
-        saver.close()
-    saver.close()
-    begin(path)[2].close()
-
-
 def test_what_rots_in_the_spool_is_set_aside_and_a_damaged_archive_is_not_its_fault(path, monkeypatch):
     _, _, saver = begin(path)
     saver.save(1)

@@ -134,26 +134,6 @@ def test_one_that_another_thread_used_last_is_in_use_while_that_lives(path):
         found[0].save(3)
 
 
-def test_a_saver_of_folders_is_taken_over_too(path, tmp_path):
-    def write(step):
-        made = tmp_path / f"checkpoint-{step}"
-        made.mkdir()
-        torch.save({"w": torch.full((8, 8), float(step))}, made / "pytorch_model.bin")
-        return made
-
-    first = Saver(path, **EXACT)
-    first.save_folder(write(1), 1)
-    second = Saver(path, **EXACT)
-    assert second.last_step == 1
-    for use in (lambda: first.save_folder(write(2), 2), lambda: first.resume(1)):
-        with pytest.raises(LockedError, match="taken over"):
-            use()
-    second.save_folder(tmp_path / "checkpoint-2", 2)
-    first.close()
-    second.close()
-    assert inshrink_core.open(path).steps == (1, 2)
-
-
 class Adapter(FirstRankSaver):
     def __init__(self, path):
         self._archive_to(path, EXACT)
