@@ -9,11 +9,11 @@ pytest.importorskip("streamlit", reason="the extra 'app' is not installed")
 pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
 
 import streamlit as st
+
+import inshrink_core
 from inshrink_app import services
 from inshrink_app.jobs.work import Work
 from inshrink_app.server import roots
-
-import inshrink_core
 from inshrink_core.archive.storage import storage_at
 from inshrink_core.verbs.verify import Verify
 
@@ -57,6 +57,6 @@ def test_jobs_measure_archive_and_verify_what_lies_at_addresses(run, url, tmp_pa
     inshrink_core.verbs.compress(run, url)
     ended(services.start_job(Work.asking([Verify(url, deep=True, against=run)], shown=url, page="archive")))
     assert services.load_subject(url).steps == services.load_subject(str(target)).steps == shown.steps
-    kept = [path.read_bytes() for path in job.folder.path.parent.rglob("*") if path.is_file()]
-    assert kept
-    assert not any(b"hushhush" in content for content in kept)
+    stored = [path.read_bytes() for path in job.folder.path.parent.rglob("*") if path.is_file()]
+    assert stored
+    assert not any(b"hushhush" in content for content in stored)
