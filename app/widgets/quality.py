@@ -46,7 +46,7 @@ HELPS: Final = {
 def is_over(cost: float | None) -> bool:
     """Return whether a restore costs more than archives promise by default."""
     bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
-    return cost is not None and not bounds.judge(Figures(restore_cost=cost)).kept
+    return cost is not None and not bounds.judge(Figures(restore_cost=cost)).within
 
 
 def known_facts(one: Known, n_steps: int | None = None) -> list[Fact]:

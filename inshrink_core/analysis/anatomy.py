@@ -281,20 +281,20 @@ def _of_archive(archive: Archive, run: Run | None, step: int, key: str, metric: 
     blocks = archive.blocks(info, spec.key)
     codec, nbytes = blocks[0].codec, sum(entry.nbytes for entry in blocks)
     original = run[step] if run is not None and step in run and spec.key in run[step] else None
-    told = checkpoint if original is None else original
+    origin = checkpoint if original is None else original
     before = _step_before(view if original is None or run is None else run, step, spec)
     alone = nbytes if reference is None else None
     coded = _Coded(state, reference, codec, nbytes, alone)
     values = decoded if original is None else original[spec.key]
     return Anatomy(
-        step=told.step,
+        step=origin.step,
         spec=spec,
         codec=codec.partition("/")[0],
         config=dict(frame.meta.get("config", {})),
         estimated=False,
         kind=info.kind.value,
         restored=original is None,
-        **_seen(told, before, spec, values, coded, metric, decoded=None if original is None else decoded),
+        **_seen(origin, before, spec, values, coded, metric, decoded=None if original is None else decoded),
     )
 
 
@@ -313,7 +313,7 @@ def _seen(
     from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
 
     levels = levels_of(coded.state, coded.bitstream)
-    told = _told(checkpoint, before, spec, values, metric)
+    known = _known_scores(checkpoint, before, spec, values, metric)
     return {
         "histogram": value_histogram(values, levels.parts),
         "level_kind": levels.kind,
@@ -322,9 +322,9 @@ def _seen(
         "entropy": entropy_of_symbols(coded.state, coded.reference),
         "nbytes": coded.nbytes,
         "keyframe_nbytes": coded.keyframe_nbytes,
-        "sensitivity": None if told is None else _map(told[0], told[1], values),
+        "sensitivity": None if known is None else _map(known[0], known[1], values),
         "relative_error": None if decoded is None else _relative_error(values, decoded),
-        "places": None if told is None else places_of(told[1].values),
+        "places": None if known is None else places_of(known[1].values),
     }
 
 
@@ -428,7 +428,7 @@ class SensitivityMap(NamedTuple):
     correlation: float | None
 
 
-def _told(
+def _known_scores(
     checkpoint: Checkpoint, before: Checkpoint | None, spec: TensorSpec, values: Tensor, metric: str | None
 ) -> tuple[str, Scores] | None:
     """Return the sensitivity that was asked for, or the first that is known."""

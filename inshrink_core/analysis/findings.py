@@ -115,15 +115,15 @@ class Findings(NamedTuple):
         if not self.few:
             return ""
         named = self._replace(names=tuple(elided(name, width) for name in self.names))
-        return named._told()
+        return named._text()
 
-    def _told(self) -> str:
-        one, kind = len(self.few) == 1, self._kind(self.n_rows)
-        carried = f"{len(self.few)} of {self.n_rows} {kind} {'carries' if one else 'carry'}"
-        said = f"{carried} at least {round(100 * CARRIED)} % of the {SensitivityMetric(self.metric).quantity}"
+    def _text(self) -> str:
+        is_single, kind = len(self.few) == 1, self._kind(self.n_rows)
+        carried = f"{len(self.few)} of {self.n_rows} {kind} {'carries' if is_single else 'carry'}"
+        text = f"{carried} at least {round(100 * CARRIED)} % of the {SensitivityMetric(self.metric).quantity}"
         if len(self.few) <= _MOST_NAMED:
-            said += f": {_listed([self.names[place] for place in self.few])}"
-        return f"{said}. {self._changed()}".strip()
+            text += f": {_listed([self.names[place] for place in self.few])}"
+        return f"{text}. {self._changed()}".strip()
 
     def _kind(self, n: int) -> str:
         word = self.by.replace("_", " ")
@@ -143,17 +143,16 @@ class Findings(NamedTuple):
         else:
             who = f"{n} {self._kind(n)}, {self.names[found.first]} to {self.names[found.last]}, have"
         changed = _CHANGED[SensitivityMetric(self.metric).quantity][found.factor < 1].format(_times(factor))
-        said = f"{who} {changed} since step {count(found.step)}"
+        text = f"{who} {changed} since step {count(found.step)}"
         if found.of_rate is not None:
-            own = max(found.of_rate, 1 / found.of_rate)
-            beside = _CHANGED["movement"][found.of_rate < 1].format(_times(own))
-            said += (
-                f", and {beside} beside the learning rate" if own >= _NOTABLE else " with the learning rate"
-            )
+            relative = max(found.of_rate, 1 / found.of_rate)
+            beside = _CHANGED["movement"][found.of_rate < 1].format(_times(relative))
+            is_beside = relative >= _NOTABLE
+            text += f", and {beside} beside the learning rate" if is_beside else " with the learning rate"
         worth = "more" if found.factor > 1 else "fewer"
         if self.metric == _CURVED and abs(found.bits) >= _LEAST_BITS and factor < _TOO_LARGE:
-            said += f": a weight needs {abs(found.bits):.2g} bits {worth}"
-        return f"{said}."
+            text += f": a weight needs {abs(found.bits):.2g} bits {worth}"
+        return f"{text}."
 
 
 _MOST_NAMED: Final = 3
@@ -299,8 +298,8 @@ def _slowed(
     found = _stretch(steps, sums / n_steps)
     if found is None or rates is None:
         return found
-    own = [_change(row) for row in sums[found.first : found.last + 1] / rates]
-    logs = [math.log(change[1]) for change in own if change is not None]
+    relative = [_change(row) for row in sums[found.first : found.last + 1] / rates]
+    logs = [math.log(change[1]) for change in relative if change is not None]
     return found._replace(of_rate=math.exp(math.fsum(logs) / len(logs)) if logs else None)
 
 

@@ -138,9 +138,9 @@ def _step_gain(archive: Archive, run: Run, before: FrameInfo, info: FrameInfo, d
     decoded = archive.checkpoint(before)
     after = stored_view(run.as_archived(info.step, archive.checkpoint(info)), chain.optimizer)
     weights = [spec for spec in after.specs if spec.role is TensorRole.WEIGHT and spec.key in decoded]
-    held = (*weights, *chain.first_moments(decoded, weights))
+    specs = (*weights, *chain.first_moments(decoded, weights))
     state = ChainState(
-        references={spec.key: archive.recalled(chain, before, spec) for spec in held},
+        references={spec.key: archive.recalled(chain, before, spec) for spec in specs},
         memory=old_meta.get("memory") if old_meta.get("codec") == chain.codec else None,
     )
     return step_gain(chain, run.as_archived(before.step, decoded), after, state)

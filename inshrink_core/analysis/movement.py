@@ -100,7 +100,7 @@ def moved_between(before: Checkpoint, after: Checkpoint) -> Moved:
     True
     """
     first, second = (
-        {spec.key: spec for spec in one.specs if spec.role in MODEL_ROLES} for one in (before, after)
+        {spec.key: spec for spec in step.specs if spec.role in MODEL_ROLES} for step in (before, after)
     )
     common = {key: spec for key, spec in first.items() if key in second}
     reshaped = tuple(

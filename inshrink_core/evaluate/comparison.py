@@ -60,8 +60,8 @@ def figures_of(original: Evaluation, restored: Evaluation) -> Figures:
     InputError
         Predictions that cannot be compared.
     """
-    errors = [one.standard_errors.get(original.metric) for one in (original, restored)]
-    known = [one for one in errors if one is not None]
+    errors = [state.standard_errors.get(original.metric) for state in (original, restored)]
+    known = [error for error in errors if error is not None]
     nats = original.divergence(restored)
     return Figures(
         drop=drop(original.value, restored.value, original.direction),
@@ -242,7 +242,7 @@ def _largest(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-_KEPT: Final = ("log_probs", "predictions")
+_ARRAYS: Final = ("log_probs", "predictions")
 
 
 class OriginalEvaluations:
@@ -276,7 +276,7 @@ class OriginalEvaluations:
         if step not in self._known:
             found = self._ask(step)
             log_probs, predictions = (
-                self._mapped(f"{step}-{name}.npy", getattr(found, name)) for name in _KEPT
+                self._mapped(f"{step}-{name}.npy", getattr(found, name)) for name in _ARRAYS
             )
             self._known[step] = replace(found, log_probs=log_probs, predictions=predictions)
         return self._known[step]
@@ -289,7 +289,7 @@ class OriginalEvaluations:
         """Forget some steps, and remove what was kept of them."""
         for step in [step for step in self._known if which(step)]:
             del self._known[step]
-            for name in _KEPT:
+            for name in _ARRAYS:
                 (self._folder / f"{step}-{name}.npy").unlink(missing_ok=True)
 
     def _mapped(self, name: str, values: NDArray[Any] | None) -> NDArray[Any] | None:

@@ -53,7 +53,7 @@ _OUTPUT_TAIL_BYTES = 2000
 _MOST_OUTPUT_BYTES: Final = 16 << 20
 """Prints beyond this are dropped but for their end; looked at as often as whether the child is dead."""
 
-_CHILD, _OWN_SAMPLES = (Path(__file__).with_name(name) for name in ("child.py", "own_samples.py"))
+_CHILD, _SAMPLES_FILE = (Path(__file__).with_name(name) for name in ("child.py", "own_samples.py"))
 
 
 class Prepared(NamedTuple):
@@ -118,7 +118,7 @@ class Evaluator:
         prepared: Prepared | None = None,
     ) -> None:
         if prepared is not None:
-            spec = f"{_OWN_SAMPLES}:evaluator_of"
+            spec = f"{_SAMPLES_FILE}:evaluator_of"
         file, _, function = spec.rpartition(":")
         if not file or not function.isidentifier():
             raise EvaluatorError("an evaluator is named FILE.py:FUNCTION", where=spec)

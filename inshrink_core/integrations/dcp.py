@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, cast
 
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
@@ -198,7 +198,6 @@ class InshrinkWriter(StorageWriter):
         self._process_group = process_group
         self._ranks: Ranks | None = None
         self._step: int | None = None
-        self._checkpoint_id: str | os.PathLike[str] | None = None
         self._chain: ChainWriter | None = None
         # Used by the coordinator:
         self._plans: list[SavePlan] = []
@@ -243,7 +242,7 @@ class InshrinkWriter(StorageWriter):
         if self._ranks is None:
             timeout = timedelta(seconds=self._timeout)
             self._ranks = Ranks(self._process_group, timeout, no_dist=self._no_dist)
-        self._checkpoint_id, self._step = checkpoint_id, None
+        self._step = None
         self._ranks.meet(f"save {checkpoint_id}")
 
         def options() -> dict[str, Any]:
@@ -271,10 +270,6 @@ class InshrinkWriter(StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether a checkpoint's name ends with its step."""
         return _STEP.search(os.fspath(checkpoint_id)) is not None
-
-    def storage_meta(self) -> StorageMeta | None:
-        """Return the metadata that DCP logs."""
-        return StorageMeta(self._checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Refuse to save without collectives, since ranks would not know each other's plans."""

@@ -104,7 +104,7 @@ class StepPromise(Figures):
     side: str
 
     @property
-    def kept(self) -> bool:
+    def within(self) -> bool:
         """Whether the step keeps the bounds."""
         return self.side.startswith("inside")
 
@@ -133,7 +133,7 @@ class Promise:
     @property
     def broken(self) -> tuple[int, ...]:
         """Steps that break the bounds: they were archived before, without them or with others."""
-        return tuple(sorted(step for step, promise in self.steps.items() if not promise.kept))
+        return tuple(sorted(step for step, promise in self.steps.items() if not promise.within))
 
     def failure(self, archive: Path | str) -> CheckFailedError | None:
         """Return why the chain does not keep what was asked of it; None where it does."""
@@ -167,7 +167,7 @@ class _Decision(NamedTuple):
     keyframe: bool
     candidate: Candidate | None = None
     trial: Trial | None = None
-    verdict: Verdict = Verdict(kept=True, usage=0.0)
+    verdict: Verdict = Verdict(within=True, usage=0.0)
     tried: TriedFrame | None = None
     prepared: PreparedFrame | None = None
 
@@ -202,12 +202,12 @@ class _StepTrials(Measurer):
         if self.on_trial is not None:
             self.on_trial(trial)
         verdict = self.target.judge(trial)
-        ratio = trial.ratio_weights if verdict.kept else -math.inf
+        ratio = trial.ratio_weights if verdict.within else -math.inf
         if self._best is None or self._best[0] < ratio:
             frame = PreparedFrame(encoded.chain, self.checkpoint, self.state, encoded.plan, encoded.results)
             self._best = ratio, candidate, frame
         decision = _Decision(self.keyframe, candidate, trial, verdict, tried)
-        return Outcome(point, verdict.kept, trial.ratio_weights, verdict.usage, decision)
+        return Outcome(point, verdict.within, trial.ratio_weights, verdict.usage, decision)
 
     def decision(self, outcome: Outcome[Any]) -> _Decision:
         """Return a measured candidate as a decision, with its frame if that is in memory."""
@@ -229,7 +229,7 @@ class _StepTrials(Measurer):
             return None
         self.target = aim
         decision = last.result._replace(verdict=verdict)
-        return replace(last, kept=verdict.kept, usage=verdict.usage, result=decision)
+        return replace(last, within=verdict.within, usage=verdict.usage, result=decision)
 
 
 class BoundedWriter:
@@ -377,7 +377,7 @@ class BoundedWriter:
         self._figures, verdict = self._written(chain, checkpoint, decision, appended)
         how = {"informative": informative, "exact": trial is None}
         self._note(checkpoint.step, chain.config.record(), self._figures, verdict.side, **how)
-        if not verdict.kept:
+        if not verdict.within:
             raise CheckFailedError(
                 f"step {checkpoint.step} breaks the bounds although it was measured to keep them",
                 where=str(chain.archive.path),
@@ -413,7 +413,7 @@ class BoundedWriter:
         # The delta saves nothing: a keyframe that keeps the bounds and is no larger takes its place.
         alone = self._trials(chain, checkpoint, step.target, keyframe=True)
         outcome = alone.outcome(None, decision.candidate)  # type: ignore[arg-type]
-        is_smaller = outcome.kept and outcome.result.trial.weights_nbytes <= delta.weights_nbytes
+        is_smaller = outcome.within and outcome.result.trial.weights_nbytes <= delta.weights_nbytes
         return alone.decision(outcome) if is_smaller else decision
 
     def _trials(
@@ -460,11 +460,11 @@ class BoundedWriter:
         last = None
         if not searched and self._last is not None:
             last = self._outcome(self._last, step)
-            nearer = None if self._informed or not last.kept else step.nearer(last, previous)
+            nearer = None if self._informed or not last.within else step.nearer(last, previous)
             if nearer is not None:
                 self._usage, searched, coarser, last = nearer.usage, True, True, nearer
         best = last
-        if last is None or searched or not last.kept:
+        if last is None or searched or not last.within:
             best = self._search(step, coarser, [] if last is None else [last])
         self._usage = None if best is None else best.usage
         if best is None:
@@ -557,7 +557,7 @@ class BoundedWriter:
 
     def check(self, archive: Archive, info: FrameInfo) -> None:
         """Evaluate a step that was archived before."""
-        parents = [one for one in archive.frames if one.frame_id == info.parent_id]
+        parents = [frame for frame in archive.frames if frame.frame_id == info.parent_id]
         meta = archive.frame(info).meta
         if self._why_not_judged(info.step):
             original, written = self._originals(info.step), archive.checkpoint(info)
@@ -606,11 +606,11 @@ class BoundedWriter:
         rate = self.saw(checkpoint)
         share = max(rate / self._peak, _LEAST_SHARE) if self._peak else 1.0
         codec = chain.config.config
-        lasting = 1.0
+        persistence = 1.0
         if isinstance(codec, EncoderState):
             rows = chain.of_all(codec.shaped(chain.state(keyframe=False).references.values()))
-            lasting = codec.lasting(*(sum(counts) for counts in zip(*rows, strict=True)))
-        return self.bounds.with_restore_cost(share / lasting)
+            persistence = codec.lasting(*(sum(counts) for counts in zip(*rows, strict=True)))
+        return self.bounds.with_restore_cost(share / persistence)
 
     def _previous(self, parent: FrameInfo | None, step: int) -> Figures | None:
         """Return the figures of the previous checkpoint in a step's place; of a first step, the next one's.
@@ -650,12 +650,12 @@ class BoundedWriter:
 
     def _note_unjudged(self, step: int, record: Mapping[str, Any], *, same: bool) -> None:
         """Remember a step that nothing can be compared with: kept where it is stored bit for bit."""
-        side = Verdict(kept=same, usage=0.0).side
+        side = Verdict(within=same, usage=0.0).side
         self._note(step, record, Figures(), side, informative=False, exact=same)
 
     def _is_informative(self, previous: Figures | None) -> bool:
         """Whether the previous checkpoint breaks the bounds; true without one."""
-        return previous is None or not self.bounds.judge(previous).kept
+        return previous is None or not self.bounds.judge(previous).within
 
 
 @contextmanager

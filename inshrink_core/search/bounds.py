@@ -41,7 +41,7 @@ class Verdict:
 
     Parameters
     ----------
-    kept
+    within
         Every figure is within its limit.
     usage
         The largest figure as a share of its limit, infinite for a failure: at most 1 where kept.
@@ -49,14 +49,14 @@ class Verdict:
         False where the metric's noise reaches the limit, so that other samples might say otherwise.
     """
 
-    kept: bool
+    within: bool
     usage: float
     clear: bool = True
 
     @property
     def side(self) -> str:
         """``inside``, ``outside``, or ``inside, within noise`` and ``outside, within noise``."""
-        word = "inside" if self.kept else "outside"
+        word = "inside" if self.within else "outside"
         return word if self.clear else f"{word}, within noise"
 
 
@@ -108,7 +108,7 @@ class Bounds:
         """
         if self == Bounds():
             return None
-        if not self.given:
+        if not self.limits:
             raise InputError(
                 "--max-divergence inf alone bounds nothing", remedy="give --max-drop too, or neither"
             )
@@ -141,11 +141,6 @@ class Bounds:
         """What is bounded, by figure; what is left free or waived is not in it."""
         given = {name: getattr(self, f"max_{name}") for name in FIGURES}
         return {name: limit for name, limit in given.items() if limit is not None and math.isfinite(limit)}
-
-    @property
-    def given(self) -> bool:
-        """Whether anything is bounded."""
-        return bool(self.limits)
 
     def completed(self, original: Evaluation) -> Bounds:
         """Return the bounds with a divergence bound beside a lone drop bound, where one can be checked.
@@ -180,17 +175,17 @@ class Bounds:
             A bounded figure does not exist, as the drop of a metric of 0.
         """
         if figures.failure:
-            return Verdict(kept=False, usage=math.inf)
-        shares, kept, clear = [0.0], True, True
+            return Verdict(within=False, usage=math.inf)
+        shares, within, clear = [0.0], True, True
         for name, limit in self.limits.items():
             figure = getattr(figures, name)
             if figure is None:
                 raise InputError(f"{option_of(name)} cannot be checked", remedy=REMEDIES[name])
-            kept = kept and figure <= limit
+            within = within and figure <= limit
             shares.append(0.0 if figure <= 0 else figure / limit if limit > 0 else math.inf)
             error = figures.drop_error if name == "drop" else None
             clear = clear and (error is None or abs(figure - limit) > _N_NOISE_ERRORS * error)
-        return Verdict(kept=kept, usage=max(shares), clear=clear)
+        return Verdict(within=within, usage=max(shares), clear=clear)
 
     def to_json(self) -> dict[str, Any]:
         """Return the limits as JSON values."""

@@ -40,7 +40,7 @@ class Coarsened(NamedTuple):
 
 
 def coarsen(
-    view: Checkpoint, whole: Checkpoint, nbytes: float, tried: Callable[[int], None], device: str = "cpu"
+    view: Checkpoint, full: Checkpoint, nbytes: float, tried: Callable[[int], None], device: str = "cpu"
 ) -> Coarsened:
     """Return the weights on the finest lattice whose blocks take no more than some bytes.
 
@@ -48,8 +48,8 @@ def coarsen(
     ----------
     view
         What to encode: weights and buffers.
-    whole
-        The same and whatever tells how sensitive a weight is.
+    full
+        The same and what tells how sensitive a weight is.
     nbytes
         What they may take.
     tried
@@ -73,7 +73,7 @@ def coarsen(
     n_values = max(sum(spec.numel for spec in view.specs if spec.role in MODEL_ROLES), 1)
     for number in range(_MOST_TRIALS):
         tried(number)
-        found = _encode(view, whole, at, device)
+        found = _encode(view, full, at, device)
         if best is not None and found.relative_error > _MOST_ERROR:
             break
         best = found if best is None else min(best, found, key=order)
@@ -85,7 +85,7 @@ def coarsen(
     return found if best is None else best
 
 
-def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float, device: str) -> Coarsened:
+def _encode(view: Checkpoint, full: Checkpoint, coarseness: float, device: str) -> Coarsened:
     """Encode all weights once."""
     codec = get_codec(DEFAULT_CODEC)
     config = ChainConfig(
@@ -94,7 +94,7 @@ def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float, device: str)
         device=device,
         threads=default_threads(),
     )
-    _, results = FrameEncoder(config).encode(whole, ChainState(), view.specs)
+    _, results = FrameEncoder(config).encode(full, ChainState(), view.specs)
     blocks, error, norm = [], 0.0, 0.0
     for row in results:  # its state, which is larger than the block, is not kept
         blocks.append((row.spec, row.block))

@@ -151,11 +151,11 @@ class EncodedStep:
 
     def _scaled(self, values: Mapping[str, float]) -> float:
         """Return the sum over all weights of the step, each layer type's scaled by its share of raw bytes."""
-        whole, sampled = (_raw_by("layer", _model(specs)) for specs in (self.checkpoint.specs, self.specs))
+        full, sampled = (_raw_by("layer", _model(specs)) for specs in (self.checkpoint.specs, self.specs))
         totals: dict[Any, float] = dict.fromkeys(sampled, 0)
         for spec in _model(self.specs):
             totals[spec.layer] += values.get(spec.key, 0)
-        return sum(totals[layer] * whole[layer] / sampled[layer] for layer in sampled if sampled[layer])
+        return sum(totals[layer] * full[layer] / sampled[layer] for layer in sampled if sampled[layer])
 
 
 def restored_from(checkpoint: Checkpoint, references: Mapping[str, TensorReference]) -> Checkpoint:
@@ -476,7 +476,7 @@ def estimate_rest(
     raw, sizes = 0, []
     for checkpoint in checkpoints:
         stored = stored_view(checkpoint, chain.optimizer)
-        model, rest = _model(stored.specs), [one for one in stored.specs if one.role not in MODEL_ROLES]
+        model, rest = _model(stored.specs), [spec for spec in stored.specs if spec.role not in MODEL_ROLES]
         # The optimizer state of sampled tensors, and what belongs to no tensor of the model.
         taken = {spec.name: spec.key in keys for spec in model}
         sampled = [spec for spec in rest if taken.get(spec.parameter, True)]
@@ -486,11 +486,13 @@ def estimate_rest(
         content = dict(attachments_of(stored))
         files = sum(len(payload) for _, _, payload in encode_attachments(content, attachments))
         attachments = content
-        whole, part = _raw_by("role", rest), _raw_by("role", sampled)
-        held = dict.fromkeys(part, 0)
+        full, part = _raw_by("role", rest), _raw_by("role", sampled)
+        sampled_nbytes = dict.fromkeys(part, 0)
         for spec in sampled:
-            held[spec.role] += encoded.nbytes[spec.key]
-        sizes.append(files + sum(held[role] * whole[role] / part[role] for role in part if part[role]))
+            sampled_nbytes[spec.role] += encoded.nbytes[spec.key]
+        sizes.append(
+            files + sum(sampled_nbytes[role] * full[role] / part[role] for role in part if part[role])
+        )
         raw += sum(spec.nbytes for spec in rest)
     nbytes = in_proportion(sizes[:1], sizes[1:], n_steps, chain.keyframe_every)
     return Rest(n_steps * raw / len(checkpoints), nbytes)

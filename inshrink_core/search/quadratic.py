@@ -189,13 +189,13 @@ class Calibration:
 
 def calibrate(trials: Sequence[Trial]) -> Calibration:
     """Fit the relation of damage and figures to measured trials."""
-    usable = [one for one in trials if one.damage and not one.failure]
+    usable = [trial for trial in trials if trial.damage and not trial.failure]
     pairs: dict[str, dict[int, list[tuple[float, float]]]] = {"drop": {}, "divergence": {}}
-    for one in usable:
+    for trial in usable:
         for figure, by_step in pairs.items():
-            value = getattr(one, figure)
+            value = getattr(trial, figure)
             if value is not None:
-                by_step.setdefault(one.step, []).append((one.damage or 0.0, value))
+                by_step.setdefault(trial.step, []).append((trial.damage or 0.0, value))
     return Calibration(
         courses={
             figure: {step: Course.through((x, y / x) for x, y in group) for step, group in by_step.items()}

@@ -377,7 +377,7 @@ class Measurer:
         """Return the configuration as a config file has it, with what all candidates have in common."""
         settings, defaults = self.base.config.settings(), type(self.base.config)().settings()
         common = {name: value for name, value in settings.items() if value != defaults.get(name)}
-        overrides = [one.to_json() for one in self.base.overrides]
+        overrides = [override.to_json() for override in self.base.overrides]
         document: dict[str, Any] = {"codec": candidate.codec, "settings": {**common, **candidate.settings}}
         return document | ({"override": overrides} if overrides else {})
 

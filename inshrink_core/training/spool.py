@@ -676,7 +676,7 @@ def _complete_save(folder: Path) -> SpooledSave:
         raise _damaged(folder, "the save was not on the disk yet when the machine ended")
     values = msgspec.structs.asdict(record)
     del values["boot"]
-    values["metrics"] = {name: math.nan if one is None else one for name, one in record.metrics.items()}
+    values["metrics"] = {name: math.nan if value is None else value for name, value in record.metrics.items()}
     save = SpooledSave(folder, **values)
     _require_complete(save)
     return save

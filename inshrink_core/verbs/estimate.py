@@ -733,7 +733,7 @@ def _measured(trials: Sequence[Trial], chain: ChainConfig, steps: Sequence[int])
     if not set(steps) <= set(found):
         return None
     return Chain(
-        candidate=Candidate(codec=chain.codec), trials=tuple(found[step] for step in steps), whole=True
+        candidate=Candidate(codec=chain.codec), trials=tuple(found[step] for step in steps), complete=True
     )
 
 

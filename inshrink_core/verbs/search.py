@@ -483,8 +483,8 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
 
     def _check(self) -> None:
         """Refuse what cannot be searched for."""
-        target, bounded = self.target_ratio, super().bounds.given
-        if target is None and not self.bounds.given:
+        target, bounded = self.target_ratio, bool(super().bounds.limits)
+        if target is None and not self.bounds.limits:
             raise InputError("there is nothing to search for", remedy="give a bound that is finite")
         if target is not None and bounded:
             raise InputError(

@@ -164,7 +164,7 @@ class Measurer:
 
     def _summary(self, figures: Sequence[Figures], counted: Sequence[Figures]) -> dict[str, Any]:
         """Return what a point says of its steps; over steps of which one is not known, nothing is."""
-        drops, divergences = ([getattr(one, name) for one in counted] for name in ("drop", "divergence"))
+        drops, divergences = ([getattr(item, name) for item in counted] for name in ("drop", "divergence"))
         self.judge.original(self.steps[0])  # shows the metric
         return {
             "metric": self.judge.metric,
@@ -172,8 +172,8 @@ class Measurer:
             "max_drop": _all_known(max, drops),
             "max_divergence": _all_known(max, divergences),
             "mean_divergence": _all_known(_mean, divergences),
-            "drops": tuple(one.drop for one in figures),
-            "divergences": tuple(one.divergence for one in figures),
+            "drops": tuple(item.drop for item in figures),
+            "divergences": tuple(item.divergence for item in figures),
         }
 
     def _compress(self, variant: Variant, value: float | None, target: Path, steps: Sequence[int]) -> Any:

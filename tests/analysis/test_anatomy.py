@@ -7,7 +7,15 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.analysis.anatomy import N_BINS, N_PLACES, _map, _told, anatomy, places_of, value_histogram
+from inshrink_core.analysis.anatomy import (
+    N_BINS,
+    N_PLACES,
+    _known_scores,
+    _map,
+    anatomy,
+    places_of,
+    value_histogram,
+)
 from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
 from inshrink_core.analysis.trajectory import trajectory
 from inshrink_core.checkpoint import TensorRole, TensorSpec
@@ -244,8 +252,8 @@ def spec_of(weight):
 
 
 def mapped(checkpoint, before, weight, metric=None):
-    told = _told(checkpoint, before, spec_of(weight), weight, metric)
-    return None if told is None else _map(*told, weight)
+    reported = _known_scores(checkpoint, before, spec_of(weight), weight, metric)
+    return None if reported is None else _map(*reported, weight)
 
 
 def test_sensitivity_in_proportion_to_magnitude_correlates_fully():
@@ -342,7 +350,7 @@ def test_what_is_not_finite_counts_for_no_place_and_vectors_have_none():
 
 
 def test_a_coarser_codec_is_further_off_and_an_exact_one_not_at_all(run):
-    errors = [anatomy(run, 400, KEY, "lattice", {"coarseness": one}).relative_error for one in (0.5, 4.0)]
+    errors = [anatomy(run, 400, KEY, "lattice", {"coarseness": item}).relative_error for item in (0.5, 4.0)]
     assert 0 < 4 * errors[0] < errors[1] < 1
     assert anatomy(run, 400, KEY, "lossless").relative_error == 0.0
 
@@ -350,7 +358,7 @@ def test_a_coarser_codec_is_further_off_and_an_exact_one_not_at_all(run):
 def test_an_archive_without_its_originals_cannot_say_how_far_it_is_off(run, archives):
     step = run.steps[2]
     assert anatomy(archives["lattice"], step, KEY).relative_error is None
-    told = anatomy(archives["lattice"], step, KEY, against=run)
-    assert 0 < told.relative_error < 0.5
-    assert told.places.shape == (told.spec.shape[0], told.spec.shape[1])
-    json.dumps(told.to_json(), allow_nan=False)
+    reported = anatomy(archives["lattice"], step, KEY, against=run)
+    assert 0 < reported.relative_error < 0.5
+    assert reported.places.shape == (reported.spec.shape[0], reported.spec.shape[1])
+    json.dumps(reported.to_json(), allow_nan=False)

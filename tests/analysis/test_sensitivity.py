@@ -97,9 +97,9 @@ def test_a_merged_histogram_is_the_histogram_of_all():
     parts = [seeded((n,), n) * n for n in (3, 1000, 50_000)]
     merged = ScoreHistogram()
     for part in parts:
-        one = ScoreHistogram()
-        one.add(part)
-        merged.merge(one)
+        entry = ScoreHistogram()
+        entry.add(part)
+        merged.merge(entry)
     assert merged.summary()[1:] == pytest.approx(summary_of(torch.cat(parts))[1:])
     assert merged.summary().mean == pytest.approx(torch.cat(parts).abs().double().mean().item())
 

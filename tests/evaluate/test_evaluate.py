@@ -41,8 +41,8 @@ def own_evaluator(tmp_path):
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for item in made:
+        item.close()
 
 
 @pytest.fixture(scope="module")

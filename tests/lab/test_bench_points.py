@@ -21,7 +21,9 @@ with PeakMemory() as second:
     pass
 print(first.nbytes, second.nbytes)
 """
-    told = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, check=True, text=True)
-    first, second = map(int, told.stdout.split())
+    reported = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, check=True, text=True
+    )
+    first, second = map(int, reported.stdout.split())
     assert 31 << 20 < first < 40 << 20
     assert second < 4 << 20

@@ -33,8 +33,8 @@ def test_a_seed_is_the_same_training_again_restored_without_loss_and_another_is_
     for before, after in zip(result.uninterrupted, result.restored, strict=True):
         assert before.metrics == after.metrics
         assert before.train_losses == after.train_losses
-    one, other = result.uninterrupted
-    assert one.metrics != other.metrics
+    entry, other = result.uninterrupted
+    assert entry.metrics != other.metrics
 
 
 @pytest.mark.parametrize(
@@ -66,22 +66,22 @@ def test_a_distortion_moves_every_image_by_its_own_little():
 
 
 def test_held_out_views_are_of_digits_that_are_never_trained_on():
-    images, _, held, labels = split_digits()
+    images, _, present, labels = split_digits()
     views, of = held_out_views()
-    assert len(views) == len(of) == 4 * len(held)
-    assert torch.equal(of[: len(held)], labels)
+    assert len(views) == len(of) == 4 * len(present)
+    assert torch.equal(of[: len(present)], labels)
     trained = {image.numpy().tobytes() for image in images}
     # A few digits of the set are there twice.
-    assert sum(image.numpy().tobytes() in trained for image in held) < 3
+    assert sum(image.numpy().tobytes() in trained for image in present) < 3
 
 
 def test_every_seed_is_fine_tuned_from_the_same_model_which_none_of_them_changes():
     task, _ = find_task("char-finetune")
     torch.manual_seed(0)
-    one = task.build()
+    entry = task.build()
     torch.manual_seed(1)
     other = task.build()
-    for first, second in zip(one.parameters(), other.parameters(), strict=True):
+    for first, second in zip(entry.parameters(), other.parameters(), strict=True):
         assert torch.equal(first, second)
         assert first.data_ptr() != second.data_ptr()
 
@@ -93,7 +93,7 @@ def test_pretraining_draws_no_random_numbers_of_the_caller_and_is_the_same_on_an
 
     threads = torch.get_num_threads()
     char_finetune._pretrained_state.cache_clear()
-    one, drawn = built_and_drawn(lambda: pretrained(2))
+    entry, drawn = built_and_drawn(lambda: pretrained(2))
     _, of_a_model_alone = built_and_drawn(PretrainingTask().build)
     _, the_second_time = built_and_drawn(lambda: pretrained(2))
     assert torch.equal(drawn, of_a_model_alone)
@@ -105,7 +105,7 @@ def test_pretraining_draws_no_random_numbers_of_the_caller_and_is_the_same_on_an
         other = pretrained(2)
     finally:
         torch.set_num_threads(threads)
-    for first, second in zip(one.parameters(), other.parameters(), strict=True):
+    for first, second in zip(entry.parameters(), other.parameters(), strict=True):
         assert torch.equal(first, second)
 
 

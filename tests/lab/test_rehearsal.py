@@ -114,7 +114,7 @@ def test_a_coarse_codec_changes_the_training_from_the_first_failure_on(task, tmp
     assert result.restored_at == (4, 8)
     assert before.steps == (2, 4, 6, 8, 10, 12)
     assert before.metrics[:2] == after.metrics[:2]
-    assert all(one != other for one, other in zip(before.metrics[2:], after.metrics[2:], strict=True))
+    assert all(item != other for item, other in zip(before.metrics[2:], after.metrics[2:], strict=True))
     assert result.excess != 0.0
     assert result.excess_half_width is None
 
@@ -235,6 +235,6 @@ def test_the_report_has_the_pairs_that_are_finished(task, tmp_path):
             seen.extend(json.loads(path.read_text()) for path in (tmp_path / "reports").iterdir())
 
     made = inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=1, seeds=2, progress=look)
-    assert [one["rehearsal"]["seeds"] for one in seen] == [[0]]
+    assert [item["rehearsal"]["seeds"] for item in seen] == [[0]]
     (report,) = (tmp_path / "reports").iterdir()
     assert json.loads(report.read_text())["rehearsal"] == json.loads(json.dumps(made.to_json()))

@@ -28,9 +28,9 @@ HALVES = np.log(np.full((4, 2), 0.5))
 
 def test_a_limit_is_kept_by_what_equals_it_and_broken_by_what_exceeds_it():
     bounds = Bounds(max_drop=0.01, max_divergence=0.003)
-    assert bounds.judge(Figures(drop=0.01, divergence=0.003)).kept
-    assert not bounds.judge(Figures(drop=0.0101, divergence=0.001)).kept
-    assert not bounds.judge(Figures(drop=-1.0, divergence=0.0031)).kept
+    assert bounds.judge(Figures(drop=0.01, divergence=0.003)).within
+    assert not bounds.judge(Figures(drop=0.0101, divergence=0.001)).within
+    assert not bounds.judge(Figures(drop=-1.0, divergence=0.0031)).within
 
 
 def test_usage_is_the_largest_share_of_any_limit():
@@ -43,7 +43,7 @@ def test_usage_is_the_largest_share_of_any_limit():
 def test_noise_says_how_clear_a_side_is_and_never_changes_it():
     bounds = Bounds(max_drop=0.01)
     near = bounds.judge(Figures(drop=0.009, drop_error=0.001))
-    assert (near.kept, near.side) == (True, "inside, within noise")
+    assert (near.within, near.side) == (True, "inside, within noise")
     assert bounds.judge(Figures(drop=0.012, drop_error=0.0015)).side == "outside, within noise"
     assert bounds.judge(Figures(drop=0.02, drop_error=0.001)).side == "outside"
     assert bounds.judge(Figures(drop=0.001)).side == "inside"
@@ -54,7 +54,7 @@ def test_a_divergence_bound_stands_beside_a_drop_bound_where_there_are_log_probs
     assert Bounds(max_drop=0.01).completed(evaluation(1.0)).max_divergence is None
     assert Bounds(max_drop=0.01).completed(evaluation(1.0, predictions=HALVES)).max_divergence is None
     free = Bounds(max_drop=0.01, max_divergence=math.inf).completed(evaluation(1.0, HALVES))
-    assert free.judge(Figures(drop=0.0, divergence=9.0)).kept
+    assert free.judge(Figures(drop=0.0, divergence=9.0)).within
     assert free.to_json() == {"drop": 0.01, "divergence": None}
 
 
@@ -78,7 +78,7 @@ def test_a_limit_that_bounds_nothing_is_refused(limit):
 
 def test_a_failure_keeps_no_bound():
     verdict = Bounds(max_drop=1e9).judge(Figures(failure="its 'loss' is nan"))
-    assert (verdict.kept, verdict.usage) == (False, math.inf)
+    assert (verdict.within, verdict.usage) == (False, math.inf)
 
 
 def test_the_error_of_a_drop_comes_from_both_metrics():

@@ -130,9 +130,9 @@ def test_the_same_restored_state_is_evaluated_once(run, evaluator):
         measurer = Measurer(base=base, judge=judge)
         # So near to each other that every step size is the same.
         candidates = [Candidate(codec="lattice", settings={"coarseness": at}) for at in (2.5, 2.500001)]
-        one, other = (measurer.measured(each, run[step], ChainState(), None)[0] for each in candidates)
+        item, other = (measurer.measured(each, run[step], ChainState(), None)[0] for each in candidates)
     assert judge.evaluations == 1
-    assert (one.drop, one.divergence) == (other.drop, other.divergence)
+    assert (item.drop, item.divergence) == (other.drop, other.divergence)
 
 
 def test_a_drop_bound_brings_a_divergence_bound_unless_it_is_waived(run, tmp_path, evaluator):
@@ -235,7 +235,9 @@ def test_a_search_says_what_settings_by_step_store_under_the_same_bounds_and_mea
     assert found.by_step.divergence == written.to_json()["max_divergence"]
     larger = found.by_step.ratio_weights > found.best.ratio_weights
     assert (
-        larger is found.is_best_by_step is any("by step" in one or "each step" in one for one in found.notes)
+        larger
+        is found.is_best_by_step
+        is any("by step" in item or "each step" in item for item in found.notes)
     )
     assert larger is ("--max-divergence 0.001" in shown(found))
     assert larger is ("--config" not in shown(found))
@@ -255,9 +257,9 @@ def test_a_search_that_settings_by_step_win_says_that_its_file_does_not_hold_the
     target = tmp_path / "s.json"
     found = search(run, max_divergence=1e-3, output=target)
     document = json.loads(target.read_text())
-    (said,) = [one for one in document["notes"] if "each step" in one]
-    held = f"the best of those, {ratio(found.best.ratio_weights)},"
-    assert f"s.json holds one configuration for all steps, so it has {held} in their place" in said
+    (said,) = [item for item in document["notes"] if "each step" in item]
+    present = f"the best of those, {ratio(found.best.ratio_weights)},"
+    assert f"s.json holds one configuration for all steps, so it has {present} in their place" in said
     assert "--config" not in shown(found)
     assert "s.json" not in search(run, max_divergence=1e-3).notes[-1]
     target.write_text(json.dumps(document | {"best": None}))
@@ -266,7 +268,7 @@ def test_a_search_that_settings_by_step_win_says_that_its_file_does_not_hold_the
 
 
 def test_an_interrupted_search_goes_on_from_its_log(run, tmp_path, evaluator):
-    whole = search(run, max_divergence=1e-3, output=tmp_path / "whole.json")
+    full = search(run, max_divergence=1e-3, output=tmp_path / "whole.json")
     seen = []
 
     def interrupt(now):
@@ -278,8 +280,8 @@ def test_an_interrupted_search_goes_on_from_its_log(run, tmp_path, evaluator):
         search(run, max_divergence=1e-3, output=tmp_path / "part.json", progress=interrupt)
     assert evaluator.closed
     rest = search(run, max_divergence=1e-3, output=tmp_path / "part.json")
-    assert rest.evaluations == whole.evaluations - 4
-    assert rest.best.to_json() == whole.best.to_json()
+    assert rest.evaluations == full.evaluations - 4
+    assert rest.best.to_json() == full.best.to_json()
     assert seen[-1].done == 4 < seen[-1].total
 
 
@@ -332,13 +334,13 @@ def test_an_estimate_is_within_five_percent_and_predicts_drops_from_trials(run, 
     assert (bare.basis, bare.n_trials) == ("rule of thumb", 0)
     assert "uncalibrated" in bare.notes[0]
     found = search(run, max_divergence=1e-3, output=tmp_path / "s.json")
-    told = estimate(run, config={"coarseness": 3.0}, trials=found.log)
-    assert (told.basis, told.notes) == ("trials", ())
-    assert told.n_trials == len(found.trials)
-    assert told.divergence > 0
+    reported = estimate(run, config={"coarseness": 3.0}, trials=found.log)
+    assert (reported.basis, reported.notes) == ("trials", ())
+    assert reported.n_trials == len(found.trials)
+    assert reported.divergence > 0
     real = compress(run, tmp_path / "a.inshrink", config={"coarseness": 3.0}).size
     frames = sum(frame.weights_nbytes for frame in real.frames)
-    assert told.ratio_weights == pytest.approx(real.raw_weights / frames, rel=0.05)
+    assert reported.ratio_weights == pytest.approx(real.raw_weights / frames, rel=0.05)
     asked = evaluator.asked
     archive = estimate(run, config={"coarseness": 3.0}, trials=found.log, tried=2).archive
     assert archive.basis in {"predicted", "measured"}
@@ -347,9 +349,11 @@ def test_an_estimate_is_within_five_percent_and_predicts_drops_from_trials(run, 
 
 
 def test_without_trials_an_estimate_goes_by_rules_of_thumb_that_order_configurations(run):
-    told = [estimate(run, config={"coarseness": coarseness}) for coarseness in (1.0, 3.0)]
-    assert told[1].divergence == pytest.approx(9 * told[0].divergence)
-    assert [one.drop for one in told] == pytest.approx([DROP_PER_NAT * one.divergence for one in told])
+    reported = [estimate(run, config={"coarseness": coarseness}) for coarseness in (1.0, 3.0)]
+    assert reported[1].divergence == pytest.approx(9 * reported[0].divergence)
+    assert [item.drop for item in reported] == pytest.approx(
+        [DROP_PER_NAT * item.divergence for item in reported]
+    )
     bits = [estimate(run, codec="qd", config={"bits": bits}) for bits in (6, 3)]
     assert 0 < bits[0].divergence < bits[1].divergence
     exact = estimate(run, codec="lossless")
@@ -358,23 +362,23 @@ def test_without_trials_an_estimate_goes_by_rules_of_thumb_that_order_configurat
 
 
 def test_each_of_several_is_the_estimate_of_its_configuration(run):
-    told = []
+    reported = []
     asked = {"codec": "uniform", "config": {"bits": 8}, "each": ["bits=4", "codec=lossless"]}
-    report = estimate(run, **asked, progress=told.append, again=True)
-    assert [now.found["set"] for now in told] == [
+    report = estimate(run, **asked, progress=reported.append, again=True)
+    assert [now.found["set"] for now in reported] == [
         {"codec": "uniform", "settings": {"bits": 8}},
         {"codec": "uniform", "settings": {"bits": 4}},
         {"codec": "lossless", "settings": {}},
     ]
-    assert [(now.done, now.total) for now in told] == [
+    assert [(now.done, now.total) for now in reported] == [
         (n * len(run.steps), 3 * len(run.steps)) for n in (1, 2, 3)
     ]
     alone = (
         estimate(run, codec="uniform", config={"bits": 8}),
         estimate(run, codec="uniform", config={"bits": 4}),
     )
-    for one, row in zip(alone, (report, *report.each), strict=False):
-        assert replace(one, seconds=0.0, measured_at=None) == replace(row, seconds=0.0, each=(), set={})
+    for item, row in zip(alone, (report, *report.each), strict=False):
+        assert replace(item, seconds=0.0, measured_at=None) == replace(row, seconds=0.0, each=(), set={})
     assert estimate(run, **asked).measured_at is not None
     with pytest.raises(InputError, match="no setting 'bits'"):
         estimate(run, codec="uniform", each=["codec=lattice,bits=4"])
@@ -391,51 +395,51 @@ def test_an_estimate_refuses_a_log_that_is_not_there_or_of_another_run(run, tmp_
 
 
 def test_without_an_output_trials_are_kept_inside_of_the_run(tmp_path, evaluator):
-    own = open_run(write_run(tmp_path / "run", n_steps=2))
-    found = search(own, max_divergence=1e-3)
+    separate = open_run(write_run(tmp_path / "run", n_steps=2))
+    found = search(separate, max_divergence=1e-3)
     assert found.log == tmp_path / "run" / ".inshrink" / "search.jsonl"
-    assert search(own, max_divergence=1e-3).evaluations == 0
-    assert estimate(own).n_trials == len(found.trials)
+    assert search(separate, max_divergence=1e-3).evaluations == 0
+    assert estimate(separate).n_trials == len(found.trials)
 
 
 def test_an_estimate_equals_what_was_measured_and_is_corrected_in_the_same_way_beside_it(
     run, tmp_path, evaluator
 ):
     found = search(run, max_divergence=1e-3, output=tmp_path / "s.json")
-    whole = {json.dumps(trial.config) for trial in found.trials if trial.step == run.steps[-1]}
-    assert len(whole) > 1
-    for config in whole:
+    full = {json.dumps(trial.config) for trial in found.trials if trial.step == run.steps[-1]}
+    assert len(full) > 1
+    for config in full:
         trials = [trial for trial in found.trials if json.dumps(trial.config) == config]
-        told = estimate(run, config=json.loads(config)["settings"], trials=found.log)
-        assert told.divergence == max(trial.divergence for trial in trials)
-        assert told.drop == max(trial.drop for trial in trials)
-        assert told.ratio_weights == sum(t.raw_weights for t in trials) / sum(
+        reported = estimate(run, config=json.loads(config)["settings"], trials=found.log)
+        assert reported.divergence == max(trial.divergence for trial in trials)
+        assert reported.drop == max(trial.drop for trial in trials)
+        assert reported.ratio_weights == sum(t.raw_weights for t in trials) / sum(
             t.weights_nbytes for t in trials
         )
     # Between what was measured and a little beyond it.
     for factor in (0.9, 1.1):
         beside = {"coarseness": found.best.candidate.settings["coarseness"] * factor}
-        told = estimate(run, config=beside, trials=found.log)
+        reported = estimate(run, config=beside, trials=found.log)
         truth = search(
             run, max_divergence=10.0, config=beside, output=tmp_path / f"{factor}.json"
         ).best  # which is not coarsened, for such a bound says nothing
-        assert told.divergence == pytest.approx(truth.divergence, rel=0.3)
+        assert reported.divergence == pytest.approx(truth.divergence, rel=0.3)
 
 
 def test_a_finished_search_is_told_of_while_another_one_is_interrupted(tmp_path, evaluator):
-    own = open_run(write_run(tmp_path / "run", n_steps=3))
-    assert not list(Measurements.of_run(own).rows("search"))
-    finished = search(own, max_divergence=1e-3)
+    separate = open_run(write_run(tmp_path / "run", n_steps=3))
+    assert not list(Measurements.of_run(separate).rows("search"))
+    finished = search(separate, max_divergence=1e-3)
 
     def interrupt(now):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        search(own, max_divergence=1e-4, progress=interrupt)
-    (told,) = Measurements.of_run(own).rows("search")
-    assert told.document["best"] == json.loads(json.dumps(finished.to_json()["best"]))
-    assert told.question["bounds"]["divergence"] == 1e-3
-    assert len(known_trials(own)) == len(finished.trials) + 1
+        search(separate, max_divergence=1e-4, progress=interrupt)
+    (reported,) = Measurements.of_run(separate).rows("search")
+    assert reported.document["best"] == json.loads(json.dumps(finished.to_json()["best"]))
+    assert reported.question["bounds"]["divergence"] == 1e-3
+    assert len(known_trials(separate)) == len(finished.trials) + 1
 
 
 def test_no_more_evaluations_follow_than_are_told(tmp_path, evaluator):

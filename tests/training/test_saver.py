@@ -24,6 +24,7 @@ from inshrink_core.training.gradients import GradientAverage, finite
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import Spool, spool_folder
 from tests.runs import model, train
+from tests.training.building import spoil
 
 
 def adam(network):
@@ -34,11 +35,6 @@ def sgd(network):
     return torch.optim.SGD(network.parameters(), lr=1e-2, momentum=0.9)
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "run.inshrink"
-
-
 def begin(path, make_optimizer=adam, **options):
     network = model()
     optimizer = make_optimizer(network)
@@ -46,8 +42,8 @@ def begin(path, make_optimizer=adam, **options):
     return network, optimizer, Saver(path, network, optimizer, **options)
 
 
-def equal_states(one, other):
-    return all(torch.equal(one[key], other[key]) for key in one) and one.keys() == other.keys()
+def equal_states(entry, other):
+    return all(torch.equal(entry[key], other[key]) for key in entry) and entry.keys() == other.keys()
 
 
 def copy_of(network):
@@ -404,7 +400,7 @@ def test_a_recovered_save_keeps_its_lineage(path, monkeypatch):
         saver.save(step)
     saver.restore(1)
     with monkeypatch.context() as patch:
-        patch.setattr(ChainWriter, "append", _refuse)
+        spoil(patch)
         train(network, optimizer, range(9, 10))
         saver.save(2)
         with pytest.raises(StorageError):
@@ -428,7 +424,7 @@ def test_half_a_save_is_removed(path):
 @pytest.mark.parametrize("damage", ["weights", "cut", "record", "empty"])
 def test_a_damaged_save_in_the_spool_is_set_aside_and_others_are_archived(path, monkeypatch, caplog, damage):
     with monkeypatch.context() as patch:
-        patch.setattr(ChainWriter, "append", _refuse)
+        spoil(patch)
         _, _, saver = begin(path)
         patch.setattr(saver._archiver, "wait_for_room", lambda: None)
         for step in (1, 2):
@@ -467,7 +463,7 @@ def test_a_damaged_save_in_the_spool_is_set_aside_and_others_are_archived(path, 
 
 def test_a_save_set_aside_that_is_mended_and_moved_back_is_archived(path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(ChainWriter, "append", _refuse)
+        spoil(patch)
         _, _, saver = begin(path)
         saver.save(1)
         with pytest.raises(StorageError):
@@ -482,10 +478,6 @@ def test_a_save_set_aside_that_is_mended_and_moved_back_is_archived(path, monkey
     with begin(path)[2] as saver:
         assert saver.restore() == 1
     assert not spool_folder(path).exists()
-
-
-def _refuse(*_, **__):
-    raise StorageError("the disk is full")
 
 
 def test_a_third_save_waits_until_the_first_is_archived(path, monkeypatch):

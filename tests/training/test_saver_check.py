@@ -120,9 +120,9 @@ def test_every_save_keeps_the_restore_cost(tmp_path, judge, bound, shaping):
     assert (lasting > 1) == (shaping == "auto")
     costs = cost_of(tmp_path / "a", originals, judge)
     assert max(costs) <= bound / lasting * (1 + 1e-5)
-    for said, cost in zip(quality_of(tmp_path / "a"), costs, strict=True):
-        assert (said["how"], said["bounds"]) == ("measured", {"restore_cost": bound})
-        assert said["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
+    for text, cost in zip(quality_of(tmp_path / "a"), costs, strict=True):
+        assert (text["how"], text["bounds"]) == ("measured", {"restore_cost": bound})
+        assert text["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
 
 
 def test_the_coarseness_follows_the_bound(tmp_path):
@@ -132,7 +132,7 @@ def test_the_coarseness_follows_the_bound(tmp_path):
         archive = Archive.open(tmp_path / str(bound))
         sizes.append(sum(info.nbytes for info in archive.frames))
         ends.append(archive.frame(archive.reader.head).meta["config"]["coarseness"])
-        assert max(said["restore_cost"] / bound for said in quality_of(tmp_path / str(bound))) > 0.1
+        assert max(text["restore_cost"] / bound for text in quality_of(tmp_path / str(bound))) > 0.1
     assert sizes[0] > sizes[1]
     assert ends[1] >= 4 * ends[0]
 
@@ -154,9 +154,9 @@ def test_of_the_settings_that_keep_a_bound_the_smallest_is_saved(tmp_path, monke
 
     monkeypatch.setattr(bounded.BoundedWriter, "_outcome", outcome)
     saved(tmp_path / "a", n_saves=1, codec="qd", check=check, max_restore_cost=0.02)
-    kept = [one for one in tried if one.kept]
-    best = max(kept, key=lambda one: one.ratio)
-    assert min(one.ratio for one in kept) < best.ratio
+    stored = [item for item in tried if item.within]
+    best = max(stored, key=lambda item: item.ratio)
+    assert min(item.ratio for item in stored) < best.ratio
     archive = Archive.open(tmp_path / "a")
     assert dict(best.result.candidate.settings).items() <= archive.frame(archive.last).meta["config"].items()
 
@@ -176,9 +176,9 @@ def test_less_of_the_bound_is_used_once_the_learning_rate_has_fallen(tmp_path):
                 saver.restore(save)
         saver.close()
         quality = quality_of(tmp_path / name)
-        used[name] = [said["restore_cost"] for said in quality]
-        peaks[name] = {said["peak_learning_rate"] for said in quality}
-        assert all(said["bounds"] == {"restore_cost": bound} for said in quality)
+        used[name] = [text["restore_cost"] for text in quality]
+        peaks[name] = {text["peak_learning_rate"] for text in quality}
+        assert all(text["bounds"] == {"restore_cost": bound} for text in quality)
     assert peaks == {"steady": {3e-3}, "falling": {3e-3}}
     assert used["steady"][:3] == used["falling"][:3]
     assert max(used["falling"][3:]) <= bound / 8 < max(used["steady"][3:])
@@ -220,13 +220,13 @@ def test_after_a_restore_the_same_step_is_judged_by_its_new_values(tmp_path):
     restored = archive[30]
     cost = evaluator.evaluate(again).restore_cost(evaluator.evaluate(restored))
     assert cost <= 0.002 * (1 + 1e-5)
-    said = archive.frame(archive.reader.head).meta[QUALITY]
-    assert said["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
+    text = archive.frame(archive.reader.head).meta[QUALITY]
+    assert text["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
 
 
 def test_saves_between_checks_say_predicted(tmp_path):
     saved(tmp_path / "a", check=check, check_every=3)
-    assert [said["how"] for said in quality_of(tmp_path / "a")] == [
+    assert [text["how"] for text in quality_of(tmp_path / "a")] == [
         *("measured", "predicted", "predicted"),
         *("measured", "predicted", "predicted"),
     ]
@@ -259,8 +259,8 @@ def test_a_check_that_fails_makes_the_save_exact_and_stops_nothing(tmp_path, fai
     quality, costs = quality_of(tmp_path / "a"), cost_of(tmp_path / "a", originals)
     assert quality[-1]["how"] == last
     assert failures
-    for step, said, cost in zip(originals, quality, costs, strict=True):
-        assert (said["how"] == "exact") == (step in failures)
+    for step, text, cost in zip(originals, quality, costs, strict=True):
+        assert (text["how"] == "exact") == (step in failures)
         if step in failures:
             assert cost == 0
             words = ("loss' is nan", "found inf of it") if outcome is NAN else ("no more of that",)
@@ -353,7 +353,7 @@ def test_compress_controls_the_restore_cost_where_there_is_an_evaluator(tmp_path
     assert report.promise.bounds.limits == {"restore_cost": DEFAULT_MAX_RESTORE_COST}
     comparison = inshrink_core.compare(tmp_path / "a", run, evaluator=evaluator)
     assert 0 < comparison.max_restore_cost <= DEFAULT_MAX_RESTORE_COST
-    assert all(said["how"] == "measured" for said in quality_of(tmp_path / "a"))
+    assert all(text["how"] == "measured" for text in quality_of(tmp_path / "a"))
     free = inshrink_core.compress(run, tmp_path / "b", steps=run.steps[-2:])
     assert free.promise is None
     assert quality_of(tmp_path / "b") == [None, None]
