@@ -45,7 +45,7 @@ __all__ = [
 
 
 MAP_METRICS = ("taylor", "fisher", "update")
-"""Sensitivities that say something the magnitude does not, in the order in which they are tried."""
+"""Sensitivities that differ from the magnitude, in the order in which they are tried."""
 
 N_MAP_BINS = 48
 
@@ -128,12 +128,12 @@ class Anatomy(Report):
     keyframe_nbytes
         Bytes of a block that needs no other; None for an archive's delta.
     sensitivity
-        Sensitivity against magnitude; None where the checkpoint does not tell a sensitivity.
+        Sensitivity against magnitude; None if the checkpoint has no sensitivity.
     relative_error
         Root of the squared rounding error over the squared norm of the values; None where the originals are
         not known, or have no norm.
     places
-        Where in the matrix the sensitivity sits; None for vectors, and where it is not told.
+        Where in the matrix the sensitivity sits; None for vectors, and without a sensitivity.
     """
 
     step: int
@@ -195,12 +195,12 @@ def anatomy(
         The original run of an archive: its values are shown instead of the restored ones.
     metric
         Sensitivity to set against the magnitude: ``taylor``, ``fisher`` or ``update``; by default the
-        first of them that the checkpoint tells.
+        first of them that the checkpoint has.
 
     Returns
     -------
     Anatomy
-        Bounded in size, whatever the tensor.
+        Its size does not depend on the tensor's.
 
     Raises
     ------
@@ -267,7 +267,7 @@ def _of_run(
 
 
 def _of_archive(archive: Archive, run: Run | None, step: int, key: str, metric: str | None) -> Anatomy:
-    """Decode the tensor's chain, and say what it holds."""
+    """Decode the tensor's chain."""
     info = archive.reader.find(step)
     view = archive.sequential()
     frame = archive.frame(info)
@@ -308,7 +308,7 @@ def _seen(
     *,
     decoded: Tensor | None,
 ) -> dict[str, Any]:
-    """Return what there is to see of a tensor whoever encoded it: fields of `Anatomy`."""
+    """Return the fields of `Anatomy` that do not depend on how the tensor was encoded."""
     # Here, because it imports torch, which opening a run must not wait for.
     from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
 
@@ -556,7 +556,7 @@ def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int) -> ValueHist
         finite = chunk[np.isfinite(chunk)]
         if finite.size:
             low, high = min(low, float(finite.min())), max(high, float(finite.max()))
-            with np.errstate(over="ignore"):  # an infinite sum of squares says what it has to
+            with np.errstate(over="ignore"):  # an infinite sum of squares is right
                 square += float(np.square(finite).sum())
             n_finite += finite.size
     totals = np.zeros(len(PARTS), np.int64)

@@ -1,4 +1,4 @@
-"""What a table of sensitivities says: who carries it, and where it has changed along the training."""
+"""Findings in a table of sensitivities: the rows that carry most, and those that changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PARTS_OF_RATE: Final = 64
 """Places between two checkpoints at which the learning rate is looked up."""
 
 _CURVED: Final = "fisher"
-"""The metric that is in proportion to curvature, and so says what a bit is worth."""
+"""The metric in proportion to curvature, from which the worth of a bit follows."""
 
 
 class Stretch(NamedTuple):
@@ -98,7 +98,7 @@ class Findings(NamedTuple):
     stretch: Stretch | None
 
     def sentence(self, width: int = 48) -> str:
-        """Return the findings in words; empty where there is nothing to say. Names in it are untrusted.
+        """Return the findings in words; empty if nothing was found. Names in it are untrusted.
 
         Parameters
         ----------
@@ -174,7 +174,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def weighted(values: NDArray[np.floating], sizes: Sequence[int] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sums of sensitivities from their means: what rows carry, whatever their sizes.
+    """Return the sums of sensitivities from their means.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def findings(
     means: NDArray[np.floating],
     rates: NDArray[np.float64] | None = None,
 ) -> Findings:
-    """Say which rows carry the sensitivity, and which neighbouring rows have changed most.
+    """Return which rows carry the sensitivity, and which neighbouring rows have changed most.
 
     Parameters
     ----------
@@ -254,8 +254,8 @@ def findings(
     Notes
     -----
     What a row carries is its mean times its size. Of rows that carry the same, the earlier counts first. A
-    change is the last value over the first that a row has; zero and what is not finite tell of none.
-    Neighbouring rows that have doubled, or halved, are a stretch; the one told of has the largest sum of
+    change is the last value over the first that a row has; zero and values that are not finite are no change.
+    Neighbouring rows that have doubled, or halved, are a stretch; the stretch returned has the largest sum of
     logarithms. O(rows · (steps + log rows)).
 
     Examples
@@ -317,7 +317,7 @@ def _stretch(steps: Sequence[int], sums: NDArray[np.float64]) -> Stretch | None:
 
 
 def _change(row: NDArray[np.float64]) -> tuple[int, float] | None:
-    """Return the place of the first value, and the last over it; None where either says nothing."""
+    """Return the place of the first value, and the last over it; None if either is unusable."""
     import numpy as np
 
     there = np.flatnonzero(np.isfinite(row) & (row > 0))

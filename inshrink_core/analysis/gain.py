@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RestoreGain", "restore_gain"]
 
-# Of what is kept: raised when a record, or what is measured, changes.
+# Part of every key: raised when a record, or what is measured, changes.
 _VERSION: Final = 2
 
 
@@ -80,8 +80,8 @@ def restore_gain(
     Notes
     -----
     Necessary, not sufficient, for training to survive restores: only a rehearsal judges that. Costs
-    about as much as encoding every step once more. What was measured is kept in the run's cache, gain and
-    noise together, and not measured again.
+    about as much as encoding every step once more. Results are stored in the run's cache,
+    and not measured again.
 
     Examples
     --------

@@ -147,7 +147,7 @@ def _cache_key(
 
 
 class StepScores:
-    """Scores of the tensors of a step, of which some are told by the one before; counts the bytes read."""
+    """Scores of the tensors of a step, some relative to the step before; counts the bytes read."""
 
     def __init__(self, checkpoint: Checkpoint, previous: Checkpoint | None) -> None:
         self.checkpoint, self._previous = checkpoint, previous
@@ -217,7 +217,7 @@ class _Record:
             members.append(spec)
 
     def close_block(self, block: str) -> None:
-        """Summarise a block whose tensors have all come, so that one histogram of blocks is held at most."""
+        """Summarise a complete block, so that at most one histogram of blocks is in memory."""
         pooled, members = self._groups.pop((Grouping.BLOCK, block))
         self._blocks.append(MeasuredRow(_row(block, members), pooled.summary()))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 FIGURES: Final = ("drop", "divergence", "restore_cost")
-"""What tells a restored state from its original."""
+"""Names of the figures of a restored state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class EvaluatedStep:
     divergence
         Of the predictions; None if the evaluator returns none.
     restore_cost
-        Expected relative rise of the loss (`Evaluation.restore_cost`); None where nothing tells it.
+        Expected relative rise of the loss (`Evaluation.restore_cost`); None if unknown.
     stale_drop, stale_divergence, stale_restore_cost
         The same with the previous original checkpoint in this one's place; None for the first.
     restore_gain, restore_noise
@@ -192,17 +192,16 @@ def compare_steps(
     steps
         Compare these only; the stale copy of the first is still its predecessor in the chain.
     known
-        Returns what the evaluator says of an original step, where somebody keeps it; by default the
-        evaluator is asked.
+        Returns the evaluation of an original step; by default the evaluator is called.
     on_step
-        Called after each step with what was found, and what the evaluator says of the original.
+        Called after each step with its figures, and the evaluation of the original.
 
     Raises
     ------
     InputError
         No step is in both, or one of `steps` is not.
     EvaluatorError
-        Whatever `Evaluator.evaluate` raises, or predictions that cannot be compared.
+        As `Evaluator.evaluate`, or predictions cannot be compared.
 
     Notes
     -----
@@ -246,14 +245,14 @@ _ARRAYS: Final = ("log_probs", "predictions")
 
 
 class OriginalEvaluations:
-    """What the evaluator says of each original step, asked once; predictions are kept in files.
+    """Evaluations of original steps, each made once; predictions are stored in files.
 
     Parameters
     ----------
     ask
         Evaluates the original of a step.
     folder
-        Where predictions are kept; the caller removes it.
+        For the predictions; the caller removes it.
     """
 
     def __init__(self, ask: Callable[[int], Evaluation], folder: Path) -> None:
@@ -286,7 +285,7 @@ class OriginalEvaluations:
         self._known.clear()
 
     def forget(self, which: Callable[[int], bool]) -> None:
-        """Forget some steps, and remove what was kept of them."""
+        """Forget some steps, and remove their files."""
         for step in [step for step in self._known if which(step)]:
             del self._known[step]
             for name in _ARRAYS:

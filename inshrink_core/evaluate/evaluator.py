@@ -1,4 +1,4 @@
-"""A user's evaluator, kept in a child process for many evaluations."""
+"""A user's evaluator, in a child process that serves many evaluations."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Prepared(NamedTuple):
 
 
 class Evaluator:
-    """A user's evaluator, kept in one child process for many evaluations.
+    """A user's evaluator, in one child process for many evaluations.
 
     A child that hangs or dies is replaced at the next evaluation. Not for use from several threads.
 
@@ -83,7 +83,7 @@ class Evaluator:
     metric
         The scalar to compare by; by default ``loss``, else the only scalar returned.
     direction
-        ``higher`` or ``lower``; by default what the metric's name tells.
+        ``higher`` or ``lower``; by default from the metric's name.
     timeout
         Seconds for one evaluation, and for importing the file; default 600.
     isolated
@@ -193,7 +193,7 @@ class Evaluator:
         if self._child is None:
             write = None if self._prepared is None else self._prepared.write
             self._child = _ChildProcess(self._file, self._function, isolated=self._isolated, write=write)
-            # Whoever forgets to close leaves neither a process nor a directory.
+            # An evaluator that is not closed leaves neither a process nor a directory.
             self._finalizer = weakref.finalize(self, self._child.close, kill=True)
             try:
                 self._which = str(self._receive(self._child, self.timeout).get("which", ""))
@@ -286,7 +286,7 @@ class Evaluator:
         return next(iter(metrics))
 
     def _direction_of(self, metric: str) -> Direction:
-        """Prefer what was said over what the name tells; guess nothing."""
+        """Return the given direction, else that of the metric's name."""
         direction = self.direction or known_direction(metric)
         if direction is None:
             raise InputError(
@@ -315,7 +315,7 @@ def write_state(state_dict: Mapping[str, Tensor], path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What an evaluator said of one state.
+    """The result of evaluating one state.
 
     Parameters
     ----------
@@ -330,7 +330,7 @@ class Evaluation:
     standard_errors
         Standard error of a metric, by name, where the evaluator knows it.
     correction
-        Factor of a restore's cost on these samples, where they are known to tell too little of it.
+        Factor of a restore's cost on these samples, if they are known to underestimate it.
     seconds
         Time within the evaluator.
     """
@@ -394,7 +394,7 @@ class Evaluation:
 
 
 class StateEvaluator(Protocol):
-    """Whatever says how good a state is."""
+    """An evaluator of states."""
 
     @property
     def spec(self) -> str:
@@ -406,10 +406,10 @@ class StateEvaluator(Protocol):
 
     @property
     def direction(self) -> Direction | None:
-        """Which way it is better, where that was said."""
+        """Which way it is better, if given."""
 
     def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint, /) -> Evaluation:
-        """Return what there is to say of a state, measured in full."""
+        """Return the evaluation of a state."""
 
     def close(self) -> None:
         """Release what it holds."""
@@ -432,8 +432,8 @@ class _ChildProcess:
                 raise
         self._output_path = self.directory / "output.txt"
         self._log: IO[bytes] = self._output_path.open("ab")
-        # An evaluator of ours needs nothing of the user's. Any other has the user's word, and works where its
-        # file lies: what else lies there is what the word was given for, the working directory is not.
+        # An evaluator of this package needs no files of the user's. Any other is trusted by the user, and
+        # works in its file's folder, not in the working directory.
         alone = isolated or write is not None
         self._process = start_python(
             [str(_CHILD), str(file), function, "isolated" if alone else "beside", *prepared],

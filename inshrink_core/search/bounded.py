@@ -55,7 +55,7 @@ _LEAST_SHARE: Final = 1 / 8
 _PEAK: Final = "peak_learning_rate"
 
 Originals = Callable[[int], "Checkpoint | None"]
-"""Returns the original of a step; None if it is not at hand."""
+"""Returns the original of a step; None if it is not available."""
 
 
 class StepWriter(Protocol):
@@ -66,7 +66,7 @@ class StepWriter(Protocol):
 
 
 class AsConfigured:
-    """Writes every step as the chain's config says."""
+    """Writes every step with the chain's config."""
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Append a step."""
@@ -91,7 +91,7 @@ class StepPromise(Figures):
     config
         What its weights are written with, as in a config file.
     informative
-        False where the previous checkpoint in this one's place keeps the bounds too: they say nothing there.
+        False if the previous checkpoint in this one's place keeps the bounds too.
     exact
         Whether it is stored bit for bit, because nothing coarser keeps the bounds.
     side
@@ -245,9 +245,9 @@ class BoundedWriter:
     judge
         The evaluator, and the bounds.
     originals
-        The originals. One that the judge has evaluated need not be at hand.
+        The originals. One that the judge has evaluated need not be available.
     following
-        Step of the original that comes after one; None if it is not at hand yet. It decides whether the
+        Step of the original that comes after one; None if it is not available yet. It decides whether the
         bounds are informative at a chain's first step, which has no previous checkpoint.
     resumed
         Whether an archive was written with `base` so far, from which the search continues.
@@ -571,7 +571,7 @@ class BoundedWriter:
         self._note(info.step, meta, figures, self.bounds.judge(figures).side, **how)
 
     def saw(self, checkpoint: Checkpoint) -> float:
-        """Take note of the learning rate of a checkpoint, whose largest so far counts; return it."""
+        """Return the learning rate of a checkpoint; the largest so far is remembered."""
         rate = max((group.get("lr", 0.0) for group in checkpoint.hyperparameters.values()), default=0.0)
         self._peak = max(self._peak, rate)
         return rate
@@ -615,7 +615,7 @@ class BoundedWriter:
     def _previous(self, parent: FrameInfo | None, step: int) -> Figures | None:
         """Return the figures of the previous checkpoint in a step's place; of a first step, the next one's.
 
-        None where that is not at hand, or its metric is not finite.
+        None if that is not available, or its metric is not finite.
         """
         neighbour = self._following(step) if parent is None else parent.step
         if (
@@ -635,7 +635,7 @@ class BoundedWriter:
         return ""
 
     def _quality(self, how: str, figures: Figures) -> dict[str, Any]:
-        """Return what a frame says of its own quality: what was found, how, and what was promised."""
+        """Return the quality record of a frame: the figures, how they are known, and the bounds."""
         found = {name: value for name in FIGURES if (value := getattr(figures, name)) is not None}
         limits = {name: float(limit) for name, limit in self.bounds.limits.items()}
         peak = {_PEAK: self._peak} if self._peak and self.bounds.max_restore_cost is not None else {}
@@ -649,7 +649,7 @@ class BoundedWriter:
         self._steps[step] = StepPromise(config=config, side=side, **figures | how)
 
     def _note_unjudged(self, step: int, record: Mapping[str, Any], *, same: bool) -> None:
-        """Remember a step that nothing can be compared with: kept where it is stored bit for bit."""
+        """Remember a step that nothing can be compared with: within if it is stored bit for bit."""
         side = Verdict(within=same, usage=0.0).side
         self._note(step, record, Figures(), side, informative=False, exact=same)
 
@@ -711,7 +711,7 @@ def written_bounded(
     Raises
     ------
     CheckFailedError
-        The bounds cannot be kept.
+        No frame keeps the bounds.
     """
     with (
         tempfile.TemporaryDirectory(prefix="inshrink-") as folder,

@@ -1,4 +1,4 @@
-"""What a user is promised of every restored step, and whether a measured step keeps it."""
+"""Bounds on every restored step, and whether a measured step keeps them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from inshrink_core.evaluate.evaluator import Evaluation
 
 DEFAULT_MAX_DIVERGENCE: Final = 0.003
 """Nats. Added to a bound on the drop where the evaluator returns ``log_probs``: a drop alone is also
-kept by weights that were never stored. ``docs/search.md`` says how it was chosen."""
+met by weights that were never stored. ``docs/search.md`` has how it was chosen."""
 
 # Standard errors from a limit at which a figure is clearly on one side of it (95 % of a normal).
 _N_NOISE_ERRORS: Final = 2.0
 
 DEFAULT_MAX_RESTORE_COST: Final = 0.003
-"""Expected relative rise of the loss after a restore (``docs/rehearsal.md`` says how it was chosen)."""
+"""Expected relative rise of the loss after a restore (``docs/rehearsal.md`` has how it was chosen)."""
 
 REMEDIES: Final = {
     "drop": "a metric of zero has no relative change; choose another with --eval-metric",
@@ -44,9 +44,9 @@ class Verdict:
     within
         Every figure is within its limit.
     usage
-        The largest figure as a share of its limit, infinite for a failure: at most 1 where kept.
+        The largest figure as a share of its limit, infinite for a failure: at most 1 within.
     clear
-        False where the metric's noise reaches the limit, so that other samples might say otherwise.
+        False where the metric's noise reaches the limit, so that other samples might decide otherwise.
     """
 
     within: bool
@@ -69,7 +69,7 @@ class Bounds:
     max_drop
         Largest relative change of the metric for the worse, at least 0: 0.01 is one percent.
     max_divergence
-        Largest divergence of the predictions, nats, at least 0. Infinity leaves it free, and says so.
+        Largest divergence of the predictions, nats, at least 0. Infinity leaves it free.
     max_restore_cost
         Largest expected relative rise of the loss, at least 0: 0.002 is a fifth of a percent.
 
@@ -128,7 +128,7 @@ class Bounds:
         Returns
         -------
         Bounds or None
-            None where the previous checkpoint costs nothing that is bounded: it then tells nothing.
+            None if the previous checkpoint costs nothing that is bounded.
         """
         found = {name: getattr(stale, name) for name in self.limits}
         costs = {name: value / 2 for name, value in found.items() if value is not None and value > 0}
@@ -167,7 +167,7 @@ class Bounds:
         return self
 
     def judge(self, figures: Figures) -> Verdict:
-        """Say whether figures keep the bounds; the measured value decides, noise only says how clearly.
+        """Return whether figures keep the bounds; the measured value decides, noise only how clearly.
 
         Raises
         ------

@@ -46,11 +46,11 @@ _SAMPLE_NUMEL: Final = 1 << 20
 # Tensors up to this size are all sampled: they cost nothing and differ most.
 _SMALL_NUMEL: Final = 1 << 12
 
-# Consecutive steps that tell what is not weights: a keyframe and two deltas.
+# Consecutive steps from which everything but weights is estimated: a keyframe and two deltas.
 _STEPS: Final = 3
 
 _SMALL_NBYTES: Final = 256
-"""Up to this size a tensor is mostly stored as it is, behind a byte that says so."""
+"""Up to this size a tensor is mostly stored as it is, behind a byte that marks it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +291,7 @@ def frame_overhead(
     chain
         How the frame is made: which codec takes a tensor without a block.
     meta
-        What the frame says of how it was made.
+        Metadata of the frame.
     parent
         Index of the frame before; None for a keyframe, which inherits nothing.
 
@@ -351,7 +351,7 @@ def _digest(key: str) -> int:
 
 
 def sample_keys(checkpoint: Checkpoint, numel: int = _SAMPLE_NUMEL) -> frozenset[str]:
-    """Return tensors of the model that stand for all: of every layer type, about its share of elements.
+    """Return a sample of the model's tensors: of every layer type, about its share of elements.
 
     Parameters
     ----------
@@ -451,7 +451,7 @@ def estimate_rest(
     keys: frozenset[str],
     foreseen: Any = None,
 ) -> Rest:
-    """Encode optimizer state and files of a few steps, and tell what those of a whole chain would take.
+    """Encode optimizer state and files of a few steps, and estimate those of a chain.
 
     Parameters
     ----------

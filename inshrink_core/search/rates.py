@@ -1,4 +1,4 @@
-"""What every tensor costs at every coarseness, so that an allocation by hand is estimated at once.
+"""Bits and damage of every tensor at every coarseness, from which an allocation by hand is estimated.
 
 A codec of one number is encoded from fine to coarse once (`inshrink_core.verbs.estimate_levels` by tensor). A
 tensor's bits and damage depend on its own spacing alone, so those of any mixture are sums of what was seen,
@@ -47,7 +47,7 @@ class Predicted(NamedTuple):
     ratio_weights, ratio_total
         Raw bytes over stored bytes; the total is None where it is not known.
     drop, divergence
-        Of the worst step, by the damage of all tensors; None where levels do not tell it.
+        Of the worst step, by the damage of all tensors; None if the levels lack it.
     """
 
     bits: NDArray[np.float64]
@@ -60,14 +60,14 @@ class Predicted(NamedTuple):
 
 
 class MeasuredAllocation(NamedTuple):
-    """What an evaluator said of an allocation.
+    """Figures of an allocation by the evaluator.
 
     Parameters
     ----------
     values
         The number for each tensor, positive.
     drop, divergence
-        Of the worst step; None where nothing tells it.
+        Of the worst step; None if unknown.
     """
 
     values: Sequence[float]
@@ -279,7 +279,7 @@ class Rates:
 
 
 def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[TensorSpec]) -> Rates:
-    """Return the rates that estimates of several levels tell.
+    """Return the rates from estimates of several levels.
 
     Parameters
     ----------
@@ -294,7 +294,7 @@ def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[Te
     Raises
     ------
     InputError
-        Fewer than two levels that tell of tensors.
+        Fewer than two levels have estimates by tensor.
     """
     estimates = sorted(
         (row for row in rows if row.get("tensors")), key=lambda row: float(row["set"]["settings"][setting])

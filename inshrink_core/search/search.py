@@ -59,7 +59,7 @@ _logger = logging.getLogger(__name__)
 
 
 def trial_log_of(run: Run, output: Path | None, *, make: bool = True) -> Path | None:
-    """Return where the trials of a search are kept: beside its output, else with the run's results.
+    """Return the path of a search's trial log: beside its output, else with the run's results.
 
     Parameters
     ----------
@@ -76,13 +76,13 @@ def trial_log_of(run: Run, output: Path | None, *, make: bool = True) -> Path | 
         try:
             os.close(open_regular(path, os.O_WRONLY | os.O_CREAT, follow=False))
         except OSError as error:
-            _logger.info("trials are not kept: %s", error)
+            _logger.info("trials are not stored: %s", error)
             return None
     return path
 
 
 def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
-    """Return the trials at hand, without making a log where there is none.
+    """Return the known trials, without making a log.
 
     Parameters
     ----------

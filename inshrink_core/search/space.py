@@ -35,7 +35,7 @@ class Candidate:
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits that tell configurations apart."""
+        """16 hexadecimal digits that distinguish configurations."""
         text = json.dumps({"codec": self.codec, "settings": dict(self.settings)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -129,7 +129,7 @@ class Cube:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One number that tells how coarse all tensors are, of which every value may be searched.
+    """One number for the coarseness of all tensors, of which every value may be searched.
 
     Parameters
     ----------

@@ -157,7 +157,7 @@ def walk_line(
     -----
     Divergence and loss grow with the square of the coarseness, so one measurement predicts where a bound is
     reached, and a few confirm it. Where spacings are powers of two, two values often give the same frame.
-    Such a plateau is halved in the middle, for its figures do not tell how far it reaches; between two
+    Such a plateau is halved in the middle, since its figures do not show how far it reaches; between two
     plateaus the walk ends.
     """
     at = limited(start)
@@ -168,7 +168,7 @@ def walk_line(
         while True:
             last = walk.at(at)
             known = within if last.within else broken
-            # The same state, as far as its figures tell; only names in the frame differ.
+            # Equal figures mean the same state; only names in the frame differ.
             flat = known is not None and last.usage == known.usage
             plateaus |= {last.within} if flat else set()
             if len(plateaus) == 2 or (last.within and last.usage >= enough):
