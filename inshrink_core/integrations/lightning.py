@@ -55,9 +55,6 @@ _STATE: Final = ("state_dict", "optimizer_states")
 _SIGN: Final = b"Inshrink: "
 _MAX_FIRST_LINE: Final = 1 << 14
 
-_SAVING = threading.local()
-"""What the thread that saves refers to, so that its end closes the archive."""
-
 _logger = logging.getLogger(__name__)
 
 
@@ -99,6 +96,7 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
     def __init__(self, archive: str | os.PathLike[str], **options: Any) -> None:
         self._last: _Saved | None = None
         self._loaded: FrameInfo | None = None
+        self._saving = threading.local()
         policy = options.get("retention")
         if policy is not None and policy.optimizer_last is not None:
             raise InputError(
@@ -108,8 +106,14 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
             )
         self._archive_to(archive, options)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_saving": None}
+
     def __enter__(self) -> Self:
         return self  # the process that saves, which may be forked later, opens the archive
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state, _saving=threading.local())
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
@@ -144,9 +148,9 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
     def _save(self, saver: Saver, checkpoint: Mapping[str, Any]) -> _Saved:
         """Spool a checkpoint, unless it equals the last one."""
         if threading.current_thread() is not threading.main_thread():
-            end = getattr(_SAVING, "end", None)
+            end = getattr(self._saving, "end", None)
             if end is None or end.saver is not saver:
-                _SAVING.end = _ThreadEnd(self, saver)
+                self._saving.end = _ThreadEnd(self, saver)
         step = checkpoint.get("global_step")
         digest = _digest({key: checkpoint.get(key) for key in _STATE})
         if self._last is not None and (self._last.step, self._last.digest) == (step, digest):

@@ -11,7 +11,7 @@ import torch
 
 import inshrink_core
 from inshrink_core import verbs
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, pack_archive, unpack_archive
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, unpack_archive
 from inshrink_core.archive.storage.blocks import CACHE
 from inshrink_core.archive.storage.hub import HubStorage
 from inshrink_core.chain import Archive
@@ -229,16 +229,6 @@ def test_what_is_no_address_is_refused(archive, tmp_path):
         Archive.open("hf://me/nothing-here")
     with pytest.raises(NotFoundError):
         Archive.open("hf://me")
-
-
-def test_a_packed_archive_is_read_there_and_made_a_folder_there(hub, address, archive, tmp_path):
-    pack_archive(ArchiveReader.open(archive), tmp_path / "p")
-    upload(tmp_path / "p", address)
-    assert len(commits_of(hub, address)) == 2
-    assert check_archive(address) == ()
-    pack_archive(ArchiveReader.open(archive), f"{address}/packed/p")
-    assert files_of(hub, address)["packed/p"] == (tmp_path / "p").read_bytes()
-    assert Archive.open(f"{address}/packed/p").steps == Archive.open(archive).steps
 
 
 def test_commands_write_and_restore_with_the_token_of_the_environment(hub, address, archive, tmp_path):

@@ -1,6 +1,5 @@
 """Folders that a trainer writes, archived while it goes on: nothing is lost, nothing stops it."""
 
-import logging
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +10,6 @@ import inshrink_core
 from inshrink_core.chain.restoring import LINEAGE_NAME, read_lineage, restore_folder
 from inshrink_core.errors import (
     ExistsError,
-    InputError,
     StepConflictError,
     StorageError,
 )
@@ -59,22 +57,6 @@ def test_a_linked_save_outlives_the_process_and_not_the_machine_until_it_is_sync
     with saver(tmp_path) as saving:
         saving.flush()
     assert inshrink_core.open(tmp_path / "a.inshrink").steps == (2,)
-
-
-def test_a_damaged_save_is_set_aside_and_the_next_one_is_archived(tmp_path: Path, caplog):
-    broken, whole = write_folder(tmp_path, 1), write_folder(tmp_path, 2)
-    (broken / "pytorch_model.bin").write_bytes(b"PK\x03\x04 cut off")
-    saving = saver(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        saving.save_folder(broken, 1)
-        with pytest.raises(StorageError, match="the spool cannot be used"):
-            saving.save_folder(tmp_path / "nowhere", 2)
-        saving.save_folder(whole, 3)
-        with pytest.raises(InputError, match="1 saves could not be archived"):
-            saving.close()
-    assert list(saving.failures) == [1]
-    assert len([record for record in caplog.records if "training goes on" in record.message]) == 1
-    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (3,)
 
 
 def test_saves_that_find_the_disk_full_wait_and_never_block_the_training(tmp_path: Path, monkeypatch):

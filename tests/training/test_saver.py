@@ -111,21 +111,6 @@ def test_a_lossy_restore_loads_what_the_archive_decodes_and_the_optimizer_exactl
         assert torch.equal(before, state["exp_avg_sq"])
 
 
-def test_dropped_optimizer_starts_anew_and_extra_is_kept(path):
-    network, optimizer, saver = begin(path, optimizer_state="drop")
-    with saver:
-        train(network, optimizer, range(3))
-        trained = copy_of(network)
-        saver.save(3, {"best": 1.5})
-        train(network, optimizer, range(3, 5))
-        assert saver.restore() == 3
-        assert not optimizer.state
-        assert saver.extra == {"best": 1.5}
-        assert equal_states(trained, network.state_dict())
-        train(network, optimizer, range(3, 5))
-    assert {spec.role for spec in Archive.open(path)[3].specs} == {TensorRole.WEIGHT, TensorRole.BUFFER}
-
-
 def test_bfloat16_and_tied_weights_are_restored_in_place(path):
     class Tied(nn.Module):
         def __init__(self):
@@ -143,19 +128,6 @@ def test_bfloat16_and_tied_weights_are_restored_in_place(path):
     assert network.head.weight is network.embedding.weight is storage
     assert network.head.weight.dtype is torch.bfloat16
     assert torch.equal(before, network.head.weight)
-
-
-def test_a_step_of_the_archive_is_a_plain_torch_file(path, tmp_path):
-    network, optimizer, saver = begin(path)
-    with saver:
-        train(network, optimizer, range(2))
-        saver.record()
-        saver.save(2, {"best": 0.5})
-    (file,) = inshrink_core.restore(path, tmp_path / "out", steps=[2]).paths
-    content = torch.load(file, weights_only=True)
-    assert file.name == "step_000002.pt"
-    assert sorted(content) == ["extra", "inshrink", "model", "optimizer", "step"]
-    assert equal_states(content["model"], network.state_dict())
 
 
 # Lineage

@@ -585,6 +585,7 @@ def test_every_save_that_returns_can_be_restored(
             (file,) = inshrink_core.restore(path, out, steps=[at]).paths
             content = torch.load(file, weights_only=True)
             assert ("optimizer" in content) == (mode != "drop")
+            assert {*content} <= {"model", "optimizer", "step", "also", "extra", "inshrink"}
             assert {*content.get("also", {})} >= set(also) - {"second"}
     assert inshrink_core.verify(path, deep=True).ok
 

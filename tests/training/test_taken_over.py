@@ -16,7 +16,7 @@ from inshrink_core.chain import ChainWriter
 from inshrink_core.errors import InputError, LockedError, StorageError
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import spool_folder
-from tests.training.building import EXACT, Adapter, spoil
+from tests.training.building import EXACT, Adapter
 
 
 def begin(path, value=0.0):
@@ -136,17 +136,6 @@ def test_an_adapter_is_taken_over_unless_it_is_within_its_with_statement(path):
         assert second.failures == {}
     first.close()
     assert not LocalStorage(path).is_locked()
-
-
-def test_what_the_disk_refused_is_taken_over_too(path, monkeypatch):
-    _, saver = begin(path, 1.0)
-    with monkeypatch.context() as patch:
-        spoil(patch)
-        saver.save(1)
-        with pytest.raises(StorageError):
-            saver.flush()
-    with begin(path)[1] as other:
-        assert other.restore() == 1
 
 
 def test_a_saver_that_nothing_refers_to_lets_go_by_itself(path):
