@@ -327,8 +327,8 @@ def uniform(n: int, last: int | None = None) -> tuple[float, ...]:
     >>> uniform(4, 2)
     (0.0, 0.0, 0.5, 0.5)
     """
-    held = min(n, last or n)
-    return (0.0,) * (n - held) + (1 / held,) * held
+    present = min(n, last or n)
+    return (0.0,) * (n - present) + (1 / present,) * present
 
 
 def exponential(n: int, decay: float) -> tuple[float, ...]:
@@ -404,12 +404,12 @@ def evolve(
 
 
 def _child(dice: np.random.Generator, parents: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    one, other = (parents[int(dice.integers(len(parents)))] for _ in range(2))
-    n = len(one)
+    item, other = (parents[int(dice.integers(len(parents)))] for _ in range(2))
+    n = len(item)
     if dice.random() < 0.5:
-        child = np.where(dice.random(n) < 0.5, one, other)
+        child = np.where(dice.random(n) < 0.5, item, other)
     else:
-        child = one + dice.uniform(-0.5, 1.5) * (other - one)
+        child = item + dice.uniform(-0.5, 1.5) * (other - item)
     width = math.exp(dice.uniform(math.log(_SMALLEST_CHANGE), math.log(_LARGEST_CHANGE)))
     moved = dice.random(n) < max(1 / n, dice.random() / 2)
     child = child + np.where(moved, dice.normal(0, width, n), 0)

@@ -138,8 +138,10 @@ class PartialRehearsal(Report):
     def fewer_by_seed(self) -> tuple[float, ...]:
         """`fewer` of each training alone."""
         seeds = dict.fromkeys(failure.seed for failure in self.failures)
-        own = ([one for one in self.failures if one.seed == seed] for seed in seeds)
-        return tuple(1 - sum(one.partial for one in some) / sum(one.whole for one in some) for some in own)
+        separate = ([item for item in self.failures if item.seed == seed] for seed in seeds)
+        return tuple(
+            1 - sum(item.partial for item in some) / sum(item.whole for item in some) for some in separate
+        )
 
 
 def _lost(failure: PartialFailure) -> tuple[str, str]:

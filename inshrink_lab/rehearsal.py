@@ -353,17 +353,17 @@ class Rehearsal(Report):
     @property
     def seeds(self) -> tuple[int, ...]:
         """The seeds."""
-        return tuple(one.seed for one in self.uninterrupted)
+        return tuple(item.seed for item in self.uninterrupted)
 
     @property
     def finals(self) -> tuple[float, ...]:
         """The final metric of each uninterrupted training."""
-        return tuple(one.final for one in self.uninterrupted)
+        return tuple(item.final for item in self.uninterrupted)
 
     @property
     def restored_finals(self) -> tuple[float, ...]:
         """The final metric of each restored training."""
-        return tuple(one.final for one in self.restored)
+        return tuple(item.final for item in self.restored)
 
     @property
     def excesses(self) -> tuple[float | None, ...]:
@@ -404,7 +404,7 @@ class Rehearsal(Report):
 
     def _beyond_chance(self) -> tuple[float | None, ...]:
         pairs = zip(self.excesses, self._drops(self.perturbed), strict=bool(self.perturbed))
-        return tuple(None if one is None or other is None else one - other for one, other in pairs)
+        return tuple(None if item is None or other is None else item - other for item, other in pairs)
 
     @property
     def noise(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What the tensors of a run and of its archive tell: sensitivity, movement, anatomy, restore gain."""
+"""Analysis of the tensors of a run and its archive: sensitivity, movement, anatomy, restore gain."""
 
 from __future__ import annotations
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inshrink_core.analysis.alone import Coded, encode_alone, step_before
 from inshrink_core.analysis.profile import StepScores
-from inshrink_core.chain import Archive, ChainConfig
+from inshrink_core.chain import Archive, ChainConfig, ChainState, FrameEncoder
 from inshrink_core.chain.archive import open_any
 from inshrink_core.chain.config import overridden
 from inshrink_core.chain.defaults import make_configs
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import DEFAULT_CODEC, FALLBACK_CODEC, PARTS, AnyCodec, get_codec
+from inshrink_core.codec import DEFAULT_CODEC, FALLBACK_CODEC, PARTS, AnyCodec, TensorReference, get_codec
 from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import FrameKind
@@ -46,7 +45,7 @@ __all__ = [
 
 
 MAP_METRICS = ("taylor", "fisher", "update")
-"""Sensitivities that say something the magnitude does not, in the order in which they are tried."""
+"""Sensitivities that differ from the magnitude, in the order in which they are tried."""
 
 N_MAP_BINS = 48
 
@@ -58,6 +57,43 @@ N_BINS = 120
 
 _CHUNK = 1 << 20
 """Values turned to float64 at a time, 8 MB."""
+
+
+class _Coded(NamedTuple):
+    """A tensor's state after a frame and before it, the bitstream of its block, and its sizes."""
+
+    state: TensorReference
+    reference: TensorReference | None
+    bitstream: str
+    nbytes: int
+    keyframe_nbytes: int | None
+
+
+def _step_before(series: Run | Archive, step: int, spec: TensorSpec) -> Checkpoint | None:
+    """Return the checkpoint before a step, if it has the same tensor."""
+    earlier = max((other for other in series.steps if other < step), default=None)
+    if earlier is None:
+        return None
+    checkpoint = series[earlier]
+    if spec.key not in checkpoint:
+        return None
+    old = checkpoint.spec(spec.key)
+    return checkpoint if (old.dtype, old.shape) == (spec.dtype, spec.shape) else None
+
+
+def _encode_alone(
+    chain: ChainConfig, checkpoint: Checkpoint, before: Checkpoint | None, spec: TensorSpec
+) -> _Coded:
+    """Encode a tensor alone and, where there is one, against its predecessor, which is encoded first."""
+    encoder = FrameEncoder(chain)
+    _, (alone,) = encoder.encode(checkpoint, ChainState(), [spec])
+    size = len(alone.block.payload)
+    if before is None:
+        return _Coded(alone.reference, None, alone.block.codec, size, size)
+    memory, (first,) = encoder.encode(before, ChainState(), [spec])
+    state = ChainState(references={spec.key: first.reference}, memory=memory)
+    _, (after,) = encoder.encode(checkpoint, state, [spec])
+    return _Coded(after.reference, first.reference, after.block.codec, len(after.block.payload), size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,12 +128,12 @@ class Anatomy(Report):
     keyframe_nbytes
         Bytes of a block that needs no other; None for an archive's delta.
     sensitivity
-        Sensitivity against magnitude; None where the checkpoint does not tell a sensitivity.
+        Sensitivity against magnitude; None if the checkpoint has no sensitivity.
     relative_error
         Root of the squared rounding error over the squared norm of the values; None where the originals are
         not known, or have no norm.
     places
-        Where in the matrix the sensitivity sits; None for vectors, and where it is not told.
+        Where in the matrix the sensitivity sits; None for vectors, and without a sensitivity.
     """
 
     step: int
@@ -159,12 +195,12 @@ def anatomy(
         The original run of an archive: its values are shown instead of the restored ones.
     metric
         Sensitivity to set against the magnitude: ``taylor``, ``fisher`` or ``update``; by default the
-        first of them that the checkpoint tells.
+        first of them that the checkpoint has.
 
     Returns
     -------
     Anatomy
-        Bounded in size, whatever the tensor.
+        Its size does not depend on the tensor's.
 
     Raises
     ------
@@ -216,8 +252,8 @@ def _of_run(
     codec = overridden(base, overrides, spec)
     if spec.role not in codec.takes():
         codec = get_codec(FALLBACK_CODEC)()
-    before = step_before(run, step, spec)
-    coded = encode_alone(ChainConfig(config=codec), checkpoint, before, spec)
+    before = _step_before(run, step, spec)
+    coded = _encode_alone(ChainConfig(config=codec), checkpoint, before, spec)
     return Anatomy(
         step=step,
         spec=spec,
@@ -231,7 +267,7 @@ def _of_run(
 
 
 def _of_archive(archive: Archive, run: Run | None, step: int, key: str, metric: str | None) -> Anatomy:
-    """Decode the tensor's chain, and say what it holds."""
+    """Decode the tensor's chain."""
     info = archive.reader.find(step)
     view = archive.sequential()
     frame = archive.frame(info)
@@ -245,20 +281,20 @@ def _of_archive(archive: Archive, run: Run | None, step: int, key: str, metric: 
     blocks = archive.blocks(info, spec.key)
     codec, nbytes = blocks[0].codec, sum(entry.nbytes for entry in blocks)
     original = run[step] if run is not None and step in run and spec.key in run[step] else None
-    told = checkpoint if original is None else original
-    before = step_before(view if original is None or run is None else run, step, spec)
+    origin = checkpoint if original is None else original
+    before = _step_before(view if original is None or run is None else run, step, spec)
     alone = nbytes if reference is None else None
-    coded = Coded(state, reference, codec, nbytes, alone)
+    coded = _Coded(state, reference, codec, nbytes, alone)
     values = decoded if original is None else original[spec.key]
     return Anatomy(
-        step=told.step,
+        step=origin.step,
         spec=spec,
         codec=codec.partition("/")[0],
         config=dict(frame.meta.get("config", {})),
         estimated=False,
         kind=info.kind.value,
         restored=original is None,
-        **_seen(told, before, spec, values, coded, metric, decoded=None if original is None else decoded),
+        **_seen(origin, before, spec, values, coded, metric, decoded=None if original is None else decoded),
     )
 
 
@@ -267,17 +303,17 @@ def _seen(
     before: Checkpoint | None,
     spec: TensorSpec,
     values: Tensor,
-    coded: Coded,
+    coded: _Coded,
     metric: str | None,
     *,
     decoded: Tensor | None,
 ) -> dict[str, Any]:
-    """Return what there is to see of a tensor whoever encoded it: fields of `Anatomy`."""
+    """Return the fields of `Anatomy` that do not depend on how the tensor was encoded."""
     # Here, because it imports torch, which opening a run must not wait for.
     from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
 
     levels = levels_of(coded.state, coded.bitstream)
-    told = _told(checkpoint, before, spec, values, metric)
+    known = _known_scores(checkpoint, before, spec, values, metric)
     return {
         "histogram": value_histogram(values, levels.parts),
         "level_kind": levels.kind,
@@ -286,9 +322,9 @@ def _seen(
         "entropy": entropy_of_symbols(coded.state, coded.reference),
         "nbytes": coded.nbytes,
         "keyframe_nbytes": coded.keyframe_nbytes,
-        "sensitivity": None if told is None else _map(told[0], told[1], values),
+        "sensitivity": None if known is None else _map(known[0], known[1], values),
         "relative_error": None if decoded is None else _relative_error(values, decoded),
-        "places": None if told is None else places_of(told[1].values),
+        "places": None if known is None else places_of(known[1].values),
     }
 
 
@@ -318,12 +354,6 @@ class Places(NamedTuple):
     rows: NDArray[np.float64]
     columns: NDArray[np.float64]
     shape: tuple[int, int]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values, a gap as None."""
-        lines = {name: getattr(self, name).tolist() for name in ("rows", "columns")}
-        told = {name: [None if value != value else value for value in line] for name, line in lines.items()}
-        return {**told, "shape": list(self.shape)}
 
 
 def places_of(score: Tensor) -> Places | None:
@@ -379,7 +409,7 @@ class SensitivityMap(NamedTuple):
         ``taylor``, ``fisher`` or ``update``.
     source
         What it came from, where there is a choice (`inshrink_core.sensitivity.Scores`).
-    log_magnitude, log_sensitivity : Float[ndarray, "bins + 1"]
+    log10_magnitude, log10_sensitivity : Float[ndarray, "bins + 1"]
         Edges, in decimal logarithms.
     counts : Int[ndarray, "bins bins"]
         Magnitude by sensitivity.
@@ -391,26 +421,14 @@ class SensitivityMap(NamedTuple):
 
     metric: str
     source: str | None
-    log_magnitude: NDArray[np.float64]
-    log_sensitivity: NDArray[np.float64]
+    log10_magnitude: NDArray[np.float64]
+    log10_sensitivity: NDArray[np.float64]
     counts: NDArray[np.int64]
     n_zero: int
     correlation: float | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        return {
-            "metric": self.metric,
-            "source": self.source,
-            "log10_magnitude": self.log_magnitude.tolist(),
-            "log10_sensitivity": self.log_sensitivity.tolist(),
-            "counts": self.counts.tolist(),
-            "n_zero": self.n_zero,
-            "correlation": self.correlation,
-        }
 
-
-def _told(
+def _known_scores(
     checkpoint: Checkpoint, before: Checkpoint | None, spec: TensorSpec, values: Tensor, metric: str | None
 ) -> tuple[str, Scores] | None:
     """Return the sensitivity that was asked for, or the first that is known."""
@@ -538,7 +556,7 @@ def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int) -> ValueHist
         finite = chunk[np.isfinite(chunk)]
         if finite.size:
             low, high = min(low, float(finite.min())), max(high, float(finite.max()))
-            with np.errstate(over="ignore"):  # an infinite sum of squares says what it has to
+            with np.errstate(over="ignore"):  # an infinite sum of squares is right
                 square += float(np.square(finite).sum())
             n_finite += finite.size
     totals = np.zeros(len(PARTS), np.int64)
@@ -561,22 +579,12 @@ def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int) -> ValueHist
         edges=edges,
         counts=counts,
         parts=tuple(
-            Part(
-                name,
-                int(total),
-                int(total) / n,
-                *_range(smallest, largest),
-            )
-            for name, total, (smallest, largest) in zip(PARTS, totals, ranges, strict=True)
+            Part(name, int(total), int(total) / n, *(ends if ends[0] <= ends[1] else (None, None)))
+            for name, total, ends in zip(PARTS, totals, ranges, strict=True)
         ),
         n_nonfinite=int(totals.sum()) - n_finite,
         rms=float(np.sqrt(square / n_finite)) if n_finite else float("nan"),
     )
-
-
-def _range(smallest: float, largest: float) -> tuple[float | None, float | None]:
-    """Return a range, or nothing where no value is finite."""
-    return (None, None) if smallest > largest else (smallest, largest)
 
 
 def chunks_of(values: Tensor) -> Iterator[tuple[int, NDArray[np.float64]]]:

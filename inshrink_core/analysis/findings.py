@@ -1,4 +1,4 @@
-"""What a table of sensitivities says: who carries it, and where it has changed along the training."""
+"""Findings in a table of sensitivities: the rows that carry most, and those that changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PARTS_OF_RATE: Final = 64
 """Places between two checkpoints at which the learning rate is looked up."""
 
 _CURVED: Final = "fisher"
-"""The metric that is in proportion to curvature, and so says what a bit is worth."""
+"""The metric in proportion to curvature, from which the worth of a bit follows."""
 
 
 class Stretch(NamedTuple):
@@ -98,7 +98,7 @@ class Findings(NamedTuple):
     stretch: Stretch | None
 
     def sentence(self, width: int = 48) -> str:
-        """Return the findings in words; empty where there is nothing to say. Names in it are untrusted.
+        """Return the findings in words; empty if nothing was found. Names in it are untrusted.
 
         Parameters
         ----------
@@ -115,15 +115,15 @@ class Findings(NamedTuple):
         if not self.few:
             return ""
         named = self._replace(names=tuple(elided(name, width) for name in self.names))
-        return named._told()
+        return named._text()
 
-    def _told(self) -> str:
-        one, kind = len(self.few) == 1, self._kind(self.n_rows)
-        carried = f"{len(self.few)} of {self.n_rows} {kind} {'carries' if one else 'carry'}"
-        said = f"{carried} at least {round(100 * CARRIED)} % of the {SensitivityMetric(self.metric).quantity}"
+    def _text(self) -> str:
+        is_single, kind = len(self.few) == 1, self._kind(self.n_rows)
+        carried = f"{len(self.few)} of {self.n_rows} {kind} {'carries' if is_single else 'carry'}"
+        text = f"{carried} at least {round(100 * CARRIED)} % of the {SensitivityMetric(self.metric).quantity}"
         if len(self.few) <= _MOST_NAMED:
-            said += f": {_listed([self.names[place] for place in self.few])}"
-        return f"{said}. {self._changed()}".strip()
+            text += f": {_listed([self.names[place] for place in self.few])}"
+        return f"{text}. {self._changed()}".strip()
 
     def _kind(self, n: int) -> str:
         word = self.by.replace("_", " ")
@@ -143,17 +143,16 @@ class Findings(NamedTuple):
         else:
             who = f"{n} {self._kind(n)}, {self.names[found.first]} to {self.names[found.last]}, have"
         changed = _CHANGED[SensitivityMetric(self.metric).quantity][found.factor < 1].format(_times(factor))
-        said = f"{who} {changed} since step {count(found.step)}"
+        text = f"{who} {changed} since step {count(found.step)}"
         if found.of_rate is not None:
-            own = max(found.of_rate, 1 / found.of_rate)
-            beside = _CHANGED["movement"][found.of_rate < 1].format(_times(own))
-            said += (
-                f", and {beside} beside the learning rate" if own >= _NOTABLE else " with the learning rate"
-            )
+            relative = max(found.of_rate, 1 / found.of_rate)
+            beside = _CHANGED["movement"][found.of_rate < 1].format(_times(relative))
+            is_beside = relative >= _NOTABLE
+            text += f", and {beside} beside the learning rate" if is_beside else " with the learning rate"
         worth = "more" if found.factor > 1 else "fewer"
         if self.metric == _CURVED and abs(found.bits) >= _LEAST_BITS and factor < _TOO_LARGE:
-            said += f": a weight needs {abs(found.bits):.2g} bits {worth}"
-        return f"{said}."
+            text += f": a weight needs {abs(found.bits):.2g} bits {worth}"
+        return f"{text}."
 
 
 _MOST_NAMED: Final = 3
@@ -175,7 +174,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def weighted(values: NDArray[np.floating], sizes: Sequence[int] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sums of sensitivities from their means: what rows carry, whatever their sizes.
+    """Return the sums of sensitivities from their means.
 
     Parameters
     ----------
@@ -237,7 +236,7 @@ def findings(
     means: NDArray[np.floating],
     rates: NDArray[np.float64] | None = None,
 ) -> Findings:
-    """Say which rows carry the sensitivity, and which neighbouring rows have changed most.
+    """Return which rows carry the sensitivity, and which neighbouring rows have changed most.
 
     Parameters
     ----------
@@ -255,8 +254,8 @@ def findings(
     Notes
     -----
     What a row carries is its mean times its size. Of rows that carry the same, the earlier counts first. A
-    change is the last value over the first that a row has; zero and what is not finite tell of none.
-    Neighbouring rows that have doubled, or halved, are a stretch; the one told of has the largest sum of
+    change is the last value over the first that a row has; zero and values that are not finite are no change.
+    Neighbouring rows that have doubled, or halved, are a stretch; the stretch returned has the largest sum of
     logarithms. O(rows · (steps + log rows)).
 
     Examples
@@ -299,32 +298,26 @@ def _slowed(
     found = _stretch(steps, sums / n_steps)
     if found is None or rates is None:
         return found
-    own = [_change(row) for row in sums[found.first : found.last + 1] / rates]
-    logs = [math.log(change[1]) for change in own if change is not None]
+    relative = [_change(row) for row in sums[found.first : found.last + 1] / rates]
+    logs = [math.log(change[1]) for change in relative if change is not None]
     return found._replace(of_rate=math.exp(math.fsum(logs) / len(logs)) if logs else None)
 
 
 def _stretch(steps: Sequence[int], sums: NDArray[np.float64]) -> Stretch | None:
     """Return the stretch of neighbouring rows that has changed most."""
-    changes = [_change(row) for row in sums]
-    best: Stretch | None = None
-    most = 0.0
-    at = 0
-    while at < len(changes):
-        end = at
-        kind = _kind_of(changes[at])
-        while end < len(changes) and _kind_of(changes[end]) == kind:
-            end += 1
-        logs = [math.log(change[1]) for change in changes[at:end] if change is not None]
+    best, most = None, 0.0
+    for kind, group in itertools.groupby(enumerate(map(_change, sums)), lambda pair: _kind_of(pair[1])):
+        places = list(group)
+        logs = [math.log(change[1]) for _, change in places if change is not None]
         if kind is not None and abs(math.fsum(logs)) > most:
             most = abs(math.fsum(logs))
-            best = Stretch(at, end - 1, steps[kind[0]], math.exp(math.fsum(logs) / len(logs)))
-        at = end
+            factor = math.exp(math.fsum(logs) / len(logs))
+            best = Stretch(places[0][0], places[-1][0], steps[kind[0]], factor)
     return best
 
 
 def _change(row: NDArray[np.float64]) -> tuple[int, float] | None:
-    """Return the place of the first value, and the last over it; None where either says nothing."""
+    """Return the place of the first value, and the last over it; None if either is unusable."""
     import numpy as np
 
     there = np.flatnonzero(np.isfinite(row) & (row > 0))

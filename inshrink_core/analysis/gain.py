@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from inshrink_core.chain import Archive, ChainState, StepGain, TensorGain, pool, step_gain, stored_view
@@ -13,7 +12,6 @@ from inshrink_core.chain.defaults import chain_config_of
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import InputError
 from inshrink_core.execution import ResultStore, cache_folder, parse_record, resolve_device
-from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
 
 if TYPE_CHECKING:
@@ -21,9 +19,9 @@ if TYPE_CHECKING:
 
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["RestoreGain", "measure_gain", "restore_gain"]
+__all__ = ["RestoreGain", "restore_gain"]
 
-# Of what is kept: raised when a record, or what is measured, changes.
+# Part of every key: raised when a record, or what is measured, changes.
 _VERSION: Final = 2
 
 
@@ -51,7 +49,7 @@ def restore_gain(
     *,
     steps: Iterable[int] | None = None,
     device: str = "auto",
-    progress: OnProgress | None = None,
+    cached: bool = True,
 ) -> RestoreGain:
     """Measure what each step would keep of the run's movement, had training been restored before it.
 
@@ -65,8 +63,8 @@ def restore_gain(
         Steps to measure; by default every one that has a previous step.
     device
         Where steps are encoded: ``auto``, ``cpu`` or ``cuda``. What is measured does not depend on it.
-    progress
-        Called after each step.
+    cached
+        Store the results in the run's cache; not of use for a temporary archive.
 
     Returns
     -------
@@ -82,8 +80,8 @@ def restore_gain(
     Notes
     -----
     Necessary, not sufficient, for training to survive restores: only a rehearsal judges that. Costs
-    about as much as encoding every step once more. What was measured is kept in the run's cache, gain and
-    noise together, and not measured again.
+    about as much as encoding every step once more. Results are stored in the run's cache,
+    and not measured again.
 
     Examples
     --------
@@ -96,28 +94,6 @@ def restore_gain(
     """
     run = against if isinstance(against, Run) else open_run(against)
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
-    folder = cache_folder(run.directory)
-    return measure_gain(opened, run, steps=steps, device=device, progress=progress, folder=folder)
-
-
-def measure_gain(
-    opened: Archive,
-    run: Run,
-    *,
-    steps: Iterable[int] | None = None,
-    device: str = "auto",
-    progress: OnProgress | None = None,
-    folder: Path | None = None,
-) -> RestoreGain:
-    """Measure as `restore_gain` does.
-
-    Parameters
-    ----------
-    opened, run, steps, device, progress
-        As `restore_gain` takes them.
-    folder
-        Where steps that were measured are kept; None for an archive that is gone afterwards.
-    """
     pairs = _pairs(opened, run, steps)
     if not pairs:
         raise InputError(
@@ -127,16 +103,17 @@ def measure_gain(
         )
     walk, device = opened.on("cpu").sequential(), resolve_device(device)
     results: list[StepGain] = []
-    kept = ResultStore(folder, "gain", partial(parse_record, StepGain))
+    folder = cache_folder(run.directory) if cached else None
+    cache = ResultStore(folder, "gain", partial(parse_record, StepGain))
     for before, info in pairs:
         key = {
             "version": _VERSION,
             "frames": [opened.reader.archive_id.hex(), before.frame_id.hex(), info.frame_id.hex()],
             "run": [run.identity(before.step), run.identity(info.step)],
         }
-        results.append(kept.remembered("gain", key, partial(_one, walk, run, before, info, device), asdict))
-        if progress is not None:
-            progress(Progress("gain", len(results), len(pairs), info.step))
+        results.append(
+            cache.remembered("gain", key, partial(_step_gain, walk, run, before, info, device), asdict)
+        )
     return RestoreGain(tuple(results))
 
 
@@ -154,16 +131,16 @@ def _pairs(archive: Archive, run: Run, steps: Iterable[int] | None) -> list[tupl
     return pairs
 
 
-def _one(archive: Archive, run: Run, before: FrameInfo, info: FrameInfo, device: str) -> StepGain:
+def _step_gain(archive: Archive, run: Run, before: FrameInfo, info: FrameInfo, device: str) -> StepGain:
     """Encode one step again, from the decoded state of the step before."""
     chain = replace(chain_config_of(archive.frame(info).meta), device=device)
     old_meta = archive.frame(before).meta
     decoded = archive.checkpoint(before)
     after = stored_view(run.as_archived(info.step, archive.checkpoint(info)), chain.optimizer)
     weights = [spec for spec in after.specs if spec.role is TensorRole.WEIGHT and spec.key in decoded]
-    held = (*weights, *chain.first_moments(decoded, weights))
+    specs = (*weights, *chain.first_moments(decoded, weights))
     state = ChainState(
-        references={spec.key: archive.recalled(chain, before, spec) for spec in held},
+        references={spec.key: archive.recalled(chain, before, spec) for spec in specs},
         memory=old_meta.get("memory") if old_meta.get("codec") == chain.codec else None,
     )
     return step_gain(chain, run.as_archived(before.step, decoded), after, state)

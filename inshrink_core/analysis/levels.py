@@ -1,4 +1,4 @@
-"""Levels of a decoded state, and the entropy of what a frame tells of them."""
+"""Levels of a decoded state, and the entropy of a tensor's symbols in a frame."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _distinct(decoded: Tensor) -> Levels:
 
 
 def entropy_of_symbols(state: TensorReference, reference: TensorReference | None) -> float | None:
-    """Return the entropy of what a frame tells of one tensor, in bits an element.
+    """Return the entropy of a tensor's symbols in a frame, in bits an element.
 
     Parameters
     ----------

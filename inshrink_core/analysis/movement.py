@@ -6,7 +6,7 @@ import math
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from inshrink_core.checkpoint import DTYPE_SIZES, MODEL_ROLES, Checkpoint, TensorSpec
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
 from inshrink_core.values import real_numbers
 
 if TYPE_CHECKING:
@@ -27,16 +27,19 @@ class Movement:
         Number of values.
     n_changed
         Values of which any bit changed.
+    n_finite
+        Values finite in both checkpoints, of which the sums are.
     squared
-        Sum of squared movements, of values finite in both checkpoints.
+        Sum of squared movements.
     squared_before, squared_after
-        Sums of squares in the first and in the second checkpoint, of the same values.
+        Sums of squares in the first and in the second checkpoint.
     product
         Sum of products of the two.
     """
 
     n_values: int = 0
     n_changed: int = 0
+    n_finite: int = 0
     squared: float = 0.0
     squared_before: float = 0.0
     squared_after: float = 0.0
@@ -97,7 +100,7 @@ def moved_between(before: Checkpoint, after: Checkpoint) -> Moved:
     True
     """
     first, second = (
-        {spec.key: spec for spec in one.specs if spec.role in MODEL_ROLES} for one in (before, after)
+        {spec.key: spec for spec in step.specs if spec.role in MODEL_ROLES} for step in (before, after)
     )
     common = {key: spec for key, spec in first.items() if key in second}
     reshaped = tuple(
@@ -106,24 +109,22 @@ def moved_between(before: Checkpoint, after: Checkpoint) -> Moved:
         if (spec.shape, spec.dtype) != (second[key].shape, second[key].dtype)
     )
     tensors = {
-        key: (spec, _movement(before.source.read(spec), after[key], spec))
+        key: (spec, movement(before.source.read(spec), after[key]))
         for key, spec in common.items()
         if key not in reshaped
     }
     return Moved(tensors, reshaped)
 
 
-def _movement(before: Tensor, after: Tensor, spec: TensorSpec) -> Movement:
-    total = Movement()
-    first, second = before.reshape(-1), after.reshape(-1)
+def movement(before: Tensor, after: Tensor) -> Movement:
+    """Return how far the values of a tensor moved; both have the same shape and dtype."""
+    total, first, second = Movement(), before.reshape(-1), after.reshape(-1)
     for start in range(0, first.numel(), _CHUNK):
-        total += _chunk_movement(
-            first[start : start + _CHUNK], second[start : start + _CHUNK], DTYPE_SIZES[spec.dtype]
-        )
+        total += _chunk_movement(first[start : start + _CHUNK], second[start : start + _CHUNK])
     return total
 
 
-def _chunk_movement(before: Tensor, after: Tensor, width: int) -> Movement:
+def _chunk_movement(before: Tensor, after: Tensor) -> Movement:
     import torch
 
     bits = before.contiguous().view(torch.uint8) ^ after.contiguous().view(torch.uint8)
@@ -132,7 +133,8 @@ def _chunk_movement(before: Tensor, after: Tensor, width: int) -> Movement:
     a, b = torch.where(finite, a, 0.0), torch.where(finite, b, 0.0)
     return Movement(
         n_values=before.numel(),
-        n_changed=int(bits.reshape(-1, width).any(dim=1).sum()),
+        n_changed=int(bits.reshape(before.numel(), -1).any(dim=1).sum()),
+        n_finite=int(finite.sum()),
         squared=float((b - a).square().sum()),
         squared_before=float(a.square().sum()),
         squared_after=float(b.square().sum()),

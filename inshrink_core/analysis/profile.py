@@ -1,4 +1,4 @@
-"""Measuring: one tensor at a time, each read once for all metrics, steps that are cached not at all."""
+"""Sensitivity of every weight of a run: measured one tensor at a time, and cached step by step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from inshrink_core.analysis.findings import Findings, findings
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.errors import NotFoundError
 from inshrink_core.execution import ResultStore, cache_folder
 from inshrink_core.formats import Run
 from inshrink_core.sensitivity import (
@@ -34,8 +34,6 @@ __all__ = [
     "Row",
     "SensitivityTable",
     "StepRecord",
-    "build_table",
-    "profile",
     "sensitivity",
 ]
 
@@ -51,29 +49,27 @@ class CheckpointSeries(Protocol):
     @property
     def steps(self) -> tuple[int, ...]:
         """Ascending."""
-        ...
 
     def __getitem__(self, step: int, /) -> Checkpoint:
         """Return the checkpoint of a step."""
-        ...
 
 
-def profile(
+def sensitivity(
     run: CheckpointSeries,
-    metrics: Iterable[SensitivityMetric | str] = tuple(SensitivityMetric),
+    metric: SensitivityMetric | str = "magnitude",
     *,
     steps: Iterable[int] | None = None,
     device: str = "auto",
     progress: OnStep | None = None,
 ) -> Profile:
-    """Measure the sensitivity of every weight at every step, by tensor, block and layer type.
+    """Measure the sensitivity of every weight at every step; `Profile.by` gives it as a table.
 
     Parameters
     ----------
     run
         The checkpoints.
-    metrics
-        Any of ``magnitude``, ``taylor``, ``fisher``, ``update``; default all.
+    metric
+        ``magnitude``, ``taylor``, ``fisher`` or ``update``.
     steps
         Measure these only. An update is the movement since the previous step of the run, measured or not.
     device
@@ -84,20 +80,26 @@ def profile(
     Raises
     ------
     InputError
-        No such metric, or none at all.
+        No such metric.
     NotFoundError
         A step that the run does not have.
 
     Notes
     -----
-    O(bytes read) time; memory of one tensor with its companions and a histogram per layer type. Every
-    measured step is cached at once, so that an interrupted profile goes on where it was.
+    O(bytes read) time; memory of one tensor with its auxiliary tensors and a histogram per layer type. Every
+    measured step is cached at once, so that an interrupted profile continues.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> table = inshrink_core.analysis.sensitivity(run, "fisher", steps=(400, 800)).by("layer_type")
+    >>> table.rows, table.mean.shape
+    (('convolution', 'vector', 'linear'), (3, 2))
     """
     import msgspec
 
-    wanted = tuple(dict.fromkeys(SensitivityMetric.parse(metric) for metric in metrics))
-    if not wanted:
-        raise InputError("no sensitivity metric was asked for")
+    metric = SensitivityMetric.parse(metric)
     used = "cpu"
     if isinstance(run, Archive):
         run = run.on(device)
@@ -115,65 +117,23 @@ def profile(
     directory = getattr(run, "directory", None)
     folder = cache_folder(Path(directory)) if directory is not None and identity is not None else None
     cache = ResultStore(folder, "record", _unpack)
-    records: dict[SensitivityMetric, list[StepRecord]] = {metric: [] for metric in wanted}
+    records: list[StepRecord] = []
     bytes_read = 0
     for done, step in enumerate(chosen, 1):
         before = max((other for other in every if other < step), default=None)
-        keys = {metric: _cache_key(metric, step, before, identity) | {"owners": owners} for metric in wanted}
-        found = {metric: cache.load(metric.value, key) for metric, key in keys.items()}
-        lacking = [metric for metric, record in found.items() if record is None]
-        if lacking:
-            previous = None if before is None or SensitivityMetric.UPDATE not in lacking else run[before]
-            reader = StepScores(run[step], previous)
-            for metric, record in _measure(reader, lacking).items():
-                found[metric] = record
-                cache.try_keep(metric.value, keys[metric], msgspec.to_builtins(record))
+        if metric is not SensitivityMetric.UPDATE:
+            before = None
+        key = _cache_key(metric, step, before, identity) | {"owners": owners}
+        record = cache.load(metric.value, key)
+        if record is None:
+            reader = StepScores(run[step], None if before is None else run[before])
+            record = _measure(reader, metric)
+            cache.try_keep(metric.value, key, msgspec.to_builtins(record))
             bytes_read += reader.bytes_read
-        for metric, known in found.items():
-            if known is not None:
-                records[metric].append(known)
+        records.append(record)
         if progress is not None:
             progress(done, len(chosen), step)
-    return Profile(
-        metrics=wanted,
-        steps=chosen,
-        bytes_read=bytes_read,
-        records={metric: tuple(column) for metric, column in records.items()},
-        device=used,
-    )
-
-
-def sensitivity(
-    run: CheckpointSeries,
-    metric: SensitivityMetric | str = "magnitude",
-    *,
-    steps: Iterable[int] | None = None,
-    device: str = "auto",
-    progress: OnStep | None = None,
-) -> Profile:
-    """Measure one sensitivity of a run; `Profile.by` gives it as a table.
-
-    Parameters
-    ----------
-    run, metric, steps, device, progress
-        As of `profile`, for one metric.
-
-    Raises
-    ------
-    InputError
-        No such metric.
-    NotFoundError
-        A step that the run does not have.
-
-    Examples
-    --------
-    >>> import inshrink_core
-    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> table = inshrink_core.analysis.sensitivity(run, "fisher", steps=(400, 800)).by("layer_type")
-    >>> table.rows, table.mean.shape
-    (('convolution', 'vector', 'linear'), (3, 2))
-    """
-    return profile(run, (metric,), steps=steps, device=device, progress=progress)
+    return Profile(metric=metric, steps=chosen, bytes_read=bytes_read, records=tuple(records), device=used)
 
 
 def _cache_key(
@@ -182,12 +142,12 @@ def _cache_key(
     """Name what a record depends on: the files of the step, and of the step before for an update."""
     if identity is None:
         return {}
-    previous = identity(before) if metric is SensitivityMetric.UPDATE and before is not None else ""
+    previous = "" if before is None else identity(before)
     return {"version": _VERSION, "metric": metric.value, "step": identity(step), "before": previous}
 
 
 class StepScores:
-    """Scores of the tensors of a step, of which some are told by the one before; counts the bytes read."""
+    """Scores of the tensors of a step, some relative to the step before; counts the bytes read."""
 
     def __init__(self, checkpoint: Checkpoint, previous: Checkpoint | None) -> None:
         self.checkpoint, self._previous = checkpoint, previous
@@ -208,11 +168,10 @@ class StepScores:
         count = self._read(self.checkpoint, f"{spec.name}@{TensorRole.STEP.value}")
         return float(count.item()) if count is not None and count.numel() == 1 else self.checkpoint.step
 
-    def by_several(self, spec: TensorSpec, metrics: Sequence[SensitivityMetric]) -> list[Scores | None]:
-        """Return the scores of one tensor by several metrics, reading what they need once."""
-        needs_weight = any(metric is not SensitivityMetric.FISHER for metric in metrics)
-        weight = self._read(self.checkpoint, spec.key) if needs_weight else None
-        return [self.by(metric, spec, weight) for metric in metrics]
+    def of(self, metric: SensitivityMetric, spec: TensorSpec) -> Scores | None:
+        """Read a tensor, if the metric needs it, and return its scores."""
+        weight = None if metric is SensitivityMetric.FISHER else self._read(self.checkpoint, spec.key)
+        return self.by(metric, spec, weight)
 
     def by(self, metric: SensitivityMetric, spec: TensorSpec, weight: Tensor | None) -> Scores | None:
         """Return the scores of one tensor, reading what a metric needs beside it and nothing more.
@@ -258,7 +217,7 @@ class _Record:
             members.append(spec)
 
     def close_block(self, block: str) -> None:
-        """Summarise a block whose tensors have all come, so that one histogram of blocks is held at most."""
+        """Summarise a complete block, so that at most one histogram of blocks is in memory."""
         pooled, members = self._groups.pop((Grouping.BLOCK, block))
         self._blocks.append(MeasuredRow(_row(block, members), pooled.summary()))
 
@@ -299,21 +258,18 @@ def _row(name: str, members: Sequence[TensorSpec], shape: tuple[int, ...] | None
     )
 
 
-def _measure(reader: StepScores, metrics: Sequence[SensitivityMetric]) -> dict[SensitivityMetric, StepRecord]:
+def _measure(reader: StepScores, metric: SensitivityMetric) -> StepRecord:
     """Measure every weight of one step; buffers are no parameters and have no sensitivity."""
     weights = [spec for spec in reader.checkpoint.specs if spec.role is TensorRole.WEIGHT]
     blocks: dict[str, list[TensorSpec]] = {}
     for spec in weights:
         blocks.setdefault(_block(spec), []).append(spec)
-    records = {metric: _Record() for metric in metrics}
+    record = _Record()
     for block, members in blocks.items():
         for spec in members:
-            for metric, found in zip(metrics, reader.by_several(spec, metrics), strict=True):
-                records[metric].add(spec, found)
-        for record in records.values():
-            record.close_block(block)
-    order = [spec.name for spec in weights]
-    return {metric: record.finish(order) for metric, record in records.items()}
+            record.add(spec, reader.of(metric, spec))
+        record.close_block(block)
+    return record.finish([spec.name for spec in weights])
 
 
 class Row(NamedTuple):
@@ -408,7 +364,7 @@ class SensitivityTable:
         return findings(self.metric, self.grouping, self.rows, sizes, self.steps, self.mean)
 
 
-def build_table(
+def _table(
     metric: SensitivityMetric, grouping: Grouping, steps: tuple[int, ...], records: Sequence[StepRecord]
 ) -> SensitivityTable:
     """Lay the records of the steps side by side; rows that come later follow those before."""
@@ -444,47 +400,35 @@ def build_table(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Profile:
-    """Sensitivities of a run.
+    """Sensitivity of a run by one metric.
 
     Parameters
     ----------
-    metrics
+    metric
         What was measured.
     steps
         Ascending.
     bytes_read
-        Bytes of tensors read to measure; 0 when everything came from the cache.
+        Bytes of tensors read to measure; 0 if everything came from the cache.
     device
         Where the tensors of an archive were decoded.
     """
 
-    metrics: tuple[SensitivityMetric, ...]
+    metric: SensitivityMetric
     steps: tuple[int, ...]
     bytes_read: int
-    records: Mapping[SensitivityMetric, tuple[StepRecord, ...]] = field(repr=False)
+    records: tuple[StepRecord, ...] = field(repr=False)
     device: str = "cpu"
 
-    def by(self, grouping: Grouping | str = "tensor", metric: str | None = None) -> SensitivityTable:
-        """Return one metric as a table, rows by tensor, block or layer type.
-
-        Parameters
-        ----------
-        grouping
-            ``tensor``, ``block`` or ``layer_type``.
-        metric
-            One of `metrics`; by default the first.
+    def by(self, grouping: Grouping | str = "tensor") -> SensitivityTable:
+        """Return a table, rows by ``tensor``, ``block`` or ``layer_type``.
 
         Raises
         ------
         InputError
-            No such grouping, or the metric was not measured.
+            No such grouping.
         """
-        chosen = self.metrics[0] if metric is None else SensitivityMetric.parse(metric)
-        if chosen not in self.metrics:
-            raise InputError(
-                f"the profile does not hold '{chosen}'", remedy=f"it holds {', '.join(self.metrics)}"
-            )
-        return build_table(chosen, Grouping.parse(grouping), self.steps, self.records[chosen])
+        return _table(self.metric, Grouping.parse(grouping), self.steps, self.records)
 
 
 def _unpack(document: Any) -> StepRecord:

@@ -37,12 +37,12 @@ def thinned(series: Sequence[tuple[float, float]], n_parts: int) -> list[tuple[f
         return list(series)
     steps, values = np.array(series, np.float64).T
     edges = np.searchsorted(steps, np.linspace(steps[0], steps[-1], n_parts + 1)[1:-1])
-    kept = {0, len(series) - 1}
+    places = {0, len(series) - 1}
     for begin, end in itertools.pairwise([0, *edges.tolist(), len(series)]):
         part = values[begin:end]
         finite = np.flatnonzero(np.isfinite(part))
         if finite.size:
-            kept |= {begin + int(finite[pick(part[finite])]) for pick in (np.argmin, np.argmax)}
+            places |= {begin + int(finite[pick(part[finite])]) for pick in (np.argmin, np.argmax)}
         if finite.size < part.size:
-            kept.add(begin + int(np.argmin(np.isfinite(part))))
-    return [series[place] for place in sorted(kept)]
+            places.add(begin + int(np.argmin(np.isfinite(part))))
+    return [series[place] for place in sorted(places)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from inshrink_core.analysis.alone import peek_if_there
-from inshrink_core.analysis.anatomy import chunks_of
+from inshrink_core.analysis.movement import movement
 from inshrink_core.chain import Archive
 from inshrink_core.chain.archive import open_any
 from inshrink_core.errors import NotFoundError
-from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run
+from inshrink_core.formats.source import peek
 from inshrink_core.report import Report
 
 if TYPE_CHECKING:
@@ -61,7 +60,6 @@ def trajectory(
     *,
     steps: Iterable[int] | None = None,
     archive: Archive | str | os.PathLike[str] | None = None,
-    progress: OnProgress | None = None,
 ) -> Trajectory:
     """Follow one tensor through a run or an archive; reads this tensor of every step, and nothing else.
 
@@ -75,8 +73,6 @@ def trajectory(
         These only; by default all.
     archive
         An archive of the run, for the bits; not needed where `source` is one.
-    progress
-        Called after each step.
 
     Raises
     ------
@@ -98,20 +94,21 @@ def trajectory(
     opened = source if isinstance(source, Run | Archive) else open_any(source)
     series = opened.sequential() if isinstance(opened, Archive) else opened
     chosen = tuple(opened.steps) if steps is None else tuple(sorted(set(steps)))
-    sizes = _archive_of(opened, archive)
+    if isinstance(opened, Archive):
+        archive = opened
+    sizes = archive if isinstance(archive, Archive) or archive is None else Archive.open(archive)
     columns = np.full((4, len(chosen)), np.nan)
     previous: Tensor | None = None
     found = False
     for place, step in enumerate(chosen):
         checkpoint = series[step]
-        values = peek_if_there(checkpoint, tensor)
+        spec = checkpoint.spec(tensor) if tensor in checkpoint else None
+        values = None if spec is None else peek(checkpoint.source, spec)
         if values is not None:
             found = True
             columns[:3, place] = _measure(values, previous)
             columns[3, place] = _bits(sizes, step, tensor, values.numel())
         previous = values
-        if progress is not None:
-            progress(Progress("trajectory", place + 1, len(chosen), step, tensor))
     if not found:
         raise NotFoundError(
             f"no step has a tensor '{tensor}'",
@@ -128,46 +125,25 @@ def trajectory(
     )
 
 
-def _archive_of(opened: Run | Archive, archive: Archive | str | os.PathLike[str] | None) -> Archive | None:
-    """Return the archive that tells sizes."""
-    if isinstance(opened, Archive):
-        return opened
-    return archive if isinstance(archive, Archive) or archive is None else Archive.open(archive)
-
-
 def _bits(archive: Archive | None, step: int, key: str, n_values: int) -> float:
     """Return the bits a value of a step's block; NaN where the archive does not have it."""
     if archive is None or step not in archive or n_values == 0:
-        return float("nan")
+        return math.nan
     try:
         return 8 * sum(block.nbytes for block in archive.blocks(archive.reader.find(step), key)) / n_values
     except NotFoundError:
-        return float("nan")
+        return math.nan
 
 
 def _measure(values: Tensor, previous: Tensor | None) -> tuple[float, float, float]:
-    """Return rms, movement and relative movement; a tensor of another shape has not moved but changed."""
-    now = _square_sum(values, None)
-    rms = float(np.sqrt(now[0] / now[1])) if now[1] else float("nan")
-    if previous is None or previous.shape != values.shape:
-        return rms, float("nan"), float("nan")
-    moved, before = _square_sum(values, previous), _square_sum(previous, None)
-    if not moved[1] or not before[1]:
-        return rms, float("nan"), float("nan")
-    movement = float(np.sqrt(moved[0] / moved[1]))
-    scale = float(np.sqrt(before[0] / before[1]))
-    return rms, movement, movement / scale if scale > 0 else float("nan")
+    """Return rms, movement and relative movement; a tensor of another kind has not moved but changed."""
+    itself = movement(values, values)
+    rms = _root(itself.squared_after, itself.n_finite)
+    if previous is None or (previous.shape, previous.dtype) != (values.shape, values.dtype):
+        return rms, math.nan, math.nan
+    moved = movement(previous, values)
+    return rms, _root(moved.squared, moved.n_finite), _root(moved.squared, moved.squared_before)
 
 
-def _square_sum(values: Tensor, subtract: Tensor | None) -> tuple[float, int]:
-    """Return the sum of squares of finite values (or differences), and how many they are."""
-    total, n = 0.0, 0
-    others = itertools.repeat((0, None)) if subtract is None else chunks_of(subtract)
-    for (_, part), (_, other) in zip(chunks_of(values), others, strict=False):
-        difference = part if other is None else part - other
-        finite = difference[np.isfinite(difference)]
-        # No matrix product: its threads wait for each other where cores are busy.
-        with np.errstate(over="ignore"):
-            total += float(np.square(finite).sum())
-        n += finite.size
-    return total, n
+def _root(total: float, n: float) -> float:
+    return math.sqrt(total / n) if n else math.nan

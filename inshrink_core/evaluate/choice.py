@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from inshrink_core.errors import InputError, UntrustedCodeError
 from inshrink_core.evaluate.evaluator import DEFAULT_TIMEOUT_S, Evaluator
@@ -99,9 +99,9 @@ class EvaluatorRequest(Executing):
             The file is not there.
         """
         settings = run.settings if run is not None else None
-        own_metric = settings.metric if settings is not None else None
-        metric, direction = self.metric or own_metric, self.direction
-        if direction is None and settings is not None and self.metric in (None, own_metric):
+        run_metric = settings.metric if settings is not None else None
+        metric, direction = self.metric or run_metric, self.direction
+        if direction is None and settings is not None and self.metric in (None, run_metric):
             # The run's direction speaks of the run's metric, of no other.
             direction = settings.direction
         spec, isolated = self.evaluator, False
@@ -113,20 +113,11 @@ class EvaluatorRequest(Executing):
         prepared = None
         if spec == AUTO:
             if run is None:
-                raise InputError(
-                    "this evaluator is made from a run",
-                    where=AUTO,
-                    remedy="give the run, or another evaluator",
-                )
+                remedy = "give the run, or another evaluator"
+                raise InputError("this evaluator is made from a run", where=AUTO, remedy=remedy)
             prepared = prepare(run)
-        return Evaluator(
-            spec,
-            metric=metric,
-            direction=direction,
-            timeout=self.timeout,
-            isolated=isolated,
-            prepared=prepared,
-        )
+        named: dict[str, Any] = {"metric": metric, "direction": direction, "timeout": self.timeout}
+        return Evaluator(spec, **named, isolated=isolated, prepared=prepared)
 
     def _spec_of_run(self, run: Run | None) -> str:
         """Return the evaluator that the run names, where it may be run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 FIGURES: Final = ("drop", "divergence", "restore_cost")
-"""What tells a restored state from its original."""
+"""Names of the figures of a restored state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,8 @@ def figures_of(original: Evaluation, restored: Evaluation) -> Figures:
     InputError
         Predictions that cannot be compared.
     """
-    errors = [one.standard_errors.get(original.metric) for one in (original, restored)]
-    known = [one for one in errors if one is not None]
+    errors = [state.standard_errors.get(original.metric) for state in (original, restored)]
+    known = [error for error in errors if error is not None]
     nats = original.divergence(restored)
     return Figures(
         drop=drop(original.value, restored.value, original.direction),
@@ -85,7 +86,7 @@ class EvaluatedStep:
     divergence
         Of the predictions; None if the evaluator returns none.
     restore_cost
-        Expected relative rise of the loss (`Evaluation.restore_cost`); None where nothing tells it.
+        Expected relative rise of the loss (`Evaluation.restore_cost`); None if unknown.
     stale_drop, stale_divergence, stale_restore_cost
         The same with the previous original checkpoint in this one's place; None for the first.
     restore_gain, restore_noise
@@ -166,11 +167,9 @@ class Steps(Protocol):
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps, ascending."""
-        ...
 
     def __getitem__(self, step: int, /) -> Checkpoint:
         """Return the checkpoint of a step."""
-        ...
 
 
 def compare_steps(
@@ -193,17 +192,16 @@ def compare_steps(
     steps
         Compare these only; the stale copy of the first is still its predecessor in the chain.
     known
-        Returns what the evaluator says of an original step, where somebody keeps it; by default the
-        evaluator is asked.
+        Returns the evaluation of an original step; by default the evaluator is called.
     on_step
-        Called after each step with what was found, and what the evaluator says of the original.
+        Called after each step with its figures, and the evaluation of the original.
 
     Raises
     ------
     InputError
         No step is in both, or one of `steps` is not.
     EvaluatorError
-        Whatever `Evaluator.evaluate` raises, or predictions that cannot be compared.
+        As `Evaluator.evaluate`, or predictions cannot be compared.
 
     Notes
     -----
@@ -220,27 +218,21 @@ def compare_steps(
             remedy="`inshrink inspect` lists the steps of each",
         )
     previous_of = dict(zip(common[1:], common, strict=False))
-    last: tuple[int, Evaluation] | None = None
     results: list[EvaluatedStep] = []
-
-    def as_trained(step: int) -> Evaluation:
-        return evaluator.evaluate(original[step]) if known is None else known(step)
-
+    if known is None:
+        known = functools.lru_cache(2)(lambda step: evaluator.evaluate(original[step]))
     for step in chosen:
         before = previous_of.get(step)
-        stale = last[1] if last is not None and last[0] == before else None
-        if stale is None and before is not None:
-            stale = as_trained(before)
-        first, second = as_trained(step), evaluator.evaluate(restored[step])
+        previous = None if before is None else known(before)
+        first, second = known(step), evaluator.evaluate(restored[step])
         try:
-            before_it = None if stale is None else figures_of(first, stale)
-            found = EvaluatedStep.of(step, first.value, second.value, figures_of(first, second), before_it)
+            stale = None if previous is None else figures_of(first, previous)
+            found = EvaluatedStep.of(step, first.value, second.value, figures_of(first, second), stale)
         except InputError as error:
             raise EvaluatorError(f"step {step} cannot be compared: {error}", where=evaluator.spec) from error
         results.append(found)
-        last = (step, first)
         if on_step is not None:
-            on_step(results[-1], first)
+            on_step(found, first)
     return Comparison.over(results, first.metric, first.direction)
 
 
@@ -249,18 +241,18 @@ def _largest(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-_KEPT: Final = ("log_probs", "predictions")
+_ARRAYS: Final = ("log_probs", "predictions")
 
 
 class OriginalEvaluations:
-    """What the evaluator says of each original step, asked once; predictions are kept in files.
+    """Evaluations of original steps, each made once; predictions are stored in files.
 
     Parameters
     ----------
     ask
         Evaluates the original of a step.
     folder
-        Where predictions are kept; the caller removes it.
+        For the predictions; the caller removes it.
     """
 
     def __init__(self, ask: Callable[[int], Evaluation], folder: Path) -> None:
@@ -283,7 +275,7 @@ class OriginalEvaluations:
         if step not in self._known:
             found = self._ask(step)
             log_probs, predictions = (
-                self._mapped(f"{step}-{name}.npy", getattr(found, name)) for name in _KEPT
+                self._mapped(f"{step}-{name}.npy", getattr(found, name)) for name in _ARRAYS
             )
             self._known[step] = replace(found, log_probs=log_probs, predictions=predictions)
         return self._known[step]
@@ -293,10 +285,10 @@ class OriginalEvaluations:
         self._known.clear()
 
     def forget(self, which: Callable[[int], bool]) -> None:
-        """Forget some steps, and remove what was kept of them."""
+        """Forget some steps, and remove their files."""
         for step in [step for step in self._known if which(step)]:
             del self._known[step]
-            for name in _KEPT:
+            for name in _ARRAYS:
                 (self._folder / f"{step}-{name}.npy").unlink(missing_ok=True)
 
     def _mapped(self, name: str, values: NDArray[Any] | None) -> NDArray[Any] | None:

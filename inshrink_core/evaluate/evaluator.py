@@ -1,4 +1,4 @@
-"""A user's evaluator, kept in a child process for many evaluations."""
+"""A user's evaluator, in a child process that serves many evaluations."""
 
 from __future__ import annotations
 
@@ -18,16 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import (
-    IO,
-    TYPE_CHECKING,
-    Any,
-    Final,
-    NamedTuple,
-    NoReturn,
-    Protocol,
-    Self,
-)
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, Self
 
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError, StorageError
@@ -46,14 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from inshrink_core.checkpoint import Checkpoint
-
-__all__ = [
-    "DEFAULT_TIMEOUT_S",
-    "Evaluation",
-    "Evaluator",
-    "StateEvaluator",
-]
+__all__ = ["DEFAULT_TIMEOUT_S", "Evaluation", "Evaluator", "StateEvaluator"]
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -69,7 +53,7 @@ _OUTPUT_TAIL_BYTES = 2000
 _MOST_OUTPUT_BYTES: Final = 16 << 20
 """Prints beyond this are dropped but for their end; looked at as often as whether the child is dead."""
 
-_CHILD, _OWN_SAMPLES = (Path(__file__).with_name(name) for name in ("child.py", "own_samples.py"))
+_CHILD, _SAMPLES_FILE = (Path(__file__).with_name(name) for name in ("child.py", "own_samples.py"))
 
 
 class Prepared(NamedTuple):
@@ -88,7 +72,7 @@ class Prepared(NamedTuple):
 
 
 class Evaluator:
-    """A user's evaluator, kept in one child process for many evaluations.
+    """A user's evaluator, in one child process for many evaluations.
 
     A child that hangs or dies is replaced at the next evaluation. Not for use from several threads.
 
@@ -99,7 +83,7 @@ class Evaluator:
     metric
         The scalar to compare by; by default ``loss``, else the only scalar returned.
     direction
-        ``higher`` or ``lower``; by default what the metric's name tells.
+        ``higher`` or ``lower``; by default from the metric's name.
     timeout
         Seconds for one evaluation, and for importing the file; default 600.
     isolated
@@ -134,7 +118,7 @@ class Evaluator:
         prepared: Prepared | None = None,
     ) -> None:
         if prepared is not None:
-            spec = f"{_OWN_SAMPLES}:evaluator_of"
+            spec = f"{_SAMPLES_FILE}:evaluator_of"
         file, _, function = spec.rpartition(":")
         if not file or not function.isidentifier():
             raise EvaluatorError("an evaluator is named FILE.py:FUNCTION", where=spec)
@@ -145,11 +129,8 @@ class Evaluator:
         if not timeout > 0:
             raise InputError("a timeout is a positive number of seconds", found=str(timeout), expected="> 0")
         if direction not in (None, *Direction):
-            raise InputError(
-                "a metric's direction is 'higher' or 'lower'",
-                expected="higher or lower",
-                found=str(direction),
-            )
+            what = "a metric's direction is 'higher' or 'lower'"
+            raise InputError(what, expected="higher or lower", found=str(direction))
         self.direction = Direction(direction) if direction is not None else None
         self._isolated = isolated
         self._child: _ChildProcess | None = None
@@ -173,7 +154,7 @@ class Evaluator:
     @property
     def printed(self) -> str:
         """The end of what was printed during the last evaluation, in one line."""
-        return self._child.output() if self._child is not None else ""
+        return "" if self._child is None else self._child.output()
 
     def _drop_child(self, *, kill: bool) -> None:
         child, self._child = self._child, None
@@ -212,7 +193,7 @@ class Evaluator:
         if self._child is None:
             write = None if self._prepared is None else self._prepared.write
             self._child = _ChildProcess(self._file, self._function, isolated=self._isolated, write=write)
-            # Whoever forgets to close leaves neither a process nor a directory.
+            # An evaluator that is not closed leaves neither a process nor a directory.
             self._finalizer = weakref.finalize(self, self._child.close, kill=True)
             try:
                 self._which = str(self._receive(self._child, self.timeout).get("which", ""))
@@ -305,7 +286,7 @@ class Evaluator:
         return next(iter(metrics))
 
     def _direction_of(self, metric: str) -> Direction:
-        """Prefer what was said over what the name tells; guess nothing."""
+        """Return the given direction, else that of the metric's name."""
         direction = self.direction or known_direction(metric)
         if direction is None:
             raise InputError(
@@ -334,7 +315,7 @@ def write_state(state_dict: Mapping[str, Tensor], path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What an evaluator said of one state.
+    """The result of evaluating one state.
 
     Parameters
     ----------
@@ -349,7 +330,7 @@ class Evaluation:
     standard_errors
         Standard error of a metric, by name, where the evaluator knows it.
     correction
-        Factor of a restore's cost on these samples, where they are known to tell too little of it.
+        Factor of a restore's cost on these samples, if they are known to underestimate it.
     seconds
         Time within the evaluator.
     """
@@ -413,30 +394,25 @@ class Evaluation:
 
 
 class StateEvaluator(Protocol):
-    """Whatever says how good a state is."""
+    """An evaluator of states."""
 
     @property
     def spec(self) -> str:
         """What it is, for messages."""
-        ...
 
     @property
     def metric(self) -> str | None:
         """The scalar that was asked for; None leaves it to the rules."""
-        ...
 
     @property
     def direction(self) -> Direction | None:
-        """Which way it is better, where that was said."""
-        ...
+        """Which way it is better, if given."""
 
     def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint, /) -> Evaluation:
-        """Return what there is to say of a state, measured in full."""
-        ...
+        """Return the evaluation of a state."""
 
     def close(self) -> None:
         """Release what it holds."""
-        ...
 
 
 class _ChildProcess:
@@ -456,8 +432,8 @@ class _ChildProcess:
                 raise
         self._output_path = self.directory / "output.txt"
         self._log: IO[bytes] = self._output_path.open("ab")
-        # An evaluator of ours needs nothing of the user's. Any other has the user's word, and works where its
-        # file lies: what else lies there is what the word was given for, the working directory is not.
+        # An evaluator of this package needs no files of the user's. Any other is trusted by the user, and
+        # works in its file's folder, not in the working directory.
         alone = isolated or write is not None
         self._process = start_python(
             [str(_CHILD), str(file), function, "isolated" if alone else "beside", *prepared],

@@ -74,8 +74,8 @@ def prepare(run: Run) -> Prepared:
     name, config = model_of(run.path_of(last), run.directory)
 
     def write(folder: Path) -> None:
-        own = {key: value for key, value in config.items() if key not in _IGNORED}
-        (folder / _CONFIG).write_text(json.dumps({**own, "architectures": [name]}))
+        plain = {key: value for key, value in config.items() if key not in _IGNORED}
+        (folder / _CONFIG).write_text(json.dumps({**plain, "architectures": [name]}))
         write_state(run[last].state_dict(), folder / _STATE)
 
     return Prepared(f"{run.identity(last)} {name}", write)
@@ -93,7 +93,7 @@ def model_of(last: Path, directory: Path) -> tuple[str, dict[str, Any]]:
 
     folders = (last if last.is_dir() else last.parent, directory)
     there = [folder / _CONFIG for folder in folders if (folder / _CONFIG).is_file()]
-    path = next((one for one in there if not one.is_symlink()), None)
+    path = next((file for file in there if not file.is_symlink()), None)
     if path is None:
         raise InputError(
             "there is no config.json, from which a model of transformers is made",
@@ -264,7 +264,7 @@ def _images(model: Any) -> Tensor:
     images = torch.fft.irfft2(torch.fft.rfft2(noise) * falling, s=(height, width))
     images = images / images.std()
     scale = 1.0
-    holding = [one for one in model.modules() if getattr(one, "running_var", None) is not None]
+    holding = [module for module in model.modules() if getattr(module, "running_var", None) is not None]
 
     def look(module: Any, given: tuple[Tensor, ...]) -> None:
         nonlocal scale

@@ -32,7 +32,7 @@ def evaluator_source(model: str | None = None, which: str = "", models: Sequence
         raise InputError(
             "a model is named MODULE:CLASS", found=clipped(str(model)), remedy="for example train:Net"
         )
-    others = " or ".join(ascii(one) for one in (AVERAGE, *models) if one != which)
+    others = " or ".join(ascii(other) for other in (AVERAGE, *models) if other != which)
     return _SOURCE.format(
         module=module,
         name=name,

@@ -8,12 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage.registry import local_beside
 from inshrink_core.chain import Archive
 from inshrink_core.chain.restoring import restore_folder
-from inshrink_core.errors import NotFoundError
-from inshrink_core.integrations.ranks import FirstRankSaver, is_first_rank
+from inshrink_core.integrations.ranks import FirstRankSaver, is_first_rank, step_to_restore
 from inshrink_core.integrations.versions import require
 from inshrink_core.training.recorded import record_of
 from inshrink_core.training.saver import Saver
@@ -121,12 +119,10 @@ class AcceleratorSaver(FirstRankSaver):
         saver = self._reopen()
         self._settle()
         self._accelerator.wait_for_everyone()
-        opened = Archive.open(self.path) if is_archive(self.path) else None
-        if opened is None or (step is None and not opened.listed_steps):
-            if step is not None:
-                raise NotFoundError("there is no archive", where=str(self.path))
+        found = step_to_restore(self.path, step)
+        if found is None:
             return None
-        info = opened.last if step is None else opened.reader.find(step)
+        opened, info = found
         with self._restored(opened, info.step) as folder:
             self._accelerator.load_state(str(folder), **options)
             if saver is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, cast
 
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
@@ -45,12 +45,7 @@ from inshrink_core.formats.dcp_state import (
 )
 from inshrink_core.formats.distributed import METADATA
 from inshrink_core.integrations.dcp_ranks import Ranks, ShardedEvaluator
-from inshrink_core.training.check import (
-    CheckedWriter,
-    bounds_of,
-    require_check,
-    require_check_options,
-)
+from inshrink_core.training.check import CheckedWriter, require_check_options
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -96,12 +91,8 @@ class _SaveInfo:
     paths: Mapping[str, StatePath]
 
 
-class _RankTensor(NamedTuple):
-    """A tensor, or a rank's shard of it; `box` is the shard's region, None for a full tensor."""
-
-    name: str
-    tensor: Tensor
-    box: Box | None
+_RankTensor: TypeAlias = "tuple[str, Tensor, Box | None]"
+"""Name, tensor or a rank's shard of it, and the shard's region; None for a full tensor."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +198,6 @@ class InshrinkWriter(StorageWriter):
         self._process_group = process_group
         self._ranks: Ranks | None = None
         self._step: int | None = None
-        self._checkpoint_id: str | os.PathLike[str] | None = None
         self._chain: ChainWriter | None = None
         # Used by the coordinator:
         self._plans: list[SavePlan] = []
@@ -252,17 +242,15 @@ class InshrinkWriter(StorageWriter):
         if self._ranks is None:
             timeout = timedelta(seconds=self._timeout)
             self._ranks = Ranks(self._process_group, timeout, no_dist=self._no_dist)
-        self._checkpoint_id, self._step = checkpoint_id, None
+        self._step = None
         self._ranks.meet(f"save {checkpoint_id}")
 
         def options() -> dict[str, Any]:
-            settings = {name: str(self._options[name]) for name in _AGREED}
-            checks = {
-                "check": "none" if self._check is None else "a check",
-                "max_restore_cost": str(self._max_restore_cost),
-                "check_every": str(self._check_every),
-            }
-            return {"step": step_of(checkpoint_id), "archive": self.archive, **settings, **checks}
+            agreed: dict[str, Any] = {name: self._options[name] for name in _AGREED}
+            agreed |= {"check": "none" if self._check is None else "a check"}
+            agreed |= {"max_restore_cost": self._max_restore_cost, "check_every": self._check_every}
+            step = {"step": step_of(checkpoint_id), "archive": self.archive}
+            return step | {name: str(value) for name, value in agreed.items()}
 
         numbers = self._ranks.numbers
         first, *others = self._ranks.gathered(options, "the comparison of options")
@@ -282,10 +270,6 @@ class InshrinkWriter(StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether a checkpoint's name ends with its step."""
         return _STEP.search(os.fspath(checkpoint_id)) is not None
-
-    def storage_meta(self) -> StorageMeta | None:
-        """Return the metadata that DCP logs."""
-        return StorageMeta(self._checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Refuse to save without collectives, since ranks would not know each other's plans."""
@@ -340,10 +324,10 @@ class InshrinkWriter(StorageWriter):
                 where=self.archive,
                 remedy="say which step training was restored from: resumed_from",
             )
-        parent_id = None if parent is None else parent.frame_id
         tensors, paths = self._described(plans)
         salt = os.urandom(_SALT_NBYTES)
         generation = None if self._gathering is None else self._gathering.generation
+        parent_id = _id_of(parent)
         return _SaveInfo(step, reader.archive_id, salt, generation, parent_id, is_restored, tensors, paths)
 
     def _parent(self, reader: ArchiveReader) -> tuple[FrameInfo | None, bool]:
@@ -436,7 +420,7 @@ class InshrinkWriter(StorageWriter):
                 box = None
                 if stored is not None and item.type is WriteItemType.SHARD:
                     box = Box(tuple(stored.chunk.offsets), tuple(stored.chunk.sizes))
-                tensors.append(_RankTensor(item.index.fqn, data, box))
+                tensors.append((item.index.fqn, data, box))
             for content, name in {content: name for name, content in objects.items()}.items():
                 loaded(name, content, self.archive)  # refuses unreadable objects
             return objects
@@ -467,13 +451,11 @@ class InshrinkWriter(StorageWriter):
         if self._checked is None:
             evaluator = ShardedEvaluator(cast("nn.Module", self._model), cast("Check", self._check), ranks)
             evaluator.begin(ready.specs, ready.checkpoint.specs)
-            bounds = bounds_of(self._max_restore_cost)
-            bounds.completed(require_check(evaluator, cast("nn.Module", self._model)))
-            writer = CheckedWriter(
-                ready.chain.config,
+            writer = CheckedWriter.following(
                 evaluator,
-                bounds,
-                follows=True,
+                cast("nn.Module", self._model),
+                ready.chain.config,
+                self._max_restore_cost,
                 every=self._check_every,
                 resumed=ready.chain.parent is not None,
             )
@@ -687,10 +669,7 @@ class InshrinkReader(StorageReader):
         named = self._asked is None and checkpoint_id is not None
         self._opened = self._open(step_of(checkpoint_id) if named else self._asked)
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether a checkpoint's name ends with its step."""
-        return _STEP.search(os.fspath(checkpoint_id)) is not None
+    validate_checkpoint_id = InshrinkWriter.validate_checkpoint_id
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the metadata of the step; reads only indexes."""

@@ -157,7 +157,8 @@ class Ranks:
         self._set(_State("comes", self._connected))
         seconds = self._timeout.total_seconds()
         while not _until(is_answered if self.rank else all_came, seconds):
-            late = {rank: one for rank, one in enumerate(self._states()) if one.at not in ("comes", "meets")}
+            states = enumerate(self._states())
+            late = {rank: state for rank, state in states if state.at not in ("comes", "meets")}
             if late and self.rank not in late:
                 why = self._without(late, f"did not come to {self._save}", seconds)
                 gave_up = [f"; before that: {state.name}" for state in late.values() if state.at == "leaves"]
@@ -353,21 +354,15 @@ def _conflict(what: str) -> ConflictError:
 
 
 class _Answer(NamedTuple):
-    """Value or failure of a rank."""
+    """Value of a rank, or the error that all ranks raise; neither if the rank gave up."""
 
     value: Any = None
-    failure: str = ""
+    kind: type[InputError] | None = None
     why: str = ""
 
 
-_SHARED: Final[Mapping[str, type[InputError]]] = {
-    "not finite": NotFiniteError,
-    "evaluator": EvaluatorError,
-    "input": InputError,
-}
-"""Failures of one rank that all ranks raise; any other ends the save."""
-
-_GAVE_UP: Final = "gave up"
+_SHARED: Final = (NotFiniteError, EvaluatorError, InputError)
+"""Errors of one rank that all ranks raise; any other ends the save."""
 
 _CHECK: Final = "the check"
 
@@ -535,7 +530,7 @@ class ShardedEvaluator(ModelEvaluator):
                 "an earlier check still waits for a rank that failed", where=self.spec, remedy="start again"
             )
         answers: list[Evaluation | BaseException] = []
-        device = next((one.device for one in self._tensors().values() if one.is_cuda), None)
+        device = next((tensor.device for tensor in self._tensors().values() if tensor.is_cuda), None)
 
         def ask() -> None:
             try:
@@ -564,16 +559,13 @@ class ShardedEvaluator(ModelEvaluator):
         try:
             answer = _Answer(make())
         except _GaveUpError:
-            answer = _Answer(failure=_GAVE_UP)
+            answer = _Answer()
         except InputError as error:
-            answer = _Answer(
-                failure=next(name for name, kind in _SHARED.items() if isinstance(error, kind)),
-                why=error.what,
-            )
+            answer = _Answer(None, next(kind for kind in _SHARED if isinstance(error, kind)), error.what)
         answers = self._ranks.gathered(lambda: answer, _CHECK)
         for number, each in zip(self._ranks.numbers, answers, strict=True):
-            if each.failure in _SHARED:
-                raise _SHARED[each.failure](f"rank {number}: {each.why}", where=self.spec)
+            if each.kind is not None:
+                raise each.kind(f"rank {number}: {each.why}", where=self.spec)
         return [each.value for each in answers]
 
     def _shared(self, ask: Callable[[], Evaluation]) -> Evaluation:
@@ -600,11 +592,11 @@ class ShardedEvaluator(ModelEvaluator):
         value = _mean([value for _, value, _ in answers], weights)
 
         def mean(make: Callable[[], float | None]) -> float | None:
-            found = [one for one in self._all_answer(make) if one is not None]
+            found = [value for value in self._all_answer(make) if value is not None]
             return _mean(found, weights) if len(found) == len(weights) else None
 
         (found,) = evaluations
-        values = {one.name: getattr(found, one.name) for one in fields(Evaluation)}
+        values = {field.name: getattr(found, field.name) for field in fields(Evaluation)}
         return SharedEvaluation(**values | {"value": value, "metrics": {found.metric: value}}, mean=mean)
 
 

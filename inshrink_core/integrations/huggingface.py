@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from inshrink_core.archive import is_archive
-from inshrink_core.chain import Archive
 from inshrink_core.chain.restoring import restore_folder
 from inshrink_core.formats.attribution.registered import saved_names
-from inshrink_core.integrations.ranks import FirstRankSaver, barrier
+from inshrink_core.integrations.ranks import FirstRankSaver, barrier, step_to_restore
 from inshrink_core.integrations.versions import require
 from inshrink_core.training.recorded import record_of
 from inshrink_core.training.saver import Saver
@@ -174,10 +172,10 @@ def restore_checkpoint(
     If the Trainer's folder of that step still exists, training resumes from it, bit for bit. Every rank may
     call this.
     """
-    if step is None and (not is_archive(archive) or not Archive.open(archive).listed_steps):
+    found = step_to_restore(archive, step)
+    if found is None:
         return None
-    opened = Archive.open(archive)
-    info = opened.last if step is None else opened.reader.find(step)
+    opened, info = found
     folder = Path(output_dir) / f"checkpoint-{info.step}"
     restore_folder(opened, folder, info.step, device=device)
     return str(folder)

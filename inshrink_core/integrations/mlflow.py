@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from inshrink_core.errors import InputError
 from inshrink_core.integrations.trackers import PREFIX, ArchiveTracker
 from inshrink_core.integrations.versions import require
 
@@ -47,7 +48,10 @@ class MlflowTracker(ArchiveTracker):
         mlflow = require("mlflow", extra="mlflow", oldest="2.10", tested="3.17")
         super().__init__(archive)
         self._client = mlflow.MlflowClient()
-        self._run_id = run_id or _active(mlflow)
+        run = mlflow.active_run()
+        if not run_id and run is None:
+            raise InputError("there is no active run of MLflow", remedy="mlflow.start_run(), or give run_id=")
+        self._run_id = run_id or str(run.info.run_id)
 
     def _log(self, step: int, figures: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -59,13 +63,3 @@ class MlflowTracker(ArchiveTracker):
     def _refer(self, about: Mapping[str, Any]) -> None:
         self._client.set_tag(self._run_id, f"{PREFIX}.archive", about["uri"])
         self._client.log_dict(self._run_id, dict(about), f"{PREFIX}/archive.json")
-
-
-def _active(mlflow: Any) -> str:
-    """Return the active run."""
-    run = mlflow.active_run()
-    if run is None:
-        from inshrink_core.errors import InputError
-
-        raise InputError("there is no active run of MLflow", remedy="mlflow.start_run(), or give run_id=")
-    return str(run.info.run_id)

@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage.registry import place_of
+from inshrink_core.chain import Archive
 from inshrink_core.errors import InshrinkError, StorageError
+from inshrink_core.frame import FrameInfo
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import SetAside, Spool, spool_folder
 
@@ -138,6 +141,22 @@ class _Trial(Saver):
 
     def _begin(self, *_: Any) -> None:
         self._open_writer().close()
+
+
+def step_to_restore(archive: str | os.PathLike[str], step: int | None) -> tuple[Archive, FrameInfo] | None:
+    """Return an archive, and the frame of a step or the last one; None without a step if there is none.
+
+    Raises
+    ------
+    NotFoundError, MissingFrameError
+        The archive has no such step, or its file is missing.
+    """
+    if step is None and not is_archive(archive):
+        return None
+    opened = Archive.open(archive)
+    if step is None and not opened.listed_steps:
+        return None
+    return opened, opened.last if step is None else opened.reader.find(step)
 
 
 def is_first_rank() -> bool:

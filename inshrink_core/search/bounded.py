@@ -6,37 +6,56 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.archive.segment import is_sound
-from inshrink_core.chain import ArchiveSize, ChainConfig, ChainWriter, archive_size, is_exact
+from inshrink_core.chain import (
+    ArchiveSize,
+    ChainConfig,
+    ChainState,
+    ChainWriter,
+    PreparedFrame,
+    archive_size,
+    is_exact,
+    stored_view,
+)
+from inshrink_core.chain.append import WORTHWHILE
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
-from inshrink_core.codec import EncoderState
+from inshrink_core.codec import FALLBACK_CODEC, EncoderState, get_codec
 from inshrink_core.errors import CheckFailedError, DamagedError, NotFiniteError
 from inshrink_core.evaluate.comparison import EvaluatedStep
 from inshrink_core.metrics import worse_by
 from inshrink_core.search.bounds import FIGURES, Bounds, Figures, Verdict
-from inshrink_core.search.choosing import Chooser, Decision, StepBounds
-from inshrink_core.search.judge import Judge
-from inshrink_core.search.measure import restored_from
-from inshrink_core.search.promise import Judged, Originals, Promise, StepPromise
-from inshrink_core.search.trials import OnTrial, model_digests
+from inshrink_core.search.measure import frame_overhead, restored_from, step_ratio
+from inshrink_core.search.space import Candidate, Cube, CubePoint, Line, space_of
+from inshrink_core.search.trials import Judge, Measurer, OnTrial, Trial, TriedFrame, model_digests
+from inshrink_core.search.walk import Outcome, Walk, follow_line, walk_cube, walk_line
 
 if TYPE_CHECKING:
+    from inshrink_core.archive.index import FrameIndex
     from inshrink_core.chain import Appended, Archive
     from inshrink_core.chain.append import TensorDone
     from inshrink_core.evaluate import EvaluatorRequest
     from inshrink_core.formats import Run
     from inshrink_core.frame import FrameInfo
 
+MOST_TRIALS: Final = 10
+"""Most trials of a step on a line: the walk, the last configuration, a keyframe."""
+
+_ROOM: Final = 1 / 2
+"""Share of a step's bound that leaves room for a coarser candidate."""
 
 _LEAST_SHARE: Final = 1 / 8
-"""Of a restore cost's bound, that a step may use however small the learning rate is."""
+"""Share of a restore cost's bound that a step may use however small the learning rate is."""
 
 _PEAK: Final = "peak_learning_rate"
+
+Originals = Callable[[int], "Checkpoint | None"]
+"""Returns the original of a step; None if it is not available."""
 
 
 class StepWriter(Protocol):
@@ -44,35 +63,194 @@ class StepWriter(Protocol):
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Append a step; may set the chain's config first."""
-        ...
 
 
 class AsConfigured:
-    """Writes every step as the chain's config says."""
+    """Writes every step with the chain's config."""
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Append a step."""
         return chain.append(checkpoint, done=done)
 
 
+class Judged(NamedTuple):
+    """Evaluated steps of a chain as a comparison has them, and the evaluator."""
+
+    judge: Judge
+    steps: tuple[EvaluatedStep, ...]
+    n_samples: int | None
+    standard_errors: Mapping[int, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPromise(Figures):
+    """How one restored step keeps the bounds, by the figures of what its frame decodes to.
+
+    Parameters
+    ----------
+    config
+        What its weights are written with, as in a config file.
+    informative
+        False if the previous checkpoint in this one's place keeps the bounds too.
+    exact
+        Whether it is stored bit for bit, because nothing coarser keeps the bounds.
+    side
+        On which side of the bounds it is, and whether the metric's noise reaches them.
+    """
+
+    config: Mapping[str, Any]
+    informative: bool
+    exact: bool
+    side: str
+
+    @property
+    def within(self) -> bool:
+        """Whether the step keeps the bounds."""
+        return self.side.startswith("inside")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What was promised of every restored step of an archive, and how each keeps it.
+
+    Parameters
+    ----------
+    bounds
+        The limits, a divergence bound that was added included.
+    steps
+        By step, those of the run.
+    evaluations
+        States that the evaluator judged for it, originals not counted.
+    evaluator_seconds
+        Time within the evaluator, originals included.
+    """
+
+    bounds: Bounds
+    steps: Mapping[int, StepPromise]
+    evaluations: int
+    evaluator_seconds: float = 0.0
+
+    @property
+    def broken(self) -> tuple[int, ...]:
+        """Steps that break the bounds: they were archived before, without them or with others."""
+        return tuple(sorted(step for step, promise in self.steps.items() if not promise.within))
+
+    def failure(self, archive: Path | str) -> CheckFailedError | None:
+        """Return why the chain does not keep what was asked of it; None where it does."""
+        if not self.broken:
+            return None
+        return CheckFailedError(
+            f"{len(self.broken)} steps break the bounds, step {self.broken[0]} first",
+            where=str(archive),
+            remedy="they were archived before, without these bounds; write to another archive",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what bounds add to the document of ``inshrink compress --json``."""
+        rows = self.steps.values()
+        largest = {
+            f"max_{name}": max((v for row in rows if (v := getattr(row, name)) is not None), default=None)
+            for name in FIGURES
+        }
+        return {"bounds": self.bounds.to_json(), **largest, "evaluations": self.evaluations}
+
+    def step_json(self, step: int) -> dict[str, Any]:
+        """Return what bounds add to a frame; null where the run does not have the step."""
+        names = ("config", *FIGURES, "informative", "exact", "side")
+        promise = self.steps.get(step)
+        return {name: None if promise is None else getattr(promise, name) for name in names}
+
+
+class _Decision(NamedTuple):
+    """A measured candidate; none if nothing keeps the bounds and the step is stored exactly."""
+
+    keyframe: bool
+    candidate: Candidate | None = None
+    trial: Trial | None = None
+    verdict: Verdict = Verdict(within=True, usage=0.0)
+    tried: TriedFrame | None = None
+    prepared: PreparedFrame | None = None
+
+
+@dataclass(kw_only=True)
+class _StepTrials(Measurer):
+    """Candidates for the next frame of a chain, each encoded in memory and evaluated.
+
+    Parameters
+    ----------
+    checkpoint, keyframe
+        The next checkpoint, and whether its frame is a keyframe.
+    target
+        The bounds of the step.
+    state, index
+        What it is encoded against, and the index it inherits from.
+    on_trial
+        Called after each trial.
+    """
+
+    checkpoint: Checkpoint
+    keyframe: bool
+    target: Bounds
+    state: ChainState
+    index: FrameIndex | None
+    on_trial: OnTrial | None
+    _best: tuple[float, Candidate, PreparedFrame] | None = None
+
+    def outcome(self, point: Any, candidate: Candidate) -> Outcome[Any]:
+        """Encode and evaluate a candidate; the frame of the best one so far stays in memory."""
+        trial, encoded, tried = self.measured(candidate, self.checkpoint, self.state, self.index)
+        if self.on_trial is not None:
+            self.on_trial(trial)
+        verdict = self.target.judge(trial)
+        ratio = trial.ratio_weights if verdict.within else -math.inf
+        if self._best is None or self._best[0] < ratio:
+            frame = PreparedFrame(encoded.chain, self.checkpoint, self.state, encoded.plan, encoded.results)
+            self._best = ratio, candidate, frame
+        decision = _Decision(self.keyframe, candidate, trial, verdict, tried)
+        return Outcome(point, verdict.within, trial.ratio_weights, verdict.usage, decision)
+
+    def decision(self, outcome: Outcome[Any]) -> _Decision:
+        """Return a measured candidate as a decision, with its frame if that is in memory."""
+        decision: _Decision = outcome.result
+        is_best = self._best is not None and self._best[1] == decision.candidate
+        return decision._replace(prepared=self._best[2] if self._best is not None and is_best else None)
+
+    def nearer(self, last: Outcome[Any], previous: Figures | None) -> Outcome[Any] | None:
+        """Aim at less than the previous checkpoint costs, if the last configuration leaves room there.
+
+        Returns
+        -------
+        Outcome or None
+            `last`, judged by the new aim; None if the aim stays, and the configuration with it.
+        """
+        aim = None if previous is None else self.target.nearer_than(previous)
+        verdict = None if aim is None else aim.judge(last.result.trial)
+        if aim is None or verdict is None or verdict.usage >= _ROOM:
+            return None
+        self.target = aim
+        decision = last.result._replace(verdict=verdict)
+        return replace(last, within=verdict.within, usage=verdict.usage, result=decision)
+
+
 class BoundedWriter:
     """Writes each step with the settings chosen for it, and checks what its frame decodes to.
 
-    A `StepWriter`; one writer writes the steps of one chain, in order.
+    A `StepWriter`; one writer writes the steps of one chain, in order. The search of a step begins at the
+    settings of the step before.
 
     Parameters
     ----------
     base
-        How frames are made, but for what is searched.
+        How frames are made, except for what is searched.
     judge
         The evaluator, and the bounds.
     originals
-        The originals. One that the judge has evaluated need not be at hand.
+        The originals. One that the judge has evaluated need not be available.
     following
-        Step of the original that comes after one; None where it is not at hand yet. It decides whether the
+        Step of the original that comes after one; None if it is not available yet. It decides whether the
         bounds are informative at a chain's first step, which has no previous checkpoint.
     resumed
-        Whether `base` is what an archive was written with so far, and the search goes on from there.
+        Whether an archive was written with `base` so far, from which the search continues.
     follows
         Measure as little as a training leaves time for: the coarseness follows what the save before used of
         the bounds (`inshrink_core.search.walk.follow_line`), instead of being searched at every step.
@@ -82,7 +260,7 @@ class BoundedWriter:
     Attributes
     ----------
     appended
-        The last step that was written, also where it was then found to break the bounds.
+        The last step that was written, even if it was then found to break the bounds.
     """
 
     def __init__(
@@ -96,21 +274,27 @@ class BoundedWriter:
         follows: bool = False,
         on_trial: OnTrial | None = None,
     ) -> None:
-        self._judge, self._originals, self._follows = judge, originals, follows
-        self._base = base.as_set()
-        self._options: dict[str, Any] = {"resumed": resumed, "follows": follows, "on_trial": on_trial}
-        self._chooser: Chooser | None = None
-        # Holds the state after the last frame that was decoded, so that the next one is without those before.
+        self._base, self._judge, self._originals = base.as_set(), judge, originals
+        self._follows, self._on_trial = follows, on_trial
+        self._following = following or (lambda step: None)
+        self._space: Cube | Line | None = None
+        # Whether the bounds were informative at a step, of this session or earlier ones.
+        self._informed = resumed
+        # Point of the last step at which they were, and the share of them that the last step uses.
+        self._last: Any = None
+        self._usage: float | None = None
+        self._last_index: tuple[bytes, FrameIndex] | None = None
+        self._keyframe_nbytes: int | None = None
+        # The state after the last decoded frame, so that the next one is decoded without those before.
         self._view: Archive | None = None
         self._figures = Figures()
-        self._following = following or (lambda step: None)
         self._step, self._peak = 0, 0.0
         self._bounds: Bounds | None = None
         self._steps: dict[int, StepPromise] = {}
         self.appended: Appended | None = None
 
-    def begin(self, checkpoint: Checkpoint, chain: ChainWriter | None = None) -> Chooser:
-        """Take note of the checkpoint at hand; the layer types of the first one decide what is searched.
+    def begin(self, checkpoint: Checkpoint, chain: ChainWriter | None = None) -> Cube | Line:
+        """Return the space that is searched, by the layer types of the first checkpoint.
 
         Of a chain that several write together, the layer types are those of all.
 
@@ -119,13 +303,14 @@ class BoundedWriter:
         ConfigError
             The codec has nothing to search.
         """
-        if self._chooser is None:
+        self._step = checkpoint.step
+        if self._space is None:
             layers = {spec.layer for spec in checkpoint.specs if spec.role in MODEL_ROLES}
             if chain is not None:
                 layers = layers.union(*chain.of_all(layers))
-            self._chooser = Chooser(base=self._base, layers=layers, judge=self._judge, **self._options)
-        self._step = checkpoint.step
-        return self._chooser
+            self._space = space_of(self._base.codec, layers)
+            self._last = self._space.point_of(self._base.config) if self._informed else None
+        return self._space
 
     @property
     def bounds(self) -> Bounds:
@@ -152,10 +337,10 @@ class BoundedWriter:
         )
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
-        """Write a step with the smallest frame found that keeps the bounds, exactly where there is none.
+        """Write a step with the smallest frame found that keeps the bounds, or exactly.
 
-        Exactly, too, where the original itself has a metric that is not finite, so that nothing can be
-        compared with it; but not the first one that is evaluated, for then the evaluator is of no use.
+        Exactly, too, if the original itself has a metric that is not finite, so that nothing can be compared
+        with it; but not the first one that is evaluated, for then the evaluator is of no use.
 
         Raises
         ------
@@ -164,33 +349,35 @@ class BoundedWriter:
         CheckFailedError
             The frame on disk does not decode to what was measured, and breaks the bounds.
         """
-        chooser = self.begin(checkpoint, chain)
+        space = self.begin(checkpoint, chain)
         is_judged = self._follows or self._bounds is None
         if not is_judged and (why := self._why_not_judged(checkpoint.step)):
             self.appended = self.append_exactly(chain, checkpoint, done, why)
             self._note_unjudged(checkpoint.step, chain.config.record(), same=True)
             return self.appended
-        target, stale = self._target(chain, checkpoint), self._stale(chain.parent, checkpoint.step)
-        wanted = StepBounds(target, stale, self._is_informative(stale))
-        decision = chooser.choose(chain, checkpoint, wanted)
-        # The size of a keyframe upon a base model is no measure of others.
-        based = chain.base is not None and chain.parent is None
-        if decision.candidate is None:
-            chain.config = chooser.exact()
+        target, previous = self._target(chain, checkpoint), self._previous(chain.parent, checkpoint.step)
+        informative = self._is_informative(previous)
+        decision = self._choose(chain, checkpoint, target, previous, informative=informative)
+        candidate, trial, tried = decision.candidate, decision.trial, decision.tried
+        # The size of a keyframe relative to a base model is no measure of others.
+        is_based = chain.base is not None and chain.parent is None
+        if candidate is None:
+            chain.config = self._exact(space)
             quality = {"how": "exact", "why": "nothing coarser keeps the bounds"}
         else:
-            chain.config = decision.candidate.chain_config(chooser.base)
-            quality = self._quality("measured", decision.figures)
-        keyframe = decision.keyframe or (None if decision.candidate is None else False)
+            chain.config = candidate.chain_config(self._base)
+            quality = self._quality("measured", trial or Figures())
+        keyframe = decision.keyframe or (None if candidate is None else False)
         appended = self.appended = chain.append(
             checkpoint, done=done, keyframe=keyframe, quality=quality, prepared=decision.prepared
         )
-        chooser.wrote(decision, appended.info.frame_id, based=based)
+        self._last_index = None if tried is None else (appended.info.frame_id, tried.frame_index)
+        if decision.keyframe and trial is not None:
+            self._keyframe_nbytes = None if is_based else trial.weights_nbytes
         self._figures, verdict = self._written(chain, checkpoint, decision, appended)
-        record, exact = chain.config.record(), decision.trial is None
-        how = {"informative": wanted.informative, "exact": exact}
-        self._note(checkpoint.step, record, self._figures, verdict.side, **how)
-        if not verdict.kept:
+        how = {"informative": informative, "exact": trial is None}
+        self._note(checkpoint.step, chain.config.record(), self._figures, verdict.side, **how)
+        if not verdict.within:
             raise CheckFailedError(
                 f"step {checkpoint.step} breaks the bounds although it was measured to keep them",
                 where=str(chain.archive.path),
@@ -200,8 +387,129 @@ class BoundedWriter:
             )
         return appended
 
+    def _choose(
+        self,
+        chain: ChainWriter,
+        checkpoint: Checkpoint,
+        target: Bounds,
+        previous: Figures | None,
+        *,
+        informative: bool,
+    ) -> _Decision:
+        """Return the settings of the next frame of a chain."""
+        step = self._trials(chain, checkpoint, target, keyframe=chain.keyframe_is_due)
+        is_first = chain.parent is None
+        decision = self._decide(step, previous, informative=informative, is_first=is_first)
+        if decision.candidate is None and chain.unchanged:
+            # Older tensors break the bounds, however fine the others are.
+            chain.unchanged = frozenset()
+            step = self._trials(chain, checkpoint, target, keyframe=step.keyframe)
+            decision = self._decide(step, previous, informative=informative, is_first=is_first)
+        delta = decision.trial
+        if step.keyframe or self._follows or self._keyframe_nbytes is None:
+            return decision
+        if delta is None or delta.weights_nbytes < WORTHWHILE * self._keyframe_nbytes:
+            return decision
+        # The delta saves nothing: a keyframe that keeps the bounds and is no larger takes its place.
+        alone = self._trials(chain, checkpoint, step.target, keyframe=True)
+        outcome = alone.outcome(None, decision.candidate)  # type: ignore[arg-type]
+        is_smaller = outcome.within and outcome.result.trial.weights_nbytes <= delta.weights_nbytes
+        return alone.decision(outcome) if is_smaller else decision
+
+    def _trials(
+        self, chain: ChainWriter, checkpoint: Checkpoint, target: Bounds, *, keyframe: bool
+    ) -> _StepTrials:
+        # Sizes are not measured if usage alone decides.
+        is_sized = not (self._follows and self._informed and isinstance(self._space, Line))
+        return _StepTrials(
+            base=self._base,
+            judge=self._judge,
+            sized=is_sized,
+            checkpoint=checkpoint,
+            keyframe=keyframe,
+            target=target,
+            state=chain.state(keyframe=keyframe, specs=checkpoint.specs),
+            index=None if keyframe or not is_sized else self._index_of_parent(chain, checkpoint),
+            on_trial=self._on_trial,
+        )
+
+    def _index_of_parent(self, chain: ChainWriter, checkpoint: Checkpoint) -> FrameIndex:
+        """Return the parent's index, or about what it would be, for the size of a delta."""
+        known, parent = self._last_index, chain.parent
+        if known is not None and parent is not None and known[0] == parent.frame_id:
+            return known[1]
+        stored = stored_view(checkpoint, chain.config.optimizer)
+        return frame_overhead(stored, {}, chain.config, chain.config.record(), None)[1]
+
+    def _outcome(self, point: Any, step: _StepTrials) -> Outcome[Any]:
+        return step.outcome(point, self.begin(step.checkpoint).candidate(point))
+
+    def _decide(
+        self, step: _StepTrials, previous: Figures | None, *, informative: bool, is_first: bool
+    ) -> _Decision:
+        """Return the settings of a step, as a keyframe or a delta.
+
+        Without a previous checkpoint to compare with, nothing coarser than the start is tried. If that keeps
+        the bounds, they are not informative, and the last configuration stays if it keeps them. It is the
+        start as long as the bounds were informative at no step, and then gives way to a coarser one that
+        comes nearer than the previous checkpoint does.
+        """
+        searched = informative
+        self._informed = self._informed or (searched and previous is not None)
+        coarser = searched and not (previous is None and is_first)
+        last = None
+        if not searched and self._last is not None:
+            last = self._outcome(self._last, step)
+            nearer = None if self._informed or not last.within else step.nearer(last, previous)
+            if nearer is not None:
+                self._usage, searched, coarser, last = nearer.usage, True, True, nearer
+        best = last
+        if last is None or searched or not last.within:
+            best = self._search(step, coarser, [] if last is None else [last])
+        self._usage = None if best is None else best.usage
+        if best is None:
+            return _Decision(step.keyframe)
+        if searched or self._last is None:
+            self._last = best.point
+        return step.decision(best)
+
+    def _search(self, step: _StepTrials, coarser: bool, known: list[Outcome[Any]]) -> Outcome[Any] | None:
+        """Search around the last configuration, if there is one."""
+        space = self.begin(step.checkpoint)
+
+        def outcome(point: Any) -> Outcome[Any]:
+            return self._outcome(point, step)
+
+        if isinstance(space, Cube):
+
+            def ratio_of(point: CubePoint) -> float:
+                chain = space.candidate(point).chain_config(self._base)
+                return step_ratio(chain, step.checkpoint, step.state, step.index)
+
+            return walk_cube(Walk(outcome, None, known), space, ratio_of, self._last)
+        walk = Walk(outcome, MOST_TRIALS - 2, known)
+        start = self._start(space)
+        if self._follows:
+            return follow_line(walk, start, self._usage)
+        return walk_line(walk, start) if coarser else walk_line(walk, start, most=start)
+
+    def _start(self, space: Cube | Line) -> Any:
+        return space.point_of(self._base.config) if self._last is None else self._last
+
+    def _exact(self, space: Cube | Line) -> ChainConfig:
+        """Return how a step is stored bit for bit, with as little harm to later ones as the codec can.
+
+        Its optimizer state, too, unless another way of storing it was asked for.
+        """
+        start = self._start(space)
+        chain = self._base if start is None else space.candidate(start).chain_config(self._base)
+        exact = chain.config.made_exact()
+        if exact is not None:
+            return chain.made_exact(exact)
+        return replace(self._base, overrides=()).made_exact(get_codec(FALLBACK_CODEC)())
+
     def _written(
-        self, chain: ChainWriter, checkpoint: Checkpoint, decision: Decision, appended: Appended
+        self, chain: ChainWriter, checkpoint: Checkpoint, decision: _Decision, appended: Appended
     ) -> tuple[Figures, Verdict]:
         """Return the figures of the frame that was appended last, and whether it keeps the bounds.
 
@@ -215,7 +523,7 @@ class BoundedWriter:
 
         if all(chain.of_all(appended.as_prepared and sound())):
             self._view = None
-            return decision.figures, decision.verdict
+            return decision.trial or Figures(drop=0.0), decision.verdict
         if chain.split is not None:  # a frame of which others write parts, too, cannot be read yet
             if not sound():
                 raise DamagedError("the part is not on disk as it was written", where=info.path)
@@ -226,7 +534,7 @@ class BoundedWriter:
             written = self._view.checkpoint(info)
         tried = decision.tried
         if all(chain.of_all(tried is not None and model_digests(written) == tried.digests)):
-            return decision.figures, decision.verdict
+            return decision.trial or Figures(drop=0.0), decision.verdict
         figures = self._judge.figures(info.step, written)
         return figures, self.bounds.judge(figures)
 
@@ -234,16 +542,13 @@ class BoundedWriter:
         self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None, why: str
     ) -> Appended:
         """Write a step bit for bit, since it is not known whether a smaller frame keeps the bounds."""
-        chooser = self.begin(checkpoint, chain)
-        chooser.usage = None  # nothing was measured that the next step could be written alike
-        chain.config, chain.unchanged = chooser.exact(), frozenset()
+        self._usage = None  # nothing was measured that the next step could be written alike
+        chain.config, chain.unchanged = self._exact(self.begin(checkpoint, chain)), frozenset()
         return chain.append(checkpoint, done=done, quality={"how": "exact", "why": why})
 
     def can_repeat(self, chain: ChainWriter) -> bool:
         """Whether the next step can be written as the last one was, without being evaluated."""
-        chooser = self._chooser
-        is_measured = chooser is not None and chooser.last is not None and chooser.usage is not None
-        return is_measured and chain.parent is not None
+        return None not in (self._last, self._usage, chain.parent)
 
     def repeat(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None) -> Appended:
         """Write a step as the last one was; a restore of it is taken to cost the same."""
@@ -252,21 +557,21 @@ class BoundedWriter:
 
     def check(self, archive: Archive, info: FrameInfo) -> None:
         """Evaluate a step that was archived before."""
-        parents = [one for one in archive.frames if one.frame_id == info.parent_id]
+        parents = [frame for frame in archive.frames if frame.frame_id == info.parent_id]
         meta = archive.frame(info).meta
         if self._why_not_judged(info.step):
             original, written = self._originals(info.step), archive.checkpoint(info)
             same = original is not None and model_digests(original) == model_digests(written)
             self._note_unjudged(info.step, meta, same=same)
             return
-        stale = self._stale(parents[0] if parents else None, info.step)
+        previous = self._previous(parents[0] if parents else None, info.step)
         figures = self._judge.figures(info.step, archive.checkpoint(info))
         exact = is_exact(str(meta["codec"]), meta["config"])
-        how = {"informative": self._is_informative(stale), "exact": exact}
+        how = {"informative": self._is_informative(previous), "exact": exact}
         self._note(info.step, meta, figures, self.bounds.judge(figures).side, **how)
 
     def saw(self, checkpoint: Checkpoint) -> float:
-        """Take note of the learning rate of a checkpoint, whose largest so far counts; return it."""
+        """Return the learning rate of a checkpoint; the largest so far is remembered."""
         rate = max((group.get("lr", 0.0) for group in checkpoint.hyperparameters.values()), default=0.0)
         self._peak = max(self._peak, rate)
         return rate
@@ -301,16 +606,16 @@ class BoundedWriter:
         rate = self.saw(checkpoint)
         share = max(rate / self._peak, _LEAST_SHARE) if self._peak else 1.0
         codec = chain.config.config
-        lasting = 1.0
+        persistence = 1.0
         if isinstance(codec, EncoderState):
             rows = chain.of_all(codec.shaped(chain.state(keyframe=False).references.values()))
-            lasting = codec.lasting(*(sum(counts) for counts in zip(*rows, strict=True)))
-        return self.bounds.with_restore_cost(share / lasting)
+            persistence = codec.lasting(*(sum(counts) for counts in zip(*rows, strict=True)))
+        return self.bounds.with_restore_cost(share / persistence)
 
-    def _stale(self, parent: FrameInfo | None, step: int) -> Figures | None:
+    def _previous(self, parent: FrameInfo | None, step: int) -> Figures | None:
         """Return the figures of the previous checkpoint in a step's place; of a first step, the next one's.
 
-        None where that is not at hand, or its metric is not finite.
+        None if that is not available, or its metric is not finite.
         """
         neighbour = self._following(step) if parent is None else parent.step
         if (
@@ -330,7 +635,7 @@ class BoundedWriter:
         return ""
 
     def _quality(self, how: str, figures: Figures) -> dict[str, Any]:
-        """Return what a frame says of its own quality: what was found, how, and what was promised."""
+        """Return the quality record of a frame: the figures, how they are known, and the bounds."""
         found = {name: value for name in FIGURES if (value := getattr(figures, name)) is not None}
         limits = {name: float(limit) for name, limit in self.bounds.limits.items()}
         peak = {_PEAK: self._peak} if self._peak and self.bounds.max_restore_cost is not None else {}
@@ -344,13 +649,13 @@ class BoundedWriter:
         self._steps[step] = StepPromise(config=config, side=side, **figures | how)
 
     def _note_unjudged(self, step: int, record: Mapping[str, Any], *, same: bool) -> None:
-        """Remember a step that nothing can be compared with: kept where it is stored bit for bit."""
-        side = Verdict(kept=same, usage=0.0).side
+        """Remember a step that nothing can be compared with: within if it is stored bit for bit."""
+        side = Verdict(within=same, usage=0.0).side
         self._note(step, record, Figures(), side, informative=False, exact=same)
 
-    def _is_informative(self, stale: Figures | None) -> bool:
+    def _is_informative(self, previous: Figures | None) -> bool:
         """Whether the previous checkpoint breaks the bounds; true without one."""
-        return stale is None or not self.bounds.judge(stale).kept
+        return previous is None or not self.bounds.judge(previous).within
 
 
 @contextmanager
@@ -406,7 +711,7 @@ def written_bounded(
     Raises
     ------
     CheckFailedError
-        The bounds cannot be kept.
+        No frame keeps the bounds.
     """
     with (
         tempfile.TemporaryDirectory(prefix="inshrink-") as folder,

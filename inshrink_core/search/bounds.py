@@ -1,4 +1,4 @@
-"""What a user is promised of every restored step, and whether a measured step keeps it."""
+"""Bounds on every restored step, and whether a measured step keeps them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from inshrink_core.evaluate.evaluator import Evaluation
 
 DEFAULT_MAX_DIVERGENCE: Final = 0.003
 """Nats. Added to a bound on the drop where the evaluator returns ``log_probs``: a drop alone is also
-kept by weights that were never stored. ``docs/search.md`` says how it was chosen."""
+met by weights that were never stored. ``docs/search.md`` has how it was chosen."""
 
 # Standard errors from a limit at which a figure is clearly on one side of it (95 % of a normal).
 _N_NOISE_ERRORS: Final = 2.0
 
 DEFAULT_MAX_RESTORE_COST: Final = 0.003
-"""Expected relative rise of the loss after a restore (``docs/rehearsal.md`` says how it was chosen)."""
+"""Expected relative rise of the loss after a restore (``docs/rehearsal.md`` has how it was chosen)."""
 
 REMEDIES: Final = {
     "drop": "a metric of zero has no relative change; choose another with --eval-metric",
@@ -41,22 +41,22 @@ class Verdict:
 
     Parameters
     ----------
-    kept
+    within
         Every figure is within its limit.
     usage
-        The largest figure as a share of its limit, infinite for a failure: at most 1 where kept.
+        The largest figure as a share of its limit, infinite for a failure: at most 1 within.
     clear
-        False where the metric's noise reaches the limit, so that other samples might say otherwise.
+        False where the metric's noise reaches the limit, so that other samples might decide otherwise.
     """
 
-    kept: bool
+    within: bool
     usage: float
     clear: bool = True
 
     @property
     def side(self) -> str:
         """``inside``, ``outside``, or ``inside, within noise`` and ``outside, within noise``."""
-        word = "inside" if self.kept else "outside"
+        word = "inside" if self.within else "outside"
         return word if self.clear else f"{word}, within noise"
 
 
@@ -69,7 +69,7 @@ class Bounds:
     max_drop
         Largest relative change of the metric for the worse, at least 0: 0.01 is one percent.
     max_divergence
-        Largest divergence of the predictions, nats, at least 0. Infinity leaves it free, and says so.
+        Largest divergence of the predictions, nats, at least 0. Infinity leaves it free.
     max_restore_cost
         Largest expected relative rise of the loss, at least 0: 0.002 is a fifth of a percent.
 
@@ -108,7 +108,7 @@ class Bounds:
         """
         if self == Bounds():
             return None
-        if not self.given:
+        if not self.limits:
             raise InputError(
                 "--max-divergence inf alone bounds nothing", remedy="give --max-drop too, or neither"
             )
@@ -128,7 +128,7 @@ class Bounds:
         Returns
         -------
         Bounds or None
-            None where the previous checkpoint costs nothing that is bounded: it then tells nothing.
+            None if the previous checkpoint costs nothing that is bounded.
         """
         found = {name: getattr(stale, name) for name in self.limits}
         costs = {name: value / 2 for name, value in found.items() if value is not None and value > 0}
@@ -141,11 +141,6 @@ class Bounds:
         """What is bounded, by figure; what is left free or waived is not in it."""
         given = {name: getattr(self, f"max_{name}") for name in FIGURES}
         return {name: limit for name, limit in given.items() if limit is not None and math.isfinite(limit)}
-
-    @property
-    def given(self) -> bool:
-        """Whether anything is bounded."""
-        return bool(self.limits)
 
     def completed(self, original: Evaluation) -> Bounds:
         """Return the bounds with a divergence bound beside a lone drop bound, where one can be checked.
@@ -172,7 +167,7 @@ class Bounds:
         return self
 
     def judge(self, figures: Figures) -> Verdict:
-        """Say whether figures keep the bounds; the measured value decides, noise only says how clearly.
+        """Return whether figures keep the bounds; the measured value decides, noise only how clearly.
 
         Raises
         ------
@@ -180,17 +175,17 @@ class Bounds:
             A bounded figure does not exist, as the drop of a metric of 0.
         """
         if figures.failure:
-            return Verdict(kept=False, usage=math.inf)
-        shares, kept, clear = [0.0], True, True
+            return Verdict(within=False, usage=math.inf)
+        shares, within, clear = [0.0], True, True
         for name, limit in self.limits.items():
             figure = getattr(figures, name)
             if figure is None:
                 raise InputError(f"{option_of(name)} cannot be checked", remedy=REMEDIES[name])
-            kept = kept and figure <= limit
+            within = within and figure <= limit
             shares.append(0.0 if figure <= 0 else figure / limit if limit > 0 else math.inf)
             error = figures.drop_error if name == "drop" else None
             clear = clear and (error is None or abs(figure - limit) > _N_NOISE_ERRORS * error)
-        return Verdict(kept=kept, usage=max(shares), clear=clear)
+        return Verdict(within=within, usage=max(shares), clear=clear)
 
     def to_json(self) -> dict[str, Any]:
         """Return the limits as JSON values."""

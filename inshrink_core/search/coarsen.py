@@ -13,7 +13,7 @@ from inshrink_core.execution import default_threads
 from inshrink_core.frame import Block
 
 FLOAT32_NBYTES: Final = 4
-"""What a ratio of exported weights is measured against, whatever dtype they are stored in."""
+"""Size of a weight that a ratio of exported weights is relative to, for every dtype."""
 
 # About the coarseness that makes keyframes an eighth of float32.
 _FIRST_COARSENESS: Final = 8.0
@@ -26,7 +26,7 @@ _NEAR: Final = 0.97
 # How far beyond the coarseness that should suffice the next trial goes: doubling it saves just under a bit.
 _MARGIN: Final = 1.015
 
-# Relative error beyond which weights are not coarsened further, whatever ratio was asked for.
+# Relative error beyond which weights are not coarsened further.
 _MOST_ERROR: Final = 0.5
 
 
@@ -40,7 +40,7 @@ class Coarsened(NamedTuple):
 
 
 def coarsen(
-    view: Checkpoint, whole: Checkpoint, nbytes: float, tried: Callable[[int], None], device: str = "cpu"
+    view: Checkpoint, full: Checkpoint, nbytes: float, tried: Callable[[int], None], device: str = "cpu"
 ) -> Coarsened:
     """Return the weights on the finest lattice whose blocks take no more than some bytes.
 
@@ -48,8 +48,8 @@ def coarsen(
     ----------
     view
         What to encode: weights and buffers.
-    whole
-        The same and whatever tells how sensitive a weight is.
+    full
+        The same, and the tensors that weights' sensitivities come from.
     nbytes
         What they may take.
     tried
@@ -60,7 +60,7 @@ def coarsen(
     Notes
     -----
     Half the precision saves a bit a weight, which gives the next trial; two or three are usual. Each encodes
-    all weights once; the encoded bytes of the best one are held.
+    all weights once; the encoded bytes of the best result stay in memory.
     Where even `_MOST_ERROR` does not suffice, the coarsest result below it is returned.
     """
     target, best, at = max(nbytes, 1.0), None, _FIRST_COARSENESS
@@ -73,7 +73,7 @@ def coarsen(
     n_values = max(sum(spec.numel for spec in view.specs if spec.role in MODEL_ROLES), 1)
     for number in range(_MOST_TRIALS):
         tried(number)
-        found = _encode(view, whole, at, device)
+        found = _encode(view, full, at, device)
         if best is not None and found.relative_error > _MOST_ERROR:
             break
         best = found if best is None else min(best, found, key=order)
@@ -85,7 +85,7 @@ def coarsen(
     return found if best is None else best
 
 
-def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float, device: str) -> Coarsened:
+def _encode(view: Checkpoint, full: Checkpoint, coarseness: float, device: str) -> Coarsened:
     """Encode all weights once."""
     codec = get_codec(DEFAULT_CODEC)
     config = ChainConfig(
@@ -94,9 +94,9 @@ def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float, device: str)
         device=device,
         threads=default_threads(),
     )
-    _, results = FrameEncoder(config).encode(whole, ChainState(), view.specs)
+    _, results = FrameEncoder(config).encode(full, ChainState(), view.specs)
     blocks, error, norm = [], 0.0, 0.0
-    for row in results:  # its state, which is larger than the block, is not kept
+    for row in results:  # not its state, which is larger than the block
         blocks.append((row.spec, row.block))
         error += row.squared_error
         norm += row.squared_norm

@@ -46,11 +46,11 @@ _SAMPLE_NUMEL: Final = 1 << 20
 # Tensors up to this size are all sampled: they cost nothing and differ most.
 _SMALL_NUMEL: Final = 1 << 12
 
-# Consecutive steps that tell what is not weights: a keyframe and two deltas.
+# Consecutive steps from which everything but weights is estimated: a keyframe and two deltas.
 _STEPS: Final = 3
 
 _SMALL_NBYTES: Final = 256
-"""Up to this size a tensor is mostly stored as it is, behind a byte that says so."""
+"""Up to this size a tensor is mostly stored as it is, behind a byte that marks it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,11 +151,11 @@ class EncodedStep:
 
     def _scaled(self, values: Mapping[str, float]) -> float:
         """Return the sum over all weights of the step, each layer type's scaled by its share of raw bytes."""
-        whole, sampled = (_raw_by("layer", _model(specs)) for specs in (self.checkpoint.specs, self.specs))
+        full, sampled = (_raw_by("layer", _model(specs)) for specs in (self.checkpoint.specs, self.specs))
         totals: dict[Any, float] = dict.fromkeys(sampled, 0)
         for spec in _model(self.specs):
             totals[spec.layer] += values.get(spec.key, 0)
-        return sum(totals[layer] * whole[layer] / sampled[layer] for layer in sampled if sampled[layer])
+        return sum(totals[layer] * full[layer] / sampled[layer] for layer in sampled if sampled[layer])
 
 
 def restored_from(checkpoint: Checkpoint, references: Mapping[str, TensorReference]) -> Checkpoint:
@@ -291,7 +291,7 @@ def frame_overhead(
     chain
         How the frame is made: which codec takes a tensor without a block.
     meta
-        What the frame says of how it was made.
+        Metadata of the frame.
     parent
         Index of the frame before; None for a keyframe, which inherits nothing.
 
@@ -351,7 +351,7 @@ def _digest(key: str) -> int:
 
 
 def sample_keys(checkpoint: Checkpoint, numel: int = _SAMPLE_NUMEL) -> frozenset[str]:
-    """Return tensors of the model that stand for all: of every layer type, about its share of elements.
+    """Return a sample of the model's tensors: of every layer type, about its share of elements.
 
     Parameters
     ----------
@@ -451,7 +451,7 @@ def estimate_rest(
     keys: frozenset[str],
     foreseen: Any = None,
 ) -> Rest:
-    """Encode optimizer state and files of a few steps, and tell what those of a whole chain would take.
+    """Encode optimizer state and files of a few steps, and estimate those of a chain.
 
     Parameters
     ----------
@@ -476,7 +476,7 @@ def estimate_rest(
     raw, sizes = 0, []
     for checkpoint in checkpoints:
         stored = stored_view(checkpoint, chain.optimizer)
-        model, rest = _model(stored.specs), [one for one in stored.specs if one.role not in MODEL_ROLES]
+        model, rest = _model(stored.specs), [spec for spec in stored.specs if spec.role not in MODEL_ROLES]
         # The optimizer state of sampled tensors, and what belongs to no tensor of the model.
         taken = {spec.name: spec.key in keys for spec in model}
         sampled = [spec for spec in rest if taken.get(spec.parameter, True)]
@@ -486,11 +486,13 @@ def estimate_rest(
         content = dict(attachments_of(stored))
         files = sum(len(payload) for _, _, payload in encode_attachments(content, attachments))
         attachments = content
-        whole, part = _raw_by("role", rest), _raw_by("role", sampled)
-        held = dict.fromkeys(part, 0)
+        full, part = _raw_by("role", rest), _raw_by("role", sampled)
+        sampled_nbytes = dict.fromkeys(part, 0)
         for spec in sampled:
-            held[spec.role] += encoded.nbytes[spec.key]
-        sizes.append(files + sum(held[role] * whole[role] / part[role] for role in part if part[role]))
+            sampled_nbytes[spec.role] += encoded.nbytes[spec.key]
+        sizes.append(
+            files + sum(sampled_nbytes[role] * full[role] / part[role] for role in part if part[role])
+        )
         raw += sum(spec.nbytes for spec in rest)
     nbytes = in_proportion(sizes[:1], sizes[1:], n_steps, chain.keyframe_every)
     return Rest(n_steps * raw / len(checkpoints), nbytes)

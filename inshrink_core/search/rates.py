@@ -1,4 +1,4 @@
-"""What every tensor costs at every coarseness, so that an allocation by hand is estimated at once.
+"""Bits and damage of every tensor at every coarseness, from which an allocation by hand is estimated.
 
 A codec of one number is encoded from fine to coarse once (`inshrink_core.verbs.estimate_levels` by tensor). A
 tensor's bits and damage depend on its own spacing alone, so those of any mixture are sums of what was seen,
@@ -16,7 +16,7 @@ import numpy as np
 
 from inshrink_core.codecs.fallback import LOSSY_DTYPES
 from inshrink_core.errors import InputError
-from inshrink_core.search.calibration import Course
+from inshrink_core.search.quadratic import Course
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,7 +47,7 @@ class Predicted(NamedTuple):
     ratio_weights, ratio_total
         Raw bytes over stored bytes; the total is None where it is not known.
     drop, divergence
-        Of the worst step, by the damage of all tensors; None where levels do not tell it.
+        Of the worst step, by the damage of all tensors; None if the levels lack it.
     """
 
     bits: NDArray[np.float64]
@@ -60,14 +60,14 @@ class Predicted(NamedTuple):
 
 
 class MeasuredAllocation(NamedTuple):
-    """What an evaluator said of an allocation.
+    """Figures of an allocation by the evaluator.
 
     Parameters
     ----------
     values
         The number for each tensor, positive.
     drop, divergence
-        Of the worst step; None where nothing tells it.
+        Of the worst step; None if unknown.
     """
 
     values: Sequence[float]
@@ -139,11 +139,15 @@ class Rates:
         plain = replace(self, corrections={}, n_measured=0)
         factors: dict[str, list[tuple[float, float]]] = {name: [] for name in self.figures}
         used = 0
-        for one in measured:
-            guess = plain.predict(one.values)
+        for allocation in measured:
+            guess = plain.predict(allocation.values)
             at = float(np.nansum(guess.damage))
-            pairs = {name: (getattr(one, name), getattr(guess, name)) for name in factors}
-            known = {name: seen / told for name, (seen, told) in pairs.items() if _positive(at, seen, told)}
+            pairs = {name: (getattr(allocation, name), getattr(guess, name)) for name in factors}
+            known = {
+                name: seen / guessed
+                for name, (seen, guessed) in pairs.items()
+                if _positive(at, seen, guessed)
+            }
             used += bool(known)
             for name, factor in known.items():
                 factors[name].append((at, factor))
@@ -187,15 +191,15 @@ class Rates:
         total = float(np.nansum(damage))
         # What holds all tensors together is taken from the uniform settings.
         overheads = self.raw_nbytes / self.ratios_weights - self.sizes @ self.bits / 8
-        held = float(bits @ self.sizes) / 8 + self._at(overheads, total)
+        stored_nbytes = float(bits @ self.sizes) / 8 + self._at(overheads, total)
         figures = {
             name: self._at(line, total) * self._correction(name, total) for name, line in self.figures.items()
         }
-        ratio = self.raw_nbytes / held if held > 0 else math.nan
+        ratio = self.raw_nbytes / stored_nbytes if stored_nbytes > 0 else math.nan
         return Predicted(
             bits=bits,
             damage=damage,
-            nbytes=held,
+            nbytes=stored_nbytes,
             ratio_weights=ratio,
             ratio_total=_known(self.ratio_total_of(ratio)),
             **{name: _known(value) for name, value in figures.items()},
@@ -225,8 +229,8 @@ class Rates:
         beside = np.exp(_along(numbers, np.broadcast_to(logs, (places.size, logs.size)), places))
         grid = np.array([float(f"{value:.3g}") for value in beside])
         each = [self.predict([value] * n) for value in grid.tolist()]
-        cost = np.stack([one.damage for one in each], axis=1)
-        stored = np.stack([one.bits for one in each], axis=1) * self.sizes[:, None] / 8
+        cost = np.stack([item.damage for item in each], axis=1)
+        stored = np.stack([item.bits for item in each], axis=1) * self.sizes[:, None] / 8
         free = ~np.asarray(locked, bool) & np.isfinite(cost).all(axis=1)
         chosen = np.asarray(values, np.float64).copy()
         if not free.any():
@@ -275,7 +279,7 @@ class Rates:
 
 
 def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[TensorSpec]) -> Rates:
-    """Return the rates that estimates of several levels tell.
+    """Return the rates from estimates of several levels.
 
     Parameters
     ----------
@@ -290,14 +294,14 @@ def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[Te
     Raises
     ------
     InputError
-        Fewer than two levels that tell of tensors.
+        Fewer than two levels have estimates by tensor.
     """
-    told = sorted(
+    estimates = sorted(
         (row for row in rows if row.get("tensors")), key=lambda row: float(row["set"]["settings"][setting])
     )
-    if len(told) < 2:
-        raise InputError("an allocation needs estimates of two levels by tensor", found=str(len(told)))
-    tables = [{str(one["key"]): one for one in row["tensors"]} for row in told]
+    if len(estimates) < 2:
+        raise InputError("an allocation needs estimates of two levels by tensor", found=str(len(estimates)))
+    tables = [{str(item["key"]): item for item in row["tensors"]} for row in estimates]
     seen = set.intersection(*(set(table) for table in tables))
     alike: dict[str, list[str]] = {}
     for key in tables[0]:
@@ -305,7 +309,7 @@ def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[Te
             alike.setdefault(str(tables[0][key]["layer_type"] or ""), []).append(key)
     lossy = [spec for spec in specs if spec.numel and spec.dtype in LOSSY_DTYPES and not spec.exact]
     sources = {spec.key: [spec.key] if spec.key in seen else alike.get(_layer(spec), []) for spec in lossy}
-    kept = [spec for spec in lossy if sources[spec.key]]
+    covered = [spec for spec in lossy if sources[spec.key]]
 
     def mean(spec: TensorSpec, table: Mapping[str, Mapping[str, Any]], name: str, total: bool) -> float:
         rows = [table[key] for key in sources[spec.key]]
@@ -313,21 +317,21 @@ def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[Te
         return math.fsum(found) / len(found) * (spec.numel if total else 1)
 
     def grid(name: str, *, total: bool = False) -> NDArray[np.float64]:
-        lines = [[mean(spec, table, name, total) for table in tables] for spec in kept]
-        return np.array(lines).reshape(len(kept), len(tables))
+        lines = [[mean(spec, table, name, total) for table in tables] for spec in covered]
+        return np.array(lines).reshape(len(covered), len(tables))
 
     def line(name: str) -> NDArray[np.float64]:
-        return np.array([_number(row[name]) for row in told])
+        return np.array([_number(row[name]) for row in estimates])
 
-    turned = told[0]["set"]["settings"]
+    turned = estimates[0]["set"]["settings"]
     return Rates(
-        codec=str(told[0]["codec"]),
+        codec=str(estimates[0]["codec"]),
         settings=tuple(name for name, value in turned.items() if value == turned[setting]),
-        levels=np.array([float(row["set"]["settings"][setting]) for row in told]),
-        keys=tuple(spec.key for spec in kept),
-        layer_types=tuple(map(_layer, kept)),
-        sizes=np.array([float(spec.numel) for spec in kept]),
-        is_sampled=np.array([spec.key in seen for spec in kept]),
+        levels=np.array([float(row["set"]["settings"][setting]) for row in estimates]),
+        keys=tuple(spec.key for spec in covered),
+        layer_types=tuple(map(_layer, covered)),
+        sizes=np.array([float(spec.numel) for spec in covered]),
+        is_sampled=np.array([spec.key in seen for spec in covered]),
         sensitivities=grid("sensitivity")[:, -1],
         bits=grid("bits_per_weight"),
         damages=grid("damage", total=True),
@@ -335,7 +339,7 @@ def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[Te
         ratios_total=line("ratio_total"),
         figures={name: line(name) for name in ("drop", "divergence")},
         raw_nbytes=float(sum(spec.nbytes for spec in specs)),
-        is_calibrated=any(row["n_trials"] for row in told),
+        is_calibrated=any(row["n_trials"] for row in estimates),
     )
 
 

@@ -59,7 +59,7 @@ _logger = logging.getLogger(__name__)
 
 
 def trial_log_of(run: Run, output: Path | None, *, make: bool = True) -> Path | None:
-    """Return where the trials of a search are kept: beside its output, else with the run's results.
+    """Return the path of a search's trial log: beside its output, else with the run's results.
 
     Parameters
     ----------
@@ -76,13 +76,13 @@ def trial_log_of(run: Run, output: Path | None, *, make: bool = True) -> Path | 
         try:
             os.close(open_regular(path, os.O_WRONLY | os.O_CREAT, follow=False))
         except OSError as error:
-            _logger.info("trials are not kept: %s", error)
+            _logger.info("trials are not stored: %s", error)
             return None
     return path
 
 
 def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
-    """Return the trials at hand, without making a log where there is none.
+    """Return the known trials, without making a log.
 
     Parameters
     ----------
@@ -137,13 +137,13 @@ class Chain:
         The configuration.
     trials
         A trial a step; fewer where it was given up.
-    whole
+    complete
         Whether every step is there.
     """
 
     candidate: Candidate
     trials: tuple[Trial, ...]
-    whole: bool
+    complete: bool
 
     @property
     def ratio_weights(self) -> float:
@@ -230,10 +230,10 @@ class ChainTrials(Measurer):
 
     def is_uninformative(self, step: int) -> bool:
         """Whether the previous checkpoint keeps the bounds at a step too."""
-        if not self.bounds.given:
+        if not self.bounds.limits:
             return False
         stale = self.judge.stale(step, self._before.get(step))
-        return stale is not None and self.bounds.judge(stale).kept
+        return stale is not None and self.bounds.judge(stale).within
 
     def walk(self, space: Cube | Line, budget: int | None) -> Walk[Any]:
         """Return a walk over a space that measures chains."""
@@ -248,7 +248,7 @@ class ChainTrials(Measurer):
     def chain(self, candidate: Candidate, *, to_the_end: bool = False) -> Chain:
         """Return a chain with one configuration, given up at the first step that breaks the bounds."""
         known = self.known.get(candidate.digest)
-        if known is not None and (known.whole or not to_the_end):
+        if known is not None and (known.complete or not to_the_end):
             return known
         n_steps = len(self.steps)
         others = n_steps * max(0, self.most - 1 - len(self.known)) + self.after
@@ -258,9 +258,9 @@ class ChainTrials(Measurer):
             if not trial.cached:
                 self.evaluations += 1
                 self.report(trial, self.evaluations, n_steps - place + others, found=trial.to_json())
-            if not (to_the_end or self.bounds.judge(trial).kept):
+            if not (to_the_end or self.bounds.judge(trial).within):
                 break
-        chain = Chain(candidate=candidate, trials=tuple(trials), whole=len(trials) == n_steps)
+        chain = Chain(candidate=candidate, trials=tuple(trials), complete=len(trials) == n_steps)
         self.known[candidate.digest] = chain
         return chain
 
@@ -296,7 +296,7 @@ class ChainTrials(Measurer):
 
     def keeps(self, chain: Chain) -> bool:
         """Whether every step is there, and keeps the bounds."""
-        return chain.whole and all(self.bounds.judge(trial).kept for trial in chain.trials)
+        return chain.complete and all(self.bounds.judge(trial).within for trial in chain.trials)
 
     def ratio_total(self, best: Chain) -> float | None:
         """Estimate the ratio of everything: trials measure the weights alone."""
@@ -314,7 +314,7 @@ class ChainTrials(Measurer):
         steps = middle_of(self.steps) if n_steps is None else middle_of(self.steps, n_steps)
         checkpoints, chain = [self.checkpoints(step) for step in steps], candidate.chain_config(self.base)
         encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]), self.foreseen)
-        sizes = [one.scaled_nbytes for one in encoded]
+        sizes = [item.scaled_nbytes for item in encoded]
         raw = sum(checkpoint.raw_bytes(MODEL_ROLES) for checkpoint in checkpoints) / len(checkpoints)
         total = in_proportion(sizes[:1], sizes[1:], len(self.steps), chain.keyframe_every)
         return len(self.steps) * raw / total if total else 0.0
@@ -361,8 +361,8 @@ def best_reaching(chains: ChainTrials, space: Cube | Line, config: AnyCodec, tar
         frontier = [p for p in reaching if not any(o != p and space.is_finer(o, p) for o in reaching)]
         candidates = [space.candidate(point) for point in sorted(frontier, key=ratio_of)[:_FRONTIER]]
     chains.most = len(candidates) + 1
-    found = [chains.chain(one, to_the_end=True) for one in candidates]
-    return min((one for one in found if one.ratio_weights >= target), key=_faithfulness, default=None)
+    found = [chains.chain(item, to_the_end=True) for item in candidates]
+    return min((item for item in found if item.ratio_weights >= target), key=_faithfulness, default=None)
 
 
 def _reaching_on_line(chains: ChainTrials, line: Line, start: float, target: float) -> list[Candidate]:
@@ -371,14 +371,14 @@ def _reaching_on_line(chains: ChainTrials, line: Line, start: float, target: flo
     def measure(point: float) -> Outcome[float]:
         chain = line.candidate(point).chain_config(chains.base)
         steps = encode_chain(chain, map(chains.checkpoints, chains.steps), foreseen=chains.foreseen)
-        sizes = [(one.raw_weights, one.weights_nbytes) for one in steps]
+        sizes = [(item.raw_weights, item.weights_nbytes) for item in steps]
         raw, nbytes = map(sum, zip(*sizes, strict=True))
         ratio = raw / nbytes if nbytes else 0.0
         return Outcome(point, ratio < target, ratio, ratio / target)
 
     walk = Walk(measure, 2 * _MOST_CHAINS)
     walk_line(walk, start, enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
-    return [line.candidate(point) for point in sorted(o.point for o in walk.outcomes if not o.kept)[:1]]
+    return [line.candidate(point) for point in sorted(o.point for o in walk.outcomes if not o.within)[:1]]
 
 
 def _ratio_of(chains: ChainTrials, cube: Cube) -> Callable[[CubePoint], float]:
@@ -387,5 +387,5 @@ def _ratio_of(chains: ChainTrials, cube: Cube) -> Callable[[CubePoint], float]:
 
 def _faithfulness(chain: Chain) -> tuple[float, float]:
     """Order chains by divergence, or by drop where nothing diverges."""
-    divergence, drop = (math.inf if one is None else one for one in (chain.divergence, chain.drop))
+    divergence, drop = (math.inf if item is None else item for item in (chain.divergence, chain.drop))
     return divergence, drop

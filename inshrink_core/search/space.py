@@ -35,7 +35,7 @@ class Candidate:
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits that tell configurations apart."""
+        """16 hexadecimal digits that distinguish configurations."""
         text = json.dumps({"codec": self.codec, "settings": dict(self.settings)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -66,14 +66,14 @@ class Cube:
         What is turned.
     switch
         A setting without order; None for none.
-    held
+    fixed
         Settings of every point.
     """
 
     codec: str
     axes: tuple[Knob, ...]
     switch: Switch | None = None
-    held: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -90,10 +90,12 @@ class Cube:
         idle = self.switch is not None and place[self.switch.idle_at] == 0
         return CubePoint(tuple(place), self.words[0] if idle or not word else word)
 
-    def is_finer(self, one: CubePoint, other: CubePoint) -> bool:
+    def is_finer(self, point: CubePoint, other: CubePoint) -> bool:
         """Whether a point is at least as fine as another on every axis, under the same word of the switch."""
-        alike = one.word == other.word or (self.switch is not None and one.place[self.switch.idle_at] == 0)
-        return alike and all(map(operator.le, one.place, other.place))
+        alike = point.word == other.word or (
+            self.switch is not None and point.place[self.switch.idle_at] == 0
+        )
+        return alike and all(map(operator.le, point.place, other.place))
 
     def points(self) -> tuple[CubePoint, ...]:
         """Return every point that differs from all others, the finest first."""
@@ -102,7 +104,7 @@ class Cube:
 
     def candidate(self, point: CubePoint) -> Candidate:
         """Return the configuration of a point."""
-        settings = dict(self.held)
+        settings = dict(self.fixed)
         for axis, at in zip(self.axes, point.place, strict=True):
             settings |= dict.fromkeys(axis.settings, axis.values[at])
         if self.switch is not None:
@@ -127,7 +129,7 @@ class Cube:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One number that tells how coarse all tensors are, of which every value may be searched.
+    """One number for the coarseness of all tensors, of which every value may be searched.
 
     Parameters
     ----------
@@ -135,18 +137,18 @@ class Line:
         Name of the codec.
     knob
         The number.
-    held
+    fixed
         Settings of every point.
     """
 
     codec: str
     knob: Knob
-    held: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def candidate(self, point: float) -> Candidate:
         """Return the configuration at a value of the number."""
         turned = dict.fromkeys(self.knob.settings, three_digits(point))
-        return Candidate(codec=self.codec, settings={**self.held, **turned})
+        return Candidate(codec=self.codec, settings={**self.fixed, **turned})
 
     def point_of(self, config: AnyCodec) -> float:
         """Return the number as a configuration has it."""
@@ -197,6 +199,6 @@ def space_of(codec: str, layers: Iterable[LayerType | None] = ()) -> Cube | Line
             f"the codec '{codec}' has nothing to search", remedy=f"choose one of {', '.join(known)}"
         )
     if tuning.knob.within is not None:
-        return Line(codec=codec, knob=tuning.knob, held=tuning.beside)
+        return Line(codec=codec, knob=tuning.knob, fixed=tuning.beside)
     axes = tuning.searched(frozenset(layers))
-    return Cube(codec=codec, axes=axes, switch=tuning.switch, held=tuning.beside)
+    return Cube(codec=codec, axes=axes, switch=tuning.switch, fixed=tuning.beside)

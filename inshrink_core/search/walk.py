@@ -56,7 +56,7 @@ class Outcome(Generic[Point]):
     ----------
     point
         The candidate's place.
-    kept
+    within
         Whether it keeps the bounds.
     ratio
         Its compression ratio.
@@ -67,7 +67,7 @@ class Outcome(Generic[Point]):
     """
 
     point: Point
-    kept: bool
+    within: bool
     ratio: float
     usage: float
     result: Any = field(default=None, compare=False)
@@ -101,7 +101,7 @@ class Walk(Generic[Point]):
         known: Iterable[Outcome[Point]] = (),
     ) -> None:
         self._measure, self._left = measure, budget
-        self._outcomes = {one.point: one for one in known}
+        self._outcomes = {outcome.point: outcome for outcome in known}
 
     @property
     def outcomes(self) -> tuple[Outcome[Point], ...]:
@@ -111,7 +111,11 @@ class Walk(Generic[Point]):
     @property
     def best(self) -> Outcome[Point] | None:
         """The largest ratio that keeps the bounds; None where none does."""
-        return max((one for one in self.outcomes if one.kept), key=lambda one: one.ratio, default=None)
+        return max(
+            (outcome for outcome in self.outcomes if outcome.within),
+            key=lambda outcome: outcome.ratio,
+            default=None,
+        )
 
     def at(self, point: Point) -> Outcome[Point]:
         """Return the outcome of a point."""
@@ -153,27 +157,27 @@ def walk_line(
     -----
     Divergence and loss grow with the square of the coarseness, so one measurement predicts where a bound is
     reached, and a few confirm it. Where spacings are powers of two, two values often give the same frame.
-    Such a plateau is halved in the middle, for its figures do not tell how far it reaches; between two
+    Such a plateau is halved in the middle, since its figures do not show how far it reaches; between two
     plateaus the walk ends.
     """
     at = limited(start)
-    kept: Outcome[float] | None = None
+    within: Outcome[float] | None = None
     broken: Outcome[float] | None = None
     plateaus: set[bool] = set()
     with suppress(_SpentError):
         while True:
             last = walk.at(at)
-            known = kept if last.kept else broken
-            # The same state, as far as its figures tell; only names in the frame differ.
+            known = within if last.within else broken
+            # Equal figures mean the same state; only names in the frame differ.
             flat = known is not None and last.usage == known.usage
-            plateaus |= {last.kept} if flat else set()
-            if len(plateaus) == 2 or (last.kept and last.usage >= enough):
+            plateaus |= {last.within} if flat else set()
+            if len(plateaus) == 2 or (last.within and last.usage >= enough):
                 break
-            kept, broken = (last, broken) if last.kept else (kept, last)
-            if kept is not None and broken is not None and broken.point <= kept.point * tolerance:
+            within, broken = (last, broken) if last.within else (within, last)
+            if within is not None and broken is not None and broken.point <= within.point * tolerance:
                 break
-            ends = [one.point for one in (kept, broken) if one is not None]
-            at = min(_next(last, kept, broken, power, aim, flat), three_digits(most))
+            ends = [outcome.point for outcome in (within, broken) if outcome is not None]
+            at = min(_next(last, within, broken, power, aim, flat), three_digits(most))
             if at in (last.point, *ends):
                 break
     return walk.best
@@ -181,17 +185,17 @@ def walk_line(
 
 def _next(
     last: Outcome[float],
-    kept: Outcome[float] | None,
+    within: Outcome[float] | None,
     broken: Outcome[float] | None,
     power: float,
     aim: float,
     flat: bool,
 ) -> float:
     """Return the value at which the bounds are expected to be reached, within what is known of it."""
-    between = kept is not None and broken is not None
-    inner = math.log(broken.point / kept.point) if kept is not None and broken is not None else 0.0
-    if kept is not None and broken is not None and kept.usage > 0 and math.isfinite(broken.usage):
-        power = min(max(math.log(broken.usage / kept.usage) / inner, _POWERS[0]), _POWERS[1])
+    between = within is not None and broken is not None
+    inner = math.log(broken.point / within.point) if within is not None and broken is not None else 0.0
+    if within is not None and broken is not None and within.usage > 0 and math.isfinite(broken.usage):
+        power = min(max(math.log(broken.usage / within.usage) / inner, _POWERS[0]), _POWERS[1])
     if last.usage == 0:
         factor = _LEAP
     elif math.isinf(last.usage):
@@ -199,10 +203,10 @@ def _next(
     else:
         factor = min(max((aim / last.usage) ** (1 / power), 1 / _LEAP), _LEAP)
     guess = last.point * factor
-    if kept is not None and between:
+    if within is not None and between:
         # Nothing is learned at the ends; the middle is better than a hair inside.
-        share = 0.5 if flat else min(max(math.log(guess / kept.point) / inner, 0.2), 0.8)
-        return limited(kept.point * math.exp(share * inner))
+        share = 0.5 if flat else min(max(math.log(guess / within.point) / inner, 0.2), 0.8)
+        return limited(within.point * math.exp(share * inner))
     step = _FINER if flat else 1.1
     return limited(min(guess, last.point / step) if broken is not None else max(guess, last.point * step))
 
@@ -227,7 +231,7 @@ def follow_line(walk: Walk[float], start: float, usage: float | None) -> Outcome
     if usage is not None:
         at = limited(at / 2) if usage > most else limited(at * 2) if usage < least else at
     with suppress(_SpentError):
-        while not (last := walk.at(at)).kept and at != limited(0):
+        while not (last := walk.at(at)).within and at != limited(0):
             octaves = math.ceil(math.log2(last.usage / most) / _POWER) if last.usage < math.inf else 2
             at = limited(at * 2.0 ** -min(max(octaves, 1), 4))
     return walk.best
@@ -266,12 +270,12 @@ def walk_cube(
     left, ratio_of = list(cube.points()), functools.cache(ratio_of)
 
     def left_after(outcome: Outcome[CubePoint]) -> list[CubePoint]:
-        return [point for point in left if outcome.kept or not cube.is_finer(outcome.point, point)]
+        return [point for point in left if outcome.within or not cube.is_finer(outcome.point, point)]
 
     with suppress(_SpentError):
         if last is not None:
             same = [walk.at(cube.point(last.place, word)) for word in cube.words]
-            if any(outcome.kept for outcome in same):
+            if any(outcome.within for outcome in same):
                 return walk.best
             for outcome in same:
                 left = left_after(outcome)
@@ -279,7 +283,7 @@ def walk_cube(
             for point in sorted(near, key=ratio_of, reverse=True):
                 if point in left:
                     outcome = walk.at(point)
-                    if outcome.kept:
+                    if outcome.within:
                         return walk.best
                     left = left_after(outcome)
         _halve(walk, cube, ratio_of, left)
@@ -295,8 +299,8 @@ def _halve(
     n, best = len(order), 0.0
     # Sets of points are numbers, a bit for each.
     finer, coarser = [0] * n, [0] * n
-    for (i, one), (j, other) in itertools.product(enumerate(order), repeat=2):
-        if cube.is_finer(one, other):
+    for (i, point), (j, other) in itertools.product(enumerate(order), repeat=2):
+        if cube.is_finer(point, other):
             finer[j] |= 1 << i
             coarser[i] |= 1 << j
     left = (1 << n) - 1
@@ -316,8 +320,8 @@ def _halve(
     while left:
         i = max((i for i in range(n) if left >> i & 1), key=order_of)
         outcome = walk.at(order[i])
-        best = max(best, outcome.ratio if outcome.kept else 0.0)
-        left &= ~((finer[i] if outcome.kept else coarser[i]) | hardly_larger(best))
+        best = max(best, outcome.ratio if outcome.within else 0.0)
+        left &= ~((finer[i] if outcome.within else coarser[i]) | hardly_larger(best))
         order_of = ruled_out
 
 

@@ -11,12 +11,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, is_archive
-from inshrink_core.chain import ChainConfig, ChainWriter, FrameEncoder, holds_content, stored_view
+from inshrink_core.chain import ChainConfig, ChainWriter, holds_content, stored_view
 from inshrink_core.chain.archive import open_base_at
 from inshrink_core.chain.base import BaseFinder
-from inshrink_core.chain.encoder import ChainState
 from inshrink_core.chain.prune import PruneRules, carry_out
-from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorsInMemory, TensorSpec
 from inshrink_core.errors import (
     BaseModelError,
     DamagedError,
@@ -217,8 +215,6 @@ class Archiver:
             _logger.warning("a save is not archived yet and waits in the spool: %s", error)
 
     def _work(self) -> None:
-        with contextlib.suppress(Exception):  # the first save reports it
-            warm_up(self._config)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or (bool(self._waiting) and self._error is None))
@@ -357,26 +353,3 @@ class Archiver:
             if holds_content(reader.frame(frame.frame_id), view):
                 return frame
         return None
-
-
-def warm_up(config: ChainConfig) -> None:
-    """Encode a small keyframe and delta, so that the first save does not wait for kernels.
-
-    Parameters
-    ----------
-    config
-        How saves will be encoded.
-    """
-    import torch
-
-    roles = (TensorRole.WEIGHT, TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ)
-    specs = tuple(TensorSpec(name="w", role=role, dtype="float32", shape=(64, 64)) for role in roles)
-    values = torch.linspace(0.01, 1, 64 * 64).reshape(64, 64)
-    tensors = {spec.key: values for spec in specs}
-    checkpoint = stored_view(
-        Checkpoint(step=0, specs=specs, source=TensorsInMemory(tensors)), config.optimizer
-    )
-    state = ChainState()
-    for _ in range(2):
-        _, results = FrameEncoder(config).encode(checkpoint, state, checkpoint.specs)
-        state = ChainState(references={result.spec.key: result.reference for result in results})

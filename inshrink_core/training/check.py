@@ -21,8 +21,8 @@ from inshrink_core.formats.state_tree import strip_wrappers
 from inshrink_core.metrics import Direction
 from inshrink_core.search.bounded import BoundedWriter
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
-from inshrink_core.search.judge import Judge
 from inshrink_core.search.space import space_of
+from inshrink_core.search.trials import Judge
 from inshrink_core.text import described, printable
 
 if TYPE_CHECKING:
@@ -219,17 +219,31 @@ class CheckedWriter:
         self.failures: dict[int, str] = {}
 
     @classmethod
-    def beside(
+    def following(
         cls,
+        evaluator: ModelEvaluator,
         model: nn.Module,
-        check: Check,
         base: ChainConfig,
         max_restore_cost: float | None,
-        *,
-        every: int = 1,
-        resumed: bool = False,
+        **options: Any,
     ) -> Self:
-        """Return the writer for a model in training, after trying the check on its current state.
+        """Return the writer of a training, after trying the check on the current state of its model.
+
+        Raises
+        ------
+        EvaluatorError
+            The check fails.
+        """
+        limit = DEFAULT_MAX_RESTORE_COST if max_restore_cost is None else max_restore_cost
+        bounds = Bounds(max_restore_cost=limit)
+        bounds.completed(require_check(evaluator, model))
+        return cls(base, evaluator, bounds, follows=True, **options)
+
+    @classmethod
+    def beside(
+        cls, model: nn.Module, check: Check, base: ChainConfig, limit: float | None, **options: Any
+    ) -> Self:
+        """Return the writer of a training whose model is copied to be checked.
 
         Raises
         ------
@@ -240,9 +254,7 @@ class CheckedWriter:
         """
         space_of(base.codec)  # refuses a codec without a tunable parameter
         evaluator = ModelEvaluator(copied_model(model), check)
-        bounds = bounds_of(max_restore_cost)
-        bounds.completed(require_check(evaluator, model))
-        return cls(base, evaluator, bounds, follows=True, every=every, resumed=resumed, forgiving=True)
+        return cls.following(evaluator, model, base, limit, forgiving=True, **options)
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Write a save as the smallest frame found that meets the bounds, or exactly."""
@@ -292,11 +304,6 @@ class CheckedWriter:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def bounds_of(max_restore_cost: float | None) -> Bounds:
-    """Return the bounds of a training's saves."""
-    return Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST if max_restore_cost is None else max_restore_cost)
 
 
 def require_check_options(check: Check | None, max_restore_cost: float | None, check_every: int) -> None:

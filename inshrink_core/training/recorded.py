@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,7 +51,6 @@ def as_recorded(parsed: ParsedCheckpoint, folder: Path) -> ParsedCheckpoint:
         optimizers = [[stripped.get(name, "") for name in names] for names in record["optimizers"]]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return parsed
-    known = _Names(parsed)
     numbered: dict[int, list[Any]] = {}
     for slot in parsed.slots:
         numbered.setdefault(slot.optimizer, []).append(slot)
@@ -60,36 +59,22 @@ def as_recorded(parsed: ParsedCheckpoint, folder: Path) -> ParsedCheckpoint:
         names = optimizers[number] if number < len(optimizers) else []
         for slot in slots:
             at = slot.key.rpartition(".")[2]
-            name = (
-                known.find(names[int(at)]) if at.isascii() and at.isdigit() and int(at) < len(names) else None
-            )
+            is_named = at.isascii() and at.isdigit() and int(at) < len(names)
+            name = _known(names[int(at)], parsed.aliases, parsed.free) if is_named else None
             if name is not None and slot.shape in (None, parsed.free[name]):
                 owners[slot.key] = name
-    taken = set(owners.values())
+    taken, listed = set(owners.values()), set(parsed.order)
     rest = {key: name for key, name in parsed.owners.items() if key not in owners and name not in taken}
-    return parsed.attributed(Attribution(rest | owners, tuple(n for n in map(known.listed, order) if n)))
+    found = (_known(name, parsed.aliases, listed) for name in order)
+    return parsed.attributed(Attribution(rest | owners, tuple(name for name in found if name)))
 
 
-class _Names:
-    """Names in a checkpoint of parameters that a training names otherwise: tied weights, adapters."""
-
-    def __init__(self, parsed: ParsedCheckpoint) -> None:
-        self._free: Mapping[str, Any] = parsed.free
-        self._aliases, self._listed = parsed.aliases, set(parsed.order)
-
-    def find(self, name: str) -> str | None:
-        """Return a parameter's name among the weights that may have optimizer state."""
-        return self._known(name, self._free)
-
-    def listed(self, name: str) -> str | None:
-        """Return a parameter's name among all tensors of the model."""
-        return self._known(name, self._listed)
-
-    def _known(self, name: str, names: Iterable[str]) -> str | None:
-        name = self._aliases.get(name, name)
-        if name in names:
-            return name
-        # peft leaves out the adapter's name: lora_A.default.weight
-        parts: Sequence[str] = name.split(".")
-        shorter = (".".join([*parts[:i], *parts[i + 1 :]]) for i in range(len(parts) - 1))
-        return next((short for short in shorter if short in names), None)
+def _known(name: str, aliases: Mapping[str, str], names: Container[str]) -> str | None:
+    """Return a checkpoint's name of a parameter that a training may name otherwise: tied, or an adapter."""
+    name = aliases.get(name, name)
+    if name in names:
+        return name
+    # peft leaves out the adapter's name: lora_A.default.weight
+    parts = name.split(".")
+    shorter = (".".join([*parts[:i], *parts[i + 1 :]]) for i in range(len(parts) - 1))
+    return next((short for short in shorter if short in names), None)

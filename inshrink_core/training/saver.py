@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, overload
+from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakValueDictionary
 
 from inshrink_core.archive import ArchiveWriter, is_archive
@@ -481,8 +481,7 @@ class Saver:
 
         def spool(files: Mapping[str, Any]) -> None:
             recorded = finite(gradients)
-            if recorded:
-                files = {**files, GRADIENTS_NAME: recorded}
+            files = {**files, GRADIENTS_NAME: recorded} if recorded else files
             self._submit(self._spool.put(step, files, **about))
 
         if wait:
@@ -731,7 +730,9 @@ class Saver:
         """
         self._require_models()
         names = None if partial is None else self._state.known_names(partial)
-        info = self._find(step)
+        self._drain()
+        reader = self._archiver.reader
+        info = reader.head if step is None else reader.find(step)
         if info is None:
             return None
         content = self._read(info)
@@ -760,46 +761,20 @@ class Saver:
         NotFoundError, MissingFrameError, InputError, BaseModelError
             As `restore`.
         """
-        return self._read(self._find(step))
-
-    @overload
-    def _find(self, step: int) -> FrameInfo: ...
-    @overload
-    def _find(self, step: int | None) -> FrameInfo | None: ...
-    def _find(self, step: int | None) -> FrameInfo | None:
-        """Return a step of the archive, by default the last one; pending saves are archived first."""
         self._drain()
-        reader = self._archiver.reader
-        return reader.head if step is None else reader.find(step)
+        return self._read(self._archiver.reader.find(step))
 
     def _read(self, info: FrameInfo) -> dict[str, Any]:
         """Return the contents of a frame's file."""
-        import torch
-
-        reader = self._archiver.reader
+        reader, where = self._archiver.reader, f"{self.path}, step {info.step}"
         archive = Archive(reader, bases=BaseFinder(reader.path, self._base, open_base_at))
-        checkpoint = archive.checkpoint(info)
-        content: Any = None
+        checkpoint, content = archive.checkpoint(info), None
         if {file.kind for file in checkpoint.files} == {"torch"} and len(checkpoint.files) <= 2:
             # Beside the archive, which has room for a checkpoint; /tmp may be too small.
             try:
                 with working_folder(spool_folder(self.path).absolute().parent) as folder:
                     files = write_checkpoint(checkpoint, folder)
-                    try:
-                        contents = {file.name: load_save(file) for file in files}
-                    except pickle.UnpicklingError as error:
-                        unknown = [
-                            name
-                            for file in files
-                            for name in torch.serialization.get_unsafe_globals_in_checkpoint(file)
-                        ]
-                        raise InputError(
-                            "the save holds classes that torch.load does not know",
-                            where=f"{self.path}, step {info.step}",
-                            found=named(sorted(unknown)),
-                            remedy="import what defines them, such as torchao.optim, before you restore",
-                        ) from error
-                    content = _joined(contents)
+                    content = _joined({file.name: _loaded(file, where) for file in files})
             except OSError as error:
                 raise storage_error(error, "the step cannot be restored", str(self.path)) from error
         dropped = dropped_of(archive.frame(info))
@@ -810,12 +785,12 @@ class Saver:
         if dropped:
             raise InputError(
                 "the optimizer's state of this step was pruned, and with it the file that held all",
-                where=f"{self.path}, step {info.step}",
+                where=where,
                 remedy="its weights are left: inshrink_core.verbs.load_state_dict(archive, step)",
             )
         raise InputError(
             "this step was not written by a saver",
-            where=f"{self.path}, step {info.step}",
+            where=where,
             remedy="write it to a file with `inshrink restore`, and load that",
         )
 
@@ -880,6 +855,21 @@ def _identity(archive: Path | str) -> str | tuple[int, int]:
         return archive.rstrip("/")
     found = archive.stat()
     return found.st_dev, found.st_ino
+
+
+def _loaded(file: Path, where: str) -> Any:
+    import torch
+
+    try:
+        return load_save(file)
+    except pickle.UnpicklingError as error:
+        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+        raise InputError(
+            "the save holds classes that torch.load does not know",
+            where=where,
+            found=named(sorted(unknown)),
+            remedy="import what defines them, such as torchao.optim, before you restore",
+        ) from error
 
 
 def _joined(contents: Mapping[str, Any]) -> Any:

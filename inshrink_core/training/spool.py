@@ -28,8 +28,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import json
 import logging
+import math
 import os
 import pickle
 import shutil
@@ -39,7 +39,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
 
 from inshrink_core.archive.storage.registry import local_beside
 from inshrink_core.chain import Budget
@@ -134,6 +136,22 @@ class SpooledSave(NamedTuple):
     def path(self) -> Path:
         """The file or folder to archive."""
         return self.folder / self.name
+
+
+_FrameId = Annotated[bytes, msgspec.Meta(min_length=_ID_NBYTES, max_length=_ID_NBYTES)]
+
+
+class _Record(msgspec.Struct, kw_only=True):
+    """Content of ``save.json``: a `SpooledSave`, and the boot id of the machine until files are synced."""
+
+    step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    name: Annotated[str, msgspec.Meta(pattern=r"^(?!\.{1,2}$)[^/\\\0]+$")]
+    restored: _FrameId | None
+    parent: _FrameId | None
+    budget: Budget | None = None
+    metrics: dict[str, float | None] = {}  # None for what is not finite, which JSON lacks
+    apart: bool = False
+    boot: str | None = None
 
 
 class SetAside(NamedTuple):
@@ -259,7 +277,9 @@ class Spool:
                 load_save(save.path, mmap=True)
         except (InshrinkError, pickle.UnpicklingError) as error:
             reason = error.what if isinstance(error, InshrinkError) else "torch.load would refuse it"
-            odd = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if _is_odd(kind)})
+            known = ("builtins", "torch", "collections")
+            names = {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if isinstance(kind, type)}
+            odd = sorted(name for name in names if name.partition(".")[0] not in known)
             raise InputError(
                 f"what is saved could not be read back ({reason})",
                 where=save.name,
@@ -314,10 +334,8 @@ class Spool:
     def _add(self, save: SpooledSave, fill: Callable[[Path], None], *, sync: bool) -> SpooledSave:
         """Make a save from a function that fills a folder: completely, or not at all."""
         temporary = self.folder / f".{save.folder.name}.tmp"
-        record = save._asdict() | {"metrics": dict(save.metrics), "boot": None if sync else _boot()}
-        record |= {key: record[key] and record[key].hex() for key in ("restored", "parent")}
-        record["budget"] = save.budget and [save.budget.nbytes, save.budget.max_age]
-        del record["folder"]
+        values = save._asdict() | {"metrics": dict(save.metrics), "boot": None if sync else _boot()}
+        del values["folder"]
         try:
             with _storage_errors(self.folder):
                 if not self._made:
@@ -326,7 +344,7 @@ class Spool:
                 shutil.rmtree(temporary, ignore_errors=True)  # left by an earlier save that failed
                 temporary.mkdir()
                 fill(temporary)
-                (temporary / _RECORD_NAME).write_text(json.dumps(record), encoding="ascii")
+                (temporary / _RECORD_NAME).write_bytes(msgspec.json.encode(_Record(**values)))
                 if sync:
                     _sync_all(temporary)
                 temporary.rename(save.folder)
@@ -341,7 +359,7 @@ class Spool:
     def settle(self, save: SpooledSave) -> None:
         """Sync the files of a linked save; does nothing for others."""
         with _storage_errors(save.folder):
-            if _record_of(save.folder).get("boot") is None:
+            if _read_record(save.folder).boot is None:
                 return
             _sync_all(save.folder)
             sync_path(self.folder)
@@ -405,7 +423,7 @@ class Spool:
             if save.parent is not None:
                 sync_path(save.folder)  # a process that died may not have synced it
                 return save
-            _amend(save.folder, parent=parent.hex())
+            _amend(save.folder, parent=parent)
         return save._replace(parent=parent)
 
     def set_aside(self, folder: Path, error: BaseException) -> SetAside:
@@ -546,15 +564,6 @@ def _kinds(content: Any) -> frozenset[object]:
     return frozenset(found)
 
 
-def _is_odd(kind: object) -> TypeGuard[type]:
-    """Tell whether objects of a class may be unreadable."""
-    return isinstance(kind, type) and kind.__module__.partition(".")[0] not in (
-        "builtins",
-        "torch",
-        "collections",
-    )
-
-
 @contextlib.contextmanager
 def _checksums() -> Iterator[None]:
     """Make PyTorch write checksums, whatever the training has set: they prove that a save is complete."""
@@ -635,20 +644,16 @@ def _damaged(folder: Path, what: str) -> DamagedError:
     return DamagedError(what, where=str(folder))
 
 
-def _record_of(folder: Path) -> dict[str, Any]:
-    """Read the record of a save."""
+def _read_record(folder: Path) -> _Record:
     try:
-        record = json.loads(read_regular(folder / _RECORD_NAME, _MAX_RECORD_NBYTES))
-        if isinstance(record, dict):
-            return record
-    except (OSError, ValueError, RecursionError) as error:
+        return msgspec.json.decode(read_regular(folder / _RECORD_NAME, _MAX_RECORD_NBYTES), type=_Record)
+    except (OSError, msgspec.DecodeError, InputError, RecursionError, UnicodeError) as error:
         raise _damaged(folder, "the record of a spooled save cannot be read") from error
-    raise _damaged(folder, "the record of a spooled save cannot be read")
 
 
 def _amend(folder: Path, **changes: Any) -> None:
-    record = _record_of(folder) | changes
-    write_durably(folder / _RECORD_NAME, json.dumps(record).encode("ascii"))
+    record = msgspec.structs.replace(_read_record(folder), **changes)
+    write_durably(folder / _RECORD_NAME, msgspec.json.encode(record))
 
 
 def _step_of(folder: Path) -> int | None:
@@ -666,29 +671,15 @@ def _complete_save(folder: Path) -> SpooledSave:
     DamagedError
         It is incomplete, or was not synced when the machine ended.
     """
-    linked = _record_of(folder).get("boot")
-    if linked is not None and linked != (_boot() or None):
+    record = _read_record(folder)
+    if record.boot is not None and record.boot != (_boot() or None):
         raise _damaged(folder, "the save was not on the disk yet when the machine ended")
-    save = _read_record(folder)
+    values = msgspec.structs.asdict(record)
+    del values["boot"]
+    values["metrics"] = {name: math.nan if value is None else value for name, value in record.metrics.items()}
+    save = SpooledSave(folder, **values)
     _require_complete(save)
     return save
-
-
-def _read_record(folder: Path) -> SpooledSave:
-    """Read and validate the record of a save."""
-    record = _record_of(folder)
-    try:
-        ids = [None if record[key] is None else bytes.fromhex(record[key]) for key in ("restored", "parent")]
-        step, name = record["step"], record["name"]
-        budget = None if record.get("budget") is None else Budget(*record["budget"])
-        metrics = {str(key): float(value) for key, value in record.get("metrics", {}).items()}
-    except (ValueError, TypeError, KeyError, AttributeError, InputError) as error:
-        raise _damaged(folder, "the record of a spooled save cannot be read") from error
-    valid = type(step) is int and 0 <= step < 1 << 62 and type(name) is str
-    valid = valid and name not in ("", ".", "..") and not set("/\\\0") & set(name)
-    if not valid or any(one is not None and len(one) != _ID_NBYTES for one in ids):
-        raise _damaged(folder, "the record of a spooled save contradicts itself")
-    return SpooledSave(folder, step, name, ids[0], ids[1], budget, metrics, record.get("apart") is True)
 
 
 def _require_complete(save: SpooledSave) -> None:

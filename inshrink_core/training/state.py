@@ -314,23 +314,16 @@ def _require_same_model(model: nn.Module, saved: Mapping[str, Any], where: str, 
         for side in (model.state_dict(), saved)
     ]
     for name in dict.fromkeys(key for side in sides for key in side):
-        if any(name not in side for side in sides):
-            side = "has no tensor" if name not in sides[1] else "has a tensor that the model lacks:"
-            raise InputError(
-                f"the saved model {side} '{_joined(label, name)}'",
-                where=where,
-                remedy="build the model saved",
-            )
         # Extra state of modules has no shape.
-        shapes = [tuple(getattr(side[name], "shape", ())) for side in sides]
-        if shapes[0] != shapes[1]:
-            raise InputError(
-                f"tensor '{_joined(label, name)}' has another shape than the one saved",
-                where=where,
-                expected=str(shapes[1]),
-                found=str(shapes[0]),
-                remedy="build the model that was saved",
-            )
+        shapes = [str(tuple(getattr(side[name], "shape", ()))) if name in side else "none" for side in sides]
+        if shapes[0] == shapes[1]:
+            continue
+        what = f"tensor '{_joined(label, name)}' has another shape than the one saved"
+        if "none" in shapes:
+            side = "has no tensor" if shapes[1] == "none" else "has a tensor that the model lacks:"
+            what = f"the saved model {side} '{_joined(label, name)}'"
+        remedy = "build the model that was saved"
+        raise InputError(what, where=where, expected=shapes[1], found=shapes[0], remedy=remedy)
 
 
 def _require_same_optimizer(optimizer: Optimizer, state: Any, where: str) -> None:

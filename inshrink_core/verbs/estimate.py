@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ArchiveSize, ChainConfig, FrameSize
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.formats import Run
-    from inshrink_core.search.calibration import Calibration
+    from inshrink_core.search.quadratic import Calibration
     from inshrink_core.search.trials import Trial
 
 
@@ -64,7 +64,7 @@ class EstimateReport(Report):
         Of the worst step; None where the trials at hand do not say.
     basis
         What drop and divergence rest on: ``trials`` of this run, or ``rule of thumb`` from other runs,
-        uncalibrated (`inshrink_core.search.calibration`).
+        uncalibrated (`inshrink_core.search.quadratic`).
     rank_correlation
         Between what the model predicts of those trials and what was measured.
     n_trials
@@ -247,7 +247,7 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
     -----
     Encodes a sample of the tensors, of every layer type, in closed loop; at most `_NUMEL` elements, unless
     the steps are large. Drop and divergence come from ½ Σ h·e² and trials of the same steps, of the same
-    codec where there are any (`inshrink_core.search.calibration.Calibration`): near the measurement where a
+    codec where there are any (`inshrink_core.search.quadratic.Calibration`): near the measurement where a
     configuration was measured, and corrected in the same way beside it. Without trials they are
     rules of thumb, right to an order of magnitude at best. Of several configurations, progress has the
     document of each.
@@ -502,8 +502,8 @@ def _with_judged(
 def _estimate(sample: _Sample, asked: _Asked, request: Estimate) -> EstimateReport:
     """Return what a configuration does to a chain: steps that are encoded, and what follows of them."""
     from inshrink_core.metrics import bits_per_parameter
-    from inshrink_core.search.calibration import calibrate
     from inshrink_core.search.measure import estimate_rest, in_proportion, middle_of
+    from inshrink_core.search.quadratic import calibrate
 
     begun, chain, run, steps = time.perf_counter(), asked.chain, sample.run, sample.steps
     is_tried, specs = request.tried is not None, sample.model()
@@ -563,7 +563,7 @@ def _estimate(sample: _Sample, asked: _Asked, request: Estimate) -> EstimateRepo
 
 def _figures(calibration: Calibration, chain: ChainConfig, rows: Sequence[_Row]) -> tuple[float | None, ...]:
     """Return drop and divergence of the worst step, by trials where there are any."""
-    from inshrink_core.search.calibration import prior_of
+    from inshrink_core.search.quadratic import prior_of
 
     if not calibration.n_trials:
         return prior_of(chain, max(row.relative_error for row in rows))

@@ -323,8 +323,8 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
     def perform(self) -> SearchReport:
         """Search."""
         from inshrink_core.execution import write_whole
-        from inshrink_core.search.calibration import calibrate
-        from inshrink_core.search.choosing import MOST_TRIALS
+        from inshrink_core.search.bounded import MOST_TRIALS
+        from inshrink_core.search.quadratic import calibrate
         from inshrink_core.search.search import best_reaching, best_within
         from inshrink_core.search.space import Line
 
@@ -396,9 +396,8 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
 
         Measured once: it is kept among what is known of the run. None where the bounds cannot be kept so.
         """
-        from inshrink_core.search.bounded import BoundedWriter, written_bounded
+        from inshrink_core.search.bounded import MOST_TRIALS, BoundedWriter, written_bounded
         from inshrink_core.search.bounds import FIGURES
-        from inshrink_core.search.choosing import MOST_TRIALS
 
         judge, steps, base = chains.judge, chains.steps, chains.base
         known = Measurements.of_run(run, make=True)
@@ -438,10 +437,9 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         """Open the run, its evaluator and the log of trials."""
         from inshrink_core.chain import FrameEncoder
         from inshrink_core.checkpoint import MODEL_ROLES
-        from inshrink_core.search.judge import Judge
         from inshrink_core.search.search import ChainTrials, choose_steps, trial_log_of
         from inshrink_core.search.space import space_of
-        from inshrink_core.search.trials import TrialLog, checkpoint_digest
+        from inshrink_core.search.trials import Judge, TrialLog, checkpoint_digest
 
         opened = self.opened_run(self.run).attributed()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
@@ -474,8 +472,8 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
 
     def _check(self) -> None:
         """Refuse what cannot be searched for."""
-        target, bounded = self.target_ratio, super().bounds.given
-        if target is None and not self.bounds.given:
+        target, bounded = self.target_ratio, bool(super().bounds.limits)
+        if target is None and not self.bounds.limits:
             raise InputError("there is nothing to search for", remedy="give a bound that is finite")
         if target is not None and bounded:
             raise InputError(

@@ -157,7 +157,7 @@ class Sensitivity(Stepping, Opening, Request[SensitivityReport]):
 
     def perform(self) -> SensitivityReport:
         """Measure it."""
-        from inshrink_core.analysis.profile import profile
+        from inshrink_core.analysis.profile import sensitivity
         from inshrink_core.chain import Archive
 
         groupings = [Grouping.parse(name) for name in self.by.split(",")]
@@ -166,7 +166,7 @@ class Sensitivity(Stepping, Opening, Request[SensitivityReport]):
         steps = chosen_steps(self.steps, lambda: opened.steps, where)
         is_archive = isinstance(opened, Archive)
         read = opened.sequential() if isinstance(opened, Archive) else opened
-        found = profile(read, (self.metric,), steps=steps, device=self.device, progress=self._measured)
+        found = sensitivity(read, self.metric, steps=steps, device=self.device, progress=self._measured)
         return SensitivityReport(
             run=where,
             tables=tuple(map(found.by, groupings)),

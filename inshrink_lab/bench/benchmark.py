@@ -17,8 +17,8 @@ from inshrink_core.execution import ResultStore, parse_record, resolve_device
 from inshrink_core.execution.progress import Progress
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.search.bounds import Bounds
-from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import choose_steps
+from inshrink_core.search.trials import Judge
 from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Stepping, steps_of
 from inshrink_lab.bench.measure import Measurer
 from inshrink_lab.bench.report import DEFAULT_BOUNDS, REPEAT, BenchReport, Bound, Point, parse_bounds
@@ -228,10 +228,10 @@ class _Session:
         notes, optimizer = [], self.request.optimizer
         if optimizer == "drop":
             notes.append("the optimizer's state is left out (--optimizer drop), which makes sweeps fast")
-        own = [one.label for one in variants if one.optimizer(optimizer) != optimizer]
-        if own:
+        separate = [item.label for item in variants if item.optimizer(optimizer) != optimizer]
+        if separate:
             notes.append(
-                f"{', '.join(own)}: moments are stored by the codec's own rule and are part of its total"
+                f"{', '.join(separate)}: moments are stored by the codec's own rule and are part of its total"
             )
         if self.points[REPEAT][0].failure and self.request.bounds is None:
             notes.append(f"no bounds on the drop: {self.points[REPEAT][0].failure}")
@@ -276,7 +276,7 @@ def sweep(
             break
     for bound in bounds:
         for _ in range(refine):
-            ratios = {value: one.ratio_weights or 0.0 for value, one in found.items() if bound.holds(one)}
+            ratios = {value: item.ratio_weights or 0.0 for value, item in found.items() if bound.holds(item)}
             best = max(ratios, key=ratios.__getitem__, default=None)
             gaps = {
                 abs(value - best): value

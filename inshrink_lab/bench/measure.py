@@ -15,13 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from inshrink_core.analysis.gain import measure_gain
+from inshrink_core.analysis.gain import restore_gain
 from inshrink_core.chain import Archive
 from inshrink_core.codec import get_codec
 from inshrink_core.codecs.variants import Variant
 from inshrink_core.errors import EvaluatorError
 from inshrink_core.search.bounds import Figures
-from inshrink_core.search.judge import Judge
+from inshrink_core.search.trials import Judge
 from inshrink_core.verbs.compress import compress
 from inshrink_lab.bench.report import REPEAT, Point
 
@@ -129,7 +129,7 @@ class Measurer:
             begun = time.perf_counter()
             _decode(Archive.open(target).on(self.device), self.steps[-1:])
             restore_seconds = time.perf_counter() - begun
-            gain = measure_gain(Archive.open(target), self.run, device=self.device).pooled
+            gain = restore_gain(Archive.open(target), self.run, device=self.device, cached=False).pooled
             figures, failure = self._judged(target, evaluated)
         return Point(
             codec=variant.label,
@@ -164,7 +164,7 @@ class Measurer:
 
     def _summary(self, figures: Sequence[Figures], counted: Sequence[Figures]) -> dict[str, Any]:
         """Return what a point says of its steps; over steps of which one is not known, nothing is."""
-        drops, divergences = ([getattr(one, name) for one in counted] for name in ("drop", "divergence"))
+        drops, divergences = ([getattr(item, name) for item in counted] for name in ("drop", "divergence"))
         self.judge.original(self.steps[0])  # shows the metric
         return {
             "metric": self.judge.metric,
@@ -172,8 +172,8 @@ class Measurer:
             "max_drop": _all_known(max, drops),
             "max_divergence": _all_known(max, divergences),
             "mean_divergence": _all_known(_mean, divergences),
-            "drops": tuple(one.drop for one in figures),
-            "divergences": tuple(one.divergence for one in figures),
+            "drops": tuple(item.drop for item in figures),
+            "divergences": tuple(item.divergence for item in figures),
         }
 
     def _compress(self, variant: Variant, value: float | None, target: Path, steps: Sequence[int]) -> Any:

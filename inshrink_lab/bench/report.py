@@ -119,7 +119,7 @@ class Bound:
         """Whether a point is within it; an unknown value is not."""
         bounds = Bounds(**{f"max_{self.kind}": self.limit})
         figures = Figures(drop=point.max_drop, divergence=point.mean_divergence)
-        return self.figure(point) is not None and bounds.judge(figures).kept
+        return self.figure(point) is not None and bounds.judge(figures).within
 
 
 DEFAULT_BOUNDS = (
@@ -177,25 +177,13 @@ class BoundRow(Report):
     point: Point | None
     kept: bool
 
-    def _document(self) -> dict[str, Any]:
-        keeping, point = self.keeping, self.point
-        return {
-            "codec": self.codec,
-            "bound_kind": self.bound.kind,
-            "bound": self.bound.limit,
-            "kept": self.kept,
-            "ratio_weights": None if keeping is None else keeping.ratio_weights,
-            "ratio_total": None if keeping is None else keeping.ratio_total,
-            "max_drop": None if point is None else point.max_drop,
-            "mean_divergence": None if point is None else point.mean_divergence,
-            "config": None if point is None else point.config,
-            "encode_mb_per_s": None if point is None else point.encode_mb_per_s,
-            "decode_mb_per_s": None if point is None else point.decode_mb_per_s,
-            "restore_seconds": None if point is None else point.restore_seconds,
-            "peak_memory_bytes": None if point is None else point.peak_memory_bytes,
-            "restore_gain": None if point is None else point.restore_gain,
-            "restore_noise": None if point is None else point.restore_noise,
-        }
+    SAYS: ClassVar = (
+        "codec bound_kind=bound.kind bound=bound.limit kept ratio_weights=keeping.ratio_weights "
+        "ratio_total=keeping.ratio_total max_drop=point.max_drop mean_divergence=point.mean_divergence "
+        "config=point.config encode_mb_per_s=point.encode_mb_per_s decode_mb_per_s=point.decode_mb_per_s "
+        "restore_seconds=point.restore_seconds peak_memory_bytes=point.peak_memory_bytes "
+        "restore_gain=point.restore_gain restore_noise=point.restore_noise"
+    )
 
     @property
     def keeping(self) -> Point | None:
@@ -209,7 +197,10 @@ def choose_row(codec: str, points: Sequence[Point], bound: Bound) -> BoundRow:
     if keeping:
         # The previous checkpoint, which has no ratio, is a point by itself.
         return BoundRow(
-            codec=codec, bound=bound, point=max(keeping, key=lambda one: one.ratio_weights or 0.0), kept=True
+            codec=codec,
+            bound=bound,
+            point=max(keeping, key=lambda item: item.ratio_weights or 0.0),
+            kept=True,
         )
     known = [(figure, point) for point in points if (figure := bound.figure(point)) is not None]
     nearest = min(known, key=lambda pair: pair[0], default=(None, None))[1]
@@ -274,10 +265,10 @@ class BenchReport(Report):
         headings = [limit_text(bound.kind, bound.limit) for bound in self.bounds]
         yield Table(
             {"codec": None, **dict.fromkeys(headings, str)},
-            [(one, *(_ratios(row) for row in self.rows if row.codec == one)) for one in self.points],
+            [(item, *(_ratios(row) for row in self.rows if row.codec == item)) for item in self.points],
         )
         yield "ratio of everything that is stored / of the weights"
-        if any(bound.holds(one) for bound in self.bounds for one in self.points.get(REPEAT, ())):
+        if any(bound.holds(item) for bound in self.bounds for item in self.points.get(REPEAT, ())):
             yield "≈ the previous checkpoint, which stores nothing, keeps this bound: it proves little"
         # The previous checkpoint is the same under every bound: once is enough.
         rows = [row for place, row in enumerate(self.rows) if not place or row.codec != REPEAT]

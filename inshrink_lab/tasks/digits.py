@@ -45,8 +45,8 @@ def split_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     labels = torch.from_numpy(digits.target).long()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(_SPLIT_SEED))
     n_validation = len(images) * 3 // 10
-    held, kept = order[:n_validation], order[n_validation:]
-    return images[kept], labels[kept], images[held], labels[held]
+    present, kept = order[:n_validation], order[n_validation:]
+    return images[kept], labels[kept], images[present], labels[present]
 
 
 def distorted(images: Tensor, generator: torch.Generator) -> Tensor:

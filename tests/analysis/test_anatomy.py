@@ -7,13 +7,22 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.analysis.anatomy import N_BINS, N_PLACES, _map, _told, anatomy, places_of, value_histogram
+from inshrink_core.analysis.anatomy import (
+    N_BINS,
+    N_PLACES,
+    _known_scores,
+    _map,
+    anatomy,
+    places_of,
+    value_histogram,
+)
 from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
 from inshrink_core.analysis.trajectory import trajectory
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import PROTECTED, PRUNED, QUANTIZED
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
 from inshrink_core.formats import open_run
+from inshrink_core.report import plain_value
 from inshrink_lab.published.grid import Grid, GridReference
 from tests.builders import memory_checkpoint, memory_run
 
@@ -243,8 +252,8 @@ def spec_of(weight):
 
 
 def mapped(checkpoint, before, weight, metric=None):
-    told = _told(checkpoint, before, spec_of(weight), weight, metric)
-    return None if told is None else _map(*told, weight)
+    reported = _known_scores(checkpoint, before, spec_of(weight), weight, metric)
+    return None if reported is None else _map(*reported, weight)
 
 
 def test_sensitivity_in_proportion_to_magnitude_correlates_fully():
@@ -261,7 +270,7 @@ def test_zeros_have_no_logarithm_and_are_counted():
     second = torch.tensor([1.0, 0.0, 4.0, 1.0])
     found = mapped(checkpoint_of(weight, exp_avg_sq=second), None, weight, "fisher")
     assert (int(found.counts.sum()), found.n_zero, found.correlation) == (1, 2, None)
-    json.dumps(found.to_json(), allow_nan=False)
+    json.dumps(plain_value(found), allow_nan=False)
 
 
 def test_a_sensitivity_that_is_not_known_is_none():
@@ -278,9 +287,6 @@ def test_a_trajectory_tells_size_and_movement():
     series = memory_run(
         {1: {"w": torch.tensor([3.0, 4.0])}, 2: {"w": torch.tensor([3.0, 5.0])}, 3: {"v": torch.ones(1)}}
     )
-    from inshrink_core.analysis.trajectory import trajectory as module_function
-
-    assert module_function is trajectory
     found = _follow(series, "w")
     assert found.rms[:2] == pytest.approx([np.sqrt(12.5), np.sqrt(17)])
     assert np.isnan(found.rms[2])
@@ -305,12 +311,10 @@ def test_a_tensor_that_changes_its_shape_has_not_moved():
 
 
 def test_the_bits_of_a_trajectory_are_those_of_the_archive(run, archives):
-    told = []
-    found = trajectory(run, KEY, steps=run.steps[:5], archive=archives["lattice"], progress=told.append)
+    found = trajectory(run, KEY, steps=run.steps[:5], archive=archives["lattice"])
     bits = [anatomy(archives["lattice"], step, KEY).bits_per_weight for step in run.steps[:4]]
     assert found.bits_per_weight[:4] == pytest.approx(bits)
     assert np.isnan(found.bits_per_weight[4])
-    assert [one.step for one in told] == list(run.steps[:5])
     assert trajectory(archives["lattice"], KEY).bits_per_weight == pytest.approx(bits)
 
 
@@ -340,13 +344,13 @@ def test_what_is_not_finite_counts_for_no_place_and_vectors_have_none():
     assert found.rows.tolist() == [1.0, 3.0]
     assert found.columns[0] == 2.0
     assert np.isnan(found.columns[1])
-    assert found.to_json() == {"rows": [1.0, 3.0], "columns": [2.0, None], "shape": [2, 2]}
+    assert plain_value(found) == {"rows": [1.0, 3.0], "columns": [2.0, None], "shape": [2, 2]}
     assert places_of(torch.ones(5)) is None
     assert places_of(torch.empty(0, 3)) is None
 
 
 def test_a_coarser_codec_is_further_off_and_an_exact_one_not_at_all(run):
-    errors = [anatomy(run, 400, KEY, "lattice", {"coarseness": one}).relative_error for one in (0.5, 4.0)]
+    errors = [anatomy(run, 400, KEY, "lattice", {"coarseness": item}).relative_error for item in (0.5, 4.0)]
     assert 0 < 4 * errors[0] < errors[1] < 1
     assert anatomy(run, 400, KEY, "lossless").relative_error == 0.0
 
@@ -354,7 +358,7 @@ def test_a_coarser_codec_is_further_off_and_an_exact_one_not_at_all(run):
 def test_an_archive_without_its_originals_cannot_say_how_far_it_is_off(run, archives):
     step = run.steps[2]
     assert anatomy(archives["lattice"], step, KEY).relative_error is None
-    told = anatomy(archives["lattice"], step, KEY, against=run)
-    assert 0 < told.relative_error < 0.5
-    assert told.places.shape == (told.spec.shape[0], told.spec.shape[1])
-    json.dumps(told.to_json(), allow_nan=False)
+    reported = anatomy(archives["lattice"], step, KEY, against=run)
+    assert 0 < reported.relative_error < 0.5
+    assert reported.places.shape == (reported.spec.shape[0], reported.spec.shape[1])
+    json.dumps(reported.to_json(), allow_nan=False)

@@ -103,7 +103,7 @@ def test_all_rows_are_called_all():
     ],
 )
 def test_what_says_nothing_of_the_loss_is_not_called_sensitivity(metric, carried, fell, grew):
-    falling, growing = (told([one], metric).sentence() for one in ([8.0, 1.0], [1.0, 8.0]))
+    falling, growing = (told([item], metric).sentence() for item in ([8.0, 1.0], [1.0, 8.0]))
     assert (
         falling == f"1 of 1 tensor carries at least 80 % of the {carried}: a. It has {fell} since step 100."
     )

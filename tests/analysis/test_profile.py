@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from inshrink_core.analysis.profile import profile, sensitivity
+from inshrink_core.analysis.profile import sensitivity
 from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.sensitivity import SensitivityMetric
 from tests.builders import memory_run, seeded
 
 BETA2 = 0.9
@@ -49,7 +50,7 @@ def test_a_profile_has_a_row_per_weight_and_a_column_per_step(run):
 
 
 def test_groups_pool_the_parameters_of_their_tensors(run):
-    prof = profile(run, ("magnitude",))
+    prof = sensitivity(run)
     blocks, types = prof.by("block"), prof.by("layer_type")
     assert blocks.rows == ("conv1", "fc")
     assert types.rows == ("convolution", "vector", "linear")
@@ -66,10 +67,6 @@ def test_fisher_is_corrected_by_the_steps_own_beta2(run):
     expected = tensors_of(2)["conv1.weight@exp_avg_sq"].mean() / (1 - BETA2**2)
     assert table.mean[0, 1] == pytest.approx(expected.item(), rel=1e-5)
     assert np.isnan(table.mean[1]).all()
-
-
-def test_taylor_says_that_it_used_the_proxy(run):
-    assert sensitivity(run, "taylor").by().sources == ("exp_avg",) * 3
 
 
 def test_the_first_step_has_no_update_and_a_subset_uses_the_steps_real_predecessor(run):
@@ -102,50 +99,31 @@ def test_nan_in_a_weight_is_counted_and_left_out():
     assert (table.mean[0, 0], table.n[0, 0], table.n_nonfinite[0, 0]) == (2.0, 2, 2)
 
 
-def test_a_second_profile_reads_no_tensor_and_is_equal(run):
-    first = profile(run)
+@pytest.mark.parametrize("metric", SensitivityMetric)
+def test_a_second_profile_reads_no_tensor_and_is_equal(run, metric):
+    first = sensitivity(run, metric)
     before = run.reads()
     assert first.bytes_read > 0
-    second = profile(run)
-    assert run.reads() == before
-    assert second.bytes_read == 0
-    for metric in first.metrics:
-        for grouping in ("tensor", "block", "layer_type"):
-            a, b = first.by(grouping, metric), second.by(grouping, metric)
-            assert (a.rows, a.details, a.sources) == (b.rows, b.details, b.sources)
-            assert np.array_equal(a.mean, b.mean, equal_nan=True)
-            assert np.array_equal(a.p99, b.p99, equal_nan=True)
-            assert np.array_equal(a.n, b.n)
-
-
-def test_several_metrics_read_each_weight_once(run):
-    profile(run, ("magnitude", "taylor"))
-    assert run[1].source.reads.count("fc.weight") == 1
+    second = sensitivity(run, metric)
+    assert (run.reads(), second.bytes_read) == (before, 0)
+    for grouping in ("tensor", "block", "layer_type"):
+        a, b = first.by(grouping), second.by(grouping)
+        assert (a.rows, a.details, a.sources) == (b.rows, b.details, b.sources)
+        assert np.array_equal(a.mean, b.mean, equal_nan=True)
+        assert np.array_equal(a.p99, b.p99, equal_nan=True)
+        assert np.array_equal(a.n, b.n)
 
 
 def test_a_file_that_changed_is_measured_anew_and_so_is_the_update_after_it(run):
-    profile(run)
+    for metric in SensitivityMetric:
+        sensitivity(run, metric)
     run.identities[2] = "written again"
     before = {step: len(run[step].source.reads) for step in run.steps}
-    profile(run)
+    for metric in SensitivityMetric:
+        sensitivity(run, metric)
     assert len(run[1].source.reads) > before[1]  # as the predecessor of 2
     assert len(run[2].source.reads) > before[2]
     assert set(run[3].source.reads[before[3] :]) == {"conv1.weight", "conv1.bias", "fc.weight"}
-
-
-@pytest.mark.parametrize("damage", [b"", b"nonsense", b"{}\n{}", None])
-def test_a_damaged_cache_is_ignored_and_written_again(run, tmp_path, damage):
-    expected = sensitivity(run).by().mean
-    for path in cache_files(tmp_path):
-        content = path.read_bytes()
-        path.write_bytes(content.replace(b"0.", b"1.", 1) if damage is None else damage)
-    assert np.array_equal(sensitivity(run).by().mean, expected)
-    assert sensitivity(run).bytes_read == 0
-
-
-def test_writing_the_cache_leaves_no_temporary_file(run, tmp_path):
-    sensitivity(run)
-    assert [path.suffix for path in cache_files(tmp_path)] == [".json"] * 3
 
 
 def test_a_run_that_cannot_be_written_to_is_cached_for_the_user(run, tmp_path, monkeypatch):
@@ -193,11 +171,9 @@ def test_bad_requests_are_refused(run):
     with pytest.raises(NotFoundError, match="no step 7"):
         sensitivity(run, steps=[1, 7])
     with pytest.raises(InputError, match="no sensitivity metric"):
-        profile(run, ("hessian",))
+        sensitivity(run, "hessian")
     with pytest.raises(InputError, match="no grouping"):
         sensitivity(run).by("column")
-    with pytest.raises(InputError, match="does not hold 'fisher'"):
-        sensitivity(run).by("tensor", "fisher")
 
 
 def test_a_tensor_of_the_root_is_its_own_block():

@@ -183,7 +183,7 @@ def test_a_save_that_the_process_left_in_the_spool_keeps_its_budget(tmp_path):
     save = spool.put(3, {"checkpoint": {"model": {"w": torch.ones(3)}, "step": 3}}, budget=Budget(7, 2))
     assert Spool(spool.folder).recover() == [save]
     record = save.folder / "save.json"
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"budget": [0, 2]}))
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"budget": {"nbytes": 0, "max_age": 2}}))
     again = Spool(spool.folder)
     assert again.recover() == []
     assert len(again.set_aside_saves) == 1

@@ -103,13 +103,3 @@ def test_a_template_loads_strictly_on_a_run_of_several_models(folder, states, na
     found = inshrink_core.verbs.evaluate(folder / "run", evaluator=f"{made.output}:evaluate")
     assert found.log_probs == (5, 3)
     assert all(f"'{name}'" in source for name in names if name not in ("model", which))
-
-
-def test_comparisons_of_an_average_are_of_the_average(folder, states):
-    save(folder, model=states["model"], ema=states["average"])
-    (folder / "judge.py").write_text(PATTERN.format(which=", which='average'"))
-    inshrink_core.compress(folder / "run", folder / "a.inshrink", codec="lossless")
-    found = inshrink_core.compare(
-        folder / "a.inshrink", folder / "run", evaluator=f"{folder}/judge.py:evaluate", metric="loss"
-    )
-    assert [(step.original, step.restored) for step in found.steps] == [(4, 4), (4, 4)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import inshrink_core
-from inshrink_core.errors import ExistsError, InputError, UntrustedCodeError
+from inshrink_core.errors import ExistsError, InputError
 from inshrink_core.evaluate.template import evaluator_source
 
 SAMPLE = Path(inshrink_core.sample("digits-cnn"))
@@ -79,9 +79,3 @@ def test_nothing_is_written_over_what_is_there(tmp_path: Path) -> None:
     assert len(made.digest) == 64
     with pytest.raises(InputError, match="Python file"):
         inshrink_core.verbs.evaluate(SAMPLE, write=tmp_path / "judge.txt")
-
-
-def test_the_evaluator_of_a_run_needs_consent_here_too(digits: Path) -> None:
-    (digits / "inshrink.toml").write_text('[evaluator]\nfile = "train.py"\n')
-    with pytest.raises(UntrustedCodeError):
-        inshrink_core.verbs.evaluate(digits)

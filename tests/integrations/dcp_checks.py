@@ -47,10 +47,10 @@ def check(model):
 def check_of_share(model):
     """Ask about this rank's share of the samples."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    return answer(model, *(one.chunk(world)[rank] for one in samples()))
+    return answer(model, *(item.chunk(world)[rank] for item in samples()))
 
 
-def train(archive: Path, kept: Path, options: dict, replicas: bool = False, asked=check) -> None:
+def train(archive: Path, stored: Path, options: dict, replicas: bool = False, asked=check) -> None:
     """Save under a check; the model is as it was after each save."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "rows")) if replicas else None
     training = ranks.Training(width=WIDTH)
@@ -64,7 +64,7 @@ def train(archive: Path, kept: Path, options: dict, replicas: bool = False, aske
         assert ranks.same(before, training.whole())
         assert training.model.training
         ranks.keep(
-            {name: one for name, one in before.items() if name.startswith("model.")}, kept / f"{step}.pt"
+            {name: item for name, item in before.items() if name.startswith("model.")}, stored / f"{step}.pt"
         )
 
 
@@ -148,7 +148,7 @@ def not_finite(archive: Path) -> None:
 
     def asked(model):
         loss = check(model)
-        (weight,) = (one for name, one in model.named_parameters() if name == "0.weight")
+        (weight,) = (item for name, item in model.named_parameters() if name == "0.weight")
         whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
         same = torch.equal(whole, originals[0])
         return loss if same or dist.get_rank() != 1 else loss["loss"] * math.nan

@@ -103,8 +103,8 @@ def save_among_groups(folder: Path) -> None:
     for _ in range(2):
         begun = [saves.start() for saves in (behind if rank < 2 else behind[::-1])]
         every.save()
-        for one in begun:
-            one.result()
+        for item in begun:
+            item.result()
     second.save()
 
 

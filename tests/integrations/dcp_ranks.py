@@ -131,19 +131,19 @@ def keep(whole: dict, path: Path) -> None:
         torch.save(whole, path)
 
 
-def train(archive: Path, steps: tuple[int, ...], load: int | None, grid: bool, kept: Path) -> None:
+def train(archive: Path, steps: tuple[int, ...], load: int | None, grid: bool, stored: Path) -> None:
     """Train and save, from a step of the archive on; what is loaded must be what was kept."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns")) if grid else None
     training = Training(mesh)
     if load is not None:
         training.load(storage_reader=InshrinkReader(archive, step=load))
         assert training.step == load
-        assert same(training.whole(), torch.load(kept / f"{load}.pt"))
+        assert same(training.whole(), torch.load(stored / f"{load}.pt"))
     writer = InshrinkWriter(archive, **EXACT)
     for step in steps:
         training.train(step)
         save(training.state(), writer, step)
-        keep(training.whole(), kept / f"{step}.pt")
+        keep(training.whole(), stored / f"{step}.pt")
 
 
 def load_folder(folder: Path, expected: Path) -> None:
@@ -152,7 +152,7 @@ def load_folder(folder: Path, expected: Path) -> None:
     assert same(training.whole(), torch.load(expected))
 
 
-def train_on(archive: Path, last: int, kept: Path, kill: tuple[str, int] | None = None) -> None:
+def train_on(archive: Path, last: int, stored: Path, kill: tuple[str, int] | None = None) -> None:
     """Train on from the last step of the archive, saving each; a rank may be killed at its second save."""
     training, resumed = Training(), is_archive(archive)
     if resumed:
@@ -163,7 +163,7 @@ def train_on(archive: Path, last: int, kept: Path, kill: tuple[str, int] | None 
         if training.step == 2 and kill is not None and kill[1] == dist.get_rank():
             _die_at(kill[0])
         save(training.state(), writer, training.step)
-    keep(training.whole(), kept)
+    keep(training.whole(), stored)
 
 
 def with_environment(variables: dict[str, str], mortal: Path | None, function: Callable, *arguments) -> None:
@@ -275,7 +275,7 @@ def save_aside(folder: Path) -> None:
     keep(training.whole(), folder / "whole.pt")
 
 
-def save_behind(archive: str, gate: Path, kept: Path) -> None:
+def save_behind(archive: str, gate: Path, stored: Path) -> None:
     """Train on while the store takes no part of a save; then it does, and that step is there."""
     training, group = Training(), dist.new_group(backend="gloo")
     writer = InshrinkWriter(archive, **EXACT, process_group=group)
@@ -302,7 +302,7 @@ def save_behind(archive: str, gate: Path, kept: Path) -> None:
     assert training.step == 6
     training.load(storage_reader=InshrinkReader(archive, step=2))
     assert same(training.whole(), expected)
-    keep(expected, kept)
+    keep(expected, stored)
 
 
 def save_aligned(archive: Path, codec: str, config: dict, optimizer: str) -> None:
@@ -315,23 +315,25 @@ def save_aligned(archive: Path, codec: str, config: dict, optimizer: str) -> Non
     writer = InshrinkWriter(archive, **how)
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(8, 512, generator=generator) / 3
-    held = {name: torch.randn(2048, 512, generator=generator) * 0.02 for name in ("one.weight", "two.weight")}
-    moments = {name: torch.zeros(2048, 512) for name in held}
+    values = {
+        name: torch.randn(2048, 512, generator=generator) * 0.02 for name in ("one.weight", "two.weight")
+    }
+    moments = {name: torch.zeros(2048, 512) for name in values}
     for step in (1, 2, 3):
-        for name in held:
+        for name in values:
             change = torch.randn(2048, 8, generator=generator) @ directions
             change += 0.1 * torch.randn(2048, 512, generator=generator)
-            held[name] = held[name] + 1e-3 * change
+            values[name] = values[name] + 1e-3 * change
             moments[name] = 0.9 * moments[name] + 0.1 * change
         sharded = [
             {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in tensors.items()}
-            for tensors in (held, moments)
+            for tensors in (values, moments)
         ]
         state = {
             name: {"exp_avg": tensor, "step": torch.tensor(float(step))}
             for name, tensor in sharded[1].items()
         }
-        groups = [{"lr": 1e-3, "betas": (0.9, 0.999), "params": list(held)}]
+        groups = [{"lr": 1e-3, "betas": (0.9, 0.999), "params": list(values)}]
         if step == 3 and mesh.size() == 2:
             writer = InshrinkWriter(archive, **how)
         save({"model": sharded[0], "optim": {"state": state, "param_groups": groups}}, writer, step)

@@ -65,9 +65,9 @@ class Run:
         self.manager.close()
         tensors = {**self.model.state_dict(), **self.optimizers.state_dict()}
         return {
-            name: one.full_tensor() if hasattr(one, "full_tensor") else torch.as_tensor(one)
-            for name, one in tensors.items()
-            if isinstance(one, torch.Tensor)
+            name: item.full_tensor() if hasattr(item, "full_tensor") else torch.as_tensor(item)
+            for name, item in tensors.items()
+            if isinstance(item, torch.Tensor)
         }
 
 

@@ -13,7 +13,7 @@ EXACT = {"codec": "lossless", "optimizer": "exact"}
 
 
 def whole(weights: dict) -> dict:
-    return {name: getattr(one, "full_tensor", one.clone)() for name, one in weights.items()}
+    return {name: getattr(item, "full_tensor", item.clone)() for name, item in weights.items()}
 
 
 def with_lightning(folder: Path, page: str) -> None:
@@ -39,7 +39,7 @@ def with_lightning(folder: Path, page: str) -> None:
     trainer.fit(net, loader())
     weights = get_state_dict(net, [])[0]
     expected = whole(weights)
-    blank = {name: torch.zeros_like(one) for name, one in weights.items()}
+    blank = {name: torch.zeros_like(item) for name, item in weights.items()}
     state = {"model": blank}
     dcp.load(state, storage_reader=InshrinkReader(folder / "a"))
     torch.save((expected, whole(state["model"])), folder / f"{trainer.global_rank}.pt")

@@ -242,10 +242,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self._repository(kind, repo_id, write=True) is None:
             return None
         objects = []
-        for one in json.loads(body)["objects"]:
-            row = {"oid": one["oid"], "size": one["size"]}
-            if one["oid"] not in self.server.lfs:
-                row["actions"] = {"upload": {"href": f"{self.server.url}/lfs/{one['oid']}"}}
+        for item in json.loads(body)["objects"]:
+            row = {"oid": item["oid"], "size": item["size"]}
+            if item["oid"] not in self.server.lfs:
+                row["actions"] = {"upload": {"href": f"{self.server.url}/lfs/{item['oid']}"}}
             objects.append(row)
         return self._answer(200, {"transfer": "basic", "objects": objects})
 

@@ -241,8 +241,8 @@ class Proxy:
                 for name, value in answer.getheaders():
                     if name.lower() not in ("transfer-encoding", "connection", "content-length"):
                         self.send_header(name, value)
-                said = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
-                self.send_header("Content-Length", said or "0")
+                shown = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
+                self.send_header("Content-Length", shown or "0")
                 self.end_headers()
                 if fate == "cut" and content:
                     self.wfile.write(content[: len(content) // 2])

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.errors import LockedError
 
 accelerate = pytest.importorskip("accelerate", reason="needs the extra 'hf': make test-integrations")
 
@@ -33,30 +32,6 @@ def train(accelerator, model, optimizer, n_steps):
         accelerator.backward(loss)
         optimizer.step()
     return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def test_state_comes_back_bit_for_bit_and_training_goes_on_alike(tmp_path: Path):
-    accelerator, model, optimizer = prepared()
-    with AcceleratorSaver(accelerator, tmp_path / "run.inshrink", **EXACT) as saver:
-        assert saver.load_state() is None
-        train(accelerator, model, optimizer, 3)
-        saver.save_state(3)
-        uninterrupted = train(accelerator, model, optimizer, 3)
-        saver.save_state(6)
-        with pytest.raises(LockedError):
-            AcceleratorSaver(accelerator, tmp_path / "run.inshrink")
-        saver.close(strict=True)
-    accelerator, model, optimizer = prepared()
-    with AcceleratorSaver(accelerator, tmp_path / "run.inshrink") as saver:
-        assert saver.load_state(3) == 3
-        resumed = train(accelerator, model, optimizer, 3)
-        saver.save_state(6)
-        saver.close(strict=True)
-    assert all(torch.equal(resumed[name], uninterrupted[name]) for name in resumed)
-    archive = inshrink_core.open(tmp_path / "run.inshrink")
-    assert [(frame.step, frame.branch) for frame in archive.reader.frames] == [(3, 0), (6, 0), (6, 1)]
-    assert archive.frame(archive.reader.frames[-1]).meta["restored"] == archive.reader.find(3).frame_id
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.inshrink"]
 
 
 def test_a_state_that_cannot_be_written_never_stops_the_training(tmp_path: Path, monkeypatch):

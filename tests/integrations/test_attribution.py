@@ -14,25 +14,25 @@ from tests.integrations.test_huggingface import model, trainer
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
 NEEDS = {"lora": "peft", "llama": "accelerate", "two-optimizers": "lightning"}
-WHOLE = {"gpt2", "gpt2-frozen", "bert", "resnet", "lora", "two-optimizers"}
+COMPLETE = {"gpt2", "gpt2-frozen", "bert", "resnet", "lora", "two-optimizers"}
 """Kinds of which every parameter is attributed; of the others none is attributed wrong."""
 
 
-@pytest.mark.parametrize("kind", [*sorted(WHOLE), "gpt2-reversed", "llama", "t5"])
+@pytest.mark.parametrize("kind", [*sorted(COMPLETE), "gpt2-reversed", "llama", "t5"])
 def test_state_is_attributed_right_or_not_at_all(tmp_path, kind):
     if kind in NEEDS:
         pytest.importorskip(NEEDS[kind], reason=f"needs {NEEDS[kind]}: make test-integrations")
     rows = {row.looked_at: row for row in measure(kind, tmp_path)}
     assert [rows[looked_at].wrong for looked_at in ("values", "no library", "all")] == [0, 0, 0]
-    least = 1.0 if kind in WHOLE else 0.5
+    least = 1.0 if kind in COMPLETE else 0.5
     assert rows["all"].right >= least * rows["all"].tensors
 
 
 def check(archive, optimizer, names):
     """Compare the moments of an archive's last frame with those in memory, by name."""
     last = archive[archive.steps[-1]]
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    for name, parameter in zip(names, held, strict=True):
+    present = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, parameter in zip(names, present, strict=True):
         assert torch.equal(last[f"{name}@exp_avg"], optimizer.state[parameter]["exp_avg"])
 
 

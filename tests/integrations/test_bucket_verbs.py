@@ -76,7 +76,7 @@ def on_the_hub(run, archive, url):
     verbs.compress(run, url, **EXACT)
 
 
-VERBS = {one.__name__: one for one in (compress, watch, save, prune, release, on_the_hub)}
+VERBS = {item.__name__: item for item in (compress, watch, save, prune, release, on_the_hub)}
 WRITING = ["compress", "watch", "save", "prune"]
 
 
@@ -122,7 +122,7 @@ def require_whole(url, among=STEPS):
     assert seen == tuple(step for step in among if step in seen)
     for step in seen:
         assert torch.equal(Archive.open(url)[step]["w"], weights(step)["w"])
-    assert not [one for one in verbs.verify(url, deep=True).problems if not one.leftover]
+    assert not [item for item in verbs.verify(url, deep=True).problems if not item.leftover]
     return seen
 
 
@@ -174,7 +174,7 @@ def test_a_verb_killed_between_two_requests_loses_nothing_and_the_next_goes_on(
         assert require_whole(place) == expected(name)
         ArchiveWriter(place).close()
         listed = {path for frame in Archive.open(place).frames for path in frame.paths}
-        assert {f"frames/{one}" for one in storage_at(place).names("frames")} == listed
+        assert {f"frames/{item}" for item in storage_at(place).names("frames")} == listed
     else:
         pytest.fail("it never came to its end")
     assert n > 3

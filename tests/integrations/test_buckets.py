@@ -1,32 +1,109 @@
-"""Archives in buckets of real servers: rivals, lies, lost answers, and deaths between requests."""
+"""Archives and runs in buckets of real servers, S3's and Azure's: rivals, lost answers, refusals, deaths."""
 
+import base64
+import contextlib
 import io
 import os
 import subprocess
 import sys
+import uuid
 
 import pytest
 
 pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
 pytest.importorskip("moto", reason="moto[server] is not installed")
 
+import torch
+
 import inshrink_core
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
 from inshrink_core.archive.storage import objects, storage_at, uploads
-from inshrink_core.errors import InputError, InshrinkError, StorageError
+from inshrink_core.errors import DamagedError, InshrinkError, StorageError
+from inshrink_core.formats import open_run
 from inshrink_core.testing.storages import StorageSuite
-from tests.integrations.servers import Proxy, Refusing, connect, inshrink
+from tests.integrations.servers import (
+    AZURITE_ACCOUNT,
+    Proxy,
+    azurite,
+    azurite_command,
+    connect,
+    connect_azure,
+    inshrink,
+    make_bucket,
+    make_container,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("waiting")]
 
+WRONG_KEY = base64.b64encode(b"hushhush" * 8).decode()
 
-class TestS3(StorageSuite):
+
+class S3:
+    """A new bucket, and how to speak to its server."""
+
+    connect = staticmethod(connect)
+    account = ""
+
+    def __init__(self, server):
+        self.server, name = server, f"b{uuid.uuid4().hex}"
+        make_bucket(server, name)
+        self.url = f"s3://{name}/some runs/é?#%25+&*~'(1)/a"
+
+
+class Azure:
+    """The same of a container."""
+
+    connect = staticmethod(connect_azure)
+    account = f"/{AZURITE_ACCOUNT}"
+
+    def __init__(self, server):
+        self.server, name = server, f"c{uuid.uuid4().hex}"
+        make_container(server, name)
+        self.url = f"az://{name}/some runs/é#%25+&~'(1)/a"
+
+
+@pytest.fixture(scope="module")
+def azure_server(tmp_path_factory):
+    if azurite_command() is None:
+        pytest.skip("azurite is not installed: npm install azurite, and set AZURITE_BLOB")
+    with azurite(tmp_path_factory.mktemp("azurite")) as address:
+        yield address
+
+
+@pytest.fixture
+def azure(azure_server, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    connect_azure(monkeypatch, azure_server)
+    return Azure(azure_server)
+
+
+@pytest.fixture(params=["s3", "azure"])
+def bucket(request, monkeypatch, tmp_path):
+    """A new bucket of each kind of server."""
+    if request.param == "azure":
+        return request.getfixturevalue("azure")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    server = request.getfixturevalue("server")
+    connect(monkeypatch, server)
+    return S3(server)
+
+
+@contextlib.contextmanager
+def through_proxy(bucket, monkeypatch, rule):
+    """Speak to a server by a proxy, and then without it."""
+    with Proxy(bucket.server.removesuffix(bucket.account), rule) as proxy:
+        bucket.connect(monkeypatch, f"{proxy.address}{bucket.account}")
+        yield proxy
+    bucket.connect(monkeypatch, bucket.server)
+
+
+class TestBuckets(StorageSuite):
     @pytest.fixture(autouse=True)
-    def bucket(self, url):
-        self.bucket_name = url.split("/")[2]
+    def _bucket(self, bucket):
+        self.bucket = bucket
 
     def place(self, folder):
-        return f"s3://{self.bucket_name}/some runs/é?#%25+&*~'(1)/a"
+        return f"{self.bucket.url}/{folder.name}"
 
 
 def append(writer, step):
@@ -52,89 +129,23 @@ def is_sound(url):
     return True
 
 
-# ---- answers that are lost, cut off, refused -----------------------------------------------------
-
-
 @pytest.mark.parametrize("fate", ["refuse", "drop", "lose", "cut"])
-@pytest.mark.parametrize("every", [2, 3, 5])
-def test_requests_that_fail_change_nothing_of_what_is_written(server, url, monkeypatch, fate, every):
-    with Proxy(server, lambda n, method, path: fate if n % every == every - 1 else None) as proxy:
-        connect(monkeypatch, proxy.address)
-        with ArchiveWriter(url, create=True) as writer:
-            for step in range(4):
-                append(writer, step)
-        assert steps_of(url) == [0, 1, 2, 3]
-        assert is_sound(url)
-        assert len(proxy.requests) > 10
-    connect(monkeypatch, server)
-    assert len(storage_at(url).list("frames")) == 4
-    assert storage_at(url).remains("frames") == ()
-
-
-@pytest.mark.parametrize("fate", ["refuse", "drop", "lose", "cut"])
-def test_large_frames_arrive_whole_through_failures(server, url, monkeypatch, fate):
+def test_large_frames_arrive_whole_through_failures(bucket, monkeypatch, fate):
     monkeypatch.setattr(objects, "LARGE_NBYTES", 6 << 20)
     monkeypatch.setattr(objects, "_PIECE_NBYTES", 5 << 20)
-    content = os.urandom(12 << 20)
-    with Proxy(server, lambda n, method, path: fate if n % 11 in (3, 8) else None) as proxy:
-        connect(monkeypatch, proxy.address)
+    content, url = os.urandom(12 << 20), bucket.url
+    with through_proxy(bucket, monkeypatch, lambda n, *_: fate if n % 11 in (3, 8) else None) as proxy:
         with storage_at(url).create("frames/large") as creation:
             creation.write(content)
             creation.commit()
         storage_at(url).upload("frames/behind", io.BytesIO(content))
         with pytest.raises(FileExistsError):
             storage_at(url).upload("frames/behind", io.BytesIO(content[::-1]))
-        assert any("uploadId" in path for _, path in proxy.requests)
-    connect(monkeypatch, server)
+        assert any("uploadId" in path or "comp=blocklist" in path for _, path in proxy.requests)
     assert storage_at(url).load("frames/large")[0] == content
     assert storage_at(url).load("frames/behind")[0] == content
     assert storage_at(url).remains("frames") == ()
 
-
-def test_a_server_that_ignores_conditions_is_refused(server, url, monkeypatch, tmp_path):
-    with Proxy(server, lambda n, method, path: "blind") as proxy:
-        connect(monkeypatch, proxy.address)
-        run = inshrink_core.sample("digits-cnn")
-        with pytest.raises(StorageError, match="does not compare before it writes"):
-            inshrink_core.compress(run, url, steps=[10])
-        assert storage_at(url).names("") == ()
-
-
-# ---- what is refused -----------------------------------------------------------------------------
-
-
-def said(act):
-    with pytest.raises(InshrinkError) as raised:
-        act()
-    text = str(raised.value)
-    assert "\n" not in text
-    assert "hushhush" not in text
-    return text
-
-
-def test_what_cannot_be_done_is_said_in_one_clear_line(server, url, monkeypatch):
-    def write():
-        ArchiveWriter(url, create=True)
-
-    nowhere = url.replace("s3://b", "s3://none")
-    assert "there is no such bucket" in said(lambda: ArchiveWriter(nowhere, create=True))
-    assert "there is no such bucket" in said(lambda: ArchiveReader.open(nowhere))
-    for code, status, words in (
-        ("AccessDenied", 403, "denies it"),
-        ("InvalidAccessKeyId", 403, "does not accept the credentials"),
-        ("RequestTimeTooSkewed", 403, "the clock of this machine"),
-    ):
-        with Refusing(code, status) as address:
-            connect(monkeypatch, address)
-            assert words in said(write)
-    connect(monkeypatch, "http://127.0.0.1:9")
-    monkeypatch.setattr(objects, "_RETRY", {**objects._RETRY, "max_retries": 0})
-    assert "cannot be reached" in said(write)
-    with pytest.raises(InputError, match="must not hold credentials"):
-        ArchiveReader.open("s3://me:hushhush@bucket/a")
-
-
-# ---- rivals --------------------------------------------------------------------------------------
 
 RIVAL = """
 import os, sys
@@ -175,77 +186,6 @@ def test_racing_processes_on_machines_of_their_own_lose_nothing_that_was_committ
     assert is_sound(url)
 
 
-# ---- deaths --------------------------------------------------------------------------------------
-
-MORTAL = """
-import sys
-from inshrink_core.archive import ArchiveWriter, remove_frames
-url = sys.argv[1]
-def append(writer, step):
-    head = writer.reader.head
-    with writer.begin(step=step, kind="delta" if head else "keyframe",
-                      parent_id=head.frame_id if head else None) as frame:
-        frame.add("w", "raw/1", bytes([step]) * 5000, attributes=("weight", "uint8", [5000], False))
-        frame.commit({})
-with ArchiveWriter(url, create=True) as writer:
-    last = writer.reader.head.step if writer.reader.head else -1
-    for step in range(last + 1, 4):
-        append(writer, step)
-        print(step, flush=True)
-    writer.flush()
-    if len(writer.reader.frames) == 4:
-        remove_frames(writer, [writer.reader.find(3).frame_id])
-print("done", flush=True)
-"""
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_writer_killed_at_any_request_loses_nothing_and_shows_nothing_half(
-    server, url, monkeypatch, tmp_path, when
-):
-    """Whoever goes on where it died uploads what it had made; readers see whole steps at every moment."""
-    for n in range(1, 40):
-        place, victims = f"{url}-{n}", []
-
-        def kill(number, method, path, n=n, victims=victims):
-            if number == n and victims:
-                victims[0].kill()
-                return "drop" if when == "before" else "lose"
-            return None
-
-        with Proxy(server, kill) as proxy:
-            environment = {**os.environ, "AWS_ENDPOINT_URL": proxy.address}
-            victims.append(
-                subprocess.Popen(
-                    [sys.executable, "-W", "ignore", "-c", MORTAL, place],
-                    env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                )
-            )  # fmt: skip
-            made = victims[0].communicate(timeout=120)[0].split()
-        if inshrink_core.archive.is_archive(place):
-            seen = steps_of(place)
-            assert seen == list(range(len(seen)))
-            assert is_sound(place)
-        if made[-1:] == ["done"]:
-            break
-        again = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", MORTAL, place],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-        # What it had made is not made again, but for the step that it may have removed already.
-        assert not (set(made) & set(again.stdout.split())) - {"3"}
-        assert steps_of(place) == [0, 1, 2]
-        assert is_sound(place)
-        with ArchiveWriter(place) as writer:
-            append(writer, 9)
-        assert is_sound(place)
-    else:
-        pytest.fail("it never came to its end")
-
-
 def test_what_died_on_one_machine_does_not_keep_another_from_writing(server, url, monkeypatch, tmp_path):
     """Its frame lies in the bucket, under the very name that comes next, and is nobody's."""
     with ArchiveWriter(url, create=True) as writer:
@@ -271,12 +211,54 @@ def test_what_died_on_one_machine_does_not_keep_another_from_writing(server, url
     assert check_archive(url) == ()
 
 
-# ---- the whole -----------------------------------------------------------------------------------
+def test_what_azure_refuses_is_one_line_on_the_command_line_and_says_no_secret(azure, monkeypatch):
+    run, url = inshrink_core.sample("digits-cnn"), azure.url
+
+    def said(*words):
+        lines = inshrink(*words, status=2).stderr.strip().splitlines()
+        assert WRONG_KEY not in "".join(lines)
+        return lines[-1]
+
+    nowhere = "az://nowhere/a"
+    for words in (
+        ("compress", run, "-o", nowhere),
+        ("inspect", nowhere),
+        ("prune", nowhere, "--keep-last", "1"),
+        ("estimate", nowhere),
+        ("restore", nowhere, "-o", "out"),
+    ):
+        assert "there is no such bucket" in said(*words), words
+    assert "no bucket can have this name" in said("compress", run, "-o", "az://Bad_Name!/a")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", WRONG_KEY)
+    assert "does not accept the credentials" in said("compress", run, "-o", url)
+    assert "AZURE_STORAGE_ACCOUNT_KEY" in said("inspect", url)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "no base64 hushhush")
+    assert "does not accept the credentials" in said("inspect", url)
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
+    assert "no credentials were found" in said("inspect", url)
+    with pytest.raises(InshrinkError, match="must not hold credentials"):
+        ArchiveReader.open("az://c/a?sv=2024&sig=hushhush")
 
 
-def test_the_command_line_works_with_a_bucket(url, tmp_path):
-    run = inshrink_core.sample("digits-cnn")
+def test_a_run_is_read_there_and_one_that_changed_is_an_error(bucket, tmp_path):
+    url = bucket.url
+    for step in (1, 2):
+        torch.manual_seed(step)
+        state = {"model": {"w": torch.randn(800, 800)}, "step": step}
+        torch.save(state, tmp_path / f"step_{step}.pt")
+        storage_at(url).store.put(f"{storage_at(url)._root}/step_{step}.pt", tmp_path / f"step_{step}.pt")
+    run = open_run(url)
+    assert run.steps == (1, 2)
+    assert run.requests == 1 + 2 * 2
+    assert torch.equal(run[1]["w"], torch.load(tmp_path / "step_1.pt")["model"]["w"])
+    storage_at(url).store.put(f"{storage_at(url)._root}/step_2.pt", tmp_path / "step_1.pt")
+    with pytest.raises(DamagedError, match="the object changed since it was listed"):
+        run[2]["w"]
 
+
+def test_the_command_line_works_with_a_bucket(bucket, tmp_path):
+    run, url = inshrink_core.sample("digits-cnn"), f"{bucket.url}.inshrink"
     inshrink("compress", run, "-o", url, "--steps", "10,25")
     inshrink("compress", run, "-o", url, "--watch", "--poll", "0.1", "--until", "50")
     assert url in inshrink("inspect", url).stdout

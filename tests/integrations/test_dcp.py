@@ -82,11 +82,11 @@ def test_a_save_on_a_thread_or_in_a_process_is_the_same(tmp_path):
 
 def test_some_ranks_of_a_training_save_and_one_alone(tmp_path):
     on_ranks(3, tmp_path, ranks.save_apart, tmp_path)
-    whole = torch.arange(24.0).reshape(6, 4)
+    full = torch.arange(24.0).reshape(6, 4)
     for name, n_parts in (("alone", 1), ("both", 2)):
         archive = Archive.open(tmp_path / name)
         assert [frame.n_parts for frame in archive.frames] == [n_parts] * 2
-        assert all(torch.equal(archive[step]["weight"], whole * step) for step in (1, 2))
+        assert all(torch.equal(archive[step]["weight"], full * step) for step in (1, 2))
 
 
 @pytest.mark.parametrize(

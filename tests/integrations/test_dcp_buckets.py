@@ -60,30 +60,57 @@ def uninterrupted(tmp_path_factory):
 def require_blocks_of(place, folder):
     """Require that an archive elsewhere has the blocks of one in a folder, and is sound."""
     there, here = Archive.open(place), Archive.open(folder)
-    assert [(one.kind, one.n_parts) for one in there.frames] == [("keyframe", 2), ("delta", 2), ("delta", 2)]
-    for one, other in zip(there.frames, here.frames, strict=True):
-        mine, theirs = there.frame(one), here.frame(other)
+    assert [(item.kind, item.n_parts) for item in there.frames] == [
+        ("keyframe", 2),
+        ("delta", 2),
+        ("delta", 2),
+    ]
+    for item, other in zip(there.frames, here.frames, strict=True):
+        mine, theirs = there.frame(item), here.frame(other)
         assert [mine.read(entry) for entry in mine.entries] == [
             theirs.read(entry) for entry in theirs.entries
         ]
     assert not inshrink_core.verify(place, deep=True).problems
 
 
+@pytest.fixture(params=["s3", "hub, lfs", "hub, git"])
+def place(request, monkeypatch):
+    """A server, and the address of an archive to be: in a bucket, or a repository that has frames so."""
+    if request.param == "s3":
+        return request.getfixturevalue("server"), request.getfixturevalue("url")
+    hub = request.getfixturevalue("hub")
+    if request.param == "hub, git":
+        monkeypatch.setattr(hub, "in_git", (*hub.in_git, ".frame"))
+    return hub.url, f"hf://me/run-{uuid.uuid4().hex}/a"
+
+
 def test_ranks_write_into_a_bucket_the_blocks_that_they_write_into_a_folder(
-    server, url, tmp_path, uninterrupted
+    place, hub, tmp_path, uninterrupted
 ):
-    """Any number of ranks reads them, and writes on."""
-    whole, folder = uninterrupted
+    """Any number of ranks reads them, and writes on; on the Hub all parts of a save are one commit."""
+    full, folder = uninterrupted
+    server, url = place
     run(2, tmp_path, server, ranks.train_on, url, 2, tmp_path / "none.pt")
+    begun = commits_of(hub, url)
     run(2, tmp_path, server, ranks.train_on, url, 3, tmp_path / "whole.pt")
-    assert ranks.same(torch.load(tmp_path / "whole.pt"), whole)
+    assert ranks.same(torch.load(tmp_path / "whole.pt"), full)
     require_blocks_of(url, folder)
+    if url.startswith("hf"):
+        assert sum("manifest" in message for message in begun) == 3  # the archive, and two saves
+        assert len(commits_of(hub, url)) == len(begun) + 1
     run(1, tmp_path, server, ranks.train_on, url, 4, tmp_path / "last.pt")
-    assert [one.n_parts for one in Archive.open(url).frames] == [2, 2, 2, 1]
+    assert [item.n_parts for item in Archive.open(url).frames] == [2, 2, 2, 1]
     assert not inshrink_core.verify(url, deep=True).problems
     assert not list((tmp_path / "ranks-wait").glob("[!.]*/frames/*"))
 
 
+def commits_of(hub, address):
+    if address.startswith("s3"):
+        return []
+    return [message for _, message in hub.repository("/".join(address.split("/")[2:4])).commits]
+
+
+@pytest.mark.parametrize("place", ["s3", "hub, lfs"], indirect=True)
 @pytest.mark.parametrize(
     ("point", "rank"),
     [
@@ -92,8 +119,9 @@ def test_ranks_write_into_a_bucket_the_blocks_that_they_write_into_a_folder(
     ],
 )
 def test_after_a_kill_training_goes_on_from_the_last_frame_that_is_listed(
-    server, url, tmp_path, uninterrupted, point, rank
+    place, tmp_path, uninterrupted, point, rank
 ):
+    server, url = place
     with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
         run(2, tmp_path, server, ranks.train_on, url, 3, tmp_path / "none.pt", (point, rank))
     assert Archive.open(url).steps == ((1, 2) if point.startswith("after the frame") else (1,))
@@ -101,7 +129,7 @@ def test_after_a_kill_training_goes_on_from_the_last_frame_that_is_listed(
     run(2, tmp_path, server, ranks.train_on, url, 3, tmp_path / "whole.pt")
     assert ranks.same(torch.load(tmp_path / "whole.pt"), uninterrupted[0])
     assert Archive.open(url).steps == (1, 2, 3)
-    ArchiveWriter(url).close()  # whoever writes next deletes what can never be listed
+    ArchiveWriter(url).close()  # the next writer deletes what can never be listed
     listed = {file.path for frame in Archive.open(url).frames for file in frame.files}
     assert {f"frames/{name}" for name in frames_in(url)} == listed
     assert not inshrink_core.verify(url, deep=True).problems
@@ -147,7 +175,9 @@ def test_a_rank_killed_at_any_request_leaves_whole_steps_and_the_next_goes_on(se
     assert n > 10
 
 
-def test_of_two_trainings_only_one_lists_its_frame_and_the_other_is_told(server, url, tmp_path):
+@pytest.mark.parametrize("place", ["s3", "hub, lfs"], indirect=True)
+def test_of_two_trainings_only_one_lists_its_frame_and_the_other_is_told(place, tmp_path):
+    server, url = place
     run(2, tmp_path, server, ranks.overtaken, url)
     assert Archive.open(url).steps == (1, 2)
     assert not inshrink_core.verify(url, deep=True).problems
@@ -189,54 +219,6 @@ def test_training_goes_on_while_the_parts_of_an_async_save_are_uploaded(server, 
         run(2, tmp_path, proxy.address, ranks.save_behind, url, gate, tmp_path / "whole.pt")
     assert Archive.open(url).steps == (1, 2)
     assert not inshrink_core.verify(url, deep=True).problems
-
-
-@pytest.fixture(params=["lfs", "git"])
-def repository(request, hub, monkeypatch):
-    """A repository that is not there yet, and keeps frames in one of the two ways of the Hub."""
-    if request.param == "git":
-        monkeypatch.setattr(hub, "in_git", (*hub.in_git, ".frame"))
-    return f"hf://me/run-{uuid.uuid4().hex}/a"
-
-
-def commits_of(hub, address):
-    return [message for _, message in hub.repository("/".join(address.split("/")[2:4])).commits]
-
-
-def test_ranks_write_to_the_hub_and_all_parts_of_a_save_are_one_commit(
-    hub, repository, tmp_path, uninterrupted
-):
-    whole, folder = uninterrupted
-    run(2, tmp_path, hub.url, ranks.train_on, repository, 2, tmp_path / "none.pt")
-    begun = commits_of(hub, repository)
-    run(2, tmp_path, hub.url, ranks.train_on, repository, 3, tmp_path / "whole.pt")
-    assert ranks.same(torch.load(tmp_path / "whole.pt"), whole)
-    require_blocks_of(repository, folder)
-    assert sum("manifest" in message for message in begun) == 3  # the archive, and two saves
-    assert len(commits_of(hub, repository)) == len(begun) + 1
-
-
-@pytest.mark.parametrize(
-    ("point", "rank"),
-    [("after its part has its name", 1), ("before the frame is listed", 0), ("after the frame is listed", 0)],
-)
-def test_a_rank_that_dies_leaves_nothing_of_its_save_on_the_hub(hub, tmp_path, uninterrupted, point, rank):
-    address = f"hf://me/run-{uuid.uuid4().hex}"
-    with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
-        run(2, tmp_path, hub.url, ranks.train_on, address, 3, tmp_path / "none.pt", (point, rank))
-    listed = {file.path for frame in Archive.open(address).frames for file in frame.files}
-    assert {f"frames/{name}" for name in frames_in(address)} == listed
-    assert Archive.open(address).steps == ((1, 2) if point.startswith("after the frame") else (1,))
-    run(2, tmp_path, hub.url, ranks.train_on, address, 3, tmp_path / "whole.pt")
-    assert ranks.same(torch.load(tmp_path / "whole.pt"), uninterrupted[0])
-    assert not inshrink_core.verify(address, deep=True).problems
-
-
-def test_of_two_trainings_on_the_hub_only_one_lists_its_frame_and_the_other_is_told(hub, tmp_path):
-    address = f"hf://me/run-{uuid.uuid4().hex}"
-    run(2, tmp_path, hub.url, ranks.overtaken, address)
-    assert Archive.open(address).steps == (1, 2)
-    assert not inshrink_core.verify(address, deep=True).problems
 
 
 def test_somebody_who_commits_beside_the_archive_does_not_keep_ranks_from_saving(hub, tmp_path, monkeypatch):

@@ -26,13 +26,13 @@ def said(path: Path) -> list:
     return [(meta["config"], meta[QUALITY]["how"]) for meta in metas]
 
 
-def costs(path: Path, kept: Path) -> list:
+def costs(path: Path, stored: Path) -> list:
     """Return what a restore of each step costs, measured anew, of the whole model."""
     archive, evaluator = Archive.open(path), ModelEvaluator(checks.network().eval(), checks.check)
     found = []
     for info in archive.frames:
-        whole = torch.load(kept / f"{info.step}.pt")
-        original = {name.removeprefix("model."): value for name, value in whole.items()}
+        full = torch.load(stored / f"{info.step}.pt")
+        original = {name.removeprefix("model."): value for name, value in full.items()}
         restored = evaluator.evaluate(archive.checkpoint(info))
         found.append(evaluator.evaluate(original).restore_cost(restored))
     return found
@@ -77,9 +77,9 @@ def test_saves_between_checks_are_written_alike_and_what_nothing_keeps_is_exact(
     archive = saved(tmp_path, "exact", 2, max_restore_cost=0.0)
     assert [how for _, how in said(archive)] == ["exact"] * 5
     for step in checks.STEPS:
-        whole = torch.load(tmp_path / f"{step}.pt")
+        full = torch.load(tmp_path / f"{step}.pt")
         restored = Archive.open(archive)[step]
-        assert torch.equal(restored["0.weight"], whole["model.0.weight"])
+        assert torch.equal(restored["0.weight"], full["model.0.weight"])
 
 
 def test_a_codec_of_another_kind_of_search_is_one_of_all_ranks_too(tmp_path):

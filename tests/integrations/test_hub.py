@@ -11,8 +11,7 @@ import torch
 
 import inshrink_core
 from inshrink_core import verbs
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, pack_archive, unpack_archive
-from inshrink_core.archive.storage import storage_at
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, unpack_archive
 from inshrink_core.archive.storage.blocks import CACHE
 from inshrink_core.archive.storage.hub import HubStorage
 from inshrink_core.chain import Archive
@@ -47,10 +46,6 @@ class TestHubStorage(StorageSuite):
     def place(self, folder):
         number = self.numbers.setdefault(folder, next(_NUMBERS))
         return f"hf://me/suite-{number}/a"
-
-
-def test_addresses_name_a_repository_and_a_folder(hub):
-    assert isinstance(storage_at("hf://me/run"), HubStorage)
 
 
 @pytest.fixture(scope="module")
@@ -120,20 +115,6 @@ def test_a_long_training_commits_now_and_then(hub, address, monkeypatch):
         assert [frame.step for frame in ArchiveReader.open(address).frames] == [0]
 
 
-def test_steps_and_tensors_are_restored_from_an_address(address, archive, tmp_path):
-    upload(archive, address)
-    near = Archive.open(archive)
-    step = near.steps[4]
-    for place, name in ((address, "far"), (archive, "near")):
-        inshrink_core.restore(place, tmp_path / name, steps=[step])
-        inshrink_core.restore(place, tmp_path / f"{name}-some", steps=[step], tensors="conv*")
-    for kind in ("", "-some"):
-        far, here = (sorted((tmp_path / f"{name}{kind}").iterdir()) for name in ("far", "near"))
-        assert [file.read_bytes() for file in far] == [file.read_bytes() for file in here]
-    state = inshrink_core.open(address)[step].state_dict()
-    assert all(torch.equal(state[name], value) for name, value in near[step].state_dict().items())
-
-
 def test_reading_a_step_asks_a_request_a_frame_and_three_more(hub, address, archive, tmp_path):
     upload(archive, address)
     CACHE.clear()
@@ -149,8 +130,8 @@ def test_the_card_says_what_it_is_and_leaves_what_others_wrote(hub, address):
     card = files_of(hub, address)["README.md"].decode()
     sizes = inshrink_core.verbs.inspect(address).facts
     assert card.startswith("---\nlibrary_name: inshrink\n")
-    for said in (f"| ratio of everything | {ratio(sizes['ratio_total'])} |", "| steps | 6: ", address):
-        assert said in card
+    for shown in (f"| ratio of everything | {ratio(sizes['ratio_total'])} |", "| steps | 6: ", address):
+        assert shown in card
     repository = hub.repository(address.removeprefix("hf://"))
     around = card.replace("tags:", "license: mit\ntags:") + "\n## Of mine\n"
     repository.commit({"README.md": around.encode()}, (), "by hand")
@@ -248,26 +229,6 @@ def test_what_is_no_address_is_refused(archive, tmp_path):
         Archive.open("hf://me/nothing-here")
     with pytest.raises(NotFoundError):
         Archive.open("hf://me")
-
-
-def test_a_packed_archive_is_read_there_and_made_a_folder_there(hub, address, archive, tmp_path):
-    pack_archive(ArchiveReader.open(archive), tmp_path / "p")
-    upload(tmp_path / "p", address)
-    assert len(commits_of(hub, address)) == 2
-    assert check_archive(address) == ()
-    pack_archive(ArchiveReader.open(archive), f"{address}/packed/p")
-    assert files_of(hub, address)["packed/p"] == (tmp_path / "p").read_bytes()
-    assert Archive.open(f"{address}/packed/p").steps == Archive.open(archive).steps
-
-
-def test_an_archive_is_written_there_step_by_step(address, tmp_path):
-    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    for place, steps in itertools.product((address, tmp_path / "near"), (run.steps[:2], run.steps[2:3])):
-        inshrink_core.compress(run, place, steps=steps, threads=1)
-    far, near = Archive.open(address), Archive.open(tmp_path / "near")
-    assert far.steps == near.steps == run.steps[:3]
-    for step in far.steps:
-        assert torch.equal(far[step]["fc1.weight"], near[step]["fc1.weight"])
 
 
 def test_commands_write_and_restore_with_the_token_of_the_environment(hub, address, archive, tmp_path):

@@ -96,24 +96,6 @@ def same(a, b) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_training_resumed_by_last_is_the_same_as_with_lightnings_own_files(tmp_path: Path):
-    uninterrupted = fit(tmp_path / "plain", [], 4)
-    archive = tmp_path / "run.inshrink"
-    first = InshrinkCheckpointIO(archive, **EXACT)
-    fit(tmp_path / "ours", [first], 2)
-    first.close(strict=True)
-    assert all(path.stat().st_size < 20_000 for path in (tmp_path / "ours").iterdir())
-    second = InshrinkCheckpointIO(archive)
-    resumed = fit(tmp_path / "ours", [second], 4, resume="last")
-    second.close(strict=True)
-    assert same(uninterrupted, resumed)
-    opened = inshrink_core.open(archive)
-    assert opened.steps == (4, 8, 12, 16)
-    assert len(list((tmp_path / "ours").glob("step=*.ckpt"))) == 1
-    third = opened.reader.find(12)
-    assert opened.frame(third).meta["restored"] == opened.reader.find(8).frame_id
-
-
 def test_a_last_checkpoint_of_the_same_step_points_to_the_same_frame(tmp_path: Path):
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     fit(tmp_path / "ours", [plugin], 2, save_last=True)
@@ -122,22 +104,6 @@ def test_a_last_checkpoint_of_the_same_step_points_to_the_same_frame(tmp_path: P
     last = plugin.load_checkpoint(tmp_path / "ours" / "last.ckpt", weights_only=False)
     step = plugin.load_checkpoint(tmp_path / "ours" / "step=8.ckpt", weights_only=False)
     assert same(last["state_dict"], step["state_dict"])
-
-
-def test_frames_are_pruned_as_the_policy_says_when_the_training_ends(tmp_path: Path):
-    archive, policy = tmp_path / "run.inshrink", Retention(keep_last=2)
-    first = InshrinkCheckpointIO(archive, retention=policy, **EXACT)
-    options = {"save_top_k": 2, "monitor": "step", "mode": "max"}
-    fit(tmp_path / "ours", [first], 3, save_last=True, **options)
-    first.close(strict=True)
-    assert inshrink_core.open(archive).steps == (8, 12)
-    second = InshrinkCheckpointIO(archive, retention=policy)
-    resumed = fit(tmp_path / "ours", [second], 5, resume=str(tmp_path / "ours" / "last.ckpt"), **options)
-    second.close(strict=True)
-    assert inshrink_core.open(archive).steps == (12, 16, 20)  # that which was restored stays
-    assert same(fit(tmp_path / "plain", [], 5), resumed)
-    last = second.load_checkpoint(tmp_path / "ours" / "last.ckpt", weights_only=False)
-    assert same(last["state_dict"], resumed)
 
 
 def test_hyperparameters_that_are_objects_come_back_and_only_when_trusted(tmp_path: Path):
@@ -154,18 +120,6 @@ def test_hyperparameters_that_are_objects_come_back_and_only_when_trusted(tmp_pa
         restore_checkpoint(tmp_path / "run.inshrink", tmp_path / "no.ckpt")
 
 
-def test_asynchronous_saves_resume_alike(tmp_path: Path):
-    # Not `save_last="link"`: Lightning links to a file that its thread has not written yet.
-    uninterrupted = fit(tmp_path / "plain", [], 3)
-    inner = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
-    fit(tmp_path / "ours", [AsyncCheckpointIO(inner)], 2, save_last=True)
-    inner.close(strict=True)
-    inner = InshrinkCheckpointIO(tmp_path / "run.inshrink")
-    resumed = fit(tmp_path / "ours", [AsyncCheckpointIO(inner)], 3, resume="last", save_last=True)
-    inner.close(strict=True)
-    assert same(uninterrupted, resumed)
-
-
 PROCESSES = ["ddp_spawn", "ddp_fork"]
 """Strategies whose trainings are processes that the program's own one starts."""
 
@@ -179,7 +133,9 @@ def in_processes(monkeypatch):
 
 
 def threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith(("inshrink", "ThreadPool"))]
+    return [
+        entry.name for entry in threading.enumerate() if entry.name.startswith(("inshrink", "ThreadPool"))
+    ]
 
 
 @pytest.mark.parametrize("wrap", [lambda plugin: plugin, AsyncCheckpointIO])
@@ -284,25 +240,6 @@ def test_asynchronous_saves_are_archived_pruned_and_unlocked_when_fit_returns(tm
         asynchronous = AsyncCheckpointIO(plugin)
 
 
-def test_eight_bit_optimizers_are_archived_and_resumed(tmp_path: Path):
-    optim = pytest.importorskip("torchao.optim")
-
-    class Wide(Net):
-        def __init__(self):
-            super().__init__()
-            self.layers = torch.nn.Sequential(torch.nn.Linear(8, 1024), torch.nn.Linear(1024, 1))
-
-        def configure_optimizers(self):
-            return optim.AdamW8bit(self.parameters(), lr=0.01)
-
-    archive = tmp_path / "run.inshrink"
-    whole = fit(tmp_path / "one", [InshrinkCheckpointIO(archive, **EXACT)], 3, net=Wide(), save_top_k=-1)
-    assert inshrink_core.open(archive).steps == (4, 8, 12)
-    again = [InshrinkCheckpointIO(archive)]
-    resumed = fit(tmp_path / "one", again, 3, Wide(), resume=str(tmp_path / "one" / "step=4.ckpt"))
-    assert same(whole, resumed)
-
-
 class Counting(pl.Callback):
     def __init__(self):
         self.n = 0
@@ -354,27 +291,27 @@ def test_what_the_page_says_of_what_lightning_restores(tmp_path: Path, stateful)
         pl.seed_everything(1)
         plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
         keeper = ModelCheckpoint(dirpath=tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
-        kept, net = (keeper, Counting(), Remembering()), Watching()
+        stored, net = (keeper, Counting(), Remembering()), Watching()
         made = pl.Trainer(
             max_epochs=1,
             accelerator="cpu",
             logger=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            callbacks=list(kept),
+            callbacks=list(stored),
             plugins=[plugin],
         )
         rows = torch.arange(4.0).repeat_interleave(2).unsqueeze(1).expand(8, 8) + 1
         data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=2)
         made.fit(net, Stateful() if stateful else data, ckpt_path=resume, weights_only=False)
-        return net.seen, *(callback.n for callback in kept[1:])
+        return net.seen, *(callback.n for callback in stored[1:])
 
-    whole, *counted = run()
-    assert [row[:2] for row in whole] == [(0, 1.0), (1, 2.0), (2, 3.0), (3, 4.0)]
+    complete, *counted = run()
+    assert [row[:2] for row in complete] == [(0, 1.0), (1, 2.0), (2, 3.0), (3, 4.0)]
     assert counted == [4, 4]
     resumed, *counted = run(str(tmp_path / "step=2.ckpt"))
     assert [row[:2] for row in resumed] == ([(2, 3.0), (3, 4.0)] if stateful else [(2, 1.0), (3, 2.0)])
-    assert [row[2] for row in resumed] == [row[2] for row in whole[:2]]
+    assert [row[2] for row in resumed] == [row[2] for row in complete[:2]]
     assert counted == [2, 4]
 
 
@@ -394,15 +331,6 @@ def test_what_cannot_be_archived_is_written_as_lightning_would(tmp_path: Path, m
         tmp_path / "ours", [InshrinkCheckpointIO(tmp_path / "two.inshrink", **EXACT)], 3, resume="last"
     )
     assert same(resumed, fit(tmp_path / "plain", [], 3))
-
-
-def test_an_archive_that_another_training_has_taken_never_stops_this_one(tmp_path: Path):
-    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
-    plugin.close()
-    with Saver(tmp_path / "run.inshrink", **EXACT):
-        fit(tmp_path / "ours", [plugin], 1)
-    assert list(plugin.failures) == [4]
-    assert "state_dict" in torch.load(tmp_path / "ours" / "step=4.ckpt", weights_only=False)
 
 
 def test_a_pointer_to_what_is_gone_is_an_error_and_so_is_a_locked_archive(tmp_path: Path):

@@ -140,8 +140,8 @@ def test_two_ranks_resume_from_the_archive_as_if_never_interrupted(tmp_path: Pat
     frames = archive.reader.frames
     assert [(frame.step, frame.branch) for frame in frames] == [(2, 0), (4, 0), (6, 0), (6, 1), (8, 1)]
     assert archive.frame(frames[3]).meta["restored"] == archive.reader.find(4).frame_id
-    held = {file.path for file in archive.checkpoint(archive.last).files}
-    assert {".metadata", "meta.pt", "__0_0.distcp", "__1_0.distcp"} <= held
+    present = {file.path for file in archive.checkpoint(archive.last).files}
+    assert {".metadata", "meta.pt", "__0_0.distcp", "__1_0.distcp"} <= present
     first = next(spec for spec in archive.checkpoint(archive.last).specs if spec.name == "layers.0.weight")
     assert first.shape == (16, 8)
     assert inshrink_core.open(tmp_path / "page" / "run.inshrink").steps == (2, 4, 6)

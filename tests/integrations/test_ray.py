@@ -74,9 +74,9 @@ def test_a_worker_that_is_killed_is_replaced_and_the_archive_is_the_same(tmp_pat
         workers = [pid for pid, line in descendants(started.pid).items() if WORKERS[engine] in line]
         assert workers
         os.kill(workers[0], signal.SIGKILL)
-        told, _ = started.communicate(timeout=200)
+        reported, _ = started.communicate(timeout=200)
     assert started.returncode == 0
-    assert told.count("ratio of everything") == 1
+    assert reported.count("ratio of everything") == 1
     assert content(tmp_path / "x") == content(expected)
     assert {frame.n_parts for frame in Archive.open(tmp_path / "x").frames} == {2}
 

@@ -46,18 +46,18 @@ def test_every_frame_is_told_once_with_what_an_archive_says_of_it(tmp_path):
     assert tracker.about == []
     train(path, tracker)
     assert tracker.update() == ()
-    told = {step: figures for step, figures in tracker.rows if "inshrink/bytes" in figures}
+    reported = {step: figures for step, figures in tracker.rows if "inshrink/bytes" in figures}
     waited = [step for step, figures in tracker.rows if figures.get("inshrink/save_seconds", 0) > 0]
     assert waited == [10, 20]
     archive = inshrink_core.Archive.open(path)
-    assert [told[info.step]["inshrink/bytes"] for info in archive.frames] == [
+    assert [reported[info.step]["inshrink/bytes"] for info in archive.frames] == [
         f.nbytes for f in archive.frames
     ]
     report = inshrink_core.verbs.inspect(path).to_json()
     for frame in report["frames"]:
-        assert told[frame["step"]]["inshrink/ratio"] == frame["ratio_total"]
-        assert told[frame["step"]]["inshrink/ratio_weights"] == frame["ratio_weights"]
-        assert "inshrink/restore_cost" not in told[frame["step"]]
+        assert reported[frame["step"]]["inshrink/ratio"] == frame["ratio_total"]
+        assert reported[frame["step"]]["inshrink/ratio_weights"] == frame["ratio_weights"]
+        assert "inshrink/restore_cost" not in reported[frame["step"]]
     (about,) = tracker.about
     assert about["uri"] == path.as_uri()
     assert about["steps"] == [10, 20]
@@ -93,7 +93,7 @@ def test_wandb_takes_figures_and_a_reference_offline(tmp_path, monkeypatch):
     with wandb.init(dir=tmp_path, project="inshrink") as run:
         tracker = WandbTracker(run, tmp_path / "a.inshrink")
         log_artifact = run.log_artifact
-        monkeypatch.setattr(run, "log_artifact", lambda one: (logged.append(one), log_artifact(one))[1])
+        monkeypatch.setattr(run, "log_artifact", lambda item: (logged.append(item), log_artifact(item))[1])
         train(tmp_path / "a.inshrink", tracker)
         summary = dict(run.summary)
     assert summary["inshrink/step"] == 20
@@ -120,7 +120,7 @@ def test_mlflow_takes_figures_by_step_and_a_reference(tmp_path, monkeypatch):
         train(tmp_path / "a.inshrink", MlflowTracker(tmp_path / "a.inshrink"))
     client = mlflow.MlflowClient()
     history = client.get_metric_history(run.info.run_id, "inshrink/ratio")
-    assert sorted(one.step for one in history) == [10, 20]
+    assert sorted(item.step for item in history) == [10, 20]
     assert client.get_run(run.info.run_id).data.tags["inshrink.archive"].endswith("/a.inshrink")
     (document,) = (tmp_path / "artifacts").rglob("archive.json")
     assert json.loads(document.read_text())["steps"] == [10, 20]

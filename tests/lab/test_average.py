@@ -133,9 +133,9 @@ def test_a_search_finds_better_coefficients_than_the_baselines(run_path, tmp_pat
     assert abs(sum(report.coefficients) - 1) < 1e-9
     assert min(report.coefficients) < 0
     assert all(row.held_out is not None for row in report.judged)
-    searching = [one for one in seen if one.stage == "search"]
-    assert [one.done for one in searching] == list(range(1, 151))
-    assert {one.stage for one in seen} == {"search", "average"}
+    searching = [item for item in seen if item.stage == "search"]
+    assert [item.done for item in searching] == list(range(1, 151))
+    assert {item.stage for item in seen} == {"search", "average"}
 
 
 def test_a_search_that_is_cancelled_writes_nothing(run_path, tmp_path):

@@ -21,35 +21,28 @@ def point(ratio, drop, divergence=None):
 DROP = Bound("drop", 0.01)
 
 
-def test_the_largest_ratio_that_keeps_the_bound_is_chosen():
-    points = [point(10, -0.2), point(30, 0.01), point(20, 0.0), point(40, 0.0101)]
-    row = choose_row("c", points, DROP)
-    assert (row.kept, row.point.ratio_weights) == (True, 30)
+DIVERGENCE = Bound("divergence", 0.01)
 
 
-def test_each_kind_of_bound_reads_its_own_figure():
-    points = [point(10, 0.5, 0.001), point(20, 0.0, 0.5)]
-    assert choose_row("c", points, DROP).point.ratio_weights == 20
-    assert choose_row("c", points, Bound("divergence", 0.01)).point.ratio_weights == 10
-
-
-def test_out_of_reach_has_no_ratio_and_shows_what_comes_nearest():
-    row = choose_row("c", [point(10, 0.03), point(20, 0.02), point(30, None)], DROP)
-    document = row.to_json()
-    assert not row.kept
-    assert (document["ratio_weights"], document["ratio_total"], document["max_drop"]) == (None, None, 0.02)
-
-
-def test_what_is_not_known_keeps_no_bound():
-    row = choose_row("c", [point(10, None)], DROP)
-    assert (row.kept, row.point) == (False, None)
-    assert row.to_json()["max_drop"] is None
-    assert choose_row("c", [], DROP).point is None
-
-
-def test_a_stale_copy_that_keeps_the_bound_has_no_ratio_all_the_same():
-    row = choose_row("repeat", [point(None, 0.001)], DROP)
-    assert (row.kept, row.to_json()["ratio_weights"]) == (True, None)
+@pytest.mark.parametrize(
+    ("points", "bound", "kept", "ratio", "drop"),
+    [
+        # The largest ratio that keeps the bound, each kind of which reads its own figure.
+        ([(10, -0.2), (30, 0.01), (20, 0.0), (40, 0.0101)], DROP, True, 30, 0.01),
+        ([(10, 0.5, 0.001), (20, 0.0, 0.5)], DROP, True, 20, 0.0),
+        ([(10, 0.5, 0.001), (20, 0.0, 0.5)], DIVERGENCE, True, 10, 0.5),
+        # Out of reach: no ratio, and the figures of what comes nearest.
+        ([(10, 0.03), (20, 0.02), (30, None)], DROP, False, None, 0.02),
+        # Unknown figures keep no bound; the previous checkpoint keeps one without a ratio.
+        ([(10, None)], DROP, False, None, None),
+        ([], DROP, False, None, None),
+        ([(None, 0.001)], DROP, True, None, 0.001),
+    ],
+)
+def test_a_row_is_the_largest_ratio_that_keeps_the_bound(points, bound, kept, ratio, drop):
+    document = choose_row("c", [point(*values) for values in points], bound).to_json()
+    found = [document[key] for key in ("kept", "ratio_weights", "ratio_total", "max_drop")]
+    assert found == [kept, ratio, ratio, drop]
 
 
 def test_bounds_are_read_in_order_and_once():

@@ -10,7 +10,7 @@ WITH_KNOB = ("inshrinkerator", "lattice", "lc-checkpoint", "excp", "qd", "unifor
 
 
 def test_every_codec_for_weights_is_measured_by_default():
-    assert {one.codec for one in default_variants()} == set(codec_names()) - {"moments"}
+    assert {item.codec for item in default_variants()} == set(codec_names()) - {"moments"}
     assert choose_variants(None) == default_variants()
 
 
@@ -55,7 +55,7 @@ def test_a_held_knob_leaves_nothing_to_sweep():
 
 
 def test_lists_are_split_at_codecs_not_at_settings():
-    labels = [one.label for one in parse_variants("uniform, excp:coder=rans,bits=3 ,lattice,uniform")]
+    labels = [item.label for item in parse_variants("uniform, excp:coder=rans,bits=3 ,lattice,uniform")]
     assert labels == ["uniform", "excp:coder=rans,bits=3", "lattice"]
 
 

@@ -83,7 +83,7 @@ def test_under_a_budget_saves_are_smaller_and_as_many_times_as_often(task, tmp_p
     assert len(saves[-1]) == 2 * len(every)
     assert min(nbytes for _, nbytes in saves[-1]) < 0.8 * min(nbytes for _, nbytes in every)
     assert found.budget == 0.5
-    assert [one.failed_at for one in found.failures] == [one.failed_at for one in whole.failures]
+    assert [item.failed_at for item in found.failures] == [item.failed_at for item in whole.failures]
     assert found.whole == whole.whole
 
 

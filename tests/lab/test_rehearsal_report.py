@@ -44,28 +44,28 @@ def test_excess_is_the_mean_of_paired_relative_changes_for_the_worse():
     assert found.noise == pytest.approx(math.sqrt(2) / 3)
 
 
-def test_excess_of_a_metric_that_is_better_higher_is_positive_where_it_fell():
-    assert rehearsal([0.5, 0.5], [0.4, 0.4], "higher").excess == pytest.approx(0.2)
-
-
 def test_ratios_are_those_of_all_frames_together():
     found = rehearsal([1.0, 1.0], [1.0, 1.0])
     assert found.ratio_weights == pytest.approx(200 / 30)
     assert found.ratio_total == pytest.approx(600 / 300)
 
 
-@pytest.mark.parametrize(("before", "after"), [([0.0, 1.0], [1.0, 1.0]), ([1.0, 1.0], [math.nan, 1.0])])
-def test_an_excess_that_is_not_known_for_one_seed_is_not_known(before, after):
-    found = rehearsal(before, after)
-    assert found.excess is None
-    assert found.excess_half_width is None
-
-
-def test_a_single_seed_has_neither_half_width_nor_noise():
-    found = rehearsal([1.0], [1.1])
-    assert found.excess == pytest.approx(0.1)
-    assert found.excess_half_width is None
-    assert found.noise is None
+@pytest.mark.parametrize(
+    ("before", "after", "direction", "excess"),
+    [
+        ([0.5, 0.5], [0.4, 0.4], "higher", pytest.approx(0.2)),
+        ([1.0], [1.1], "lower", pytest.approx(0.1)),  # one seed has neither half width nor noise
+        ([0.0, 1.0], [1.0, 1.0], "lower", None),
+        ([1.0, 1.0], [math.nan, 1.0], "lower", None),
+    ],
+)
+def test_an_excess_is_relative_for_the_worse_and_known_if_it_is_for_every_seed(
+    before, after, direction, excess
+):
+    found = rehearsal(before, after, direction)
+    assert found.excess == excess
+    assert (found.excess_half_width is None) == (excess is None or len(before) == 1)
+    assert (found.noise is None) == (len(before) == 1)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 12, 31, 32, 60, 500])

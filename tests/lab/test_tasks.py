@@ -30,21 +30,21 @@ def test_a_shipped_task_is_small_repeatable_and_trains(name):
     torch.manual_seed(0)
     network = task.build()
     assert sum(parameter.numel() for parameter in network.parameters()) <= 1_000_000
-    one, same, other = (task.batch(step, torch.Generator().manual_seed(step)) for step in (1, 1, 2))
-    assert torch.equal(first(one), first(same))
-    assert not torch.equal(first(one), first(other))
+    entry, same, other = (task.batch(step, torch.Generator().manual_seed(step)) for step in (1, 1, 2))
+    assert torch.equal(first(entry), first(same))
+    assert not torch.equal(first(entry), first(other))
     optimizer = task.optimizer(network)
-    before = task.loss(network, one).item()
+    before = task.loss(network, entry).item()
     peak = optimizer.param_groups[0]["lr"]
     for step in (1, 2, 3):
         optimizer.param_groups[0]["lr"] = peak * task.learning_rate_factor(step, task.n_steps)
-        loss = task.loss(network, one)
+        loss = task.loss(network, entry)
         optimizer.zero_grad()
         loss.backward()
         if task.max_gradient_norm is not None:
             torch.nn.utils.clip_grad_norm_(network.parameters(), task.max_gradient_norm)
         optimizer.step()
-    assert task.loss(network, one).item() < before
+    assert task.loss(network, entry).item() < before
 
 
 @pytest.mark.parametrize("name", ["digits-cnn", "digits-resnet", "denoise"])
@@ -54,7 +54,7 @@ def test_evaluation_leaves_the_model_as_it_was_and_repeats_itself(name):
     buffers = [buffer.clone() for buffer in network.buffers()]
     assert task.evaluate(network) == task.evaluate(network)
     assert network.training
-    assert all(torch.equal(one, other) for one, other in zip(buffers, network.buffers(), strict=True))
+    assert all(torch.equal(entry, other) for entry, other in zip(buffers, network.buffers(), strict=True))
 
 
 def test_the_data_of_a_task_are_on_the_cpu_whichever_device_is_the_default():

@@ -26,27 +26,31 @@ def evaluation(value, log_probs=None, error=None, predictions=None):
 HALVES = np.log(np.full((4, 2), 0.5))
 
 
-def test_a_limit_is_kept_by_what_equals_it_and_broken_by_what_exceeds_it():
-    bounds = Bounds(max_drop=0.01, max_divergence=0.003)
-    assert bounds.judge(Figures(drop=0.01, divergence=0.003)).kept
-    assert not bounds.judge(Figures(drop=0.0101, divergence=0.001)).kept
-    assert not bounds.judge(Figures(drop=-1.0, divergence=0.0031)).kept
+BOTH = {"max_drop": 0.01, "max_divergence": 0.003}
 
 
-def test_usage_is_the_largest_share_of_any_limit():
-    bounds = Bounds(max_drop=0.01, max_divergence=0.003)
-    assert bounds.judge(Figures(drop=0.005, divergence=0.0006)).usage == pytest.approx(0.5)
-    assert bounds.judge(Figures(drop=-0.5, divergence=0.0)).usage == 0
-    assert Bounds(max_drop=0.0).judge(Figures(drop=1e-9)).usage == math.inf
-
-
-def test_noise_says_how_clear_a_side_is_and_never_changes_it():
-    bounds = Bounds(max_drop=0.01)
-    near = bounds.judge(Figures(drop=0.009, drop_error=0.001))
-    assert (near.kept, near.side) == (True, "inside, within noise")
-    assert bounds.judge(Figures(drop=0.012, drop_error=0.0015)).side == "outside, within noise"
-    assert bounds.judge(Figures(drop=0.02, drop_error=0.001)).side == "outside"
-    assert bounds.judge(Figures(drop=0.001)).side == "inside"
+@pytest.mark.parametrize(
+    ("limits", "figures", "usage", "side"),
+    [
+        # What equals a limit is within it; the usage is the largest share of any limit.
+        (BOTH, {"drop": 0.01, "divergence": 0.003}, 1.0, "inside"),
+        (BOTH, {"drop": 0.0101, "divergence": 0.001}, 1.01, "outside"),
+        (BOTH, {"drop": -1.0, "divergence": 0.0031}, 0.0031 / 0.003, "outside"),
+        (BOTH, {"drop": 0.005, "divergence": 0.0006}, 0.5, "inside"),
+        (BOTH, {"drop": -0.5, "divergence": 0.0}, 0.0, "inside"),
+        ({"max_drop": 0.0}, {"drop": 1e-9}, math.inf, "outside"),
+        ({"max_drop": 1e9}, {"failure": "its 'loss' is nan"}, math.inf, "outside"),
+        # Noise says how clear a side is and never changes it.
+        ({"max_drop": 0.01}, {"drop": 0.009, "drop_error": 0.001}, 0.9, "inside, within noise"),
+        ({"max_drop": 0.01}, {"drop": 0.012, "drop_error": 0.0015}, 1.2, "outside, within noise"),
+        ({"max_drop": 0.01}, {"drop": 0.02, "drop_error": 0.001}, 2.0, "outside"),
+    ],
+)
+def test_a_verdict_has_the_side_of_the_bounds_and_how_much_of_them_is_used(limits, figures, usage, side):
+    verdict = Bounds(**limits).judge(Figures(**figures))
+    assert verdict.usage == pytest.approx(usage)
+    assert verdict.side == side
+    assert verdict.within == side.startswith("inside")
 
 
 def test_a_divergence_bound_stands_beside_a_drop_bound_where_there_are_log_probs():
@@ -54,7 +58,7 @@ def test_a_divergence_bound_stands_beside_a_drop_bound_where_there_are_log_probs
     assert Bounds(max_drop=0.01).completed(evaluation(1.0)).max_divergence is None
     assert Bounds(max_drop=0.01).completed(evaluation(1.0, predictions=HALVES)).max_divergence is None
     free = Bounds(max_drop=0.01, max_divergence=math.inf).completed(evaluation(1.0, HALVES))
-    assert free.judge(Figures(drop=0.0, divergence=9.0)).kept
+    assert free.judge(Figures(drop=0.0, divergence=9.0)).within
     assert free.to_json() == {"drop": 0.01, "divergence": None}
 
 
@@ -74,11 +78,6 @@ def test_the_drop_of_a_metric_of_zero_cannot_be_bounded():
 def test_a_limit_that_bounds_nothing_is_refused(limit):
     with pytest.raises(InputError, match="--max-drop is no bound"):
         Bounds(max_drop=limit)
-
-
-def test_a_failure_keeps_no_bound():
-    verdict = Bounds(max_drop=1e9).judge(Figures(failure="its 'loss' is nan"))
-    assert (verdict.kept, verdict.usage) == (False, math.inf)
 
 
 def test_the_error_of_a_drop_comes_from_both_metrics():

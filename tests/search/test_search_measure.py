@@ -12,7 +12,6 @@ from inshrink_core.chain import (
     FrameEncoder,
     Override,
     archive_size,
-    step_gain,
 )
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES, LayerType
@@ -21,11 +20,10 @@ from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError, EvaluatorError
 from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import Bounds
-from inshrink_core.search.judge import Judge, evaluator_digest
 from inshrink_core.search.measure import encode_chain, encode_step, following, sample_keys, step_ratio
 from inshrink_core.search.search import ChainTrials
 from inshrink_core.search.space import Candidate, space_of
-from inshrink_core.search.trials import TrialLog
+from inshrink_core.search.trials import Judge, TrialLog, evaluator_digest
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate
 from tests.builders import memory_checkpoint
@@ -143,8 +141,8 @@ def ask(run, tmp_path):
         return made[-1]
 
     yield make
-    for one in made:
-        one.judge.close()
+    for item in made:
+        item.judge.close()
 
 
 def test_trials_of_a_chain_are_those_of_compress_and_compare(run, tmp_path, ask):
@@ -169,12 +167,12 @@ def test_a_known_trial_is_neither_encoded_nor_evaluated_again(run, tmp_path, ask
 
 
 def test_what_is_missing_of_a_chain_is_measured_in_the_same_chain(run, tmp_path, ask):
-    whole = ask(TrialLog(tmp_path / "whole.jsonl", "run")).trials()
+    full = ask(TrialLog(tmp_path / "whole.jsonl", "run")).trials()
     lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "part.jsonl").write_text("".join(lines[:2]))
     rest = ask(TrialLog(tmp_path / "part.jsonl", "run"))
     assert [dataclasses.replace(t, seconds=0) for t in rest.trials()] == [
-        dataclasses.replace(t, seconds=0) for t in whole
+        dataclasses.replace(t, seconds=0) for t in full
     ]
     assert [now.step for now in rest.seen] == list(run.steps[1:])
 
@@ -182,7 +180,7 @@ def test_what_is_missing_of_a_chain_is_measured_in_the_same_chain(run, tmp_path,
 def test_another_configuration_or_another_start_is_another_trial(run, tmp_path, ask):
     asked = ask()
     fine, coarse = asked.trials(1.0), asked.trials(6.0)
-    assert all(one.weights_nbytes > other.weights_nbytes for one, other in zip(fine, coarse, strict=True))
+    assert all(item.weights_nbytes > other.weights_nbytes for item, other in zip(fine, coarse, strict=True))
     log = asked.chains.log
     assert len(log) == 2 * len(run.steps)
     later = ask(log)
@@ -192,14 +190,14 @@ def test_another_configuration_or_another_start_is_another_trial(run, tmp_path, 
 
 
 def test_another_evaluator_is_another_trial(tmp_path):
-    one = InProcess(tmp_path)
-    before = evaluator_digest(one)
-    one.metric = "accuracy"
-    assert evaluator_digest(one) != before
-    one.metric = "loss"
-    assert evaluator_digest(one) == before
+    item = InProcess(tmp_path)
+    before = evaluator_digest(item)
+    item.metric = "accuracy"
+    assert evaluator_digest(item) != before
+    item.metric = "loss"
+    assert evaluator_digest(item) == before
     (tmp_path / "in_process.py").write_text("# another source\n")
-    assert evaluator_digest(one) != before
+    assert evaluator_digest(item) != before
 
 
 @pytest.fixture
@@ -276,19 +274,14 @@ def test_the_ratio_of_a_step_is_estimated(run):
     assert coarse > fine
 
 
-def test_gain_is_none_where_there_is_no_state_before(run):
-    found = step_gain(base(), run[5], run[10], ChainState())
-    assert (found.gain, found.noise) == (None, None)
-
-
 @pytest.mark.parametrize("optimizer", ["compressed", "exact", "drop"])
 def test_the_estimated_ratio_of_everything_is_near_that_of_the_archive(run, tmp_path, optimizer):
-    told = estimate(run, optimizer=optimizer)
+    reported = estimate(run, optimizer=optimizer)
     compress(run, tmp_path / "a.inshrink", optimizer=optimizer)
     frames = archive_size(Archive.open(tmp_path / "a.inshrink")).frames
     real = sum(frame.raw_total for frame in frames) / sum(frame.info.nbytes for frame in frames)
-    assert told.ratio_total == pytest.approx(real, rel=0.15)
-    assert told.to_json()["ratio_total"] == told.ratio_total
+    assert reported.ratio_total == pytest.approx(real, rel=0.15)
+    assert reported.to_json()["ratio_total"] == reported.ratio_total
 
 
 def test_overrides_of_weights_do_not_stand_in_the_way(run):

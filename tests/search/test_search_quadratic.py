@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from inshrink_core.search.calibration import calibrate, rank_correlation
-from inshrink_core.search.quadratic import damage_of, sensitivities
+from inshrink_core.search.quadratic import calibrate, damage_of, rank_correlation, sensitivities
 from inshrink_core.search.trials import Trial
 from tests.builders import memory_checkpoint, seeded
 

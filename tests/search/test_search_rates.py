@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inshrink_core.chain.config import assigned, assignments, literal_pattern
+from inshrink_core.chain.config import assigned, assignments
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import InputError
@@ -28,7 +28,7 @@ H = {"h.0.a": 1.0, "h.0.b": 16.0, "h.1.a": 1.0}
 
 def rows(h: dict[str, float | None] | None = None, **changes: Any) -> list[dict[str, Any]]:
     """Return estimates in which a doubled spacing saves a bit and costs four times the damage."""
-    told: dict[str, float | None] = {**H} if h is None else h
+    reported: dict[str, float | None] = {**H} if h is None else h
     found = []
     for level in LEVELS:
         tensors = [
@@ -37,12 +37,12 @@ def rows(h: dict[str, float | None] | None = None, **changes: Any) -> list[dict[
                 "layer_type": "linear",
                 "n_values": spec.numel,
                 "bits_per_weight": 6.0 - math.log2(level),
-                "sensitivity": told[spec.key],
-                "damage": None if told[spec.key] is None else told[spec.key] * spec.numel * level**2,
+                "sensitivity": reported[spec.key],
+                "damage": None if reported[spec.key] is None else reported[spec.key] * spec.numel * level**2,
             }
             for spec in SPECS
         ]
-        nbytes = sum(one["n_values"] * one["bits_per_weight"] for one in tensors) / 8 + 10
+        nbytes = sum(item["n_values"] * item["bits_per_weight"] for item in tensors) / 8 + 10
         row = {
             "set": {"codec": "lattice", "settings": {"coarseness": level}},
             "codec": "lattice",
@@ -113,11 +113,11 @@ def test_a_size_that_cannot_be_reached_gives_the_coarsest(rates: Rates) -> None:
 
 
 def test_tensors_without_a_known_damage_stay_and_the_rest_is_told() -> None:
-    told = rates_of(rows({**H, "h.0.a": None}), "coarseness", SPECS)
-    found = told.predict([1.0] * 3)
+    reported = rates_of(rows({**H, "h.0.a": None}), "coarseness", SPECS)
+    found = reported.predict([1.0] * 3)
     assert math.isnan(found.damage[0])
     assert found.divergence == pytest.approx(1e-4)
-    assert told.distribute(10.0, [1.0] * 3, [False] * 3)[0] == 1.0
+    assert reported.distribute(10.0, [1.0] * 3, [False] * 3)[0] == 1.0
 
 
 def test_where_levels_tell_no_quality_none_is_made_up() -> None:
@@ -181,17 +181,6 @@ def test_what_the_layer_type_decides_is_said_by_layer_type() -> None:
     )
 
 
-def test_nothing_differs_from_the_base_without_overrides() -> None:
-    assert assignments(SPECS, dict.fromkeys(H, 1.0), 1.0, ("coarseness",)) == ()
-
-
-def test_a_pattern_of_a_name_with_signs_matches_that_name_alone() -> None:
-    from fnmatch import fnmatchcase
-
-    assert fnmatchcase("a[0]*", literal_pattern("a[0]*"))
-    assert not fnmatchcase("a0x", literal_pattern("a[0]*"))
-
-
 # On a real run
 
 
@@ -208,27 +197,17 @@ def estimated() -> Any:
     return run, (found, *found.each)
 
 
-def test_the_bytes_of_tensors_add_up_to_almost_those_of_the_weights(estimated: Any) -> None:
-    run, levels = estimated
-    for report in levels:
-        model = [spec for spec in run[run.steps[-1]].specs if spec.key in {one.key for one in report.tensors}]
-        held = sum(one.n_values * one.bits_per_weight / 8 for one in report.tensors)
-        total = sum(spec.nbytes for spec in model) / report.ratio_weights
-        assert 0.5 * total < held < total
-    assert {one["key"] for one in levels[0].to_json()["tensors"]} == {spec.key for spec in model}
-
-
 def test_a_mixture_is_predicted_within_a_few_percent_of_its_own_estimate(estimated: Any) -> None:
     import inshrink_core
 
     run, levels = estimated
     specs = [spec for spec in run[run.steps[-1]].specs if spec.role in ("weight", "buffer")]
-    rates = rates_of([one.to_json() for one in levels], "coarseness", specs)
+    rates = rates_of([item.to_json() for item in levels], "coarseness", specs)
     low, high = rates.levels
     values = [high if key.startswith("fc1") else low for key in rates.keys]
     turned = dict(zip(rates.keys, values, strict=True))
     overrides = assignments([spec for spec in specs if spec.key in turned], turned, low, ("coarseness",))
-    told = inshrink_core.verbs.estimate(
+    reported = inshrink_core.verbs.estimate(
         run,
         config={"coarseness": low, "overrides": list(overrides)},
         steps=run.steps[-3:],
@@ -237,24 +216,16 @@ def test_a_mixture_is_predicted_within_a_few_percent_of_its_own_estimate(estimat
         by_tensor=True,
     )
     found = rates.predict(values)
-    assert found.ratio_weights == pytest.approx(told.ratio_weights, rel=0.05)
-    bits = {one.key: one.bits_per_weight for one in told.tensors}
+    assert found.ratio_weights == pytest.approx(reported.ratio_weights, rel=0.05)
+    bits = {item.key: item.bits_per_weight for item in reported.tensors}
     assert found.bits.tolist() == pytest.approx([bits[key] for key in rates.keys], rel=1e-6)
-
-
-def test_tensors_are_told_of_only_where_they_were_asked_for(estimated: Any) -> None:
-    import dataclasses
-
-    report = estimated[1][1]
-    assert "tensors" not in dataclasses.replace(report, tensors=()).to_json()
-    assert "tensors" in report.to_json()
 
 
 def test_one_measurement_scales_all_that_is_predicted(rates: Rates) -> None:
     at_two, at_four = ([value] * 3 for value in (2.0, 4.0))
-    told = rates.predict(at_two)
-    assert told.divergence is not None
-    found = rates.calibrated([MeasuredAllocation(at_two, None, 5 * told.divergence)])
+    reported = rates.predict(at_two)
+    assert reported.divergence is not None
+    found = rates.calibrated([MeasuredAllocation(at_two, None, 5 * reported.divergence)])
     assert found.n_measured == 1
     for values in (at_two, at_four):
         assert found.predict(values).divergence == pytest.approx(5 * (rates.predict(values).divergence or 0))
@@ -267,8 +238,8 @@ def test_one_measurement_scales_all_that_is_predicted(rates: Rates) -> None:
 def test_a_prediction_passes_through_every_measurement_and_goes_from_one_to_the_next(rates: Rates) -> None:
     measured = [MeasuredAllocation([at] * 3, 0.01 * at, None) for at in (1.0, 4.0)]
     found = rates.calibrated(measured)
-    for one in measured:
-        assert found.predict(one.values).drop == pytest.approx(one.drop)
+    for item in measured:
+        assert found.predict(item.values).drop == pytest.approx(item.drop)
     between = found.predict([2.0] * 3).drop
     assert between is not None
     assert 0.01 < between < 0.04

@@ -39,9 +39,9 @@ def test_every_rival_has_a_cube_whose_points_are_configurations(codec):
 def test_every_codec_has_levels_from_fine_to_coarse(codec):
     found = space_of(codec, frozenset({LayerType.LINEAR})).levels(7)
     assert 2 <= len(found) <= 7
-    assert len({one.digest for one in found}) == len(found)
-    for one in found:
-        assert one.chain_config(base(codec)).codec == codec
+    assert len({item.digest for item in found}) == len(found)
+    for item in found:
+        assert item.chain_config(base(codec)).codec == codec
     assert len(space_of(codec, frozenset()).levels(1)) == 1
 
 
@@ -62,6 +62,6 @@ def test_a_candidate_with_a_setting_the_codec_lacks_is_refused():
 
 
 def test_equal_configurations_have_equal_digests_whatever_the_order():
-    one = Candidate(codec="qd", settings={"bits": 4, "grid": "held"})
+    item = Candidate(codec="qd", settings={"bits": 4, "grid": "held"})
     two = Candidate(codec="qd", settings={"grid": "held", "bits": 4})
-    assert one.digest == two.digest != Candidate(codec="qd", settings={"bits": 5, "grid": "held"}).digest
+    assert item.digest == two.digest != Candidate(codec="qd", settings={"bits": 5, "grid": "held"}).digest

@@ -28,8 +28,8 @@ def test_a_trial_comes_back_from_the_file_as_it_was(tmp_path):
 def test_what_a_crash_leaves_of_a_line_is_dropped(tmp_path):
     path = tmp_path / "log.jsonl"
     TrialLog(path, "run").add("a", trial())
-    whole = path.read_bytes()
-    path.write_bytes(whole + whole.splitlines(keepends=True)[-1][:40])
+    full = path.read_bytes()
+    path.write_bytes(full + full.splitlines(keepends=True)[-1][:40])
     log = TrialLog(path, "run")
     assert len(log) == 1
     log.add("b", trial(step=20))
@@ -77,16 +77,10 @@ def test_a_file_that_is_no_log_is_refused_and_left_as_it_was(tmp_path, content):
     assert path.read_text() == content
 
 
-def test_without_a_path_trials_are_kept_in_memory():
-    log = TrialLog(None, "run")
-    log.add("a", trial())
-    assert log.get("a") == trial()
-
-
 def test_a_checkpoint_digest_tells_values_and_learning_rates():
     tensors = {"w": seeded((3, 4), 0), "w@exp_avg_sq": seeded((3, 4), 1)}
-    one = checkpoint_digest(memory_checkpoint(1, tensors, {"w": {"lr": 1e-3}}))
-    assert one == checkpoint_digest(memory_checkpoint(2, tensors, {"w": {"lr": 1e-3}}))
-    assert one != checkpoint_digest(memory_checkpoint(1, tensors, {"w": {"lr": 1e-4}}))
+    item = checkpoint_digest(memory_checkpoint(1, tensors, {"w": {"lr": 1e-3}}))
+    assert item == checkpoint_digest(memory_checkpoint(2, tensors, {"w": {"lr": 1e-3}}))
+    assert item != checkpoint_digest(memory_checkpoint(1, tensors, {"w": {"lr": 1e-4}}))
     changed = {**tensors, "w@exp_avg_sq": seeded((3, 4), 2)}
-    assert one != checkpoint_digest(memory_checkpoint(1, changed, {"w": {"lr": 1e-3}}))
+    assert item != checkpoint_digest(memory_checkpoint(1, changed, {"w": {"lr": 1e-3}}))

@@ -50,7 +50,7 @@ class Surface:
 
 
 def surfaces(noise=0.0, n=60):
-    return [one for one in (Surface(seed, noise) for seed in range(n)) if one.truth() is not None]
+    return [item for item in (Surface(seed, noise) for seed in range(n)) if item.truth() is not None]
 
 
 def walked(surface, last=None, **options):
@@ -84,13 +84,13 @@ def test_a_walk_knows_soon_that_nothing_or_everything_is_kept(limit):
 
 @pytest.mark.parametrize("seed", [2, 7])
 def test_an_interrupted_search_goes_on_from_what_is_known(seed):
-    whole, first, second = Surface(seed, 0.1), Surface(seed, 0.1), Surface(seed, 0.1)
-    expected = walked(whole)
+    full, first, second = Surface(seed, 0.1), Surface(seed, 0.1), Surface(seed, 0.1)
+    expected = walked(full)
     known = walked(first, budget=5).outcomes
     again = walked(second, known=known)
     assert len(known) == 5
     assert again.outcomes == expected.outcomes
-    assert second.n_asked == whole.n_asked - 5
+    assert second.n_asked == full.n_asked - 5
 
 
 def test_neighbourhood_stays_where_the_last_configuration_is_kept():
@@ -149,7 +149,7 @@ def test_embeddings_have_an_axis_of_their_own_where_there_are_any():
 def bracket(usage, start, **options):
     walk = Walk(lambda c: Outcome(c, usage(c) <= 1, c**0.7, usage(c)), budget=8)
     walk_line(walk, start, **options)
-    return walk, [one.point for one in walk.outcomes]
+    return walk, [item.point for item in walk.outcomes]
 
 
 @pytest.mark.parametrize("power", [1.2, 2.0, 3.0])

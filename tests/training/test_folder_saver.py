@@ -1,37 +1,22 @@
 """Folders that a trainer writes, archived while it goes on: nothing is lost, nothing stops it."""
 
-import json
-import logging
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 import inshrink_core
 from inshrink_core.chain.restoring import LINEAGE_NAME, read_lineage, restore_folder
 from inshrink_core.errors import (
     ExistsError,
-    InputError,
-    InshrinkError,
-    LockedError,
     StepConflictError,
     StorageError,
 )
 from inshrink_core.training import Saver
 from inshrink_core.training import spool as spools
 from inshrink_core.training.spool import Spool, spool_folder
-
-
-def write(folder: Path, step: int) -> Path:
-    """A checkpoint as a trainer writes it, with a file that is carried as it is."""
-    made = folder / f"checkpoint-{step}"
-    (made / "code").mkdir(parents=True)
-    torch.save({"w": torch.full((8, 8), float(step))}, made / "pytorch_model.bin")
-    (made / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-    (made / "code" / "modeling.py").write_text("print('carried')\n")
-    return made
+from tests.training.building import EXACT, spoil, write_folder
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -41,14 +26,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def saver(path: Path) -> Saver:
-    return Saver(path / "a.inshrink", codec="lossless", optimizer_state="exact")
+    return Saver(path / "a.inshrink", **EXACT)
 
 
 def test_a_folder_may_be_deleted_when_save_returns_and_comes_back_byte_for_byte(tmp_path: Path):
     before = {}
     with saver(tmp_path) as saving:
         for step in (1, 2):
-            made = write(tmp_path, step)
+            made = write_folder(tmp_path, step)
             before[step] = contents(made)
             saving.save_folder(made, step)
             shutil.rmtree(made)
@@ -63,8 +48,8 @@ def test_a_linked_save_outlives_the_process_and_not_the_machine_until_it_is_sync
     tmp_path: Path, monkeypatch
 ):
     spool = Spool(tmp_path / "a.inshrink.spool")
-    spool.link(1, write(tmp_path, 1))
-    settled = spool.link(2, write(tmp_path, 2))
+    spool.link(1, write_folder(tmp_path, 1))
+    settled = spool.link(2, write_folder(tmp_path, 2))
     spool.settle(settled)
     assert [save.step for save in Spool(spool.folder).recover()] == [1, 2]
     monkeypatch.setattr(spools, "_boot", lambda: "another")
@@ -74,46 +59,15 @@ def test_a_linked_save_outlives_the_process_and_not_the_machine_until_it_is_sync
     assert inshrink_core.open(tmp_path / "a.inshrink").steps == (2,)
 
 
-def test_files_that_cannot_be_linked_are_copied(tmp_path: Path, monkeypatch):
-    def refuse(source, target):
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(spools.os, "link", refuse)
-    made = write(tmp_path, 1)
-    with saver(tmp_path) as saving:
-        saving.save_folder(made, 1)
-        saving.flush()
-    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1,)
-
-
-def test_a_damaged_save_is_set_aside_and_the_next_one_is_archived(tmp_path: Path, caplog):
-    broken, whole = write(tmp_path, 1), write(tmp_path, 2)
-    (broken / "pytorch_model.bin").write_bytes(b"PK\x03\x04 cut off")
-    saving = saver(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        saving.save_folder(broken, 1)
-        with pytest.raises(StorageError, match="the spool cannot be used"):
-            saving.save_folder(tmp_path / "nowhere", 2)
-        saving.save_folder(whole, 3)
-        with pytest.raises(InputError, match="1 saves could not be archived"):
-            saving.close()
-    assert list(saving.failures) == [1]
-    assert len([record for record in caplog.records if "training goes on" in record.message]) == 1
-    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (3,)
-
-
 def test_saves_that_find_the_disk_full_wait_and_never_block_the_training(tmp_path: Path, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise StorageError("the disk is full")
-
     saving = saver(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr("inshrink_core.chain.ChainWriter.append", refuse)
+        spoil(patched)
         for step in (1, 2):
-            saving.save_folder(write(tmp_path, step), step)
-        with pytest.raises(StorageError, match="the disk is full"):
-            saving.save_folder(write(tmp_path, 3), 3)
-        with pytest.raises(StorageError, match="the disk is full"):
+            saving.save_folder(write_folder(tmp_path, step), step)
+        with pytest.raises(StorageError, match="cannot be encoded"):
+            saving.save_folder(write_folder(tmp_path, 3), 3)
+        with pytest.raises(StorageError, match="cannot be encoded"):
             saving.flush()
         assert sorted(saving.failures) == [1, 2]
     saving.close()
@@ -121,33 +75,16 @@ def test_saves_that_find_the_disk_full_wait_and_never_block_the_training(tmp_pat
     assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1, 2)
 
 
-def test_an_archive_that_is_gone_loses_no_save(tmp_path: Path):
-    saving = saver(tmp_path)
-    saving.save_folder(write(tmp_path, 1), 1)
-    saving.flush()
-    shutil.rmtree(tmp_path / "a.inshrink")
-    saving.save_folder(write(tmp_path, 2), 2)
-    with pytest.raises(InshrinkError):
-        saving.close()
-    assert list(saving.failures) == [2]
-    assert list(spool_folder(tmp_path / "a.inshrink").glob("*/checkpoint-2"))
-
-
-def test_a_locked_archive_is_refused_when_the_saver_is_made(tmp_path: Path):
-    with saver(tmp_path), pytest.raises(LockedError):
-        saver(tmp_path)
-
-
 def test_training_that_goes_on_from_a_restored_folder_continues_from_its_frame(tmp_path: Path):
     with saver(tmp_path) as saving:
         for step in (1, 2, 3):
-            saving.save_folder(write(tmp_path, step), step)
+            saving.save_folder(write_folder(tmp_path, step), step)
     info = restore_folder(tmp_path / "a.inshrink", tmp_path / "back" / "checkpoint-2", 2)
     assert read_lineage(tmp_path / "back" / "checkpoint-2").frame_id == info.frame_id
     with saver(tmp_path) as saving:
         saving.resume(2, tmp_path / "back" / "checkpoint-2")
         for step in (3, 4):
-            saving.save_folder(write(tmp_path / "again", step), step)
+            saving.save_folder(write_folder(tmp_path / "again", step), step)
         saving.flush()
     archive = inshrink_core.open(tmp_path / "a.inshrink")
     third, fourth = archive.reader.frames[-2:]
@@ -159,10 +96,10 @@ def test_training_that_goes_on_from_a_restored_folder_continues_from_its_frame(t
 def test_training_that_goes_on_from_its_own_folder_continues_from_that_step(tmp_path: Path):
     with saver(tmp_path) as saving:
         for step in (1, 2):
-            saving.save_folder(write(tmp_path, step), step)
+            saving.save_folder(write_folder(tmp_path, step), step)
     with saver(tmp_path) as saving:
         saving.resume(1, tmp_path / "checkpoint-1")
-        saving.save_folder(write(tmp_path / "again", 2), 2)
+        saving.save_folder(write_folder(tmp_path / "again", 2), 2)
     archive = inshrink_core.open(tmp_path / "a.inshrink")
     assert [frame.branch for frame in archive.reader.frames] == [0, 0, 1]
     assert "restored" not in archive.frame(archive.reader.frames[-1]).meta
@@ -170,23 +107,13 @@ def test_training_that_goes_on_from_its_own_folder_continues_from_that_step(tmp_
 
 def test_a_training_that_begins_anew_is_refused_an_archive_with_steps(tmp_path: Path):
     with saver(tmp_path) as saving:
-        saving.save_folder(write(tmp_path, 5), 5)
+        saving.save_folder(write_folder(tmp_path, 5), 5)
     with saver(tmp_path) as saving, pytest.raises(StepConflictError, match="give another archive"):
         saving.resume(0)
 
 
-def test_a_save_of_a_step_that_is_archived_is_refused(tmp_path: Path):
-    with saver(tmp_path) as first:
-        first.save_folder(write(tmp_path / "one", 2), 2)
-    with saver(tmp_path) as second:
-        with pytest.raises(StepConflictError, match="step 2 is not after step 2"):
-            second.save_folder(write(tmp_path / "two", 2), 2)
-        second.save_folder(write(tmp_path / "two", 3), 3)
-    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (2, 3)
-
-
 def test_a_folder_that_holds_the_step_stays_and_another_one_is_not_touched(tmp_path: Path):
-    made = write(tmp_path, 1)
+    made = write_folder(tmp_path, 1)
     with saver(tmp_path) as saving:
         saving.save_folder(made, 1)
     restore_folder(tmp_path / "a.inshrink", made)
@@ -202,7 +129,7 @@ def test_the_program_of_the_page_runs(tmp_path: Path, monkeypatch):
     (program,) = (
         text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "save_folder" in text
     )
-    write(tmp_path / "out", 100)
+    write_folder(tmp_path / "out", 100)
     monkeypatch.chdir(tmp_path)
     exec(program, {})
     assert inshrink_core.open(tmp_path / "run.inshrink").steps == (100,)

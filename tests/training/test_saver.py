@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,11 +19,12 @@ from inshrink_core.archive import ArchiveReader
 from inshrink_core.chain import Archive, ChainWriter
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
-from inshrink_core.errors import InputError, LockedError, StepConflictError, StorageError
+from inshrink_core.errors import InputError, StepConflictError, StorageError
 from inshrink_core.training.gradients import GradientAverage, finite
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import Spool, spool_folder
 from tests.runs import model, train
+from tests.training.building import spoil
 
 
 def adam(network):
@@ -35,11 +35,6 @@ def sgd(network):
     return torch.optim.SGD(network.parameters(), lr=1e-2, momentum=0.9)
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "run.inshrink"
-
-
 def begin(path, make_optimizer=adam, **options):
     network = model()
     optimizer = make_optimizer(network)
@@ -47,8 +42,8 @@ def begin(path, make_optimizer=adam, **options):
     return network, optimizer, Saver(path, network, optimizer, **options)
 
 
-def equal_states(one, other):
-    return all(torch.equal(one[key], other[key]) for key in one) and one.keys() == other.keys()
+def equal_states(entry, other):
+    return all(torch.equal(entry[key], other[key]) for key in entry) and entry.keys() == other.keys()
 
 
 def copy_of(network):
@@ -116,38 +111,6 @@ def test_a_lossy_restore_loads_what_the_archive_decodes_and_the_optimizer_exactl
         assert torch.equal(before, state["exp_avg_sq"])
 
 
-def test_extra_comes_back_bit_for_bit(path):
-    network, optimizer, saver = begin(path)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    extra = {
-        "scheduler": scheduler.state_dict(),
-        "rng": torch.get_rng_state(),
-        "rng_states": {"python": (3, (1, 2), None)},
-        "best": 0.1,
-    }
-    with saver:
-        train(network, optimizer, range(1))
-        saver.save(1, extra)
-        saver.restore()
-        assert torch.equal(saver.extra.pop("rng"), extra.pop("rng"))
-        assert saver.extra == extra
-
-
-def test_dropped_optimizer_starts_anew_and_extra_is_kept(path):
-    network, optimizer, saver = begin(path, optimizer_state="drop")
-    with saver:
-        train(network, optimizer, range(3))
-        trained = copy_of(network)
-        saver.save(3, {"best": 1.5})
-        train(network, optimizer, range(3, 5))
-        assert saver.restore() == 3
-        assert not optimizer.state
-        assert saver.extra == {"best": 1.5}
-        assert equal_states(trained, network.state_dict())
-        train(network, optimizer, range(3, 5))
-    assert {spec.role for spec in Archive.open(path)[3].specs} == {TensorRole.WEIGHT, TensorRole.BUFFER}
-
-
 def test_bfloat16_and_tied_weights_are_restored_in_place(path):
     class Tied(nn.Module):
         def __init__(self):
@@ -165,19 +128,6 @@ def test_bfloat16_and_tied_weights_are_restored_in_place(path):
     assert network.head.weight is network.embedding.weight is storage
     assert network.head.weight.dtype is torch.bfloat16
     assert torch.equal(before, network.head.weight)
-
-
-def test_a_step_of_the_archive_is_a_plain_torch_file(path, tmp_path):
-    network, optimizer, saver = begin(path)
-    with saver:
-        train(network, optimizer, range(2))
-        saver.record()
-        saver.save(2, {"best": 0.5})
-    (file,) = inshrink_core.restore(path, tmp_path / "out", steps=[2]).paths
-    content = torch.load(file, weights_only=True)
-    assert file.name == "step_000002.pt"
-    assert sorted(content) == ["extra", "inshrink", "model", "optimizer", "step"]
-    assert equal_states(content["model"], network.state_dict())
 
 
 # Lineage
@@ -206,28 +156,19 @@ def test_a_save_after_a_restore_of_an_earlier_step_opens_a_branch(path):
     assert inshrink_core.verify(path, deep=True).ok
 
 
-def test_a_restore_of_the_last_step_goes_on_without_a_branch(path):
-    network, optimizer, saver = begin(path)
-    with saver:
-        saver.save(1)
-        saver.restore()
-        train(network, optimizer, range(1))
-        saver.save(2)
-    assert [(frame.step, frame.branch) for frame in frames(path)] == [(1, 0), (2, 0)]
-
-
-def test_a_second_restore_before_any_save_decides_the_lineage(path):
+@pytest.mark.parametrize(("restored", "parent", "branch"), [((3,), 3, 0), ((1, 2), 2, 1), ((2, 3), 3, 0)])
+def test_the_last_restore_before_a_save_decides_the_lineage(path, restored, parent, branch):
     network, optimizer, saver = begin(path)
     with saver:
         for step in (1, 2, 3):
             train(network, optimizer, range(step, step + 1))
             saver.save(step)
-        saver.restore(1)
-        saver.restore(2)
+        for step in restored:
+            saver.restore(step)
         train(network, optimizer, range(70, 71))
-        saver.save(3)
+        saver.save(parent + 1)
     history = frames(path)
-    assert (history[3].branch, history[3].parent_id) == (1, history[1].frame_id)
+    assert (history[3].branch, history[3].parent_id) == (branch, history[parent - 1].frame_id)
 
 
 @pytest.mark.parametrize("step", [0, 3, 5])
@@ -280,22 +221,31 @@ def test_a_gradient_that_is_not_finite_is_not_recorded():
     assert list(finite(average.take())) == ["bias"]
 
 
-def test_codecs_can_read_recorded_gradients_and_the_archive_does_not_hold_them(path, monkeypatch):
+def test_codecs_can_read_recorded_gradients_of_every_model_and_the_archive_does_not_hold_them(
+    path, monkeypatch
+):
     seen = []
     original = ChainWriter.append
 
     def append(chain, checkpoint, **options):
-        seen.append({key: checkpoint[key] for key in ("4.weight@gradient", "4.weight@exp_avg")})
+        assert checkpoint.hyperparameters["D.4.weight"]["beta1"] == 0.9
+        roles = ("gradient", "exp_avg")
+        seen.extend(checkpoint[f"{name}4.weight@{role}"] for name in ("", "D.") for role in roles)
         return original(chain, checkpoint, **options)
 
     monkeypatch.setattr(ChainWriter, "append", append)
-    network, optimizer, saver = begin(path, optimizer_state="drop")
+    critic = model()
+    other = adam(critic)
+    network, optimizer, saver = begin(path, optimizer_state="drop", also={"D": (critic, other)})
     with saver:
         train(network, optimizer, range(1))
+        train(critic, other, range(1, 2))
         saver.record()
         saver.save(1)
-    assert torch.equal(seen[0]["4.weight@gradient"], network[4].weight.grad)
-    assert torch.equal(seen[0]["4.weight@exp_avg"], optimizer.state[network[4].weight]["exp_avg"])
+    for net, state in ((network, optimizer), (critic, other)):
+        gradient, moment = seen.pop(0), seen.pop(0)
+        assert torch.equal(gradient, net[4].weight.grad)
+        assert torch.equal(moment, state.state[net[4].weight]["exp_avg"])
     assert all("@" not in key for key in Archive.open(path)[1])
 
 
@@ -313,17 +263,6 @@ def seen_by_codec(monkeypatch):
 
     monkeypatch.setattr(InshrinkeratorCodec, "encode", encode)
     return items
-
-
-def test_a_codec_that_asks_for_gradients_gets_the_recorded_ones(path, seen_by_codec):
-    network, optimizer, saver = begin(
-        path, codec="inshrinkerator", config={"prune": 0.1, "prune_metric": "sensitivity"}
-    )
-    with saver:
-        train(network, optimizer, range(1))
-        saver.record()
-        saver.save(1)
-    assert torch.equal(seen_by_codec[0].gradient, network[4].weight.grad)
 
 
 def test_the_codec_gets_the_values_that_training_continued_from(path, seen_by_codec):
@@ -433,7 +372,7 @@ def test_a_recovered_save_keeps_its_lineage(path, monkeypatch):
         saver.save(step)
     saver.restore(1)
     with monkeypatch.context() as patch:
-        patch.setattr(ChainWriter, "append", _refuse)
+        spoil(patch)
         train(network, optimizer, range(9, 10))
         saver.save(2)
         with pytest.raises(StorageError):
@@ -457,7 +396,7 @@ def test_half_a_save_is_removed(path):
 @pytest.mark.parametrize("damage", ["weights", "cut", "record", "empty"])
 def test_a_damaged_save_in_the_spool_is_set_aside_and_others_are_archived(path, monkeypatch, caplog, damage):
     with monkeypatch.context() as patch:
-        patch.setattr(ChainWriter, "append", _refuse)
+        spoil(patch)
         _, _, saver = begin(path)
         patch.setattr(saver._archiver, "wait_for_room", lambda: None)
         for step in (1, 2):
@@ -496,7 +435,7 @@ def test_a_damaged_save_in_the_spool_is_set_aside_and_others_are_archived(path, 
 
 def test_a_save_set_aside_that_is_mended_and_moved_back_is_archived(path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(ChainWriter, "append", _refuse)
+        spoil(patch)
         _, _, saver = begin(path)
         saver.save(1)
         with pytest.raises(StorageError):
@@ -511,23 +450,6 @@ def test_a_save_set_aside_that_is_mended_and_moved_back_is_archived(path, monkey
     with begin(path)[2] as saver:
         assert saver.restore() == 1
     assert not spool_folder(path).exists()
-
-
-def _refuse(*_, **__):
-    raise StorageError("the disk is full")
-
-
-def test_an_error_in_the_background_surfaces_at_the_next_save_and_the_save_is_tried_again(path, monkeypatch):
-    network, optimizer, saver = begin(path)
-    with saver:
-        with monkeypatch.context() as patch:
-            patch.setattr(ChainWriter, "append", _refuse)
-            saver.save(1)
-            with pytest.raises(StorageError, match="the disk is full"):
-                saver.flush()
-        train(network, optimizer, range(1))
-        saver.save(2)
-    assert Archive.open(path).steps == (1, 2)
 
 
 def test_a_third_save_waits_until_the_first_is_archived(path, monkeypatch):
@@ -559,56 +481,35 @@ def test_a_third_save_waits_until_the_first_is_archived(path, monkeypatch):
 # Mistakes
 
 
-def test_a_model_of_another_shape_is_refused_and_not_touched(path):
-    with begin(path)[2] as saver:
-        saver.save(1)
-    wide = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 12)
-    )
-    before = copy_of(wide)
-    with Saver(path, wide) as saver, pytest.raises(InputError, match=r"'4.weight' has another shape"):
-        saver.restore()
-    assert equal_states(before, wide.state_dict())
+def wide():
+    layers = (nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(8 * 36, 12))
 
 
-def test_a_model_with_other_tensors_is_refused(path):
-    with begin(path)[2] as saver:
-        saver.save(1)
-    for other, message in ((nn.Linear(2, 2), "has no tensor 'weight'"), (nn.Flatten(), "lacks: '0.weight'")):
-        with Saver(path, other) as saver, pytest.raises(InputError, match=message):
-            saver.restore()
-
-
-def test_another_optimizer_is_refused_before_the_model_is_touched(path):
-    network, optimizer, saver = begin(path)
-    with saver:
-        train(network, optimizer, range(1))
-        saver.save(1)
-    other = model()
-    groups = torch.optim.AdamW([{"params": [p]} for p in other.parameters()])
-    before = copy_of(other)
-    with Saver(path, other, groups) as saver, pytest.raises(InputError, match="optimizer is not the one"):
-        saver.restore()
-    assert equal_states(before, other.state_dict())
+def by_parameter(network):
+    return torch.optim.AdamW([{"params": [parameter]} for parameter in network.parameters()])
 
 
 @pytest.mark.parametrize(
-    ("extra", "message"),
+    ("make", "optimizer", "message"),
     [
-        ({3: 1}, "the key 3"),
-        ({"best": Path("x")}, "PosixPath"),
-        ({"deep": {"list": [object()]}}, "object"),
+        (wide, None, r"'4.weight' has another shape"),
+        (lambda: nn.Linear(2, 2), None, "has no tensor 'weight'"),
+        (nn.Flatten, None, "lacks: '0.weight'"),
+        (model, by_parameter, "optimizer is not the one"),
     ],
 )
-def test_extra_that_could_not_be_read_back_is_refused(path, extra, message):
-    with begin(path)[2] as saver, pytest.raises(InputError, match=message):
-        saver.save(1, extra)
-    assert Archive.open(path).steps == ()
-
-
-def test_two_savers_of_one_archive_are_refused(path):
-    with begin(path)[2], pytest.raises(LockedError):
-        begin(path)
+def test_another_model_or_optimizer_is_refused_before_anything_is_touched(path, make, optimizer, message):
+    network, trained, saver = begin(path)
+    with saver:
+        train(network, trained, range(1))
+        saver.save(1)
+    other = make()
+    before = copy_of(other)
+    made = None if optimizer is None else optimizer(other)
+    with Saver(path, other, made) as saver, pytest.raises(InputError, match=message):
+        saver.restore()
+    assert equal_states(before, other.state_dict())
 
 
 def test_a_closed_saver_says_so_and_closing_twice_is_harmless(path):

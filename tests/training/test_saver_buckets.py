@@ -106,33 +106,6 @@ def test_a_saver_that_another_machine_overtook_stops(url, monkeypatch, tmp_path)
     assert inshrink_core.open(url).steps == (1, 2)
 
 
-def test_a_folder_saver_counts_what_is_not_in_the_bucket_as_failed(url, store, tmp_path):  # noqa: F811
-    def save(saver, step):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        torch.save({"weight": torch.full((8, 8), float(step))}, folder / "pytorch_model.bin")
-        saver.save_folder(folder, step)
-
-    saver = inshrink_core.Saver(url)
-    save(saver, 1)
-    saver.flush(remote=True)
-    store.before = offline
-    save(saver, 2)
-    with pytest.raises(StorageError, match="not everything is uploaded yet"):
-        saver.close()
-    assert list(saver.failures) == [2]
-    store.before = lambda verb, key: None
-    inshrink_core.Saver(url).close()
-    assert inshrink_core.open(url).steps == (1, 2)
-
-
-def test_a_store_that_does_not_compare_is_refused(url, store):  # noqa: F811
-    model, optimizer = training()
-    store.blind = True
-    with pytest.raises(StorageError, match="does not compare"):
-        inshrink_core.Saver(url, model, optimizer)
-
-
 def test_saving_does_not_wait_for_uploads(url, store):  # noqa: F811
     model, optimizer = training()
     gate = threading.Event()

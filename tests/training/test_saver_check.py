@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -18,7 +19,7 @@ from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError, DamagedError, EvaluatorError, InputError
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.metrics import Direction
-from inshrink_core.search import bounded, choosing
+from inshrink_core.search import bounded
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, failure_of
 from inshrink_core.training.check import ModelEvaluator
 from inshrink_core.training.saver import Saver
@@ -55,6 +56,9 @@ def check(model):
     }
 
 
+NAN = torch.tensor(math.nan)
+
+
 def loss_of(model):
     return functional.cross_entropy(model(INPUTS), LABELS)
 
@@ -80,10 +84,10 @@ def quality_of(path):
     return [archive.frame(info).meta.get(QUALITY) for info in archive.frames]
 
 
-def cost_of(path, originals):
+def cost_of(path, originals, judge=check):
     """Return what a restore of each step costs, measured anew."""
     archive = Archive.open(path)
-    evaluator = ModelEvaluator(Classifier().eval(), check)
+    evaluator = ModelEvaluator(Classifier().eval(), judge)
     return [
         evaluator.evaluate(originals[info.step]).restore_cost(evaluator.evaluate(archive.checkpoint(info)))
         for info in archive.frames
@@ -103,29 +107,22 @@ def saved(path, n_saves=6, every=15, **options):
     return originals, failures
 
 
-@pytest.mark.parametrize("bound", [0.02, 0.0005])
-def test_every_save_keeps_the_restore_cost(tmp_path, bound):
-    originals, failures = saved(tmp_path / "a", check=check, max_restore_cost=bound)
-    assert not failures
-    costs = cost_of(tmp_path / "a", originals)
-    assert max(costs) <= bound * (1 + 1e-5)
-    for said, cost in zip(quality_of(tmp_path / "a"), costs, strict=True):
-        assert said["how"] == "measured"
-        assert said["bounds"] == {"restore_cost": bound}
-        assert said["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
-
-
-def test_shaped_saves_keep_the_restore_cost(tmp_path):
-    bound = 0.02
-    options = {"check": check, "max_restore_cost": bound, "config": {"shaping": "auto"}}
+@pytest.mark.parametrize(
+    ("judge", "bound", "shaping"),
+    [(check, 0.02, "off"), (check, 0.0005, "off"), (check, 0.02, "auto"), (loss_of, 0.02, "off")],
+)
+def test_every_save_keeps_the_restore_cost(tmp_path, judge, bound, shaping):
+    """A loss alone bounds its rise; what shaped errors cost lasts longer, so less of it is allowed."""
+    options = {"check": judge, "max_restore_cost": bound, "config": {"shaping": shaping}}
     originals, failures = saved(tmp_path / "a", n_saves=4, **options)
     assert not failures
-    # What shaped errors cost lasts longer, so less of it is allowed.
-    lasting = LatticeCodec().lasting(0, 0)
-    assert lasting > LatticeCodec(shaping="off").lasting(0, 0) == 1
-    assert max(cost_of(tmp_path / "a", originals)) <= bound / lasting * (1 + 1e-5)
-    archive = Archive.open(tmp_path / "a")
-    assert all(archive.frame(info).meta["config"]["shaping"] == "auto" for info in archive.frames)
+    lasting = LatticeCodec(shaping=shaping).lasting(0, 0)
+    assert (lasting > 1) == (shaping == "auto")
+    costs = cost_of(tmp_path / "a", originals, judge)
+    assert max(costs) <= bound / lasting * (1 + 1e-5)
+    for text, cost in zip(quality_of(tmp_path / "a"), costs, strict=True):
+        assert (text["how"], text["bounds"]) == ("measured", {"restore_cost": bound})
+        assert text["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
 
 
 def test_the_coarseness_follows_the_bound(tmp_path):
@@ -135,7 +132,7 @@ def test_the_coarseness_follows_the_bound(tmp_path):
         archive = Archive.open(tmp_path / str(bound))
         sizes.append(sum(info.nbytes for info in archive.frames))
         ends.append(archive.frame(archive.reader.head).meta["config"]["coarseness"])
-        assert max(said["restore_cost"] / bound for said in quality_of(tmp_path / str(bound))) > 0.1
+        assert max(text["restore_cost"] / bound for text in quality_of(tmp_path / str(bound))) > 0.1
     assert sizes[0] > sizes[1]
     assert ends[1] >= 4 * ends[0]
 
@@ -149,19 +146,19 @@ def test_a_bound_that_every_previous_checkpoint_keeps_still_lets_spacings_grow(t
 
 
 def test_of_the_settings_that_keep_a_bound_the_smallest_is_saved(tmp_path, monkeypatch):
-    tried, at_step = [], choosing.Chooser._outcome
+    tried, at_step = [], bounded.BoundedWriter._outcome
 
     def outcome(self, point, step):
         tried.append(at_step(self, point, step))
         return tried[-1]
 
-    monkeypatch.setattr(choosing.Chooser, "_outcome", outcome)
+    monkeypatch.setattr(bounded.BoundedWriter, "_outcome", outcome)
     saved(tmp_path / "a", n_saves=1, codec="qd", check=check, max_restore_cost=0.02)
-    kept = [one for one in tried if one.kept]
-    best = max(kept, key=lambda one: one.ratio)
-    assert min(one.ratio for one in kept) < best.ratio
+    stored = [item for item in tried if item.within]
+    best = max(stored, key=lambda item: item.ratio)
+    assert min(item.ratio for item in stored) < best.ratio
     archive = Archive.open(tmp_path / "a")
-    assert dict(best.result[0].settings).items() <= archive.frame(archive.last).meta["config"].items()
+    assert dict(best.result.candidate.settings).items() <= archive.frame(archive.last).meta["config"].items()
 
 
 def test_less_of_the_bound_is_used_once_the_learning_rate_has_fallen(tmp_path):
@@ -179,9 +176,9 @@ def test_less_of_the_bound_is_used_once_the_learning_rate_has_fallen(tmp_path):
                 saver.restore(save)
         saver.close()
         quality = quality_of(tmp_path / name)
-        used[name] = [said["restore_cost"] for said in quality]
-        peaks[name] = {said["peak_learning_rate"] for said in quality}
-        assert all(said["bounds"] == {"restore_cost": bound} for said in quality)
+        used[name] = [text["restore_cost"] for text in quality]
+        peaks[name] = {text["peak_learning_rate"] for text in quality}
+        assert all(text["bounds"] == {"restore_cost": bound} for text in quality)
     assert peaks == {"steady": {3e-3}, "falling": {3e-3}}
     assert used["steady"][:3] == used["falling"][:3]
     assert max(used["falling"][3:]) <= bound / 8 < max(used["steady"][3:])
@@ -223,66 +220,51 @@ def test_after_a_restore_the_same_step_is_judged_by_its_new_values(tmp_path):
     restored = archive[30]
     cost = evaluator.evaluate(again).restore_cost(evaluator.evaluate(restored))
     assert cost <= 0.002 * (1 + 1e-5)
-    said = archive.frame(archive.reader.head).meta[QUALITY]
-    assert said["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
+    text = archive.frame(archive.reader.head).meta[QUALITY]
+    assert text["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
 
 
 def test_saves_between_checks_say_predicted(tmp_path):
     saved(tmp_path / "a", check=check, check_every=3)
-    assert [said["how"] for said in quality_of(tmp_path / "a")] == [
+    assert [text["how"] for text in quality_of(tmp_path / "a")] == [
         *("measured", "predicted", "predicted"),
         *("measured", "predicted", "predicted"),
     ]
 
 
-def test_a_check_that_fails_later_makes_the_save_exact_and_says_so(tmp_path):
-    calls = []
+@pytest.mark.parametrize(
+    ("fails", "outcome", "every", "last"),
+    [
+        (lambda call: call > 6, RuntimeError, 1, "exact"),
+        (lambda call: call == 3, RuntimeError, 1, "measured"),  # the two before are of the constructor
+        (lambda call: call == 3, RuntimeError, 2, "predicted"),
+        (lambda call: call > 4, NAN, 1, "exact"),
+        *(
+            (lambda call: call > 2, kind, 1, "exact")
+            for kind in (SystemExit, KeyboardInterrupt, GeneratorExit)
+        ),
+    ],
+)
+def test_a_check_that_fails_makes_the_save_exact_and_stops_nothing(tmp_path, fails, outcome, every, last):
+    calls = itertools.count(1)
 
     def failing(model):
-        calls.append(None)
-        if len(calls) > 6:
-            raise RuntimeError("no more of that")
-        return check(model)
+        if not fails(next(calls)):
+            return check(model)
+        if outcome is NAN:
+            return outcome
+        raise outcome("no more of that")
 
-    originals, failures = saved(tmp_path / "a", check=failing)
+    originals, failures = saved(tmp_path / "a", n_saves=3, check=failing, check_every=every)
+    quality, costs = quality_of(tmp_path / "a"), cost_of(tmp_path / "a", originals)
+    assert quality[-1]["how"] == last
     assert failures
-    assert all("no more of that" in why for why in failures.values())
-    assert cost_of(tmp_path / "a", originals)[-1] == 0
-    said = quality_of(tmp_path / "a")[-1]
-    assert said["how"] == "exact"
-    assert "no more of that" in said["why"]
-
-
-@pytest.mark.parametrize("every", [1, 2])
-def test_a_check_that_fails_at_the_first_save_is_asked_again_at_the_next(tmp_path, every):
-    calls = []
-
-    def recovering(model):
-        calls.append(None)
-        if len(calls) == 3:  # the two before are of the constructor
-            raise RuntimeError("not yet")
-        return check(model)
-
-    originals, failures = saved(tmp_path / "a", n_saves=3, check=recovering, check_every=every)
-    assert list(failures) == [15]
-    last = "measured" if every == 1 else "predicted"
-    assert [said["how"] for said in quality_of(tmp_path / "a")] == ["exact", "measured", last]
-    assert cost_of(tmp_path / "a", originals)[0] == 0
-
-
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_a_check_that_would_end_the_process_is_one_that_failed(tmp_path, error):
-    calls = []
-
-    def ending(model):
-        calls.append(None)
-        if len(calls) > 2:
-            raise error
-        return check(model)
-
-    _, failures = saved(tmp_path / "a", n_saves=2, check=ending)
-    assert list(failures) == [15, 30]
-    assert all(error.__name__ in why for why in failures.values())
+    for step, text, cost in zip(originals, quality, costs, strict=True):
+        assert (text["how"] == "exact") == (step in failures)
+        if step in failures:
+            assert cost == 0
+            words = ("loss' is nan", "found inf of it") if outcome is NAN else ("no more of that",)
+            assert any(word in failures[step] for word in words)
 
 
 def test_an_interrupt_of_the_user_while_a_check_is_tried_is_no_failed_check(tmp_path):
@@ -291,30 +273,6 @@ def test_an_interrupt_of_the_user_while_a_check_is_tried_is_no_failed_check(tmp_
 
     with pytest.raises(KeyboardInterrupt):
         begin(tmp_path / "a", check=interrupted)
-
-
-def test_a_loss_alone_bounds_its_own_rise(tmp_path):
-    bound = 0.02
-    originals, failures = saved(tmp_path / "a", n_saves=3, check=loss_of, max_restore_cost=bound)
-    assert not failures
-    archive = Archive.open(tmp_path / "a")
-    evaluator = ModelEvaluator(Classifier().eval(), loss_of)
-    for said, info in zip(quality_of(tmp_path / "a"), archive.frames, strict=True):
-        before, after = (evaluator.evaluate(one) for one in (originals[info.step], archive.checkpoint(info)))
-        assert said["restore_cost"] == pytest.approx(before.restore_cost(after), rel=1e-3, abs=1e-9)
-        assert before.restore_cost(after) <= bound * (1 + 1e-5)
-
-
-def test_a_loss_that_is_not_finite_makes_the_save_exact(tmp_path):
-    calls = []
-
-    def exploding(model):
-        calls.append(None)
-        return check(model) if len(calls) <= 4 else torch.tensor(math.nan)
-
-    originals, failures = saved(tmp_path / "a", n_saves=3, check=exploding)
-    assert failures
-    assert cost_of(tmp_path / "a", originals)[-1] == 0
 
 
 def drawing(model):
@@ -395,7 +353,7 @@ def test_compress_controls_the_restore_cost_where_there_is_an_evaluator(tmp_path
     assert report.promise.bounds.limits == {"restore_cost": DEFAULT_MAX_RESTORE_COST}
     comparison = inshrink_core.compare(tmp_path / "a", run, evaluator=evaluator)
     assert 0 < comparison.max_restore_cost <= DEFAULT_MAX_RESTORE_COST
-    assert all(said["how"] == "measured" for said in quality_of(tmp_path / "a"))
+    assert all(text["how"] == "measured" for text in quality_of(tmp_path / "a"))
     free = inshrink_core.compress(run, tmp_path / "b", steps=run.steps[-2:])
     assert free.promise is None
     assert quality_of(tmp_path / "b") == [None, None]

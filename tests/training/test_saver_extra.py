@@ -6,6 +6,7 @@ import collections
 import copy
 import random
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ MODES = [None, "exact", "compact", "drop"]
 class Net(nn.Module):
     """Two layers around a normalisation, with a buffer that nothing but the model can tell from a weight."""
 
-    def __init__(self, width=96):
+    def __init__(self, width=48):
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(8, width), nn.BatchNorm1d(width), nn.Linear(width, 4)
         self.register_buffer("centre", torch.zeros(width, 8))
@@ -70,7 +71,7 @@ def bits(value):
             dense = value.dequantize() if value.is_quantized else value.to_dense()
             return type(value), value.layout, value.is_quantized, bits(dense)
         flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-        return type(value), value.dtype, tuple(value.shape), value.requires_grad, bytes(flat.tolist())
+        return type(value), value.dtype, tuple(value.shape), value.requires_grad, flat.numpy().tobytes()
     if isinstance(value, (np.ndarray, np.generic)):
         return type(value), value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, float):
@@ -162,19 +163,6 @@ def test_large_tensors_of_extra_are_stored_as_differences(tmp_path):
     assert "extra.ema.w" not in archive[2].state_dict()
 
 
-def test_what_is_saved_under_a_budget_is_of_its_own_step_beside_the_model(tmp_path):
-    network = Net()
-    optimizer = adam(network)
-    with Saver(tmp_path / "a", network, optimizer, codec="lossless") as saver:
-        for at in range(1, 6):
-            step(network, optimizer, seed=at)
-            extra = {"noise": torch.randn(100, 100)}
-            saver.save(at, extra, budget=9_000)
-        saver.restore()
-        assert saver.older
-        assert same(saver.extra, extra)
-
-
 # Random states, schedulers, scalers
 
 
@@ -253,12 +241,16 @@ def test_states_of_schedulers_and_of_a_scaler_can_be_loaded_again(tmp_path):
         (lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), "Tensor"),
         (lambda: ["x" * (20 << 20)] * 10, "MB of numbers and texts"),
         (lambda: collections.defaultdict(list), "defaultdict"),
+        (lambda: Path("x"), "PosixPath"),
+        (lambda: {"list": [object()]}, "object"),
     ],
 )
 def test_what_could_not_be_restored_is_refused_by_the_save(tmp_path, value, message):
     with Saver(tmp_path / "a", nn.Linear(2, 2)) as saver:
         with pytest.raises(InputError, match=message):
             saver.save(1, {"value": value()})
+        with pytest.raises(InputError, match="the key 3"):
+            saver.save(1, {3: 1})
         saver.save(1)
         assert saver.restore() == 1
 
@@ -303,8 +295,8 @@ def test_further_models_and_optimizers_are_stored_as_the_first_and_restored_in_p
             average_of(network, average)
         assert saver.restore() == 3
     archive = Archive.open(tmp_path / "a")
-    held = archive[3]
-    roles = {spec.key: spec.role for spec in held.specs}
+    present = archive[3]
+    roles = {spec.key: spec.role for spec in present.specs}
     for name in ("", "ema.", "D."):
         assert roles[f"{name}first.weight"] is TensorRole.WEIGHT
         assert roles[f"{name}first.bias"] is TensorRole.WEIGHT
@@ -329,34 +321,10 @@ def test_further_models_and_optimizers_are_stored_as_the_first_and_restored_in_p
         assert not torch.equal(momentum, saved)
         assert functional.cosine_similarity(momentum.flatten(), saved.flatten(), dim=0) > 0.8
     for one, saved in ((critic, trained["m"]), (average, trained["a"])):
-        own = one.state_dict()
-        assert torch.equal(own["norm.num_batches_tracked"], saved["norm.num_batches_tracked"])
-        assert not torch.equal(own["first.weight"], saved["first.weight"])
-        torch.testing.assert_close(own["first.weight"], saved["first.weight"], atol=0.05, rtol=0.1)
-
-
-def test_sensitivity_of_further_models_is_recorded(tmp_path, monkeypatch):
-    from inshrink_core.chain import ChainWriter
-
-    seen, append = [], ChainWriter.append
-
-    def remembering(chain, checkpoint, **options):
-        assert checkpoint.hyperparameters["D.first.weight"]["beta1"] == 0.9
-        seen.append(checkpoint["D.first.weight@gradient"])
-        seen.append(checkpoint["D.first.weight@exp_avg"])
-        return append(chain, checkpoint, **options)
-
-    monkeypatch.setattr(ChainWriter, "append", remembering)
-    network, critic, _ = gan()
-    other = adam(critic)
-    also = {"D": (critic, other)}
-    with Saver(tmp_path / "a", network, adam(network), optimizer_state="drop", also=also) as saver:
-        step(critic, other)
-        saver.record()
-        saver.save(1)
-        saver.flush()
-    assert torch.equal(seen[0], critic.first.weight.grad)
-    assert torch.equal(seen[1], other.state[critic.first.weight]["exp_avg"])
+        separate = one.state_dict()
+        assert torch.equal(separate["norm.num_batches_tracked"], saved["norm.num_batches_tracked"])
+        assert not torch.equal(separate["first.weight"], saved["first.weight"])
+        torch.testing.assert_close(separate["first.weight"], saved["first.weight"], atol=0.05, rtol=0.1)
 
 
 def test_eight_bit_state_as_bitsandbytes_keeps_it_is_exact_by_default(tmp_path):
@@ -365,8 +333,8 @@ def test_eight_bit_state_as_bitsandbytes_keeps_it_is_exact_by_default(tmp_path):
     for parameter in network.parameters():
         codes = torch.randint(0, 256, parameter.shape, dtype=torch.uint8)
         eight_bit = {"state1": codes, "qmap1": torch.linspace(-1, 1, 256), "absmax1": torch.rand(16)}
-        kept = {"state1": torch.randn(parameter.shape)}  # small tensors are not quantized
-        optimizer.state[parameter] = {"step": 3, **(eight_bit if parameter.dim() > 1 else kept)}
+        stored = {"state1": torch.randn(parameter.shape)}  # small tensors are not quantized
+        optimizer.state[parameter] = {"step": 3, **(eight_bit if parameter.dim() > 1 else stored)}
     saved = copy.deepcopy(optimizer.state_dict())
     with Saver(tmp_path / "a", network, optimizer) as saver:
         saver.save(1)
@@ -376,19 +344,19 @@ def test_eight_bit_state_as_bitsandbytes_keeps_it_is_exact_by_default(tmp_path):
 @pytest.mark.parametrize("mode", ["exact", "drop"])
 def test_a_list_of_optimizers_is_restored(tmp_path, mode):
     network = Net()
-    held = [adam(network.first), torch.optim.SGD(network.last.parameters(), lr=0.1, momentum=0.9)]
-    with Saver(tmp_path / "a", network, held, codec="lossless", optimizer_state=mode) as saver:
-        step(network, *held)
+    present = [adam(network.first), torch.optim.SGD(network.last.parameters(), lr=0.1, momentum=0.9)]
+    with Saver(tmp_path / "a", network, present, codec="lossless", optimizer_state=mode) as saver:
+        step(network, *present)
         saver.save(1, wait=False)
-        before = copy.deepcopy([one.state_dict() for one in held])
-        step(network, *held, seed=1)
+        before = copy.deepcopy([one.state_dict() for one in present])
+        step(network, *present, seed=1)
         saver.restore()
         if mode == "exact":
-            assert same([one.state_dict() for one in held], before)
+            assert same([one.state_dict() for one in present], before)
             assert {"first.weight@exp_avg", "last.weight@momentum"} <= set(Archive.open(tmp_path / "a")[1])
         else:
-            assert not any(one.state for one in held)
-    with Saver(tmp_path / "a", network, held[0]) as saver:
+            assert not any(one.state for one in present)
+    with Saver(tmp_path / "a", network, present[0]) as saver:
         if mode == "exact":
             with pytest.raises(InputError, match="not the one that was saved"):
                 saver.restore()
@@ -406,13 +374,13 @@ def test_lost_tensors_of_further_models_come_back_with_their_moments(tmp_path):
         with torch.no_grad():
             critic.first.weight.fill_(torch.nan)
             critic.last.weight.add_(1)
-        kept = critic.last.weight.detach().clone()
+        stored = critic.last.weight.detach().clone()
         with pytest.raises(InputError, match=r"no tensor 'E\.first"):
             saver.restore(partial=["E.first.weight"])
         assert saver.restore(partial=["D.first.weight"]) == 1
     assert torch.equal(critic.first.weight, saved[0])
     assert torch.equal(other.state[critic.first.weight]["exp_avg"], saved[1])
-    assert torch.equal(critic.last.weight, kept)
+    assert torch.equal(critic.last.weight, stored)
 
 
 @pytest.mark.parametrize(
@@ -429,12 +397,9 @@ def test_lost_tensors_of_further_models_come_back_with_their_moments(tmp_path):
 def test_what_is_no_model_is_refused_when_the_saver_is_made(tmp_path, also, message):
     with pytest.raises(InputError, match=message):
         Saver(tmp_path / "a", Net(), also=also)
-    assert not (tmp_path / "a").exists()
-
-
-def test_an_optimizer_that_is_none_is_refused_when_the_saver_is_made(tmp_path):
     with pytest.raises(InputError, match="also="):
         Saver(tmp_path / "a", Net(), {"a": adam(Net())})
+    assert not (tmp_path / "a").exists()
 
 
 def test_what_was_not_saved_of_a_further_model_is_named_and_nothing_is_changed(tmp_path):
@@ -592,18 +557,18 @@ def test_every_save_that_returns_can_be_restored(
     options = {"codec": codec, "optimizer_state": mode}
     if with_check and codec != "lossless":
         options["check"] = checked
-    held = [optimizer, second] if "list" in people else optimizer
+    present = [optimizer, second] if "list" in people else optimizer
     also = {name: named[name] for name in sorted(people - {"list"})}
     live = {"m": network, "e": average, "c": critic, "o": optimizer, "p": other, "s": second}
     originals = {}
-    with Saver(path, network, held, also=also, **options) as saver:
+    with Saver(path, network, present, also=also, **options) as saver:
         for at, extra in enumerate(extras):
             step(network, optimizer, second, seed=at)
             step(critic, other, seed=at)
             average_of(network, average)
-            kept = copy.deepcopy(live["m"].state_dict()), copy.deepcopy(average.state_dict())
+            stored = copy.deepcopy(live["m"].state_dict()), copy.deepcopy(average.state_dict())
             saver.save(at, extra, wait=waits, budget=budget)
-            originals[at] = (extra, kept)
+            originals[at] = (extra, stored)
         step(network, optimizer, second, seed=99)
         for at, (extra, (model_state, average_state)) in originals.items():
             assert saver.restore(at) == at
@@ -620,6 +585,7 @@ def test_every_save_that_returns_can_be_restored(
             (file,) = inshrink_core.restore(path, out, steps=[at]).paths
             content = torch.load(file, weights_only=True)
             assert ("optimizer" in content) == (mode != "drop")
+            assert {*content} <= {"model", "optimizer", "step", "also", "extra", "inshrink"}
             assert {*content.get("also", {})} >= set(also) - {"second"}
     assert inshrink_core.verify(path, deep=True).ok
 

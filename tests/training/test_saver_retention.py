@@ -53,11 +53,11 @@ def test_a_saver_keeps_what_its_policy_says_and_every_bit_of_it(tmp_path: Path) 
 
 
 def test_a_training_with_a_policy_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole.inshrink", n_saves=12)
+    full = trained(tmp_path / "whole.inshrink", n_saves=12)
     policy = Retention(keep_last=1, optimizer_last=1)
     trained(tmp_path / "a.inshrink", n_saves=9, retention=policy)
     again = trained(tmp_path / "a.inshrink", n_saves=3, retention=policy)
-    assert all(torch.equal(again[12][name], value) for name, value in whole[12].items())
+    assert all(torch.equal(again[12][name], value) for name, value in full[12].items())
 
 
 def test_a_step_without_state_gives_model_and_extra_and_says_so(

@@ -10,15 +10,12 @@ import torch
 from torch import nn
 
 import inshrink_core
-from inshrink_core.chain import ChainWriter
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, StorageError, UnsafePickleError
 from inshrink_core.formats.torch.pickles import read_pickle
-from inshrink_core.integrations.ranks import FirstRankSaver
 from inshrink_core.training.archiver import MAX_ASIDE, Archiver
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import Spool, spool_folder
-
-EXACT = {"codec": "lossless", "optimizer_state": "exact"}
+from tests.training.building import EXACT, Adapter, spoil
 
 
 class Packed(torch.Tensor):
@@ -74,11 +71,6 @@ def begin(path, optimizer=None, **options):
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "run.inshrink"
-
-
-@pytest.fixture
 def known():
     torch.serialization.add_safe_globals([Packed])
     yield
@@ -99,9 +91,9 @@ def test_state_of_a_class_of_tensors_is_archived_as_the_tensors_it_is_made_of(pa
             if not wait:
                 saver.before_step()
     (state,) = optimizer.state.values()
-    held = inshrink_core.open(path)[2]
-    assert torch.equal(held["weight:gathered.codes@state"], state["gathered"].codes)
-    assert torch.equal(held["weight:gathered.scale@state"], state["gathered"].scale)
+    present = inshrink_core.open(path)[2]
+    assert torch.equal(present["weight:gathered.codes@state"], state["gathered"].codes)
+    assert torch.equal(present["weight:gathered.scale@state"], state["gathered"].scale)
     _, other, saver = begin(path, PackedSGD, codec=None)
     with saver:
         assert saver.restore() == 2
@@ -159,12 +151,12 @@ def test_hostile_classes_of_tensors_are_refused_and_none_is_called():
         name = b"ctorch._tensor\n_rebuild_from_type_v2\n"
         return name + b"(" + b"".join(arguments) + b"tR."
 
-    own, foreign = b"ctorch._tensor\n_rebuild_from_type_v2\n", b"cos\nsystem\n"
+    separate, foreign = b"ctorch._tensor\n_rebuild_from_type_v2\n", b"cos\nsystem\n"
     with pytest.raises(DamagedError, match="within itself"):
-        read_pickle(program(own, b"N", b")", b"N"))
+        read_pickle(program(separate, b"N", b")", b"N"))
     with pytest.raises(UnsafePickleError, match=r"os\.system"):
         read_pickle(program(foreign, foreign, b"(X\x02\0\0\0lst", b"}"))
-    for few in ((), (own,), (b"N", b"N"), (b"ctorch._utils\n_rebuild_wrapper_subclass\n", b"N", b")")):
+    for few in ((), (separate,), (b"N", b"N"), (b"ctorch._utils\n_rebuild_wrapper_subclass\n", b"N", b")")):
         with pytest.raises(DamagedError):
             read_pickle(program(*few))
     parts = read_pickle(
@@ -219,17 +211,6 @@ def test_what_cannot_be_followed_is_refused_and_leaves_nothing(tmp_path, path, w
 # Set aside by the thread
 
 
-def spoil(monkeypatch, *steps, error=RuntimeError):
-    append = ChainWriter.append
-
-    def spoilt(chain, checkpoint, **options):
-        if checkpoint.step in steps:
-            raise error("cannot be encoded")
-        return append(chain, checkpoint, **options)
-
-    monkeypatch.setattr(ChainWriter, "append", spoilt)
-
-
 @pytest.mark.parametrize("error", [RuntimeError, InputError])
 def test_a_save_that_cannot_be_encoded_is_set_aside_and_told_once(path, monkeypatch, caplog, error):
     spoil(monkeypatch, 2, error=error)
@@ -249,16 +230,6 @@ def test_a_save_that_cannot_be_encoded_is_set_aside_and_told_once(path, monkeypa
     assert "step 2 cannot be archived" in caplog.text
     content = torch.load(saver.set_aside[0].folder / "step_000002.pt", weights_only=True)
     assert torch.equal(content["model"]["weight"], before)
-
-
-def test_closing_tells_too_and_releases_the_archive(path, monkeypatch):
-    spoil(monkeypatch, 1)
-    _, _, saver = begin(path)
-    saver.save(1)
-    with pytest.raises(InputError, match="set aside"):
-        saver.close()
-    saver.close()
-    begin(path)[2].close()
 
 
 def test_what_rots_in_the_spool_is_set_aside_and_a_damaged_archive_is_not_its_fault(path, monkeypatch):
@@ -314,16 +285,8 @@ def test_saves_behind_one_that_was_set_aside_continue_from_where_it_would_have(p
         assert (last.step, last.branch, last.parent_id) == (4, 1, first.frame_id)
 
 
-class Adapter(FirstRankSaver):
-    def __init__(self, path):
-        self._archive_to(path, EXACT)
-
-    def save(self, made, step):
-        self._attempt(step, lambda saver: saver.save_folder(made, step))
-
-
 def test_one_failure_after_the_other_is_no_fault_of_the_saves(tmp_path, path, monkeypatch):
-    spoil(monkeypatch, *range(99))
+    spoil(monkeypatch, error=RuntimeError)
     _, _, saver = begin(path)
     for step in range(MAX_ASIDE):
         saver.save(step)
@@ -336,10 +299,10 @@ def test_one_failure_after_the_other_is_no_fault_of_the_saves(tmp_path, path, mo
         saver.close()
     folders = Adapter(tmp_path / "b.inshrink")
     for step in range(1, 7):
-        folders.save(folder(tmp_path, step), step)
+        folders.save(step)
         folders._settle()
     monkeypatch.undo()
-    folders.save(folder(tmp_path, 100), 100)
+    folders.save(100)
     folders.close()
     assert sorted(folders.failures) == [1, 2, 3, 6]
     assert len(folders.set_aside) == MAX_ASIDE
@@ -362,7 +325,7 @@ def test_an_archive_that_is_gone_is_no_fault_of_the_saves(path):
 
 def test_a_step_that_another_program_archived_meanwhile_is_set_aside(path, monkeypatch):
     with monkeypatch.context() as patch:
-        spoil(patch, 1, error=StorageError)
+        spoil(patch, 1)
         _, _, saver = begin(path)
         saver.save(1)
         with pytest.raises(StorageError):

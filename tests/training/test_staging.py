@@ -83,26 +83,26 @@ def entries(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_a_lazy_save_is_byte_for_byte_the_eager_one(tmp_path: Path, monkeypatch, name: str):
-    kept: dict[str, list[dict[str, bytes]]] = {"eager": [], "lazy": []}
+    stored: dict[str, list[dict[str, bytes]]] = {"eager": [], "lazy": []}
     put = Spool.put
     slow = threading.Event()
 
     def keep(self, *args, **kwargs):
         save = put(self, *args, **kwargs)
-        kept[self.folder.name.partition(".")[0]].append(entries(save.path))
+        stored[self.folder.name.partition(".")[0]].append(entries(save.path))
         return save
 
     monkeypatch.setattr(Spool, "put", keep)
     delay_copies(monkeypatch, lambda: slow.wait(0.05))
-    for how in kept:
+    for how in stored:
         model, optimizer = build(name)
         with Saver(tmp_path / f"{how}.inshrink", model, optimizer, **EXACT) as saver:
             for number in range(1, 5):
                 step(model, optimizer, number)
                 if number % 2 == 0:
                     saver.save(number, {"seed": torch.tensor(number)}, wait=how == "eager")
-    assert len(kept["lazy"]) == 2
-    assert kept["eager"] == kept["lazy"]
+    assert len(stored["lazy"]) == 2
+    assert stored["eager"] == stored["lazy"]
 
 
 def test_buffers_settings_and_foreign_tensors_are_copied_before_save_returns(tmp_path: Path, monkeypatch):

@@ -14,16 +14,9 @@ import inshrink_core
 from inshrink_core.archive import LocalStorage
 from inshrink_core.chain import ChainWriter
 from inshrink_core.errors import InputError, LockedError, StorageError
-from inshrink_core.integrations.ranks import FirstRankSaver
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import spool_folder
-
-EXACT = {"codec": "lossless", "optimizer_state": "exact"}
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "run.inshrink"
+from tests.training.building import EXACT, Adapter
 
 
 def begin(path, value=0.0):
@@ -134,35 +127,6 @@ def test_one_that_another_thread_used_last_is_in_use_while_that_lives(path):
         found[0].save(3)
 
 
-def test_a_saver_of_folders_is_taken_over_too(path, tmp_path):
-    def write(step):
-        made = tmp_path / f"checkpoint-{step}"
-        made.mkdir()
-        torch.save({"w": torch.full((8, 8), float(step))}, made / "pytorch_model.bin")
-        return made
-
-    first = Saver(path, **EXACT)
-    first.save_folder(write(1), 1)
-    second = Saver(path, **EXACT)
-    assert second.last_step == 1
-    for use in (lambda: first.save_folder(write(2), 2), lambda: first.resume(1)):
-        with pytest.raises(LockedError, match="taken over"):
-            use()
-    second.save_folder(tmp_path / "checkpoint-2", 2)
-    first.close()
-    second.close()
-    assert inshrink_core.open(path).steps == (1, 2)
-
-
-class Adapter(FirstRankSaver):
-    def __init__(self, path):
-        self._archive_to(path, EXACT)
-
-    def save(self, step):
-        files = {"model.pt": {"w": torch.full((8, 8), float(step))}}
-        self._attempt(step, lambda saver: saver.save_files(files, step))
-
-
 def test_an_adapter_is_taken_over_unless_it_is_within_its_with_statement(path):
     first = Adapter(path)
     first.save(1)
@@ -172,17 +136,6 @@ def test_an_adapter_is_taken_over_unless_it_is_within_its_with_statement(path):
         assert second.failures == {}
     first.close()
     assert not LocalStorage(path).is_locked()
-
-
-def test_what_the_disk_refused_is_taken_over_too(path, monkeypatch):
-    _, saver = begin(path, 1.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(ChainWriter, "append", lambda *_, **__: (_ for _ in ()).throw(StorageError("full")))
-        saver.save(1)
-        with pytest.raises(StorageError):
-            saver.flush()
-    with begin(path)[1] as other:
-        assert other.restore() == 1
 
 
 def test_a_saver_that_nothing_refers_to_lets_go_by_itself(path):
@@ -199,16 +152,16 @@ def in_child(work) -> str:
     child = os.fork()
     if child == 0:
         try:
-            said = work()
+            text = work()
         except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(writing, str(said).encode())
+            text = f"{type(error).__name__}: {error}"
+        os.write(writing, str(text).encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read().decode()
+        text = pipe.read().decode()
     os.waitpid(child, 0)
-    return said
+    return text
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

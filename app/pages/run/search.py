@@ -42,7 +42,7 @@ def show(board: Board) -> Search:
         with st.popover("Search options", icon=":material/tune:"):
             asked = _options(shown, board.now, board.found.steps or shown.steps)
         request = dataclasses.replace(asked, **services.judged_by(judge))
-        can_search = judge is not None and (request.target_ratio is not None or bool(request.bounds.given))
+        can_search = judge is not None and (request.target_ratio is not None or bool(request.bounds.limits))
         n_steps = len(listed(request.steps) or shown.steps)
         tip = f"Writes and evaluates {fmt.counted(n_steps, 'step')} for each trial, in memory."
         if judge is None:

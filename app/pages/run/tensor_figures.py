@@ -230,7 +230,7 @@ def map_figure(told: SensitivityMap) -> go.Figure:
     shown = np.where(told.counts.T > 0, logs, np.nan).astype(np.float32)
     most = max(1.0, float(np.nanmax(shown, initial=1.0)))
     ticks = list(range(math.floor(most) + 1))
-    x, y = ((edges[:-1] + edges[1:]) / 2 for edges in (told.log_magnitude, told.log_sensitivity))
+    x, y = ((edges[:-1] + edges[1:]) / 2 for edges in (told.log10_magnitude, told.log10_sensitivity))
     figure = go.Figure(
         go.Heatmap(
             z=shown,
@@ -250,12 +250,12 @@ def map_figure(told: SensitivityMap) -> go.Figure:
     )
     lay_out(figure, _HEIGHT)
     metric = METRICS[told.metric]
-    figure.update_xaxes(title=title("|w|"), showgrid=False, **_ticks(told.log_magnitude))
+    figure.update_xaxes(title=title("|w|"), showgrid=False, **_ticks(told.log10_magnitude))
     figure.update_yaxes(
         title=title(fmt.html(f"{metric.label}, {metric.symbol}")),
         showgrid=False,
         automargin=True,
-        **_ticks(told.log_sensitivity),
+        **_ticks(told.log10_sensitivity),
     )
     return figure
 

@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from inshrink_core.errors import CheckFailedError
     from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
-    from inshrink_core.search.bounded import BoundedWriter, StepWriter
-    from inshrink_core.search.promise import Judged, Promise
+    from inshrink_core.search.bounded import BoundedWriter, Judged, Promise, StepWriter
 
 
 @dataclass(frozen=True)

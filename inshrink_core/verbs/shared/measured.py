@@ -67,7 +67,7 @@ class EvaluatorId(NamedTuple):
     @classmethod
     def of(cls, evaluator: Evaluator) -> Self:
         """Return that of an evaluator as its file is now."""
-        from inshrink_core.search.judge import evaluator_digest
+        from inshrink_core.search.trials import evaluator_digest
 
         return cls(evaluator.spec, evaluator_digest(evaluator))
 
