@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgpack
+import msgspec
 
 from inshrink_core.checkpoint import (
     DTYPE_SIZES,
@@ -77,9 +77,10 @@ class SavedState(NamedTuple):
 
     def packed(self) -> bytes:
         """Return it as msgpack."""
-        paths = [[name, list(path)] for name, path in self.paths.items()]
-        packed: bytes = msgpack.packb([dict(self.tensors), dict(self.objects), paths])
-        return packed
+        return msgspec.msgpack.encode([self.tensors, self.objects, [*self.paths.items()]])
+
+
+_Packed = tuple[dict[str, str], dict[str, bytes], list[tuple[str, StatePath]]]
 
 
 def unpack_state(content: bytes, where: str) -> SavedState:
@@ -91,17 +92,10 @@ def unpack_state(content: bytes, where: str) -> SavedState:
         It is none.
     """
     try:
-        tensors, objects, paths = msgpack.unpackb(content)
-        state = SavedState(tensors, objects, {name: tuple(path) for name, path in paths})
-        names = [*tensors.items(), *((name, "") for name in objects)]
-        sound = all(isinstance(text, str) for row in names for text in row) and all(
-            isinstance(held, bytes) for held in objects.values()
-        )
-    except (ValueError, TypeError, AttributeError, msgpack.exceptions.UnpackException) as error:
+        tensors, objects, paths = msgspec.msgpack.decode(content, type=_Packed)
+    except ValueError as error:
         raise DamagedError(f"the saved state is damaged ({error})", where=where) from error
-    if not sound:
-        raise DamagedError("the saved state is damaged", where=where)
-    return state
+    return SavedState(tensors, objects, dict(paths))
 
 
 def saved_state(checkpoint: Checkpoint) -> SavedState:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
+
+import msgspec
 
 from inshrink_core.checkpoint import DTYPE_SIZES, Box, ZipEntry
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFoundError, clipped
@@ -52,7 +54,8 @@ from inshrink_core.formats.torch.zip import is_zip, read_torch_zip
 SHARDS: Final = ".distcp"
 """Suffix of the files that hold tensors."""
 
-_MOST_DIMENSIONS: Final = 64
+_T = TypeVar("_T")
+
 _MOST_DEPTH: Final = 8
 _MOST_ITEMS: Final = 1 << 20
 _MOST_OBJECTS: Final = 1024
@@ -68,12 +71,41 @@ _MOST_COMPARISONS: Final = 1 << 24
 """Of shards of one tensor; those of a grid of devices take one for each, or a few."""
 
 
-class _Payload(NamedTuple):
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=MAX_EXTENT)]
+_Sizes = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=64)]
+
+
+class _Index(msgspec.Struct):
+    """Which shard of a tensor lies somewhere; without an offset, an object."""
+
+    fqn: str
+    offset: _Sizes | None = None
+
+
+class _Payload(msgspec.Struct, frozen=True):
     """Where a shard or an object lies."""
 
-    file: str
-    offset: int
-    nbytes: int
+    file: str = msgspec.field(name="relative_path")
+    offset: _Size
+    nbytes: _Size = msgspec.field(name="length")
+    transforms: Any = msgspec.field(name="transform_descriptors", default=None)
+
+
+class _Chunk(msgspec.Struct):
+    offsets: _Sizes
+    sizes: _Sizes
+
+
+class _Storage(msgspec.Struct):
+    size: _Sizes
+    properties: Any
+    chunks: list[Any]
+
+
+class _Fields(msgspec.Struct):
+    state_dict_metadata: dict[str, Any]
+    storage_data: dict[Any, Any]
+    planner_data: Any = None
 
 
 class _Tensor(NamedTuple):
@@ -82,81 +114,46 @@ class _Tensor(NamedTuple):
     shards: tuple[tuple[Box, _Payload], ...]
 
 
-class _Described(NamedTuple):
-    """What ``.metadata`` says: tensors and objects by name, and the keys that lead to each in the state."""
-
-    tensors: dict[str, _Tensor]
-    objects: dict[str, _Payload]
-    paths: Mapping[Any, Any]
-
-
 class _Metadata:
-    """Reads ``.metadata``; everything that is taken from it is checked here."""
+    """What ``.metadata`` says, checked: tensors and objects by name, and the keys that lead to each."""
 
     def __init__(self, root: Path, access: Access) -> None:
         self._where = str(root / METADATA)
         self._payloads: dict[tuple[str, tuple[int, ...] | None], _Payload] = {}
         pickled = access.read_text(root / METADATA, MAX_PICKLE_BYTES)
-        self._fields = self._state(read_pickle(pickled, self._where), "Metadata")
+        fields = self._read(read_pickle(pickled, self._where), "Metadata", _Fields)
         self._n_shards_left = len(pickled) // _SHARD_NBYTES
-
-    def describe(self) -> _Described:
-        stored = self._fields.get("storage_data")
-        for key, value in self._mapping(stored).items():
-            index = self._state(key, "MetadataIndex")
-            at = None if index.get("offset") is None else self._sizes(index["offset"])
-            place = self._text(index.get("fqn")), at
-            self._payloads[place] = self._payload(self._state(value, "_StorageInfo"))
+        for key, value in fields.storage_data.items():
+            index = self._read(key, "MetadataIndex", _Index)
+            payload = self._read(value, "_StorageInfo", _Payload)
+            if payload.transforms:
+                raise InputError(
+                    f"shards are stored as {clipped(str(payload.transforms))}, which is not read",
+                    where=self._where,
+                    remedy="save without extensions of FileSystemWriter",
+                )
+            self._payloads[index.fqn, index.offset] = payload
         check_names({payload.file for payload in self._payloads.values()}, self._where)
-        tensors: dict[str, _Tensor] = {}
-        objects: dict[str, _Payload] = {}
-        for key, value in self._mapping(self._fields.get("state_dict_metadata")).items():
-            name = self._text(key)
+        self.tensors: dict[str, _Tensor] = {}
+        self.objects: dict[str, _Payload] = {}
+        for name, value in fields.state_dict_metadata.items():
             if isinstance(value, Record) and value.kind == "BytesStorageMetadata":
-                objects[name] = self._find(name, None)
+                self.objects[name] = self._find(name, None)
             else:
-                tensors[name] = self._tensor(name, self._state(value, "TensorStorageMetadata"))
-        paths = self._fields.get("planner_data")
-        return _Described(tensors, objects, paths if isinstance(paths, dict) else {})
+                self.tensors[name] = self._tensor(name, self._read(value, "TensorStorageMetadata", _Storage))
+        self.paths = fields.planner_data if isinstance(fields.planner_data, dict) else {}
 
     def _damaged(self, what: str) -> DamagedError:
         remedy = "the checkpoint is damaged: restore it from a backup"
         return DamagedError(what, where=self._where, remedy=remedy)
 
-    def _text(self, value: object) -> str:
-        if not isinstance(value, str):
-            raise self._damaged("a name that is no text")
-        return value
-
-    def _mapping(self, value: object) -> dict[Any, Any]:
-        if not isinstance(value, dict):
-            raise self._damaged("a mapping is missing")
-        return value
-
-    def _state(self, value: object, kind: str) -> dict[Any, Any]:
+    def _read(self, value: object, kind: str, fields: type[_T]) -> _T:
         if not isinstance(value, Record) or value.kind != kind:
             raise self._damaged(f"no {kind} where one must be")
-        return self._mapping(value.state)
-
-    def _sizes(self, value: object) -> tuple[int, ...]:
-        sizes = value if isinstance(value, tuple) and len(value) <= _MOST_DIMENSIONS else (None,)
-        if not all(type(size) is int and 0 <= size < MAX_EXTENT for size in sizes):
-            raise self._damaged("extents that are no extents")
-        return sizes
-
-    def _payload(self, info: dict[Any, Any]) -> _Payload:
-        file, offset, nbytes = (info.get(key) for key in ("relative_path", "offset", "length"))
-        if type(file) is not str or type(offset) is not int or type(nbytes) is not int:
-            raise self._damaged("the place of a shard is missing")
-        if min(offset, nbytes) < 0:
-            raise self._damaged("a shard lies before its file")
-        if info.get("transform_descriptors"):
-            raise InputError(
-                f"shards are stored as {clipped(str(info['transform_descriptors']))}, which is not read",
-                where=self._where,
-                remedy="save without extensions of FileSystemWriter",
-            )
-        return _Payload(file, offset, nbytes)
+        try:
+            return msgspec.convert(value.state, fields)
+        except msgspec.ValidationError as error:
+            raise self._damaged(f"no valid {kind}: {error}") from error
 
     def _find(self, name: str, offsets: tuple[int, ...] | None) -> _Payload:
         found = self._payloads.get((name, offsets))
@@ -164,27 +161,25 @@ class _Metadata:
             raise self._damaged(f"it does not say where '{clipped(name)}' lies")
         return found
 
-    def _tensor(self, name: str, fields: dict[Any, Any]) -> _Tensor:
-        shape = self._sizes(fields.get("size"))
-        properties = fields.get("properties")
-        state = properties.state if isinstance(properties, Record) else None
+    def _tensor(self, name: str, fields: _Storage) -> _Tensor:
+        state = fields.properties.state if isinstance(fields.properties, Record) else None
         dtype = state[0] if isinstance(state, tuple) and state else None
-        if not isinstance(dtype, DTypeRef) or not isinstance(fields.get("chunks"), list):
-            raise self._damaged(f"'{clipped(name)}' has no dtype or no shards")
+        if not isinstance(dtype, DTypeRef):
+            raise self._damaged(f"'{clipped(name)}' has no dtype")
         shards = []
-        self._n_shards_left -= len(fields["chunks"])
+        self._n_shards_left -= len(fields.chunks)
         if self._n_shards_left < 0:
             raise self._damaged("it names more shards than it describes")
-        for chunk in fields["chunks"]:
-            part = self._state(chunk, "ChunkStorageMetadata")
-            box = Box(self._sizes(part.get("offsets")), self._sizes(part.get("sizes")))
-            if len(box.offsets) != len(shape) or len(box.sizes) != len(shape):
+        for chunk in fields.chunks:
+            part = self._read(chunk, "ChunkStorageMetadata", _Chunk)
+            box = Box(part.offsets, part.sizes)
+            if not len(box.offsets) == len(box.sizes) == len(fields.size):
                 raise self._damaged(f"a shard of '{clipped(name)}' has another number of dimensions")
             if math.prod(box.sizes):
                 shards.append((box, self._find(name, box.offsets)))
-        if flaw := flaw_of_cover([box for box, _ in shards], shape):
+        if flaw := flaw_of_cover([box for box, _ in shards], fields.size):
             raise self._damaged(f"the shards of '{clipped(name)}' {flaw}")
-        return _Tensor(dtype.name, shape, tuple(shards))
+        return _Tensor(dtype.name, fields.size, tuple(shards))
 
 
 def flaw_of_cover(boxes: list[Box], shape: tuple[int, ...]) -> str:
@@ -325,10 +320,6 @@ def _insert(root: dict[Any, Any], path: tuple[str | int, ...], value: object) ->
     root.setdefault(path[-1], value)
 
 
-_MEGATRON_ROLES: Final = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "fp32_param": "master_param"}
-"""Megatron-LM names the role before the parameter: ``optimizer.state.exp_avg.decoder.layers.mlp.weight``."""
-
-
 def _optimizer_of(value: object) -> object:
     """Return an optimizer as PyTorch's own: stored flat, its state and groups have dotted names."""
     if not isinstance(value, dict):
@@ -337,9 +328,6 @@ def _optimizer_of(value: object) -> object:
     for key, item in value.items():
         inner = key.removeprefix("state.") if isinstance(key, str) else ""
         name, _, role = inner.rpartition(".")
-        first, _, rest = inner.partition(".")
-        if first in _MEGATRON_ROLES and rest:
-            name, role = rest, _MEGATRON_ROLES[first]
         if isinstance(item, TensorRef) and name and key.startswith("state."):
             state.setdefault(name, {})[role] = item
     if state:
@@ -515,7 +503,7 @@ def read_distributed(root: Path, access: Access, first: int = 0) -> dict[str, Fi
     -----
     Takes two reads for each shard, of 4 kB at most each.
     """
-    described = _Metadata(root, access).describe()
+    described = _Metadata(root, access)
     shards = [payload for tensor in described.tensors.values() for _, payload in tensor.shards]
     payloads = [*shards, *described.objects.values()]
     with ExitStack() as stack:
