@@ -11,7 +11,7 @@ import bisect
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, zip_longest
+from itertools import compress, pairwise, zip_longest
 from operator import not_
 from pathlib import Path
 from types import MappingProxyType
@@ -30,7 +30,7 @@ from inshrink_core.checkpoint import (
     classify_layer,
     is_average_name,
 )
-from inshrink_core.errors import InputError, NotCheckpointError
+from inshrink_core.errors import DamagedError, InputError, NotCheckpointError
 from inshrink_core.formats.attribution.laws import (
     Attribution,
     Claims,
@@ -43,7 +43,7 @@ from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import FileContent
 from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
 from inshrink_core.formats.source import FileSource
-from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, parameters_of, told_role
+from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, parameters_of
 
 NO_WEIGHTS: Final = "no weights in it"
 
@@ -335,11 +335,7 @@ def _arranged(
         main = {name for name, _ in tree.model}
         gradients = tree.model if has_gradients[number] else tree.gradients
         held = [
-            *(
-                told_role(t, tree.buffers if t.name in main else None)
-                for t in roles.model
-                if t.file == number
-            ),
+            *(tree.with_role(t) if t.name in main else t for t in roles.model if t.file == number),
             *(Named(name, TensorRole.GRADIENT, placed) for name, placed in gradients),
             *(tensor for tensor in roles.state if tensor.file == number),
             *content.named,
@@ -425,6 +421,8 @@ def assemble(
         No file holds a weight; NotCheckpointError where none holds any tensor.
     UnsafePathError
         A file with tensors has a name that a restore would not write; others are left out.
+    DamagedError
+        A piece of a tensor shares bytes with another tensor.
     """
     held, recall = list(contents.values()), recall or Recall()
     unsafe = unsafe_names([*contents, *(opaque or {})])
@@ -433,6 +431,9 @@ def assemble(
     sketch = (has_gradients, list(map(_sketch, held)))
     if not recall.arranged or recall.sketch != sketch:
         recall.arranged = _arranged(held, has_gradients)
+        for name, (regions, _) in zip(contents, recall.arranged["regions"], strict=True):
+            if any(first.offset + first.nbytes > second.offset for first, second in pairwise(regions)):
+                raise DamagedError("two tensors lie over each other", where=str(paths[name]))
     recall.sketch, arranged = sketch, recall.arranged
     if needs_weights and not arranged["weight_shapes"]:
         # State without its weights is a part of a checkpoint: left out, it would be lost.

@@ -281,7 +281,6 @@ class _ModelRank:
         for name in [*own, *weights]:
             if (given := weights.get(name) or weights.get(shared.get(name, ""))) is not None:
                 own[name] = given
-        self._require_apart([*places.values()], own, places)
         root["module"] = {name: value for name, value in own.items() if called.get(name, name) not in known}
         root["deepspeed"] = {name: value for name, value in own.items() if name not in root["module"]}
         if self.is_stage_3:
@@ -433,30 +432,6 @@ class _ModelRank:
             {key: value for key, value in groups[number].items() if key != "param_names"} | {"params": held}
             for number, held in names.items()
         ]
-
-    def _require_apart(
-        self, cut: Iterable[Placed], own: Mapping[Any, object], places: Mapping[TensorRef, Placed]
-    ) -> None:
-        """Refuse files whose tensors lie over each other: a vector, or some of it, is one parameter's."""
-        spans: dict[int, list[tuple[int, int, bool]]] = {}
-        for placed in set(cut):
-            for piece in placed.pieces:
-                begun = piece.placed.offset
-                spans.setdefault(piece.file, []).append((begun, begun + piece.placed.span, True))
-        first = self.models[0]
-        whole = {first.place(one) for one in own.values() if isinstance(one, TensorRef) and one not in places}
-        if first.number in spans:
-            spans[first.number] += [
-                (one.offset, one.offset + one.span, False) for one in whole if one is not None and one.span
-            ]
-        files = {file.number: file for file in (*self.models, *self.ranks)}
-        for number, held in spans.items():
-            end = end_of_pieces = 0
-            for begun, stop, is_piece in sorted(held):
-                if begun < (end if is_piece else end_of_pieces):
-                    raise files[number].damaged("two tensors lie over each other")
-                end = max(end, stop)
-                end_of_pieces = max(end_of_pieces, stop) if is_piece else end_of_pieces
 
 
 def _placed(

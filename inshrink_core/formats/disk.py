@@ -341,35 +341,22 @@ def damaged(file: Readable, what: str, **facts: str) -> DamagedError:
     return DamagedError(what, where=str(file.path), remedy=remedy, **facts)
 
 
-WINDOW_NBYTES: Final = 4 << 10
-"""Read at both ends of a window."""
-
-
 class Window:
-    """Some bytes of an open file, read as a file of their own; records at both ends take one read each."""
+    """Some bytes of an open file, read as a file."""
 
     def __init__(self, file: Readable, offset: int, nbytes: int) -> None:
         self.path, self.nbytes = file.path, nbytes
         self._file, self._offset = file, offset
-        n_ahead = nbytes if nbytes <= 2 * WINDOW_NBYTES else WINDOW_NBYTES
-        self._ahead = file.read(offset, n_ahead)
-        self._tail_at = max(n_ahead, nbytes - WINDOW_NBYTES)
-        self._tail = file.read(offset + self._tail_at, nbytes - self._tail_at)
 
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`."""
-        if offset >= 0 and offset + n_bytes <= len(self._ahead):
-            return self._ahead[offset : offset + n_bytes]
-        if self._tail_at <= offset and offset + n_bytes <= self.nbytes:
-            return self._tail[offset - self._tail_at : offset - self._tail_at + n_bytes]
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
-            raise DamagedError(
-                f"a zip of {self.nbytes} bytes within the file is shorter than it says", where=str(self.path)
-            )
-        return self._file.read(self._offset + offset, n_bytes)
+            what = f"a zip of {self.nbytes} bytes within the file is shorter than it says"
+            raise DamagedError(what, where=str(self.path))
+        return self._file.read(self._offset + offset, n_bytes, compared=compared)
 
     def expect(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Say which bytes will be read soon: of a zip in a row, whoever reads the row has said so."""
+        """Say which bytes will be read soon: who reads the file has said so."""
 
 
 class Fate(StrEnum):

@@ -24,7 +24,6 @@ from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import MAX_EXTENT, FileContent, place
 from inshrink_core.formats.discovery import METADATA as METADATA
 from inshrink_core.formats.disk import (
-    WINDOW_NBYTES,
     Access,
     FileStamp,
     ReadableFile,
@@ -63,6 +62,9 @@ _MOST_OBJECTS: Final = 1024
 
 _SHARD_NBYTES: Final = 16
 """Of the pickle, at least, for each shard: one object may stand in lists as often as two bytes each say."""
+
+_END_NBYTES: Final = 4 << 10
+"""Of a shard elsewhere, asked for at both ends before it is read."""
 
 _MEGATRON: Final = re.compile(rf"(?:chained_\d+\.)?optimizer\.state\.({'|'.join(STATE_ROLES)})\.(.+)")
 """Megatron-LM names state by its role first, and flat: ``optimizer.state.exp_avg.decoder.layers.…``."""
@@ -250,9 +252,9 @@ class _Files:
                     found=f"{self._files[name].nbytes}",
                 )
             self._files[name].expect(
-                (at, min(one.nbytes, WINDOW_NBYTES))
+                (at, min(one.nbytes, _END_NBYTES))
                 for one in row
-                for at in (one.offset, one.offset + max(0, one.nbytes - WINDOW_NBYTES))
+                for at in (one.offset, one.offset + max(0, one.nbytes - _END_NBYTES))
             )
 
     def window(self, payload: _Payload) -> Window:

@@ -190,6 +190,12 @@ class StateTree(NamedTuple):
     buffers: frozenset[str] | None = None
     models: tuple[str, ...] = ()
 
+    def with_role(self, tensor: Named) -> Named:
+        """Return a tensor of `model` with the role that the file gives it, if it gives any."""
+        if self.buffers is None or not tensor.placed.dtype.startswith(_FLOATS):
+            return tensor
+        return tensor._replace(role=TensorRole.BUFFER if tensor.name in self.buffers else TensorRole.WEIGHT)
+
     def renamed(self, new: Callable[[str], str]) -> StateTree:
         """Return the same with other names of tensors, parameters and models."""
 
@@ -640,13 +646,6 @@ def _read_save(root: dict[Any, Any], told: dict[Any, Any], walker: _Walker) -> S
         if isinstance(buffers, list)
         else None,
     )
-
-
-def told_role(tensor: Named, buffers: frozenset[str] | None) -> Named:
-    """Return a tensor of a model with the role that its file says it has, where it says so."""
-    if buffers is None or not tensor.placed.dtype.startswith(_FLOATS):
-        return tensor
-    return tensor._replace(role=TensorRole.BUFFER if tensor.name in buffers else TensorRole.WEIGHT)
 
 
 class RoleMap(NamedTuple):
