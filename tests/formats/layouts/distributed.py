@@ -192,17 +192,7 @@ def torchtune(folder: Path) -> None:
     save(folder / "recipe_state/recipe_state.pt", {"optimizer": adam(GPT, 2)} | state)
 
 
-@layout(
-    "torchtune before 0.5",
-    "hf_model_0001_0.pt",
-    "hf_model_0002_0.pt",
-    "hf_model_0001_1.pt",
-    "hf_model_0002_1.pt",
-    "recipe_state.pt",
-    steps=(0, 1),
-    parameters=numel(GPT),
-    beside=("recipe_state.pt",),
-)
+@layout("torchtune before 0.5", steps=(0, 1), parameters=numel(GPT), beside=("recipe_state.pt",))
 def torchtune_parts(folder: Path) -> None:
     for epoch in (0, 1):
         held = list(gpt(epoch).items())
@@ -268,13 +258,7 @@ def rlhf(folder: Path) -> None:
 
 
 @layout(
-    "merged beside a run",
-    "checkpoint-100/model.safetensors",
-    "checkpoint-200/model.safetensors",
-    "merged/model.safetensors",
-    steps=(100, 200),
-    parameters=numel(GPT),
-    duplicates=("merged/model.safetensors",),
+    "merged beside a run", steps=(100, 200), parameters=numel(GPT), duplicates=("merged/model.safetensors",)
 )
 def merged(folder: Path) -> None:
     for step in (100, 200):
