@@ -212,13 +212,7 @@ def test_a_flipped_bit_costs_one_record_or_what_follows():
 
 
 @pytest.mark.parametrize(
-    "message",
-    [
-        b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
-        b"\x2a\x7f",
-        b"\x0b",
-        b"\x09\x00",
-    ],
+    "message", [b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x2a\x7f", b"\x0b", b"\x09\x00"]
 )
 def test_messages_that_are_none_are_counted(message):
     rows, note = scalar_rows(_record(message) + EVENTS)

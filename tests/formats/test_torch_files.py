@@ -26,23 +26,6 @@ def _round_trip(path, tmp_path):
     return written[0]
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32),
-        *(torch.uint64, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu),
-        *(torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
-    ],
-    ids=str,
-)
-def test_every_dtype_survives(tmp_path, dtype):
-    values = torch.arange(12).reshape(3, 4).to(dtype)
-    torch.save({"w": values, "bias": torch.ones(2)}, tmp_path / "step_1.pt")
-    assert same_bits(_only(tmp_path / "step_1.pt")["w"], values)
-    _round_trip(tmp_path / "step_1.pt", tmp_path)
-
-
 def test_empty_and_scalar_tensors_and_special_values_survive(tmp_path):
     state = {
         "scalar": torch.tensor(-0.0),
