@@ -22,7 +22,7 @@ from isal.isal_zlib import crc32
 from inshrink_core.errors import DamagedError, InshrinkError, RottenError, clipped
 from inshrink_core.execution import new_buffer
 from inshrink_core.formats.disk import ByteCounter, Readable, ReadableFile, Window, is_file
-from inshrink_core.formats.torch.zip import CheckedEntry, is_zip, read_checked_entries
+from inshrink_core.formats.torch.zip import CheckedEntry, is_zip, read_entries
 
 _PAGE: Final = 1 << 16
 _CHUNK: Final = 1 << 24
@@ -278,7 +278,8 @@ def _entries_of(file: Readable, optional: bool) -> list[CheckedEntry]:
     if not is_zip(file.read(0, min(4, file.nbytes))):
         return []
     try:
-        return read_checked_entries(file)
+        entries, have_checksums = read_entries(file)
+        return entries if have_checksums else []
     except DamagedError:
         if optional:
             return []

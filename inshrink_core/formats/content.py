@@ -10,13 +10,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from inshrink_core.checkpoint import DTYPE_SIZES, TensorRole, ZipEntry
-from inshrink_core.errors import (
-    DamagedError,
-    InputError,
-    NotCheckpointError,
-    UnsafePickleError,
-    clipped,
-)
+from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotCheckpointError
+from inshrink_core.errors import UnsafePickleError, clipped
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.disk import Access, FileStamp, Readable, ReadableFile
 from inshrink_core.formats.safetensors_file import looks_like_safetensors, read_header
@@ -228,24 +223,18 @@ def read_content(path: Path, access: Access) -> FileContent:
             return TorchFile.read(file, first, allow_damaged=access.allow_damaged).content(stamp)
         if looks_like_safetensors(first, file.nbytes) or path.suffix == ".safetensors":
             return _read_safetensors(file, stamp)
-        if first[:1] == b"\x80":
-            raise NotCheckpointError(
-                "a bare pickle, which is not read",
-                where=str(path),
-                remedy="if you trust it: torch.save(pickle.load(open(path, 'rb')), path)",
-            )
-        if file.nbytes > 2 * _TAR_AT and file.read(_TAR_AT, 5) == b"ustar" and path.suffix != ".tar":
-            raise InputError(
-                "a tar, as PyTorch 0.1 wrote its files, which is not read",
-                where=str(path),
-                remedy="if you trust it: torch.save(torch.load(path, weights_only=False), path)",
-            )
-        if first.startswith(b"version https://"[:16]):
-            raise DamagedError(
-                "a pointer of git-LFS, not the file itself", where=str(path), remedy="fetch it: git lfs pull"
-            )
+        is_tar = file.nbytes > 2 * _TAR_AT and file.read(_TAR_AT, 5) == b"ustar" and path.suffix != ".tar"
     # Anything may be called .bin, and a text anything; else the name promises a checkpoint.
     foreign = (path.suffix == ".bin" and any(first)) or _TEXT.fullmatch(first)
-    raise (NotCheckpointError if foreign else DamagedError)(
-        "no checkpoint: neither a torch file nor safetensors", where=str(path)
-    )
+    error: type[InshrinkError] = NotCheckpointError if foreign else DamagedError
+    what, remedy = "no checkpoint: neither a torch file nor safetensors", ""
+    if first[:1] == b"\x80":
+        error, what = NotCheckpointError, "a bare pickle, which is not read"
+        remedy = "if you trust it: torch.save(pickle.load(open(path, 'rb')), path)"
+    elif is_tar:
+        error, what = InputError, "a tar, as PyTorch 0.1 wrote its files, which is not read"
+        remedy = "if you trust it: torch.save(torch.load(path, weights_only=False), path)"
+    elif first == b"version https://":
+        error, what = DamagedError, "a pointer of git-LFS, not the file itself"
+        remedy = "fetch it: git lfs pull"
+    raise error(what, where=str(path), remedy=remedy)

@@ -11,11 +11,11 @@ and utils/zero_to_fp32.py of DeepSpeed 0.19.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -321,14 +321,12 @@ class _ModelRank:
                     found.setdefault(name, [{} for _ in self.ranks])[rank][i] = placed
         return found
 
-    def _shapes(self) -> Iterator[tuple[int, list[tuple[str, tuple[int, ...], int]]]]:
-        """Yield every group's number and its parameters: name, shape, number of elements."""
-        seen: set[object] = set()
-        for number, group in enumerate(self.models[0].root["param_shapes"]):
-            if not seen.isdisjoint(_mapping(group)):
-                raise self.models[0].damaged("a parameter has two shapes")
-            seen.update(_mapping(group))
-            yield number, [self._shape(name, shape) for name, shape in _mapping(group).items()]
+    def _shapes(self) -> list[list[tuple[str, tuple[int, ...], int]]]:
+        """Return the parameters of every group: name, shape, number of elements."""
+        groups = [_mapping(group) for group in self.models[0].root["param_shapes"]]
+        if len(set().union(*groups)) != sum(map(len, groups)):
+            raise self.models[0].damaged("a parameter has two shapes")
+        return [[self._shape(name, shape) for name, shape in group.items()] for group in groups]
 
     def _shape(self, name: object, shape: object) -> tuple[str, tuple[int, ...], int]:
         if (
@@ -349,11 +347,11 @@ class _ModelRank:
             The vectors hold fewer elements than the shapes in the model's file ask for.
         """
         if self.is_stage_3:
-            shapes = [one for _, group in self._shapes() for one in group]
+            shapes = itertools.chain(*self._shapes())
             return self._cut_each(shapes, [masters[0][i].shape[0] for i in sorted(masters[0])])
         found = []
         paddings = self._states[0].get("param_alignment_paddings")
-        for number, group in self._shapes():
+        for number, group in enumerate(self._shapes()):
             part = masters[0][number].shape[0] if number in masters[0] else 0
             padding = paddings[number] if isinstance(paddings, list) and number < len(paddings) else ()
             at = 0
@@ -374,7 +372,7 @@ class _ModelRank:
         self, shapes: Iterable[tuple[str, tuple[int, ...], int]], sizes: Sequence[int]
     ) -> list[_Parameter]:
         """Return parameters each of which is cut into parts of one size; those of a rank lie in a row."""
-        ends = list(accumulate(sizes))
+        ends = list(itertools.accumulate(sizes))
         found: list[_Parameter] = []
         at = 0
         for name, shape, numel in shapes:
@@ -456,17 +454,16 @@ def _placed(
             return None
         dtype = dtype or vector.dtype
         if vector.dtype != dtype:
-            raise file.damaged(
-                f"rank {run.rank} has '{clipped(parameter.name)}' as {vector.dtype}, not as {dtype}"
-            )
+            what = f"rank {run.rank} has '{clipped(parameter.name)}' as {vector.dtype}, not as {dtype}"
+            raise file.damaged(what)
         itemsize = DTYPE_SIZES[dtype]
         offset = vector.offset + run.at * itemsize
         # The same for masters and moments, and at every step.
         for box in _boxes(run.start, run.stop, parameter.shape):
             nbytes = math.prod(box.sizes) * itemsize
             whole = box.sizes == parameter.shape
-            held = Placed(dtype, box.sizes, None, offset, nbytes)
-            pieces.append(Piece(None if whole else box, file.number, held))
+            placed = Placed(dtype, box.sizes, None, offset, nbytes)
+            pieces.append(Piece(None if whole else box, file.number, placed))
             offset += nbytes
     nbytes = math.prod(parameter.shape) * DTYPE_SIZES[dtype]
     return Placed(dtype, parameter.shape, None, pieces[0].placed.offset, nbytes, tuple(pieces))

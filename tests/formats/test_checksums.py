@@ -14,7 +14,7 @@ import inshrink_core
 from inshrink_core.errors import InshrinkError, RottenError, UnreadableError
 from inshrink_core.formats import open_run
 from inshrink_core.formats.disk import ByteCounter, ReadableFile
-from inshrink_core.formats.torch.zip import read_checked_entries
+from inshrink_core.formats.torch.zip import read_entries
 from inshrink_core.training.spool import Spool
 
 N_FLIPS = int(os.environ.get("INSHRINK_ROT_FLIPS", "300"))
@@ -39,7 +39,7 @@ def state() -> dict:
 
 def entries(path: Path):
     with ReadableFile(path, ByteCounter()) as file:
-        return read_checked_entries(file)
+        return read_entries(file)[0] if read_entries(file)[1] else []
 
 
 def read_everything(path: Path) -> None:

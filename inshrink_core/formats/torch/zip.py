@@ -140,9 +140,8 @@ def _read_directory(tail: _Tail) -> list[_Record]:
     for _ in range(n_entries):
         if at + _CENTRAL.size > n_bytes:
             raise damaged(file, "the zip directory is cut off")
-        (magic, _, _, flags, method, _, _, crc, stored, nbytes, n_name, n_extra, n_comment, *_, header) = (
-            unpack(data, at)
-        )
+        magic, _, _, flags, method, _, _, crc, stored, nbytes, *lengths, _, _, _, header = unpack(data, at)
+        n_name, n_extra, n_comment = lengths
         name_at = at + _CENTRAL.size
         next_at = name_at + n_name + n_extra + n_comment
         if magic != b"PK\x01\x02" or next_at > n_bytes:
@@ -159,22 +158,17 @@ def _read_directory(tail: _Tail) -> list[_Record]:
     return records
 
 
-def read_checked_entries(file: Readable) -> list[CheckedEntry]:
-    """Return every entry of a zip with its CRC-32, by offset; none where it was written without.
+def read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
+    """Return every entry of a zip by offset, and whether the zip was written with checksums.
 
     Raises
     ------
     DamagedError
         The zip is cut off, compressed or has overlapping entries.
-    """
-    entries, have_checksums = _read_entries(file)
-    return entries if have_checksums else []
 
-
-def _read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
-    """Return every entry by offset, and whether the zip was written with checksums.
-
-    PyTorch writes 0 for every entry where it is told to leave them out (`set_crc32_options(False)`). One
+    Notes
+    -----
+    PyTorch writes 0 for every entry where it is told to leave checksums out (`set_crc32_options(False)`). One
     entry may well have the checksum 0, all of them cannot.
     """
     records = sorted(_read_directory(_Tail(file)))
@@ -303,27 +297,20 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> tuple[byte
     Reads the directory, ``data.pkl``, ``byteorder`` and about a hundred bytes for each entry; of a file
     elsewhere that PyTorch wrote, these are foretold, and compared before anything of the entry is read.
     """
-    entries, have_checksums = _read_entries(file)
+    entries, have_checksums = read_entries(file)
     by_name = {entry.name: entry for entry in entries}
     if len(by_name) != len(entries):
         raise damaged(file, "two entries of the zip have one name")
     pickles = [name for name in by_name if name.rpartition("/")[2] == "data.pkl" and name.count("/") <= 1]
     if len(pickles) != 1:
-        raise DamagedError(
-            "the zip is no PyTorch checkpoint",
-            where=str(file.path),
-            expected="one data.pkl",
-            found=str(len(pickles)),
-        )
+        what, found = "the zip is no PyTorch checkpoint", str(len(pickles))
+        raise DamagedError(what, where=str(file.path), expected="one data.pkl", found=found)
     folder = pickles[0].removesuffix("data.pkl")
     if f"{folder}constants.pkl" in by_name:
-        raise DamagedError(
-            "a TorchScript module, not a checkpoint",
-            where=str(file.path),
-            remedy="if you trust it: torch.save(torch.jit.load(path).state_dict(), path)",
-        )
-    if (found := by_name.get(f"{folder}byteorder")) is not None:
-        order = file.read(found.offset, min(found.nbytes, 16))
+        remedy = "if you trust it: torch.save(torch.jit.load(path).state_dict(), path)"
+        raise DamagedError("a TorchScript module, not a checkpoint", where=str(file.path), remedy=remedy)
+    if (entry := by_name.get(f"{folder}byteorder")) is not None:
+        order = file.read(entry.offset, min(entry.nbytes, 16))
         if order != b"little":
             raise damaged(file, f"its tensors are in byte order {order!r}; only little-endian is read")
     entry = by_name[pickles[0]]
