@@ -7,8 +7,8 @@ other.
 
 from __future__ import annotations
 
-import bisect
 import functools
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, pairwise, zip_longest
@@ -128,8 +128,8 @@ class ParsedCheckpoint:
         found = []
         for (name, stamp), kind, held in rows:
             regions, entries = held or ((), ())
-            layout = FileLayout(path=name, nbytes=stamp.nbytes, kind=kind or "opaque")
-            found.append(replace(layout, regions=regions, zip_entries=entries) if held else layout)
+            rest = {"kind": kind or "opaque", "regions": regions, "zip_entries": entries}
+            found.append(FileLayout(path=name, nbytes=stamp.nbytes, **rest))
         return tuple(sorted(found, key=lambda layout: layout.path))
 
     @functools.cached_property
@@ -174,13 +174,8 @@ class Recall:
 def _sketch(content: FileContent) -> object:
     """Return all of a file that its checkpoint follows from, but for its name, its steps and its numbers."""
     tree = content.tree
-    optimizers = [
-        (
-            list(optimizer.state.items()),
-            [(group.params, group.names, bool(group.numbers)) for group in optimizer.groups],
-        )
-        for optimizer in tree.optimizers
-    ]
+    groups = [[(g.params, g.names, bool(g.numbers)) for g in one.groups] for one in tree.optimizers]
+    optimizers = [list(optimizer.state.items()) for optimizer in tree.optimizers], groups
     return tree[:3], optimizers, tree.kept, tree.buffers, tree.models, content[3:]
 
 
@@ -224,12 +219,10 @@ def _regions(tensors: Iterable[Named]) -> tuple[list[Region], set[str]]:
             groups[-1] = (begun, max(reached, end), members)
         else:
             groups.append((start, end, [tensor]))
-    regions = [
-        Region(
-            start, end - start, tuple([Member(t.key, t.placed.offset - start, t.placed.stride) for t in held])
-        )
-        for start, end, held in groups
-    ]
+    regions = []
+    for start, end, held in groups:
+        members = tuple([Member(t.key, t.placed.offset - start, t.placed.stride) for t in held])
+        regions.append(Region(start, end - start, members))
     return regions, {tensor.key for *_, held in groups if len(held) > 1 for tensor in held}
 
 
@@ -253,10 +246,8 @@ def _place_in_regions(
     regions, shared = _regions(tensor for tensor in kept.values() if not tensor.placed.pieces)
     specs = []
     for key, (name, role, placed, _) in kept.items():
-        layer = layers.get(key) or _layer(name, placed.shape)
-        specs.append(
-            _spec(name, role, placed.dtype, placed.shape, key in shared or _is_shared(placed), layer)
-        )
+        layer, exact = layers.get(key) or _layer(name, placed.shape), key in shared or _is_shared(placed)
+        specs.append(_spec(name, role, placed.dtype, placed.shape, exact, layer))
     return regions, specs, aliases
 
 
@@ -266,12 +257,9 @@ def _with_entries(
     """Return the regions of a file in order, and the zip entries that hold them; each lies in one."""
     ordered = tuple(sorted(regions, key=lambda region: region[:2]))
     starts = [region.offset for region in ordered]
-
-    def holds(entry: ZipEntry) -> bool:
-        at = bisect.bisect_left(starts, entry.data_offset)
-        return at < len(starts) and starts[at] < entry.data_offset + entry.data_nbytes
-
-    return ordered, tuple(entry for entry in content.entries if entry.crc_offsets and holds(entry))
+    rows = ((e, e.data_offset, e.data_offset + e.data_nbytes) for e in content.entries if e.crc_offsets)
+    holding = (entry for entry, *span in rows if bisect_left(starts, span[0]) < bisect_left(starts, span[1]))
+    return ordered, tuple(holding)
 
 
 def _named_averages(

@@ -20,6 +20,7 @@ from inshrink_core.checkpoint import DTYPE_SIZES, Checkpoint, FileLayout, Tensor
 from inshrink_core.errors import DamagedError, InputError, clipped
 from inshrink_core.execution import Limits
 from inshrink_core.formats.content import TorchFile
+from inshrink_core.formats.discovery import METADATA
 from inshrink_core.formats.disk import Readable, Window
 from inshrink_core.formats.source import DEFAULT_LIMITS, RestoredFile
 from inshrink_core.formats.state_tree import MODEL_KEYS, Named, Optimizer, Placed, extent, read_state_tree
@@ -28,9 +29,6 @@ from inshrink_core.formats.torch.pickles import OddTensor, StorageRef, TensorRef
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-METADATA: Final = ".metadata"
-"""What describes a distributed checkpoint."""
 
 _PACKED: Final = {"quint4x2": 2, "quint2x4": 4}
 """How many elements of quantized tensors share a byte."""
@@ -117,9 +115,8 @@ class _Maker:
             n_parts = len(_SPARSE_PARTS[args[0]])
             parts, (size, *told) = map(inner, args[1][:n_parts]), args[1][n_parts:]
             if n_parts == 2:
-                return build.sparse_coo_tensor(
-                    *parts, size, is_coalesced=told == [True], check_invariants=True
-                )
+                coalesced = told == [True]
+                return build.sparse_coo_tensor(*parts, size, is_coalesced=coalesced, check_invariants=True)
             layout = getattr(torch, args[0].removeprefix("torch."))
             return build.sparse_compressed_tensor(*parts, size, layout=layout, check_invariants=True)
         if ref.kind == "quantized":
@@ -134,10 +131,9 @@ class _Maker:
             made: Any = torch.frombuffer(codes, dtype=torch.uint8).untyped_storage()
             kind = getattr(torch, storage.dtype)
             made = build.storage.TypedStorage(wrap_storage=made, dtype=kind, _internal=True)
+            place = offset, shape, stride
             with warnings.catch_warnings(action="ignore"):  # what PyTorch will no longer make, it still loads
-                return build._utils._rebuild_qtensor(
-                    made, offset, shape, stride, method, False, OrderedDict()
-                )
+                return build._utils._rebuild_qtensor(made, *place, method, False, OrderedDict())
         raise _no_values(name, ref.kind, self._where)
 
     def plain(self, ref: TensorRef, name: str) -> dict[str, Tensor]:
@@ -149,12 +145,9 @@ class _Maker:
             raise _no_values(name, "meta", self._where)
         if one.is_quantized:
             made = {"int_repr": one.int_repr()}
-            if len(ref.args[4]) == 3:  # type: ignore[attr-defined]
-                scale, zero = (
-                    torch.tensor(one.q_scale(), dtype=torch.float64),
-                    torch.tensor(one.q_zero_point()),
-                )
-                made |= {"scale": scale, "zero_point": zero}
+            if one.qscheme() is torch.per_tensor_affine:
+                made["scale"] = torch.tensor(one.q_scale(), dtype=torch.float64)
+                made["zero_point"] = torch.tensor(one.q_zero_point())
             else:
                 made |= {"scales": one.q_per_channel_scales(), "zero_points": one.q_per_channel_zero_points()}
                 made["axis"] = torch.tensor(one.q_per_channel_axis())
@@ -190,11 +183,9 @@ class _Maker:
 
 
 def _no_values(name: str, kind: str, where: str) -> InputError:
-    return InputError(
-        f"tensor '{clipped(name)}' ({kind}) has no values that this format can hold",
-        where=where,
-        remedy="use the layout 'same'; 'torch' takes tensors of the device meta",
-    )
+    what = f"tensor '{clipped(name)}' ({kind}) has no values that this format can hold"
+    remedy = "use the layout 'same'; 'torch' takes tensors of the device meta"
+    return InputError(what, where=where, remedy=remedy)
 
 
 def _kind(ref: TensorRef) -> str:
@@ -327,12 +318,9 @@ def with_plain_values(
             dtype = str(tensor.dtype).removeprefix("torch.")
             spec = TensorSpec(name=name, role=one.role, dtype=dtype, shape=tuple(tensor.shape), exact=True)
             if spec.key in taken:
-                raise InputError(
-                    f"tensor '{clipped(one.key)}' ({one.kind}) has a part named as another tensor",
-                    where=checkpoint.origin,
-                    found=clipped(spec.key),
-                    remedy="use the layout 'same' or 'torch'",
-                )
+                what = f"tensor '{clipped(one.key)}' ({one.kind}) has a part named as another tensor"
+                facts = {"found": clipped(spec.key), "remedy": "use the layout 'same' or 'torch'"}
+                raise InputError(what, where=checkpoint.origin, **facts)
             taken.add(spec.key)
             made[spec.key] = one, part
             specs.append(spec)

@@ -14,6 +14,7 @@ import re
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -206,22 +207,15 @@ class FileChecks:
             if span.contradiction:
                 raise self._rotten(file, span, span.contradiction)
             if span.crc != crc:
-                raise self._rotten(file, span, what, f"{span.crc:08x}", f"{crc:08x}")
+                raise self._rotten(file, span, what, expected=f"{span.crc:08x}", found=f"{crc:08x}")
         elif self.digest is not None and digest != self.digest.value:
             what = f"the file does not match its digest in '{self.digest.origin}'"
-            raise self._rotten(file, span, what, self.digest.value, digest)
+            raise self._rotten(file, span, what, expected=self.digest.value, found=digest)
 
-    def _rotten(
-        self, file: ReadableFile, span: CheckedEntry, what: str, expected: str = "", found: str = ""
-    ) -> RottenError:
-        keys = tuple(
-            key
-            for key, offset, nbytes in self._tensors
-            if offset < span.offset + span.nbytes and span.offset < offset + nbytes
-        )
-        return RottenError(
-            what, path=file.path, offset=span.offset, tensors=keys, expected=expected, found=found
-        )
+    def _rotten(self, file: ReadableFile, span: CheckedEntry, what: str, **facts: str) -> RottenError:
+        end = span.offset + span.nbytes
+        keys = tuple(key for key, at, nbytes in self._tensors if at < end and span.offset < at + nbytes)
+        return RottenError(what, path=file.path, offset=span.offset, tensors=keys, **facts)
 
     def _read_pages(self, file: ReadableFile, span: CheckedEntry, offset: int, nbytes: int) -> memoryview:
         """Return bytes of a span by whole pages, each compared with what the pass over the span saw."""
@@ -275,21 +269,16 @@ def _packed_entries(file: ReadableFile, zips: Sequence[PackedZip]) -> list[Check
 
 def _entries_of(file: Readable, optional: bool) -> list[CheckedEntry]:
     """Return the entries of a zip in order of offset; none where they have no checksums."""
-    if not is_zip(file.read(0, min(4, file.nbytes))):
-        return []
-    try:
-        entries, have_checksums = read_entries(file)
-        return entries if have_checksums else []
-    except DamagedError:
-        if optional:
-            return []
-        raise
+    entries, have_checksums = [], False
+    with suppress(*(DamagedError,) * optional):
+        if is_zip(file.read(0, min(4, file.nbytes))):
+            entries, have_checksums = read_entries(file)
+    return entries if have_checksums else []
 
 
 def _changed(file: ReadableFile) -> DamagedError:
-    return DamagedError(
-        "the file gave other bytes when it was read again", where=str(file.path), remedy="check the disk"
-    )
+    what = "the file gave other bytes when it was read again"
+    return DamagedError(what, where=str(file.path), remedy="check the disk")
 
 
 def summary(

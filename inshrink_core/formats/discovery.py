@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -125,9 +126,9 @@ class Found:
                 self.parsed, self.error = before.parsed, before.error
             else:
                 self.parsed = self.reader.open(self.path, access, recall)
-        except RefusedLinkError:
-            raise
         except InshrinkError as error:
+            if isinstance(error, RefusedLinkError):
+                raise
             self.error = error
         return self
 
@@ -230,9 +231,8 @@ class Discovery:
                 continue
             self._n_left -= len(entries)
             if self._n_left < 0:
-                for one in (folder, *todo):
-                    reason = f"not searched: the run has more than {MAX_ENTRIES:,} files and folders"
-                    self._skip(one, reason, Fate.LEFT_OUT)
+                reason = f"not searched: the run has more than {MAX_ENTRIES:,} files and folders"
+                self.skipped += [Skipped(str(path), reason, Fate.LEFT_OUT) for path in (folder, *todo)]
                 return
             if any(entry.name == ARCHIVE_MARK for entry in entries):
                 continue
@@ -328,12 +328,7 @@ def fixed_part(path: str | os.PathLike[str]) -> Path:
         return named
     if os.path.lexists(named) or not glob.has_magic(os.fspath(path)):
         return named.parent
-    parts = []
-    for part in named.parts[:-1]:
-        if glob.has_magic(part):
-            break
-        parts.append(part)
-    return Path(*parts) if parts else Path()
+    return Path(*takewhile(lambda part: not glob.has_magic(part), named.parts[:-1]))
 
 
 def _check_path(text: str) -> None:

@@ -129,11 +129,9 @@ class _Metadata:
             index = self._read(key, "MetadataIndex", _Index)
             payload = self._read(value, "_StorageInfo", _Payload)
             if payload.transforms:
-                raise InputError(
-                    f"shards are stored as {clipped(str(payload.transforms))}, which is not read",
-                    where=self._where,
-                    remedy="save without extensions of FileSystemWriter",
-                )
+                what = f"shards are stored as {clipped(str(payload.transforms))}, which is not read"
+                remedy = "save without extensions of FileSystemWriter"
+                raise InputError(what, where=self._where, remedy=remedy)
             self._payloads[index.fqn, index.offset] = payload
         check_names({payload.file for payload in self._payloads.values()}, self._where)
         self.tensors: dict[str, _Tensor] = {}
@@ -234,23 +232,19 @@ class _Files:
             try:
                 self.stamps[name] = access.admit(path)
             except NotFoundError as error:
-                raise DamagedError(
+                what, remedy = (
                     f"the file '{clipped(name)}' of shards is missing",
-                    where=str(root),
-                    remedy="fetch the files of all ranks",
-                ) from error
+                    "fetch the files of all ranks",
+                )
+                raise DamagedError(what, where=str(root), remedy=remedy) from error
             self._files[name] = stack.enter_context(ReadableFile(path, access.counter, self.stamps[name]))
             self.entries[name] = []
             ends = [(one.offset, one.offset + one.nbytes) for one in sorted(row, key=lambda p: p.offset)]
             if any(end > start for (_, end), (start, _) in pairwise(ends)):
                 raise DamagedError("two shards lie over each other", where=str(path))
             if ends[-1][1] > self._files[name].nbytes:
-                raise DamagedError(
-                    "the file is shorter than '.metadata' says",
-                    where=str(path),
-                    expected=f"at least {ends[-1][1]} bytes",
-                    found=f"{self._files[name].nbytes}",
-                )
+                facts = {"expected": f"at least {ends[-1][1]} bytes", "found": f"{self._files[name].nbytes}"}
+                raise DamagedError("the file is shorter than '.metadata' says", where=str(path), **facts)
             self._files[name].expect(
                 (at, min(one.nbytes, _END_NBYTES))
                 for one in row
@@ -288,11 +282,8 @@ class _Files:
             return None
         entry = storages.get(ref.storage.key)
         if entry is not None:
-            entry = ZipEntry(
-                entry.data_offset + payload.offset,
-                entry.data_nbytes,
-                tuple(at + payload.offset for at in entry.crc_offsets),
-            )
+            crcs = tuple(at + payload.offset for at in entry.crc_offsets)
+            entry = ZipEntry(entry.data_offset + payload.offset, entry.data_nbytes, crcs)
             self.entries[payload.file].append(entry)
         return place(ref, entry, where)
 
@@ -355,22 +346,16 @@ def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:
     known = (*MODEL_KEYS, *OPTIMIZER_KEYS)
     for _ in range(_MOST_DEPTH):
         # A state of the whole application: {"app": {"model": …, "optim": …}}.
-        inner = [value for value in nested.values() if isinstance(value, dict)]
-        if (
-            len(inner) != 1
-            or len(nested) != 1
-            or next(iter(nested)) in known
-            or not set(known) & set(inner[0])
-        ):
+        ((top, inner),) = nested.items() if len(nested) == 1 else [("", None)]
+        if not isinstance(inner, dict) or top in known or not set(known) & set(inner):
             break
-        nested = inner[0]
+        nested = inner
     root = {key: value if key in MODEL_KEYS else _optimizer_of(value) for key, value in nested.items()}
     if not any(isinstance(root.get(key), dict) for key in MODEL_KEYS):
         # torchtitan: the model's own names are at the top.
         loose = {key: value for key, value in root.items() if isinstance(value, TensorRef)}
-        root = {key: value for key, value in root.items() if key not in loose} | {
-            "model": _as_state(loose, root)
-        }
+        rest = {key: value for key, value in root.items() if key not in loose}
+        root = rest | {"model": _as_state(loose, root)}
     return root
 
 
@@ -460,12 +445,10 @@ def _place(name: str, tensor: _Tensor, files: _Files, numbers: Mapping[str, int]
         if placed is None:
             return None
         if (placed.dtype, placed.shape) != (tensor.dtype, box.sizes):
-            raise DamagedError(
-                f"a shard of '{clipped(name)}' is not what '.metadata' says",
-                where=payload.file,
-                expected=f"{tensor.dtype} {clipped(str(box.sizes))}",
-                found=f"{placed.dtype} {clipped(str(placed.shape))}",
-            )
+            what = f"a shard of '{clipped(name)}' is not what '.metadata' says"
+            expected = f"{tensor.dtype} {clipped(str(box.sizes))}"
+            found = f"{placed.dtype} {clipped(str(placed.shape))}"
+            raise DamagedError(what, where=payload.file, expected=expected, found=found)
         whole = box.sizes == tensor.shape
         pieces.append(Piece(None if whole else box, numbers[payload.file], placed))
     nbytes = math.prod(tensor.shape) * itemsize
@@ -525,13 +508,8 @@ def read_distributed(root: Path, access: Access, first: int = 0) -> dict[str, Fi
     objects = set(described.objects.values())
     for payload in payloads:
         zips[payload.file].append(PackedZip(payload.offset, payload.nbytes, payload in objects))
-    return {
-        name: FileContent(
-            stamp,
-            "dcp",
-            tree if number == first else StateTree(),
-            entries=tuple(sorted(files.entries[name])),
-            zips=tuple(sorted(zips[name])),
-        )
-        for (name, stamp), number in zip(files.stamps.items(), numbers.values(), strict=True)
-    }
+    found: dict[str, FileContent] = {}
+    for name, stamp in files.stamps.items():
+        rows: Any = {"entries": tuple(sorted(files.entries[name])), "zips": tuple(sorted(zips[name]))}
+        found[name] = FileContent(stamp, "dcp", StateTree() if found else tree, **rows)
+    return found
