@@ -36,7 +36,7 @@ MAX_VALUES: Final = 1 << 22
 _LONGEST_INTEGER: Final = 300
 """Digits that are a float, too."""
 
-_MAX_COMPONENT_BYTES: Final = 255
+_MAX_NAME_BYTES: Final = 255
 """NAME_MAX of every common file system."""
 
 _DRIVE: Final = re.compile(r"^[A-Za-z]:")
@@ -477,12 +477,10 @@ class Access:
         NotFoundError
             There is no regular file.
         """
-        if not self.follow_links and not self.admits(path):
-            raise RefusedLinkError(
-                f"a link out of the run, to '{clipped(os.path.realpath(path), 200)}'",
-                where=str(path),
-                remedy="if you trust it, follow it: --follow-links, follow_links=True",
-            )
+        if not self.admits(path):
+            what = f"a link out of the run, to '{clipped(os.path.realpath(path), 200)}'"
+            remedy = "if you trust it, follow it: --follow-links, follow_links=True"
+            raise RefusedLinkError(what, where=str(path), remedy=remedy)
         stamp = stamp_of(path)
         if not self.admits(path, stamp.real_path):
             raise RefusedLinkError("a link that changed while it was looked at", where=str(path))
@@ -500,12 +498,8 @@ class Access:
         """
         with ReadableFile(path, self.counter, self.admit(path)) as file:
             if file.nbytes > max_nbytes:
-                raise DamagedError(
-                    "the file is too large",
-                    where=str(path),
-                    expected=f"at most {max_nbytes} bytes",
-                    found=f"{file.nbytes} bytes",
-                )
+                facts = {"expected": f"at most {max_nbytes} bytes", "found": f"{file.nbytes} bytes"}
+                raise DamagedError("the file is too large", where=str(path), **facts)
             return file.read(0, file.nbytes)
 
     def read_json(self, path: Path) -> Any:
@@ -570,9 +564,8 @@ def parse_json(text: bytes, where: str, hook: Callable[[list[tuple[str, Any]]], 
     """
     # Counted before anything is allocated for them: three bytes can be an object of sixty-four.
     if sum(text.count(sign) for sign in (b",", b"[", b"{")) > MAX_VALUES:
-        raise DamagedError(
-            "it has more values than are read", where=where, expected=f"at most {MAX_VALUES:,}"
-        )
+        expected = f"at most {MAX_VALUES:,}"
+        raise DamagedError("it has more values than are read", where=where, expected=expected)
     try:
         return json.loads(text, object_pairs_hook=hook, parse_int=_integer)
     except (ValueError, RecursionError) as error:
@@ -633,9 +626,8 @@ def _reason(name: str) -> str | None:
         "it is absolute": name.startswith("/"),
         "it names a drive": _DRIVE.match(name) is not None,
         f"it has the component '{odd}'": odd is not None,
-        "a component is too long": any(
-            len(part.encode(errors="replace")) > _MAX_COMPONENT_BYTES for part in parts
-        ),
+        "a component is too long": max(len(part.encode(errors="replace")) for part in parts)
+        > _MAX_NAME_BYTES,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -352,11 +352,8 @@ class _Walker:
 
 
 def _is_optimizer(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("state"), dict)
-        and isinstance(value.get("param_groups"), list)
-    )
+    kinds = {"state": dict, "param_groups": list}
+    return isinstance(value, dict) and all(isinstance(value.get(k), kind) for k, kind in kinds.items())
 
 
 def _is_state(value: object) -> bool:
@@ -413,13 +410,9 @@ def _models(value: object, name: str, walker: _Walker, depth: int = 0) -> Iterat
         is_known = is_average_name(name) or name in MODELS_KEYS
         items = list(islice(inner.items() if isinstance(inner, dict) else enumerate(inner), _MOST_MODELS))
         walker.spend(len(items))
-        known = [
-            (key, item)
-            for key, item in items
-            if isinstance(item, (dict, list, tuple))
-            and item
-            and (is_known or isinstance(inner, (list, tuple)) or is_average_name(str(key)))
-        ]
+        is_known_list = is_known or isinstance(inner, (list, tuple))
+        held = [(key, item) for key, item in items if isinstance(item, (dict, list, tuple)) and item]
+        known = [(key, item) for key, item in held if is_known_list or is_average_name(str(key))]
         for key, item in known:
             if is_known or isinstance(key, int):
                 found = f"{name}.{key}" if len(known) > 1 else name
@@ -430,10 +423,8 @@ def _models(value: object, name: str, walker: _Walker, depth: int = 0) -> Iterat
 
 def _is_dotted(value: object) -> bool:
     """Tell whether a mapping has names of modules or matrices: other lists of mappings are records."""
-    return isinstance(value, dict) and any(
-        isinstance(item, TensorRef) and (len(item.shape) > 1 or "." in str(key))
-        for key, item in value.items()
-    )
+    refs = ((k, v) for k, v in value.items() if isinstance(v, TensorRef)) if isinstance(value, dict) else ()
+    return any(len(ref.shape) > 1 or "." in str(key) for key, ref in refs)
 
 
 def _model_name(key: str) -> str:
@@ -473,21 +464,15 @@ def _state_tensors(state: object, walker: _Walker) -> list[StateTensor]:
         # Centred RMSprop takes the root of a difference: rounding could make it negative.
         role = None if key == "square_avg" and "grad_avg" in state else STATE_ROLES.get(key)
         found.setdefault((TensorRole.STATE, f":{key}") if role is None else (role, ""), ref)
-    placed = [
-        StateTensor(role, suffix, place)
-        for (role, suffix), ref in found.items()
-        if (place := walker.place(ref)) is not None
-    ]
+    rows = ((role, suffix, walker.place(ref)) for (role, suffix), ref in found.items())
+    placed = [StateTensor(role, suffix, place) for role, suffix, place in rows if place is not None]
     return [one for one in placed if one.role is not TensorRole.STATE or one.placed.shape]
 
 
 def _read_optimizer(tree: dict[Any, Any], walker: _Walker) -> Optimizer:
     walker.spend(len(tree["state"]) + len(tree["param_groups"]))
-    state = {
-        key: _state_tensors(value, walker)
-        for key, value in tree["state"].items()
-        if isinstance(key, (int, str))
-    }
+    held = ((key, value) for key, value in tree["state"].items() if isinstance(key, (int, str)))
+    state = {key: _state_tensors(value, walker) for key, value in held}
     groups = []
     for group in tree["param_groups"]:
         if not isinstance(group, dict):
@@ -636,16 +621,10 @@ def _read_save(root: dict[Any, Any], told: dict[Any, Any], walker: _Walker) -> S
         if isinstance(part, dict):
             model += walker.placed(part.get("model"), f"{name}." if name else "")
             optimizers += _optimizers(part.get("optimizer"), walker)
-    return StateTree(
-        model,
-        optimizers=tuple(optimizers),
-        models=tuple(n for n, part in parts.items() if n and isinstance(part, dict) and part.get("model")),
-        steps=_steps(root),
-        kept=walker.kept(root.get("extra"), "extra"),
-        buffers=frozenset(name for name in buffers if isinstance(name, str))
-        if isinstance(buffers, list)
-        else None,
-    )
+    models = tuple(n for n, part in parts.items() if n and isinstance(part, dict) and part.get("model"))
+    named = frozenset(n for n in buffers if isinstance(n, str)) if isinstance(buffers, list) else None
+    kept = walker.kept(root.get("extra"), "extra")
+    return StateTree(model, (), (), tuple(optimizers), _steps(root), kept, named, models)
 
 
 class RoleMap(NamedTuple):
@@ -705,10 +684,6 @@ def _slots(
             n_optimizers += 1
 
 
-def _named(name: str, tensors: Sequence[StateTensor], file: int) -> list[Named]:
-    return [Named(name + one.suffix, one.role, one.placed, file) for one in tensors]
-
-
 def parameters_of(model: Iterable[tuple[int, str, Placed]]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of what is no buffer by its name, of tied tensors once."""
     seen: set[tuple[int, Placed]] = set()
@@ -761,12 +736,10 @@ def assign_roles(
             weights = {n: shape for n, shape in free.items() if n not in averaged or not model_of(n, models)}
         free = weights
     known = [_names_known(optimizer) for _, _, optimizer, _, _ in every]
-    for names in known:
-        for name in names.values():
-            free.pop(name, None)
-    slots = [
-        slot for row, names in zip(every, known, strict=True) for param, slot in row[-1] if param not in names
-    ]
+    named = {name for names in known for name in names.values()}
+    free = {name: shape for name, shape in free.items() if name not in named}
+    rows = zip(every, known, strict=True)
+    slots = [slot for row, names in rows for param, slot in row[-1] if param not in names]
     if owners is None:
         owners = told_by_headers(slots, free, ordered=ordered)
     owners = {slot.key: owners[slot.key] for slot in slots if owners.get(slot.key) in free}
@@ -777,29 +750,24 @@ def assign_roles(
         called = {param: names.get(param) or owners.get(slot.key, "") for param, slot in held}
         for param, tensors in optimizer.state.items():
             name = called[param]
-            held_as = _named(name, tensors, file)
-            if not name or any(tensor.key in taken for tensor in held_as):
-                unmatched = True
-                held_as = _named(f"{prefix}.{param}", tensors, file)
+            keys = [Named(name + one.suffix, one.role, one.placed).key for one in tensors]
+            if not name or not taken.isdisjoint(keys):
+                unmatched, name = True, f"{prefix}.{param}"
             any_state = True
-            taken.update(tensor.key for tensor in held_as)
-            state += held_as
+            added = [Named(name + one.suffix, one.role, one.placed, file) for one in tensors]
+            taken.update(tensor.key for tensor in added)
+            state += added
         for i, group in enumerate(optimizer.groups):
             if group.numbers:
                 groups |= {called[p] or f"{prefix}.{p}": (file, number, i) for p in group.params}
-    used = {*owners.values(), *(name for names in known for name in names.values())}
+    used = {*owners.values(), *named}
     trained = {model_of(name, models) for name in used}
     loose = free.keys() - used if any_state and not unmatched else set()
     loose = {name for name in loose if model_of(name, models) in trained}
-    roles = [
-        Named(name, _model_role(averaged.get(name, name), placed, loose), placed, file)
-        for file, name, placed in model
-    ]
+    roles = []
+    for file, name, placed in model:
+        source = averaged.get(name, name)
+        is_frozen = len(placed.shape) >= 2 and source.endswith("weight")
+        beside = is_buffer(source, placed.dtype) or (source in loose and not is_frozen)
+        roles.append(Named(name, TensorRole.BUFFER if beside else TensorRole.WEIGHT, placed, file))
     return RoleMap(roles, state, groups, tuple(slots), owners, free)
-
-
-def _model_role(name: str, placed: Placed, loose: Set[str]) -> TensorRole:
-    is_frozen = len(placed.shape) >= 2 and name.endswith("weight")
-    if is_buffer(name, placed.dtype) or (name in loose and not is_frozen):
-        return TensorRole.BUFFER
-    return TensorRole.WEIGHT
