@@ -80,12 +80,10 @@ def all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, P
     for path in access.walk(root, skipped):
         name = path.relative_to(root).as_posix()
         if not is_file(path):
-            if path.is_symlink():
-                if _holds_tensors(name):
-                    raise DamagedError("a link that leads nowhere", where=str(path), remedy="fetch the file")
-                skipped.append(Skipped(str(path), "a link that leads nowhere"))
-            continue
-        if access.admits(path):
+            if path.is_symlink() and _holds_tensors(name):
+                raise DamagedError("a link that leads nowhere", where=str(path), remedy="fetch the file")
+            skipped += [Skipped(str(path), "a link that leads nowhere")] * path.is_symlink()
+        elif access.admits(path):
             found[name] = path
         elif _holds_tensors(name):
             access.admit(path)
@@ -446,11 +444,9 @@ class DistributedReader(FilesReader):
         contents: dict[str, FileContent] = {}
         for part in _parts(path):
             if not is_file(part / METADATA):
-                raise DamagedError(
-                    f"a distributed checkpoint without '{METADATA}', which is written last",
-                    where=str(part),
-                    remedy="it may be half-written: wait, or remove it",
-                )
+                what = f"a distributed checkpoint without '{METADATA}', which is written last"
+                remedy = "it may be half-written: wait, or remove it"
+                raise DamagedError(what, where=str(part), remedy=remedy)
             held = read_distributed(part, access, len(contents))
             prefix = "" if part == path else f"{part.name}/"
             contents |= {prefix + name: content for name, content in held.items()}

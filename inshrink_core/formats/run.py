@@ -75,9 +75,6 @@ from inshrink_core.formats.step_pattern import (
 )
 from inshrink_core.text import url_of
 
-__all__ = ["NoCheckpointError", "Run", "open_run", "preview_steps", "unreadable_error"]
-
-
 _FIRST_NBYTES: Final = 64 << 10
 """Of a file elsewhere: what is asked for at its ends, before anything of it is known."""
 
@@ -127,12 +124,10 @@ def unreadable_error(
     lost = "cannot be read" if any(row.fate is Fate.UNREADABLE for row in concerned) else "are left out"
     name = os.path.relpath(first.path, where) if lies_in(first.path, where) else first.path
     more = "" if len(concerned) == 1 else f"; and {len(concerned) - 1} more"
-    return (UnreadableError if asked is None else UnreadableStepError)(
-        f"{len(concerned)} of the checkpoints {lost}: {clipped(name, 200)}{step}: "
-        f"{clipped(first.reason, 600)}{more}",
-        where=where,
-        remedy="--skip-damaged goes without",
-    )
+    shown = f"{clipped(name, 200)}{step}: {clipped(first.reason, 600)}{more}"
+    error = UnreadableError if asked is None else UnreadableStepError
+    what, remedy = f"{len(concerned)} of the checkpoints {lost}: {shown}", "--skip-damaged goes without"
+    return error(what, where=where, remedy=remedy)
 
 
 def _identity(stamps: Iterable[tuple[str, FileStamp]]) -> str:
@@ -258,12 +253,10 @@ class Run(Mapping[int, Checkpoint]):
         except (KeyError, TypeError):
             below = max((s for s in self.steps if s < step), default=None)
             above = min((s for s in self.steps if s > step), default=None)
-            near = [str(s) for s in (below, above) if s is not None]
-            said = f"step is {near[0]}" if len(near) == 1 else f"steps are {' and '.join(near)}"
+            near = " and ".join(str(s) for s in (below, above) if s is not None)
+            remedy = f"the nearest {'steps are' if ' ' in near else 'step is'} {near}"
             raise NotFoundError(
-                f"no checkpoint of step {step}",
-                where=str(self.path),
-                remedy=f"the nearest {said}",
+                f"no checkpoint of step {step}", where=str(self.path), remedy=remedy
             ) from None
 
     def attributed(self, archived: Checkpoint | None = None) -> Run:
@@ -292,18 +285,13 @@ class Run(Mapping[int, Checkpoint]):
             if not order and not last.ordered:
                 order = registered_order(last, self.directory, self._access)
             neutral = {step: alike[step].attributed(Attribution({}, order)) for step in first}
-            found = attribute(
-                last,
-                lambda claims: gather(
-                    first,
-                    last.slots,
-                    last.free,
-                    lambda step: neutral[step].checkpoint(step, self._access.counter),
-                    claims,
-                ),
-                known=None if known is None else known.owners,
-                order=order,
-            )
+
+            def read(step: int) -> Checkpoint:
+                return neutral[step].checkpoint(step, self._access.counter)
+
+            evidence = functools.partial(gather, first, last.slots, last.free, read)
+            owners = None if known is None else known.owners
+            found = attribute(last, evidence, known=owners, order=order)
             _attributions.clear()
             _attributions[key] = found
         run = self._copied()
@@ -413,9 +401,7 @@ class Run(Mapping[int, Checkpoint]):
         Files of equal size are read to compare them; of a run behind a URL, the listing is.
         """
         branches = [one for one, fate, _ in self._beside if fate is Fate.BRANCH]
-        return {
-            one.name: replace(self._checkpoint(one.parsed, one.step), branch=one.name) for one in branches
-        }
+        return {b.name: replace(self._checkpoint(b.parsed, b.step), branch=b.name) for b in branches}
 
     @functools.cached_property
     def _beside(self) -> tuple[tuple[Named, Fate, int], ...]:
@@ -483,9 +469,8 @@ class Run(Mapping[int, Checkpoint]):
             if layout.kind != "opaque" or has_weight_suffix(path.name) or reader_of(path, self._access):
                 keys = (member.key for region in layout.regions for member in region.members)
                 is_beside = about.fate is Fate.STEP and not any(key in model for key in keys)
-                yield about._replace(
-                    path=self._relative(path), fate=Fate.AUXILIARY if is_beside else about.fate
-                )
+                fate = Fate.AUXILIARY if is_beside else about.fate
+                yield about._replace(path=self._relative(path), fate=fate)
 
     def _relative(self, path: str | os.PathLike[str]) -> str:
         root = spoken(str(self.directory))
@@ -526,19 +511,15 @@ class Run(Mapping[int, Checkpoint]):
                 for file in checkpoint.files:
                     checkpoint.source.skeleton(file)
             except InshrinkError as error:
-                rows[step] = Skipped(
-                    str(parsed.path),
-                    reason_of(parsed.path, error),
-                    Fate.PENDING if error.what == CHANGED else Fate.UNREADABLE,
-                    step,
-                    self.identity(step),
-                )
+                path, reason = spoken(str(parsed.path)), reason_of(parsed.path, error)
+                fate = Fate.PENDING if error.what == CHANGED else Fate.UNREADABLE
+                rows[step] = Skipped(path, reason, fate, step, self.identity(step))
         if not rows:
             return self
         rest = self._copied()
         rest._parsed = {step: parsed for step, parsed in self._parsed.items() if step not in rows}
         rest.steps = tuple(rest._parsed)
-        rest.skipped = (*self.skipped, *(row._replace(path=spoken(row.path)) for row in rows.values()))
+        rest.skipped = (*self.skipped, *rows.values())
         return rest
 
 
@@ -637,9 +618,8 @@ def _lost(path: Path, step: int | None, access: Access) -> Skipped:
     try:
         stamps = stamps_of(path, access)
         if not is_dir(path):
-            reason = (
-                "no checkpoint, unlike others of such a name" if stamps[0].nbytes else "the file is empty"
-            )
+            reason = "no checkpoint, unlike others of such a name"
+            reason = reason if stamps[0].nbytes else "the file is empty"
     except InshrinkError as error:
         reason = "a link that leads nowhere" if path.is_symlink() else reason_of(path, error)
     return Skipped(str(path), reason, Fate.UNREADABLE, step, _identity((s.real_path, s) for s in stamps))

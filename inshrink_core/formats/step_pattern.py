@@ -102,11 +102,8 @@ def compile_step_pattern(pattern: str) -> re.Pattern[str]:
     '07'
     """
     if pattern.count(_STEP_PART) != 1 or len(pattern) > _LONGEST_PATTERN:
-        raise ConfigError(
-            "a step pattern has {step} once, and is no longer than a name",
-            expected="such as 'model_ep{step}_*.pt'",
-            found=clipped(pattern),
-        )
+        what, expected = "a step pattern is a name with one {step}", "such as 'model_ep{step}_*.pt'"
+        raise ConfigError(what, expected=expected, found=clipped(pattern))
 
     def literal(text: str) -> str:
         number = r"(\d{1,18})(?!\d)"

@@ -100,14 +100,14 @@ def _as_registered(name: str) -> str:
 
 def by_shape(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
     """Claim what follows from shapes alone: one slot and one weight have it."""
-    classes = _classes(slots, weights).values()
+    classes = by_shapes(slots, weights).values()
     return {held[0].key: names[0] for held, names in classes if len(held) == len(names) == 1}
 
 
 def by_number(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
     """Claim for weights of one group that differ in numbers alone: containers number as they register."""
     found: dict[str, str] = {}
-    for held, names in _classes(slots, weights).values():
+    for held, names in by_shapes(slots, weights).values():
         patterns = {_DIGITS.sub("#", name) for name in names}
         if len(held) == len(names) and len(patterns) == 1 and len({slot.group for slot in held}) == 1:
             found |= dict(zip((slot.key for slot in held), sorted(names, key=natural_key), strict=True))
@@ -169,7 +169,7 @@ def numbers_ascend(slots: Sequence[Slot], certain: Claims) -> bool:
     return n_confirmed >= _FEWEST_NUMBERED
 
 
-def _classes(
+def by_shapes(
     slots: Sequence[Slot], weights: Mapping[str, Shape]
 ) -> dict[Shape | None, tuple[list[Slot], list[str]]]:
     """Return slots and weights by shape."""

@@ -26,6 +26,7 @@ from inshrink_core.formats.attribution.laws import (
     by_number,
     by_order,
     by_shape,
+    by_shapes,
     doubtful,
     in_order,
     numbers_ascend,
@@ -297,34 +298,26 @@ def gather(
 
 
 def _classes_of(slots: Sequence[Slot], free: Mapping[str, tuple[int, ...]], claims: Claims) -> list[_Class]:
-    names: dict[tuple[int, ...], list[str]] = {}
-    for name, shape in free.items():
-        names.setdefault(shape, []).append(name)
-    held: dict[tuple[int, ...], list[Slot]] = {}
-    for slot in slots:
-        if slot.shape is not None and slot.shape in names:
-            held.setdefault(slot.shape, []).append(slot)
     found = []
-    for shape, alike in held.items():
-        if max(len(alike), len(names[shape])) > _MOST_ALIKE:
+    for shape, (alike, names) in by_shapes(slots, free).items():
+        if shape is None or not names:
+            continue
+        if max(len(alike), len(names)) > _MOST_ALIKE:
             claimed = [slot for slot in alike if slot.key in claims]
             alike = claimed[:: -(-len(claimed) // _MOST_ALIKE)] if claimed else []
-            found.append(_Class(alike, [claims[slot.key] for slot in alike]))
-        else:
-            found.append(_Class(alike, names[shape]))
+            names = [claims[slot.key] for slot in alike]
+        found.append(_Class(alike, names))
     return [one for one in found if one.slots]
 
 
 def _look(one: _Class, before: Checkpoint, after: Checkpoint) -> None:
     """Count a pair of checkpoints: the movement, and directions and masters at both of its ends."""
-    values = [
-        {name: read for name in one.names if (read := _read(end, name)) is not None}
-        for end in (before, after)
-    ]
+    ends = before, after
+    values = [{n: read for n in one.names if (read := _read(end, n)) is not None} for end in ends]
     common = values[0].keys() & values[1].keys()
     movements = {name: values[1][name] - values[0][name] for name in one.names if name in common}
     keys = [slot.key for slot in one.slots]
-    for end, held in zip((before, after), values, strict=True):
+    for end, held in zip(ends, values, strict=True):
         one.add({key: d for key in keys if (d := _direction(end, key)) is not None}, movements)
         masters = {key: _read(end, f"{key}@{TensorRole.MASTER}") for key in keys}
         one.add({key: master for key, master in masters.items() if master is not None}, held)
@@ -446,10 +439,8 @@ def same_places(parsed: ParsedCheckpoint, reference: Checkpoint) -> Attribution:
         archived = {neutral.layouts[0].path: reference.files[0]}
     owners: dict[str, str] = {}
     for file in neutral.layouts:
-        own, theirs = (
-            [member.key for region in one.regions for member in region.members]
-            for one in (file, archived.get(file.path, file))
-        )
+        both = (file, archived.get(file.path, file))
+        own, theirs = ([m.key for region in one.regions for m in region.members] for one in both)
         if file.path not in archived or len(own) != len(theirs):
             continue
         for key, named in zip(own, theirs, strict=True):

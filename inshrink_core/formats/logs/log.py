@@ -135,9 +135,8 @@ class MetricsFile:
         step = step_column or self.step_column
         if step is None:
             remedy = "name it: --step-column, step_column="
-            raise InputError(
-                "no column is called like a step", where=str(self.path), found=there, remedy=remedy
-            )
+            what = "no column is called like a step"
+            raise InputError(what, where=str(self.path), found=there, remedy=remedy)
         chosen = [name for name in (self.metrics if columns is None else columns) if name != step]
         for name in (step, *chosen):
             if name not in self.columns:
@@ -151,9 +150,8 @@ class MetricsFile:
         series = _collect(self.rows, (step,))
         told = {name: series[name] for name in chosen if name in series}
         if not told:
-            raise InputError(
-                f"no row has a metric beside '{clipped(step)}'", where=str(self.path), found=there
-            )
+            what = f"no row has a metric beside '{clipped(step)}'"
+            raise InputError(what, where=str(self.path), found=there)
         return TrainingLog(told, str(self.path))
 
 
@@ -215,11 +213,11 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     )
     columns = tuple(dict.fromkeys(name for row in rows for name in row))
     if not columns:
-        raise InputError(
-            "no metrics: there is no number in a named column",
-            where=str(named),
-            expected="CSV, JSON lines, or an event file of TensorBoard",
+        what, expected = (
+            "no metrics: no number in a named column",
+            "CSV, JSON lines or TensorBoard's event file",
         )
+        raise InputError(what, where=str(named), expected=expected)
     return MetricsFile(named, columns, rows, note)
 
 
@@ -270,13 +268,9 @@ def _counts_up(column: Iterable[str]) -> bool:
 
 def _require_few(n_values: int, path: Path) -> None:
     if n_values > MAX_VALUES:
-        raise DamagedError(
-            "a log has more values than are read",
-            where=str(path),
-            expected=f"at most {MAX_VALUES:,}",
-            found=f"{n_values:,}",
-            remedy="keep every tenth row, say",
-        )
+        facts = {"expected": f"at most {MAX_VALUES:,}", "found": f"{n_values:,}"}
+        remedy = "keep every tenth row, say"
+        raise DamagedError("a log has more values than are read", where=str(path), remedy=remedy, **facts)
 
 
 def log_of_trainer(content: bytes, where: str) -> TrainingLog:

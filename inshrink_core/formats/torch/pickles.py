@@ -57,6 +57,11 @@ class _MalformedError(Exception):
     """The pickle is no program of a checkpoint; becomes a DamagedError."""
 
 
+_ERRORS = (_MalformedError, pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError)
+_ERRORS += (MemoryError, TypeError, ValueError)
+"""What Python's machine raises on a program that is malformed."""
+
+
 class Opaque:
     """A value that is carried, never looked into: numpy scalars, sparse tensors, sets of them."""
 
@@ -268,9 +273,8 @@ class Foreign(Opaque, _Mapping):
         if isinstance(modules, dict):
             spend(sum(len(group) for group in groups if isinstance(group, (dict, list, tuple))))
             tensors = {k: v for group in groups[:2] if isinstance(group, dict) for k, v in group.items()}
-            hidden = (
-                {n for n in groups[2] if isinstance(n, str)} if isinstance(groups[2], (list, tuple)) else ()
-            )
+            listed = groups[2] if isinstance(groups[2], (list, tuple)) else ()
+            hidden = {name for name in listed if isinstance(name, str)}
             for name, value in tensors.items():
                 if isinstance(value, (TensorRef, TensorParts)) and name not in hidden:
                     self[name] = value
@@ -738,9 +742,8 @@ class _Reader(pickle.Unpickler):
                 return self.find_class(owner.module, f"{owner.qualname}.{args[1]}")
             return Foreign(function.module, function.qualname, is_made=True)  # a method of an object
         # A union of types is a reduction.
-        is_union = (
-            function.known_as[1] == "reduce" and bool(args) and getattr(args[0], "qualname", "") == "or_"
-        )
+        is_reduction = function.known_as[1] == "reduce" and bool(args)
+        is_union = is_reduction and getattr(args[0], "qualname", "") == "or_"
         return self._refuse(function) if function.is_refused and not is_union else self._made(function, args)
 
     def _made(self, one: Foreign, args: object) -> Foreign:
@@ -804,29 +807,15 @@ def read_pickle(data: bytes, where: str = "", *, storages: dict[str, StorageRef]
     {'step': 3}
     """
     if len(data) > MAX_PICKLE_BYTES:
-        raise DamagedError(
-            "the pickle is too large to be a checkpoint's",
-            where=where,
-            expected=f"at most {MAX_PICKLE_BYTES} bytes",
-            found=f"{len(data)}",
-        )
+        facts = {"expected": f"at most {MAX_PICKLE_BYTES} bytes", "found": f"{len(data)}"}
+        raise DamagedError("the pickle is too large to be a checkpoint's", where=where, **facts)
     program, flaw, _ = _rewritten(data)
     reader = _Reader(program)
     error: Exception | None = None
     result: object = None
     try:
         result = reader.load()
-    except (
-        _MalformedError,
-        pickle.UnpicklingError,
-        ArithmeticError,
-        AttributeError,
-        EOFError,
-        LookupError,
-        MemoryError,
-        TypeError,
-        ValueError,
-    ) as caught:
+    except _ERRORS as caught:
         error = caught
     if isinstance(result, Foreign) and not result:
         reader.wanted.add(result.name)
@@ -836,11 +825,9 @@ def read_pickle(data: bytes, where: str = "", *, storages: dict[str, StorageRef]
             wanted += (f"(and {reader.n_refused:,} imports more)",)
         raise UnsafePickleError("the pickle wants to import", where=where, wanted=wanted)
     if error is not None:
-        raise DamagedError(
-            f"the pickle is damaged ({flaw or f'{type(error).__name__}: {error}'})",
-            where=where,
-            remedy="restore the file from a backup or save it again",
-        ) from error
+        what = f"the pickle is damaged ({flaw or f'{type(error).__name__}: {error}'})"
+        remedy = "restore the file from a backup or save it again"
+        raise DamagedError(what, where=where, remedy=remedy) from error
     if storages is not None:
         storages |= reader.storages
     return result
