@@ -128,7 +128,7 @@ class ParsedCheckpoint:
         found = []
         for (name, stamp), kind, held in rows:
             regions, entries = held or ((), ())
-            rest = {"kind": kind or "opaque", "regions": regions, "zip_entries": entries}
+            rest: Any = {"kind": kind or "opaque", "regions": regions, "zip_entries": entries}
             found.append(FileLayout(path=name, nbytes=stamp.nbytes, **rest))
         return tuple(sorted(found, key=lambda layout: layout.path))
 
@@ -221,8 +221,8 @@ def _regions(tensors: Iterable[Named]) -> tuple[list[Region], set[str]]:
             groups.append((start, end, [tensor]))
     regions = []
     for start, end, held in groups:
-        members = tuple([Member(t.key, t.placed.offset - start, t.placed.stride) for t in held])
-        regions.append(Region(start, end - start, members))
+        rows = tuple([Member(t.key, t.placed.offset - start, t.placed.stride) for t in held])
+        regions.append(Region(start, end - start, rows))
     return regions, {tensor.key for *_, held in groups if len(held) > 1 for tensor in held}
 
 

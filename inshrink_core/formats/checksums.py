@@ -269,7 +269,8 @@ def _packed_entries(file: ReadableFile, zips: Sequence[PackedZip]) -> list[Check
 
 def _entries_of(file: Readable, optional: bool) -> list[CheckedEntry]:
     """Return the entries of a zip in order of offset; none where they have no checksums."""
-    entries, have_checksums = [], False
+    entries: list[CheckedEntry] = []
+    have_checksums = False
     with suppress(*(DamagedError,) * optional):
         if is_zip(file.read(0, min(4, file.nbytes))):
             entries, have_checksums = read_entries(file)

@@ -145,26 +145,6 @@ def _lora(folder: Path) -> Truth:
     return _language(adapted, learning_rate=1e-2)(folder)
 
 
-def _accelerate(folder: Path) -> Truth:
-    import accelerate
-    import transformers
-
-    torch.manual_seed(0)
-    accelerator = accelerate.Accelerator(cpu=True)
-    model: Any = _llama(transformers)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    truth = [names_of(optimizer, model)]
-    model, prepared = accelerator.prepare(model, optimizer)
-    for step in range(1, N_SAVES * EVERY + 1):
-        batch = tokens(16, step)
-        accelerator.backward(model(input_ids=batch, labels=batch).loss)
-        prepared.step()
-        prepared.zero_grad()
-        if step % EVERY == 0:
-            accelerator.save_state(str(folder / f"step_{step}"))
-    return truth
-
-
 def _lightning(folder: Path) -> Truth:
     import lightning
 
@@ -332,7 +312,6 @@ KINDS: Final[Mapping[str, Kind]] = {
     "gpt2-frozen": Kind("transformers Trainer", _language(gpt2(4, 48, frozen=2))),
     "gpt2-reversed": Kind("torch loop, save_pretrained", _reversed),
     "lora": Kind("peft, transformers Trainer", _lora),
-    "llama": Kind("accelerate", _accelerate),
     "two-optimizers": Kind("lightning", _lightning),
     "decay-groups": Kind("torch loop", _plain(_blocks, _decayed, _as_torch)),
     "one-group": Kind("torch loop", _plain(_blocks, lambda rows: [rows], _as_torch)),

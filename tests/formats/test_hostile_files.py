@@ -18,7 +18,7 @@ from benchmarks.fuzz.targets import named
 from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.torch.pickles import read_pickle
-from tests.formats.run_builders import same_bits, training_state
+from tests.formats.run_builders import same_bits
 
 
 N_MUTANTS = int(os.environ.get("INSHRINK_MUTANTS", "100"))
@@ -181,19 +181,6 @@ def test_a_file_cut_at_any_byte_gives_an_error_of_ours(tmp_path, suffix, build):
         path.write_bytes(whole[:size])
         with pytest.raises(InshrinkError):
             open_run(path)
-
-
-def test_a_random_file_under_any_suffix_is_skipped_with_a_reason(tmp_path):
-    torch.save(training_state(), tmp_path / "step_1.pt")
-    (tmp_path / "step_2.pt").write_bytes(b"")
-    (tmp_path / "step_3.safetensors").write_bytes(b"\xff" * 64)
-    (tmp_path / "step_4.bin").write_bytes(b"hello world, this is no checkpoint")
-    (tmp_path / "step_5.pt").write_bytes((tmp_path / "step_1.pt").read_bytes()[:-100])
-    (tmp_path / "step_6.pt").write_bytes(_torch_bytes({"x": _Call(os.system, "exit 1")}))
-    run = open_run(tmp_path)
-    assert run.steps == (5,)
-    assert len(run.skipped) == 5
-    assert all(skipped.reason for skipped in run.skipped)
 
 
 ABSURD = ([1 << 63, 0], [0, 1 << 70], [1 << 62, 0, 8], [0, 10**400])

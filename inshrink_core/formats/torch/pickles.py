@@ -57,8 +57,10 @@ class _MalformedError(Exception):
     """The pickle is no program of a checkpoint; becomes a DamagedError."""
 
 
-_ERRORS = (_MalformedError, pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError)
-_ERRORS += (MemoryError, TypeError, ValueError)
+_ERRORS: Final[tuple[type[Exception], ...]] = (
+    *(_MalformedError, pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError),
+    *(MemoryError, TypeError, ValueError),
+)
 """What Python's machine raises on a program that is malformed."""
 
 

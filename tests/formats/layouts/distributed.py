@@ -74,10 +74,8 @@ def megatron(folder: Path) -> None:
         for rank in (0, 1):
             state = {"args": Namespace(tensor_model_parallel_size=2), "checkpoint_version": 3.0}
             state |= {"iteration": iteration, "model": {"language_model": _nested(gpt(iteration, rank))}}
-            state |= {
-                "optimizer": {"optimizer": adam(GPT, iteration)},
-                "rng_state": [random_states(iteration)],
-            }
+            state |= {"optimizer": {"optimizer": adam(GPT, iteration)}}
+            state |= {"rng_state": [random_states(iteration)]}
             save(folder / f"iter_{iteration:07}/mp_rank_{rank:02}/model_optim_rng.pt", state)
     write_text(folder / "latest_checkpointed_iteration.txt", "2000")
 

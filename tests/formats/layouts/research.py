@@ -48,12 +48,8 @@ _PAIR_ADAM = {"parameters": numel(NET, CRITIC), "roles": WEIGHTS | BUFFERS | ADA
 def timm(folder: Path) -> None:
     for epoch in (2, 3):
         state = {"epoch": epoch, "arch": "resnet50", "state_dict": net(epoch), "optimizer": sgd(NET, epoch)}
-        state |= {
-            "version": 2,
-            "args": Namespace(lr=0.1),
-            "state_dict_ema": average(net(epoch)),
-            "metric": 70.5,
-        }
+        state |= {"version": 2, "args": Namespace(lr=0.1), "state_dict_ema": average(net(epoch))}
+        state |= {"metric": 70.5}
         save(folder / f"checkpoint-{epoch}.pth.tar", state)
     copy(folder / "checkpoint-2.pth.tar", folder / "model_best.pth.tar")
     copy(folder / "checkpoint-3.pth.tar", folder / "last.pth.tar")
@@ -82,11 +78,8 @@ def detectron2(folder: Path) -> None:
 def mmengine(folder: Path) -> None:
     for epoch in (11, 12):
         meta = {"epoch": epoch, "iter": 500 * epoch, "experiment_name": "faster-rcnn", "seed": 1}
-        state = {
-            "meta": meta,
-            "state_dict": net(epoch),
-            "message_hub": {"runtime_info": {"iter": 500 * epoch}},
-        }
+        state = {"meta": meta, "state_dict": net(epoch)}
+        state |= {"message_hub": {"runtime_info": {"iter": 500 * epoch}}}
         state |= {"optimizer": sgd(NET, epoch), "param_schedulers": [{"last_step": epoch}]}
         best = [folder / "best_coco_bbox_mAP_epoch_11.pth"] if epoch == 11 else []
         save_stream(state, folder / f"epoch_{epoch}.pth", *best)
@@ -105,19 +98,10 @@ def mmengine(folder: Path) -> None:
 )
 def ultralytics(folder: Path) -> None:
     for epoch, beside in ((0, ()), (10, ("best", "last"))):
-        state = {
-            "epoch": epoch,
-            "best_fitness": 0.4,
-            "model": None,
-            "ema": Net(epoch).half(),
-            "updates": 9 * epoch,
-        }
-        state |= {
-            "optimizer": sgd(NET, epoch),
-            "train_args": {"lr0": 0.01},
-            "date": "2024-05-12",
-            "version": "8",
-        }
+        state = {"epoch": epoch, "best_fitness": 0.4, "model": None, "ema": Net(epoch).half()}
+        state |= {"updates": 9 * epoch}
+        state |= {"optimizer": sgd(NET, epoch), "train_args": {"lr0": 0.01}, "date": "2024-05-12"}
+        state |= {"version": "8"}
         save_stream(state, *(folder / f"weights/{name}.pt" for name in (f"epoch{epoch}", *beside)))
     write_text(folder / "results.csv", "epoch, train/loss\n0, 1.5\n10, 0.5\n")
 
@@ -223,23 +207,16 @@ def improved_diffusion(folder: Path) -> None:
 @layout("DiT", steps=(50_000, 100_000), **OF_GPT_ADAM, models=("ema",))
 def dit(folder: Path) -> None:
     for step in (50_000, 100_000):
-        state = {
-            "model": gpt(step),
-            "ema": average(gpt(step)),
-            "opt": adam(GPT, step),
-            "args": Namespace(lr=1e-4),
-        }
+        state = {"model": gpt(step), "ema": average(gpt(step)), "opt": adam(GPT, step)}
+        state |= {"args": Namespace(lr=1e-4)}
         save(folder / f"000-DiT-XL-2/checkpoints/{step:07}.pt", state)
 
 
 @layout("k-diffusion", steps=(10_000, 20_000), **OF_GPT_ADAM, models=("ema",))
 def k_diffusion(folder: Path) -> None:
     for step in (10_000, 20_000):
-        state = {
-            "config": {"model": {"type": "image_v1"}},
-            "model": gpt(step),
-            "model_ema": average(gpt(step)),
-        }
+        state = {"config": {"model": {"type": "image_v1"}}, "model": gpt(step)}
+        state |= {"model_ema": average(gpt(step))}
         state |= {"opt": adam(GPT, step), "sched": {"last_epoch": step}, "ema_sched": {"last_epoch": step}}
         save(folder / f"demo_{step:08}.pth", state | {"epoch": step // 5000, "step": step, "elapsed": 3.5})
 
@@ -292,13 +269,8 @@ def vits(folder: Path) -> None:
 @layout("RVC", steps=(500, 1000), **OF_NET)
 def rvc(folder: Path) -> None:
     for epoch, step in ((10, 500), (20, 1000)):
-        state = {
-            "weight": half(net(step)),
-            "config": [1025, 32],
-            "info": f"{epoch}epoch",
-            "sr": "40k",
-            "f0": 1,
-        }
+        state = {"weight": half(net(step)), "config": [1025, 32], "info": f"{epoch}epoch", "sr": "40k"}
+        state |= {"f0": 1}
         save(folder / f"weights/voice_e{epoch}_s{step}.pth", state)
 
 
@@ -336,12 +308,8 @@ def espnet(folder: Path) -> None:
 )
 def coqui(folder: Path) -> None:
     for name, step in (("checkpoint_10000", 10_000), ("checkpoint_20000", 20_000), ("best_model", 15_000)):
-        state = {
-            "config": {"model": "vits"},
-            "model": net(step),
-            "optimizer": adam(NET, step),
-            "scaler": None,
-        }
+        state = {"config": {"model": "vits"}, "model": net(step), "optimizer": adam(NET, step)}
+        state |= {"scaler": None}
         state |= {"step": step, "epoch": step // 2000, "date": "May 12, 2024", "model_loss": 0.5}
         save(folder / f"{name}.pth", state)
     write_text(folder / "config.json")

@@ -470,11 +470,8 @@ def opennmt(folder: Path) -> None:
 def allennlp(folder: Path) -> None:
     for epoch in (0, 1):
         save(folder / f"model_state_epoch_{epoch}.th", gpt(epoch))
-        state = {
-            "epochs_completed": epoch + 1,
-            "optimizer": adam(GPT, epoch),
-            "batches_in_epoch_completed": 0,
-        }
+        state = {"epochs_completed": epoch + 1, "optimizer": adam(GPT, epoch)}
+        state |= {"batches_in_epoch_completed": 0}
         save(folder / f"training_state_epoch_{epoch}.th", state)
     copy(folder / "model_state_epoch_1.th", folder / "best.th")
 
@@ -496,23 +493,16 @@ def composer(folder: Path) -> None:
         optimizer = adam(GPT, batch)
         groups = [{**optimizer["param_groups"][0], "params": list(GPT)}]
         by_name = {"state": dict(zip(GPT, optimizer["state"].values(), strict=True)), "param_groups": groups}
-        state = {
-            "model": gpt(batch),
-            "optimizers": {"DecoupledAdamW": by_name},
-            "timestamp": {"epoch": epoch, "batch": batch, "sample": 8 * batch},
-            "rank_zero_seed": 17,
-        }
+        state = {"model": gpt(batch), "optimizers": {"DecoupledAdamW": by_name}}
+        state |= {"timestamp": {"epoch": epoch, "batch": batch, "sample": 8 * batch}, "rank_zero_seed": 17}
         save(folder / f"ep{epoch}-ba{batch}-rank0.pt", {"state": state, "rng": [random_states(batch)]})
 
 
 @layout("nerfstudio", steps=(2000, 4000), **OF_GPT_ADAM)
 def nerfstudio(folder: Path) -> None:
     for step in (2000, 4000):
-        state = {
-            "step": step,
-            "pipeline": gpt(step, prefix="_model."),
-            "optimizers": {"fields": adam(GPT, step)},
-        }
+        state = {"step": step, "pipeline": gpt(step, prefix="_model.")}
+        state |= {"optimizers": {"fields": adam(GPT, step)}}
         scalers = {"scale": 65536.0, "_growth_tracker": 0}
         state |= {"schedulers": {"fields": {"last_epoch": step}}, "scalers": scalers}
         save(folder / f"nerfstudio_models/step-{step:09}.ckpt", state)
