@@ -306,13 +306,8 @@ def _arranged(
         for name, placed in _named_averages(content.tree, model, ordered=ordered):
             if owner.setdefault(name, number) == number:
                 model.append((number, name, placed))
-    roles = assign_roles(
-        model,
-        [content.tree.optimizers for content in contents],
-        ordered=ordered,
-        owners=None if told is None else told.owners,
-        models=models,
-    )
+    optimizers, owners = [content.tree.optimizers for content in contents], told and told.owners
+    roles = assign_roles(model, optimizers, ordered=ordered, owners=owners, models=models)
     specs: list[TensorSpec] = []
     regions: list[list[Region]] = []
     places: dict[str, tuple[int, Placed]] = {}
@@ -355,13 +350,10 @@ def _arranged(
         "regions": [_with_entries(content, held) for content, held in zip(contents, regions, strict=True)],
         "places": places,
         "aliases": {a: key for a, key in aliases.items() if key in places and a not in places},
-        "groups": roles.groups,
-        "slots": roles.slots,
-        "owners": roles.owners,
-        "free": roles.free,
         "ordered": ordered,
         "models": models,
         "weight_shapes": {spec.name: spec.shape for spec in ranked if spec.role in MODEL_ROLES},
+        **{name: getattr(roles, name) for name in ("groups", "slots", "owners", "free")},
     }
 
 
@@ -427,10 +419,8 @@ def assemble(
         # State without its weights is a part of a checkpoint: left out, it would be lost.
         part = arranged["specs"] or any(one.state for content in held for one in content.tree.optimizers)
         raise (InputError if part else NotCheckpointError)(NO_WEIGHTS, where=str(path))
-    left_out = (
-        Skipped(str(paths[name]), f"a restore would not write that name: {reason}")
-        for name, reason in unsafe.items()
-    )
+    why = "a restore would not write that name"
+    left_out = (Skipped(str(paths[name]), f"{why}: {reason}") for name, reason in unsafe.items())
     travelling = {name: stamp for name, stamp in (opaque or {}).items() if name not in unsafe}
     return ParsedCheckpoint(
         path=path,

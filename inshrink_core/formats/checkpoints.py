@@ -158,11 +158,8 @@ def model_folders(names: Iterable[str]) -> list[str]:
         folder, _, file = name.rpartition("/")
         if folder and folder.count("/") < _MOST_FOLDERS_DEEP and not STEP_FOLDER.search(folder):
             held.setdefault(folder, set()).add(file)
-    return [
-        folder
-        for folder, files in held.items()
-        if TRAINER_STATE not in files and any(map(_MODEL_FILE.match, files))
-    ]
+    models = ((folder, files) for folder, files in held.items() if any(map(_MODEL_FILE.match, files)))
+    return [folder for folder, files in models if TRAINER_STATE not in files]
 
 
 def named_apart(content: FileContent, model: str) -> FileContent:
@@ -170,11 +167,9 @@ def named_apart(content: FileContent, model: str) -> FileContent:
     prefix = f"{model}."
     tree = content.tree.renamed(lambda name: prefix + name)
     tree = tree._replace(model=(), extra=[*tree.model, *tree.extra], models=(model, *tree.models))
-    return content._replace(
-        tree=tree,
-        named=tuple(one._replace(name=prefix + one.name) for one in content.named),
-        aliases={prefix + alias: prefix + key for alias, key in content.aliases.items()},
-    )
+    named = tuple(tensor._replace(name=prefix + tensor.name) for tensor in content.named)
+    aliases = {prefix + alias: prefix + key for alias, key in content.aliases.items()}
+    return content._replace(tree=tree, named=named, aliases=aliases)
 
 
 def _told_apart(contents: dict[str, FileContent]) -> dict[str, FileContent]:

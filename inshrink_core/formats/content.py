@@ -95,11 +95,8 @@ def place(ref: TensorRef, entry: ZipEntry | None, where: str) -> Placed | None:
             raise DamagedError(f"an empty tensor of shape {clipped(str(shape))}", where=where)
         return Placed(ref.dtype, shape, None, entry.data_offset, 0)
     if (ref.offset + extent) * itemsize > entry.data_nbytes:
-        raise DamagedError(
-            f"a tensor of shape {clipped(str(shape))} reaches past its storage '{ref.storage.key[:40]}'",
-            where=where,
-            expected=f"at most {entry.data_nbytes} bytes",
-        )
+        what = f"a tensor of shape {clipped(str(shape))} reaches past its storage '{ref.storage.key[:40]}'"
+        raise DamagedError(what, where=where, expected=f"at most {entry.data_nbytes} bytes")
     # An expanded tensor shows one element many times. Far more often than there are bytes, it is a
     # trap for memory or a constant: either way it is better carried than read.
     if numel > max(extent, 1 << 16) * 64:
@@ -166,11 +163,9 @@ def _is_shard(name: str, sharding: str) -> bool:
 def _read_safetensors(file: ReadableFile, stamp: FileStamp) -> FileContent:
     tensors, metadata = read_header(file)
     if _is_shard(file.path.name, metadata.get(_SHARDING, "")):
-        raise InputError(
-            "shards of a distributed checkpoint in safetensors, which are not put together",
-            where=str(file.path),
-            remedy="consolidate them: HuggingFaceStorageWriter(enable_consolidation=True)",
-        )
+        what = "shards of a distributed checkpoint in safetensors, which are not put together"
+        remedy = "consolidate them: HuggingFaceStorageWriter(enable_consolidation=True)"
+        raise InputError(what, where=str(file.path), remedy=remedy)
     model: list[tuple[str, Placed]] = []
     named: list[Named] = []
     for key, placed in tensors:

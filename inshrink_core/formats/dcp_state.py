@@ -162,13 +162,13 @@ def loaded(name: str, content: bytes, where: str) -> object:
                 wanted = types.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
             reason = str(error).rpartition("error: ")[2].strip().partition("\n")[0]
             why = "" if wanted else f" ({clipped(reason)})"
-            raise UnsafePickleError(
-                f"'{clipped(name)}' is of a type that is not loaded{why}",
-                where=where,
-                wanted=tuple(sorted(wanted)),
-                remedy="turn it into numbers, texts and tensors before it is saved, or, if you trust the"
-                " archive, allow the type: torch.serialization.add_safe_globals([...])",
-            ) from error
+            what = f"'{clipped(name)}' is of a type that is not loaded{why}"
+            remedy = (
+                "turn it into numbers, texts and tensors before it is saved, or, if you trust the archive,"
+            )
+            remedy += " allow the type: torch.serialization.add_safe_globals([...])"
+            kinds = tuple(sorted(wanted))
+            raise UnsafePickleError(what, where=where, wanted=kinds, remedy=remedy) from error
 
 
 class NamedState(NamedTuple):
@@ -289,11 +289,8 @@ def storage_metadata(specs: Iterable[TensorSpec]) -> Any:
 
     rows = list(specs)
     whole = rows[0].whole
-    chunks = [
-        dcp.ChunkStorageMetadata(
-            torch.Size(row.cell.offsets if row.cell else (0,) * len(row.shape)), torch.Size(row.shape)
-        )
-        for row in rows
-    ]
+    offsets = [row.cell.offsets if row.cell else (0,) * len(row.shape) for row in rows]
+    spans = [(torch.Size(at), torch.Size(row.shape)) for at, row in zip(offsets, rows, strict=True)]
+    chunks = [dcp.ChunkStorageMetadata(*span) for span in spans]
     properties = dcp.TensorProperties(dtype=getattr(torch, whole.dtype))
     return dcp.TensorStorageMetadata(properties, torch.Size(whole.shape), chunks)

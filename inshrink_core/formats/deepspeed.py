@@ -186,11 +186,9 @@ class _Tag:
                 raise self._missing(re.sub(r"pp_rank_\d+", f"pp_rank_{rank}", example), rank)
 
     def _missing(self, name: str, rank: int) -> DamagedError:
-        return DamagedError(
-            f"the file of rank {rank} is missing: '{clipped(name)}'",
-            where=str(self._folder),
-            remedy="the checkpoint may be half-written: wait, or fetch the files of all ranks",
-        )
+        what = f"the file of rank {rank} is missing: '{clipped(name)}'"
+        remedy = "the checkpoint may be half-written: wait, or fetch the files of all ranks"
+        return DamagedError(what, where=str(self._folder), remedy=remedy)
 
 
 def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:
@@ -261,18 +259,12 @@ class _ModelRank:
         vectors = self._vectors() if self._is_cut else {}
         parameters = self._cut(vectors[_MASTER]) if _MASTER in vectors else []
         frozen, fragments = self._frozen() if self.is_stage_3 else ([], [])
-        weights = {
-            one.name: ref(placed)
-            for one in frozen
-            if (placed := _placed(one, fragments, self.models, required=True)) is not None
-        }
+        places_of = ((one.name, _placed(one, fragments, self.models, required=True)) for one in frozen)
+        weights = {name: ref(placed) for name, placed in places_of if placed is not None}
         state: dict[str, dict[str, TensorRef]] = {}
         for one in parameters:
-            state[one.name] = {
-                key: ref(placed)
-                for key, held in vectors.items()
-                if (placed := _placed(one, held, self.ranks, required=key == _MASTER)) is not None
-            }
+            rows = ((k, _placed(one, v, self.ranks, required=k == _MASTER)) for k, v in vectors.items())
+            state[one.name] = {key: ref(placed) for key, placed in rows if placed is not None}
             there = own.get(one.name)
             is_there = isinstance(there, TensorRef) and math.prod(there.shape) > 0
             if self.is_stage_3 and not is_there and called.get(one.name, one.name) not in known:
@@ -309,13 +301,9 @@ class _ModelRank:
             state = dict(enumerate(base)) if isinstance(base, list) else _mapping(_mapping(base).get("state"))
             file.require_few(sum(len(_mapping(one)) for one in state.values()))
             rows = [(i, _MASTER, value) for i, value in enumerate(masters)]
-            rows += [
-                (i, name, value)
-                for i, one in state.items()
-                if type(i) is int
-                for name, value in _mapping(one).items()
-                if isinstance(name, str) and name != _MASTER
-            ]
+            for i, one in state.items():
+                named = _mapping(one).items() if type(i) is int else ()
+                rows += [(i, k, value) for k, value in named if isinstance(k, str) and k != _MASTER]
             for i, name, value in rows:
                 if (placed := file.vector(value)) is not None:
                     found.setdefault(name, [{} for _ in self.ranks])[rank][i] = placed

@@ -626,8 +626,7 @@ def _reason(name: str) -> str | None:
         "it is absolute": name.startswith("/"),
         "it names a drive": _DRIVE.match(name) is not None,
         f"it has the component '{odd}'": odd is not None,
-        "a component is too long": max(len(part.encode(errors="replace")) for part in parts)
-        > _MAX_NAME_BYTES,
+        "a component is too long": any(len(p.encode(errors="replace")) > _MAX_NAME_BYTES for p in parts),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 

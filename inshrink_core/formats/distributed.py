@@ -232,10 +232,8 @@ class _Files:
             try:
                 self.stamps[name] = access.admit(path)
             except NotFoundError as error:
-                what, remedy = (
-                    f"the file '{clipped(name)}' of shards is missing",
-                    "fetch the files of all ranks",
-                )
+                what = f"the file '{clipped(name)}' of shards is missing"
+                remedy = "fetch the files of all ranks"
                 raise DamagedError(what, where=str(root), remedy=remedy) from error
             self._files[name] = stack.enter_context(ReadableFile(path, access.counter, self.stamps[name]))
             self.entries[name] = []
@@ -496,14 +494,14 @@ def read_distributed(root: Path, access: Access, first: int = 0) -> dict[str, Fi
         numbers = {name: first + i for i, name in enumerate(files.stamps)}
         placed = {name: _place(name, one, files, numbers) for name, one in described.tensors.items()}
         places = {name: one for name, one in placed.items() if one is not None}
-        tree = state_tree(
-            places,
-            described.objects,
-            described.paths,
-            lambda name, at: files.number(described.tensors[name].shards[0][1], at) if at.pieces else None,
-            lambda name: files.value(described.objects[name]),
-            str(root),
-        )
+
+        def number(name: str, place: Placed) -> int | None:
+            return files.number(described.tensors[name].shards[0][1], place) if place.pieces else None
+
+        def value(name: str) -> object:
+            return files.value(described.objects[name])
+
+        tree = state_tree(places, described.objects, described.paths, number, value, str(root))
     zips: dict[str, list[PackedZip]] = {name: [] for name in files.stamps}
     objects = set(described.objects.values())
     for payload in payloads:

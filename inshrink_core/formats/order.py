@@ -196,11 +196,8 @@ class _Run:
 
     def _disagreeing(self, source: _Source) -> list[str]:
         order = self._ranks(source.values)
-        return [
-            text
-            for text, column in self.columns.items()
-            if any(a[1] > b[1] for a, b in pairwise(sorted(zip(order, column, strict=True))))
-        ]
+        rows = ((text, sorted(zip(order, column, strict=True))) for text, column in self.columns.items())
+        return [text for text, row in rows if any(a[1] > b[1] for a, b in pairwise(row))]
 
     def _merit(self, source: _Source) -> tuple[int, int, int]:
         found = [(source.values[i], self.names[i].part) for i in self.regular if source.values[i] is not None]
@@ -271,10 +268,8 @@ class _Run:
     def placements(self) -> list[Placement]:
         """Return the place of each checkpoint: the main line first, and what is left of it for the others."""
         regular, comparable = set(self.regular), self._comparable()
-        rows = [
-            (i not in regular, self.steps[i] is None, not name.unit, bool(name.labels), i)
-            for i, name in enumerate(self.names)
-        ]
+        names = enumerate(self.names)
+        rows = [(i not in regular, self.steps[i] is None, not n.unit, bool(n.labels), i) for i, n in names]
         taken: set[tuple[int, str]] = set()
         places: dict[int, Placement] = {}
         for *_, i in sorted(rows):

@@ -656,12 +656,9 @@ def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Fo
         strange = (one for one in discovery.others if is_file(one) and is_numbered(one.name))
         skipped += [Skipped(str(one), _STRANGE, Fate.UNREADABLE) for one in islice(strange, _MOST_STRANGE)]
         more = f": {len(skipped)} passed over, the first because {skipped[0].reason}" if skipped else ""
-        raise NoCheckpointError(
-            f"no readable checkpoint{more}",
-            where=path,
-            skipped=tuple(row._replace(path=spoken(row.path)) for row in skipped),
-            remedy="give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files",
-        )
+        rows = tuple(row._replace(path=spoken(row.path)) for row in skipped)
+        remedy = "give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files"
+        raise NoCheckpointError(f"no readable checkpoint{more}", where=path, skipped=rows, remedy=remedy)
     skipped += [row for one in choice.by_step.values() for row in one.skipped]
     reopen = functools.partial(_open, path, pattern, known=seen, **options)
     return Run(root, choice, skipped=skipped, access=access, reopen=reopen)

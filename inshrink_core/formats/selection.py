@@ -288,11 +288,9 @@ def main_model(
     models.sort(key=merit, reverse=True)
     if len(models) > 1 and merit(models[0]) == merit(models[1]):
         first, second = models[0][0].path, models[1][0].path
-        raise InputError(
-            f"two different models in one run: '{first}' and '{second}' share few weights",
-            where=os.path.commonpath([first, second]),
-            remedy="name the checkpoints of one with a glob, such as 'runs/model-a-*.pt'",
-        )
+        what = f"two different models in one run: '{first}' and '{second}' share few weights"
+        remedy = "name the checkpoints of one with a glob, such as 'runs/model-a-*.pt'"
+        raise InputError(what, where=os.path.commonpath([first, second]), remedy=remedy)
     reason = "most names or shapes of its weights are those of another model"
     skipped += [Skipped(path, reason, Fate.OTHER_MODEL) for model in models[1:] for path in _paths(model)]
     return (models[0] if models else []), partial

@@ -50,11 +50,9 @@ def suggest_step_pattern(names: Sequence[str]) -> str:
     'model_ep{step}_acc*.pt'
     """
     first = next((name for name in names if _DECIMAL.search(name)), "")
-    patterns = [
-        _STEP_PART.join(_DECIMAL.sub("*", part) for part in (first[: one.start()], first[one.end() :]))
-        for one in _DECIMAL.finditer(first)
-        if one.group().isdigit()
-    ]
+    numbers = [found for found in _DECIMAL.finditer(first) if found.group().isdigit()]
+    sides = [(first[: found.start()], first[found.end() :]) for found in numbers]
+    patterns = [_STEP_PART.join(_DECIMAL.sub("*", part) for part in both) for both in sides]
 
     def merit(pattern: str) -> tuple[int, bool]:
         steps = [row.step for row in steps_by_pattern(names, pattern) if row.step is not None]

@@ -64,11 +64,8 @@ def _write_safetensors(
     at = 0
     for spec in ordered:
         if spec.dtype not in _DTYPE_NAMES:
-            raise InputError(
-                f"tensor '{spec.key}' is {spec.dtype}, which safetensors has no name for",
-                where=checkpoint.origin,
-                remedy="use the layout 'torch' or 'same'",
-            )
+            what = f"tensor '{spec.key}' is {spec.dtype}, which safetensors has no name for"
+            raise InputError(what, where=checkpoint.origin, remedy="use the layout 'torch' or 'same'")
         dtype, span = _DTYPE_NAMES[spec.dtype], [at, at + spec.nbytes]
         header[spec.key] = {"dtype": dtype, "shape": _unpacked(spec), "data_offsets": span}
         at += spec.nbytes
@@ -398,10 +395,10 @@ def write_files(
         remove_empty(made)
         if not isinstance(error, OSError):
             raise
+        where = str(targets[0] if len(targets) == 1 else directory)
+        remedy = _REMEDIES.get(error.errno or 0, "nothing was changed there; try another place")
         raise StorageError(
-            f"writing failed: {error.strerror or error}",
-            where=str(targets[0] if len(targets) == 1 else directory),
-            remedy=_REMEDIES.get(error.errno or 0, "nothing was changed there; try another place"),
+            f"writing failed: {error.strerror or error}", where=where, remedy=remedy
         ) from error
     return tuple(targets)
 

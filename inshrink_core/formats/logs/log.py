@@ -207,17 +207,12 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     if not is_event_file(content) and len(content) > _MAX_TEXT_BYTES:
         raise InputError("more than 32 MB of text", where=str(named), remedy="keep every tenth row, say")
     raw, note = _rows(content, named)
-    rows = tuple(
-        {name: number for name, value in row.items() if name and (number := _number(value)) is not None}
-        for row in raw
-    )
+    numbers = ({name: _number(value) for name, value in row.items() if name} for row in raw)
+    rows = tuple({name: value for name, value in row.items() if value is not None} for row in numbers)
     columns = tuple(dict.fromkeys(name for row in rows for name in row))
     if not columns:
-        what, expected = (
-            "no metrics: no number in a named column",
-            "CSV, JSON lines or TensorBoard's event file",
-        )
-        raise InputError(what, where=str(named), expected=expected)
+        expected = "CSV, JSON lines or TensorBoard's event file"
+        raise InputError("no metrics: no number in a named column", where=str(named), expected=expected)
     return MetricsFile(named, columns, rows, note)
 
 

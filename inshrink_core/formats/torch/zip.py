@@ -319,17 +319,9 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> tuple[byte
     pickle_bytes = file.read(entry.offset, entry.nbytes)
     crc = crc32(pickle_bytes)
     if have_checksums and crc != entry.crc and not allow_damaged:
-        raise RottenError(
-            f"entry '{clipped(entry.name)}' of the zip does not match its CRC-32",
-            path=file.path,
-            offset=entry.offset,
-            expected=f"{entry.crc:08x}",
-            found=f"{crc:08x}",
-        )
+        what = f"entry '{clipped(entry.name)}' of the zip does not match its CRC-32"
+        facts = {"expected": f"{entry.crc:08x}", "found": f"{crc:08x}"}
+        raise RottenError(what, path=file.path, offset=entry.offset, **facts)
     prefix = f"{folder}data/"
-    storages = {
-        entry.name[len(prefix) :]: ZipEntry(entry.offset, entry.nbytes, entry.crc_offsets)
-        for entry in entries
-        if entry.name.startswith(prefix)
-    }
-    return pickle_bytes, storages
+    held = ((e.name.removeprefix(prefix), e) for e in entries if e.name.startswith(prefix))
+    return pickle_bytes, {key: ZipEntry(e.offset, e.nbytes, e.crc_offsets) for key, e in held}
