@@ -126,8 +126,8 @@ class ParsedCheckpoint:
         """The files, by path."""
         rows = zip_longest(self.stamps.items(), self.kinds, self.regions)
         found = []
-        for (name, stamp), kind, held in rows:
-            regions, entries = held or ((), ())
+        for (name, stamp), kind, items in rows:
+            regions, entries = items or ((), ())
             rest: Any = {"kind": kind or "opaque", "regions": regions, "zip_entries": entries}
             found.append(FileLayout(path=name, nbytes=stamp.nbytes, **rest))
         return tuple(sorted(found, key=lambda layout: layout.path))
@@ -135,7 +135,7 @@ class ParsedCheckpoint:
     @functools.cached_property
     def hyperparameters(self) -> Mapping[str, Mapping[str, float]]:
         """Numbers of its group by parameter."""
-        return {name: self.numbers[file][one][group] for name, (file, one, group) in self.groups.items()}
+        return {name: self.numbers[file][item][group] for name, (file, item, group) in self.groups.items()}
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ class Recall:
 def _sketch(content: FileContent) -> object:
     """Return all of a file that its checkpoint follows from, but for its name, its steps and its numbers."""
     tree = content.tree
-    groups = [[(g.params, g.names, bool(g.numbers)) for g in one.groups] for one in tree.optimizers]
+    groups = [[(g.params, g.names, bool(g.numbers)) for g in item.groups] for item in tree.optimizers]
     optimizers = [list(optimizer.state.items()) for optimizer in tree.optimizers], groups
     return tree[:3], optimizers, tree.kept, tree.buffers, tree.models, content[3:]
 
@@ -220,10 +220,10 @@ def _regions(tensors: Iterable[Named]) -> tuple[list[Region], set[str]]:
         else:
             groups.append((start, end, [tensor]))
     regions = []
-    for start, end, held in groups:
-        rows = tuple([Member(t.key, t.placed.offset - start, t.placed.stride) for t in held])
+    for start, end, items in groups:
+        rows = tuple([Member(t.key, t.placed.offset - start, t.placed.stride) for t in items])
         regions.append(Region(start, end - start, rows))
-    return regions, {tensor.key for *_, held in groups if len(held) > 1 for tensor in held}
+    return regions, {tensor.key for *_, items in groups if len(items) > 1 for tensor in items}
 
 
 def _place_in_regions(
@@ -242,10 +242,10 @@ def _place_in_regions(
             aliases[key] = owner
             if _layer(tensor.name, tensor.placed.shape) is LayerType.EMBEDDING:
                 layers[owner] = LayerType.EMBEDDING
-    kept = {key: tensor for key, tensor in tensors.items() if key not in aliases}
-    regions, shared = _regions(tensor for tensor in kept.values() if not tensor.placed.pieces)
+    remaining = {key: tensor for key, tensor in tensors.items() if key not in aliases}
+    regions, shared = _regions(tensor for tensor in remaining.values() if not tensor.placed.pieces)
     specs = []
-    for key, (name, role, placed, _) in kept.items():
+    for key, (name, role, placed, _) in remaining.items():
         layer, exact = layers.get(key) or _layer(name, placed.shape), key in shared or _is_shared(placed)
         specs.append(_spec(name, role, placed.dtype, placed.shape, exact, layer))
     return regions, specs, aliases
@@ -300,7 +300,7 @@ def _arranged(
     )
     if told is not None or not ordered:
         rank = {name: at for at, name in enumerate(in_order(names, () if told is None else told.order))}
-        model.sort(key=lambda one: rank[one[1]])
+        model.sort(key=lambda item: rank[item[1]])
     models = tuple(dict.fromkeys(name for content in contents for name in content.tree.models))
     for number, content in enumerate(contents):
         for name, placed in _named_averages(content.tree, model, ordered=ordered):
@@ -317,7 +317,7 @@ def _arranged(
         tree = content.tree
         main = {name for name, _ in tree.model}
         gradients = tree.model if has_gradients[number] else tree.gradients
-        held = [
+        members = [
             *(tree.with_role(t) if t.name in main else t for t in roles.model if t.file == number),
             *(Named(name, TensorRole.GRADIENT, placed) for name, placed in gradients),
             *(tensor for tensor in roles.state if tensor.file == number),
@@ -325,7 +325,7 @@ def _arranged(
             *(Named(name, TensorRole.EXTRA, placed) for name, placed in tree.kept),
         ]
         tensors: dict[str, Named] = {}
-        for tensor in held:
+        for tensor in members:
             if (key := tensor.key) not in seen:
                 tensors.setdefault(key, tensor)
         seen |= tensors.keys()
@@ -347,7 +347,9 @@ def _arranged(
         "has_gradients": has_gradients,
         "again": [],
         "specs": tuple(ranked),
-        "regions": [_with_entries(content, held) for content, held in zip(contents, regions, strict=True)],
+        "regions": [
+            _with_entries(content, members) for content, members in zip(contents, regions, strict=True)
+        ],
         "places": places,
         "aliases": {a: key for a, key in aliases.items() if key in places and a not in places},
         "ordered": ordered,
@@ -404,20 +406,22 @@ def assemble(
     DamagedError
         A piece of a tensor shares bytes with another tensor.
     """
-    held, recall = list(contents.values()), recall or Recall()
+    file_contents, recall = list(contents.values()), recall or Recall()
     unsafe = unsafe_names([*contents, *(opaque or {})])
     check_names(contents, str(path))
     has_gradients = [name in gradient_files for name in contents]
-    sketch = (has_gradients, list(map(_sketch, held)))
+    sketch = (has_gradients, list(map(_sketch, file_contents)))
     if not recall.arranged or recall.sketch != sketch:
-        recall.arranged = _arranged(held, has_gradients)
+        recall.arranged = _arranged(file_contents, has_gradients)
         for name, (regions, _) in zip(contents, recall.arranged["regions"], strict=True):
             if any(first.offset + first.nbytes > second.offset for first, second in pairwise(regions)):
                 raise DamagedError("two tensors lie over each other", where=str(paths[name]))
     recall.sketch, arranged = sketch, recall.arranged
     if needs_weights and not arranged["weight_shapes"]:
         # State without its weights is a part of a checkpoint: left out, it would be lost.
-        part = arranged["specs"] or any(one.state for content in held for one in content.tree.optimizers)
+        part = arranged["specs"] or any(
+            optimizer.state for content in file_contents for optimizer in content.tree.optimizers
+        )
         raise (InputError if part else NotCheckpointError)(NO_WEIGHTS, where=str(path))
     why = "a restore would not write that name"
     left_out = (Skipped(str(paths[name]), f"{why}: {reason}") for name, reason in unsafe.items())
@@ -426,10 +430,12 @@ def assemble(
         path=path,
         format=fmt,
         paths=paths,
-        stamps={name: one.stamp for name, one in contents.items()} | travelling,
-        kinds=[one.kind for one in held],
-        steps=sum((content.tree.steps for content in held), steps),
-        numbers=[[[group.numbers for group in o.groups] for o in one.tree.optimizers] for one in held],
+        stamps={name: item.stamp for name, item in contents.items()} | travelling,
+        kinds=[item.kind for item in file_contents],
+        steps=sum((content.tree.steps for content in file_contents), steps),
+        numbers=[
+            [[group.numbers for group in o.groups] for o in item.tree.optimizers] for item in file_contents
+        ],
         zips={name: content.zips for name, content in contents.items() if content.zips},
         skipped=(*left_out, *skipped),
         **arranged,

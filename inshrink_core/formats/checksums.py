@@ -288,12 +288,12 @@ def summary(
     """Return what is recorded of the files of one checkpoint; `kinds` are of those that hold tensors."""
     algorithms, without = set(), set()
     for name, kind in kinds.items():
-        held = checks[name]
-        vouched = ({"crc32"} if held.has_crcs else set()) | ({"sha256"} if held.digest else set())
+        check = checks[name]
+        vouched = ({"crc32"} if check.has_crcs else set()) | ({"sha256"} if check.digest else set())
         algorithms |= vouched
         if not vouched:
             without.add(kind)
     record: dict[str, Any] = {"checked": sorted(algorithms), "unchecked": sorted(without)}
     if damage:
-        record["damaged"] = [[one.file, one.entry, one.offset, one.nbytes] for one in damage]
+        record["damaged"] = [[item.file, item.entry, item.offset, item.nbytes] for item in damage]
     return record

@@ -113,8 +113,8 @@ def _require_plain(root: object, tree: StateTree, where: str) -> None:
     UnsafePickleError
         It is.
     """
-    held = [root.get(key) for key in (*MODEL_KEYS, *EMA_KEYS)] if isinstance(root, dict) else []
-    wanted = sorted({value.name for value in held if isinstance(value, Foreign) and not value})
+    items = [root.get(key) for key in (*MODEL_KEYS, *EMA_KEYS)] if isinstance(root, dict) else []
+    wanted = sorted({value.name for value in items if isinstance(value, Foreign) and not value})
     if wanted and not (tree.model or tree.extra):
         raise UnsafePickleError("the pickle wants to import", where=where, wanted=tuple(wanted))
 
@@ -154,8 +154,8 @@ def _is_shard(name: str, sharding: str) -> bool:
     if name.startswith("shard-"):
         return True
     try:
-        told = json.loads(sharding)
-        return any(any(one["saved_offsets"]) for one in told.values())
+        given = json.loads(sharding)
+        return any(any(item["saved_offsets"]) for item in given.values())
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
         return True
 

@@ -106,8 +106,8 @@ def saved_state(checkpoint: Checkpoint) -> SavedState:
     for layout in checkpoint.files:
         if layout.kind == STATE:
             state = unpack_state(checkpoint.source.skeleton(layout), checkpoint.origin)
-            kept = {name: key for name, key in state.tensors.items() if key in checkpoint}
-            return state._replace(tensors=kept)
+            remaining = {name: key for name, key in state.tensors.items() if key in checkpoint}
+            return state._replace(tensors=remaining)
     tensors: dict[str, str] = {}
     paths: dict[str, StatePath] = {}
     for spec in checkpoint.specs:
@@ -126,8 +126,8 @@ def _path_of(spec: TensorSpec) -> StatePath:
     if spec.role is TensorRole.STATE:
         return ("optimizer", "state", spec.parameter, spec.name.rpartition(":")[2])
     if spec.role in OPTIMIZER_ROLES:
-        own = STATE_WORDS.get(spec.role, spec.role.value)
-        return ("optimizer", "state", spec.name, own)
+        word = STATE_WORDS.get(spec.role, spec.role.value)
+        return ("optimizer", "state", spec.name, word)
     return (spec.role.value, spec.name)
 
 
@@ -288,9 +288,9 @@ def storage_metadata(specs: Iterable[TensorSpec]) -> Any:
     from torch.distributed.checkpoint import metadata as dcp
 
     rows = list(specs)
-    whole = rows[0].whole
+    full = rows[0].whole
     offsets = [row.cell.offsets if row.cell else (0,) * len(row.shape) for row in rows]
     spans = [(torch.Size(at), torch.Size(row.shape)) for at, row in zip(offsets, rows, strict=True)]
     chunks = [dcp.ChunkStorageMetadata(*span) for span in spans]
-    properties = dcp.TensorProperties(dtype=getattr(torch, whole.dtype))
-    return dcp.TensorStorageMetadata(properties, torch.Size(whole.shape), chunks)
+    properties = dcp.TensorProperties(dtype=getattr(torch, full.dtype))
+    return dcp.TensorStorageMetadata(properties, torch.Size(full.shape), chunks)

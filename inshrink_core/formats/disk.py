@@ -299,7 +299,7 @@ def holding_files() -> Iterator[None]:
 def reading(path: Path, counter: ByteCounter, unchanged: FileStamp) -> Iterator[ReadableFile]:
     """Give an open file, as `ReadableFile` opens it, or one that was left open and has not changed since."""
     with _lock:
-        alike = (one for one in _idle if one[0] == unchanged and one[1].counter is counter)
+        alike = (item for item in _idle if item[0] == unchanged and item[1].counter is counter)
         left = next(alike, None)
         if left is not None:
             _idle.remove(left)
@@ -316,8 +316,8 @@ def reading(path: Path, counter: ByteCounter, unchanged: FileStamp) -> Iterator[
         if _n_holding and not file.is_elsewhere:
             _idle.append((unchanged, file))
             closed = [_idle.pop(0)[1]] if len(_idle) > _MOST_IDLE else []
-    for one in closed:
-        one.close()
+    for item in closed:
+        item.close()
 
 
 class Readable(Protocol):
@@ -536,7 +536,7 @@ class Access:
                         skipped.append(self.skipped(path))
                         continue
                     real = os.path.realpath(path)
-                    if real in seen or any(lies_in(one, real) for one in seen):
+                    if real in seen or any(lies_in(item, real) for item in seen):
                         skipped.append(Skipped(str(path), "a link to a directory that is read already"))
                         continue
                     seen.add(real)
@@ -644,7 +644,7 @@ def unsafe_names(names: Iterable[str]) -> dict[str, str]:
     >>> unsafe_names(["README.md", "Readme.md", "a/../b"])
     {'Readme.md': "it would overwrite 'README.md'", 'a/../b': "it has the component '..'"}
     """
-    kept: dict[str, str] = {}
+    remaining: dict[str, str] = {}
     folders: dict[str, str] = {}
     found: dict[str, str] = {}
     for name in names:
@@ -652,14 +652,16 @@ def unsafe_names(names: Iterable[str]) -> dict[str, str]:
         parts = folded.split("/")
         above = ["/".join(parts[:n]) for n in range(1, len(parts))]
         reason = _reason(name)
-        if reason is None and folded in kept:
-            reason = f"it would overwrite '{kept[folded]}'"
-        if reason is None and (inside := folders.get(folded) or next((p for p in above if p in kept), None)):
+        if reason is None and folded in remaining:
+            reason = f"it would overwrite '{remaining[folded]}'"
+        if reason is None and (
+            inside := folders.get(folded) or next((p for p in above if p in remaining), None)
+        ):
             reason = f"'{inside}' and it cannot be a file and a directory at once"
         if reason is not None:
             found[name] = reason
             continue
-        kept[folded] = name
+        remaining[folded] = name
         folders.update(dict.fromkeys(above, name))
     return found
 

@@ -201,11 +201,13 @@ def flaw_of_cover(boxes: list[Box], shape: tuple[int, ...]) -> str:
         axis = max(range(len(shape)), key=lambda d: len({box.offsets[d] for box in boxes}))
         n_compared, active = 0, list[Box]()
         for box in sorted(boxes, key=lambda box: box.offsets[axis]):
-            active = [one for one in active if one.offsets[axis] + one.sizes[axis] > box.offsets[axis]]
+            active = [
+                other for other in active if other.offsets[axis] + other.sizes[axis] > box.offsets[axis]
+            ]
             n_compared += len(active)
             if n_compared > _MOST_COMPARISONS:
                 return "are more than a checkpoint has"
-            if any(_overlap(one, box) for one in active):
+            if any(_overlap(other, box) for other in active):
                 return "overlap"
             active.append(box)
     return "leave a hole" if sum(math.prod(box.sizes) for box in boxes) != math.prod(shape) else ""
@@ -237,16 +239,16 @@ class _Files:
                 raise DamagedError(what, where=str(root), remedy=remedy) from error
             self._files[name] = stack.enter_context(ReadableFile(path, access.counter, self.stamps[name]))
             self.entries[name] = []
-            ends = [(one.offset, one.offset + one.nbytes) for one in sorted(row, key=lambda p: p.offset)]
+            ends = [(item.offset, item.offset + item.nbytes) for item in sorted(row, key=lambda p: p.offset)]
             if any(end > start for (_, end), (start, _) in pairwise(ends)):
                 raise DamagedError("two shards lie over each other", where=str(path))
             if ends[-1][1] > self._files[name].nbytes:
                 facts = {"expected": f"at least {ends[-1][1]} bytes", "found": f"{self._files[name].nbytes}"}
                 raise DamagedError("the file is shorter than '.metadata' says", where=str(path), **facts)
             self._files[name].expect(
-                (at, min(one.nbytes, _END_NBYTES))
-                for one in row
-                for at in (one.offset, one.offset + max(0, one.nbytes - _END_NBYTES))
+                (at, min(item.nbytes, _END_NBYTES))
+                for item in row
+                for at in (item.offset, item.offset + max(0, item.nbytes - _END_NBYTES))
             )
 
     def window(self, payload: _Payload) -> Window:
@@ -256,8 +258,8 @@ class _Files:
         """Return the integer that a tensor of one element is; None of any other."""
         if placed.dtype not in ("int64", "int32") or math.prod(placed.shape) != 1:
             return None
-        held = placed.pieces[0].placed
-        raw = self._files[payload.file].read(held.offset, held.span)
+        at = placed.pieces[0].placed
+        raw = self._files[payload.file].read(at.offset, at.span)
         return int.from_bytes(raw, "little", signed=True)
 
     def value(self, payload: _Payload) -> object:
@@ -289,9 +291,9 @@ class _Files:
 def split_name(name: str, paths: Mapping[Any, Any]) -> tuple[str | int, ...]:
     """Return the keys that lead to a tensor in the state that was saved."""
     path = paths.get(name)
-    told = _MEGATRON.fullmatch(name) if path in (None, (name,)) else None
-    if told and told[2].rpartition(".")[2] not in STATE_ROLES:
-        return "optimizer", "state", told[2], told[1]
+    given = _MEGATRON.fullmatch(name) if path in (None, (name,)) else None
+    if given and given[2].rpartition(".")[2] not in STATE_ROLES:
+        return "optimizer", "state", given[2], given[1]
     if (
         isinstance(path, tuple)
         and 0 < len(path) <= _MOST_DEPTH
@@ -323,18 +325,18 @@ def _optimizer_of(value: object) -> object:
             state.setdefault(name, {})[role] = item
     if state:
         return {"state": state, "param_groups": []}
-    held, groups = value.get("state"), value.get("param_groups")
-    if not isinstance(held, dict):
+    items, groups = value.get("state"), value.get("param_groups")
+    if not isinstance(items, dict):
         return value
     groups = list(groups.values()) if isinstance(groups, dict) else groups
     groups = groups if isinstance(groups, list) else []
-    return {**value, "state": _by_number(held, groups), "param_groups": groups}
+    return {**value, "state": _by_number(items, groups), "param_groups": groups}
 
 
 def _by_number(state: dict[Any, Any], groups: list[Any]) -> dict[Any, Any]:
     """Return state by the numbers that its groups speak of, which PyTorch stores as text."""
-    held = [group.get("params") for group in groups if isinstance(group, dict)]
-    known = (n for params in held if isinstance(params, list) for n in params if type(n) is int)
+    items = [group.get("params") for group in groups if isinstance(group, dict)]
+    known = (n for params in items if isinstance(params, list) for n in params if type(n) is int)
     numbers = {str(n): n for n in known if 0 <= n < _MOST_ITEMS}
     return {numbers.get(key, key): item for key, item in state.items()}
 
@@ -360,8 +362,8 @@ def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:
 def _as_state(loose: dict[Any, Any], root: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return weights by the names that the optimizer's state has: Megatron-LM puts ``model.`` before them."""
     state = root.get("optimizer")
-    held = state.get("state") if isinstance(state, dict) else None
-    names = held.keys() if isinstance(held, dict) else ()
+    items = state.get("state") if isinstance(state, dict) else None
+    names = items.keys() if isinstance(items, dict) else ()
     stripped = {key.removeprefix("model."): value for key, value in loose.items() if isinstance(key, str)}
     is_other = len(stripped) == len(loose) and any(name in names and name not in loose for name in stripped)
     return stripped if is_other else loose
@@ -447,8 +449,8 @@ def _place(name: str, tensor: _Tensor, files: _Files, numbers: Mapping[str, int]
             expected = f"{tensor.dtype} {clipped(str(box.sizes))}"
             found = f"{placed.dtype} {clipped(str(placed.shape))}"
             raise DamagedError(what, where=payload.file, expected=expected, found=found)
-        whole = box.sizes == tensor.shape
-        pieces.append(Piece(None if whole else box, numbers[payload.file], placed))
+        full = box.sizes == tensor.shape
+        pieces.append(Piece(None if full else box, numbers[payload.file], placed))
     nbytes = math.prod(tensor.shape) * itemsize
     return Placed(tensor.dtype, tensor.shape, None, pieces[0].placed.offset, nbytes, tuple(pieces))
 
@@ -492,8 +494,8 @@ def read_distributed(root: Path, access: Access, first: int = 0) -> dict[str, Fi
     with ExitStack() as stack:
         files = _Files(root, payloads, access, stack)
         numbers = {name: first + i for i, name in enumerate(files.stamps)}
-        placed = {name: _place(name, one, files, numbers) for name, one in described.tensors.items()}
-        places = {name: one for name, one in placed.items() if one is not None}
+        placed = {name: _place(name, item, files, numbers) for name, item in described.tensors.items()}
+        places = {name: item for name, item in placed.items() if item is not None}
 
         def number(name: str, place: Placed) -> int | None:
             return files.number(described.tensors[name].shards[0][1], place) if place.pieces else None

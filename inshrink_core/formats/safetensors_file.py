@@ -123,7 +123,7 @@ def read_header(file: ReadableFile) -> tuple[list[tuple[str, Placed]], dict[str,
         raise damaged(file, "the header's __metadata__ is no table of strings")
     end = 8 + n_header
     tensors = [(name, _placed(file, name, entry, end)) for name, entry in header.items()]
-    for name, placed in sorted(tensors, key=lambda one: (one[1].offset, one[1].span)):
+    for name, placed in sorted(tensors, key=lambda item: (item[1].offset, item[1].span)):
         if placed.offset != end:
             what = f"tensor '{name[:80]}' overlaps another or leaves a gap"
             raise damaged(file, what, found=f"offset {placed.offset}", expected=f"{end}")

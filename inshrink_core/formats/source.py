@@ -103,7 +103,7 @@ class FileSource:
         with self._lock:
             if name not in self._checks:
                 tensors = self._extents.get(name, [])
-                accepted = [one for one in self._accepted if one.file == name]
+                accepted = [item for item in self._accepted if item.file == name]
                 digest = digest_beside(self._paths[name], file.nbytes)
                 about: Any = {"digest": digest, "accepted": accepted, "optional": not tensors}
                 zips = self._zips.get(name, ())
@@ -114,15 +114,15 @@ class FileSource:
     def _extents(self) -> dict[str, list[tuple[str, int, int]]]:
         """Key, first byte and extent of the tensors, or their pieces, of each file."""
         found: dict[str, list[tuple[str, int, int]]] = {}
-        for key, (number, whole) in self._places.items():
-            for held, place in self._pieces(number, whole):
-                found.setdefault(held, []).append((key, place.offset, place.span))
+        for key, (number, full) in self._places.items():
+            for items, place in self._pieces(number, full):
+                found.setdefault(items, []).append((key, place.offset, place.span))
         return found
 
     def _pieces(self, number: int, placed: Placed) -> list[tuple[str, Placed]]:
         """Return file and place of every piece of a tensor; of one in a piece, its own."""
-        held = [(piece.file, piece.placed) for piece in placed.pieces] or [(number, placed)]
-        return [(self._names[file], place) for file, place in held]
+        items = [(piece.file, piece.placed) for piece in placed.pieces] or [(number, placed)]
+        return [(self._names[file], place) for file, place in items]
 
     def read(self, spec: TensorSpec) -> Tensor:
         """Return a tensor, contiguous, in memory of its own, compared with the checksums of its file.
@@ -178,15 +178,15 @@ class FileSource:
         dtype = getattr(torch, placed.dtype)
         if not math.prod(placed.shape):
             return torch.empty(placed.shape, dtype=dtype)
-        held = self._pieces(number, placed)
-        if len(held) == 1:
-            return self._read(*held[0], checked=checked)
-        whole = torch.empty((*placed.shape, dtype.itemsize), dtype=torch.uint8)
-        for piece, (held_in, place) in zip(placed.pieces, held, strict=True):
+        items = self._pieces(number, placed)
+        if len(items) == 1:
+            return self._read(*items[0], checked=checked)
+        full = torch.empty((*placed.shape, dtype.itemsize), dtype=torch.uint8)
+        for piece, (held_in, place) in zip(placed.pieces, items, strict=True):
             part = self._read(held_in, place, checked=checked).reshape(-1).view(torch.uint8)
-            target = whole if piece.box is None else whole[piece.box.slices]
+            target = full if piece.box is None else full[piece.box.slices]
             target.copy_(part.reshape(target.shape))
-        return whole.reshape(-1).view(dtype).reshape(placed.shape)
+        return full.reshape(-1).view(dtype).reshape(placed.shape)
 
     def _read(self, name: str, placed: Placed, *, checked: bool) -> Tensor:
         """Return what lies at one place, contiguous."""
@@ -309,7 +309,7 @@ def accepting_damage(checkpoint: Checkpoint) -> Checkpoint:
     if not isinstance(checkpoint.source, FileSource):
         return checkpoint
     source, files = checkpoint.source.accepting_damage(checkpoint.files), []
-    damaged = {(one.file, one.offset) for one in source.accepted if one.entry}
+    damaged = {(item.file, item.offset) for item in source.accepted if item.entry}
     for layout in checkpoint.files:
         sound = tuple(e for e in layout.zip_entries if (layout.path, e.data_offset) not in damaged)
         files.append(replace(layout, zip_entries=sound))
@@ -560,7 +560,7 @@ class RestoredFile:
         sizes = {region.offset: region.nbytes for region in layout.regions}
         if at != len(tail) or any(len(data) != sizes.get(offset) for offset, data in odd.items()):
             raise DamagedError(f"the skeleton of '{layout.path}' is too long", where=checkpoint.origin)
-        pieces += [one._replace(odd=odd.get(one.offset)) for one in regions if one.nbytes]
+        pieces += [item._replace(odd=odd.get(item.offset)) for item in regions if item.nbytes]
         self.pieces = sorted(pieces, key=lambda piece: piece.offset)
 
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
@@ -616,8 +616,8 @@ class RestoredFile:
         for member, spec, (dtype, shape) in zip(region.members, specs, shapes, strict=True):
             itemsize = DTYPE_SIZES[dtype]
             tensor = checkpoint.source.read(spec) if member.box is None else read(spec)
-            whole = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
-            part = whole.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
+            full = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
+            part = full.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
             if member.stride is None:
                 buffer[member.start : member.start + part.size] = part.reshape(-1)
             elif part.size:

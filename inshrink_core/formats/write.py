@@ -57,8 +57,8 @@ def _write_safetensors(
     Tied names are written as safetensors' `save_model` does.
     """
     ordered = sorted(specs, key=lambda s: (-DTYPE_SIZES[s.dtype], s.key))
-    kept = {spec.key for spec in specs}
-    tied = {alias: key for alias, key in sorted(checkpoint.aliases.items()) if key in kept}
+    remaining = {spec.key for spec in specs}
+    tied = {alias: key for alias, key in sorted(checkpoint.aliases.items()) if key in remaining}
     tied = {alias: key for alias, key in tied.items() if alias not in ("format", "step")}
     header: dict[str, Any] = {"__metadata__": tied | {"format": "pt", "step": str(checkpoint.step)}}
     at = 0
@@ -96,7 +96,7 @@ def _write_torch(
     content: dict[str, Any] = {"step": checkpoint.step, "model": checkpoint.state_dict(None)}
     beside = [spec for spec in checkpoint.specs if spec.role not in MODEL_ROLES]
     tensors = [(spec.name, spec.role, partial(checkpoint.source.read, spec)) for spec in beside]
-    for name, role, read in tensors + [(one.name, one.role, one.whole) for one in carried]:
+    for name, role, read in tensors + [(item.name, item.role, item.whole) for item in carried]:
         if role in OPTIMIZER_ROLES:
             word = STATE_WORDS.get(role, role.value)
             content.setdefault("optimizer", {}).setdefault(name, {})[word] = read()

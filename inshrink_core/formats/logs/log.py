@@ -148,11 +148,11 @@ class MetricsFile:
             what = f"'{clipped(step)}' has fractions, and a step is a whole number"
             raise InputError(what, where=str(self.path), remedy=remedy)
         series = _collect(self.rows, (step,))
-        told = {name: series[name] for name in chosen if name in series}
-        if not told:
+        given = {name: series[name] for name in chosen if name in series}
+        if not given:
             what = f"no row has a metric beside '{clipped(step)}'"
             raise InputError(what, where=str(self.path), found=there)
-        return TrainingLog(told, str(self.path))
+        return TrainingLog(given, str(self.path))
 
 
 def _logged(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
@@ -257,8 +257,8 @@ def _csv_rows(text: str, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
 
 def _counts_up(column: Iterable[str]) -> bool:
     numbers = [_number(cell) for cell in column]
-    whole = [number for number in numbers if number is not None and number >= 0 and number % 1 == 0]
-    return len(whole) == len(numbers) and all(before < after for before, after in pairwise(whole))
+    full = [number for number in numbers if number is not None and number >= 0 and number % 1 == 0]
+    return len(full) == len(numbers) and all(before < after for before, after in pairwise(full))
 
 
 def _require_few(n_values: int, path: Path) -> None:

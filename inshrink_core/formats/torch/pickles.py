@@ -298,10 +298,10 @@ class Foreign(Opaque, _Mapping):
             params = group.get("params") if isinstance(group, dict) else ()
             if isinstance(params, list):
                 spend(len(params) + len(group))
-                order = [numbers.setdefault(id(one), len(numbers)) for one in params]
+                order = [numbers.setdefault(id(param), len(numbers)) for param in params]
                 numbered.append(_mapping_of({**group, "params": _Sequence(order)}.items()))
         found = ((number, state.get(_OddKey.of(place))) for place, number in numbers.items())
-        self["state"] = _mapping_of((number, held) for number, held in found if held is not None)
+        self["state"] = _mapping_of((number, items) for number, items in found if items is not None)
         self["param_groups"] = numbered
 
 
@@ -591,15 +591,15 @@ def _rewritten(data: bytes) -> tuple[bytes, str, int]:
     """
     match, n_bytes = _plain_for(len(data)).match, len(data)
     pieces: list[bytes] = []
-    at, kept, flaw = 0, 0, ""
+    at, remaining, flaw = 0, 0, ""
     most = _SOME + n_bytes // 3
     while True:
         found = match(data, at)
         at = found.end() if found else at
         opcode = data[at : at + 1]
         if opcode in _REPLACED:
-            pieces += (data[kept:at], _REPLACED[opcode])
-            at = kept = at + 1
+            pieces += (data[remaining:at], _REPLACED[opcode])
+            at = remaining = at + 1
             most -= 1
             if not most:
                 flaw = "more containers than the pickle has room for"
@@ -612,23 +612,23 @@ def _rewritten(data: bytes) -> tuple[bytes, str, int]:
                 break
             if opcode == b"\x96":
                 # BYTEARRAY8 as BINBYTES8: bytes cannot be changed.
-                pieces += (data[kept:at], b"\x8e")
-                kept = at + 1
+                pieces += (data[remaining:at], b"\x8e")
+                remaining = at + 1
             at = end
         elif opcode == b"\x95" and at + 9 <= n_bytes:
             # FRAME: there is one around the whole program.
-            pieces.append(data[kept:at])
-            at = kept = at + 9
+            pieces.append(data[remaining:at])
+            at = remaining = at + 9
         elif opcode == b"i" and (name := _INST.match(data, at)):
-            pieces.append(data[kept:at] + b"tc" + name[1] + _ask(_CALL_REVERSED))
-            at = kept = name.end()
+            pieces.append(data[remaining:at] + b"tc" + name[1] + _ask(_CALL_REVERSED))
+            at = remaining = name.end()
         elif opcode == b".":
             at += 1
             break
         else:
             flaw = f"opcode 0x{opcode.hex()}" if opcode else "it ends before STOP"
             break
-    program = b"".join([*pieces, data[kept:at]])
+    program = b"".join([*pieces, data[remaining:at]])
     return b"\x95" + len(program).to_bytes(8, "little") + program, flaw and f"at byte {at}: {flaw}", at
 
 
@@ -724,7 +724,7 @@ class _Reader(pickle.Unpickler):
             return self._call(args[0], args[2])  # a class that adds methods to a tensor
         if type(function) is FunctionType:
             if args:
-                sizes = [len(one) for one in args[:8] if isinstance(one, (list, tuple, dict, str, bytes))]
+                sizes = [len(arg) for arg in args[:8] if isinstance(arg, (list, tuple, dict, str, bytes))]
                 self._spend(len(args) + sum(sizes))
             return function(args)
         if isinstance(function, Foreign):

@@ -178,16 +178,16 @@ def read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
     gaps = _gaps_of_torch(file, records, limits) if isinstance(file, ReadableFile) else {}
     # The header of an entry, and what lies behind the one before.
     file.expect(
-        (max(0, one.header_offset - _GAP_BYTES), _GAP_BYTES + _LOCAL.size)
-        for one in records
-        if one.header_offset not in gaps
+        (max(0, item.header_offset - _GAP_BYTES), _GAP_BYTES + _LOCAL.size)
+        for item in records
+        if item.header_offset not in gaps
     )
     if gaps and isinstance(file, ReadableFile):
         file.promise((gap.offset, gap.content, gap.end) for gap in gaps.values())
-    told = {gap.offset: gap.content for gap in gaps.values()}
+    given = {gap.offset: gap.content for gap in gaps.values()}
 
     def read(offset: int, n_bytes: int) -> bytes:
-        return told[offset][:n_bytes] if offset in told else file.read(offset, n_bytes)
+        return given[offset][:n_bytes] if offset in given else file.read(offset, n_bytes)
 
     entries, ahead, ahead_at = [], b"", -1
     for record, limit in zip(records, limits, strict=False):
@@ -216,10 +216,10 @@ def read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
         if have_checksums and nbytes:
             places = ((begin + 14,) if header_crc == crc else ()) + ((behind_at,) if behind == crc else ())
             places += (central + 16,)
-        said = ""
+        text = ""
         if contradicted:
-            said = f"the records of entry '{clipped(_text(name))}' of the zip have different CRC-32s"
-        entries.append(CheckedEntry(offset, nbytes, _text(name), crc, said, places))
+            text = f"the records of entry '{clipped(_text(name))}' of the zip have different CRC-32s"
+        entries.append(CheckedEntry(offset, nbytes, _text(name), crc, text, places))
     return entries, have_checksums
 
 
@@ -243,10 +243,10 @@ def _gaps_of_torch(file: ReadableFile, records: list[_Record], limits: list[int]
     gaps: dict[int, _Gap] = {}
     seen = 0
     for i in range(1, len(records)):
-        before, own = framed[i - 1], framed[i]
-        if before is None or own is None:
+        before, entry = framed[i - 1], framed[i]
+        if before is None or entry is None:
             continue
-        header, footer = own[0], before[1]
+        header, footer = entry[0], before[1]
         begin = records[i].header_offset
         gap = _Gap(begin - len(footer), footer + header, begin + len(header) + records[i].nbytes)
         if i + 1 == len(records) or file.is_here(gap.offset, len(gap.content)):
@@ -320,8 +320,8 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> tuple[byte
     crc = crc32(pickle_bytes)
     if have_checksums and crc != entry.crc and not allow_damaged:
         what = f"entry '{clipped(entry.name)}' of the zip does not match its CRC-32"
-        facts = {"expected": f"{entry.crc:08x}", "found": f"{crc:08x}"}
-        raise RottenError(what, path=file.path, offset=entry.offset, **facts)
+        expected, found = f"{entry.crc:08x}", f"{crc:08x}"
+        raise RottenError(what, path=file.path, offset=entry.offset, expected=expected, found=found)
     prefix = f"{folder}data/"
-    held = ((e.name.removeprefix(prefix), e) for e in entries if e.name.startswith(prefix))
-    return pickle_bytes, {key: ZipEntry(e.offset, e.nbytes, e.crc_offsets) for key, e in held}
+    items = ((e.name.removeprefix(prefix), e) for e in entries if e.name.startswith(prefix))
+    return pickle_bytes, {key: ZipEntry(e.offset, e.nbytes, e.crc_offsets) for key, e in items}
