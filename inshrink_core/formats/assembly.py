@@ -37,7 +37,7 @@ from inshrink_core.formats.attribution.laws import (
     Slot,
     in_order,
     is_sorted,
-    told_by_headers,
+    claims_of_headers,
 )
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import FileContent
@@ -142,11 +142,11 @@ class ParsedCheckpoint:
         """Names of weights and buffers, in the order in which they are listed."""
         return tuple(self.weight_shapes)
 
-    def attributed(self, told: Attribution) -> ParsedCheckpoint:
+    def attributed(self, attribution: Attribution) -> ParsedCheckpoint:
         """Return the same checkpoint with the given owners of state and order of tensors."""
         # Checkpoints that are alike share the list.
-        if not self.again or self.again[0][0] != told:
-            self.again[:] = [(told, _arranged(self.contents, self.has_gradients, told))]
+        if not self.again or self.again[0][0] != attribution:
+            self.again[:] = [(attribution, _arranged(self.contents, self.has_gradients, attribution))]
         return replace(self, **self.again[0][1])
 
     def checkpoint(self, step: int, counter: ByteCounter) -> Checkpoint:
@@ -276,13 +276,13 @@ def _named_averages(
     for prefix, slots in lists.items():
         has_buffers = len(slots) > len(weights)
         averaged = {name: placed.shape for _, name, placed in model} if has_buffers else weights
-        owners = told_by_headers(slots, averaged, ordered=ordered)
+        owners = claims_of_headers(slots, averaged, ordered=ordered)
         called |= {key: f"{prefix}.{name}" for key, name in owners.items()}
     return [(called.get(name, name), placed) for name, placed in tree.extra]
 
 
 def _arranged(
-    contents: Sequence[FileContent], has_gradients: Sequence[bool], told: Attribution | None = None
+    contents: Sequence[FileContent], has_gradients: Sequence[bool], attribution: Attribution | None = None
 ) -> dict[str, Any]:
     """Return the fields of a `ParsedCheckpoint` that follow from what its files hold."""
     model: list[tuple[int, str, Placed]] = []
@@ -298,15 +298,18 @@ def _arranged(
     ordered = not is_sorted([name for _, name in of_files]) and all(
         contents[number].kind != "safetensors" for number, _ in of_files
     )
-    if told is not None or not ordered:
-        rank = {name: at for at, name in enumerate(in_order(names, () if told is None else told.order))}
+    if attribution is not None or not ordered:
+        rank = {
+            name: at
+            for at, name in enumerate(in_order(names, () if attribution is None else attribution.order))
+        }
         model.sort(key=lambda item: rank[item[1]])
     models = tuple(dict.fromkeys(name for content in contents for name in content.tree.models))
     for number, content in enumerate(contents):
         for name, placed in _named_averages(content.tree, model, ordered=ordered):
             if owner.setdefault(name, number) == number:
                 model.append((number, name, placed))
-    optimizers, owners = [content.tree.optimizers for content in contents], told and told.owners
+    optimizers, owners = [content.tree.optimizers for content in contents], attribution and attribution.owners
     roles = assign_roles(model, optimizers, ordered=ordered, owners=owners, models=models)
     specs: list[TensorSpec] = []
     regions: list[list[Region]] = []

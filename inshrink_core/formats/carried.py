@@ -89,13 +89,13 @@ class _Maker:
     def whole(self, ref: TensorRef, name: str) -> Tensor:
         """Return a tensor as it is."""
         try:
-            made: Tensor = self._whole(ref, name)
+            made: Tensor = self._rebuilt(ref, name)
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             text = clipped(str(error).partition("\n")[0])
             raise DamagedError(f"no tensor '{clipped(name)}' ({text})", where=self._where) from error
         return made
 
-    def _whole(self, ref: TensorRef, name: str, depth: int = 0) -> Any:
+    def _rebuilt(self, ref: TensorRef, name: str, depth: int = 0) -> Any:
         import torch
 
         build: Any = torch  # its functions of sparse and quantized tensors have no types
@@ -104,7 +104,7 @@ class _Maker:
         if not isinstance(ref, OddTensor):
             return self._strided(ref.storage, ref.offset, ref.shape, ref.stride, ref.dtype)
         args: Any = ref.args
-        inner = functools.partial(self._whole, name=name, depth=depth + 1)
+        inner = functools.partial(self._rebuilt, name=name, depth=depth + 1)
         if ref.kind == "conjugate":
             return inner(args[0]).conj()
         if ref.kind == "negative":

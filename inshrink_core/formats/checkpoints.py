@@ -172,7 +172,7 @@ def named_apart(content: FileContent, model: str) -> FileContent:
     return content._replace(tree=tree, named=named, aliases=aliases)
 
 
-def _told_apart(contents: dict[str, FileContent]) -> dict[str, FileContent]:
+def _models_named(contents: dict[str, FileContent]) -> dict[str, FileContent]:
     """Give further models names of their own; drop copies, which travel as they are.
 
     A further model is called an average or numbered by accelerate. Where files have some names in common and
@@ -239,7 +239,7 @@ def read_weight_files(root: Path, paths: Mapping[str, Path], access: Access) -> 
     for folder in folders:
         inner = {n.removeprefix(f"{folder}/"): p for n, p in paths.items() if n.startswith(f"{folder}/")}
         try:
-            items, held_fmt, _ = _read_folder(root / folder, inner, access)
+            items, inner_fmt, _ = _read_folder(root / folder, inner, access)
         except (UnsafePickleError, NotCheckpointError):
             if not has_main:
                 raise
@@ -248,7 +248,7 @@ def read_weight_files(root: Path, paths: Mapping[str, Path], access: Access) -> 
         for name, content in items.items():
             model = folder.replace("/", ".")
             remaining[f"{folder}/{name}"] = content if is_main else named_apart(content, model)
-        fmt = held_fmt if is_main or not has_main else fmt
+        fmt = inner_fmt if is_main or not has_main else fmt
     return Contents(remaining, fmt)
 
 
@@ -281,7 +281,7 @@ def _read_folder(root: Path, paths: Mapping[str, Path], access: Access) -> Conte
         if missing := shards.get(name, set()) - there:
             what = f"shard '{name}' lacks tensor '{min(missing)[:80]}' that the index puts there"
             raise DamagedError(what, where=str(root))
-    remaining = _told_apart({name: items for name, items in contents.items() if name not in gradients})
+    remaining = _models_named({name: items for name, items in contents.items() if name not in gradients})
     remaining |= {name: contents[name] for name in gradients if name in contents}
     fmt = next(iter(remaining.values())).kind if remaining else "directory"
     is_sharded = len(weights) > 1 and fmt == "safetensors"

@@ -148,7 +148,7 @@ class FileChecks:
         self._accepted = {damage.entry: damage.crc for damage in accepted}
         self._entries = _packed_entries(file, zips) if zips else _entries_of(file, optional)
         self._starts = [entry.offset for entry in self._entries]
-        self._whole = CheckedEntry(0, file.nbytes, "", 0, "", ())
+        self._full_span = CheckedEntry(0, file.nbytes, "", 0, "", ())
         self._pages: dict[CheckedEntry, list[int]] = {}
         self._lock = threading.Lock()
 
@@ -166,7 +166,7 @@ class FileChecks:
             They are not those that were written.
         """
         if self.digest is not None:
-            buffer = self._read_pages(file, self._whole, offset, nbytes)
+            buffer = self._read_pages(file, self._full_span, offset, nbytes)
         else:
             buffer = new_buffer(nbytes)
             file.read_into(offset, buffer)
@@ -188,7 +188,7 @@ class FileChecks:
     def damage(self, file: ReadableFile) -> list[Damage]:
         """Read the whole file and return what does not match; nothing is raised for that."""
         found = []
-        for span in [*self._entries, *([self._whole] if self.digest else [])]:
+        for span in [*self._entries, *([self._full_span] if self.digest else [])]:
             try:
                 crc, digest = self._pass_over(file, span, [])
                 self._judge(file, span, crc, digest)
@@ -202,7 +202,7 @@ class FileChecks:
         if accepted is not None:
             if accepted != crc:
                 raise _changed(file)
-        elif span is not self._whole:
+        elif span is not self._full_span:
             what = f"entry '{clipped(span.name)}' of the zip does not match its CRC-32"
             if span.contradiction:
                 raise self._rotten(file, span, span.contradiction)
@@ -243,7 +243,7 @@ class FileChecks:
     def _pass_over(self, file: ReadableFile, span: CheckedEntry, pages: list[int]) -> tuple[int, str]:
         """Read a span once; return its CRC-32 and its digest, and note the CRC-32 of each page."""
         hasher: Any = None
-        if span is self._whole and self.digest is not None:
+        if span is self._full_span and self.digest is not None:
             is_git = self.digest.kind == "git"
             hasher = hashlib.sha1(usedforsecurity=False) if is_git else hashlib.sha256()
             hasher.update(b"blob %d\0" % span.nbytes if is_git else b"")

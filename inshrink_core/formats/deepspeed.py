@@ -64,8 +64,8 @@ class DeepSpeedReader(FilesReader):
         """Return what the files of all ranks hold, and weights that lie beside them."""
         folder = _tag_folder(path) or path
         prefix = "" if folder == path else f"{folder.name}/"
-        names = _one_a_rank(name.removeprefix(prefix) for name in paths if name.startswith(prefix))
-        beside = [name for name in paths if not _one_a_rank([name.removeprefix(prefix)])]
+        names = _rank_files(name.removeprefix(prefix) for name in paths if name.startswith(prefix))
+        beside = [name for name in paths if not _rank_files([name.removeprefix(prefix)])]
         contents = read_weight_files(path, {name: paths[name] for name in beside}, access).files
         known = frozenset(name for item in contents.values() for name, _ in item.tree.model)
         tag = _Tag(folder, names, access, len(contents))
@@ -90,7 +90,7 @@ def _tag_folder(path: Path) -> Path | None:
     return inner[0] if not is_numbered(inner[0].name) or is_file(path / TRAINER_STATE) else None
 
 
-def _one_a_rank(names: Iterable[str]) -> list[str]:
+def _rank_files(names: Iterable[str]) -> list[str]:
     """Return the names of files that are read; of two that are called after one rank, the latter."""
     remaining: dict[tuple[str | None, ...], str] = {}
     for name in names:

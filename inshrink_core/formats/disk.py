@@ -463,7 +463,7 @@ class Access:
         if self.follow_links:
             return True
         real = os.path.realpath(path) if real is None else real
-        if any(lies_in(real, root) for root in (self.root, *self.within)):
+        if any(is_within(real, root) for root in (self.root, *self.within)):
             return True
         return any(is_blob(real, root) for root in (self.root, os.path.realpath(Path(path).parent)))
 
@@ -536,7 +536,7 @@ class Access:
                         skipped.append(self.skipped(path))
                         continue
                     real = os.path.realpath(path)
-                    if real in seen or any(lies_in(item, real) for item in seen):
+                    if real in seen or any(is_within(item, real) for item in seen):
                         skipped.append(Skipped(str(path), "a link to a directory that is read already"))
                         continue
                     seen.add(real)
@@ -587,7 +587,7 @@ def scan(folder: Path) -> list[os.DirEntry[str]]:
         raise StorageError(f"the directory cannot be read: {error.strerror}", where=str(folder)) from error
 
 
-def lies_in(real: str, root: str) -> bool:
+def is_within(real: str, root: str) -> bool:
     """Tell whether a real path is a directory or lies in it."""
     return real == root or real.startswith(root if root.endswith(os.sep) else root + os.sep)
 
@@ -602,7 +602,9 @@ def is_blob(real: str, folder: str) -> bool:
     if blob.parent.name != "blobs" or not _BLOB.fullmatch(blob.name):
         return False
     snapshots = str(repository / "snapshots")
-    return bool(_REPOSITORY.fullmatch(repository.name)) and folder != snapshots and lies_in(folder, snapshots)
+    return (
+        bool(_REPOSITORY.fullmatch(repository.name)) and folder != snapshots and is_within(folder, snapshots)
+    )
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:

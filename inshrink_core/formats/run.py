@@ -51,7 +51,7 @@ from inshrink_core.formats.disk import (
     is_blob,
     is_dir,
     is_file,
-    lies_in,
+    is_within,
     natural_key,
 )
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
@@ -122,7 +122,7 @@ def unreadable_error(
     first = concerned[0]
     step = "" if first.step is None else f" (step {first.step})"
     lost = "cannot be read" if any(row.fate is Fate.UNREADABLE for row in concerned) else "are left out"
-    name = os.path.relpath(first.path, where) if lies_in(first.path, where) else first.path
+    name = os.path.relpath(first.path, where) if is_within(first.path, where) else first.path
     more = "" if len(concerned) == 1 else f"; and {len(concerned) - 1} more"
     shown = f"{clipped(name, 200)}{step}: {clipped(first.reason, 600)}{more}"
     error = UnreadableError if asked is None else UnreadableStepError
@@ -698,7 +698,7 @@ def _access(path: str, *, within: Sequence[str] | None, **options: Any) -> Acces
         # A blob of the Hugging Face cache may lie elsewhere if the snapshot that links to it does not.
         named = Path(path) if os.path.lexists(path) else fixed_part(path)
         folder, real = os.path.realpath(named.parent), os.path.realpath(named)
-        inside = [any(lies_in(item, root) for root in access.within) for item in (real, folder)]
+        inside = [any(is_within(item, root) for root in access.within) for item in (real, folder)]
         if not (inside[0] or (inside[1] and is_blob(real, folder))):
             raise RefusedLinkError("outside of the directories that may be opened", where=path)
     return access

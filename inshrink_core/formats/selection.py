@@ -112,7 +112,7 @@ class _File(NamedTuple):
     parsed: ParsedCheckpoint | None
     folder: Path
     name: str
-    said: Name
+    reading: Name
     step_folder: Path | None = None
 
     @classmethod
@@ -132,19 +132,19 @@ class _File(NamedTuple):
 
     @property
     def labels(self) -> frozenset[str]:
-        return frozenset(self.said.labels) - _AVERAGES
+        return frozenset(self.reading.labels) - _AVERAGES
 
     @property
     def role(self) -> tuple[Path, tuple[str, ...]]:
-        return self.folder, self.said.words
+        return self.folder, self.reading.words
 
     def goes_with(self, other: _File, roles: Set[tuple[Path, tuple[str, ...]]]) -> bool:
         """Tell whether two files of one directory with the same counters are of one checkpoint."""
         if self.name == other.name:
             return True  # shards
-        if not self.said.numbers:
+        if not self.reading.numbers:
             return bool(self.labels) and roles >= {self.role, other.role}
-        is_alike = (self.said.words, self.said.labels) == (other.said.words, other.said.labels)
+        is_alike = (self.reading.words, self.reading.labels) == (other.reading.words, other.reading.labels)
         if self.step_folder is None and not is_alike:
             return not self.labels
         first, second = (item.parsed.weight_shapes if item.parsed else {} for item in (self, other))
@@ -193,17 +193,17 @@ def group_files(found: Iterable[Found], root: Path) -> Iterator[Found]:
     for file in files:
         if file.parsed is not None:
             continue
-        key = file.said.numbers, file.labels
+        key = file.reading.numbers, file.labels
         near = classes.get((file.folder, *key), [])
         far = [groups for (_, *other), groups in classes.items() if tuple(other) == key]
         groups = near or (far[0] if len(far) == 1 else [])
-        if file.said.numbers and groups:
-            next((group for group in groups if _MODEL & {*group[0].said.words}), groups[0]).append(file)
-        elif not file.said.numbers:
+        if file.reading.numbers and groups:
+            next((group for group in groups if _MODEL & {*group[0].reading.words}), groups[0]).append(file)
+        elif not file.reading.numbers:
             alone.setdefault(file.folder, []).append(file)
     for group in [*(group for groups in classes.values() for group in groups), *alone.values()]:
         if len(group) > 1 or group[0].parsed is None:
-            members = sorted(group, key=lambda file: bool(_AVERAGES & {*file.said.labels}))
+            members = sorted(group, key=lambda file: bool(_AVERAGES & {*file.reading.labels}))
             paths = tuple(member.path for member in members)
             yield Found(members[0].step_folder or paths[0], GroupReader(paths), paths)
 
@@ -212,8 +212,8 @@ def _classes(files: list[_File]) -> dict[tuple[Path, tuple[Any, ...], frozenset[
     """Return the groups of files with weights by directory, counters and labels."""
     classes: dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[_File]]] = {}
     roles: set[tuple[Path, tuple[str, ...]]] = set()
-    for file in sorted(files, key=lambda unread: not unread.said.numbers):
-        groups = classes.setdefault((file.folder, file.said.numbers, file.labels), [])
+    for file in sorted(files, key=lambda unread: not unread.reading.numbers):
+        groups = classes.setdefault((file.folder, file.reading.numbers, file.labels), [])
         group = next(
             (members for members in groups if all(file.goes_with(other, roles) for other in members)), None
         )

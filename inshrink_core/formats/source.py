@@ -182,8 +182,8 @@ class FileSource:
         if len(items) == 1:
             return self._read(*items[0], checked=checked)
         full = torch.empty((*placed.shape, dtype.itemsize), dtype=torch.uint8)
-        for piece, (held_in, place) in zip(placed.pieces, items, strict=True):
-            part = self._read(held_in, place, checked=checked).reshape(-1).view(torch.uint8)
+        for piece, (file_name, place) in zip(placed.pieces, items, strict=True):
+            part = self._read(file_name, place, checked=checked).reshape(-1).view(torch.uint8)
             target = full if piece.box is None else full[piece.box.slices]
             target.copy_(part.reshape(target.shape))
         return full.reshape(-1).view(dtype).reshape(placed.shape)

@@ -23,7 +23,7 @@ from inshrink_core.checkpoint import (
     twins,
 )
 from inshrink_core.errors import DamagedError
-from inshrink_core.formats.attribution.laws import Claims, Slot, told_by_headers
+from inshrink_core.formats.attribution.laws import Claims, Slot, claims_of_headers
 from inshrink_core.formats.torch.pickles import TensorParts, TensorRef
 
 MODEL_KEYS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "params", "weights")
@@ -747,7 +747,7 @@ def assign_roles(
     rows = zip(every, known, strict=True)
     slots = [slot for row, names in rows for param, slot in row[-1] if param not in names]
     if owners is None:
-        owners = told_by_headers(slots, free, ordered=ordered)
+        owners = claims_of_headers(slots, free, ordered=ordered)
     owners = {slot.key: owners[slot.key] for slot in slots if owners.get(slot.key) in free}
     state: list[Named] = []
     groups: dict[str, tuple[int, int, int]] = {}

@@ -262,9 +262,9 @@ def trainings(draw):
     for at in range(draw(st.integers(1, 14))):
         epoch, within = divmod(at, an_epoch)
         step = every * ((within if restarts else at) + 1)
-        digest = draw(st.integers(0, (1 << 60) - 1))
+        digest = draw(st.integers(0, (1 << 48) - 1))
         name = scheme.format(
-            e=epoch, s=step, v=epoch, d=at + 1, m=draw(st.floats(0, 9)), r=0, h=f"a{digest:015x}b"
+            e=epoch, s=step, v=epoch, d=at + 1, m=draw(st.floats(0, 9)), r=0, h=f"a{digest:012x}{at:03x}b"
         )
         keys = {"global_step": every * (at + 1), "step": every * (at + 1), "epoch": epoch}
         if inside == ("epoch",) and "{s}" not in scheme:

@@ -130,7 +130,9 @@ def doubtful(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> frozenset[s
     return frozenset(found)
 
 
-def told_by_headers(slots: Sequence[Slot], weights: Mapping[str, Shape], *, ordered: bool) -> dict[str, str]:
+def claims_of_headers(
+    slots: Sequence[Slot], weights: Mapping[str, Shape], *, ordered: bool
+) -> dict[str, str]:
     """Return what is claimed without reading values.
 
     Parameters

@@ -51,7 +51,7 @@ _FEWEST_CLUSTERS: Final = 8
 _CERTAIN: Final = 5.0
 """Standard errors by which a weight must fit better than any other: one in three million by chance."""
 
-_TOLD: Final = 4.0
+_CLEAR: Final = 4.0
 """Standard errors that confirm or refute what was claimed before values were looked at."""
 
 _MOST_ALIKE: Final = 250
@@ -252,11 +252,11 @@ class Evidence:
 
     def refuted(self, claims: Claims) -> set[str]:
         """Return the slots for which another weight fits clearly better than the one claimed."""
-        return {key for key, margin in self.margins(claims).items() if margin <= -_TOLD}
+        return {key for key, margin in self.margins(claims).items() if margin <= -_CLEAR}
 
     def confirmed(self, claims: Claims) -> set[str]:
         """Return the slots that the weight claimed fits clearly better than any other."""
-        return {key for key, margin in self.margins(claims).items() if margin >= _TOLD}
+        return {key for key, margin in self.margins(claims).items() if margin >= _CLEAR}
 
 
 @holding_files()
