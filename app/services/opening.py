@@ -354,8 +354,7 @@ def steps_by_pattern(shown: Subject, pattern: str) -> tuple[NamedStep, ...]:
     Raises
     ------
     ServiceError
-        The pattern is none with ``{step}``. Regular expressions are left to the command line: a hostile one,
-        which may stand in a link, would never end.
+        The pattern is none with ``{step}``.
     """
     with_step_pattern(shown, pattern)
     with reported():

@@ -7,11 +7,11 @@ other.
 
 from __future__ import annotations
 
-import bisect
 import functools
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, zip_longest
+from itertools import compress, pairwise, zip_longest
 from operator import not_
 from pathlib import Path
 from types import MappingProxyType
@@ -30,20 +30,20 @@ from inshrink_core.checkpoint import (
     classify_layer,
     is_average_name,
 )
-from inshrink_core.errors import InputError, NotCheckpointError
+from inshrink_core.errors import DamagedError, InputError, NotCheckpointError
 from inshrink_core.formats.attribution.laws import (
     Attribution,
     Claims,
     Slot,
+    claims_of_headers,
     in_order,
     is_sorted,
-    told_by_headers,
 )
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import FileContent
 from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
 from inshrink_core.formats.source import FileSource
-from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, parameters_of, told_role
+from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, parameters_of
 
 NO_WEIGHTS: Final = "no weights in it"
 
@@ -126,27 +126,27 @@ class ParsedCheckpoint:
         """The files, by path."""
         rows = zip_longest(self.stamps.items(), self.kinds, self.regions)
         found = []
-        for (name, stamp), kind, held in rows:
-            regions, entries = held or ((), ())
-            layout = FileLayout(path=name, nbytes=stamp.nbytes, kind=kind or "opaque")
-            found.append(replace(layout, regions=regions, zip_entries=entries) if held else layout)
+        for (name, stamp), kind, items in rows:
+            regions, entries = items or ((), ())
+            rest: Any = {"kind": kind or "opaque", "regions": regions, "zip_entries": entries}
+            found.append(FileLayout(path=name, nbytes=stamp.nbytes, **rest))
         return tuple(sorted(found, key=lambda layout: layout.path))
 
     @functools.cached_property
     def hyperparameters(self) -> Mapping[str, Mapping[str, float]]:
         """Numbers of its group by parameter."""
-        return {name: self.numbers[file][one][group] for name, (file, one, group) in self.groups.items()}
+        return {name: self.numbers[file][item][group] for name, (file, item, group) in self.groups.items()}
 
     @property
     def order(self) -> tuple[str, ...]:
         """Names of weights and buffers, in the order in which they are listed."""
         return tuple(self.weight_shapes)
 
-    def attributed(self, told: Attribution) -> ParsedCheckpoint:
+    def attributed(self, attribution: Attribution) -> ParsedCheckpoint:
         """Return the same checkpoint with the given owners of state and order of tensors."""
         # Checkpoints that are alike share the list.
-        if not self.again or self.again[0][0] != told:
-            self.again[:] = [(told, _arranged(self.contents, self.has_gradients, told))]
+        if not self.again or self.again[0][0] != attribution:
+            self.again[:] = [(attribution, _arranged(self.contents, self.has_gradients, attribution))]
         return replace(self, **self.again[0][1])
 
     def checkpoint(self, step: int, counter: ByteCounter) -> Checkpoint:
@@ -174,13 +174,8 @@ class Recall:
 def _sketch(content: FileContent) -> object:
     """Return all of a file that its checkpoint follows from, but for its name, its steps and its numbers."""
     tree = content.tree
-    optimizers = [
-        (
-            list(optimizer.state.items()),
-            [(group.params, group.names, bool(group.numbers)) for group in optimizer.groups],
-        )
-        for optimizer in tree.optimizers
-    ]
+    groups = [[(g.params, g.names, bool(g.numbers)) for g in item.groups] for item in tree.optimizers]
+    optimizers = [list(optimizer.state.items()) for optimizer in tree.optimizers], groups
     return tree[:3], optimizers, tree.kept, tree.buffers, tree.models, content[3:]
 
 
@@ -224,13 +219,11 @@ def _regions(tensors: Iterable[Named]) -> tuple[list[Region], set[str]]:
             groups[-1] = (begun, max(reached, end), members)
         else:
             groups.append((start, end, [tensor]))
-    regions = [
-        Region(
-            start, end - start, tuple([Member(t.key, t.placed.offset - start, t.placed.stride) for t in held])
-        )
-        for start, end, held in groups
-    ]
-    return regions, {tensor.key for *_, held in groups if len(held) > 1 for tensor in held}
+    regions = []
+    for start, end, items in groups:
+        rows = tuple([Member(t.key, t.placed.offset - start, t.placed.stride) for t in items])
+        regions.append(Region(start, end - start, rows))
+    return regions, {tensor.key for *_, items in groups if len(items) > 1 for tensor in items}
 
 
 def _place_in_regions(
@@ -249,14 +242,12 @@ def _place_in_regions(
             aliases[key] = owner
             if _layer(tensor.name, tensor.placed.shape) is LayerType.EMBEDDING:
                 layers[owner] = LayerType.EMBEDDING
-    kept = {key: tensor for key, tensor in tensors.items() if key not in aliases}
-    regions, shared = _regions(tensor for tensor in kept.values() if not tensor.placed.pieces)
+    remaining = {key: tensor for key, tensor in tensors.items() if key not in aliases}
+    regions, shared = _regions(tensor for tensor in remaining.values() if not tensor.placed.pieces)
     specs = []
-    for key, (name, role, placed, _) in kept.items():
-        layer = layers.get(key) or _layer(name, placed.shape)
-        specs.append(
-            _spec(name, role, placed.dtype, placed.shape, key in shared or _is_shared(placed), layer)
-        )
+    for key, (name, role, placed, _) in remaining.items():
+        layer, exact = layers.get(key) or _layer(name, placed.shape), key in shared or _is_shared(placed)
+        specs.append(_spec(name, role, placed.dtype, placed.shape, exact, layer))
     return regions, specs, aliases
 
 
@@ -266,12 +257,9 @@ def _with_entries(
     """Return the regions of a file in order, and the zip entries that hold them; each lies in one."""
     ordered = tuple(sorted(regions, key=lambda region: region[:2]))
     starts = [region.offset for region in ordered]
-
-    def holds(entry: ZipEntry) -> bool:
-        at = bisect.bisect_left(starts, entry.data_offset)
-        return at < len(starts) and starts[at] < entry.data_offset + entry.data_nbytes
-
-    return ordered, tuple(entry for entry in content.entries if entry.crc_offsets and holds(entry))
+    rows = ((e, e.data_offset, e.data_offset + e.data_nbytes) for e in content.entries if e.crc_offsets)
+    holding = (entry for entry, *span in rows if bisect_left(starts, span[0]) < bisect_left(starts, span[1]))
+    return ordered, tuple(holding)
 
 
 def _named_averages(
@@ -288,13 +276,13 @@ def _named_averages(
     for prefix, slots in lists.items():
         has_buffers = len(slots) > len(weights)
         averaged = {name: placed.shape for _, name, placed in model} if has_buffers else weights
-        owners = told_by_headers(slots, averaged, ordered=ordered)
+        owners = claims_of_headers(slots, averaged, ordered=ordered)
         called |= {key: f"{prefix}.{name}" for key, name in owners.items()}
     return [(called.get(name, name), placed) for name, placed in tree.extra]
 
 
 def _arranged(
-    contents: Sequence[FileContent], has_gradients: Sequence[bool], told: Attribution | None = None
+    contents: Sequence[FileContent], has_gradients: Sequence[bool], attribution: Attribution | None = None
 ) -> dict[str, Any]:
     """Return the fields of a `ParsedCheckpoint` that follow from what its files hold."""
     model: list[tuple[int, str, Placed]] = []
@@ -310,21 +298,19 @@ def _arranged(
     ordered = not is_sorted([name for _, name in of_files]) and all(
         contents[number].kind != "safetensors" for number, _ in of_files
     )
-    if told is not None or not ordered:
-        rank = {name: at for at, name in enumerate(in_order(names, () if told is None else told.order))}
-        model.sort(key=lambda one: rank[one[1]])
+    if attribution is not None or not ordered:
+        rank = {
+            name: at
+            for at, name in enumerate(in_order(names, () if attribution is None else attribution.order))
+        }
+        model.sort(key=lambda item: rank[item[1]])
     models = tuple(dict.fromkeys(name for content in contents for name in content.tree.models))
     for number, content in enumerate(contents):
         for name, placed in _named_averages(content.tree, model, ordered=ordered):
             if owner.setdefault(name, number) == number:
                 model.append((number, name, placed))
-    roles = assign_roles(
-        model,
-        [content.tree.optimizers for content in contents],
-        ordered=ordered,
-        owners=None if told is None else told.owners,
-        models=models,
-    )
+    optimizers, owners = [content.tree.optimizers for content in contents], attribution and attribution.owners
+    roles = assign_roles(model, optimizers, ordered=ordered, owners=owners, models=models)
     specs: list[TensorSpec] = []
     regions: list[list[Region]] = []
     places: dict[str, tuple[int, Placed]] = {}
@@ -334,19 +320,15 @@ def _arranged(
         tree = content.tree
         main = {name for name, _ in tree.model}
         gradients = tree.model if has_gradients[number] else tree.gradients
-        held = [
-            *(
-                told_role(t, tree.buffers if t.name in main else None)
-                for t in roles.model
-                if t.file == number
-            ),
+        members = [
+            *(tree.with_role(t) if t.name in main else t for t in roles.model if t.file == number),
             *(Named(name, TensorRole.GRADIENT, placed) for name, placed in gradients),
             *(tensor for tensor in roles.state if tensor.file == number),
             *content.named,
             *(Named(name, TensorRole.EXTRA, placed) for name, placed in tree.kept),
         ]
         tensors: dict[str, Named] = {}
-        for tensor in held:
+        for tensor in members:
             if (key := tensor.key) not in seen:
                 tensors.setdefault(key, tensor)
         seen |= tensors.keys()
@@ -368,16 +350,15 @@ def _arranged(
         "has_gradients": has_gradients,
         "again": [],
         "specs": tuple(ranked),
-        "regions": [_with_entries(content, held) for content, held in zip(contents, regions, strict=True)],
+        "regions": [
+            _with_entries(content, members) for content, members in zip(contents, regions, strict=True)
+        ],
         "places": places,
         "aliases": {a: key for a, key in aliases.items() if key in places and a not in places},
-        "groups": roles.groups,
-        "slots": roles.slots,
-        "owners": roles.owners,
-        "free": roles.free,
         "ordered": ordered,
         "models": models,
         "weight_shapes": {spec.name: spec.shape for spec in ranked if spec.role in MODEL_ROLES},
+        **{name: getattr(roles, name) for name in ("groups", "slots", "owners", "free")},
     }
 
 
@@ -425,32 +406,39 @@ def assemble(
         No file holds a weight; NotCheckpointError where none holds any tensor.
     UnsafePathError
         A file with tensors has a name that a restore would not write; others are left out.
+    DamagedError
+        A piece of a tensor shares bytes with another tensor.
     """
-    held, recall = list(contents.values()), recall or Recall()
+    file_contents, recall = list(contents.values()), recall or Recall()
     unsafe = unsafe_names([*contents, *(opaque or {})])
     check_names(contents, str(path))
     has_gradients = [name in gradient_files for name in contents]
-    sketch = (has_gradients, list(map(_sketch, held)))
+    sketch = (has_gradients, list(map(_sketch, file_contents)))
     if not recall.arranged or recall.sketch != sketch:
-        recall.arranged = _arranged(held, has_gradients)
+        recall.arranged = _arranged(file_contents, has_gradients)
+        for name, (regions, _) in zip(contents, recall.arranged["regions"], strict=True):
+            if any(first.offset + first.nbytes > second.offset for first, second in pairwise(regions)):
+                raise DamagedError("two tensors lie over each other", where=str(paths[name]))
     recall.sketch, arranged = sketch, recall.arranged
     if needs_weights and not arranged["weight_shapes"]:
         # State without its weights is a part of a checkpoint: left out, it would be lost.
-        part = arranged["specs"] or any(one.state for content in held for one in content.tree.optimizers)
+        part = arranged["specs"] or any(
+            optimizer.state for content in file_contents for optimizer in content.tree.optimizers
+        )
         raise (InputError if part else NotCheckpointError)(NO_WEIGHTS, where=str(path))
-    left_out = (
-        Skipped(str(paths[name]), f"a restore would not write that name: {reason}")
-        for name, reason in unsafe.items()
-    )
+    why = "a restore would not write that name"
+    left_out = (Skipped(str(paths[name]), f"{why}: {reason}") for name, reason in unsafe.items())
     travelling = {name: stamp for name, stamp in (opaque or {}).items() if name not in unsafe}
     return ParsedCheckpoint(
         path=path,
         format=fmt,
         paths=paths,
-        stamps={name: one.stamp for name, one in contents.items()} | travelling,
-        kinds=[one.kind for one in held],
-        steps=sum((content.tree.steps for content in held), steps),
-        numbers=[[[group.numbers for group in o.groups] for o in one.tree.optimizers] for one in held],
+        stamps={name: item.stamp for name, item in contents.items()} | travelling,
+        kinds=[item.kind for item in file_contents],
+        steps=sum((content.tree.steps for content in file_contents), steps),
+        numbers=[
+            [[group.numbers for group in o.groups] for o in item.tree.optimizers] for item in file_contents
+        ],
         zips={name: content.zips for name, content in contents.items() if content.zips},
         skipped=(*left_out, *skipped),
         **arranged,

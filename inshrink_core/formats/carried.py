@@ -20,6 +20,7 @@ from inshrink_core.checkpoint import DTYPE_SIZES, Checkpoint, FileLayout, Tensor
 from inshrink_core.errors import DamagedError, InputError, clipped
 from inshrink_core.execution import Limits
 from inshrink_core.formats.content import TorchFile
+from inshrink_core.formats.discovery import METADATA
 from inshrink_core.formats.disk import Readable, Window
 from inshrink_core.formats.source import DEFAULT_LIMITS, RestoredFile
 from inshrink_core.formats.state_tree import MODEL_KEYS, Named, Optimizer, Placed, extent, read_state_tree
@@ -28,9 +29,6 @@ from inshrink_core.formats.torch.pickles import OddTensor, StorageRef, TensorRef
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-METADATA: Final = ".metadata"
-"""What describes a distributed checkpoint."""
 
 _PACKED: Final = {"quint4x2": 2, "quint2x4": 4}
 """How many elements of quantized tensors share a byte."""
@@ -84,20 +82,20 @@ class _Maker:
         self._where = str(file.path)
 
     def carried(self, ref: TensorRef, name: str, role: TensorRole) -> CarriedTensor:
-        whole = functools.partial(self.whole, ref, name)
+        full = functools.partial(self.whole, ref, name)
         plain = functools.partial(self.plain, ref, name)
-        return CarriedTensor(name, role, _kind(ref), self._where, whole, plain)
+        return CarriedTensor(name, role, _kind(ref), self._where, full, plain)
 
     def whole(self, ref: TensorRef, name: str) -> Tensor:
         """Return a tensor as it is."""
         try:
-            made: Tensor = self._whole(ref, name)
+            made: Tensor = self._rebuilt(ref, name)
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-            said = clipped(str(error).partition("\n")[0])
-            raise DamagedError(f"no tensor '{clipped(name)}' ({said})", where=self._where) from error
+            text = clipped(str(error).partition("\n")[0])
+            raise DamagedError(f"no tensor '{clipped(name)}' ({text})", where=self._where) from error
         return made
 
-    def _whole(self, ref: TensorRef, name: str, depth: int = 0) -> Any:
+    def _rebuilt(self, ref: TensorRef, name: str, depth: int = 0) -> Any:
         import torch
 
         build: Any = torch  # its functions of sparse and quantized tensors have no types
@@ -106,7 +104,7 @@ class _Maker:
         if not isinstance(ref, OddTensor):
             return self._strided(ref.storage, ref.offset, ref.shape, ref.stride, ref.dtype)
         args: Any = ref.args
-        inner = functools.partial(self._whole, name=name, depth=depth + 1)
+        inner = functools.partial(self._rebuilt, name=name, depth=depth + 1)
         if ref.kind == "conjugate":
             return inner(args[0]).conj()
         if ref.kind == "negative":
@@ -115,11 +113,10 @@ class _Maker:
             return torch.empty_strided(args[1], args[2], dtype=getattr(torch, args[0].name), device="meta")
         if ref.kind == "sparse":
             n_parts = len(_SPARSE_PARTS[args[0]])
-            parts, (size, *told) = map(inner, args[1][:n_parts]), args[1][n_parts:]
+            parts, (size, *given) = map(inner, args[1][:n_parts]), args[1][n_parts:]
             if n_parts == 2:
-                return build.sparse_coo_tensor(
-                    *parts, size, is_coalesced=told == [True], check_invariants=True
-                )
+                coalesced = given == [True]
+                return build.sparse_coo_tensor(*parts, size, is_coalesced=coalesced, check_invariants=True)
             layout = getattr(torch, args[0].removeprefix("torch."))
             return build.sparse_compressed_tensor(*parts, size, layout=layout, check_invariants=True)
         if ref.kind == "quantized":
@@ -134,38 +131,41 @@ class _Maker:
             made: Any = torch.frombuffer(codes, dtype=torch.uint8).untyped_storage()
             kind = getattr(torch, storage.dtype)
             made = build.storage.TypedStorage(wrap_storage=made, dtype=kind, _internal=True)
+            place = offset, shape, stride
             with warnings.catch_warnings(action="ignore"):  # what PyTorch will no longer make, it still loads
-                return build._utils._rebuild_qtensor(
-                    made, offset, shape, stride, method, False, OrderedDict()
-                )
+                return build._utils._rebuild_qtensor(made, *place, method, False, OrderedDict())
         raise _no_values(name, ref.kind, self._where)
 
     def plain(self, ref: TensorRef, name: str) -> dict[str, Tensor]:
         """Return plain tensors that say the same, by what follows the name."""
         import torch
 
-        one = self.whole(ref, name)
-        if one.is_meta:
+        tensor_as_is = self.whole(ref, name)
+        if tensor_as_is.is_meta:
             raise _no_values(name, "meta", self._where)
-        if one.is_quantized:
-            made = {"int_repr": one.int_repr()}
-            if len(ref.args[4]) == 3:  # type: ignore[attr-defined]
-                scale, zero = (
-                    torch.tensor(one.q_scale(), dtype=torch.float64),
-                    torch.tensor(one.q_zero_point()),
-                )
-                made |= {"scale": scale, "zero_point": zero}
+        if tensor_as_is.is_quantized:
+            made = {"int_repr": tensor_as_is.int_repr()}
+            if tensor_as_is.qscheme() is torch.per_tensor_affine:
+                made["scale"] = torch.tensor(tensor_as_is.q_scale(), dtype=torch.float64)
+                made["zero_point"] = torch.tensor(tensor_as_is.q_zero_point())
             else:
-                made |= {"scales": one.q_per_channel_scales(), "zero_points": one.q_per_channel_zero_points()}
-                made["axis"] = torch.tensor(one.q_per_channel_axis())
-        elif one.layout is not torch.strided:
-            words = _SPARSE_PARTS[str(one.layout)]
-            prefix = "_" if one.layout is torch.sparse_coo else ""
-            made = {word: getattr(one, prefix + word)() for word in words} | {"size": torch.tensor(one.shape)}
+                made |= {
+                    "scales": tensor_as_is.q_per_channel_scales(),
+                    "zero_points": tensor_as_is.q_per_channel_zero_points(),
+                }
+                made["axis"] = torch.tensor(tensor_as_is.q_per_channel_axis())
+        elif tensor_as_is.layout is not torch.strided:
+            words = _SPARSE_PARTS[str(tensor_as_is.layout)]
+            prefix = "_" if tensor_as_is.layout is torch.sparse_coo else ""
+            made = {word: getattr(tensor_as_is, prefix + word)() for word in words} | {
+                "size": torch.tensor(tensor_as_is.shape)
+            }
         else:
-            self._limits.require_memory(one.nbytes, f"writing '{clipped(name)}' in full", self._where)
-            is_known = str(one.dtype).removeprefix("torch.") in DTYPE_SIZES
-            made = {"": one if is_known else one.contiguous().view(torch.uint8)}
+            self._limits.require_memory(
+                tensor_as_is.nbytes, f"writing '{clipped(name)}' in full", self._where
+            )
+            is_known = str(tensor_as_is.dtype).removeprefix("torch.") in DTYPE_SIZES
+            made = {"": tensor_as_is if is_known else tensor_as_is.contiguous().view(torch.uint8)}
         return {part: tensor.resolve_conj().resolve_neg().contiguous() for part, tensor in made.items()}
 
     def _strided(self, storage: StorageRef, offset: int, shape: Any, stride: Any, dtype: str) -> Tensor:
@@ -190,11 +190,9 @@ class _Maker:
 
 
 def _no_values(name: str, kind: str, where: str) -> InputError:
-    return InputError(
-        f"tensor '{clipped(name)}' ({kind}) has no values that this format can hold",
-        where=where,
-        remedy="use the layout 'same'; 'torch' takes tensors of the device meta",
-    )
+    what = f"tensor '{clipped(name)}' ({kind}) has no values that this format can hold"
+    remedy = "use the layout 'same'; 'torch' takes tensors of the device meta"
+    return InputError(what, where=where, remedy=remedy)
 
 
 def _kind(ref: TensorRef) -> str:
@@ -234,13 +232,15 @@ def carried_tensors(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> 
 def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
     """Yield what a distributed checkpoint has as shards of their own; a part is called by its offsets."""
     folder = metadata.path.removesuffix(METADATA)
-    files = {one.path: one for one in checkpoint.files if one.kind == "dcp" and one.path.startswith(folder)}
+    files = {
+        item.path: item for item in checkpoint.files if item.kind == "dcp" and item.path.startswith(folder)
+    }
     if not files:
         return
-    told: Any = read_pickle(RestoredFile(checkpoint, metadata).read(0, metadata.nbytes), metadata.path)
-    starts = {path: [region.offset for region in one.regions] for path, one in files.items()}
+    given: Any = read_pickle(RestoredFile(checkpoint, metadata).read(0, metadata.nbytes), metadata.path)
+    starts = {path: [region.offset for region in item.regions] for path, item in files.items()}
     opened: dict[str, RestoredFile] = {}
-    for index, info in told.state["storage_data"].items():
+    for index, info in given.state["storage_data"].items():
         name, at, place = index.state["fqn"], index.state.get("offset"), info.state
         path, first, nbytes = (place[key] for key in ("relative_path", "offset", "length"))
         layout = files.get(f"{folder}{path}")
@@ -252,13 +252,13 @@ def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits
         if layout.path not in opened:
             opened[layout.path] = RestoredFile(checkpoint, layout)
         file = Window(opened[layout.path], first, nbytes)
-        held = TorchFile.read(file, allow_damaged=True)
-        if isinstance(held.root, TensorRef) and held.place(held.root) is None:
+        shard = TorchFile.read(file, allow_damaged=True)
+        if isinstance(shard.root, TensorRef) and shard.place(shard.root) is None:
             top, _, rest = name.partition(".")
             is_model = top in MODEL_KEYS and bool(rest)
             name = (rest if is_model else name) + (str(list(at)) if any(at) else "")
             role = TensorRole.WEIGHT if is_model else TensorRole.EXTRA
-            yield _Maker(file, held, limits).carried(held.root, name, role)
+            yield _Maker(file, shard, limits).carried(shard.root, name, role)
 
 
 def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
@@ -275,9 +275,9 @@ def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> I
         return Placed("float32", (1,), None, -len(refs), 1 << 20)
 
     tree = read_state_tree(opened.root, placed, opened.where, n_bytes=opened.n_bytes)
-    named = [Named(name, TensorRole.WEIGHT, one) for name, one in (*tree.model, *tree.extra)]
-    named += [Named(name, TensorRole.GRADIENT, one) for name, one in tree.gradients]
-    named += [Named(name, TensorRole.EXTRA, one) for name, one in tree.kept]
+    named = [Named(name, TensorRole.WEIGHT, item) for name, item in (*tree.model, *tree.extra)]
+    named += [Named(name, TensorRole.GRADIENT, item) for name, item in tree.gradients]
+    named += [Named(name, TensorRole.EXTRA, item) for name, item in tree.kept]
     for number, optimizer in enumerate(tree.optimizers):
         named += _named_state(checkpoint, layout, optimizer, number)
     for name, role, found, _ in named:
@@ -289,13 +289,15 @@ def _named_state(
     checkpoint: Checkpoint, layout: FileLayout, optimizer: Optimizer, number: int
 ) -> Iterator[Named]:
     """Yield what an optimizer has for each parameter, called as the rest of it is in the checkpoint."""
-    keys = {region.offset + one.start: one.key for region in layout.regions for one in region.members}
+    keys = {
+        region.offset + member.start: member.key for region in layout.regions for member in region.members
+    }
     prefix = f"optimizer.{number}.state" if number else "optimizer.state"
     for param, tensors in optimizer.state.items():
-        beside = [keys.get(one.placed.offset) for one in tensors if one.role is not TensorRole.STATE]
+        beside = [keys.get(tensor.placed.offset) for tensor in tensors if tensor.role is not TensorRole.STATE]
         name = next((checkpoint.spec(key).parameter for key in beside if key), "")
         name = name or (param if isinstance(param, str) else f"{prefix}.{param}")
-        yield from (Named(name + one.suffix, one.role, one.placed) for one in tensors)
+        yield from (Named(name + tensor.suffix, tensor.role, tensor.placed) for tensor in tensors)
 
 
 def with_plain_values(
@@ -320,23 +322,22 @@ def with_plain_values(
     made: dict[str, tuple[CarriedTensor, str]] = {}
     specs = list(checkpoint.specs)
     taken = {spec.key for spec in specs}
-    for one in carried:
-        parts = one.plain()
+    for item in carried:
+        parts = item.plain()
         for part, tensor in parts.items():
-            name = f"{one.name}.{part}" if part else one.name
+            name = f"{item.name}.{part}" if part else item.name
             dtype = str(tensor.dtype).removeprefix("torch.")
-            spec = TensorSpec(name=name, role=one.role, dtype=dtype, shape=tuple(tensor.shape), exact=True)
+            spec = TensorSpec(name=name, role=item.role, dtype=dtype, shape=tuple(tensor.shape), exact=True)
             if spec.key in taken:
-                raise InputError(
-                    f"tensor '{clipped(one.key)}' ({one.kind}) has a part named as another tensor",
-                    where=checkpoint.origin,
-                    found=clipped(spec.key),
-                    remedy="use the layout 'same' or 'torch'",
-                )
+                what = f"tensor '{clipped(item.key)}' ({item.kind}) has a part named as another tensor"
+                facts = {"found": clipped(spec.key), "remedy": "use the layout 'same' or 'torch'"}
+                raise InputError(what, where=checkpoint.origin, **facts)
             taken.add(spec.key)
-            made[spec.key] = one, part
+            made[spec.key] = item, part
             specs.append(spec)
-        told(f"{one.key} ({one.kind}) as {', '.join(f'.{part}' for part in parts if part) or 'plain values'}")
+        told(
+            f"{item.key} ({item.kind}) as {', '.join(f'.{part}' for part in parts if part) or 'plain values'}"
+        )
     if not made:
         return checkpoint
     return replace(checkpoint, specs=tuple(specs), source=_WithPlainValues(checkpoint.source, made))
@@ -351,8 +352,8 @@ class _WithPlainValues:
     def read(self, spec: TensorSpec) -> Tensor:
         if spec.key not in self._made:
             return self._source.read(spec)
-        one, part = self._made[spec.key]
-        return one.plain()[part]
+        item, part = self._made[spec.key]
+        return item.plain()[part]
 
     def skeleton(self, layout: FileLayout) -> bytes:
         return self._source.skeleton(layout)

@@ -80,12 +80,10 @@ def all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, P
     for path in access.walk(root, skipped):
         name = path.relative_to(root).as_posix()
         if not is_file(path):
-            if path.is_symlink():
-                if _holds_tensors(name):
-                    raise DamagedError("a link that leads nowhere", where=str(path), remedy="fetch the file")
-                skipped.append(Skipped(str(path), "a link that leads nowhere"))
-            continue
-        if access.admits(path):
+            if path.is_symlink() and _holds_tensors(name):
+                raise DamagedError("a link that leads nowhere", where=str(path), remedy="fetch the file")
+            skipped += [Skipped(str(path), "a link that leads nowhere")] * path.is_symlink()
+        elif access.admits(path):
             found[name] = path
         elif _holds_tensors(name):
             access.admit(path)
@@ -155,16 +153,13 @@ def model_folders(names: Iterable[str]) -> list[str]:
     >>> model_folders(["optimizer.bin", "unet/diffusion_pytorch_model.safetensors", "logs/a.txt"])
     ['unet']
     """
-    held: dict[str, set[str]] = {}
+    items: dict[str, set[str]] = {}
     for name in names:
         folder, _, file = name.rpartition("/")
         if folder and folder.count("/") < _MOST_FOLDERS_DEEP and not STEP_FOLDER.search(folder):
-            held.setdefault(folder, set()).add(file)
-    return [
-        folder
-        for folder, files in held.items()
-        if TRAINER_STATE not in files and any(map(_MODEL_FILE.match, files))
-    ]
+            items.setdefault(folder, set()).add(file)
+    models = ((folder, files) for folder, files in items.items() if any(map(_MODEL_FILE.match, files)))
+    return [folder for folder, files in models if TRAINER_STATE not in files]
 
 
 def named_apart(content: FileContent, model: str) -> FileContent:
@@ -172,14 +167,12 @@ def named_apart(content: FileContent, model: str) -> FileContent:
     prefix = f"{model}."
     tree = content.tree.renamed(lambda name: prefix + name)
     tree = tree._replace(model=(), extra=[*tree.model, *tree.extra], models=(model, *tree.models))
-    return content._replace(
-        tree=tree,
-        named=tuple(one._replace(name=prefix + one.name) for one in content.named),
-        aliases={prefix + alias: prefix + key for alias, key in content.aliases.items()},
-    )
+    named = tuple(tensor._replace(name=prefix + tensor.name) for tensor in content.named)
+    aliases = {prefix + alias: prefix + key for alias, key in content.aliases.items()}
+    return content._replace(tree=tree, named=named, aliases=aliases)
 
 
-def _told_apart(contents: dict[str, FileContent]) -> dict[str, FileContent]:
+def _models_named(contents: dict[str, FileContent]) -> dict[str, FileContent]:
     """Give further models names of their own; drop copies, which travel as they are.
 
     A further model is called an average or numbered by accelerate. Where files have some names in common and
@@ -190,19 +183,19 @@ def _told_apart(contents: dict[str, FileContent]) -> dict[str, FileContent]:
         name for name in contents if is_average_name(name.partition(".")[0]) or _is_numbered(name, contents)
     }
     rest = [name for name in contents if names[name] and name not in further and not _SHARD.match(name)]
-    if any(names[one] & names[other] and names[other] - names[one] for one, other in pairwise(rest)):
+    if any(names[item] & names[other] and names[other] - names[item] for item, other in pairwise(rest)):
         further |= {name for name in rest if not _MODEL_FILE.match(name)}
     if not any(names[name] for name in contents if name not in further) and len(further) == 1:
         further = set()
     known: set[str] = set()
-    kept = {}
+    remaining = {}
     for name, content in contents.items():
         if name in further and names[name]:
-            kept[name] = named_apart(content, name.partition(".")[0])
+            remaining[name] = named_apart(content, name.partition(".")[0])
         elif not names[name] or names[name] - known:
-            kept[name] = content
+            remaining[name] = content
             known |= names[name]
-    return kept
+    return remaining
 
 
 def _is_numbered(name: str, names: Collection[str]) -> bool:
@@ -239,32 +232,32 @@ def read_weight_files(root: Path, paths: Mapping[str, Path], access: Access) -> 
     InshrinkError
         As `DirectoryReader.contents`.
     """
-    kept, fmt, _ = _read_folder(root, paths, access)
+    remaining, fmt, _ = _read_folder(root, paths, access)
     folders = model_folders(paths)
-    has_main = any(content.tree.model for content in kept.values())
+    has_main = any(content.tree.model for content in remaining.values())
     trained = [folder for folder in folders if not is_average_name(folder)]
     for folder in folders:
         inner = {n.removeprefix(f"{folder}/"): p for n, p in paths.items() if n.startswith(f"{folder}/")}
         try:
-            held, held_fmt, _ = _read_folder(root / folder, inner, access)
+            items, inner_fmt, _ = _read_folder(root / folder, inner, access)
         except (UnsafePickleError, NotCheckpointError):
             if not has_main:
                 raise
             continue  # it travels as it is
         is_main = not has_main and [folder] == trained
-        for name, content in held.items():
+        for name, content in items.items():
             model = folder.replace("/", ".")
-            kept[f"{folder}/{name}"] = content if is_main else named_apart(content, model)
-        fmt = held_fmt if is_main or not has_main else fmt
-    return Contents(kept, fmt)
+            remaining[f"{folder}/{name}"] = content if is_main else named_apart(content, model)
+        fmt = inner_fmt if is_main or not has_main else fmt
+    return Contents(remaining, fmt)
 
 
 def _read_folder(root: Path, paths: Mapping[str, Path], access: Access) -> Contents:
     """Return what `read_weight_files` does, without the folders inside."""
-    held = [name for name in paths if "/" not in name and is_weight_file(name)]
-    gradients = list(filter(_GRADIENT_FILE.match, held))
-    optimizers = list(filter(_OPTIMIZER_FILE.match, held))
-    weights = [name for name in held if name not in (*optimizers, *gradients)]
+    items = [name for name in paths if "/" not in name and is_weight_file(name)]
+    gradients = list(filter(_GRADIENT_FILE.match, items))
+    optimizers = list(filter(_OPTIMIZER_FILE.match, items))
+    weights = [name for name in items if name not in (*optimizers, *gradients)]
     if any(name.endswith(".safetensors") for name in weights):
         # Both formats of one model: the safer is read, the other travels along.
         weights = [name for name in weights if name.endswith(".safetensors") or is_average_name(name)]
@@ -288,11 +281,11 @@ def _read_folder(root: Path, paths: Mapping[str, Path], access: Access) -> Conte
         if missing := shards.get(name, set()) - there:
             what = f"shard '{name}' lacks tensor '{min(missing)[:80]}' that the index puts there"
             raise DamagedError(what, where=str(root))
-    kept = _told_apart({name: held for name, held in contents.items() if name not in gradients})
-    kept |= {name: contents[name] for name in gradients if name in contents}
-    fmt = next(iter(kept.values())).kind if kept else "directory"
+    remaining = _models_named({name: items for name, items in contents.items() if name not in gradients})
+    remaining |= {name: contents[name] for name in gradients if name in contents}
+    fmt = next(iter(remaining.values())).kind if remaining else "directory"
     is_sharded = len(weights) > 1 and fmt == "safetensors"
-    return Contents(kept, "sharded-safetensors" if is_sharded else fmt)
+    return Contents(remaining, "sharded-safetensors" if is_sharded else fmt)
 
 
 def _is_torch_zip(first: bytes) -> bool:
@@ -347,7 +340,7 @@ class FilesReader(Reader):
             "huggingface" if TRAINER_STATE in paths else fmt,
             contents,
             paths=paths,
-            opaque={name: access.admit(one) for name, one in paths.items() if name not in contents},
+            opaque={name: access.admit(item) for name, item in paths.items() if name not in contents},
             steps=(*trainer_step(paths.get(TRAINER_STATE), access), *steps),
             gradient_files=[name for name in contents if is_folder and _GRADIENT_FILE.match(name)],
             recall=recall,
@@ -446,14 +439,12 @@ class DistributedReader(FilesReader):
         contents: dict[str, FileContent] = {}
         for part in _parts(path):
             if not is_file(part / METADATA):
-                raise DamagedError(
-                    f"a distributed checkpoint without '{METADATA}', which is written last",
-                    where=str(part),
-                    remedy="it may be half-written: wait, or remove it",
-                )
-            held = read_distributed(part, access, len(contents))
+                what = f"a distributed checkpoint without '{METADATA}', which is written last"
+                remedy = "it may be half-written: wait, or remove it"
+                raise DamagedError(what, where=str(part), remedy=remedy)
+            items = read_distributed(part, access, len(contents))
             prefix = "" if part == path else f"{part.name}/"
-            contents |= {prefix + name: content for name, content in held.items()}
+            contents |= {prefix + name: content for name, content in items.items()}
         steps: tuple[tuple[str, int], ...] = ()
         for name in ("meta.pt", "common.pt"):
             # Lightning's and Megatron-LM's: the step, beside objects that are not looked at.

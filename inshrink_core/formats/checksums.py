@@ -14,6 +14,7 @@ import re
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +23,7 @@ from isal.isal_zlib import crc32
 from inshrink_core.errors import DamagedError, InshrinkError, RottenError, clipped
 from inshrink_core.execution import new_buffer
 from inshrink_core.formats.disk import ByteCounter, Readable, ReadableFile, Window, is_file
-from inshrink_core.formats.torch.zip import CheckedEntry, is_zip, read_checked_entries
+from inshrink_core.formats.torch.zip import CheckedEntry, is_zip, read_entries
 
 _PAGE: Final = 1 << 16
 _CHUNK: Final = 1 << 24
@@ -147,7 +148,7 @@ class FileChecks:
         self._accepted = {damage.entry: damage.crc for damage in accepted}
         self._entries = _packed_entries(file, zips) if zips else _entries_of(file, optional)
         self._starts = [entry.offset for entry in self._entries]
-        self._whole = CheckedEntry(0, file.nbytes, "", 0, "", ())
+        self._full_span = CheckedEntry(0, file.nbytes, "", 0, "", ())
         self._pages: dict[CheckedEntry, list[int]] = {}
         self._lock = threading.Lock()
 
@@ -165,7 +166,7 @@ class FileChecks:
             They are not those that were written.
         """
         if self.digest is not None:
-            buffer = self._read_pages(file, self._whole, offset, nbytes)
+            buffer = self._read_pages(file, self._full_span, offset, nbytes)
         else:
             buffer = new_buffer(nbytes)
             file.read_into(offset, buffer)
@@ -187,7 +188,7 @@ class FileChecks:
     def damage(self, file: ReadableFile) -> list[Damage]:
         """Read the whole file and return what does not match; nothing is raised for that."""
         found = []
-        for span in [*self._entries, *([self._whole] if self.digest else [])]:
+        for span in [*self._entries, *([self._full_span] if self.digest else [])]:
             try:
                 crc, digest = self._pass_over(file, span, [])
                 self._judge(file, span, crc, digest)
@@ -201,27 +202,20 @@ class FileChecks:
         if accepted is not None:
             if accepted != crc:
                 raise _changed(file)
-        elif span is not self._whole:
+        elif span is not self._full_span:
             what = f"entry '{clipped(span.name)}' of the zip does not match its CRC-32"
             if span.contradiction:
                 raise self._rotten(file, span, span.contradiction)
             if span.crc != crc:
-                raise self._rotten(file, span, what, f"{span.crc:08x}", f"{crc:08x}")
+                raise self._rotten(file, span, what, expected=f"{span.crc:08x}", found=f"{crc:08x}")
         elif self.digest is not None and digest != self.digest.value:
             what = f"the file does not match its digest in '{self.digest.origin}'"
-            raise self._rotten(file, span, what, self.digest.value, digest)
+            raise self._rotten(file, span, what, expected=self.digest.value, found=digest)
 
-    def _rotten(
-        self, file: ReadableFile, span: CheckedEntry, what: str, expected: str = "", found: str = ""
-    ) -> RottenError:
-        keys = tuple(
-            key
-            for key, offset, nbytes in self._tensors
-            if offset < span.offset + span.nbytes and span.offset < offset + nbytes
-        )
-        return RottenError(
-            what, path=file.path, offset=span.offset, tensors=keys, expected=expected, found=found
-        )
+    def _rotten(self, file: ReadableFile, span: CheckedEntry, what: str, **facts: str) -> RottenError:
+        end = span.offset + span.nbytes
+        keys = tuple(key for key, at, nbytes in self._tensors if at < end and span.offset < at + nbytes)
+        return RottenError(what, path=file.path, offset=span.offset, tensors=keys, **facts)
 
     def _read_pages(self, file: ReadableFile, span: CheckedEntry, offset: int, nbytes: int) -> memoryview:
         """Return bytes of a span by whole pages, each compared with what the pass over the span saw."""
@@ -249,7 +243,7 @@ class FileChecks:
     def _pass_over(self, file: ReadableFile, span: CheckedEntry, pages: list[int]) -> tuple[int, str]:
         """Read a span once; return its CRC-32 and its digest, and note the CRC-32 of each page."""
         hasher: Any = None
-        if span is self._whole and self.digest is not None:
+        if span is self._full_span and self.digest is not None:
             is_git = self.digest.kind == "git"
             hasher = hashlib.sha1(usedforsecurity=False) if is_git else hashlib.sha256()
             hasher.update(b"blob %d\0" % span.nbytes if is_git else b"")
@@ -275,20 +269,17 @@ def _packed_entries(file: ReadableFile, zips: Sequence[PackedZip]) -> list[Check
 
 def _entries_of(file: Readable, optional: bool) -> list[CheckedEntry]:
     """Return the entries of a zip in order of offset; none where they have no checksums."""
-    if not is_zip(file.read(0, min(4, file.nbytes))):
-        return []
-    try:
-        return read_checked_entries(file)
-    except DamagedError:
-        if optional:
-            return []
-        raise
+    entries: list[CheckedEntry] = []
+    have_checksums = False
+    with suppress(*(DamagedError,) * optional):
+        if is_zip(file.read(0, min(4, file.nbytes))):
+            entries, have_checksums = read_entries(file)
+    return entries if have_checksums else []
 
 
 def _changed(file: ReadableFile) -> DamagedError:
-    return DamagedError(
-        "the file gave other bytes when it was read again", where=str(file.path), remedy="check the disk"
-    )
+    what = "the file gave other bytes when it was read again"
+    return DamagedError(what, where=str(file.path), remedy="check the disk")
 
 
 def summary(
@@ -297,12 +288,12 @@ def summary(
     """Return what is recorded of the files of one checkpoint; `kinds` are of those that hold tensors."""
     algorithms, without = set(), set()
     for name, kind in kinds.items():
-        held = checks[name]
-        vouched = ({"crc32"} if held.has_crcs else set()) | ({"sha256"} if held.digest else set())
+        check = checks[name]
+        vouched = ({"crc32"} if check.has_crcs else set()) | ({"sha256"} if check.digest else set())
         algorithms |= vouched
         if not vouched:
             without.add(kind)
     record: dict[str, Any] = {"checked": sorted(algorithms), "unchecked": sorted(without)}
     if damage:
-        record["damaged"] = [[one.file, one.entry, one.offset, one.nbytes] for one in damage]
+        record["damaged"] = [[item.file, item.entry, item.offset, item.nbytes] for item in damage]
     return record

@@ -13,6 +13,7 @@ from inshrink_core.checkpoint import DTYPE_SIZES, TensorRole, ZipEntry
 from inshrink_core.errors import (
     DamagedError,
     InputError,
+    InshrinkError,
     NotCheckpointError,
     UnsafePickleError,
     clipped,
@@ -100,11 +101,8 @@ def place(ref: TensorRef, entry: ZipEntry | None, where: str) -> Placed | None:
             raise DamagedError(f"an empty tensor of shape {clipped(str(shape))}", where=where)
         return Placed(ref.dtype, shape, None, entry.data_offset, 0)
     if (ref.offset + extent) * itemsize > entry.data_nbytes:
-        raise DamagedError(
-            f"a tensor of shape {clipped(str(shape))} reaches past its storage '{ref.storage.key[:40]}'",
-            where=where,
-            expected=f"at most {entry.data_nbytes} bytes",
-        )
+        what = f"a tensor of shape {clipped(str(shape))} reaches past its storage '{ref.storage.key[:40]}'"
+        raise DamagedError(what, where=where, expected=f"at most {entry.data_nbytes} bytes")
     # An expanded tensor shows one element many times. Far more often than there are bytes, it is a
     # trap for memory or a constant: either way it is better carried than read.
     if numel > max(extent, 1 << 16) * 64:
@@ -121,8 +119,8 @@ def _require_plain(root: object, tree: StateTree, where: str) -> None:
     UnsafePickleError
         It is.
     """
-    held = [root.get(key) for key in (*MODEL_KEYS, *EMA_KEYS)] if isinstance(root, dict) else []
-    wanted = sorted({value.name for value in held if isinstance(value, Foreign) and not value})
+    items = [root.get(key) for key in (*MODEL_KEYS, *EMA_KEYS)] if isinstance(root, dict) else []
+    wanted = sorted({value.name for value in items if isinstance(value, Foreign) and not value})
     if wanted and not (tree.model or tree.extra):
         raise UnsafePickleError("the pickle wants to import", where=where, wanted=tuple(wanted))
 
@@ -162,8 +160,8 @@ def _is_shard(name: str, sharding: str) -> bool:
     if name.startswith("shard-"):
         return True
     try:
-        told = json.loads(sharding)
-        return any(any(one["saved_offsets"]) for one in told.values())
+        given = json.loads(sharding)
+        return any(any(item["saved_offsets"]) for item in given.values())
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
         return True
 
@@ -171,11 +169,9 @@ def _is_shard(name: str, sharding: str) -> bool:
 def _read_safetensors(file: ReadableFile, stamp: FileStamp) -> FileContent:
     tensors, metadata = read_header(file)
     if _is_shard(file.path.name, metadata.get(_SHARDING, "")):
-        raise InputError(
-            "shards of a distributed checkpoint in safetensors, which are not put together",
-            where=str(file.path),
-            remedy="consolidate them: HuggingFaceStorageWriter(enable_consolidation=True)",
-        )
+        what = "shards of a distributed checkpoint in safetensors, which are not put together"
+        remedy = "consolidate them: HuggingFaceStorageWriter(enable_consolidation=True)"
+        raise InputError(what, where=str(file.path), remedy=remedy)
     model: list[tuple[str, Placed]] = []
     named: list[Named] = []
     for key, placed in tensors:
@@ -228,24 +224,18 @@ def read_content(path: Path, access: Access) -> FileContent:
             return TorchFile.read(file, first, allow_damaged=access.allow_damaged).content(stamp)
         if looks_like_safetensors(first, file.nbytes) or path.suffix == ".safetensors":
             return _read_safetensors(file, stamp)
-        if first[:1] == b"\x80":
-            raise NotCheckpointError(
-                "a bare pickle, which is not read",
-                where=str(path),
-                remedy="if you trust it: torch.save(pickle.load(open(path, 'rb')), path)",
-            )
-        if file.nbytes > 2 * _TAR_AT and file.read(_TAR_AT, 5) == b"ustar" and path.suffix != ".tar":
-            raise InputError(
-                "a tar, as PyTorch 0.1 wrote its files, which is not read",
-                where=str(path),
-                remedy="if you trust it: torch.save(torch.load(path, weights_only=False), path)",
-            )
-        if first.startswith(b"version https://"[:16]):
-            raise DamagedError(
-                "a pointer of git-LFS, not the file itself", where=str(path), remedy="fetch it: git lfs pull"
-            )
+        is_tar = file.nbytes > 2 * _TAR_AT and file.read(_TAR_AT, 5) == b"ustar" and path.suffix != ".tar"
     # Anything may be called .bin, and a text anything; else the name promises a checkpoint.
     foreign = (path.suffix == ".bin" and any(first)) or _TEXT.fullmatch(first)
-    raise (NotCheckpointError if foreign else DamagedError)(
-        "no checkpoint: neither a torch file nor safetensors", where=str(path)
-    )
+    error: type[InshrinkError] = NotCheckpointError if foreign else DamagedError
+    what, remedy = "no checkpoint: neither a torch file nor safetensors", ""
+    if first[:1] == b"\x80":
+        error, what = NotCheckpointError, "a bare pickle, which is not read"
+        remedy = "if you trust it: torch.save(pickle.load(open(path, 'rb')), path)"
+    elif is_tar:
+        error, what = InputError, "a tar, as PyTorch 0.1 wrote its files, which is not read"
+        remedy = "if you trust it: torch.save(torch.load(path, weights_only=False), path)"
+    elif first == b"version https://":
+        error, what = DamagedError, "a pointer of git-LFS, not the file itself"
+        remedy = "fetch it: git lfs pull"
+    raise error(what, where=str(path), remedy=remedy)

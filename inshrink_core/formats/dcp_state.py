@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgpack
+import msgspec
 
 from inshrink_core.checkpoint import (
     DTYPE_SIZES,
@@ -77,9 +77,10 @@ class SavedState(NamedTuple):
 
     def packed(self) -> bytes:
         """Return it as msgpack."""
-        paths = [[name, list(path)] for name, path in self.paths.items()]
-        packed: bytes = msgpack.packb([dict(self.tensors), dict(self.objects), paths])
-        return packed
+        return msgspec.msgpack.encode([self.tensors, self.objects, [*self.paths.items()]])
+
+
+_Packed = tuple[dict[str, str], dict[str, bytes], list[tuple[str, StatePath]]]
 
 
 def unpack_state(content: bytes, where: str) -> SavedState:
@@ -91,17 +92,10 @@ def unpack_state(content: bytes, where: str) -> SavedState:
         It is none.
     """
     try:
-        tensors, objects, paths = msgpack.unpackb(content)
-        state = SavedState(tensors, objects, {name: tuple(path) for name, path in paths})
-        names = [*tensors.items(), *((name, "") for name in objects)]
-        sound = all(isinstance(text, str) for row in names for text in row) and all(
-            isinstance(held, bytes) for held in objects.values()
-        )
-    except (ValueError, TypeError, AttributeError, msgpack.exceptions.UnpackException) as error:
+        tensors, objects, paths = msgspec.msgpack.decode(content, type=_Packed)
+    except ValueError as error:
         raise DamagedError(f"the saved state is damaged ({error})", where=where) from error
-    if not sound:
-        raise DamagedError("the saved state is damaged", where=where)
-    return state
+    return SavedState(tensors, objects, dict(paths))
 
 
 def saved_state(checkpoint: Checkpoint) -> SavedState:
@@ -112,8 +106,8 @@ def saved_state(checkpoint: Checkpoint) -> SavedState:
     for layout in checkpoint.files:
         if layout.kind == STATE:
             state = unpack_state(checkpoint.source.skeleton(layout), checkpoint.origin)
-            kept = {name: key for name, key in state.tensors.items() if key in checkpoint}
-            return state._replace(tensors=kept)
+            remaining = {name: key for name, key in state.tensors.items() if key in checkpoint}
+            return state._replace(tensors=remaining)
     tensors: dict[str, str] = {}
     paths: dict[str, StatePath] = {}
     for spec in checkpoint.specs:
@@ -132,8 +126,8 @@ def _path_of(spec: TensorSpec) -> StatePath:
     if spec.role is TensorRole.STATE:
         return ("optimizer", "state", spec.parameter, spec.name.rpartition(":")[2])
     if spec.role in OPTIMIZER_ROLES:
-        own = STATE_WORDS.get(spec.role, spec.role.value)
-        return ("optimizer", "state", spec.name, own)
+        word = STATE_WORDS.get(spec.role, spec.role.value)
+        return ("optimizer", "state", spec.name, word)
     return (spec.role.value, spec.name)
 
 
@@ -168,13 +162,13 @@ def loaded(name: str, content: bytes, where: str) -> object:
                 wanted = types.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
             reason = str(error).rpartition("error: ")[2].strip().partition("\n")[0]
             why = "" if wanted else f" ({clipped(reason)})"
-            raise UnsafePickleError(
-                f"'{clipped(name)}' is of a type that is not loaded{why}",
-                where=where,
-                wanted=tuple(sorted(wanted)),
-                remedy="turn it into numbers, texts and tensors before it is saved, or, if you trust the"
-                " archive, allow the type: torch.serialization.add_safe_globals([...])",
-            ) from error
+            what = f"'{clipped(name)}' is of a type that is not loaded{why}"
+            remedy = (
+                "turn it into numbers, texts and tensors before it is saved, or, if you trust the archive,"
+            )
+            remedy += " allow the type: torch.serialization.add_safe_globals([...])"
+            kinds = tuple(sorted(wanted))
+            raise UnsafePickleError(what, where=where, wanted=kinds, remedy=remedy) from error
 
 
 class NamedState(NamedTuple):
@@ -294,12 +288,9 @@ def storage_metadata(specs: Iterable[TensorSpec]) -> Any:
     from torch.distributed.checkpoint import metadata as dcp
 
     rows = list(specs)
-    whole = rows[0].whole
-    chunks = [
-        dcp.ChunkStorageMetadata(
-            torch.Size(row.cell.offsets if row.cell else (0,) * len(row.shape)), torch.Size(row.shape)
-        )
-        for row in rows
-    ]
-    properties = dcp.TensorProperties(dtype=getattr(torch, whole.dtype))
-    return dcp.TensorStorageMetadata(properties, torch.Size(whole.shape), chunks)
+    full = rows[0].whole
+    offsets = [row.cell.offsets if row.cell else (0,) * len(row.shape) for row in rows]
+    spans = [(torch.Size(at), torch.Size(row.shape)) for at, row in zip(offsets, rows, strict=True)]
+    chunks = [dcp.ChunkStorageMetadata(*span) for span in spans]
+    properties = dcp.TensorProperties(dtype=getattr(torch, full.dtype))
+    return dcp.TensorStorageMetadata(properties, torch.Size(full.shape), chunks)

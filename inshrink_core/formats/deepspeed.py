@@ -11,11 +11,11 @@ and utils/zero_to_fp32.py of DeepSpeed 0.19.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -64,10 +64,10 @@ class DeepSpeedReader(FilesReader):
         """Return what the files of all ranks hold, and weights that lie beside them."""
         folder = _tag_folder(path) or path
         prefix = "" if folder == path else f"{folder.name}/"
-        names = _one_a_rank(name.removeprefix(prefix) for name in paths if name.startswith(prefix))
-        beside = [name for name in paths if not _one_a_rank([name.removeprefix(prefix)])]
+        names = _rank_files(name.removeprefix(prefix) for name in paths if name.startswith(prefix))
+        beside = [name for name in paths if not _rank_files([name.removeprefix(prefix)])]
         contents = read_weight_files(path, {name: paths[name] for name in beside}, access).files
-        known = frozenset(name for one in contents.values() for name, _ in one.tree.model)
+        known = frozenset(name for item in contents.values() for name, _ in item.tree.model)
         tag = _Tag(folder, names, access, len(contents))
         contents |= {prefix + name: content for name, content in tag.contents(known).items()}
         return Contents(contents, self.name)
@@ -90,15 +90,15 @@ def _tag_folder(path: Path) -> Path | None:
     return inner[0] if not is_numbered(inner[0].name) or is_file(path / TRAINER_STATE) else None
 
 
-def _one_a_rank(names: Iterable[str]) -> list[str]:
+def _rank_files(names: Iterable[str]) -> list[str]:
     """Return the names of files that are read; of two that are called after one rank, the latter."""
-    kept: dict[tuple[str | None, ...], str] = {}
+    remaining: dict[tuple[str | None, ...], str] = {}
     for name in names:
         if of := _FILE.match(name):
-            kept[of[1] or "0", of[2], of[3]] = name
+            remaining[of[1] or "0", of[2], of[3]] = name
         elif of := _LAYER.match(name):
-            kept["layer", of[1], of[2]] = name
-    return list(kept.values())
+            remaining["layer", of[1], of[2]] = name
+    return list(remaining.values())
 
 
 def _mapping(value: object) -> Mapping[Any, Any]:
@@ -159,11 +159,11 @@ class _Tag:
             models, ranks = (self._files_of(mp_rank, kind) for kind in ("model", "optim"))
             if 0 not in models:
                 raise self._missing(f"mp_rank_{mp_rank:02d}_model_states.pt", 0)
-            held = _ModelRank(list(models.values()), list(ranks.values()))
-            for rows in (ranks, models) if held.is_stage_3 else (ranks,):
-                self._require_ranks(rows, held)
+            model_rank = _ModelRank(list(models.values()), list(ranks.values()))
+            for rows in (ranks, models) if model_rank.is_stage_3 else (ranks,):
+                self._require_ranks(rows, model_rank)
             found |= {file.path.name: file.content for file in (*models.values(), *ranks.values())}
-            tree = _apart(held.tree(known), f"mp_rank_{mp_rank:02d}.", called)
+            tree = _apart(model_rank.tree(known), f"mp_rank_{mp_rank:02d}.", called)
             found[models[0].path.name] = models[0].content._replace(tree=tree)
         return {name: found[name] for name in self._numbers}
 
@@ -186,16 +186,16 @@ class _Tag:
                 raise self._missing(re.sub(r"pp_rank_\d+", f"pp_rank_{rank}", example), rank)
 
     def _missing(self, name: str, rank: int) -> DamagedError:
-        return DamagedError(
-            f"the file of rank {rank} is missing: '{clipped(name)}'",
-            where=str(self._folder),
-            remedy="the checkpoint may be half-written: wait, or fetch the files of all ranks",
-        )
+        what = f"the file of rank {rank} is missing: '{clipped(name)}'"
+        remedy = "the checkpoint may be half-written: wait, or fetch the files of all ranks"
+        return DamagedError(what, where=str(self._folder), remedy=remedy)
 
 
 def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:
     """Return a tree whose names no earlier one has: model-parallel ranks call their shares by the same."""
-    names = {name for name, _ in tree.model} | {str(n) for one in tree.optimizers for n in one.state}
+    names = {name for name, _ in tree.model} | {
+        str(n) for optimizer in tree.optimizers for n in optimizer.state
+    }
     taken = names & called
     called |= names
     if not taken:
@@ -237,7 +237,7 @@ class _ModelRank:
         """Parameters are partitioned too, each by itself; in stages 1 and 2 the vector of a group is."""
         self.is_partitioned = isinstance(models[0].root.get("param_shapes"), list)
         count = self._states[0].get("partition_count") if ranks else None
-        counts = [one for one in (count if isinstance(count, list) else [count]) if type(one) is int]
+        counts = [item for item in (count if isinstance(count, list) else [count]) if type(item) is int]
         self.n_ranks = max([1, *counts])
         self._is_cut = self.is_partitioned and len(set(counts)) == 1
         """Experts have as many partitions as there are copies of them: their files are carried unread."""
@@ -249,8 +249,8 @@ class _ModelRank:
         files beside the folder.
         """
         file = self.models[0]
-        root, own = dict(file.root), dict(_mapping(file.root.get("module")))
-        called = dict(zip(own, strip_wrappers(list(map(str, own))), strict=True))
+        root, module = dict(file.root), dict(_mapping(file.root.get("module")))
+        called = dict(zip(module, strip_wrappers(list(map(str, module))), strict=True))
         places: dict[TensorRef, Placed] = {}
 
         def ref(placed: Placed) -> TensorRef:
@@ -261,75 +261,64 @@ class _ModelRank:
         vectors = self._vectors() if self._is_cut else {}
         parameters = self._cut(vectors[_MASTER]) if _MASTER in vectors else []
         frozen, fragments = self._frozen() if self.is_stage_3 else ([], [])
-        weights = {
-            one.name: ref(placed)
-            for one in frozen
-            if (placed := _placed(one, fragments, self.models, required=True)) is not None
-        }
+        places_of = ((item.name, _placed(item, fragments, self.models, required=True)) for item in frozen)
+        weights = {name: ref(placed) for name, placed in places_of if placed is not None}
         state: dict[str, dict[str, TensorRef]] = {}
-        for one in parameters:
-            state[one.name] = {
-                key: ref(placed)
-                for key, held in vectors.items()
-                if (placed := _placed(one, held, self.ranks, required=key == _MASTER)) is not None
-            }
-            there = own.get(one.name)
+        for parameter in parameters:
+            rows = ((k, _placed(parameter, v, self.ranks, required=k == _MASTER)) for k, v in vectors.items())
+            state[parameter.name] = {key: ref(placed) for key, placed in rows if placed is not None}
+            there = module.get(parameter.name)
             is_there = isinstance(there, TensorRef) and math.prod(there.shape) > 0
-            if self.is_stage_3 and not is_there and called.get(one.name, one.name) not in known:
-                weights[one.name] = state[one.name].pop(_MASTER)
+            if self.is_stage_3 and not is_there and called.get(parameter.name, parameter.name) not in known:
+                weights[parameter.name] = state[parameter.name].pop(_MASTER)
         shared = _mapping(root.get("shared_params"))
-        for name in [*own, *weights]:
+        for name in [*module, *weights]:
             if (given := weights.get(name) or weights.get(shared.get(name, ""))) is not None:
-                own[name] = given
-        self._require_apart([*places.values()], own, places)
-        root["module"] = {name: value for name, value in own.items() if called.get(name, name) not in known}
-        root["deepspeed"] = {name: value for name, value in own.items() if name not in root["module"]}
+                module[name] = given
+        root["module"] = {
+            name: value for name, value in module.items() if called.get(name, name) not in known
+        }
+        root["deepspeed"] = {name: value for name, value in module.items() if name not in root["module"]}
         if self.is_stage_3:
             root.pop(_FRAGMENTS, None)
         if self._is_cut:
             root["optimizer"] = {"state": state, "param_groups": self._groups(parameters)}
         root["global_step"] = root.get("global_steps", root.get("global_step"))
-        n_bytes = sum(one.n_bytes for one in (*self.models, *self.ranks))
+        n_bytes = sum(item.n_bytes for item in (*self.models, *self.ranks))
         tree = read_state_tree(
-            root, lambda one: places.get(one) or file.place(one), str(file.path), n_bytes=8 * n_bytes
+            root, lambda item: places.get(item) or file.place(item), str(file.path), n_bytes=8 * n_bytes
         )
         if isinstance(names := root.get("buffer_names"), list):
-            told = {called[name] for name in names if isinstance(name, str) and name in called}
-            tree = tree._replace(buffers=frozenset(told))
+            buffer_names = {called[name] for name in names if isinstance(name, str) and name in called}
+            tree = tree._replace(buffers=frozenset(buffer_names))
         return tree
 
     def _vectors(self) -> dict[str, _Vectors]:
         """Return masters and state of PyTorch's optimizer, by what it calls them."""
         found: dict[str, _Vectors] = {}
         key = _STAGE_3 if self.is_stage_3 else _STAGES_1_AND_2
-        for rank, (file, held) in enumerate(zip(self.ranks, self._states, strict=True)):
-            masters, base = held.get(key), held.get(_BASE[key])
+        for rank, (file, state_of_rank) in enumerate(zip(self.ranks, self._states, strict=True)):
+            masters, base = state_of_rank.get(key), state_of_rank.get(_BASE[key])
             if not isinstance(masters, list):
                 return {}
             # An elastic checkpoint has a list in the place of the optimizer's state.
             state = dict(enumerate(base)) if isinstance(base, list) else _mapping(_mapping(base).get("state"))
-            file.require_few(sum(len(_mapping(one)) for one in state.values()))
+            file.require_few(sum(len(_mapping(state_of_vector)) for state_of_vector in state.values()))
             rows = [(i, _MASTER, value) for i, value in enumerate(masters)]
-            rows += [
-                (i, name, value)
-                for i, one in state.items()
-                if type(i) is int
-                for name, value in _mapping(one).items()
-                if isinstance(name, str) and name != _MASTER
-            ]
+            for i, state_of_vector in state.items():
+                named = _mapping(state_of_vector).items() if type(i) is int else ()
+                rows += [(i, k, value) for k, value in named if isinstance(k, str) and k != _MASTER]
             for i, name, value in rows:
                 if (placed := file.vector(value)) is not None:
                     found.setdefault(name, [{} for _ in self.ranks])[rank][i] = placed
         return found
 
-    def _shapes(self) -> Iterator[tuple[int, list[tuple[str, tuple[int, ...], int]]]]:
-        """Yield every group's number and its parameters: name, shape, number of elements."""
-        seen: set[object] = set()
-        for number, group in enumerate(self.models[0].root["param_shapes"]):
-            if not seen.isdisjoint(_mapping(group)):
-                raise self.models[0].damaged("a parameter has two shapes")
-            seen.update(_mapping(group))
-            yield number, [self._shape(name, shape) for name, shape in _mapping(group).items()]
+    def _shapes(self) -> list[list[tuple[str, tuple[int, ...], int]]]:
+        """Return the parameters of every group: name, shape, number of elements."""
+        groups = [_mapping(group) for group in self.models[0].root["param_shapes"]]
+        if len(set().union(*groups)) != sum(map(len, groups)):
+            raise self.models[0].damaged("a parameter has two shapes")
+        return [[self._shape(name, shape) for name, shape in group.items()] for group in groups]
 
     def _shape(self, name: object, shape: object) -> tuple[str, tuple[int, ...], int]:
         if (
@@ -350,11 +339,11 @@ class _ModelRank:
             The vectors hold fewer elements than the shapes in the model's file ask for.
         """
         if self.is_stage_3:
-            shapes = [one for _, group in self._shapes() for one in group]
+            shapes = itertools.chain(*self._shapes())
             return self._cut_each(shapes, [masters[0][i].shape[0] for i in sorted(masters[0])])
         found = []
         paddings = self._states[0].get("param_alignment_paddings")
-        for number, group in self._shapes():
+        for number, group in enumerate(self._shapes()):
             part = masters[0][number].shape[0] if number in masters[0] else 0
             padding = paddings[number] if isinstance(paddings, list) and number < len(paddings) else ()
             at = 0
@@ -375,7 +364,7 @@ class _ModelRank:
         self, shapes: Iterable[tuple[str, tuple[int, ...], int]], sizes: Sequence[int]
     ) -> list[_Parameter]:
         """Return parameters each of which is cut into parts of one size; those of a rank lie in a row."""
-        ends = list(accumulate(sizes))
+        ends = list(itertools.accumulate(sizes))
         found: list[_Parameter] = []
         at = 0
         for name, shape, numel in shapes:
@@ -405,11 +394,11 @@ class _ModelRank:
         found: list[_Parameter] = []
         fragments: _Vectors = [{} for _ in self.models]
         for i, (name, shape) in enumerate(_mapping(self.models[0].root.get("frozen_param_shapes")).items()):
-            one = self._shape(name, shape)
+            sized = self._shape(name, shape)
             for rank, file in enumerate(self.models):
                 if (placed := file.vector(_mapping(file.root.get(_FRAGMENTS)).get(name))) is not None:
                     fragments[rank][i] = placed
-            parts = self._cut_each([one], [-(-one[2] // len(self.ranks))])
+            parts = self._cut_each([sized], [-(-sized[2] // len(self.ranks))])
             found += [part._replace(runs=[run._replace(group=i) for run in part.runs]) for part in parts]
         return found, fragments
 
@@ -424,39 +413,15 @@ class _ModelRank:
             params = _mapping(group).get("params")
             if isinstance(params, list):
                 self.ranks[0].require_few(n_values := n_values + len(params))
-                owner |= {one: number for one in params if type(one) is int}
+                owner |= {param: number for param in params if type(param) is int}
         names: dict[int, list[str]] = {}
-        for one in parameters:
-            if one.runs[0].group in owner:
-                names.setdefault(owner[one.runs[0].group], []).append(one.name)
+        for parameter in parameters:
+            if parameter.runs[0].group in owner:
+                names.setdefault(owner[parameter.runs[0].group], []).append(parameter.name)
         return [
-            {key: value for key, value in groups[number].items() if key != "param_names"} | {"params": held}
-            for number, held in names.items()
+            {key: value for key, value in groups[number].items() if key != "param_names"} | {"params": items}
+            for number, items in names.items()
         ]
-
-    def _require_apart(
-        self, cut: Iterable[Placed], own: Mapping[Any, object], places: Mapping[TensorRef, Placed]
-    ) -> None:
-        """Refuse files whose tensors lie over each other: a vector, or some of it, is one parameter's."""
-        spans: dict[int, list[tuple[int, int, bool]]] = {}
-        for placed in set(cut):
-            for piece in placed.pieces:
-                begun = piece.placed.offset
-                spans.setdefault(piece.file, []).append((begun, begun + piece.placed.span, True))
-        first = self.models[0]
-        whole = {first.place(one) for one in own.values() if isinstance(one, TensorRef) and one not in places}
-        if first.number in spans:
-            spans[first.number] += [
-                (one.offset, one.offset + one.span, False) for one in whole if one is not None and one.span
-            ]
-        files = {file.number: file for file in (*self.models, *self.ranks)}
-        for number, held in spans.items():
-            end = end_of_pieces = 0
-            for begun, stop, is_piece in sorted(held):
-                if begun < (end if is_piece else end_of_pieces):
-                    raise files[number].damaged("two tensors lie over each other")
-                end = max(end, stop)
-                end_of_pieces = max(end_of_pieces, stop) if is_piece else end_of_pieces
 
 
 def _placed(
@@ -481,17 +446,16 @@ def _placed(
             return None
         dtype = dtype or vector.dtype
         if vector.dtype != dtype:
-            raise file.damaged(
-                f"rank {run.rank} has '{clipped(parameter.name)}' as {vector.dtype}, not as {dtype}"
-            )
+            what = f"rank {run.rank} has '{clipped(parameter.name)}' as {vector.dtype}, not as {dtype}"
+            raise file.damaged(what)
         itemsize = DTYPE_SIZES[dtype]
         offset = vector.offset + run.at * itemsize
         # The same for masters and moments, and at every step.
         for box in _boxes(run.start, run.stop, parameter.shape):
             nbytes = math.prod(box.sizes) * itemsize
-            whole = box.sizes == parameter.shape
-            held = Placed(dtype, box.sizes, None, offset, nbytes)
-            pieces.append(Piece(None if whole else box, file.number, held))
+            full = box.sizes == parameter.shape
+            placed = Placed(dtype, box.sizes, None, offset, nbytes)
+            pieces.append(Piece(None if full else box, file.number, placed))
             offset += nbytes
     nbytes = math.prod(parameter.shape) * DTYPE_SIZES[dtype]
     return Placed(dtype, parameter.shape, None, pieces[0].placed.offset, nbytes, tuple(pieces))

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -125,9 +126,9 @@ class Found:
                 self.parsed, self.error = before.parsed, before.error
             else:
                 self.parsed = self.reader.open(self.path, access, recall)
-        except RefusedLinkError:
-            raise
         except InshrinkError as error:
+            if isinstance(error, RefusedLinkError):
+                raise
             self.error = error
         return self
 
@@ -144,7 +145,7 @@ def reason_of(path: Path, error: InshrinkError) -> str:
 
 def stamps_of(path: Path, access: Access) -> tuple[FileStamp, ...]:
     """Return the stamps of a file, or of the files below a directory."""
-    paths = [one for one in sorted(access.walk(path, [])) if is_file(one)] if is_dir(path) else [path]
+    paths = [item for item in sorted(access.walk(path, [])) if is_file(item)] if is_dir(path) else [path]
     return tuple(map(stamp_of, paths))
 
 
@@ -204,7 +205,7 @@ class Discovery:
             self.root = fixed_part(text)
         else:
             raise NotFoundError("there is no such file or directory", where=text)
-        self.found = sorted(self._without_links(found), key=lambda one: natural_key(str(one.path)))
+        self.found = sorted(self._without_links(found), key=lambda item: natural_key(str(item.path)))
 
     def _skip(self, path: str | os.PathLike[str], reason: str, fate: Fate | None) -> None:
         self.skipped.append(Skipped(os.fspath(path), reason, fate))
@@ -230,9 +231,8 @@ class Discovery:
                 continue
             self._n_left -= len(entries)
             if self._n_left < 0:
-                for one in (folder, *todo):
-                    reason = f"not searched: the run has more than {MAX_ENTRIES:,} files and folders"
-                    self._skip(one, reason, Fate.LEFT_OUT)
+                reason = f"not searched: the run has more than {MAX_ENTRIES:,} files and folders"
+                self.skipped += [Skipped(str(path), reason, Fate.LEFT_OUT) for path in (folder, *todo)]
                 return
             if any(entry.name == ARCHIVE_MARK for entry in entries):
                 continue
@@ -299,14 +299,14 @@ class Discovery:
     def _without_links(self, found: list[Found]) -> Iterator[Found]:
         """Yield one of the paths that lead to the same file; a real one before a link."""
         by_target: dict[str, list[Found]] = {}
-        for one in found:
-            by_target.setdefault(os.path.realpath(one.path), []).append(one)
+        for item in found:
+            by_target.setdefault(os.path.realpath(item.path), []).append(item)
         for alike in by_target.values():
-            first = next((one for one in alike if not one.path.is_symlink()), alike[0])
+            first = next((item for item in alike if not item.path.is_symlink()), alike[0])
             yield first
-            for one in alike:
-                if one is not first:
-                    self._skip(one.path, f"a link to {first.path.name}", Fate.DUPLICATE)
+            for item in alike:
+                if item is not first:
+                    self._skip(item.path, f"a link to {first.path.name}", Fate.DUPLICATE)
 
 
 def _is_part(folder: Path, name: str) -> bool:
@@ -328,12 +328,7 @@ def fixed_part(path: str | os.PathLike[str]) -> Path:
         return named
     if os.path.lexists(named) or not glob.has_magic(os.fspath(path)):
         return named.parent
-    parts = []
-    for part in named.parts[:-1]:
-        if glob.has_magic(part):
-            break
-        parts.append(part)
-    return Path(*parts) if parts else Path()
+    return Path(*takewhile(lambda part: not glob.has_magic(part), named.parts[:-1]))
 
 
 def _check_path(text: str) -> None:

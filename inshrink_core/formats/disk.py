@@ -36,7 +36,7 @@ MAX_VALUES: Final = 1 << 22
 _LONGEST_INTEGER: Final = 300
 """Digits that are a float, too."""
 
-_MAX_COMPONENT_BYTES: Final = 255
+_MAX_NAME_BYTES: Final = 255
 """NAME_MAX of every common file system."""
 
 _DRIVE: Final = re.compile(r"^[A-Za-z]:")
@@ -299,7 +299,7 @@ def holding_files() -> Iterator[None]:
 def reading(path: Path, counter: ByteCounter, unchanged: FileStamp) -> Iterator[ReadableFile]:
     """Give an open file, as `ReadableFile` opens it, or one that was left open and has not changed since."""
     with _lock:
-        alike = (one for one in _idle if one[0] == unchanged and one[1].counter is counter)
+        alike = (item for item in _idle if item[0] == unchanged and item[1].counter is counter)
         left = next(alike, None)
         if left is not None:
             _idle.remove(left)
@@ -316,8 +316,8 @@ def reading(path: Path, counter: ByteCounter, unchanged: FileStamp) -> Iterator[
         if _n_holding and not file.is_elsewhere:
             _idle.append((unchanged, file))
             closed = [_idle.pop(0)[1]] if len(_idle) > _MOST_IDLE else []
-    for one in closed:
-        one.close()
+    for item in closed:
+        item.close()
 
 
 class Readable(Protocol):
@@ -341,35 +341,22 @@ def damaged(file: Readable, what: str, **facts: str) -> DamagedError:
     return DamagedError(what, where=str(file.path), remedy=remedy, **facts)
 
 
-WINDOW_NBYTES: Final = 4 << 10
-"""Read at both ends of a window."""
-
-
 class Window:
-    """Some bytes of an open file, read as a file of their own; records at both ends take one read each."""
+    """Some bytes of an open file, read as a file."""
 
     def __init__(self, file: Readable, offset: int, nbytes: int) -> None:
         self.path, self.nbytes = file.path, nbytes
         self._file, self._offset = file, offset
-        n_ahead = nbytes if nbytes <= 2 * WINDOW_NBYTES else WINDOW_NBYTES
-        self._ahead = file.read(offset, n_ahead)
-        self._tail_at = max(n_ahead, nbytes - WINDOW_NBYTES)
-        self._tail = file.read(offset + self._tail_at, nbytes - self._tail_at)
 
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`."""
-        if offset >= 0 and offset + n_bytes <= len(self._ahead):
-            return self._ahead[offset : offset + n_bytes]
-        if self._tail_at <= offset and offset + n_bytes <= self.nbytes:
-            return self._tail[offset - self._tail_at : offset - self._tail_at + n_bytes]
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
-            raise DamagedError(
-                f"a zip of {self.nbytes} bytes within the file is shorter than it says", where=str(self.path)
-            )
-        return self._file.read(self._offset + offset, n_bytes)
+            what = f"a zip of {self.nbytes} bytes within the file is shorter than it says"
+            raise DamagedError(what, where=str(self.path))
+        return self._file.read(self._offset + offset, n_bytes, compared=compared)
 
     def expect(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Say which bytes will be read soon: of a zip in a row, whoever reads the row has said so."""
+        """Say which bytes will be read soon: who reads the file has said so."""
 
 
 class Fate(StrEnum):
@@ -476,7 +463,7 @@ class Access:
         if self.follow_links:
             return True
         real = os.path.realpath(path) if real is None else real
-        if any(lies_in(real, root) for root in (self.root, *self.within)):
+        if any(is_within(real, root) for root in (self.root, *self.within)):
             return True
         return any(is_blob(real, root) for root in (self.root, os.path.realpath(Path(path).parent)))
 
@@ -490,12 +477,10 @@ class Access:
         NotFoundError
             There is no regular file.
         """
-        if not self.follow_links and not self.admits(path):
-            raise RefusedLinkError(
-                f"a link out of the run, to '{clipped(os.path.realpath(path), 200)}'",
-                where=str(path),
-                remedy="if you trust it, follow it: --follow-links, follow_links=True",
-            )
+        if not self.admits(path):
+            what = f"a link out of the run, to '{clipped(os.path.realpath(path), 200)}'"
+            remedy = "if you trust it, follow it: --follow-links, follow_links=True"
+            raise RefusedLinkError(what, where=str(path), remedy=remedy)
         stamp = stamp_of(path)
         if not self.admits(path, stamp.real_path):
             raise RefusedLinkError("a link that changed while it was looked at", where=str(path))
@@ -513,12 +498,8 @@ class Access:
         """
         with ReadableFile(path, self.counter, self.admit(path)) as file:
             if file.nbytes > max_nbytes:
-                raise DamagedError(
-                    "the file is too large",
-                    where=str(path),
-                    expected=f"at most {max_nbytes} bytes",
-                    found=f"{file.nbytes} bytes",
-                )
+                facts = {"expected": f"at most {max_nbytes} bytes", "found": f"{file.nbytes} bytes"}
+                raise DamagedError("the file is too large", where=str(path), **facts)
             return file.read(0, file.nbytes)
 
     def read_json(self, path: Path) -> Any:
@@ -555,7 +536,7 @@ class Access:
                         skipped.append(self.skipped(path))
                         continue
                     real = os.path.realpath(path)
-                    if real in seen or any(lies_in(one, real) for one in seen):
+                    if real in seen or any(is_within(item, real) for item in seen):
                         skipped.append(Skipped(str(path), "a link to a directory that is read already"))
                         continue
                     seen.add(real)
@@ -583,9 +564,8 @@ def parse_json(text: bytes, where: str, hook: Callable[[list[tuple[str, Any]]], 
     """
     # Counted before anything is allocated for them: three bytes can be an object of sixty-four.
     if sum(text.count(sign) for sign in (b",", b"[", b"{")) > MAX_VALUES:
-        raise DamagedError(
-            "it has more values than are read", where=where, expected=f"at most {MAX_VALUES:,}"
-        )
+        expected = f"at most {MAX_VALUES:,}"
+        raise DamagedError("it has more values than are read", where=where, expected=expected)
     try:
         return json.loads(text, object_pairs_hook=hook, parse_int=_integer)
     except (ValueError, RecursionError) as error:
@@ -607,7 +587,7 @@ def scan(folder: Path) -> list[os.DirEntry[str]]:
         raise StorageError(f"the directory cannot be read: {error.strerror}", where=str(folder)) from error
 
 
-def lies_in(real: str, root: str) -> bool:
+def is_within(real: str, root: str) -> bool:
     """Tell whether a real path is a directory or lies in it."""
     return real == root or real.startswith(root if root.endswith(os.sep) else root + os.sep)
 
@@ -622,7 +602,9 @@ def is_blob(real: str, folder: str) -> bool:
     if blob.parent.name != "blobs" or not _BLOB.fullmatch(blob.name):
         return False
     snapshots = str(repository / "snapshots")
-    return bool(_REPOSITORY.fullmatch(repository.name)) and folder != snapshots and lies_in(folder, snapshots)
+    return (
+        bool(_REPOSITORY.fullmatch(repository.name)) and folder != snapshots and is_within(folder, snapshots)
+    )
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
@@ -646,9 +628,7 @@ def _reason(name: str) -> str | None:
         "it is absolute": name.startswith("/"),
         "it names a drive": _DRIVE.match(name) is not None,
         f"it has the component '{odd}'": odd is not None,
-        "a component is too long": any(
-            len(part.encode(errors="replace")) > _MAX_COMPONENT_BYTES for part in parts
-        ),
+        "a component is too long": any(len(p.encode(errors="replace")) > _MAX_NAME_BYTES for p in parts),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
@@ -666,7 +646,7 @@ def unsafe_names(names: Iterable[str]) -> dict[str, str]:
     >>> unsafe_names(["README.md", "Readme.md", "a/../b"])
     {'Readme.md': "it would overwrite 'README.md'", 'a/../b': "it has the component '..'"}
     """
-    kept: dict[str, str] = {}
+    remaining: dict[str, str] = {}
     folders: dict[str, str] = {}
     found: dict[str, str] = {}
     for name in names:
@@ -674,14 +654,16 @@ def unsafe_names(names: Iterable[str]) -> dict[str, str]:
         parts = folded.split("/")
         above = ["/".join(parts[:n]) for n in range(1, len(parts))]
         reason = _reason(name)
-        if reason is None and folded in kept:
-            reason = f"it would overwrite '{kept[folded]}'"
-        if reason is None and (inside := folders.get(folded) or next((p for p in above if p in kept), None)):
+        if reason is None and folded in remaining:
+            reason = f"it would overwrite '{remaining[folded]}'"
+        if reason is None and (
+            inside := folders.get(folded) or next((p for p in above if p in remaining), None)
+        ):
             reason = f"'{inside}' and it cannot be a file and a directory at once"
         if reason is not None:
             found[name] = reason
             continue
-        kept[folded] = name
+        remaining[folded] = name
         folders.update(dict.fromkeys(above, name))
     return found
 

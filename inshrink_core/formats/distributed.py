@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
+
+import msgspec
 
 from inshrink_core.checkpoint import DTYPE_SIZES, Box, ZipEntry
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFoundError, clipped
@@ -22,7 +24,6 @@ from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import MAX_EXTENT, FileContent, place
 from inshrink_core.formats.discovery import METADATA as METADATA
 from inshrink_core.formats.disk import (
-    WINDOW_NBYTES,
     Access,
     FileStamp,
     ReadableFile,
@@ -52,7 +53,8 @@ from inshrink_core.formats.torch.zip import is_zip, read_torch_zip
 SHARDS: Final = ".distcp"
 """Suffix of the files that hold tensors."""
 
-_MOST_DIMENSIONS: Final = 64
+_T = TypeVar("_T")
+
 _MOST_DEPTH: Final = 8
 _MOST_ITEMS: Final = 1 << 20
 _MOST_OBJECTS: Final = 1024
@@ -61,6 +63,9 @@ _MOST_OBJECTS: Final = 1024
 _SHARD_NBYTES: Final = 16
 """Of the pickle, at least, for each shard: one object may stand in lists as often as two bytes each say."""
 
+_END_NBYTES: Final = 4 << 10
+"""Of a shard elsewhere, asked for at both ends before it is read."""
+
 _MEGATRON: Final = re.compile(rf"(?:chained_\d+\.)?optimizer\.state\.({'|'.join(STATE_ROLES)})\.(.+)")
 """Megatron-LM names state by its role first, and flat: ``optimizer.state.exp_avg.decoder.layers.…``."""
 
@@ -68,12 +73,41 @@ _MOST_COMPARISONS: Final = 1 << 24
 """Of shards of one tensor; those of a grid of devices take one for each, or a few."""
 
 
-class _Payload(NamedTuple):
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=MAX_EXTENT)]
+_Sizes = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=64)]
+
+
+class _Index(msgspec.Struct):
+    """Which shard of a tensor lies somewhere; without an offset, an object."""
+
+    fqn: str
+    offset: _Sizes | None = None
+
+
+class _Payload(msgspec.Struct, frozen=True):
     """Where a shard or an object lies."""
 
-    file: str
-    offset: int
-    nbytes: int
+    file: str = msgspec.field(name="relative_path")
+    offset: _Size
+    nbytes: _Size = msgspec.field(name="length")
+    transforms: Any = msgspec.field(name="transform_descriptors", default=None)
+
+
+class _Chunk(msgspec.Struct):
+    offsets: _Sizes
+    sizes: _Sizes
+
+
+class _Storage(msgspec.Struct):
+    size: _Sizes
+    properties: Any
+    chunks: list[Any]
+
+
+class _Fields(msgspec.Struct):
+    state_dict_metadata: dict[str, Any]
+    storage_data: dict[Any, Any]
+    planner_data: Any = None
 
 
 class _Tensor(NamedTuple):
@@ -82,81 +116,44 @@ class _Tensor(NamedTuple):
     shards: tuple[tuple[Box, _Payload], ...]
 
 
-class _Described(NamedTuple):
-    """What ``.metadata`` says: tensors and objects by name, and the keys that lead to each in the state."""
-
-    tensors: dict[str, _Tensor]
-    objects: dict[str, _Payload]
-    paths: Mapping[Any, Any]
-
-
 class _Metadata:
-    """Reads ``.metadata``; everything that is taken from it is checked here."""
+    """What ``.metadata`` says, checked: tensors and objects by name, and the keys that lead to each."""
 
     def __init__(self, root: Path, access: Access) -> None:
         self._where = str(root / METADATA)
         self._payloads: dict[tuple[str, tuple[int, ...] | None], _Payload] = {}
         pickled = access.read_text(root / METADATA, MAX_PICKLE_BYTES)
-        self._fields = self._state(read_pickle(pickled, self._where), "Metadata")
+        fields = self._read(read_pickle(pickled, self._where), "Metadata", _Fields)
         self._n_shards_left = len(pickled) // _SHARD_NBYTES
-
-    def describe(self) -> _Described:
-        stored = self._fields.get("storage_data")
-        for key, value in self._mapping(stored).items():
-            index = self._state(key, "MetadataIndex")
-            at = None if index.get("offset") is None else self._sizes(index["offset"])
-            place = self._text(index.get("fqn")), at
-            self._payloads[place] = self._payload(self._state(value, "_StorageInfo"))
+        for key, value in fields.storage_data.items():
+            index = self._read(key, "MetadataIndex", _Index)
+            payload = self._read(value, "_StorageInfo", _Payload)
+            if payload.transforms:
+                what = f"shards are stored as {clipped(str(payload.transforms))}, which is not read"
+                remedy = "save without extensions of FileSystemWriter"
+                raise InputError(what, where=self._where, remedy=remedy)
+            self._payloads[index.fqn, index.offset] = payload
         check_names({payload.file for payload in self._payloads.values()}, self._where)
-        tensors: dict[str, _Tensor] = {}
-        objects: dict[str, _Payload] = {}
-        for key, value in self._mapping(self._fields.get("state_dict_metadata")).items():
-            name = self._text(key)
+        self.tensors: dict[str, _Tensor] = {}
+        self.objects: dict[str, _Payload] = {}
+        for name, value in fields.state_dict_metadata.items():
             if isinstance(value, Record) and value.kind == "BytesStorageMetadata":
-                objects[name] = self._find(name, None)
+                self.objects[name] = self._find(name, None)
             else:
-                tensors[name] = self._tensor(name, self._state(value, "TensorStorageMetadata"))
-        paths = self._fields.get("planner_data")
-        return _Described(tensors, objects, paths if isinstance(paths, dict) else {})
+                self.tensors[name] = self._tensor(name, self._read(value, "TensorStorageMetadata", _Storage))
+        self.paths = fields.planner_data if isinstance(fields.planner_data, dict) else {}
 
     def _damaged(self, what: str) -> DamagedError:
         remedy = "the checkpoint is damaged: restore it from a backup"
         return DamagedError(what, where=self._where, remedy=remedy)
 
-    def _text(self, value: object) -> str:
-        if not isinstance(value, str):
-            raise self._damaged("a name that is no text")
-        return value
-
-    def _mapping(self, value: object) -> dict[Any, Any]:
-        if not isinstance(value, dict):
-            raise self._damaged("a mapping is missing")
-        return value
-
-    def _state(self, value: object, kind: str) -> dict[Any, Any]:
+    def _read(self, value: object, kind: str, fields: type[_T]) -> _T:
         if not isinstance(value, Record) or value.kind != kind:
             raise self._damaged(f"no {kind} where one must be")
-        return self._mapping(value.state)
-
-    def _sizes(self, value: object) -> tuple[int, ...]:
-        sizes = value if isinstance(value, tuple) and len(value) <= _MOST_DIMENSIONS else (None,)
-        if not all(type(size) is int and 0 <= size < MAX_EXTENT for size in sizes):
-            raise self._damaged("extents that are no extents")
-        return sizes
-
-    def _payload(self, info: dict[Any, Any]) -> _Payload:
-        file, offset, nbytes = (info.get(key) for key in ("relative_path", "offset", "length"))
-        if type(file) is not str or type(offset) is not int or type(nbytes) is not int:
-            raise self._damaged("the place of a shard is missing")
-        if min(offset, nbytes) < 0:
-            raise self._damaged("a shard lies before its file")
-        if info.get("transform_descriptors"):
-            raise InputError(
-                f"shards are stored as {clipped(str(info['transform_descriptors']))}, which is not read",
-                where=self._where,
-                remedy="save without extensions of FileSystemWriter",
-            )
-        return _Payload(file, offset, nbytes)
+        try:
+            return msgspec.convert(value.state, fields)
+        except msgspec.ValidationError as error:
+            raise self._damaged(f"no valid {kind}: {error}") from error
 
     def _find(self, name: str, offsets: tuple[int, ...] | None) -> _Payload:
         found = self._payloads.get((name, offsets))
@@ -164,27 +161,25 @@ class _Metadata:
             raise self._damaged(f"it does not say where '{clipped(name)}' lies")
         return found
 
-    def _tensor(self, name: str, fields: dict[Any, Any]) -> _Tensor:
-        shape = self._sizes(fields.get("size"))
-        properties = fields.get("properties")
-        state = properties.state if isinstance(properties, Record) else None
+    def _tensor(self, name: str, fields: _Storage) -> _Tensor:
+        state = fields.properties.state if isinstance(fields.properties, Record) else None
         dtype = state[0] if isinstance(state, tuple) and state else None
-        if not isinstance(dtype, DTypeRef) or not isinstance(fields.get("chunks"), list):
-            raise self._damaged(f"'{clipped(name)}' has no dtype or no shards")
+        if not isinstance(dtype, DTypeRef):
+            raise self._damaged(f"'{clipped(name)}' has no dtype")
         shards = []
-        self._n_shards_left -= len(fields["chunks"])
+        self._n_shards_left -= len(fields.chunks)
         if self._n_shards_left < 0:
             raise self._damaged("it names more shards than it describes")
-        for chunk in fields["chunks"]:
-            part = self._state(chunk, "ChunkStorageMetadata")
-            box = Box(self._sizes(part.get("offsets")), self._sizes(part.get("sizes")))
-            if len(box.offsets) != len(shape) or len(box.sizes) != len(shape):
+        for chunk in fields.chunks:
+            part = self._read(chunk, "ChunkStorageMetadata", _Chunk)
+            box = Box(part.offsets, part.sizes)
+            if not len(box.offsets) == len(box.sizes) == len(fields.size):
                 raise self._damaged(f"a shard of '{clipped(name)}' has another number of dimensions")
             if math.prod(box.sizes):
                 shards.append((box, self._find(name, box.offsets)))
-        if flaw := flaw_of_cover([box for box, _ in shards], shape):
+        if flaw := flaw_of_cover([box for box, _ in shards], fields.size):
             raise self._damaged(f"the shards of '{clipped(name)}' {flaw}")
-        return _Tensor(dtype.name, shape, tuple(shards))
+        return _Tensor(dtype.name, fields.size, tuple(shards))
 
 
 def flaw_of_cover(boxes: list[Box], shape: tuple[int, ...]) -> str:
@@ -206,11 +201,13 @@ def flaw_of_cover(boxes: list[Box], shape: tuple[int, ...]) -> str:
         axis = max(range(len(shape)), key=lambda d: len({box.offsets[d] for box in boxes}))
         n_compared, active = 0, list[Box]()
         for box in sorted(boxes, key=lambda box: box.offsets[axis]):
-            active = [one for one in active if one.offsets[axis] + one.sizes[axis] > box.offsets[axis]]
+            active = [
+                other for other in active if other.offsets[axis] + other.sizes[axis] > box.offsets[axis]
+            ]
             n_compared += len(active)
             if n_compared > _MOST_COMPARISONS:
                 return "are more than a checkpoint has"
-            if any(_overlap(one, box) for one in active):
+            if any(_overlap(other, box) for other in active):
                 return "overlap"
             active.append(box)
     return "leave a hole" if sum(math.prod(box.sizes) for box in boxes) != math.prod(shape) else ""
@@ -237,27 +234,21 @@ class _Files:
             try:
                 self.stamps[name] = access.admit(path)
             except NotFoundError as error:
-                raise DamagedError(
-                    f"the file '{clipped(name)}' of shards is missing",
-                    where=str(root),
-                    remedy="fetch the files of all ranks",
-                ) from error
+                what = f"the file '{clipped(name)}' of shards is missing"
+                remedy = "fetch the files of all ranks"
+                raise DamagedError(what, where=str(root), remedy=remedy) from error
             self._files[name] = stack.enter_context(ReadableFile(path, access.counter, self.stamps[name]))
             self.entries[name] = []
-            ends = [(one.offset, one.offset + one.nbytes) for one in sorted(row, key=lambda p: p.offset)]
+            ends = [(item.offset, item.offset + item.nbytes) for item in sorted(row, key=lambda p: p.offset)]
             if any(end > start for (_, end), (start, _) in pairwise(ends)):
                 raise DamagedError("two shards lie over each other", where=str(path))
             if ends[-1][1] > self._files[name].nbytes:
-                raise DamagedError(
-                    "the file is shorter than '.metadata' says",
-                    where=str(path),
-                    expected=f"at least {ends[-1][1]} bytes",
-                    found=f"{self._files[name].nbytes}",
-                )
+                facts = {"expected": f"at least {ends[-1][1]} bytes", "found": f"{self._files[name].nbytes}"}
+                raise DamagedError("the file is shorter than '.metadata' says", where=str(path), **facts)
             self._files[name].expect(
-                (at, min(one.nbytes, WINDOW_NBYTES))
-                for one in row
-                for at in (one.offset, one.offset + max(0, one.nbytes - WINDOW_NBYTES))
+                (at, min(item.nbytes, _END_NBYTES))
+                for item in row
+                for at in (item.offset, item.offset + max(0, item.nbytes - _END_NBYTES))
             )
 
     def window(self, payload: _Payload) -> Window:
@@ -267,8 +258,8 @@ class _Files:
         """Return the integer that a tensor of one element is; None of any other."""
         if placed.dtype not in ("int64", "int32") or math.prod(placed.shape) != 1:
             return None
-        held = placed.pieces[0].placed
-        raw = self._files[payload.file].read(held.offset, held.span)
+        at = placed.pieces[0].placed
+        raw = self._files[payload.file].read(at.offset, at.span)
         return int.from_bytes(raw, "little", signed=True)
 
     def value(self, payload: _Payload) -> object:
@@ -291,11 +282,8 @@ class _Files:
             return None
         entry = storages.get(ref.storage.key)
         if entry is not None:
-            entry = ZipEntry(
-                entry.data_offset + payload.offset,
-                entry.data_nbytes,
-                tuple(at + payload.offset for at in entry.crc_offsets),
-            )
+            crcs = tuple(at + payload.offset for at in entry.crc_offsets)
+            entry = ZipEntry(entry.data_offset + payload.offset, entry.data_nbytes, crcs)
             self.entries[payload.file].append(entry)
         return place(ref, entry, where)
 
@@ -303,9 +291,9 @@ class _Files:
 def split_name(name: str, paths: Mapping[Any, Any]) -> tuple[str | int, ...]:
     """Return the keys that lead to a tensor in the state that was saved."""
     path = paths.get(name)
-    told = _MEGATRON.fullmatch(name) if path in (None, (name,)) else None
-    if told and told[2].rpartition(".")[2] not in STATE_ROLES:
-        return "optimizer", "state", told[2], told[1]
+    given = _MEGATRON.fullmatch(name) if path in (None, (name,)) else None
+    if given and given[2].rpartition(".")[2] not in STATE_ROLES:
+        return "optimizer", "state", given[2], given[1]
     if (
         isinstance(path, tuple)
         and 0 < len(path) <= _MOST_DEPTH
@@ -325,10 +313,6 @@ def _insert(root: dict[Any, Any], path: tuple[str | int, ...], value: object) ->
     root.setdefault(path[-1], value)
 
 
-_MEGATRON_ROLES: Final = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "fp32_param": "master_param"}
-"""Megatron-LM names the role before the parameter: ``optimizer.state.exp_avg.decoder.layers.mlp.weight``."""
-
-
 def _optimizer_of(value: object) -> object:
     """Return an optimizer as PyTorch's own: stored flat, its state and groups have dotted names."""
     if not isinstance(value, dict):
@@ -337,25 +321,22 @@ def _optimizer_of(value: object) -> object:
     for key, item in value.items():
         inner = key.removeprefix("state.") if isinstance(key, str) else ""
         name, _, role = inner.rpartition(".")
-        first, _, rest = inner.partition(".")
-        if first in _MEGATRON_ROLES and rest:
-            name, role = rest, _MEGATRON_ROLES[first]
         if isinstance(item, TensorRef) and name and key.startswith("state."):
             state.setdefault(name, {})[role] = item
     if state:
         return {"state": state, "param_groups": []}
-    held, groups = value.get("state"), value.get("param_groups")
-    if not isinstance(held, dict):
+    items, groups = value.get("state"), value.get("param_groups")
+    if not isinstance(items, dict):
         return value
     groups = list(groups.values()) if isinstance(groups, dict) else groups
     groups = groups if isinstance(groups, list) else []
-    return {**value, "state": _by_number(held, groups), "param_groups": groups}
+    return {**value, "state": _by_number(items, groups), "param_groups": groups}
 
 
 def _by_number(state: dict[Any, Any], groups: list[Any]) -> dict[Any, Any]:
     """Return state by the numbers that its groups speak of, which PyTorch stores as text."""
-    held = [group.get("params") for group in groups if isinstance(group, dict)]
-    known = (n for params in held if isinstance(params, list) for n in params if type(n) is int)
+    items = [group.get("params") for group in groups if isinstance(group, dict)]
+    known = (n for params in items if isinstance(params, list) for n in params if type(n) is int)
     numbers = {str(n): n for n in known if 0 <= n < _MOST_ITEMS}
     return {numbers.get(key, key): item for key, item in state.items()}
 
@@ -365,30 +346,24 @@ def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:
     known = (*MODEL_KEYS, *OPTIMIZER_KEYS)
     for _ in range(_MOST_DEPTH):
         # A state of the whole application: {"app": {"model": …, "optim": …}}.
-        inner = [value for value in nested.values() if isinstance(value, dict)]
-        if (
-            len(inner) != 1
-            or len(nested) != 1
-            or next(iter(nested)) in known
-            or not set(known) & set(inner[0])
-        ):
+        ((top, inner),) = nested.items() if len(nested) == 1 else [("", None)]
+        if not isinstance(inner, dict) or top in known or not set(known) & set(inner):
             break
-        nested = inner[0]
+        nested = inner
     root = {key: value if key in MODEL_KEYS else _optimizer_of(value) for key, value in nested.items()}
     if not any(isinstance(root.get(key), dict) for key in MODEL_KEYS):
         # torchtitan: the model's own names are at the top.
         loose = {key: value for key, value in root.items() if isinstance(value, TensorRef)}
-        root = {key: value for key, value in root.items() if key not in loose} | {
-            "model": _as_state(loose, root)
-        }
+        rest = {key: value for key, value in root.items() if key not in loose}
+        root = rest | {"model": _as_state(loose, root)}
     return root
 
 
 def _as_state(loose: dict[Any, Any], root: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return weights by the names that the optimizer's state has: Megatron-LM puts ``model.`` before them."""
     state = root.get("optimizer")
-    held = state.get("state") if isinstance(state, dict) else None
-    names = held.keys() if isinstance(held, dict) else ()
+    items = state.get("state") if isinstance(state, dict) else None
+    names = items.keys() if isinstance(items, dict) else ()
     stripped = {key.removeprefix("model."): value for key, value in loose.items() if isinstance(key, str)}
     is_other = len(stripped) == len(loose) and any(name in names and name not in loose for name in stripped)
     return stripped if is_other else loose
@@ -470,14 +445,12 @@ def _place(name: str, tensor: _Tensor, files: _Files, numbers: Mapping[str, int]
         if placed is None:
             return None
         if (placed.dtype, placed.shape) != (tensor.dtype, box.sizes):
-            raise DamagedError(
-                f"a shard of '{clipped(name)}' is not what '.metadata' says",
-                where=payload.file,
-                expected=f"{tensor.dtype} {clipped(str(box.sizes))}",
-                found=f"{placed.dtype} {clipped(str(placed.shape))}",
-            )
-        whole = box.sizes == tensor.shape
-        pieces.append(Piece(None if whole else box, numbers[payload.file], placed))
+            what = f"a shard of '{clipped(name)}' is not what '.metadata' says"
+            expected = f"{tensor.dtype} {clipped(str(box.sizes))}"
+            found = f"{placed.dtype} {clipped(str(placed.shape))}"
+            raise DamagedError(what, where=payload.file, expected=expected, found=found)
+        full = box.sizes == tensor.shape
+        pieces.append(Piece(None if full else box, numbers[payload.file], placed))
     nbytes = math.prod(tensor.shape) * itemsize
     return Placed(tensor.dtype, tensor.shape, None, pieces[0].placed.offset, nbytes, tuple(pieces))
 
@@ -515,33 +488,28 @@ def read_distributed(root: Path, access: Access, first: int = 0) -> dict[str, Fi
     -----
     Takes two reads for each shard, of 4 kB at most each.
     """
-    described = _Metadata(root, access).describe()
+    described = _Metadata(root, access)
     shards = [payload for tensor in described.tensors.values() for _, payload in tensor.shards]
     payloads = [*shards, *described.objects.values()]
     with ExitStack() as stack:
         files = _Files(root, payloads, access, stack)
         numbers = {name: first + i for i, name in enumerate(files.stamps)}
-        placed = {name: _place(name, one, files, numbers) for name, one in described.tensors.items()}
-        places = {name: one for name, one in placed.items() if one is not None}
-        tree = state_tree(
-            places,
-            described.objects,
-            described.paths,
-            lambda name, at: files.number(described.tensors[name].shards[0][1], at) if at.pieces else None,
-            lambda name: files.value(described.objects[name]),
-            str(root),
-        )
+        placed = {name: _place(name, item, files, numbers) for name, item in described.tensors.items()}
+        places = {name: item for name, item in placed.items() if item is not None}
+
+        def number(name: str, place: Placed) -> int | None:
+            return files.number(described.tensors[name].shards[0][1], place) if place.pieces else None
+
+        def value(name: str) -> object:
+            return files.value(described.objects[name])
+
+        tree = state_tree(places, described.objects, described.paths, number, value, str(root))
     zips: dict[str, list[PackedZip]] = {name: [] for name in files.stamps}
     objects = set(described.objects.values())
     for payload in payloads:
         zips[payload.file].append(PackedZip(payload.offset, payload.nbytes, payload in objects))
-    return {
-        name: FileContent(
-            stamp,
-            "dcp",
-            tree if number == first else StateTree(),
-            entries=tuple(sorted(files.entries[name])),
-            zips=tuple(sorted(zips[name])),
-        )
-        for (name, stamp), number in zip(files.stamps.items(), numbers.values(), strict=True)
-    }
+    found: dict[str, FileContent] = {}
+    for name, stamp in files.stamps.items():
+        rows: Any = {"entries": tuple(sorted(files.entries[name])), "zips": tuple(sorted(zips[name]))}
+        found[name] = FileContent(stamp, "dcp", StateTree() if found else tree, **rows)
+    return found

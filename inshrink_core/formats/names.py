@@ -194,15 +194,11 @@ def _take_dates(text: str) -> tuple[str, list[Time]]:
         while found := pattern.search(text, at):
             fields, clock = found.groupdict(), _CLOCK.match(text, found.end())
             at = found.end() + 1
-            alone = (
-                not fields.get("year")
-                or text[at - 1 : at].isdigit()
-                or _COUNTS.search(text, 0, found.start())
-            )
-            if clock is None and alone:
+            is_cut = not fields.get("year") or text[at - 1 : at].isdigit()
+            if clock is None and (is_cut or _COUNTS.search(text, 0, found.start())):
                 continue
             month = _MONTHS.index(fields["name"][:3]) // 3 + 1 if fields.get("name") else fields.get("first")
-            date = [int(one or 0) for one in (fields.get("year"), month, fields.get("second"))]
+            date = [int(item or 0) for item in (fields.get("year"), month, fields.get("second"))]
             if clock:
                 hour, minute, second, minutes, seconds, rest = clock.groups()
                 date += [int(hour), int(minute or minutes), int(second or seconds or 0)]

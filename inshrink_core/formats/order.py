@@ -94,7 +94,7 @@ def order_checkpoints(evidence: Sequence[Evidence]) -> tuple[list[Placement], st
     >>> [(one.step, one.is_main) for one in rows]
     [(500, True), (1000, True), (None, False)]
     """
-    stems = [natural_key(stem_of(one.path)) for one in evidence]
+    stems = [natural_key(stem_of(item.path)) for item in evidence]
     natural = sorted(range(len(evidence)), key=lambda i: (stems[i], evidence[i].path))
     if not evidence:
         return [], "no checkpoints"
@@ -111,8 +111,8 @@ class _Run:
 
     def __init__(self, evidence: Sequence[Evidence]) -> None:
         self.evidence = evidence
-        self.keys = [dict(one.keys) for one in evidence]
-        self.names = settled([read_name(one.path) for one in evidence])
+        self.keys = [dict(item.keys) for item in evidence]
+        self.names = settled([read_name(item.path) for item in evidence])
         self.regular = self._regular()
         self.sources = list(self._sources())
         self.columns = self._columns()
@@ -196,11 +196,8 @@ class _Run:
 
     def _disagreeing(self, source: _Source) -> list[str]:
         order = self._ranks(source.values)
-        return [
-            text
-            for text, column in self.columns.items()
-            if any(a[1] > b[1] for a, b in pairwise(sorted(zip(order, column, strict=True))))
-        ]
+        rows = ((text, sorted(zip(order, column, strict=True))) for text, column in self.columns.items())
+        return [text for text, row in rows if any(a[1] > b[1] for a, b in pairwise(row))]
 
     def _merit(self, source: _Source) -> tuple[int, int, int]:
         found = [(source.values[i], self.names[i].part) for i in self.regular if source.values[i] is not None]
@@ -209,7 +206,7 @@ class _Run:
 
     def _positions(self) -> _Source:
         """Return the order where no number tells it: of file times or of names, for each part."""
-        times = [one.mtime_ns or 0 for one in self.evidence]
+        times = [item.mtime_ns or 0 for item in self.evidence]
         groups: dict[str, list[int]] = {}
         for i in sorted(self.regular, key=times.__getitem__):
             groups.setdefault(self.names[i].part, []).append(i)
@@ -271,10 +268,8 @@ class _Run:
     def placements(self) -> list[Placement]:
         """Return the place of each checkpoint: the main line first, and what is left of it for the others."""
         regular, comparable = set(self.regular), self._comparable()
-        rows = [
-            (i not in regular, self.steps[i] is None, not name.unit, bool(name.labels), i)
-            for i, name in enumerate(self.names)
-        ]
+        names = enumerate(self.names)
+        rows = [(i not in regular, self.steps[i] is None, not n.unit, bool(n.labels), i) for i, n in names]
         taken: set[tuple[int, str]] = set()
         places: dict[int, Placement] = {}
         for *_, i in sorted(rows):

@@ -51,7 +51,7 @@ from inshrink_core.formats.disk import (
     is_blob,
     is_dir,
     is_file,
-    lies_in,
+    is_within,
     natural_key,
 )
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
@@ -74,9 +74,6 @@ from inshrink_core.formats.step_pattern import (
     steps_by_pattern,
 )
 from inshrink_core.text import url_of
-
-__all__ = ["NoCheckpointError", "Run", "open_run", "preview_steps", "unreadable_error"]
-
 
 _FIRST_NBYTES: Final = 64 << 10
 """Of a file elsewhere: what is asked for at its ends, before anything of it is known."""
@@ -125,14 +122,12 @@ def unreadable_error(
     first = concerned[0]
     step = "" if first.step is None else f" (step {first.step})"
     lost = "cannot be read" if any(row.fate is Fate.UNREADABLE for row in concerned) else "are left out"
-    name = os.path.relpath(first.path, where) if lies_in(first.path, where) else first.path
+    name = os.path.relpath(first.path, where) if is_within(first.path, where) else first.path
     more = "" if len(concerned) == 1 else f"; and {len(concerned) - 1} more"
-    return (UnreadableError if asked is None else UnreadableStepError)(
-        f"{len(concerned)} of the checkpoints {lost}: {clipped(name, 200)}{step}: "
-        f"{clipped(first.reason, 600)}{more}",
-        where=where,
-        remedy="--skip-damaged goes without",
-    )
+    shown = f"{clipped(name, 200)}{step}: {clipped(first.reason, 600)}{more}"
+    error = UnreadableError if asked is None else UnreadableStepError
+    what, remedy = f"{len(concerned)} of the checkpoints {lost}: {shown}", "--skip-damaged goes without"
+    return error(what, where=where, remedy=remedy)
 
 
 def _identity(stamps: Iterable[tuple[str, FileStamp]]) -> str:
@@ -258,12 +253,10 @@ class Run(Mapping[int, Checkpoint]):
         except (KeyError, TypeError):
             below = max((s for s in self.steps if s < step), default=None)
             above = min((s for s in self.steps if s > step), default=None)
-            near = [str(s) for s in (below, above) if s is not None]
-            said = f"step is {near[0]}" if len(near) == 1 else f"steps are {' and '.join(near)}"
+            near = " and ".join(str(s) for s in (below, above) if s is not None)
+            remedy = f"the nearest {'steps are' if ' ' in near else 'step is'} {near}"
             raise NotFoundError(
-                f"no checkpoint of step {step}",
-                where=str(self.path),
-                remedy=f"the nearest {said}",
+                f"no checkpoint of step {step}", where=str(self.path), remedy=remedy
             ) from None
 
     def attributed(self, archived: Checkpoint | None = None) -> Run:
@@ -292,24 +285,19 @@ class Run(Mapping[int, Checkpoint]):
             if not order and not last.ordered:
                 order = registered_order(last, self.directory, self._access)
             neutral = {step: alike[step].attributed(Attribution({}, order)) for step in first}
-            found = attribute(
-                last,
-                lambda claims: gather(
-                    first,
-                    last.slots,
-                    last.free,
-                    lambda step: neutral[step].checkpoint(step, self._access.counter),
-                    claims,
-                ),
-                known=None if known is None else known.owners,
-                order=order,
-            )
+
+            def read(step: int) -> Checkpoint:
+                return neutral[step].checkpoint(step, self._access.counter)
+
+            evidence = functools.partial(gather, first, last.slots, last.free, read)
+            owners = None if known is None else known.owners
+            found = attribute(last, evidence, known=owners, order=order)
             _attributions.clear()
             _attributions[key] = found
         run = self._copied()
         run._parsed = {step: p.attributed(_attributions[key]) for step, p in self._parsed.items()}
         run._named = tuple(
-            one._replace(parsed=one.parsed.attributed(_attributions[key])) for one in self._named
+            item._replace(parsed=item.parsed.attributed(_attributions[key])) for item in self._named
         )
         run._accepted, run._is_attributed = {}, True
         run.notes = _notes(self.notes[0], run._parsed.values())
@@ -412,10 +400,8 @@ class Run(Mapping[int, Checkpoint]):
         -----
         Files of equal size are read to compare them; of a run behind a URL, the listing is.
         """
-        branches = [one for one, fate, _ in self._beside if fate is Fate.BRANCH]
-        return {
-            one.name: replace(self._checkpoint(one.parsed, one.step), branch=one.name) for one in branches
-        }
+        branches = [named for named, fate, _ in self._beside if fate is Fate.BRANCH]
+        return {b.name: replace(self._checkpoint(b.parsed, b.step), branch=b.name) for b in branches}
 
     @functools.cached_property
     def _beside(self) -> tuple[tuple[Named, Fate, int], ...]:
@@ -425,18 +411,18 @@ class Run(Mapping[int, Checkpoint]):
             for stamp in parsed.stamps.values():
                 by_size.setdefault(stamp.nbytes, []).append((step, stamp))
         rows = []
-        for one in self._named:
+        for named in self._named:
             steps: set[int] = set(self._parsed)
-            for name in (layout.path for layout in one.parsed.layouts if layout.kind != "opaque"):
-                stamp = one.parsed.stamps[name]
+            for name in (layout.path for layout in named.parsed.layouts if layout.kind != "opaque"):
+                stamp = named.parsed.stamps[name]
                 alike = by_size.get(stamp.nbytes, ())
                 steps &= {step for step, other in alike if _content(stamp) == _content(other)}
             if steps:
-                rows.append((one, Fate.DUPLICATE, one.step if one.step in steps else max(steps)))
-            elif one.above is not None and self._is_restored(one, one.above):
-                rows.append((one, Fate.OTHER_MODEL, one.above))
+                rows.append((named, Fate.DUPLICATE, named.step if named.step in steps else max(steps)))
+            elif named.above is not None and self._is_restored(named, named.above):
+                rows.append((named, Fate.OTHER_MODEL, named.above))
             else:
-                rows.append((one, Fate.BRANCH, one.step))
+                rows.append((named, Fate.BRANCH, named.step))
         return tuple(rows)
 
     def _is_restored(self, one: Named, step: int) -> bool:
@@ -458,12 +444,12 @@ class Run(Mapping[int, Checkpoint]):
 
         The step is the one that it is archived with, or equals; the name is that of its branch.
         """
-        held = [Skipped("", "", Fate.STEP, step) for step in self._parsed]
-        rows = list(zip(held, self._parsed.values(), strict=True))
-        for one, fate, step in self._beside:
+        steps = [Skipped("", "", Fate.STEP, step) for step in self._parsed]
+        rows = list(zip(steps, self._parsed.values(), strict=True))
+        for named, fate, step in self._beside:
             reason = f"near to step {step}, as a restored copy" if fate is Fate.OTHER_MODEL else ""
-            row = Skipped("", reason, fate, step, name=one.name if fate is Fate.BRANCH else "")
-            rows.append((row, one.parsed))
+            row = Skipped("", reason, fate, step, name=named.name if fate is Fate.BRANCH else "")
+            rows.append((row, named.parsed))
         found = {row.path: row for about, parsed in rows for row in self._fates_of(parsed, about)}
         for row in self.skipped:
             if row.fate is None:
@@ -483,9 +469,8 @@ class Run(Mapping[int, Checkpoint]):
             if layout.kind != "opaque" or has_weight_suffix(path.name) or reader_of(path, self._access):
                 keys = (member.key for region in layout.regions for member in region.members)
                 is_beside = about.fate is Fate.STEP and not any(key in model for key in keys)
-                yield about._replace(
-                    path=self._relative(path), fate=Fate.AUXILIARY if is_beside else about.fate
-                )
+                fate = Fate.AUXILIARY if is_beside else about.fate
+                yield about._replace(path=self._relative(path), fate=fate)
 
     def _relative(self, path: str | os.PathLike[str]) -> str:
         root = spoken(str(self.directory))
@@ -494,8 +479,8 @@ class Run(Mapping[int, Checkpoint]):
     def without_branch(self, name: str, error: InshrinkError) -> Run:
         """Return the run without a checkpoint beside the steps, which cannot be read for that reason."""
         rest = self._copied()
-        (lost,) = (one for one in self._named if one.name == name)
-        rest._named = tuple(one for one in self._named if one is not lost)
+        (lost,) = (item for item in self._named if item.name == name)
+        rest._named = tuple(item for item in self._named if item is not lost)
         path = spoken(str(lost.parsed.path))
         rest.skipped = (*self.skipped, Skipped(path, reason_of(lost.parsed.path, error), Fate.UNREADABLE))
         return rest
@@ -526,19 +511,15 @@ class Run(Mapping[int, Checkpoint]):
                 for file in checkpoint.files:
                     checkpoint.source.skeleton(file)
             except InshrinkError as error:
-                rows[step] = Skipped(
-                    str(parsed.path),
-                    reason_of(parsed.path, error),
-                    Fate.PENDING if error.what == CHANGED else Fate.UNREADABLE,
-                    step,
-                    self.identity(step),
-                )
+                path, reason = spoken(str(parsed.path)), reason_of(parsed.path, error)
+                fate = Fate.PENDING if error.what == CHANGED else Fate.UNREADABLE
+                rows[step] = Skipped(path, reason, fate, step, self.identity(step))
         if not rows:
             return self
         rest = self._copied()
         rest._parsed = {step: parsed for step, parsed in self._parsed.items() if step not in rows}
         rest.steps = tuple(rest._parsed)
-        rest.skipped = (*self.skipped, *(row._replace(path=spoken(row.path)) for row in rows.values()))
+        rest.skipped = (*self.skipped, *rows.values())
         return rest
 
 
@@ -559,9 +540,9 @@ def _content(stamp: FileStamp) -> str:
 
 def _notes(origin: str, parsed: Iterable[ParsedCheckpoint]) -> tuple[str, ...]:
     """Say where steps come from, what is not seen into, and how much optimizer state has no owner."""
-    held = list(parsed)
-    most, of = max([(len(p.slots) - len(p.owners), len(p.slots)) for p in held], default=(0, 0))
-    unseen = Unseen.of(layout for one in held for layout in one.layouts).text
+    checkpoints = list(parsed)
+    most, of = max([(len(p.slots) - len(p.owners), len(p.slots)) for p in checkpoints], default=(0, 0))
+    unseen = Unseen.of(layout for checkpoint in checkpoints for layout in checkpoint.layouts).text
     lost = f"optimizer state of {most} of {of} parameters is unattributed: its owner is not certain"
     return (origin, *([unseen] if unseen else []), *([lost] if most else []))
 
@@ -581,9 +562,9 @@ class _Names:
 
     def __init__(self, root: Path, by_step: Mapping[int, ParsedCheckpoint], pattern: str | None) -> None:
         self._root, self._pattern = str(root), pattern
-        self._shapes = {self._shape(one.path) for one in by_step.values()}
-        told = ((step, self._number(one.path)) for step, one in by_step.items())
-        self._tell = all(number in (None, step) for step, number in told)
+        self._shapes = {self._shape(item.path) for item in by_step.values()}
+        given = ((step, self._number(item.path)) for step, item in by_step.items())
+        self._tell = all(number in (None, step) for step, number in given)
 
     def _shape(self, path: Path) -> str:
         return name_shape(str(path).removeprefix(self._root))
@@ -614,18 +595,18 @@ def _failed(discovery: Discovery, found: Iterable[Found], names: _Names, access:
     does what has lost all that it was known by, and is called like the others.
     """
     rows = []
-    for one in found:
-        if one.parsed is not None:
+    for candidate in found:
+        if candidate.parsed is not None:
             continue
-        path, reason = one.path, one.reason
-        rows += [Skipped(str(m), reason, Fate.UNREADABLE) for m in one.members if m != path]
-        never = isinstance(one.error, NotCheckpointError) and not names.match(path)
+        path, reason = candidate.path, candidate.reason
+        rows += [Skipped(str(m), reason, Fate.UNREADABLE) for m in candidate.members if m != path]
+        never = isinstance(candidate.error, NotCheckpointError) and not names.match(path)
         if never or not names.admit(path):
             rows.append(Skipped(str(path), reason))
         else:
-            seen = _identity((s.real_path, s) for s in one.stamps)
+            seen = _identity((s.real_path, s) for s in candidate.stamps)
             rows.append(Skipped(str(path), reason, Fate.UNREADABLE, names.step(path), seen))
-    others = set(discovery.others) - {one.path for one in found}
+    others = set(discovery.others) - {candidate.path for candidate in found}
     lost = (path for path in discovery.others if path in others and names.match(path) and names.admit(path))
     return [*rows, *(_lost(path, names.step(path), access) for path in lost)]
 
@@ -637,9 +618,8 @@ def _lost(path: Path, step: int | None, access: Access) -> Skipped:
     try:
         stamps = stamps_of(path, access)
         if not is_dir(path):
-            reason = (
-                "no checkpoint, unlike others of such a name" if stamps[0].nbytes else "the file is empty"
-            )
+            reason = "no checkpoint, unlike others of such a name"
+            reason = reason if stamps[0].nbytes else "the file is empty"
     except InshrinkError as error:
         reason = "a link that leads nowhere" if path.is_symlink() else reason_of(path, error)
     return Skipped(str(path), reason, Fate.UNREADABLE, step, _identity((s.real_path, s) for s in stamps))
@@ -654,17 +634,17 @@ def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Fo
     root, recall = discovery.root, Recall()
     _expect(discovery, known, access)
     of_file = replace(access, root=os.path.realpath(root)) if discovery.single else access
-    found = [one.read(known, of_file, recall) for one in discovery.found]
+    found = [candidate.read(known, of_file, recall) for candidate in discovery.found]
     if discovery.single and (error := found[0].error) is not None:
         raise error
-    seen = {one.key: one for one in found}
+    seen = {candidate.key: candidate for candidate in found}
     for group in group_files(found, root) if not discovery.single else ():
         seen[group.key] = group.read(known, access, recall)
         inside = {*group.members, *(member.parent for member in group.members)}
-        found = [*(one for one in found if one.path not in inside), group]
-    parsed = [one.parsed for one in found if one.parsed is not None]
+        found = [*(candidate for candidate in found if candidate.path not in inside), group]
+    parsed = [candidate.parsed for candidate in found if candidate.parsed is not None]
     passed: list[Skipped] = []
-    main, partial = main_model(sorted(parsed, key=lambda one: natural_key(str(one.path))), passed)
+    main, partial = main_model(sorted(parsed, key=lambda candidate: natural_key(str(candidate.path))), passed)
     if pattern is not None:
         choice = by_pattern([*main, *partial], pattern, passed)
     else:
@@ -673,16 +653,15 @@ def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Fo
     named = {row.path for row in failed}
     skipped = [*failed, *(row for row in discovery.skipped if row.path not in named), *passed]
     if not choice.by_step:
-        strange = (one for one in discovery.others if is_file(one) and is_numbered(one.name))
-        skipped += [Skipped(str(one), _STRANGE, Fate.UNREADABLE) for one in islice(strange, _MOST_STRANGE)]
+        strange = (other for other in discovery.others if is_file(other) and is_numbered(other.name))
+        skipped += [
+            Skipped(str(candidate), _STRANGE, Fate.UNREADABLE) for candidate in islice(strange, _MOST_STRANGE)
+        ]
         more = f": {len(skipped)} passed over, the first because {skipped[0].reason}" if skipped else ""
-        raise NoCheckpointError(
-            f"no readable checkpoint{more}",
-            where=path,
-            skipped=tuple(row._replace(path=spoken(row.path)) for row in skipped),
-            remedy="give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files",
-        )
-    skipped += [row for one in choice.by_step.values() for row in one.skipped]
+        rows = tuple(row._replace(path=spoken(row.path)) for row in skipped)
+        remedy = "give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files"
+        raise NoCheckpointError(f"no readable checkpoint{more}", where=path, skipped=rows, remedy=remedy)
+    skipped += [row for candidate in choice.by_step.values() for row in candidate.skipped]
     reopen = functools.partial(_open, path, pattern, known=seen, **options)
     return Run(root, choice, skipped=skipped, access=access, reopen=reopen)
 
@@ -693,11 +672,11 @@ def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], Found], acces
     if mirror is None:
         return
     asked: list[tuple[Path, int, int]] = []
-    for one in discovery.found:
-        before = known.get(one.key)
-        if before is not None and before.stamps == stamps_of(one.path, access):
+    for candidate in discovery.found:
+        before = known.get(candidate.key)
+        if before is not None and before.stamps == stamps_of(candidate.path, access):
             continue
-        places = [one.path] if is_file(one.path) else sorted(one.path.rglob("*"))
+        places = [candidate.path] if is_file(candidate.path) else sorted(candidate.path.rglob("*"))
         for place in filter(is_file, places):
             if is_weight_file(place.name):
                 asked.append((place, _FIRST_NBYTES, 0 if place.suffix == ".safetensors" else _FIRST_NBYTES))
@@ -719,7 +698,7 @@ def _access(path: str, *, within: Sequence[str] | None, **options: Any) -> Acces
         # A blob of the Hugging Face cache may lie elsewhere if the snapshot that links to it does not.
         named = Path(path) if os.path.lexists(path) else fixed_part(path)
         folder, real = os.path.realpath(named.parent), os.path.realpath(named)
-        inside = [any(lies_in(one, root) for root in access.within) for one in (real, folder)]
+        inside = [any(is_within(item, root) for root in access.within) for item in (real, folder)]
         if not (inside[0] or (inside[1] and is_blob(real, folder))):
             raise RefusedLinkError("outside of the directories that may be opened", where=path)
     return access
@@ -823,4 +802,4 @@ def preview_steps(path: str | os.PathLike[str], step_pattern: str) -> tuple[Name
     NamedStep(name='step_000010.pt', step=10, reason='')
     """
     found = Discovery(path, Access.of(fixed_part(path))).found
-    return steps_by_pattern([one.path.name for one in found], step_pattern)
+    return steps_by_pattern([candidate.path.name for candidate in found], step_pattern)

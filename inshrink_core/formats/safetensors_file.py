@@ -63,12 +63,10 @@ def _placed(file: ReadableFile, name: str, entry: object, data_offset: int) -> P
     theirs = str(entry.get("dtype"))
     dtype = SAFETENSORS_DTYPES.get(theirs, "uint8" if theirs in _BITS else None)
     if dtype is None:
+        facts = {"found": clipped(theirs), "expected": ", ".join([*SAFETENSORS_DTYPES, *list(_BITS)[1:]])}
+        remedy = "a newer Inshrink may know it; or save the tensor in one of these"
         raise InputError(
-            f"{named} has a dtype that is not known",
-            where=str(file.path),
-            found=clipped(theirs),
-            expected=", ".join(dict.fromkeys([*SAFETENSORS_DTYPES, *_BITS])),
-            remedy="a newer Inshrink may know it; or save the tensor in one of these",
+            f"{named} has a dtype that is not known", where=str(file.path), remedy=remedy, **facts
         )
     shape, span = entry.get("shape"), entry.get("data_offsets")
     if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and n >= 0 for n in shape):
@@ -85,9 +83,8 @@ def _placed(file: ReadableFile, name: str, entry: object, data_offset: int) -> P
         if reach > 1 << 62:
             raise damaged(file, f"{named} is larger than any file")
     if span[1] - span[0] != nbytes:
-        raise damaged(
-            file, f"{named} does not fill its span", found=f"{span[1] - span[0]}", expected=f"{nbytes} bytes"
-        )
+        facts = {"found": f"{span[1] - span[0]}", "expected": f"{nbytes} bytes"}
+        raise damaged(file, f"{named} does not fill its span", **facts)
     return Placed(dtype, tuple(shape), None, data_offset + span[0], nbytes)
 
 
@@ -126,7 +123,7 @@ def read_header(file: ReadableFile) -> tuple[list[tuple[str, Placed]], dict[str,
         raise damaged(file, "the header's __metadata__ is no table of strings")
     end = 8 + n_header
     tensors = [(name, _placed(file, name, entry, end)) for name, entry in header.items()]
-    for name, placed in sorted(tensors, key=lambda one: (one[1].offset, one[1].span)):
+    for name, placed in sorted(tensors, key=lambda item: (item[1].offset, item[1].span)):
         if placed.offset != end:
             what = f"tensor '{name[:80]}' overlaps another or leaves a gap"
             raise damaged(file, what, found=f"offset {placed.offset}", expected=f"{end}")

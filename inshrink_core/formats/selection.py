@@ -95,8 +95,10 @@ def _apart(contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
 
 def _prefix(name: str) -> str:
     """Return the name of the model in a file: the words of the file's name."""
-    said = read_name(_SHARD.sub("", name.rpartition("/")[2]))
-    return next((label for label in said.labels if label in _AVERAGES), "_".join(said.words) or "model")
+    name_read = read_name(_SHARD.sub("", name.rpartition("/")[2]))
+    return next(
+        (label for label in name_read.labels if label in _AVERAGES), "_".join(name_read.words) or "model"
+    )
 
 
 class _File(NamedTuple):
@@ -110,53 +112,61 @@ class _File(NamedTuple):
     parsed: ParsedCheckpoint | None
     folder: Path
     name: str
-    said: Name
+    reading: Name
     step_folder: Path | None = None
 
     @classmethod
     def of(cls, path: Path, parsed: ParsedCheckpoint | None, root: Path) -> _File:
         stripped = Path(_SHARD.sub("", str(path.relative_to(root))))
-        said = read_name(stripped.name)
-        folders = [] if said.numbers else [one for one in stripped.parents if STEP_FOLDER.search(one.name)]
+        name_read = read_name(stripped.name)
+        folders = (
+            []
+            if name_read.numbers
+            else [parent for parent in stripped.parents if STEP_FOLDER.search(parent.name)]
+        )
         if not folders:
-            return cls(path, parsed, stripped.parent, stripped.name, said)
+            return cls(path, parsed, stripped.parent, stripped.name, name_read)
         inner = stripped.relative_to(folders[0])
-        said = read_name(folders[0].name)._replace(words=read_name("_".join(inner.parts)).words)
-        return cls(path, parsed, folders[0].parent, str(inner), said, root / folders[0])
+        name_read = read_name(folders[0].name)._replace(words=read_name("_".join(inner.parts)).words)
+        return cls(path, parsed, folders[0].parent, str(inner), name_read, root / folders[0])
 
     @property
     def labels(self) -> frozenset[str]:
-        return frozenset(self.said.labels) - _AVERAGES
+        return frozenset(self.reading.labels) - _AVERAGES
 
     @property
     def role(self) -> tuple[Path, tuple[str, ...]]:
-        return self.folder, self.said.words
+        return self.folder, self.reading.words
 
     def goes_with(self, other: _File, roles: Set[tuple[Path, tuple[str, ...]]]) -> bool:
         """Tell whether two files of one directory with the same counters are of one checkpoint."""
         if self.name == other.name:
             return True  # shards
-        if not self.said.numbers:
+        if not self.reading.numbers:
             return bool(self.labels) and roles >= {self.role, other.role}
-        is_alike = (self.said.words, self.said.labels) == (other.said.words, other.said.labels)
+        is_alike = (self.reading.words, self.reading.labels) == (other.reading.words, other.reading.labels)
         if self.step_folder is None and not is_alike:
             return not self.labels
-        first, second = (one.parsed.weight_shapes if one.parsed else {} for one in (self, other))
+        first, second = (item.parsed.weight_shapes if item.parsed else {} for item in (self, other))
         return 2 * len(first.items() & second.items()) < min(len(first), len(second))
 
 
 def _files(found: Iterable[Found], root: Path) -> Iterator[_File]:
     """Yield the files that may be of a group."""
-    for one in found:
-        path, error = one.path, one.error
+    for candidate in found:
+        path, error = candidate.path, candidate.error
         is_part = isinstance(error, InputError) and error.what == NO_WEIGHTS
         if isinstance(error, NotCheckpointError):
             is_part = bool(read_name(path.name).numbers)
-        if is_file(path) and (one.parsed is not None or is_part):
-            yield _File.of(path, one.parsed, root)
+        if is_file(path) and (candidate.parsed is not None or is_part):
+            yield _File.of(path, candidate.parsed, root)
         elif is_part and not is_numbered(path.name):
-            inner = (held for held in sorted(path.rglob("*")) if is_file(held) and is_weight_file(held.name))
-            yield from (_File.of(held, None, root) for held in inner)
+            inner = (
+                inner_file
+                for inner_file in sorted(path.rglob("*"))
+                if is_file(inner_file) and is_weight_file(inner_file.name)
+            )
+            yield from (_File.of(inner_file, None, root) for inner_file in inner)
 
 
 def group_files(found: Iterable[Found], root: Path) -> Iterator[Found]:
@@ -178,23 +188,23 @@ def group_files(found: Iterable[Found], root: Path) -> Iterator[Found]:
     without counters, such files are a group of their own.
     """
     files = list(_files(found, root))
-    classes = _classes([one for one in files if one.parsed is not None])
+    classes = _classes([file for file in files if file.parsed is not None])
     alone: dict[Path, list[_File]] = {}
-    for one in files:
-        if one.parsed is not None:
+    for file in files:
+        if file.parsed is not None:
             continue
-        key = one.said.numbers, one.labels
-        near = classes.get((one.folder, *key), [])
+        key = file.reading.numbers, file.labels
+        near = classes.get((file.folder, *key), [])
         far = [groups for (_, *other), groups in classes.items() if tuple(other) == key]
         groups = near or (far[0] if len(far) == 1 else [])
-        if one.said.numbers and groups:
-            next((group for group in groups if _MODEL & {*group[0].said.words}), groups[0]).append(one)
-        elif not one.said.numbers:
-            alone.setdefault(one.folder, []).append(one)
+        if file.reading.numbers and groups:
+            next((group for group in groups if _MODEL & {*group[0].reading.words}), groups[0]).append(file)
+        elif not file.reading.numbers:
+            alone.setdefault(file.folder, []).append(file)
     for group in [*(group for groups in classes.values() for group in groups), *alone.values()]:
         if len(group) > 1 or group[0].parsed is None:
-            members = sorted(group, key=lambda one: bool(_AVERAGES & {*one.said.labels}))
-            paths = tuple(one.path for one in members)
+            members = sorted(group, key=lambda file: bool(_AVERAGES & {*file.reading.labels}))
+            paths = tuple(member.path for member in members)
             yield Found(members[0].step_folder or paths[0], GroupReader(paths), paths)
 
 
@@ -202,13 +212,15 @@ def _classes(files: list[_File]) -> dict[tuple[Path, tuple[Any, ...], frozenset[
     """Return the groups of files with weights by directory, counters and labels."""
     classes: dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[_File]]] = {}
     roles: set[tuple[Path, tuple[str, ...]]] = set()
-    for one in sorted(files, key=lambda one: not one.said.numbers):
-        groups = classes.setdefault((one.folder, one.said.numbers, one.labels), [])
-        group = next((held for held in groups if all(one.goes_with(other, roles) for other in held)), None)
+    for file in sorted(files, key=lambda unread: not unread.reading.numbers):
+        groups = classes.setdefault((file.folder, file.reading.numbers, file.labels), [])
+        group = next(
+            (members for members in groups if all(file.goes_with(other, roles) for other in members)), None
+        )
         if group is None:
-            groups.append([one])
+            groups.append([file])
         else:
-            group.append(one)
+            group.append(file)
             roles |= {other.role for other in group}
     return classes
 
@@ -270,29 +282,27 @@ def main_model(
     InputError
         Two models have as many checkpoints.
     """
-    partial = [one for one in parsed if not one.weight_shapes]
+    partial = [checkpoint for checkpoint in parsed if not checkpoint.weight_shapes]
     models: list[list[ParsedCheckpoint]] = []
-    for one in parsed:
-        if not one.weight_shapes:
+    for checkpoint in parsed:
+        if not checkpoint.weight_shapes:
             continue
-        model = next((model for model in models if not are_other_models(model[0], one)), None)
+        model = next((model for model in models if not are_other_models(model[0], checkpoint)), None)
         if model is None:
-            models.append([one])
+            models.append([checkpoint])
         else:
-            model.append(one)
+            model.append(checkpoint)
 
     def merit(model: Sequence[ParsedCheckpoint]) -> tuple[int, int]:
-        numbered = sum(bool(one.steps) or is_numbered(one.path.name) for one in model)
-        return numbered, -min(len(one.path.parts) for one in model)
+        numbered = sum(bool(item.steps) or is_numbered(item.path.name) for item in model)
+        return numbered, -min(len(item.path.parts) for item in model)
 
     models.sort(key=merit, reverse=True)
     if len(models) > 1 and merit(models[0]) == merit(models[1]):
         first, second = models[0][0].path, models[1][0].path
-        raise InputError(
-            f"two different models in one run: '{first}' and '{second}' share few weights",
-            where=os.path.commonpath([first, second]),
-            remedy="name the checkpoints of one with a glob, such as 'runs/model-a-*.pt'",
-        )
+        what = f"two different models in one run: '{first}' and '{second}' share few weights"
+        remedy = "name the checkpoints of one with a glob, such as 'runs/model-a-*.pt'"
+        raise InputError(what, where=os.path.commonpath([first, second]), remedy=remedy)
     reason = "most names or shapes of its weights are those of another model"
     skipped += [Skipped(path, reason, Fate.OTHER_MODEL) for model in models[1:] for path in _paths(model)]
     return (models[0] if models else []), partial
@@ -300,8 +310,8 @@ def main_model(
 
 def _paths(parsed: Iterable[ParsedCheckpoint]) -> Iterator[str]:
     """Yield the directories that are checkpoints, and the files of others."""
-    for one in parsed:
-        yield from map(str, [one.path] if is_dir(one.path) else one.paths.values())
+    for checkpoint in parsed:
+        yield from map(str, [checkpoint.path] if is_dir(checkpoint.path) else checkpoint.paths.values())
 
 
 def by_pattern(parsed: Sequence[ParsedCheckpoint], pattern: str, skipped: list[Skipped]) -> Selection:
@@ -322,16 +332,16 @@ def by_evidence(
 ) -> Selection:
     """Return the checkpoints of one model in the order of their names and keys."""
     above = _above(parsed)
-    of_run = [one for one in parsed if id(one) not in above]
-    is_main = _on_main_line([one.path.name for one in of_run])
+    of_run = [checkpoint for checkpoint in parsed if id(checkpoint) not in above]
+    is_main = _on_main_line([entry.path.name for entry in of_run])
     evidence = []
-    for one in compress(of_run, is_main):
-        mtime_ns = None if mirror_of(root) else max(stamp.mtime_ns for stamp in one.stamps.values())
-        evidence.append(Evidence(_inside(one.path, root), one.steps, mtime_ns))
+    for entry in compress(of_run, is_main):
+        mtime_ns = None if mirror_of(root) else max(stamp.mtime_ns for stamp in entry.stamps.values())
+        evidence.append(Evidence(_inside(entry.path, root), entry.steps, mtime_ns))
     placements, origin = order_checkpoints(evidence)
     rows = iter(placements)
     by_step: dict[int, ParsedCheckpoint] = {}
-    beside: list[tuple[int | None, ParsedCheckpoint]] = [(None, one) for one in partial]
+    beside: list[tuple[int | None, ParsedCheckpoint]] = [(None, entry) for entry in partial]
     for item, main in zip(of_run, is_main, strict=True):
         step, is_step = next(rows) if main else (next((step for _, step in item.steps), None), False)
         if is_step and step is not None and step not in by_step:
@@ -339,15 +349,16 @@ def by_evidence(
         else:
             beside.append((step, item))
     last = max(by_step, default=0)
-    named = [Named(_branch_name(one), last if step is None else step, one) for step, one in beside]
-    step_of = {id(one): step for step, one in by_step.items()}
-    for one in parsed:
-        if id(one) in above:
-            twin = step_of.get(id(above[id(one)]))
-            named.append(Named(_inside(one.path, root), last if twin is None else twin, one, twin))
-    taken = Counter(one.name for one in named)
+    named = [Named(_branch_name(entry), last if step is None else step, entry) for step, entry in beside]
+    step_of = {id(entry): step for step, entry in by_step.items()}
+    for entry in parsed:
+        if id(entry) in above:
+            twin = step_of.get(id(above[id(entry)]))
+            named.append(Named(_inside(entry.path, root), last if twin is None else twin, entry, twin))
+    taken = Counter(entry.name for entry in named)
     renamed = (
-        one if taken[one.name] == 1 else one._replace(name=_inside(one.parsed.path, root)) for one in named
+        entry if taken[entry.name] == 1 else entry._replace(name=_inside(entry.parsed.path, root))
+        for entry in named
     )
     return Selection(by_step, tuple(renamed), origin)
 
@@ -356,11 +367,11 @@ def _above(parsed: Sequence[ParsedCheckpoint]) -> dict[int, ParsedCheckpoint]:
     """Return checkpoints of the same name, keys and sizes in a folder above, by the id of the lower one."""
     first: dict[object, ParsedCheckpoint] = {}
     found = {}
-    for one in sorted(parsed, key=lambda one: len(one.path.parts)):
-        sizes = tuple(sorted((name, stamp.nbytes) for name, stamp in one.stamps.items()))
-        twin = first.setdefault((one.path.name, one.steps, sizes), one)
-        if twin.path.parent in one.path.parent.parents:
-            found[id(one)] = twin
+    for checkpoint in sorted(parsed, key=lambda item: len(item.path.parts)):
+        sizes = tuple(sorted((name, stamp.nbytes) for name, stamp in checkpoint.stamps.items()))
+        twin = first.setdefault((checkpoint.path.name, checkpoint.steps, sizes), checkpoint)
+        if twin.path.parent in checkpoint.path.parent.parents:
+            found[id(checkpoint)] = twin
     return found
 
 

@@ -103,30 +103,26 @@ class FileSource:
         with self._lock:
             if name not in self._checks:
                 tensors = self._extents.get(name, [])
-                self._checks[name] = FileChecks(
-                    file,
-                    name,
-                    tensors=tensors,
-                    digest=digest_beside(self._paths[name], file.nbytes),
-                    accepted=[one for one in self._accepted if one.file == name],
-                    optional=not tensors,
-                    zips=self._zips.get(name, ()),
-                )
+                accepted = [item for item in self._accepted if item.file == name]
+                digest = digest_beside(self._paths[name], file.nbytes)
+                about: Any = {"digest": digest, "accepted": accepted, "optional": not tensors}
+                zips = self._zips.get(name, ())
+                self._checks[name] = FileChecks(file, name, tensors=tensors, zips=zips, **about)
             return self._checks[name]
 
     @functools.cached_property
     def _extents(self) -> dict[str, list[tuple[str, int, int]]]:
         """Key, first byte and extent of the tensors, or their pieces, of each file."""
         found: dict[str, list[tuple[str, int, int]]] = {}
-        for key, (number, whole) in self._places.items():
-            for held, place in self._pieces(number, whole):
-                found.setdefault(held, []).append((key, place.offset, place.span))
+        for key, (number, full) in self._places.items():
+            for items, place in self._pieces(number, full):
+                found.setdefault(items, []).append((key, place.offset, place.span))
         return found
 
     def _pieces(self, number: int, placed: Placed) -> list[tuple[str, Placed]]:
         """Return file and place of every piece of a tensor; of one in a piece, its own."""
-        held = [(piece.file, piece.placed) for piece in placed.pieces] or [(number, placed)]
-        return [(self._names[file], place) for file, place in held]
+        items = [(piece.file, piece.placed) for piece in placed.pieces] or [(number, placed)]
+        return [(self._names[file], place) for file, place in items]
 
     def read(self, spec: TensorSpec) -> Tensor:
         """Return a tensor, contiguous, in memory of its own, compared with the checksums of its file.
@@ -182,15 +178,15 @@ class FileSource:
         dtype = getattr(torch, placed.dtype)
         if not math.prod(placed.shape):
             return torch.empty(placed.shape, dtype=dtype)
-        held = self._pieces(number, placed)
-        if len(held) == 1:
-            return self._read(*held[0], checked=checked)
-        whole = torch.empty((*placed.shape, dtype.itemsize), dtype=torch.uint8)
-        for piece, (held_in, place) in zip(placed.pieces, held, strict=True):
-            part = self._read(held_in, place, checked=checked).reshape(-1).view(torch.uint8)
-            target = whole if piece.box is None else whole[piece.box.slices]
+        items = self._pieces(number, placed)
+        if len(items) == 1:
+            return self._read(*items[0], checked=checked)
+        full = torch.empty((*placed.shape, dtype.itemsize), dtype=torch.uint8)
+        for piece, (file_name, place) in zip(placed.pieces, items, strict=True):
+            part = self._read(file_name, place, checked=checked).reshape(-1).view(torch.uint8)
+            target = full if piece.box is None else full[piece.box.slices]
             target.copy_(part.reshape(target.shape))
-        return whole.reshape(-1).view(dtype).reshape(placed.shape)
+        return full.reshape(-1).view(dtype).reshape(placed.shape)
 
     def _read(self, name: str, placed: Placed, *, checked: bool) -> Tensor:
         """Return what lies at one place, contiguous."""
@@ -244,12 +240,8 @@ class FileSource:
         return b"" if max(data, default=0) <= 1 else _ODD_BOOLS.pack(region.offset, region.nbytes) + data
 
     def _holes(self, file: ReadableFile, checks: FileChecks, region: Region) -> bytes:
-        places = [self._places[member.key][1] for member in region.members]
-        shapes = [
-            (placed.dtype, placed.shape if member.box is None else member.box.sizes)
-            for placed, member in zip(places, region.members, strict=True)
-        ]
-        mask = _hole_mask(region, shapes)
+        rows = ((self._places[member.key][1], member.box) for member in region.members)
+        mask = _hole_mask(region, [(p.dtype, p.shape if box is None else box.sizes) for p, box in rows])
         if mask is None:
             return b""
         import numpy as np
@@ -316,27 +308,24 @@ def accepting_damage(checkpoint: Checkpoint) -> Checkpoint:
     """
     if not isinstance(checkpoint.source, FileSource):
         return checkpoint
-    source = checkpoint.source.accepting_damage(checkpoint.files)
-    damaged = {(one.file, one.offset) for one in source.accepted if one.entry}
-    files = tuple(
-        replace(
-            layout,
-            zip_entries=tuple(e for e in layout.zip_entries if (layout.path, e.data_offset) not in damaged),
-        )
-        for layout in checkpoint.files
-    )
-    return replace(checkpoint, source=source, files=files)
+    source, files = checkpoint.source.accepting_damage(checkpoint.files), []
+    damaged = {(item.file, item.offset) for item in source.accepted if item.entry}
+    for layout in checkpoint.files:
+        sound = tuple(e for e in layout.zip_entries if (layout.path, e.data_offset) not in damaged)
+        files.append(replace(layout, zip_entries=sound))
+    return replace(checkpoint, source=source, files=tuple(files))
 
 
 def _bytes_between(layout: FileLayout) -> list[tuple[int, int]]:
     """Return offset and size of every span outside the regions of a file, in order."""
     spans, at = [], 0
-    for region in layout.regions:
-        if region.offset > at:
-            spans.append((at, region.offset - at))
-        at = region.offset + region.nbytes
-    if layout.nbytes > at:
-        spans.append((at, layout.nbytes - at))
+    for offset, nbytes in [
+        *((region.offset, region.nbytes) for region in layout.regions),
+        (layout.nbytes, 0),
+    ]:
+        if offset > at:
+            spans.append((at, offset - at))
+        at = offset + nbytes
     return spans
 
 
@@ -360,13 +349,14 @@ def _hole_mask(region: Region, shapes: Sequence[tuple[str, tuple[int, ...]]]) ->
     A view that skips elements (a column of a matrix) leaves holes, whose bytes the skeleton keeps so
     that the file can be written back whole.
     """
-    if (
-        len(region.members) == 1
-        and sum(DTYPE_SIZES[dtype] * math.prod(shape) for dtype, shape in shapes) == region.nbytes
-        and (region.members[0].stride is None or _is_permutation(region.members[0].stride, shapes[0][1]))
-    ):
+    if all(member.stride is None for member in region.members):
         return None
-    if all(m.stride is None for m in region.members):
+    nbytes = sum(DTYPE_SIZES[dtype] * math.prod(shape) for dtype, shape in shapes)
+    if (
+        len(shapes) == 1
+        and nbytes == region.nbytes
+        and _is_permutation(region.members[0].stride, shapes[0][1])
+    ):
         return None
     import numpy as np
 
@@ -409,11 +399,8 @@ def tensor_bytes(tensor: Tensor, spec: TensorSpec) -> memoryview:
     import torch
 
     if str(tensor.dtype) != f"torch.{spec.dtype}" or tuple(tensor.shape) != spec.shape:
-        raise DamagedError(
-            f"tensor '{spec.key}' is not what its description says",
-            expected=f"{spec.dtype} {spec.shape}",
-            found=f"{str(tensor.dtype)[6:]} {tuple(tensor.shape)}",
-        )
+        what, expected = f"tensor '{spec.key}' is not what its description says", f"{spec.dtype} {spec.shape}"
+        raise DamagedError(what, expected=expected, found=f"{str(tensor.dtype)[6:]} {tuple(tensor.shape)}")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     data: Any = flat.view(torch.uint8).numpy()
     return memoryview(data)
@@ -437,9 +424,8 @@ class _Writer:
             entry = self.entries[self.next_entry]
             first, last = max(entry.data_offset, start), min(entry.data_offset + entry.data_nbytes, end)
             if first < last:
-                self.crcs[self.next_entry] = crc32(
-                    view[first - start : last - start], self.crcs[self.next_entry]
-                )
+                part = view[first - start : last - start]
+                self.crcs[self.next_entry] = crc32(part, self.crcs[self.next_entry])
             if entry.data_offset + entry.data_nbytes > end:
                 break
             self.next_entry += 1
@@ -574,7 +560,7 @@ class RestoredFile:
         sizes = {region.offset: region.nbytes for region in layout.regions}
         if at != len(tail) or any(len(data) != sizes.get(offset) for offset, data in odd.items()):
             raise DamagedError(f"the skeleton of '{layout.path}' is too long", where=checkpoint.origin)
-        pieces += [one._replace(odd=odd.get(one.offset)) for one in regions if one.nbytes]
+        pieces += [item._replace(odd=odd.get(item.offset)) for item in regions if item.nbytes]
         self.pieces = sorted(pieces, key=lambda piece: piece.offset)
 
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
@@ -630,8 +616,8 @@ class RestoredFile:
         for member, spec, (dtype, shape) in zip(region.members, specs, shapes, strict=True):
             itemsize = DTYPE_SIZES[dtype]
             tensor = checkpoint.source.read(spec) if member.box is None else read(spec)
-            whole = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
-            part = whole.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
+            full = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
+            part = full.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
             if member.stride is None:
                 buffer[member.start : member.start + part.size] = part.reshape(-1)
             elif part.size:

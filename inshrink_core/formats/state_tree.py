@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +23,7 @@ from inshrink_core.checkpoint import (
     twins,
 )
 from inshrink_core.errors import DamagedError
-from inshrink_core.formats.attribution.laws import Claims, Slot, told_by_headers
+from inshrink_core.formats.attribution.laws import Claims, Slot, claims_of_headers
 from inshrink_core.formats.torch.pickles import TensorParts, TensorRef
 
 MODEL_KEYS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "params", "weights")
@@ -190,21 +190,29 @@ class StateTree(NamedTuple):
     buffers: frozenset[str] | None = None
     models: tuple[str, ...] = ()
 
+    def with_role(self, tensor: Named) -> Named:
+        """Return a tensor of `model` with the role that the file gives it, if it gives any."""
+        if self.buffers is None or not tensor.placed.dtype.startswith(_FLOATS):
+            return tensor
+        return tensor._replace(role=TensorRole.BUFFER if tensor.name in self.buffers else TensorRole.WEIGHT)
+
     def renamed(self, new: Callable[[str], str]) -> StateTree:
         """Return the same with other names of tensors, parameters and models."""
 
         def of(rows: Sequence[tuple[str, Placed]]) -> list[tuple[str, Placed]]:
             return [(new(name), placed) for name, placed in rows]
 
-        def one(name: str | int) -> str | int:
+        def param(name: str | int) -> str | int:
             return new(name) if isinstance(name, str) else name
 
         optimizers = []
         for state, groups in self.optimizers:
             renamed = (
-                g._replace(params=tuple(map(one, g.params)), names=tuple(map(new, g.names))) for g in groups
+                g._replace(params=tuple(map(param, g.params)), names=tuple(map(new, g.names))) for g in groups
             )
-            optimizers.append(Optimizer({one(name): held for name, held in state.items()}, tuple(renamed)))
+            optimizers.append(
+                Optimizer({param(name): items for name, items in state.items()}, tuple(renamed))
+            )
         return self._replace(
             model=of(self.model),
             extra=of(self.extra),
@@ -324,16 +332,16 @@ class _Walker:
         waiting: list[tuple[str, object]] = [(name, value)]
         room = self.most_signs
         while waiting and room > 0:
-            path, one = waiting.pop()
-            if id(one) in seen:
+            path, entry = waiting.pop()
+            if id(entry) in seen:
                 continue
-            seen.add(id(one))
-            if isinstance(one, TensorRef):
-                placed = self.place(one)
+            seen.add(id(entry))
+            if isinstance(entry, TensorRef):
+                placed = self.place(entry)
                 if placed is not None and placed.span >= _LEAST_KEPT_BYTES:
                     found.setdefault(path, placed)
-            elif isinstance(one, (dict, list, tuple)):
-                items: Any = one.items() if isinstance(one, dict) else enumerate(one)
+            elif isinstance(entry, (dict, list, tuple)):
+                items: Any = entry.items() if isinstance(entry, dict) else enumerate(entry)
                 inner = [
                     (f"{path}.{key}", item)
                     for key, item in items
@@ -346,11 +354,8 @@ class _Walker:
 
 
 def _is_optimizer(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("state"), dict)
-        and isinstance(value.get("param_groups"), list)
-    )
+    kinds = {"state": dict, "param_groups": list}
+    return isinstance(value, dict) and all(isinstance(value.get(k), kind) for k, kind in kinds.items())
 
 
 def _is_state(value: object) -> bool:
@@ -372,8 +377,8 @@ def _is_state_dict(value: object, walker: _Walker) -> bool:
     tensors = [key for key, v in items if isinstance(v, (TensorRef, TensorParts))]
     is_dotted = any(isinstance(key, str) and "." in key for key in tensors)
     ignored = _PLAIN if is_dotted else (type(None),)
-    held = value.values() if isinstance(value, dict) else value
-    return len(tensors) * 2 > sum(not isinstance(v, ignored) for v in held)
+    rows = value.values() if isinstance(value, dict) else value
+    return len(tensors) * 2 > sum(not isinstance(v, ignored) for v in rows)
 
 
 def _is_model(value: object, walker: _Walker) -> bool:
@@ -407,13 +412,9 @@ def _models(value: object, name: str, walker: _Walker, depth: int = 0) -> Iterat
         is_known = is_average_name(name) or name in MODELS_KEYS
         items = list(islice(inner.items() if isinstance(inner, dict) else enumerate(inner), _MOST_MODELS))
         walker.spend(len(items))
-        known = [
-            (key, item)
-            for key, item in items
-            if isinstance(item, (dict, list, tuple))
-            and item
-            and (is_known or isinstance(inner, (list, tuple)) or is_average_name(str(key)))
-        ]
+        is_known_list = is_known or isinstance(inner, (list, tuple))
+        rows = [(key, item) for key, item in items if isinstance(item, (dict, list, tuple)) and item]
+        known = [(key, item) for key, item in rows if is_known_list or is_average_name(str(key))]
         for key, item in known:
             if is_known or isinstance(key, int):
                 found = f"{name}.{key}" if len(known) > 1 else name
@@ -424,10 +425,8 @@ def _models(value: object, name: str, walker: _Walker, depth: int = 0) -> Iterat
 
 def _is_dotted(value: object) -> bool:
     """Tell whether a mapping has names of modules or matrices: other lists of mappings are records."""
-    return isinstance(value, dict) and any(
-        isinstance(item, TensorRef) and (len(item.shape) > 1 or "." in str(key))
-        for key, item in value.items()
-    )
+    refs = ((k, v) for k, v in value.items() if isinstance(v, TensorRef)) if isinstance(value, dict) else ()
+    return any(len(ref.shape) > 1 or "." in str(key) for key, ref in refs)
 
 
 def _model_name(key: str) -> str:
@@ -467,21 +466,15 @@ def _state_tensors(state: object, walker: _Walker) -> list[StateTensor]:
         # Centred RMSprop takes the root of a difference: rounding could make it negative.
         role = None if key == "square_avg" and "grad_avg" in state else STATE_ROLES.get(key)
         found.setdefault((TensorRole.STATE, f":{key}") if role is None else (role, ""), ref)
-    placed = [
-        StateTensor(role, suffix, place)
-        for (role, suffix), ref in found.items()
-        if (place := walker.place(ref)) is not None
-    ]
-    return [one for one in placed if one.role is not TensorRole.STATE or one.placed.shape]
+    rows = ((role, suffix, walker.place(ref)) for (role, suffix), ref in found.items())
+    placed = [StateTensor(role, suffix, place) for role, suffix, place in rows if place is not None]
+    return [item for item in placed if item.role is not TensorRole.STATE or item.placed.shape]
 
 
 def _read_optimizer(tree: dict[Any, Any], walker: _Walker) -> Optimizer:
     walker.spend(len(tree["state"]) + len(tree["param_groups"]))
-    state = {
-        key: _state_tensors(value, walker)
-        for key, value in tree["state"].items()
-        if isinstance(key, (int, str))
-    }
+    items = ((key, value) for key, value in tree["state"].items() if isinstance(key, (int, str)))
+    state = {key: _state_tensors(value, walker) for key, value in items}
     groups = []
     for group in tree["param_groups"]:
         if not isinstance(group, dict):
@@ -502,20 +495,20 @@ def _optimizers(value: object, walker: _Walker, depth: int = 0) -> Iterator[Opti
     elif isinstance(value, dict) and depth < 2:
         by_name: dict[int | str, list[StateTensor]] = {}
         walker.spend(len(value))
-        held: dict[object, Optimizer] = {}
+        items: dict[object, Optimizer] = {}
         for key, item in value.items():
             if _is_optimizer(item):
-                held[key] = _read_optimizer(item, walker)
+                items[key] = _read_optimizer(item, walker)
             elif isinstance(key, str) and _is_state(item):
                 by_name[key] = _state_tensors(item, walker)
         groups: tuple[OptimizerGroup, ...] = ()
-        if all(sum(len(group.params) for group in one.groups) == 1 for one in held.values()) and any(
-            isinstance(key, str) and "." in key for key in held
+        if all(sum(len(group.params) for group in entry.groups) == 1 for entry in items.values()) and any(
+            isinstance(key, str) and "." in key for key in items
         ):  # an optimizer for each parameter, by its name
-            by_name |= {str(key): next(iter(one.state.values()), []) for key, one in held.items()}
-            groups = tuple(one.groups[0]._replace(params=(str(key),)) for key, one in held.items())
-            held = {}
-        yield from held.values()
+            by_name |= {str(key): next(iter(entry.state.values()), []) for key, entry in items.items()}
+            groups = tuple(entry.groups[0]._replace(params=(str(key),)) for key, entry in items.items())
+            items = {}
+        yield from items.values()
         if by_name:
             yield Optimizer(by_name, groups)
 
@@ -524,8 +517,8 @@ def _steps(root: dict[Any, Any]) -> tuple[tuple[str, int], ...]:
     history = root.get("optimizer_history")  # fairseq's
     inner = [history[-1] if isinstance(history, list) and history else None, root.get("extra_state")]
     values: dict[Any, Any] = {}
-    for one in (*reversed(inner), root):
-        values |= one if isinstance(one, dict) and len(one) < _SOME_VALUES else {}
+    for item in (*reversed(inner), root):
+        values |= item if isinstance(item, dict) and len(item) < _SOME_VALUES else {}
     found = []
     for key in STEP_KEYS:
         value = values.get(key)
@@ -567,8 +560,8 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
         root = _as_mapping(root)
     if not isinstance(root, dict):
         return StateTree()
-    if isinstance(told := root.get(SAVE_KEY), dict) and type(told.get("save")) is int:
-        return _read_save(root, told, walker)
+    if isinstance(given := root.get(SAVE_KEY), dict) and type(given.get("save")) is int:
+        return _read_save(root, given, walker)
     if isinstance(state := root.get("state"), dict) and "model" in state:  # Composer's
         root = state
     steps, bare = _steps(root), _is_state_dict(root, walker)
@@ -588,7 +581,9 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
         else:
             name = "ema" if top == CURRENT_KEY and key in MODEL_KEYS else _model_name(key)
             is_other = key.lower() in _OTHER_STATE
-            inner = {n: one for n, one in _models(value, name, walker) if not is_other or is_average_name(n)}
+            inner = {
+                n: item for n, item in _models(value, name, walker) if not is_other or is_average_name(n)
+            }
             models |= inner
             if not inner and not is_other and isinstance(value, dict):
                 optimizers += _optimizers(value, walker, depth=1)
@@ -597,9 +592,11 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
         models = {"": loose} if loose else {}
     trained = [name for name in models if not is_average_name(name)] or list(models)
     if len(trained) == 1:  # the only model is the main one, whatever it is called
-        models = {"": models[trained[0]]} | {name: one for name, one in models.items() if name != trained[0]}
+        models = {"": models[trained[0]]} | {
+            name: item for name, item in models.items() if name != trained[0]
+        }
     main = walker.placed(models.pop("", None))
-    found = {name: rows for name, one in models.items() if (rows := walker.placed(one, f"{name}."))}
+    found = {name: rows for name, item in models.items() if (rows := walker.placed(item, f"{name}."))}
     extra = [row for rows in found.values() for row in rows]
     return StateTree(main, extra, gradients, tuple(optimizers), steps, models=tuple(found))
 
@@ -609,7 +606,7 @@ def _as_mapping(root: Sequence[Any]) -> dict[str, Any]:
     found = {str(at): value for at, value in enumerate(root)}
     for at, value in enumerate(root):
         if isinstance(value, (list, tuple)) and any(map(_is_optimizer, value[:_MOST_MODELS])):
-            found |= {f"{at}.{inner}": one for inner, one in enumerate(found.pop(str(at)))}
+            found |= {f"{at}.{inner}": item for inner, item in enumerate(found.pop(str(at)))}
     numbers = [value for value in root if type(value) is int]
     return found | ({"step": numbers[0]} if len(numbers) == 1 else {})
 
@@ -630,23 +627,10 @@ def _read_save(root: dict[Any, Any], told: dict[Any, Any], walker: _Walker) -> S
         if isinstance(part, dict):
             model += walker.placed(part.get("model"), f"{name}." if name else "")
             optimizers += _optimizers(part.get("optimizer"), walker)
-    return StateTree(
-        model,
-        optimizers=tuple(optimizers),
-        models=tuple(n for n, part in parts.items() if n and isinstance(part, dict) and part.get("model")),
-        steps=_steps(root),
-        kept=walker.kept(root.get("extra"), "extra"),
-        buffers=frozenset(name for name in buffers if isinstance(name, str))
-        if isinstance(buffers, list)
-        else None,
-    )
-
-
-def told_role(tensor: Named, buffers: frozenset[str] | None) -> Named:
-    """Return a tensor of a model with the role that its file says it has, where it says so."""
-    if buffers is None or not tensor.placed.dtype.startswith(_FLOATS):
-        return tensor
-    return tensor._replace(role=TensorRole.BUFFER if tensor.name in buffers else TensorRole.WEIGHT)
+    models = tuple(n for n, part in parts.items() if n and isinstance(part, dict) and part.get("model"))
+    named = frozenset(n for n in buffers if isinstance(n, str)) if isinstance(buffers, list) else None
+    remaining = walker.kept(root.get("extra"), "extra")
+    return StateTree(model, (), (), tuple(optimizers), _steps(root), remaining, named, models)
 
 
 class RoleMap(NamedTuple):
@@ -675,7 +659,7 @@ def is_buffer(name: str, dtype: str) -> bool:
 def _shape_of(state: Sequence[StateTensor]) -> tuple[int, ...] | None:
     """Return the shape of the parameter some state belongs to, or None where no tensor has it."""
     untold = (TensorRole.STEP, TensorRole.STATE)
-    return next((one.placed.shape for one in state if one.role not in untold), None)
+    return next((item.placed.shape for item in state if item.role not in untold), None)
 
 
 def _names_known(optimizer: Optimizer) -> dict[int | str, str]:
@@ -693,8 +677,8 @@ def _slots(
 ) -> Iterator[tuple[int, int, Optimizer, str, list[tuple[int | str, Slot]]]]:
     """Yield file, number in the file, optimizer, what its state is called, and its parameters' slots."""
     n_optimizers = n_groups = 0
-    for file, held in enumerate(optimizers):
-        for number, optimizer in enumerate(held):
+    for file, items in enumerate(optimizers):
+        for number, optimizer in enumerate(items):
             prefix = f"optimizer.{n_optimizers}.state" if n_optimizers else "optimizer.state"
             slots: dict[int | str, Slot] = {}
             for params in [*(group.params for group in optimizer.groups), optimizer.state]:
@@ -704,10 +688,6 @@ def _slots(
                 n_groups += 1
             yield file, number, optimizer, prefix, list(slots.items())
             n_optimizers += 1
-
-
-def _named(name: str, tensors: Sequence[StateTensor], file: int) -> list[Named]:
-    return [Named(name + one.suffix, one.role, one.placed, file) for one in tensors]
 
 
 def parameters_of(model: Iterable[tuple[int, str, Placed]]) -> dict[str, tuple[int, ...]]:
@@ -757,50 +737,43 @@ def assign_roles(
     averaged = twins({name: placed.shape for _, name, placed in model}, models)
     if models or averaged:
         weights = {n: shape for n, shape in free.items() if n not in averaged and not model_of(n, models)}
-        if sum(len(held) for *_, held in every) > len(weights):
+        if sum(len(items) for *_, items in every) > len(weights):
             averaged = twins({name: placed.shape for _, name, placed in model}, models, models)
             weights = {n: shape for n, shape in free.items() if n not in averaged or not model_of(n, models)}
         free = weights
     known = [_names_known(optimizer) for _, _, optimizer, _, _ in every]
-    for names in known:
-        for name in names.values():
-            free.pop(name, None)
-    slots = [
-        slot for row, names in zip(every, known, strict=True) for param, slot in row[-1] if param not in names
-    ]
+    named = {name for names in known for name in names.values()}
+    free = {name: shape for name, shape in free.items() if name not in named}
+    rows = zip(every, known, strict=True)
+    slots = [slot for row, names in rows for param, slot in row[-1] if param not in names]
     if owners is None:
-        owners = told_by_headers(slots, free, ordered=ordered)
+        owners = claims_of_headers(slots, free, ordered=ordered)
     owners = {slot.key: owners[slot.key] for slot in slots if owners.get(slot.key) in free}
     state: list[Named] = []
     groups: dict[str, tuple[int, int, int]] = {}
     any_state, unmatched, taken = False, False, set[str]()
-    for (file, number, optimizer, prefix, held), names in zip(every, known, strict=True):
-        called = {param: names.get(param) or owners.get(slot.key, "") for param, slot in held}
+    for (file, number, optimizer, prefix, items), names in zip(every, known, strict=True):
+        called = {param: names.get(param) or owners.get(slot.key, "") for param, slot in items}
         for param, tensors in optimizer.state.items():
             name = called[param]
-            held_as = _named(name, tensors, file)
-            if not name or any(tensor.key in taken for tensor in held_as):
-                unmatched = True
-                held_as = _named(f"{prefix}.{param}", tensors, file)
+            keys = [Named(name + item.suffix, item.role, item.placed).key for item in tensors]
+            if not name or not taken.isdisjoint(keys):
+                unmatched, name = True, f"{prefix}.{param}"
             any_state = True
-            taken.update(tensor.key for tensor in held_as)
-            state += held_as
+            added = [Named(name + item.suffix, item.role, item.placed, file) for item in tensors]
+            taken.update(tensor.key for tensor in added)
+            state += added
         for i, group in enumerate(optimizer.groups):
             if group.numbers:
                 groups |= {called[p] or f"{prefix}.{p}": (file, number, i) for p in group.params}
-    used = {*owners.values(), *(name for names in known for name in names.values())}
+    used = {*owners.values(), *named}
     trained = {model_of(name, models) for name in used}
     loose = free.keys() - used if any_state and not unmatched else set()
     loose = {name for name in loose if model_of(name, models) in trained}
-    roles = [
-        Named(name, _model_role(averaged.get(name, name), placed, loose), placed, file)
-        for file, name, placed in model
-    ]
+    roles = []
+    for file, name, placed in model:
+        source = averaged.get(name, name)
+        is_frozen = len(placed.shape) >= 2 and source.endswith("weight")
+        beside = is_buffer(source, placed.dtype) or (source in loose and not is_frozen)
+        roles.append(Named(name, TensorRole.BUFFER if beside else TensorRole.WEIGHT, placed, file))
     return RoleMap(roles, state, groups, tuple(slots), owners, free)
-
-
-def _model_role(name: str, placed: Placed, loose: Set[str]) -> TensorRole:
-    is_frozen = len(placed.shape) >= 2 and name.endswith("weight")
-    if is_buffer(name, placed.dtype) or (name in loose and not is_frozen):
-        return TensorRole.BUFFER
-    return TensorRole.WEIGHT

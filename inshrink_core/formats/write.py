@@ -21,7 +21,7 @@ from inshrink_core.checkpoint import (
     TensorRole,
     TensorSpec,
 )
-from inshrink_core.errors import InputError, NotFoundError, StorageError, UnsafePathError
+from inshrink_core.errors import InputError, NotFoundError, StorageError
 from inshrink_core.execution import (
     Limits,
     make_folders,
@@ -57,24 +57,17 @@ def _write_safetensors(
     Tied names are written as safetensors' `save_model` does.
     """
     ordered = sorted(specs, key=lambda s: (-DTYPE_SIZES[s.dtype], s.key))
-    kept = {spec.key for spec in specs}
-    tied = {alias: key for alias, key in sorted(checkpoint.aliases.items()) if key in kept}
+    remaining = {spec.key for spec in specs}
+    tied = {alias: key for alias, key in sorted(checkpoint.aliases.items()) if key in remaining}
     tied = {alias: key for alias, key in tied.items() if alias not in ("format", "step")}
     header: dict[str, Any] = {"__metadata__": tied | {"format": "pt", "step": str(checkpoint.step)}}
     at = 0
     for spec in ordered:
         if spec.dtype not in _DTYPE_NAMES:
-            raise InputError(
-                f"tensor '{spec.key}' is {spec.dtype}, which safetensors has no name for",
-                where=checkpoint.origin,
-                remedy="use the layout 'torch' or 'same'",
-            )
-        span = [at, at + spec.nbytes]
-        header[spec.key] = {
-            "dtype": _DTYPE_NAMES[spec.dtype],
-            "shape": _unpacked(spec),
-            "data_offsets": span,
-        }
+            what = f"tensor '{spec.key}' is {spec.dtype}, which safetensors has no name for"
+            raise InputError(what, where=checkpoint.origin, remedy="use the layout 'torch' or 'same'")
+        dtype, span = _DTYPE_NAMES[spec.dtype], [at, at + spec.nbytes]
+        header[spec.key] = {"dtype": dtype, "shape": _unpacked(spec), "data_offsets": span}
         at += spec.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -84,22 +77,11 @@ def _write_safetensors(
         progress(spec.key)
 
 
-def _safetensors(checkpoint: Checkpoint, specs: Sequence[TensorSpec], progress: Progress) -> Writer:
-    return partial(_write_safetensors, checkpoint=checkpoint, specs=specs, progress=progress)
-
-
 def _unpacked(spec: TensorSpec) -> list[int]:
     """Return the shape as the format counts it: two numbers of four bits are two elements."""
     if spec.dtype != "float4_e2m1fn_x2":
         return list(spec.shape)
     return [*spec.shape[:-1], 2 * spec.shape[-1]] if spec.shape else [2]
-
-
-def _safetensors_writers(checkpoint: Checkpoint, progress: Progress) -> dict[str, Writer]:
-    model = [spec for spec in checkpoint.specs if spec.role in MODEL_ROLES]
-    beside = [spec for spec in checkpoint.specs if spec.role not in MODEL_ROLES]
-    writers = {"model.safetensors": _safetensors(checkpoint, model, progress)}
-    return writers | ({"optimizer.safetensors": _safetensors(checkpoint, beside, progress)} if beside else {})
 
 
 _TORCH_KEYS: Final = {TensorRole.GRADIENT: "gradients", TensorRole.EXTRA: "extra"}
@@ -114,7 +96,7 @@ def _write_torch(
     content: dict[str, Any] = {"step": checkpoint.step, "model": checkpoint.state_dict(None)}
     beside = [spec for spec in checkpoint.specs if spec.role not in MODEL_ROLES]
     tensors = [(spec.name, spec.role, partial(checkpoint.source.read, spec)) for spec in beside]
-    for name, role, read in tensors + [(one.name, one.role, one.whole) for one in carried]:
+    for name, role, read in tensors + [(item.name, item.role, item.whole) for item in carried]:
         if role in OPTIMIZER_ROLES:
             word = STATE_WORDS.get(role, role.value)
             content.setdefault("optimizer", {}).setdefault(name, {})[word] = read()
@@ -129,53 +111,6 @@ def _write_torch(
         raise
     for spec in checkpoint.specs:
         progress(spec.key)
-
-
-def _copy_opaque(file: IO[bytes], checkpoint: Checkpoint, layout: FileLayout) -> None:
-    file.write(checkpoint.source.skeleton(layout))
-
-
-def _side_files(checkpoint: Checkpoint, taken: Iterable[str]) -> dict[str, Writer]:
-    """Return writers of what travels along; not of an index, which names shards that are no more."""
-    names = {name.casefold() for name in taken}
-    return {
-        layout.path: partial(_copy_opaque, checkpoint=checkpoint, layout=layout)
-        for layout in checkpoint.files
-        if layout.kind == "opaque"
-        and not layout.path.endswith((".index.json", METADATA))
-        and layout.path.casefold() not in names
-    }
-
-
-def _same_writers(checkpoint: Checkpoint, progress: Progress, limits: Limits) -> dict[str, Writer]:
-    if not checkpoint.files:
-        what, remedy = (
-            "the checkpoint does not know its own file layout",
-            "give the layout 'safetensors' or 'torch'",
-        )
-        raise InputError(what, where=checkpoint.origin, remedy=remedy)
-    writers: dict[str, Writer] = {}
-    for layout in checkpoint.files:
-        if layout.path in writers:
-            # check_names would say so, but keys of a dict cannot repeat.
-            raise UnsafePathError(
-                f"the file name {layout.path[:200]!r} stands twice", where=checkpoint.origin
-            )
-        writers[layout.path] = partial(
-            write_layout, checkpoint=checkpoint, layout=layout, progress=progress, limits=limits
-        )
-    return writers
-
-
-def _selected_writers(
-    checkpoint: Checkpoint, keys: Callable[[str], bool], progress: Progress
-) -> dict[str, Writer]:
-    chosen = {spec.key: spec for spec in checkpoint.specs if keys(spec.key)}
-    chosen |= {key: checkpoint.spec(key) for alias, key in checkpoint.aliases.items() if keys(alias)}
-    if not chosen:
-        remedy = "`inshrink inspect` lists the tensors"
-        raise NotFoundError(NO_MATCH, where=checkpoint.origin, remedy=remedy)
-    return {"model.safetensors": _safetensors(checkpoint, list(chosen.values()), progress)}
 
 
 def write_checkpoint(
@@ -284,7 +219,9 @@ def write_safetensors(
     StorageError
         The disk is full or the target read-only; what was written is removed.
     """
-    write = _safetensors(checkpoint, checkpoint.specs, progress or _ignore)
+    write = partial(
+        _write_safetensors, checkpoint=checkpoint, specs=checkpoint.specs, progress=progress or _ignore
+    )
     write_files(path.parent, {path.name: write}, force=force, origin=str(path))
 
 
@@ -352,23 +289,47 @@ def _writers(
         if key in known:
             progress(key)
 
+    def same(file: FileLayout) -> Writer:
+        return partial(write_layout, checkpoint=checkpoint, layout=file, progress=report, limits=limits)
+
+    def safetensors(specs: Sequence[TensorSpec]) -> Writer:
+        return partial(_write_safetensors, checkpoint=checkpoint, specs=specs, progress=report)
+
     if layout == "same" and keys is None:
-        return _same_writers(checkpoint, report, limits), written_nbytes(checkpoint, layout)
-    carried = [one for one in carried_tensors(checkpoint, limits) if keys is None or keys(one.key)]
+        if not checkpoint.files:
+            what, remedy = "the checkpoint has no file layout", "give the layout 'safetensors' or 'torch'"
+            raise InputError(what, where=checkpoint.origin, remedy=remedy)
+        check_names([file.path for file in checkpoint.files], checkpoint.origin)
+        return {file.path: same(file) for file in checkpoint.files}, written_nbytes(checkpoint, layout)
+    carried = [tensor for tensor in carried_tensors(checkpoint, limits) if keys is None or keys(tensor.key)]
     if layout != "torch" or keys is not None:
         checkpoint = with_plain_values(checkpoint, carried, converted)
     if keys is not None:
-        added, chosen = set(checkpoint) - known, keys
-        keys = lambda key: key in added or chosen(key)  # noqa: E731
-        return _selected_writers(checkpoint, keys, report), written_nbytes(checkpoint, layout, keys)
+        aliased = {key for alias, key in checkpoint.aliases.items() if keys(alias)}
+        chosen = [s for s in checkpoint.specs if keys(s.key) or s.key in aliased or s.key not in known]
+        if not chosen:
+            remedy = "`inshrink inspect` lists the tensors"
+            raise NotFoundError(NO_MATCH, where=checkpoint.origin, remedy=remedy)
+        return {"model.safetensors": safetensors(chosen)}, sum(spec.nbytes for spec in chosen)
     if layout == "dcp":
         writers = write_state(checkpoint, report)
     elif layout == "safetensors":
-        writers = _safetensors_writers(checkpoint, report)
+        writers = {"model.safetensors": safetensors([s for s in checkpoint.specs if s.role in MODEL_ROLES])}
+        if beside := [spec for spec in checkpoint.specs if spec.role not in MODEL_ROLES]:
+            writers["optimizer.safetensors"] = safetensors(beside)
     else:
         write = partial(_write_torch, checkpoint=checkpoint, carried=carried, progress=report)
         writers = {"checkpoint.pt": write}
-    return writers | _side_files(checkpoint, writers), written_nbytes(checkpoint, layout)
+    names = {name.casefold() for name in writers}
+    writers |= {
+        file.path: same(file)
+        for file in checkpoint.files
+        # An index names shards that are not written.
+        if file.kind == "opaque"
+        and not file.path.endswith((".index.json", METADATA))
+        and file.path.casefold() not in names
+    }
+    return writers, written_nbytes(checkpoint, layout)
 
 
 _REMEDIES: Final = {
@@ -381,7 +342,7 @@ _REMEDIES: Final = {
 
 
 def write_files(
-    directory: Path, writers: Mapping[str, Callable[[IO[bytes]], None]], *, force: bool, origin: str = ""
+    directory: Path, writers: Mapping[str, Writer], *, force: bool, origin: str = ""
 ) -> tuple[Path, ...]:
     """Write several files into a directory under temporary names, then rename them all, durably.
 
@@ -434,10 +395,10 @@ def write_files(
         remove_empty(made)
         if not isinstance(error, OSError):
             raise
+        where = str(targets[0] if len(targets) == 1 else directory)
+        remedy = _REMEDIES.get(error.errno or 0, "nothing was changed there; try another place")
         raise StorageError(
-            f"writing failed: {error.strerror or error}",
-            where=str(targets[0] if len(targets) == 1 else directory),
-            remedy=_REMEDIES.get(error.errno or 0, "nothing was changed there; try another place"),
+            f"writing failed: {error.strerror or error}", where=where, remedy=remedy
         ) from error
     return tuple(targets)
 

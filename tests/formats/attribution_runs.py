@@ -75,14 +75,6 @@ def _language(model_of: Callable[[Any], nn.Module], **options: Any) -> Callable[
     return lambda folder: _trainer(folder, model_of, rows, **options)
 
 
-def _pictures(model_of: Callable[[Any], nn.Module]) -> Callable[[Path], Truth]:
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randn(256, 3, 32, 32, generator=generator)
-    labels = (pixels.mean((1, 2, 3)) > 0).long() + 2 * (pixels[:, 0].mean((1, 2)) > 0).long()
-    rows = [{"pixel_values": x, "labels": y} for x, y in zip(pixels, labels, strict=True)]
-    return lambda folder: _trainer(folder, model_of, rows)
-
-
 def _trainer(
     folder: Path, model_of: Callable[[Any], nn.Module], rows: Sequence[Any], **options: Any
 ) -> Truth:
@@ -136,30 +128,6 @@ def _llama(library: Any) -> nn.Module:
     return model
 
 
-def _bert(library: Any) -> nn.Module:
-    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 2}
-    config = library.BertConfig(vocab_size=_VOCABULARY, max_position_embeddings=_LENGTH, **sizes)
-    model: nn.Module = library.BertForMaskedLM(config)
-    return model
-
-
-def _t5(library: Any) -> nn.Module:
-    config = library.T5Config(
-        vocab_size=_VOCABULARY, d_model=48, d_kv=24, d_ff=96, num_layers=2, num_heads=2,
-        decoder_start_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    model: nn.Module = library.T5ForConditionalGeneration(config)
-    return model
-
-
-def _resnet(library: Any) -> nn.Module:
-    config = library.ResNetConfig(
-        embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2], layer_type="basic", num_labels=4
-    )
-    model: nn.Module = library.ResNetForImageClassification(config)
-    return model
-
-
 def _lora(folder: Path) -> Truth:
     import peft
     import transformers
@@ -175,26 +143,6 @@ def _lora(folder: Path) -> Truth:
         return found
 
     return _language(adapted, learning_rate=1e-2)(folder)
-
-
-def _accelerate(folder: Path) -> Truth:
-    import accelerate
-    import transformers
-
-    torch.manual_seed(0)
-    accelerator = accelerate.Accelerator(cpu=True)
-    model: Any = _llama(transformers)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    truth = [names_of(optimizer, model)]
-    model, prepared = accelerator.prepare(model, optimizer)
-    for step in range(1, N_SAVES * EVERY + 1):
-        batch = tokens(16, step)
-        accelerator.backward(model(input_ids=batch, labels=batch).loss)
-        prepared.step()
-        prepared.zero_grad()
-        if step % EVERY == 0:
-            accelerator.save_state(str(folder / f"step_{step}"))
-    return truth
 
 
 def _lightning(folder: Path) -> Truth:
@@ -363,11 +311,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "gpt2": Kind("transformers Trainer", _language(gpt2())),
     "gpt2-frozen": Kind("transformers Trainer", _language(gpt2(4, 48, frozen=2))),
     "gpt2-reversed": Kind("torch loop, save_pretrained", _reversed),
-    "bert": Kind("transformers Trainer", _language(_bert)),
-    "t5": Kind("transformers Trainer", _language(_t5)),
-    "resnet": Kind("transformers Trainer", _pictures(_resnet)),
     "lora": Kind("peft, transformers Trainer", _lora),
-    "llama": Kind("accelerate", _accelerate),
     "two-optimizers": Kind("lightning", _lightning),
     "decay-groups": Kind("torch loop", _plain(_blocks, _decayed, _as_torch)),
     "one-group": Kind("torch loop", _plain(_blocks, lambda rows: [rows], _as_torch)),

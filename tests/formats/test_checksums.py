@@ -14,7 +14,7 @@ import inshrink_core
 from inshrink_core.errors import InshrinkError, RottenError, UnreadableError
 from inshrink_core.formats import open_run
 from inshrink_core.formats.disk import ByteCounter, ReadableFile
-from inshrink_core.formats.torch.zip import read_checked_entries
+from inshrink_core.formats.torch.zip import read_entries
 from inshrink_core.training.spool import Spool
 
 N_FLIPS = int(os.environ.get("INSHRINK_ROT_FLIPS", "300"))
@@ -39,7 +39,7 @@ def state() -> dict:
 
 def entries(path: Path):
     with ReadableFile(path, ByteCounter()) as file:
-        return read_checked_entries(file)
+        return read_entries(file)[0] if read_entries(file)[1] else []
 
 
 def read_everything(path: Path) -> None:
@@ -126,17 +126,6 @@ def test_accepted_damage_is_told_for_ever_and_stays_damage(codec, original, tmp_
     assert "DAMAGED" in inshrink_core.verify(exported).originals.text
 
 
-def test_verify_against_a_rotten_original_does_not_call_it_bit_exact(original, tmp_path):
-    target = tmp_path / "a.inshrink"
-    inshrink_core.compress(original.parent, target, codec="lossless")
-    assert inshrink_core.verify(target, against=open_run(original.parent)).ok
-    entry = next(e for e in entries(original) if e.name.endswith("data/0"))
-    flip(original, entry.offset + 5)
-    found = inshrink_core.verify(target, against=open_run(original.parent))
-    assert not found.ok
-    assert "CRC-32" in found.problems[0].what
-
-
 def test_a_checkpoint_whose_description_is_rotten_is_no_silent_gap(original, tmp_path):
     torch.save(state() | {"step": 8}, original.with_name("step_8.pt"))
     entry = next(e for e in entries(original) if e.name.endswith("data.pkl"))
@@ -199,20 +188,6 @@ def test_side_files_of_torch_are_checked_too(tmp_path):
     flip(tmp_path / "scheduler.pt", entry.offset)
     with pytest.raises(RottenError, match="data/0"):
         read_everything(tmp_path)
-
-
-def test_a_watch_tells_a_rotten_checkpoint_and_goes_on(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for step in (1, 2, 3):
-        torch.save({"model": {"w": torch.full((200,), float(step))}, "step": step}, folder / f"{step}.pt")
-    for step, name in ((1, "data.pkl"), (2, "data/0")):
-        entry = next(e for e in entries(folder / f"{step}.pt") if e.name.endswith(name))
-        flip(folder / f"{step}.pt", entry.offset + entry.nbytes - 3)
-    report = inshrink_core.compress(folder, tmp_path / "a.inshrink", interval=0.05, idle=0.8, watch=True)
-    assert report.appended == (3,)
-    assert sorted(row.step for row in report.unreadable) == [1, 2]
-    assert report.failure.exit_code == 1
 
 
 def test_a_spooled_save_has_checksums_whatever_the_training_told_torch(tmp_path):

@@ -178,52 +178,40 @@ def edited(path: Path, edit) -> None:
     torch.save(root, path)
 
 
+FP32 = "single_partition_of_fp32_groups"
+
+
+def of_rank(change):
+    return "zero_pp_rank_1_mp_rank_00_optim_states.pt", lambda root: change(root["optimizer_state_dict"])
+
+
+def of_shapes(change):
+    return "mp_rank_00_model_states.pt", lambda root: change(root["param_shapes"])
+
+
+def double(state):
+    state[FP32] = [vector.double() for vector in state[FP32]]
+
+
+def shared(state):
+    state[FP32] = [held["exp_avg"] for held in state["base_optimizer_state"]["state"].values()]
+
+
+def many(state):
+    state["base_optimizer_state"] = [dict.fromkeys(map(str, range(1000)))] * 1000
+
+
 @pytest.mark.parametrize(
     ("file", "edit", "reason"),
     [
-        ("mp_rank_00_model_states.pt", lambda r: r["param_shapes"][0].update(c=(9, 9)), "partitions end"),
-        ("mp_rank_00_model_states.pt", lambda r: r["param_shapes"][0].update(c=(-1,)), "no shape"),
-        (
-            "mp_rank_00_model_states.pt",
-            lambda r: r["param_shapes"][0].update(c=(1 << 62,) * 9),
-            "partitions end",
-        ),
-        (
-            "mp_rank_00_model_states.pt",
-            lambda r: r["param_shapes"].extend(r["param_shapes"] * 99),
-            "two shapes",
-        ),
-        (
-            "zero_pp_rank_1_mp_rank_00_optim_states.pt",
-            lambda r: r["optimizer_state_dict"].update(
-                base_optimizer_state=[dict.fromkeys(map(str, range(1000)))] * 1000
-            ),
-            "more values",
-        ),
-        (
-            "zero_pp_rank_1_mp_rank_00_optim_states.pt",
-            lambda r: r["optimizer_state_dict"]["single_partition_of_fp32_groups"].pop(),
-            "rank 1 has not all of its part",
-        ),
-        (
-            "zero_pp_rank_1_mp_rank_00_optim_states.pt",
-            lambda r: r["optimizer_state_dict"].update(
-                single_partition_of_fp32_groups=[
-                    one.double() for one in r["optimizer_state_dict"]["single_partition_of_fp32_groups"]
-                ]
-            ),
-            "rank 1 has",
-        ),
-        (
-            "zero_pp_rank_0_mp_rank_00_optim_states.pt",
-            lambda r: r["optimizer_state_dict"].update(
-                single_partition_of_fp32_groups=[
-                    one["exp_avg"]
-                    for one in r["optimizer_state_dict"]["base_optimizer_state"]["state"].values()
-                ]
-            ),
-            "over each other",
-        ),
+        (*of_shapes(lambda shapes: shapes[0].update(c=(9, 9))), "partitions end"),
+        (*of_shapes(lambda shapes: shapes[0].update(c=(-1,))), "no shape"),
+        (*of_shapes(lambda shapes: shapes[0].update(c=(1 << 62,) * 9)), "partitions end"),
+        (*of_shapes(lambda shapes: shapes.extend(shapes * 99)), "two shapes"),
+        (*of_rank(many), "more values"),
+        (*of_rank(lambda state: state[FP32].pop()), "rank 1 has not all of its part"),
+        (*of_rank(double), "rank 1 has"),
+        (*of_rank(shared), "over each other"),
     ],
 )
 def test_files_that_contradict_each_other_are_refused(tmp_path, file, edit, reason):

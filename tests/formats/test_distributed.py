@@ -193,15 +193,6 @@ def _overlap(folder, metadata):
     metadata.storage_data[MetadataIndex("rows", (6, 0))] = info
 
 
-def _twice(folder, metadata):
-    chunks = metadata.state_dict_metadata["scale"].chunks
-    chunks.append(chunks[0])
-
-
-def _remove(folder, metadata):
-    (folder / "__1_0.distcp").unlink()
-
-
 def _cut(folder, metadata):
     path = folder / "__1_0.distcp"
     path.write_bytes(path.read_bytes()[:-3000])
@@ -221,16 +212,8 @@ def _set(name, which, **values):
     return edit
 
 
-def _dtype(folder, metadata):
-    metadata.state_dict_metadata["rows"].properties.dtype = torch.int32
-
-
-def _hole(folder, metadata):
-    metadata.state_dict_metadata["rows"].chunks.pop()
-
-
-def _past(folder, metadata):
-    metadata.state_dict_metadata["rows"].size = torch.Size([9, 6])
+def _of(name, edit):
+    return lambda folder, metadata: edit(metadata.state_dict_metadata[name])
 
 
 def _transposed(folder, metadata):
@@ -239,25 +222,29 @@ def _transposed(folder, metadata):
     description.size = description.chunks[0].sizes = torch.Size([6, 10])
 
 
-def _unplaced(folder, metadata):
-    del metadata.storage_data[MetadataIndex("rows", (7, 0))]
-
-
 @pytest.mark.parametrize(
     ("edit", "error", "said"),
     [
         (_overlap, DamagedError, "overlap"),
-        (_twice, DamagedError, "overlap"),
-        (_hole, DamagedError, "leave a hole"),
-        (_past, DamagedError, "reach past it"),
-        (_dtype, DamagedError, "not what '.metadata' says"),
+        (_of("scale", lambda told: told.chunks.append(told.chunks[0])), DamagedError, "overlap"),
+        (_of("rows", lambda told: told.chunks.pop()), DamagedError, "leave a hole"),
+        (_of("rows", lambda told: setattr(told, "size", torch.Size([9, 6]))), DamagedError, "reach past it"),
+        (
+            _of("rows", lambda told: setattr(told.properties, "dtype", torch.int32)),
+            DamagedError,
+            "not what '.metadata' says",
+        ),
         (_transposed, DamagedError, "not what '.metadata' says"),
-        (_unplaced, DamagedError, "where 'rows' lies"),
-        (_remove, DamagedError, "ranks"),
+        (
+            lambda _, held: held.storage_data.pop(MetadataIndex("rows", (7, 0))),
+            DamagedError,
+            "where 'rows' lies",
+        ),
+        (lambda folder, _: (folder / "__1_0.distcp").unlink(), DamagedError, "ranks"),
         (_cut, DamagedError, "shorter"),
         (_swap, DamagedError, "over each other"),
-        (_set("rows", 1, offset=-8), DamagedError, "before its file"),
-        (_set("rows", 1, length="8"), DamagedError, "missing"),
+        (_set("rows", 1, offset=-8), DamagedError, "offset"),
+        (_set("rows", 1, length="8"), DamagedError, "length"),
         (_set("rows", 1, offset=1 << 60), DamagedError, "shorter"),
         (_set("rows", 1, length=20), DamagedError, "zip"),
         (_set("rows", 1, relative_path="../__1_0.distcp"), UnsafePathError, "not safe"),

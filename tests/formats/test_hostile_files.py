@@ -1,20 +1,26 @@
 """Files from anywhere: no pickle runs, and damage gives one of our own errors."""
 
 import io
+import json
 import os
 import pickle
 import struct
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
 import torch
 from safetensors.torch import save as save_safetensors
 
+from benchmarks.fuzz.campaign import case_rng
+from benchmarks.fuzz.targets import named
 from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.torch.pickles import read_pickle
-from tests.formats.run_builders import same_bits, training_state
+from tests.formats.run_builders import same_bits
+
+N_MUTANTS = int(os.environ.get("INSHRINK_MUTANTS", "100"))
 
 
 class _Call:
@@ -176,17 +182,7 @@ def test_a_file_cut_at_any_byte_gives_an_error_of_ours(tmp_path, suffix, build):
             open_run(path)
 
 
-def test_a_random_file_under_any_suffix_is_skipped_with_a_reason(tmp_path):
-    torch.save(training_state(), tmp_path / "step_1.pt")
-    (tmp_path / "step_2.pt").write_bytes(b"")
-    (tmp_path / "step_3.safetensors").write_bytes(b"\xff" * 64)
-    (tmp_path / "step_4.bin").write_bytes(b"hello world, this is no checkpoint")
-    (tmp_path / "step_5.pt").write_bytes((tmp_path / "step_1.pt").read_bytes()[:-100])
-    (tmp_path / "step_6.pt").write_bytes(_torch_bytes({"x": _Call(os.system, "exit 1")}))
-    run = open_run(tmp_path)
-    assert run.steps == (5,)
-    assert len(run.skipped) == 5
-    assert all(skipped.reason for skipped in run.skipped)
+ABSURD = ([1 << 63, 0], [0, 1 << 70], [1 << 62, 0, 8], [0, 10**400])
 
 
 @pytest.mark.parametrize(
@@ -204,14 +200,34 @@ def test_a_random_file_under_any_suffix_is_skipped_with_a_reason(tmp_path):
         b'{"__metadata__":{"a":1}}',
         b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
         b"[" * 100_000,
+        *(b'{"w":{"dtype":"F32","shape":%a,"data_offsets":[0,0]}}' % shape for shape in ABSURD),
     ],
-    ids=range(12),
+    ids=range(12 + len(ABSURD)),
 )
 def test_safetensors_headers_that_lie_are_refused(tmp_path, header):
     path = tmp_path / "step_1.safetensors"
-    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(0 if b"[0,0]" in header else 8))
     with pytest.raises(DamagedError):
         open_run(path)
+
+
+def test_an_over_long_shard_name_is_an_error_of_ours(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(_safetensors_sample())
+    index = {"weight_map": {"w": "x" * 3000 + ".safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(InshrinkError) as caught:
+        open_run(tmp_path)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "name", ["torch-sealed", "safetensors", "folders", "zero-sealed", "zero3-sealed", "pickle"]
+)
+def test_every_mutant_is_read_or_refused_with_an_error_of_ours(name):
+    (target,) = named((name,))
+    for case in range(N_MUTANTS):
+        with suppress(InshrinkError):
+            target.execute(target.mutate(case_rng(name, 0, case)))
 
 
 def test_an_oversized_header_is_refused_before_it_is_read(tmp_path):

@@ -1,16 +1,11 @@
 """Checkpoints that are alike are read in a shorter way, and the answer is the one that each gives alone."""
 
-import pickle
-import struct
-
 import pytest
 import torch
 
-from inshrink_core.errors import InshrinkError
 from inshrink_core.formats import open_run
 from inshrink_core.formats.checkpoints import read_single_file
 from inshrink_core.formats.disk import Access
-from inshrink_core.formats.torch.pickles import read_pickle
 
 
 def _names(n=900):
@@ -78,39 +73,3 @@ def test_where_tensors_lie_is_worked_out_once(tmp_path):
     assert [run[step].hyperparameters["blocks.7.weight"]["lr"] for step in run.steps] == [
         1 / step for step in run.steps
     ]
-
-
-def _program(n_values, *, change):
-    """Return a pickle with a long list in its memo, to which its end adds something."""
-    values = b"".join(struct.pack("<BH", ord("M"), i) for i in range(n_values))
-    tail = b"h\x01K" + bytes([change]) + b"a0" if change else b""
-    end = struct.pack("<BH", ord("M"), 300 + change)
-    return b"\x80\x02}q\x00(X\x01\x00\x00\x00a]q\x01(" + values + b"eX\x01\x00\x00\x00b" + tail + end + b"u."
-
-
-def test_what_one_file_adds_is_not_in_the_next():
-    for change in (0, 0, 7, 0, 9, 0):
-        assert len(read_pickle(_program(3000, change=change))["a"]) == 3000 + bool(change)
-    for extra in ({}, {"a": 1}, {"b": [2]}, {}, {"a": 3}):
-        state = {"names": _names(), "in": {"x": 1}} | extra
-        assert read_pickle(pickle.dumps(state, protocol=2)) == state
-
-
-def test_a_container_inside_of_itself_is_read():
-    for i in (1, 2, 3):
-        found = read_pickle(b"\x80\x02]q\x00(" + b"K\x01" * 4000 + b"h\x00K" + bytes([i]) + b"e.")
-        assert found[4000] is found
-        assert found[-1] == i
-
-
-def test_a_pickle_that_goes_wrong_near_its_end_is_refused():
-    good = pickle.dumps({"names": _names(), "step": 1}, protocol=2)
-    for damaged in (
-        good[:-20],
-        good[:-1] + b"\xff",
-        good[:-1] + b"j\xff\xff\xff\x7f.",
-        good[:-1] + b"0cos\nsystem\nX\x01\x00\x00\x00a\x85R.",
-        good[: len(good) // 2],
-    ):
-        with pytest.raises(InshrinkError):
-            read_pickle(damaged, "file")

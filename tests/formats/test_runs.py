@@ -118,15 +118,6 @@ def test_a_sample_of_a_file_that_was_cut_off_is_refused(tmp_path):
         run[1].source.sample(spec)
 
 
-def test_a_pattern_overrides_and_a_bad_one_is_told(tmp_path):
-    for i in (1, 2):
-        _save(tmp_path / f"e{i}_b{i * 7}.pt", step=i)
-    assert open_run(tmp_path, step_pattern=r"_b(\d+)").steps == (7, 14)
-    for bad in ("(", r"\d+", r"(\d)(\d)"):
-        with pytest.raises(ConfigError):
-            open_run(tmp_path, step_pattern=bad)
-
-
 def test_a_step_pattern_is_a_name_with_its_number_left_out(tmp_path):
     for name in ("model_ep02_acc91_final.pt", "model_ep01_acc95_final.pt", "model_ep03.pt", "other.pt"):
         _save(tmp_path / name, step=7)
@@ -161,7 +152,6 @@ def test_a_step_pattern_is_a_name_with_its_number_left_out(tmp_path):
         ("e{step}.pt", "e5.pt\n", None),
         ("e{step}.pt", "e٣.pt", None),
         ("e{step}", "e" + "1" * 19, None),
-        (r"_b(\w+)", "e_bx", None),
     ],
 )
 def test_step_patterns_find_numbers(pattern, name, step):

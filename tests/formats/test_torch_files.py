@@ -5,7 +5,6 @@ import zipfile
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 import inshrink_core
 from inshrink_core.checkpoint import LayerType, TensorRole
@@ -24,23 +23,6 @@ def _round_trip(path, tmp_path):
     assert [p.name for p in written] == [path.name]
     assert written[0].read_bytes() == path.read_bytes()
     return written[0]
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32),
-        *(torch.uint64, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu),
-        *(torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
-    ],
-    ids=str,
-)
-def test_every_dtype_survives(tmp_path, dtype):
-    values = torch.arange(12).reshape(3, 4).to(dtype)
-    torch.save({"w": values, "bias": torch.ones(2)}, tmp_path / "step_1.pt")
-    assert same_bits(_only(tmp_path / "step_1.pt")["w"], values)
-    _round_trip(tmp_path / "step_1.pt", tmp_path)
 
 
 def test_empty_and_scalar_tensors_and_special_values_survive(tmp_path):
@@ -175,34 +157,6 @@ def test_state_in_eight_bits_is_read_and_a_table_that_all_share_once(tmp_path):
     assert [spec.key for spec in tables] == [f"{names[0]}:qmap1@state"]
     assert len([alias for alias in checkpoint.aliases if alias.endswith("qmap1@state")]) == len(names) - 1
     _round_trip(tmp_path / "step_1.pt", tmp_path)
-
-
-def test_two_groups_beside_float_buffers_are_attributed_by_order(tmp_path):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("mask", torch.ones(5, 5))
-            self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
-
-        def forward(self, x):
-            return self.second(self.first(x))
-
-    model = Model()
-    groups = [
-        {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups)
-    model(torch.randn(3, 4)).sum().backward()
-    optimizer.step()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "step_1.pt")
-    run = open_run(tmp_path / "step_1.pt")
-    checkpoint = run[1]
-    for name, parameter in model.named_parameters():
-        assert same_bits(checkpoint[f"{name}@exp_avg"], optimizer.state[parameter]["exp_avg"])
-    assert checkpoint.hyperparameters["first.bias"]["weight_decay"] == 0.0
-    assert checkpoint.spec("mask").role is TensorRole.BUFFER
-    assert not any("unattributed" in note for note in run.notes)
 
 
 def test_ema_gradients_and_random_state_find_their_place(tmp_path):

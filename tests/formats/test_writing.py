@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,7 +23,6 @@ from inshrink_core.errors import (
 )
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.disk import check_names
-from inshrink_core.formats.write import write_files
 from tests.formats.run_builders import same_bits, save_huggingface, save_run
 
 
@@ -222,30 +220,6 @@ def test_layouts_that_cannot_be_are_told(tmp_path, checkpoint):
     with pytest.raises(InputError, match="complex128"):
         write_checkpoint(odd, tmp_path / "out", layout="safetensors")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_names_of_written_files_are_synced_after_the_files(tmp_path, monkeypatch):
-    """Without the folder's fsync a power loss may leave none of them, though `restore` had ended with 0."""
-    files: list[tuple[str, ...]] = []
-    folders: dict[int, tuple[str, ...]] = {}
-    real = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        named = tuple(sorted(path.name for path in (tmp_path / "new").rglob("*.bin")))
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            folders[status.st_ino] = named
-        else:
-            files.append(named)
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    written = {"a.bin": lambda file: file.write(b"1"), "in/b.bin": lambda file: file.write(b"2")}
-    write_files(tmp_path / "new", written, force=False)
-    assert files == [(), ()]  # each before it has its name
-    for folder in (tmp_path / "new", tmp_path / "new" / "in"):
-        assert folders[folder.stat().st_ino] == ("a.bin", "b.bin")
-    assert tmp_path.stat().st_ino in folders  # the name of `new` itself
 
 
 def _safetensors(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:

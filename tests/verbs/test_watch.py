@@ -169,7 +169,7 @@ def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Pat
             folder,
             tmp_path / "a",
             idle=5,
-            step_pattern=r"step_(\d+)",
+            step_pattern="step_{step}.pt",
             progress=overwrite,
             **OPTIONS,
         )

@@ -70,7 +70,7 @@ class Attribution(NamedTuple):
 
 def is_sorted(names: Sequence[str]) -> bool:
     """Tell whether names are in alphabetical order, which says nothing of the model's."""
-    return all(one <= other for one, other in itertools.pairwise(names))
+    return all(name <= other for name, other in itertools.pairwise(names))
 
 
 def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
@@ -100,17 +100,17 @@ def _as_registered(name: str) -> str:
 
 def by_shape(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
     """Claim what follows from shapes alone: one slot and one weight have it."""
-    classes = _classes(slots, weights).values()
-    return {held[0].key: names[0] for held, names in classes if len(held) == len(names) == 1}
+    classes = by_shapes(slots, weights).values()
+    return {members[0].key: names[0] for members, names in classes if len(members) == len(names) == 1}
 
 
 def by_number(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
     """Claim for weights of one group that differ in numbers alone: containers number as they register."""
     found: dict[str, str] = {}
-    for held, names in _classes(slots, weights).values():
+    for members, names in by_shapes(slots, weights).values():
         patterns = {_DIGITS.sub("#", name) for name in names}
-        if len(held) == len(names) and len(patterns) == 1 and len({slot.group for slot in held}) == 1:
-            found |= dict(zip((slot.key for slot in held), sorted(names, key=natural_key), strict=True))
+        if len(members) == len(names) and len(patterns) == 1 and len({slot.group for slot in members}) == 1:
+            found |= dict(zip((slot.key for slot in members), sorted(names, key=natural_key), strict=True))
     return found
 
 
@@ -120,17 +120,19 @@ def doubtful(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> frozenset[s
     Several groups of their optimizer hold their shape, and neither biases nor norms set the groups apart: who
     is in which does not follow from any order.
     """
-    held = {(slot.optimizer, slot.group, slot.shape) for slot in slots}
-    times = Counter((optimizer, shape) for optimizer, _, shape in held)
+    items = {(slot.optimizer, slot.group, slot.shape) for slot in slots}
+    times = Counter((optimizer, shape) for optimizer, _, shape in items)
     found: set[str] = set()
-    for one in _by_optimizer(slots):
-        readings = [apart for _, apart in _readings(_groups(one), weights)]
+    for of_optimizer in _by_optimizer(slots):
+        readings = [apart for _, apart in _readings(_groups(of_optimizer), weights)]
         if not readings or not all(readings):
-            found |= {slot.key for slot in one if times[slot.optimizer, slot.shape] > 1}
+            found |= {slot.key for slot in of_optimizer if times[slot.optimizer, slot.shape] > 1}
     return frozenset(found)
 
 
-def told_by_headers(slots: Sequence[Slot], weights: Mapping[str, Shape], *, ordered: bool) -> dict[str, str]:
+def claims_of_headers(
+    slots: Sequence[Slot], weights: Mapping[str, Shape], *, ordered: bool
+) -> dict[str, str]:
     """Return what is claimed without reading values.
 
     Parameters
@@ -169,7 +171,7 @@ def numbers_ascend(slots: Sequence[Slot], certain: Claims) -> bool:
     return n_confirmed >= _FEWEST_NUMBERED
 
 
-def _classes(
+def by_shapes(
     slots: Sequence[Slot], weights: Mapping[str, Shape]
 ) -> dict[Shape | None, tuple[list[Slot], list[str]]]:
     """Return slots and weights by shape."""
@@ -199,12 +201,12 @@ def by_order(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
     one place only.
     """
     found: dict[str, str] = {}
-    for one in _by_optimizer(slots):
-        readings = list(_readings(_groups(one), weights))
+    for of_optimizer in _by_optimizer(slots):
+        readings = list(_readings(_groups(of_optimizer), weights))
         if readings:
             found |= _common(claims for claims, _ in readings)
-        elif len(slots) == len(one):
-            for group in _groups(one):
+        elif len(slots) == len(of_optimizer):
+            for group in _groups(of_optimizer):
                 places = zip(group, _embedded(group, weights, {}), strict=False)
                 found |= {slot.key: names[0] for slot, names in places if len(names) == 1}
     times = Counter(found.values())
@@ -212,11 +214,11 @@ def by_order(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
 
 
 def _by_optimizer(slots: Iterable[Slot]) -> list[list[Slot]]:
-    return [list(held) for _, held in itertools.groupby(slots, key=lambda slot: slot.optimizer)]
+    return [list(items) for _, items in itertools.groupby(slots, key=lambda slot: slot.optimizer)]
 
 
 def _groups(slots: Iterable[Slot]) -> list[list[Slot]]:
-    return [list(held) for _, held in itertools.groupby(slots, key=lambda slot: slot.group)]
+    return [list(items) for _, items in itertools.groupby(slots, key=lambda slot: slot.group)]
 
 
 def _common(readings: Iterable[Claims]) -> dict[str, str]:
@@ -246,9 +248,9 @@ def _readings(
         part = list(weights.items())[start : start + n]
         arranged = [part]
         for is_last in splits:
-            chosen = [is_last(*one) for one in part]
-            first = [one for one, last in zip(part, chosen, strict=True) if not last]
-            last = [one for one, last in zip(part, chosen, strict=True) if last]
+            chosen = [is_last(*item) for item in part]
+            first = [item for item, last in zip(part, chosen, strict=True) if not last]
+            last = [item for item, last in zip(part, chosen, strict=True) if last]
             arranged += [
                 both + other for both, other in ((first, last), (last, first)) if len(both) == len(groups[0])
             ]
@@ -266,7 +268,7 @@ def _parts(names: Sequence[str]) -> list[str]:
         first, last = min(split), max(split)
         while n_common < min(len(first), len(last)) - 1 and first[n_common] == last[n_common]:
             n_common += 1
-    return [".".join(one[: n_common + 1]) for one in split]
+    return [".".join(item[: n_common + 1]) for item in split]
 
 
 def _embedded(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Claims) -> list[list[str]]:
@@ -304,7 +306,7 @@ def by_anchors(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Cla
     n_confirmed = 0
     for group in _groups(slots):
         at = [place[certain[slot.key]] for slot in group if certain.get(slot.key) in place]
-        if any(one >= other for one, other in itertools.pairwise(at)):
+        if any(item >= other for item, other in itertools.pairwise(at)):
             return {}
         n_confirmed += max(0, len(at) - 1)
         places = _embedded(group, weights, certain)

@@ -125,12 +125,8 @@ def _names(config: dict[str, Any] | None) -> list[str]:
     if config is None or not isinstance(config.get("model_type"), str):
         return []
     kinds = config.get("architectures")
-    if (
-        not isinstance(kinds, list)
-        or not kinds
-        or not isinstance(kinds[0], str)
-        or not kinds[0].isidentifier()
-    ):
+    kind = kinds[0] if isinstance(kinds, list) and kinds else None
+    if not isinstance(kind, str) or not kind.isidentifier():
         return []
     try:
         version = importlib.metadata.version("transformers")
@@ -138,11 +134,8 @@ def _names(config: dict[str, Any] | None) -> list[str]:
         return []
     config = {k: v for k, v in config.items() if k not in ("auto_map", "quantization_config")}
     document = json.dumps(config, sort_keys=True)
-    key = {
-        "version": _VERSION,
-        "config": hashlib.sha256(document.encode()).hexdigest(),
-        "transformers": version,
-    }
+    digest = hashlib.sha256(document.encode()).hexdigest()
+    key = {"version": _VERSION, "config": digest, "transformers": version}
     store = ResultStore(user_cache_folder(), "names", _parsed)
     names = store.load("registered", key)
     if names is None:
@@ -156,9 +149,8 @@ def _names(config: dict[str, Any] | None) -> list[str]:
 def _built(document: str) -> list[str] | None:
     """Have a model built; [] of a config that describes none, None where that took too long."""
     environment = minimal_environment() | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    script = f"{inspect.getsource(saved_names)}\n{_BUILD}".replace("-> dict[str, str]", "").replace(
-        ": Any", ""
-    )
+    source = inspect.getsource(saved_names).replace("-> dict[str, str]", "").replace(": Any", "")
+    script = f"{source}\n{_BUILD}"
     process = start_python(["-c", script], errors=subprocess.DEVNULL, environment=environment)
     try:
         found, _ = process.communicate(document, timeout=_MOST_SECONDS)
@@ -171,8 +163,6 @@ def _built(document: str) -> list[str] | None:
 
 
 def _parsed(names: Any) -> list[str]:
-    if not isinstance(names, list) or len(names) > _MOST_NAMES:
-        raise TypeError("they are no names")
-    if not all(isinstance(name, str) for name in names):
+    if not isinstance(names, list) or len(names) > _MOST_NAMES or not all(isinstance(n, str) for n in names):
         raise TypeError("they are no names")
     return names

@@ -26,6 +26,7 @@ from inshrink_core.formats.attribution.laws import (
     by_number,
     by_order,
     by_shape,
+    by_shapes,
     doubtful,
     in_order,
     numbers_ascend,
@@ -50,7 +51,7 @@ _FEWEST_CLUSTERS: Final = 8
 _CERTAIN: Final = 5.0
 """Standard errors by which a weight must fit better than any other: one in three million by chance."""
 
-_TOLD: Final = 4.0
+_CLEAR: Final = 4.0
 """Standard errors that confirm or refute what was claimed before values were looked at."""
 
 _MOST_ALIKE: Final = 250
@@ -72,17 +73,17 @@ class _Class:
         """Count what one save's directions have to do with one movement."""
         import torch
 
-        shape = next((one.shape for one in directions.values()), None)
+        shape = next((direction.shape for direction in directions.values()), None)
         if shape is None or len(movements) != len(self.names):
             return
         nothing = torch.zeros(shape, dtype=torch.float64)
         states = torch.stack([_unit(directions.get(slot.key, nothing)) for slot in self.slots])
         moves = torch.stack([_unit(movements[name]) for name in self.names])
-        self.moved |= {name for name, one in zip(self.names, moves, strict=True) if bool(one.any())}
+        self.moved |= {name for name, item in zip(self.names, moves, strict=True) if bool(item.any())}
         sums = []
         for turned in (False, True):
-            one, other = (_clusters(held.mT if turned else held) for held in (states, moves))
-            sums.append(torch.einsum("ike,jke->ijk", one, other).numpy())
+            item, other = (_clusters(items.mT if turned else items) for items in (states, moves))
+            sums.append(torch.einsum("ike,jke->ijk", item, other).numpy())
         self.sums = sums if not self.sums else [a + b for a, b in zip(self.sums, sums, strict=True)]
 
     @property
@@ -116,8 +117,10 @@ class _Class:
             return None
         best = max(places, key=lambda j: float(usable[0][at, j].sum()))
         others = [j for j in places if j != best]
-        own = [np.concatenate([sums[at, best] - sums[at, others], sums[at, best][None]]) for sums in usable]
-        return self.names[best] if min(_errors(one).min() for one in own) >= _CERTAIN else None
+        contrasts = [
+            np.concatenate([sums[at, best] - sums[at, others], sums[at, best][None]]) for sums in usable
+        ]
+        return self.names[best] if min(_errors(item).min() for item in contrasts) >= _CERTAIN else None
 
     def _margins(self, chosen: Sequence[int]) -> list[float]:
         """Return by how many standard errors each slot fits its weight better than the next best choice.
@@ -132,15 +135,15 @@ class _Class:
         for sums in self._usable:
             pairs = [(i, j) for i, j in enumerate(chosen) if j >= 0]
             slots, weights = [i for i, _ in pairs], [j for _, j in pairs]
-            own = sums[slots, weights]
+            fits = sums[slots, weights]
             left = [i for i, j in enumerate(chosen) if j < 0]
             over = sorted(set(range(sums.shape[1])) - set(weights))
             for at, (i, j) in enumerate(pairs):
-                exchanged = own[at] + own - sums[i, weights] - sums[slots, j]
-                rest = [own[at][None], own[at] - sums[i, over], own[at] - sums[left, j]]
+                exchanged = fits[at] + fits - sums[i, weights] - sums[slots, j]
+                rest = [fits[at][None], fits[at] - sums[i, over], fits[at] - sums[left, j]]
                 contrasts = np.concatenate([np.delete(exchanged, at, axis=0), *rest])
                 found[i] = min(found[i], float(_errors(contrasts).min()))
-        return [float(one) if math.isfinite(one) else 0.0 for one in found]
+        return [float(item) if math.isfinite(item) else 0.0 for item in found]
 
 
 def _errors(contrasts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -172,8 +175,8 @@ def _clusters(values: Tensor) -> Tensor:
     each = -(-rows // clusters)
     padded = torch.zeros((n, clusters * each, columns), dtype=values.dtype)
     padded[:, :rows] = values
-    kept = padded.reshape(n, clusters, each * columns)
-    return kept[:, : -(-rows // each)]
+    remaining = padded.reshape(n, clusters, each * columns)
+    return remaining[:, : -(-rows // each)]
 
 
 def assigned(scores: NDArray[np.float64]) -> list[int]:
@@ -231,29 +234,29 @@ class Evidence:
 
     def __init__(self, classes: Sequence[_Class]) -> None:
         self._classes = classes
-        self.certain = {key: name for one in classes for key, name in one.best().items()}
+        self.certain = {key: name for group in classes for key, name in group.best().items()}
 
     @property
     def moved(self) -> frozenset[str]:
         """The weights that moved."""
-        return frozenset(name for one in self._classes for name in one.moved)
+        return frozenset(name for group in self._classes for name in group.moved)
 
     def fittest(self, key: str, names: Iterable[str]) -> str | None:
         """Return the weight that beyond doubt fits a slot best among some; None where none does."""
-        found = (one.fittest(key, names) for one in self._classes)
+        found = (group.fittest(key, names) for group in self._classes)
         return next(filter(None, found), None)
 
     def margins(self, claims: Claims) -> dict[str, float]:
         """Return by how many standard errors each slot fits the weight claimed better than any other."""
-        return {key: margin for one in self._classes for key, margin in one.margins(claims).items()}
+        return {key: margin for group in self._classes for key, margin in group.margins(claims).items()}
 
     def refuted(self, claims: Claims) -> set[str]:
         """Return the slots for which another weight fits clearly better than the one claimed."""
-        return {key for key, margin in self.margins(claims).items() if margin <= -_TOLD}
+        return {key for key, margin in self.margins(claims).items() if margin <= -_CLEAR}
 
     def confirmed(self, claims: Claims) -> set[str]:
         """Return the slots that the weight claimed fits clearly better than any other."""
-        return {key for key, margin in self.margins(claims).items() if margin >= _TOLD}
+        return {key for key, margin in self.margins(claims).items() if margin >= _CLEAR}
 
 
 @holding_files()
@@ -279,55 +282,47 @@ def gather(
     """
     classes = _classes_of(slots, free, claims)
     found = Evidence(classes)
-    alike = {slot.key for one in classes if len(one.names) > 1 for slot in one.slots}
+    alike = {slot.key for group in classes if len(group.names) > 1 for slot in group.slots}
     for before, after in list(itertools.pairwise(steps))[:N_PAIRS]:
         ends = read(before), read(after)
         # A trainer deletes while we look, and a damaged file shows nothing: whoever needs it will say so.
         with suppress(InshrinkError, OSError):
-            for one in classes:
-                _look(one, *ends)
+            for group in classes:
+                _look(group, *ends)
         found = Evidence(classes)
         certain = found.certain
         # A law of all slots, wrong of none and right of most that could be others', fills in the rest anyway.
         agreed = all(claims.get(key) == name for key, name in certain.items())
         is_lawful = agreed and len(claims) == len(slots) and len(alike) <= 2 * len(certain.keys() & alike)
-        if is_lawful or sum(len(one.slots) for one in classes) == len(certain):
+        if is_lawful or sum(len(group.slots) for group in classes) == len(certain):
             break
     return found
 
 
 def _classes_of(slots: Sequence[Slot], free: Mapping[str, tuple[int, ...]], claims: Claims) -> list[_Class]:
-    names: dict[tuple[int, ...], list[str]] = {}
-    for name, shape in free.items():
-        names.setdefault(shape, []).append(name)
-    held: dict[tuple[int, ...], list[Slot]] = {}
-    for slot in slots:
-        if slot.shape is not None and slot.shape in names:
-            held.setdefault(slot.shape, []).append(slot)
     found = []
-    for shape, alike in held.items():
-        if max(len(alike), len(names[shape])) > _MOST_ALIKE:
+    for shape, (alike, names) in by_shapes(slots, free).items():
+        if shape is None or not names:
+            continue
+        if max(len(alike), len(names)) > _MOST_ALIKE:
             claimed = [slot for slot in alike if slot.key in claims]
             alike = claimed[:: -(-len(claimed) // _MOST_ALIKE)] if claimed else []
-            found.append(_Class(alike, [claims[slot.key] for slot in alike]))
-        else:
-            found.append(_Class(alike, names[shape]))
-    return [one for one in found if one.slots]
+            names = [claims[slot.key] for slot in alike]
+        found.append(_Class(alike, names))
+    return [item for item in found if item.slots]
 
 
 def _look(one: _Class, before: Checkpoint, after: Checkpoint) -> None:
     """Count a pair of checkpoints: the movement, and directions and masters at both of its ends."""
-    values = [
-        {name: read for name in one.names if (read := _read(end, name)) is not None}
-        for end in (before, after)
-    ]
+    ends = before, after
+    values = [{n: read for n in one.names if (read := _read(end, n)) is not None} for end in ends]
     common = values[0].keys() & values[1].keys()
     movements = {name: values[1][name] - values[0][name] for name in one.names if name in common}
     keys = [slot.key for slot in one.slots]
-    for end, held in zip((before, after), values, strict=True):
+    for end, items in zip(ends, values, strict=True):
         one.add({key: d for key in keys if (d := _direction(end, key)) is not None}, movements)
         masters = {key: _read(end, f"{key}@{TensorRole.MASTER}") for key in keys}
-        one.add({key: master for key, master in masters.items() if master is not None}, held)
+        one.add({key: master for key, master in masters.items() if master is not None}, items)
 
 
 def _direction(checkpoint: Checkpoint, key: str) -> Tensor | None:
@@ -391,12 +386,15 @@ def attribute(
         orders.append({name: free[name] for name in in_order(free, order)})
 
     def laws(weights: Iterable[str]) -> list[Claims]:
-        kept = set(weights)
-        held = [{name: shape for name, shape in one.items() if name in kept} for one in orders]
-        return [by_order(slots, one) for one in held]
+        remaining = set(weights)
+        items = [
+            {name: shape for name, shape in order_known.items() if name in remaining}
+            for order_known in orders
+        ]
+        return [by_order(slots, order_known) for order_known in items]
 
     claims = [*laws(free), by_number(slots, free)]
-    first = next((one for one in [known or {}, *claims] if one), {})
+    first = next((order_known for order_known in [known or {}, *claims] if order_known), {})
     seen = evidence(first)
     unmoved = bool(seen.moved) and len(seen.moved) < len(free)
     moving = {name: shape for name, shape in free.items() if name in seen.moved}
@@ -412,13 +410,13 @@ def attribute(
         against = seen.refuted(found | dict(more)) if more else set()
         found.update({key: name for key, name in more.items() if key not in against})
 
-    doubted = frozenset().union(*(doubtful(slots, one) for one in orders))
+    doubted = frozenset().union(*(doubtful(slots, order_known) for order_known in orders))
     by_itself = [known, by_shape(slots, free), *in_turn[n_ordered:]]
     for law in [*in_turn, by_itself[1]]:
         agreed = [key for key, name in law.items() if seen.certain.get(key) == name]
         if any(seen.certain.get(key, name) != name for key, name in law.items()):
             continue
-        confirmed = any(law is one for one in by_itself) or not telling
+        confirmed = any(law is order_known for order_known in by_itself) or not telling
         if not confirmed:
             clear = {key for key in seen.confirmed(law) if alike[free[law[key]]] > 1}
             if len(clear.union(key for key in agreed if key in telling)) < _FEWEST_CONFIRMED:
@@ -427,8 +425,8 @@ def attribute(
             law = {key: name for key, name in law.items() if key not in doubted}
         taken = set(found.values())
         fill({key: name for key, name in law.items() if key not in found and name not in taken})
-    for one in (*orders, *orders):  # what the first turn tells narrows what is left for the second
-        choices = by_anchors(slots, one, found).items()
+    for order_known in (*orders, *orders):  # what the first turn tells narrows what is left for the second
+        choices = by_anchors(slots, order_known, found).items()
         chosen = {key: names[0] if len(names) == 1 else seen.fittest(key, names) for key, names in choices}
         times = Counter(chosen.values())
         fill({key: name for key, name in chosen.items() if name is not None and times[name] == 1})
@@ -446,15 +444,17 @@ def same_places(parsed: ParsedCheckpoint, reference: Checkpoint) -> Attribution:
         archived = {neutral.layouts[0].path: reference.files[0]}
     owners: dict[str, str] = {}
     for file in neutral.layouts:
-        own, theirs = (
-            [member.key for region in one.regions for member in region.members]
-            for one in (file, archived.get(file.path, file))
-        )
-        if file.path not in archived or len(own) != len(theirs):
+        both = (file, archived.get(file.path, file))
+        keys, theirs = ([m.key for region in item.regions for m in region.members] for item in both)
+        if file.path not in archived or len(keys) != len(theirs):
             continue
-        for key, named in zip(own, theirs, strict=True):
-            spec, held = specs[key], reference.spec(named)
-            alike = (spec.role, spec.dtype, spec.shape) == (held.role, held.dtype, held.shape)
-            if alike and spec.parameter in slots and held.parameter in parsed.free:
-                owners[spec.parameter] = held.parameter
+        for key, named in zip(keys, theirs, strict=True):
+            spec, archived_spec = specs[key], reference.spec(named)
+            alike = (spec.role, spec.dtype, spec.shape) == (
+                archived_spec.role,
+                archived_spec.dtype,
+                archived_spec.shape,
+            )
+            if alike and spec.parameter in slots and archived_spec.parameter in parsed.free:
+                owners[spec.parameter] = archived_spec.parameter
     return Attribution(owners, tuple(spec.name for spec in reference.specs if spec.role in MODEL_ROLES))

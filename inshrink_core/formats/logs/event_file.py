@@ -108,8 +108,8 @@ def _row(event: bytes) -> dict[str, float]:
         elif number == _EVENT_WALL_TIME and isinstance(value, bytes):
             (row["wall_time"],) = struct.unpack("<d", value)
         elif number == _EVENT_SUMMARY and isinstance(value, bytes):
-            found = [one for kind, one in _fields(value) if kind == _SUMMARY_VALUE]
-            row |= dict(_scalar(one) for one in found if isinstance(one, bytes))
+            found = [item for kind, item in _fields(value) if kind == _SUMMARY_VALUE]
+            row |= dict(_scalar(item) for item in found if isinstance(item, bytes))
     row.pop("", None)
     return row
 

@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,17 +20,6 @@ from inshrink_core.errors import ConfigError, DamagedError, InputError, clipped,
 from inshrink_core.formats.disk import MAX_JSON_BYTES, MAX_VALUES, Access, is_dir, is_file, parse_json
 from inshrink_core.formats.logs.event_file import is_event_file, scalar_rows
 
-__all__ = [
-    "SETTINGS_NAME",
-    "MetricsFile",
-    "RunSettings",
-    "TrainingLog",
-    "log_of_trainer",
-    "read_log",
-    "read_metrics",
-    "read_settings",
-]
-
 SETTINGS_NAME: Final = "inshrink.toml"
 _MAX_SETTINGS_BYTES: Final = 1 << 20
 _MAX_TEXT_BYTES: Final = 32_000_000
@@ -41,8 +29,6 @@ _STEP_COLUMNS: Final = ("step", "global_step", "iter", "iteration")
 _STEP_WORDS: Final = (*_STEP_COLUMNS, "epoch", "epochs", "current_epoch")
 _TIME_WORDS: Final = ("wall_time", "wall time", "timestamp", "time", "runtime", "elapsed")
 _DELIMITERS: Final = ",;\t"
-_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d*(\.\d{3})*,\d+(e[+-]?\d+)?", re.IGNORECASE)
-_THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _NO_HEADER: Final = "no header: columns are numbered, and the first that counts up is the step"
 
 
@@ -149,9 +135,8 @@ class MetricsFile:
         step = step_column or self.step_column
         if step is None:
             remedy = "name it: --step-column, step_column="
-            raise InputError(
-                "no column is called like a step", where=str(self.path), found=there, remedy=remedy
-            )
+            what = "no column is called like a step"
+            raise InputError(what, where=str(self.path), found=there, remedy=remedy)
         chosen = [name for name in (self.metrics if columns is None else columns) if name != step]
         for name in (step, *chosen):
             if name not in self.columns:
@@ -163,12 +148,11 @@ class MetricsFile:
             what = f"'{clipped(step)}' has fractions, and a step is a whole number"
             raise InputError(what, where=str(self.path), remedy=remedy)
         series = _collect(self.rows, (step,))
-        told = {name: series[name] for name in chosen if name in series}
-        if not told:
-            raise InputError(
-                f"no row has a metric beside '{clipped(step)}'", where=str(self.path), found=there
-            )
-        return TrainingLog(told, str(self.path))
+        given = {name: series[name] for name in chosen if name in series}
+        if not given:
+            what = f"no row has a metric beside '{clipped(step)}'"
+            raise InputError(what, where=str(self.path), found=there)
+        return TrainingLog(given, str(self.path))
 
 
 def _logged(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
@@ -208,7 +192,7 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     Notes
     -----
     The last line of a file that is being written may be cut off; it is left out. Names are as they are in
-    the file, without padding: they are not trusted. Decimal commas are read, and separators of thousands.
+    the file, without padding: they are not trusted.
     Columns without a header are numbered; the first that counts up is called ``step``.
 
     Examples
@@ -223,17 +207,12 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     if not is_event_file(content) and len(content) > _MAX_TEXT_BYTES:
         raise InputError("more than 32 MB of text", where=str(named), remedy="keep every tenth row, say")
     raw, note = _rows(content, named)
-    rows = tuple(
-        {name: number for name, value in row.items() if name and (number := _number(value)) is not None}
-        for row in raw
-    )
+    numbers = ({name: _number(value) for name, value in row.items() if name} for row in raw)
+    rows = tuple({name: value for name, value in row.items() if value is not None} for row in numbers)
     columns = tuple(dict.fromkeys(name for row in rows for name in row))
     if not columns:
-        raise InputError(
-            "no metrics: there is no number in a named column",
-            where=str(named),
-            expected="CSV, JSON lines, or an event file of TensorBoard",
-        )
+        expected = "CSV, JSON lines or TensorBoard's event file"
+        raise InputError("no metrics: no number in a named column", where=str(named), expected=expected)
     return MetricsFile(named, columns, rows, note)
 
 
@@ -261,54 +240,32 @@ def _rows(content: bytes, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
 
 def _csv_rows(text: str, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
     lines = [line for line in text.splitlines() if line.strip()]
-    declared = lines.pop(0)[-1] if lines and re.fullmatch("sep=[,;\t]", lines[0]) else ""
-    first = re.sub(r"(?<=\d),(?=\d)", "", lines[0]) if lines else ""
-    most = declared or max(_DELIMITERS, key=first.count)
-    _require_few(text.count(most) + len(lines), path)
-    rows = _cells(lines, most, path)
-    names = [name.strip("# ") for name in next(rows, [])]
-    note = ""
+    delimiter = max(_DELIMITERS, key=lines[0].count) if lines else ","
+    _require_few(text.count(delimiter) + len(lines), path)
+    try:
+        table = list(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
+    except csv.Error as error:
+        raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
+    names, note = [name.strip("# ") for name in table[0]] if table else [], ""
     if any(names) and all(_number(name) is not None for name in names if name):
-        table = [names, *rows]
         columns = enumerate(zip(*table, strict=False))
         step = next((place for place, column in columns if _counts_up(column)), None)
         names = ["step" if place == step else f"column {place + 1}" for place in range(len(names))]
-        rows, note = iter(table), _NO_HEADER
-    return (dict(zip(names, row, strict=False)) for row in rows), note
-
-
-def _cells(lines: Iterable[str], delimiter: str, path: Path) -> Iterator[list[str]]:
-    try:
-        for row in csv.reader(lines, delimiter=delimiter, skipinitialspace=True):
-            yield [_with_point(cell.strip(), delimiter) for cell in row]
-    except csv.Error as error:
-        raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
-
-
-def _with_point(cell: str, delimiter: str) -> str:
-    """Return a number without separators of thousands, its decimal comma as a point."""
-    if "," not in cell:
-        return cell
-    if (delimiter == "," or "." in cell) and _THOUSANDS.fullmatch(cell):
-        return cell.replace(",", "")
-    return cell.replace(".", "").replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell
+        note = _NO_HEADER
+    return (dict(zip(names, row, strict=False)) for row in table[not note :]), note
 
 
 def _counts_up(column: Iterable[str]) -> bool:
     numbers = [_number(cell) for cell in column]
-    whole = [number for number in numbers if number is not None and number >= 0 and number % 1 == 0]
-    return len(whole) == len(numbers) and all(before < after for before, after in pairwise(whole))
+    full = [number for number in numbers if number is not None and number >= 0 and number % 1 == 0]
+    return len(full) == len(numbers) and all(before < after for before, after in pairwise(full))
 
 
 def _require_few(n_values: int, path: Path) -> None:
     if n_values > MAX_VALUES:
-        raise DamagedError(
-            "a log has more values than are read",
-            where=str(path),
-            expected=f"at most {MAX_VALUES:,}",
-            found=f"{n_values:,}",
-            remedy="keep every tenth row, say",
-        )
+        facts = {"expected": f"at most {MAX_VALUES:,}", "found": f"{n_values:,}"}
+        remedy = "keep every tenth row, say"
+        raise DamagedError("a log has more values than are read", where=str(path), remedy=remedy, **facts)
 
 
 def log_of_trainer(content: bytes, where: str) -> TrainingLog:

@@ -57,6 +57,13 @@ class _MalformedError(Exception):
     """The pickle is no program of a checkpoint; becomes a DamagedError."""
 
 
+_ERRORS: Final[tuple[type[Exception], ...]] = (
+    *(_MalformedError, pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError),
+    *(MemoryError, TypeError, ValueError),
+)
+"""What Python's machine raises on a program that is malformed."""
+
+
 class Opaque:
     """A value that is carried, never looked into: numpy scalars, sparse tensors, sets of them."""
 
@@ -268,9 +275,8 @@ class Foreign(Opaque, _Mapping):
         if isinstance(modules, dict):
             spend(sum(len(group) for group in groups if isinstance(group, (dict, list, tuple))))
             tensors = {k: v for group in groups[:2] if isinstance(group, dict) for k, v in group.items()}
-            hidden = (
-                {n for n in groups[2] if isinstance(n, str)} if isinstance(groups[2], (list, tuple)) else ()
-            )
+            listed = groups[2] if isinstance(groups[2], (list, tuple)) else ()
+            hidden = {name for name in listed if isinstance(name, str)}
             for name, value in tensors.items():
                 if isinstance(value, (TensorRef, TensorParts)) and name not in hidden:
                     self[name] = value
@@ -292,10 +298,10 @@ class Foreign(Opaque, _Mapping):
             params = group.get("params") if isinstance(group, dict) else ()
             if isinstance(params, list):
                 spend(len(params) + len(group))
-                order = [numbers.setdefault(id(one), len(numbers)) for one in params]
+                order = [numbers.setdefault(id(param), len(numbers)) for param in params]
                 numbered.append(_mapping_of({**group, "params": _Sequence(order)}.items()))
         found = ((number, state.get(_OddKey.of(place))) for place, number in numbers.items())
-        self["state"] = _mapping_of((number, held) for number, held in found if held is not None)
+        self["state"] = _mapping_of((number, items) for number, items in found if items is not None)
         self["param_groups"] = numbered
 
 
@@ -585,15 +591,15 @@ def _rewritten(data: bytes) -> tuple[bytes, str, int]:
     """
     match, n_bytes = _plain_for(len(data)).match, len(data)
     pieces: list[bytes] = []
-    at, kept, flaw = 0, 0, ""
+    at, remaining, flaw = 0, 0, ""
     most = _SOME + n_bytes // 3
     while True:
         found = match(data, at)
         at = found.end() if found else at
         opcode = data[at : at + 1]
         if opcode in _REPLACED:
-            pieces += (data[kept:at], _REPLACED[opcode])
-            at = kept = at + 1
+            pieces += (data[remaining:at], _REPLACED[opcode])
+            at = remaining = at + 1
             most -= 1
             if not most:
                 flaw = "more containers than the pickle has room for"
@@ -606,23 +612,23 @@ def _rewritten(data: bytes) -> tuple[bytes, str, int]:
                 break
             if opcode == b"\x96":
                 # BYTEARRAY8 as BINBYTES8: bytes cannot be changed.
-                pieces += (data[kept:at], b"\x8e")
-                kept = at + 1
+                pieces += (data[remaining:at], b"\x8e")
+                remaining = at + 1
             at = end
         elif opcode == b"\x95" and at + 9 <= n_bytes:
             # FRAME: there is one around the whole program.
-            pieces.append(data[kept:at])
-            at = kept = at + 9
+            pieces.append(data[remaining:at])
+            at = remaining = at + 9
         elif opcode == b"i" and (name := _INST.match(data, at)):
-            pieces.append(data[kept:at] + b"tc" + name[1] + _ask(_CALL_REVERSED))
-            at = kept = name.end()
+            pieces.append(data[remaining:at] + b"tc" + name[1] + _ask(_CALL_REVERSED))
+            at = remaining = name.end()
         elif opcode == b".":
             at += 1
             break
         else:
             flaw = f"opcode 0x{opcode.hex()}" if opcode else "it ends before STOP"
             break
-    program = b"".join([*pieces, data[kept:at]])
+    program = b"".join([*pieces, data[remaining:at]])
     return b"\x95" + len(program).to_bytes(8, "little") + program, flaw and f"at byte {at}: {flaw}", at
 
 
@@ -718,7 +724,7 @@ class _Reader(pickle.Unpickler):
             return self._call(args[0], args[2])  # a class that adds methods to a tensor
         if type(function) is FunctionType:
             if args:
-                sizes = [len(one) for one in args[:8] if isinstance(one, (list, tuple, dict, str, bytes))]
+                sizes = [len(arg) for arg in args[:8] if isinstance(arg, (list, tuple, dict, str, bytes))]
                 self._spend(len(args) + sum(sizes))
             return function(args)
         if isinstance(function, Foreign):
@@ -738,9 +744,8 @@ class _Reader(pickle.Unpickler):
                 return self.find_class(owner.module, f"{owner.qualname}.{args[1]}")
             return Foreign(function.module, function.qualname, is_made=True)  # a method of an object
         # A union of types is a reduction.
-        is_union = (
-            function.known_as[1] == "reduce" and bool(args) and getattr(args[0], "qualname", "") == "or_"
-        )
+        is_reduction = function.known_as[1] == "reduce" and bool(args)
+        is_union = is_reduction and getattr(args[0], "qualname", "") == "or_"
         return self._refuse(function) if function.is_refused and not is_union else self._made(function, args)
 
     def _made(self, one: Foreign, args: object) -> Foreign:
@@ -804,29 +809,15 @@ def read_pickle(data: bytes, where: str = "", *, storages: dict[str, StorageRef]
     {'step': 3}
     """
     if len(data) > MAX_PICKLE_BYTES:
-        raise DamagedError(
-            "the pickle is too large to be a checkpoint's",
-            where=where,
-            expected=f"at most {MAX_PICKLE_BYTES} bytes",
-            found=f"{len(data)}",
-        )
+        facts = {"expected": f"at most {MAX_PICKLE_BYTES} bytes", "found": f"{len(data)}"}
+        raise DamagedError("the pickle is too large to be a checkpoint's", where=where, **facts)
     program, flaw, _ = _rewritten(data)
     reader = _Reader(program)
     error: Exception | None = None
     result: object = None
     try:
         result = reader.load()
-    except (
-        _MalformedError,
-        pickle.UnpicklingError,
-        ArithmeticError,
-        AttributeError,
-        EOFError,
-        LookupError,
-        MemoryError,
-        TypeError,
-        ValueError,
-    ) as caught:
+    except _ERRORS as caught:
         error = caught
     if isinstance(result, Foreign) and not result:
         reader.wanted.add(result.name)
@@ -836,11 +827,9 @@ def read_pickle(data: bytes, where: str = "", *, storages: dict[str, StorageRef]
             wanted += (f"(and {reader.n_refused:,} imports more)",)
         raise UnsafePickleError("the pickle wants to import", where=where, wanted=wanted)
     if error is not None:
-        raise DamagedError(
-            f"the pickle is damaged ({flaw or f'{type(error).__name__}: {error}'})",
-            where=where,
-            remedy="restore the file from a backup or save it again",
-        ) from error
+        what = f"the pickle is damaged ({flaw or f'{type(error).__name__}: {error}'})"
+        remedy = "restore the file from a backup or save it again"
+        raise DamagedError(what, where=where, remedy=remedy) from error
     if storages is not None:
         storages |= reader.storages
     return result

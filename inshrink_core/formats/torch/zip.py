@@ -140,9 +140,8 @@ def _read_directory(tail: _Tail) -> list[_Record]:
     for _ in range(n_entries):
         if at + _CENTRAL.size > n_bytes:
             raise damaged(file, "the zip directory is cut off")
-        (magic, _, _, flags, method, _, _, crc, stored, nbytes, n_name, n_extra, n_comment, *_, header) = (
-            unpack(data, at)
-        )
+        magic, _, _, flags, method, _, _, crc, stored, nbytes, *lengths, _, _, _, header = unpack(data, at)
+        n_name, n_extra, n_comment = lengths
         name_at = at + _CENTRAL.size
         next_at = name_at + n_name + n_extra + n_comment
         if magic != b"PK\x01\x02" or next_at > n_bytes:
@@ -159,22 +158,17 @@ def _read_directory(tail: _Tail) -> list[_Record]:
     return records
 
 
-def read_checked_entries(file: Readable) -> list[CheckedEntry]:
-    """Return every entry of a zip with its CRC-32, by offset; none where it was written without.
+def read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
+    """Return every entry of a zip by offset, and whether the zip was written with checksums.
 
     Raises
     ------
     DamagedError
         The zip is cut off, compressed or has overlapping entries.
-    """
-    entries, have_checksums = _read_entries(file)
-    return entries if have_checksums else []
 
-
-def _read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
-    """Return every entry by offset, and whether the zip was written with checksums.
-
-    PyTorch writes 0 for every entry where it is told to leave them out (`set_crc32_options(False)`). One
+    Notes
+    -----
+    PyTorch writes 0 for every entry where it is told to leave checksums out (`set_crc32_options(False)`). One
     entry may well have the checksum 0, all of them cannot.
     """
     records = sorted(_read_directory(_Tail(file)))
@@ -184,16 +178,16 @@ def _read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
     gaps = _gaps_of_torch(file, records, limits) if isinstance(file, ReadableFile) else {}
     # The header of an entry, and what lies behind the one before.
     file.expect(
-        (max(0, one.header_offset - _GAP_BYTES), _GAP_BYTES + _LOCAL.size)
-        for one in records
-        if one.header_offset not in gaps
+        (max(0, item.header_offset - _GAP_BYTES), _GAP_BYTES + _LOCAL.size)
+        for item in records
+        if item.header_offset not in gaps
     )
     if gaps and isinstance(file, ReadableFile):
         file.promise((gap.offset, gap.content, gap.end) for gap in gaps.values())
-    told = {gap.offset: gap.content for gap in gaps.values()}
+    given = {gap.offset: gap.content for gap in gaps.values()}
 
     def read(offset: int, n_bytes: int) -> bytes:
-        return told[offset][:n_bytes] if offset in told else file.read(offset, n_bytes)
+        return given[offset][:n_bytes] if offset in given else file.read(offset, n_bytes)
 
     entries, ahead, ahead_at = [], b"", -1
     for record, limit in zip(records, limits, strict=False):
@@ -222,10 +216,10 @@ def _read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
         if have_checksums and nbytes:
             places = ((begin + 14,) if header_crc == crc else ()) + ((behind_at,) if behind == crc else ())
             places += (central + 16,)
-        said = ""
+        text = ""
         if contradicted:
-            said = f"the records of entry '{clipped(_text(name))}' of the zip have different CRC-32s"
-        entries.append(CheckedEntry(offset, nbytes, _text(name), crc, said, places))
+            text = f"the records of entry '{clipped(_text(name))}' of the zip have different CRC-32s"
+        entries.append(CheckedEntry(offset, nbytes, _text(name), crc, text, places))
     return entries, have_checksums
 
 
@@ -249,10 +243,10 @@ def _gaps_of_torch(file: ReadableFile, records: list[_Record], limits: list[int]
     gaps: dict[int, _Gap] = {}
     seen = 0
     for i in range(1, len(records)):
-        before, own = framed[i - 1], framed[i]
-        if before is None or own is None:
+        before, entry = framed[i - 1], framed[i]
+        if before is None or entry is None:
             continue
-        header, footer = own[0], before[1]
+        header, footer = entry[0], before[1]
         begin = records[i].header_offset
         gap = _Gap(begin - len(footer), footer + header, begin + len(header) + records[i].nbytes)
         if i + 1 == len(records) or file.is_here(gap.offset, len(gap.content)):
@@ -303,27 +297,20 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> tuple[byte
     Reads the directory, ``data.pkl``, ``byteorder`` and about a hundred bytes for each entry; of a file
     elsewhere that PyTorch wrote, these are foretold, and compared before anything of the entry is read.
     """
-    entries, have_checksums = _read_entries(file)
+    entries, have_checksums = read_entries(file)
     by_name = {entry.name: entry for entry in entries}
     if len(by_name) != len(entries):
         raise damaged(file, "two entries of the zip have one name")
     pickles = [name for name in by_name if name.rpartition("/")[2] == "data.pkl" and name.count("/") <= 1]
     if len(pickles) != 1:
-        raise DamagedError(
-            "the zip is no PyTorch checkpoint",
-            where=str(file.path),
-            expected="one data.pkl",
-            found=str(len(pickles)),
-        )
+        what, found = "the zip is no PyTorch checkpoint", str(len(pickles))
+        raise DamagedError(what, where=str(file.path), expected="one data.pkl", found=found)
     folder = pickles[0].removesuffix("data.pkl")
     if f"{folder}constants.pkl" in by_name:
-        raise DamagedError(
-            "a TorchScript module, not a checkpoint",
-            where=str(file.path),
-            remedy="if you trust it: torch.save(torch.jit.load(path).state_dict(), path)",
-        )
-    if (found := by_name.get(f"{folder}byteorder")) is not None:
-        order = file.read(found.offset, min(found.nbytes, 16))
+        remedy = "if you trust it: torch.save(torch.jit.load(path).state_dict(), path)"
+        raise DamagedError("a TorchScript module, not a checkpoint", where=str(file.path), remedy=remedy)
+    if (entry := by_name.get(f"{folder}byteorder")) is not None:
+        order = file.read(entry.offset, min(entry.nbytes, 16))
         if order != b"little":
             raise damaged(file, f"its tensors are in byte order {order!r}; only little-endian is read")
     entry = by_name[pickles[0]]
@@ -332,17 +319,9 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> tuple[byte
     pickle_bytes = file.read(entry.offset, entry.nbytes)
     crc = crc32(pickle_bytes)
     if have_checksums and crc != entry.crc and not allow_damaged:
-        raise RottenError(
-            f"entry '{clipped(entry.name)}' of the zip does not match its CRC-32",
-            path=file.path,
-            offset=entry.offset,
-            expected=f"{entry.crc:08x}",
-            found=f"{crc:08x}",
-        )
+        what = f"entry '{clipped(entry.name)}' of the zip does not match its CRC-32"
+        expected, found = f"{entry.crc:08x}", f"{crc:08x}"
+        raise RottenError(what, path=file.path, offset=entry.offset, expected=expected, found=found)
     prefix = f"{folder}data/"
-    storages = {
-        entry.name[len(prefix) :]: ZipEntry(entry.offset, entry.nbytes, entry.crc_offsets)
-        for entry in entries
-        if entry.name.startswith(prefix)
-    }
-    return pickle_bytes, storages
+    items = ((e.name.removeprefix(prefix), e) for e in entries if e.name.startswith(prefix))
+    return pickle_bytes, {key: ZipEntry(e.offset, e.nbytes, e.crc_offsets) for key, e in items}

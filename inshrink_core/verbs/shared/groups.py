@@ -127,8 +127,7 @@ class Reading:
     Parameters
     ----------
     step_pattern
-        How the step number is written in file names: 'model_ep{step}_*.pt', or a regular expression with one
-        group.
+        How the step number is written in file names: 'model_ep{step}_*.pt'.
     follow_links
         Follow links of the run that lead out of it.
     """

@@ -74,10 +74,8 @@ def megatron(folder: Path) -> None:
         for rank in (0, 1):
             state = {"args": Namespace(tensor_model_parallel_size=2), "checkpoint_version": 3.0}
             state |= {"iteration": iteration, "model": {"language_model": _nested(gpt(iteration, rank))}}
-            state |= {
-                "optimizer": {"optimizer": adam(GPT, iteration)},
-                "rng_state": [random_states(iteration)],
-            }
+            state |= {"optimizer": {"optimizer": adam(GPT, iteration)}}
+            state |= {"rng_state": [random_states(iteration)]}
             save(folder / f"iter_{iteration:07}/mp_rank_{rank:02}/model_optim_rng.pt", state)
     write_text(folder / "latest_checkpointed_iteration.txt", "2000")
 
@@ -192,17 +190,7 @@ def torchtune(folder: Path) -> None:
     save(folder / "recipe_state/recipe_state.pt", {"optimizer": adam(GPT, 2)} | state)
 
 
-@layout(
-    "torchtune before 0.5",
-    "hf_model_0001_0.pt",
-    "hf_model_0002_0.pt",
-    "hf_model_0001_1.pt",
-    "hf_model_0002_1.pt",
-    "recipe_state.pt",
-    steps=(0, 1),
-    parameters=numel(GPT),
-    beside=("recipe_state.pt",),
-)
+@layout("torchtune before 0.5", steps=(0, 1), parameters=numel(GPT), beside=("recipe_state.pt",))
 def torchtune_parts(folder: Path) -> None:
     for epoch in (0, 1):
         held = list(gpt(epoch).items())
@@ -268,13 +256,7 @@ def rlhf(folder: Path) -> None:
 
 
 @layout(
-    "merged beside a run",
-    "checkpoint-100/model.safetensors",
-    "checkpoint-200/model.safetensors",
-    "merged/model.safetensors",
-    steps=(100, 200),
-    parameters=numel(GPT),
-    duplicates=("merged/model.safetensors",),
+    "merged beside a run", steps=(100, 200), parameters=numel(GPT), duplicates=("merged/model.safetensors",)
 )
 def merged(folder: Path) -> None:
     for step in (100, 200):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from inshrink_core.formats.disk import natural_key
 
 Files = Callable[[Path], None]
 
@@ -25,8 +28,8 @@ class Layout:
         Short identifier.
     framework
         Who writes it.
-    shown
-        Its files, as documentation shows them.
+    given
+        Its files, as documentation shows them, where they are not the names of the files.
     files
         Writes a small run of it into an empty folder.
     steps
@@ -53,7 +56,7 @@ class Layout:
 
     name: str
     framework: str
-    shown: tuple[str, ...]
+    given: tuple[str, ...]
     files: Files
     steps: tuple[int, ...] = ()
     order: tuple[str, ...] = ()
@@ -65,6 +68,16 @@ class Layout:
     beside: tuple[str, ...] = ()
     other_models: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Its files, as documentation shows them."""
+        if self.given:
+            return self.given
+        with tempfile.TemporaryDirectory() as folder:
+            files = [path for path in self.write(Path(folder)).rglob("*") if path.is_file()]
+            names = [path.relative_to(folder).as_posix() for path in files]
+        return tuple(sorted(names, key=natural_key))
 
     @property
     def is_readable(self) -> bool:
@@ -83,6 +96,6 @@ def layout(framework: str, *shown: str, **expected: Any) -> Callable[[Files], La
 
     def made(files: Files) -> Layout:
         name = files.__name__.strip("_").replace("_", "-")
-        return Layout(name=name, framework=framework, shown=shown, files=files, **expected)
+        return Layout(name=name, framework=framework, given=shown, files=files, **expected)
 
     return made

@@ -31,74 +31,34 @@ from tests.formats.layouts.layout import ADAM, WEIGHTS, layout
 _SCRIPT = "a training script"
 
 
-@layout(
-    _SCRIPT,
-    "ckpt_5.pt",
-    "ckpt_20.pt",
-    "ckpt_100.pt",
-    steps=(5, 20, 100),
-    **OF_NET_ADAM,
-)
+@layout(_SCRIPT, steps=(5, 20, 100), **OF_NET_ADAM)
 def steps_and_state(folder: Path) -> None:
     for step in (5, 20, 100):
         state = {"model": net(step), "optimizer": adam(NET, step), "step": step, "rng": random_states(step)}
         save(folder / f"ckpt_{step}.pt", state)
 
 
-@layout(
-    _SCRIPT,
-    "model_000100.pt",
-    "model_000200.pt",
-    "model_001000.pt",
-    steps=(100, 200, 1000),
-    parameters=numel(GPT),
-)
+@layout(_SCRIPT, steps=(100, 200, 1000), parameters=numel(GPT))
 def zero_padded(folder: Path) -> None:
     for step in (100, 200, 1000):
         save(folder / f"model_{step:06}.pt", gpt(step))
 
 
-@layout(
-    _SCRIPT,
-    "epoch_1.pth",
-    "epoch_2.pth",
-    "epoch_10.pth",
-    steps=(1, 2, 10),
-    **OF_NET_SGD,
-)
+@layout(_SCRIPT, steps=(1, 2, 10), **OF_NET_SGD)
 def epochs(folder: Path) -> None:
     for epoch in (1, 2, 10):
         state = {"epoch": epoch, "model_state_dict": net(epoch), "optimizer_state_dict": sgd(NET, epoch)}
         save(folder / f"epoch_{epoch}.pth", state | {"loss": 1 / epoch})
 
 
-@layout(
-    _SCRIPT,
-    "epoch_1.pth",
-    "epoch_2.pth",
-    "epoch_3.pth",
-    "model.pth",
-    steps=(1, 2, 3),
-    **OF_NET,
-    duplicates=("model.pth",),
-)
+@layout(_SCRIPT, steps=(1, 2, 3), **OF_NET, duplicates=("model.pth",))
 def model_beside_epochs(folder: Path) -> None:
     for epoch in (1, 2, 3):
         save(folder / f"epoch_{epoch}.pth", net(epoch))
     copy(folder / "epoch_3.pth", folder / "model.pth")
 
 
-@layout(
-    _SCRIPT,
-    "epoch_1.pth",
-    "epoch_2.pth",
-    "epoch_3.pth",
-    "optimizer.pth",
-    "grad_scaler.pt",
-    steps=(1, 2, 3),
-    parameters=numel(NET),
-    beside=("optimizer.pth",),
-)
+@layout(_SCRIPT, steps=(1, 2, 3), parameters=numel(NET), beside=("optimizer.pth",))
 def optimizer_beside_epochs(folder: Path) -> None:
     for epoch in (1, 2, 3):
         save(
@@ -108,43 +68,20 @@ def optimizer_beside_epochs(folder: Path) -> None:
     save(folder / "grad_scaler.pt", {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3})
 
 
-@layout(
-    _SCRIPT,
-    "epoch_1.pth",
-    "epoch_2.pth",
-    "final.pth",
-    steps=(1, 2),
-    **OF_NET,
-    branches={"final": ("final.pth",)},
-)
+@layout(_SCRIPT, steps=(1, 2), **OF_NET, branches={"final": ("final.pth",)})
 def final_in_half_precision(folder: Path) -> None:
     for epoch in (1, 2):
         save(folder / f"epoch_{epoch}.pth", net(epoch))
     save(folder / "final.pth", half(net(2)))
 
 
-@layout(
-    _SCRIPT,
-    "checkpoint.pt",
-    "optimal.pth",
-    steps=(9,),
-    **OF_NET_ADAM,
-    branches={"optimal": ("optimal.pth",)},
-)
+@layout(_SCRIPT, steps=(9,), **OF_NET_ADAM, branches={"optimal": ("optimal.pth",)})
 def last_and_optimal(folder: Path) -> None:
     save(folder / "checkpoint.pt", {"net": net(9), "optim": adam(NET, 9), "epoch": 9})
     save(folder / "optimal.pth", {"net": net(4), "optim": adam(NET, 4), "epoch": 4})
 
 
-@layout(
-    _SCRIPT,
-    "model_000100.pt",
-    "optimizer_000100.pt",
-    "model_000200.pt",
-    "optimizer_000200.pt",
-    steps=(100, 200),
-    **OF_GPT_ADAM,
-)
+@layout(_SCRIPT, steps=(100, 200), **OF_GPT_ADAM)
 def pairs_of_model_and_optimizer(folder: Path) -> None:
     for step in (100, 200):
         save(folder / f"model_{step:06}.pt", gpt(step))
@@ -208,38 +145,20 @@ def folders_of_dates(folder: Path) -> None:
 
 
 @layout(
-    "TensorBoard's names",
-    "Feb01_00-10-00/model.pt",
-    "Feb01_09-58-30/model.pt",
-    order=("Feb01_00-10-00/model.pt", "Feb01_09-58-30/model.pt"),
-    parameters=numel(GPT),
+    "TensorBoard's names", order=("Feb01_00-10-00/model.pt", "Feb01_09-58-30/model.pt"), parameters=numel(GPT)
 )
 def folders_of_times(folder: Path) -> None:
     for n, name in enumerate(("Feb01_00-10-00", "Feb01_09-58-30")):
         save(folder / name / "model.pt", gpt(n))
 
 
-@layout(
-    _SCRIPT,
-    "model_ep07_acc0.91.pt",
-    "model_ep08_acc0.90.pt",
-    "model_ep10_acc0.93.pt",
-    steps=(7, 8, 10),
-    **OF_NET,
-)
+@layout(_SCRIPT, steps=(7, 8, 10), **OF_NET)
 def metric_in_the_name(folder: Path) -> None:
     for epoch, accuracy in ((7, "0.91"), (8, "0.90"), (10, "0.93")):
         save(folder / f"model_ep{epoch:02}_acc{accuracy}.pt", net(epoch))
 
 
-@layout(
-    "Keras' names",
-    "weights.03-0.52.pt",
-    "weights.10-0.31.pt",
-    "weights.20-0.07.pt",
-    steps=(3, 10, 20),
-    **OF_NET,
-)
+@layout("Keras' names", steps=(3, 10, 20), **OF_NET)
 def metric_without_a_word(folder: Path) -> None:
     for epoch, loss in ((3, "0.52"), (10, "0.31"), (20, "0.07")):
         save(folder / f"weights.{epoch:02}-{loss}.pt", net(epoch))
@@ -248,30 +167,13 @@ def metric_without_a_word(folder: Path) -> None:
 _RESTARTED = ("e0_s500", "e0_s1000", "e1_s500", "e1_s1000")
 
 
-@layout(
-    _SCRIPT,
-    "ckpt_e0_s500.pt",
-    "ckpt_e0_s1000.pt",
-    "ckpt_e1_s500.pt",
-    "ckpt_e1_s1000.pt",
-    order=tuple(f"ckpt_{name}.pt" for name in _RESTARTED),
-    parameters=numel(GPT),
-)
+@layout(_SCRIPT, order=tuple(f"ckpt_{name}.pt" for name in _RESTARTED), parameters=numel(GPT))
 def counter_that_restarts(folder: Path) -> None:
     for n, name in enumerate(_RESTARTED):
         save(folder / f"ckpt_{name}.pt", gpt(n))
 
 
-@layout(
-    _SCRIPT,
-    "ckpt_100_rank0.pt",
-    "ckpt_100_rank1.pt",
-    "ckpt_200_rank0.pt",
-    "ckpt_200_rank1.pt",
-    steps=(100, 200),
-    parameters=2 * numel(GPT),
-    roles=WEIGHTS | ADAM,
-)
+@layout(_SCRIPT, steps=(100, 200), parameters=2 * numel(GPT), roles=WEIGHTS | ADAM)
 def ranks(folder: Path) -> None:
     for step in (100, 200):
         for rank in (0, 1):
@@ -281,10 +183,6 @@ def ranks(folder: Path) -> None:
 
 @layout(
     _SCRIPT,
-    "seed_0/epoch_1.pt",
-    "seed_0/epoch_2.pt",
-    "seed_1/epoch_1.pt",
-    "seed_1/epoch_2.pt",
     order=("seed_0/epoch_1.pt", "seed_0/epoch_2.pt", "seed_1/epoch_1.pt", "seed_1/epoch_2.pt"),
     **OF_NET,
 )
@@ -294,15 +192,7 @@ def seeds(folder: Path) -> None:
             save(folder / f"seed_{seed}/epoch_{epoch}.pt", net(epoch, seed))
 
 
-@layout(
-    _SCRIPT,
-    "epoch_1.pth",
-    "epoch_2.pth",
-    "pretrained/backbone.pth",
-    steps=(1, 2),
-    **OF_NET,
-    other_models=("pretrained/backbone.pth",),
-)
+@layout(_SCRIPT, steps=(1, 2), **OF_NET, other_models=("pretrained/backbone.pth",))
 def pretrained_beside(folder: Path) -> None:
     for epoch in (1, 2):
         save(folder / f"epoch_{epoch}.pth", net(epoch))
@@ -325,38 +215,20 @@ def cut_off(folder: Path) -> None:
     (folder / "epoch_3.pth").write_bytes(written[: len(written) // 2])
 
 
-@layout(
-    "safetensors",
-    "step_100.safetensors",
-    "step_200.safetensors",
-    steps=(100, 200),
-    parameters=numel(GPT),
-)
+@layout("safetensors", steps=(100, 200), parameters=numel(GPT))
 def safetensors_files(folder: Path) -> None:
     for step in (100, 200):
         save_tensors(folder / f"step_{step}.safetensors", gpt(step))
 
 
-@layout(
-    "nanoGPT",
-    "ckpt.pt",
-    steps=(5000,),
-    **OF_GPT_ADAM,
-)
+@layout("nanoGPT", steps=(5000,), **OF_GPT_ADAM)
 def nanogpt(folder: Path) -> None:
     state = {"model": gpt(5000, prefix="_orig_mod."), "optimizer": adam(GPT, 5000), "iter_num": 5000}
     arguments = {"n_layer": 1, "n_head": 1, "n_embd": 4, "block_size": 8, "bias": False, "vocab_size": 7}
     save(folder / "ckpt.pt", state | {"model_args": arguments, "best_val_loss": 1.5, "config": {"lr": 6e-4}})
 
 
-@layout(
-    "torch.optim.swa_utils",
-    "swa_1.pt",
-    "swa_2.pt",
-    steps=(1, 2),
-    **OF_NET_SGD,
-    models=("averaged_model",),
-)
+@layout("torch.optim.swa_utils", steps=(1, 2), **OF_NET_SGD, models=("averaged_model",))
 def averaged_model(folder: Path) -> None:
     for epoch in (1, 2):
         averaged = {"n_averaged": torch.tensor(epoch)}
@@ -365,14 +237,7 @@ def averaged_model(folder: Path) -> None:
         save(folder / f"swa_{epoch}.pt", state | {"epoch": epoch})
 
 
-@layout(
-    "PyTorch's ImageNet example",
-    "checkpoint.pth.tar",
-    "model_best.pth.tar",
-    steps=(9,),
-    **OF_NET_SGD,
-    branches={"best": ("model_best.pth.tar",)},
-)
+@layout("PyTorch's ImageNet example", steps=(9,), **OF_NET_SGD, branches={"best": ("model_best.pth.tar",)})
 def imagenet_example(folder: Path) -> None:
     for name, epoch in (("checkpoint", 9), ("model_best", 6)):
         state = {"epoch": epoch, "arch": "resnet18", "state_dict": net(epoch, prefix="module.")}

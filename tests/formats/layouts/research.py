@@ -43,40 +43,19 @@ _PAIR_ADAM = {"parameters": numel(NET, CRITIC), "roles": WEIGHTS | BUFFERS | ADA
 
 
 @layout(
-    "timm",
-    "checkpoint-2.pth.tar",
-    "checkpoint-3.pth.tar",
-    "model_best.pth.tar",
-    "last.pth.tar",
-    steps=(2, 3),
-    models=("ema",),
-    duplicates=("model_best.pth.tar", "last.pth.tar"),
-    **OF_NET_SGD,
+    "timm", steps=(2, 3), models=("ema",), duplicates=("model_best.pth.tar", "last.pth.tar"), **OF_NET_SGD
 )
 def timm(folder: Path) -> None:
     for epoch in (2, 3):
         state = {"epoch": epoch, "arch": "resnet50", "state_dict": net(epoch), "optimizer": sgd(NET, epoch)}
-        state |= {
-            "version": 2,
-            "args": Namespace(lr=0.1),
-            "state_dict_ema": average(net(epoch)),
-            "metric": 70.5,
-        }
+        state |= {"version": 2, "args": Namespace(lr=0.1), "state_dict_ema": average(net(epoch))}
+        state |= {"metric": 70.5}
         save(folder / f"checkpoint-{epoch}.pth.tar", state)
     copy(folder / "checkpoint-2.pth.tar", folder / "model_best.pth.tar")
     copy(folder / "checkpoint-3.pth.tar", folder / "last.pth.tar")
 
 
-@layout(
-    "torchvision's references",
-    "model_0.pth",
-    "model_1.pth",
-    "checkpoint.pth",
-    steps=(0, 1),
-    models=("ema",),
-    beside=("checkpoint.pth",),
-    **OF_NET_SGD,
-)
+@layout("torchvision's references", steps=(0, 1), models=("ema",), beside=("checkpoint.pth",), **OF_NET_SGD)
 def torchvision(folder: Path) -> None:
     for epoch in (0, 1):
         moving = {"n_averaged": torch.tensor(epoch + 1)}
@@ -87,16 +66,7 @@ def torchvision(folder: Path) -> None:
     save(folder / "checkpoint.pth", state)
 
 
-@layout(
-    "detectron2",
-    "model_0004999.pth",
-    "model_0009999.pth",
-    "model_final.pth",
-    "last_checkpoint",
-    steps=(4999, 9999),
-    branches={"final": ("model_final.pth",)},
-    **OF_NET_SGD,
-)
+@layout("detectron2", steps=(4999, 9999), branches={"final": ("model_final.pth",)}, **OF_NET_SGD)
 def detectron2(folder: Path) -> None:
     for name, iteration in (("0004999", 4999), ("0009999", 9999), ("final", 11999)):
         state = {"model": net(iteration), "optimizer": sgd(NET, iteration), "iteration": iteration}
@@ -104,24 +74,12 @@ def detectron2(folder: Path) -> None:
     write_text(folder / "last_checkpoint", "model_final.pth")
 
 
-@layout(
-    "MMEngine",
-    "epoch_11.pth",
-    "epoch_12.pth",
-    "best_coco_bbox_mAP_epoch_11.pth",
-    "last_checkpoint",
-    steps=(11, 12),
-    duplicates=("best_coco_bbox_mAP_epoch_11.pth",),
-    **OF_NET_SGD,
-)
+@layout("MMEngine", steps=(11, 12), duplicates=("best_coco_bbox_mAP_epoch_11.pth",), **OF_NET_SGD)
 def mmengine(folder: Path) -> None:
     for epoch in (11, 12):
         meta = {"epoch": epoch, "iter": 500 * epoch, "experiment_name": "faster-rcnn", "seed": 1}
-        state = {
-            "meta": meta,
-            "state_dict": net(epoch),
-            "message_hub": {"runtime_info": {"iter": 500 * epoch}},
-        }
+        state = {"meta": meta, "state_dict": net(epoch)}
+        state |= {"message_hub": {"runtime_info": {"iter": 500 * epoch}}}
         state |= {"optimizer": sgd(NET, epoch), "param_schedulers": [{"last_step": epoch}]}
         best = [folder / "best_coco_bbox_mAP_epoch_11.pth"] if epoch == 11 else []
         save_stream(state, folder / f"epoch_{epoch}.pth", *best)
@@ -140,38 +98,21 @@ def mmengine(folder: Path) -> None:
 )
 def ultralytics(folder: Path) -> None:
     for epoch, beside in ((0, ()), (10, ("best", "last"))):
-        state = {
-            "epoch": epoch,
-            "best_fitness": 0.4,
-            "model": None,
-            "ema": Net(epoch).half(),
-            "updates": 9 * epoch,
-        }
-        state |= {
-            "optimizer": sgd(NET, epoch),
-            "train_args": {"lr0": 0.01},
-            "date": "2024-05-12",
-            "version": "8",
-        }
+        state = {"epoch": epoch, "best_fitness": 0.4, "model": None, "ema": Net(epoch).half()}
+        state |= {"updates": 9 * epoch}
+        state |= {"optimizer": sgd(NET, epoch), "train_args": {"lr0": 0.01}, "date": "2024-05-12"}
+        state |= {"version": "8"}
         save_stream(state, *(folder / f"weights/{name}.pt" for name in (f"epoch{epoch}", *beside)))
     write_text(folder / "results.csv", "epoch, train/loss\n0, 1.5\n10, 0.5\n")
 
 
-@layout("whole modules", "net_10.pth", "net_20.pth", steps=(10, 20), **OF_NET)
+@layout("whole modules", steps=(10, 20), **OF_NET)
 def whole_modules(folder: Path) -> None:
     for epoch in (10, 20):
         save(folder / f"net_{epoch}.pth", Net(epoch))
 
 
-@layout(
-    "OpenCLIP",
-    "checkpoints/epoch_1.pt",
-    "checkpoints/epoch_2.pt",
-    "checkpoints/epoch_latest.pt",
-    steps=(1, 2),
-    branches={"latest": ("checkpoints/epoch_latest.pt",)},
-    **OF_NET_ADAM,
-)
+@layout("OpenCLIP", steps=(1, 2), branches={"latest": ("checkpoints/epoch_latest.pt",)}, **OF_NET_ADAM)
 def open_clip(folder: Path) -> None:
     for name, epoch in (("1", 1), ("2", 2), ("latest", 3)):
         state = {"epoch": epoch, "name": "ViT", "state_dict": net(epoch, prefix="module.")}
@@ -180,9 +121,6 @@ def open_clip(folder: Path) -> None:
 
 @layout(
     "DINO",
-    "checkpoint0000.pth",
-    "checkpoint0020.pth",
-    "checkpoint.pth",
     order=("checkpoint0000.pth", "checkpoint0020.pth", "checkpoint.pth"),
     roles=WEIGHTS | BUFFERS | ADAM,
     models=("student", "teacher"),
@@ -233,14 +171,7 @@ def cyclegan(folder: Path) -> None:
             save(folder / f"{name}_net_D_{side}.pth", critic(epoch + seed))
 
 
-@layout(
-    "StyleGAN2 in PyTorch",
-    "checkpoint/010000.pt",
-    "checkpoint/020000.pt",
-    steps=(10_000, 20_000),
-    models=("g", "d", "g_ema"),
-    **_PAIR_ADAM,
-)
+@layout("StyleGAN2 in PyTorch", steps=(10_000, 20_000), models=("g", "d", "g_ema"), **_PAIR_ADAM)
 def stylegan2(folder: Path) -> None:
     for step in (10_000, 20_000):
         state = {"g": net(step), "d": critic(step), "g_ema": average(net(step)), "g_optim": adam(NET, step)}
@@ -248,12 +179,7 @@ def stylegan2(folder: Path) -> None:
         save(folder / f"checkpoint/{step:06}.pt", state)
 
 
-@layout(
-    "StyleGAN3",
-    "network-snapshot-000200.pkl",
-    "network-snapshot-000400.pkl",
-    left_out=("network-snapshot-000200.pkl", "network-snapshot-000400.pkl"),
-)
+@layout("StyleGAN3", left_out=("network-snapshot-000200.pkl", "network-snapshot-000400.pkl"))
 def stylegan3(folder: Path) -> None:
     for step in (200, 400):
         folder.mkdir(parents=True, exist_ok=True)
@@ -278,40 +204,19 @@ def improved_diffusion(folder: Path) -> None:
         save(folder / f"opt{step:06}.pt", adam(GPT, step))
 
 
-@layout(
-    "DiT",
-    "000-DiT-XL-2/checkpoints/0050000.pt",
-    "000-DiT-XL-2/checkpoints/0100000.pt",
-    steps=(50_000, 100_000),
-    **OF_GPT_ADAM,
-    models=("ema",),
-)
+@layout("DiT", steps=(50_000, 100_000), **OF_GPT_ADAM, models=("ema",))
 def dit(folder: Path) -> None:
     for step in (50_000, 100_000):
-        state = {
-            "model": gpt(step),
-            "ema": average(gpt(step)),
-            "opt": adam(GPT, step),
-            "args": Namespace(lr=1e-4),
-        }
+        state = {"model": gpt(step), "ema": average(gpt(step)), "opt": adam(GPT, step)}
+        state |= {"args": Namespace(lr=1e-4)}
         save(folder / f"000-DiT-XL-2/checkpoints/{step:07}.pt", state)
 
 
-@layout(
-    "k-diffusion",
-    "demo_00010000.pth",
-    "demo_00020000.pth",
-    steps=(10_000, 20_000),
-    **OF_GPT_ADAM,
-    models=("ema",),
-)
+@layout("k-diffusion", steps=(10_000, 20_000), **OF_GPT_ADAM, models=("ema",))
 def k_diffusion(folder: Path) -> None:
     for step in (10_000, 20_000):
-        state = {
-            "config": {"model": {"type": "image_v1"}},
-            "model": gpt(step),
-            "model_ema": average(gpt(step)),
-        }
+        state = {"config": {"model": {"type": "image_v1"}}, "model": gpt(step)}
+        state |= {"model_ema": average(gpt(step))}
         state |= {"opt": adam(GPT, step), "sched": {"last_epoch": step}, "ema_sched": {"last_epoch": step}}
         save(folder / f"demo_{step:08}.pth", state | {"epoch": step // 5000, "step": step, "elapsed": 3.5})
 
@@ -361,22 +266,11 @@ def vits(folder: Path) -> None:
         save(folder / f"D_{step}.pth", {"model": critic(step), "optimizer": adam(CRITIC, step)} | rest)
 
 
-@layout(
-    "RVC",
-    "weights/voice_e10_s500.pth",
-    "weights/voice_e20_s1000.pth",
-    steps=(500, 1000),
-    **OF_NET,
-)
+@layout("RVC", steps=(500, 1000), **OF_NET)
 def rvc(folder: Path) -> None:
     for epoch, step in ((10, 500), (20, 1000)):
-        state = {
-            "weight": half(net(step)),
-            "config": [1025, 32],
-            "info": f"{epoch}epoch",
-            "sr": "40k",
-            "f0": 1,
-        }
+        state = {"weight": half(net(step)), "config": [1025, 32], "info": f"{epoch}epoch", "sr": "40k"}
+        state |= {"f0": 1}
         save(folder / f"weights/voice_e{epoch}_s{step}.pth", state)
 
 
@@ -414,12 +308,8 @@ def espnet(folder: Path) -> None:
 )
 def coqui(folder: Path) -> None:
     for name, step in (("checkpoint_10000", 10_000), ("checkpoint_20000", 20_000), ("best_model", 15_000)):
-        state = {
-            "config": {"model": "vits"},
-            "model": net(step),
-            "optimizer": adam(NET, step),
-            "scaler": None,
-        }
+        state = {"config": {"model": "vits"}, "model": net(step), "optimizer": adam(NET, step)}
+        state |= {"scaler": None}
         state |= {"step": step, "epoch": step // 2000, "date": "May 12, 2024", "model_loss": 0.5}
         save(folder / f"{name}.pth", state)
     write_text(folder / "config.json")
@@ -467,13 +357,7 @@ _GAUSSIANS = {"xyz": (5, 3), "f_dc": (5, 1, 3), "f_rest": (5, 15, 3), "opacity":
 _GAUSSIANS |= {"scaling": (5, 3), "rotation": (5, 4)}
 
 
-@layout(
-    "3D Gaussian splatting",
-    "chkpnt7000.pth",
-    "chkpnt30000.pth",
-    steps=(7000, 30_000),
-    roles=WEIGHTS | ADAM,
-)
+@layout("3D Gaussian splatting", steps=(7000, 30_000), roles=WEIGHTS | ADAM)
 def gaussian_splatting(folder: Path) -> None:
     for iteration in (7000, 30_000):
         held = values(_GAUSSIANS, iteration)
@@ -494,8 +378,6 @@ def gaussian_splatting(folder: Path) -> None:
 
 @layout(
     "NeRF in PyTorch",
-    "logs/fern/010000.tar",
-    "logs/fern/020000.tar",
     steps=(10_000, 20_000),
     parameters=2 * numel(GPT),
     roles=WEIGHTS | ADAM,
@@ -511,12 +393,7 @@ def nerf(folder: Path) -> None:
 # Reinforcement learning
 
 
-@layout(
-    "Stable-Baselines3",
-    "rl_model_1000_steps.zip",
-    "rl_model_2000_steps.zip",
-    left_out=("rl_model_1000_steps.zip", "rl_model_2000_steps.zip"),
-)
+@layout("Stable-Baselines3", left_out=("rl_model_1000_steps.zip", "rl_model_2000_steps.zip"))
 def stable_baselines(folder: Path) -> None:
     for step in (1000, 2000):
         parts = folder / "parts"
@@ -530,7 +407,7 @@ def stable_baselines(folder: Path) -> None:
         parts.rmdir()
 
 
-@layout("RSL-RL", "model_0.pt", "model_50.pt", "model_100.pt", steps=(0, 50, 100), **OF_NET_ADAM)
+@layout("RSL-RL", steps=(0, 50, 100), **OF_NET_ADAM)
 def rsl_rl(folder: Path) -> None:
     for iteration in (0, 50, 100):
         state = {"model_state_dict": net(iteration), "optimizer_state_dict": adam(NET, iteration)}
@@ -557,9 +434,6 @@ def rl_games(folder: Path) -> None:
 
 @layout(
     "skrl",
-    "checkpoints/agent_1000.pt",
-    "checkpoints/agent_2000.pt",
-    "checkpoints/best_agent.pt",
     steps=(1000, 2000),
     models=("policy", "value"),
     branches={"best": ("checkpoints/best_agent.pt",)},

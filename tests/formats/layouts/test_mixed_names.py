@@ -19,50 +19,12 @@ LEFT_OUT = {"left out", "unreadable"}
 EXACT = ("--codec", "lossless", "--optimizer", "exact", "--quiet")
 ARCHIVED = {"step", "auxiliary", "branch"}
 
-FOLDERS = (
-    "",
-    "",
-    "",
-    "ckpts/",
-    "version_0/",
-    "version_1/",
-    "seed_0/epoch=1-val/",
-    "a/b/c/d/e/",
-    "10/",
-    "best/",
-)
-WORDS = (
-    "model",
-    "ckpt",
-    "checkpoint",
-    "epoch",
-    "step",
-    "G",
-    "D",
-    "optimizer",
-    "best",
-    "last",
-    "final",
-    "ema",
-)
-WORDS += ("net_G", "model_final", "optimal", "")
-COUNTERS = (
-    "",
-    "1",
-    "2",
-    "3",
-    "10",
-    "000100",
-    "1_500",
-    "2_1000",
-    "e1_s20",
-    "1k",
-    "1.5M",
-    "2e3",
-    "rank0",
-    "100_rank1",
-)
-COUNTERS += ("2024-05-12_13-45-50", "Feb01_00-10-00", "acc0.91", "epoch=1-step=20")
+FOLDERS = ("", "", "", "ckpts/", "version_0/", "version_1/", "seed_0/epoch=1-val/", "a/b/c/d/e/", "10/")
+FOLDERS += ("best/",)
+WORDS = ("model", "ckpt", "checkpoint", "epoch", "step", "G", "D", "optimizer", "best", "last", "final")
+WORDS += ("ema", "net_G", "model_final", "optimal", "")
+COUNTERS = ("", "1", "2", "3", "10", "000100", "1_500", "2_1000", "e1_s20", "1k", "1.5M", "2e3", "rank0")
+COUNTERS += ("100_rank1", "2024-05-12_13-45-50", "Feb01_00-10-00", "acc0.91", "epoch=1-step=20")
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pth.tar", ".th")
 STEP_KEYS = ("step", "epoch", "global_step", "iteration", "num_updates")
 

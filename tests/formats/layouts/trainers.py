@@ -83,14 +83,7 @@ def lightning_metric_in_a_folder(folder: Path) -> None:
         save(inner / name, _lightning(100 * epoch + 100, epoch))
 
 
-@layout(
-    "Lightning, resumed",
-    "version_0/checkpoints/epoch=0-step=100.ckpt",
-    "version_1/checkpoints/epoch=1-step=200.ckpt",
-    "version_2/checkpoints/epoch=2-step=300.ckpt",
-    steps=(100, 200, 300),
-    **OF_NET_ADAM,
-)
+@layout("Lightning, resumed", steps=(100, 200, 300), **OF_NET_ADAM)
 def lightning_versions(folder: Path) -> None:
     for n in range(3):
         name = f"version_{n}/checkpoints/epoch={n}-step={100 * n + 100}.ckpt"
@@ -99,9 +92,6 @@ def lightning_versions(folder: Path) -> None:
 
 @layout(
     "Lightning, begun again",
-    "version_0/checkpoints/epoch=0-step=100.ckpt",
-    "version_0/checkpoints/epoch=1-step=200.ckpt",
-    "version_1/checkpoints/epoch=0-step=100.ckpt",
     order=(
         "version_0/checkpoints/epoch=0-step=100.ckpt",
         "version_0/checkpoints/epoch=1-step=200.ckpt",
@@ -117,14 +107,7 @@ def lightning_begun_again(folder: Path) -> None:
 
 
 @layout(
-    "Lightning, `save_last` twice",
-    "epoch=0-step=100.ckpt",
-    "epoch=1-step=200.ckpt",
-    "last.ckpt",
-    "last-v1.ckpt",
-    steps=(100, 200),
-    duplicates=("last.ckpt", "last-v1.ckpt"),
-    **OF_NET_ADAM,
+    "Lightning, `save_last` twice", steps=(100, 200), duplicates=("last.ckpt", "last-v1.ckpt"), **OF_NET_ADAM
 )
 def lightning_last_v1(folder: Path) -> None:
     for epoch, last in ((0, "last.ckpt"), (1, "last-v1.ckpt")):
@@ -133,15 +116,7 @@ def lightning_last_v1(folder: Path) -> None:
         copy(path, folder / last)
 
 
-@layout(
-    "latent diffusion",
-    "checkpoints/epoch=000001.ckpt",
-    "checkpoints/last.ckpt",
-    "checkpoints/trainstep_checkpoints/epoch=000000-step=000000999.ckpt",
-    steps=(999, 1500),
-    **OF_NET_ADAM,
-    branches={"last": ("checkpoints/last.ckpt",)},
-)
+@layout("latent diffusion", steps=(999, 1500), **OF_NET_ADAM, branches={"last": ("checkpoints/last.ckpt",)})
 def latent_diffusion(folder: Path) -> None:
     def state(step: int, epoch: int) -> dict[str, Any]:
         # Names of the average have no dots, and buffers of the network have no average.
@@ -401,9 +376,6 @@ def diffusers_lora(folder: Path) -> None:
 
 @layout(
     "diffusers, textual inversion",
-    "learned_embeds-steps-500.safetensors",
-    "learned_embeds-steps-1000.safetensors",
-    "learned_embeds.safetensors",
     steps=(500, 1000),
     parameters=16,
     duplicates=("learned_embeds.safetensors",),
@@ -416,13 +388,7 @@ def textual_inversion(folder: Path) -> None:
 
 
 @layout(
-    "kohya's sd-scripts",
-    "style-000002.safetensors",
-    "style-000004.safetensors",
-    "style.safetensors",
-    steps=(2, 4),
-    parameters=numel(_LORA),
-    branches={"style": ("style.safetensors",)},
+    "kohya's sd-scripts", steps=(2, 4), parameters=numel(_LORA), branches={"style": ("style.safetensors",)}
 )
 def kohya(folder: Path) -> None:
     for epoch in (2, 4):
@@ -459,12 +425,6 @@ def _fairseq(epoch: int, updates: int) -> dict[str, Any]:
 
 @layout(
     "fairseq",
-    "checkpoint_1_500.pt",
-    "checkpoint_1_1000.pt",
-    "checkpoint_2_1500.pt",
-    "checkpoint_2_2000.pt",
-    "checkpoint_best.pt",
-    "checkpoint_last.pt",
     steps=(500, 1000, 1500, 2000),
     duplicates=("checkpoint_best.pt", "checkpoint_last.pt"),
     **OF_GPT_ADAM,
@@ -492,8 +452,6 @@ def fairseq_epochs(folder: Path) -> None:
 
 @layout(
     "OpenNMT-py",
-    "model_step_1000.pt",
-    "model_step_2000.pt",
     steps=(1000, 2000),
     parameters=numel(GPT) + 7 * 4 + 7,
     roles=WEIGHTS | ADAM,
@@ -508,37 +466,18 @@ def opennmt(folder: Path) -> None:
         save(folder / f"model_step_{step}.pt", state | {"opt": Namespace(layers=1), "optim": optim})
 
 
-@layout(
-    "AllenNLP",
-    "model_state_epoch_0.th",
-    "training_state_epoch_0.th",
-    "model_state_epoch_1.th",
-    "training_state_epoch_1.th",
-    "best.th",
-    steps=(0, 1),
-    duplicates=("best.th",),
-    **OF_GPT_ADAM,
-)
+@layout("AllenNLP", steps=(0, 1), duplicates=("best.th",), **OF_GPT_ADAM)
 def allennlp(folder: Path) -> None:
     for epoch in (0, 1):
         save(folder / f"model_state_epoch_{epoch}.th", gpt(epoch))
-        state = {
-            "epochs_completed": epoch + 1,
-            "optimizer": adam(GPT, epoch),
-            "batches_in_epoch_completed": 0,
-        }
+        state = {"epochs_completed": epoch + 1, "optimizer": adam(GPT, epoch)}
+        state |= {"batches_in_epoch_completed": 0}
         save(folder / f"training_state_epoch_{epoch}.th", state)
     copy(folder / "model_state_epoch_1.th", folder / "best.th")
 
 
 @layout(
-    "PyTorch Ignite",
-    "training_checkpoint_100.pt",
-    "training_checkpoint_200.pt",
-    "best_model_2_accuracy=0.9120.pt",
-    steps=(100, 200),
-    **OF_NET_ADAM,
-    branches={"best": ("best_model_2_accuracy=0.9120.pt",)},
+    "PyTorch Ignite", steps=(100, 200), **OF_NET_ADAM, branches={"best": ("best_model_2_accuracy=0.9120.pt",)}
 )
 def ignite(folder: Path) -> None:
     for step in (100, 200):
@@ -548,41 +487,22 @@ def ignite(folder: Path) -> None:
     save(folder / "best_model_2_accuracy=0.9120.pt", net(150))
 
 
-@layout(
-    "Composer",
-    "ep0-ba100-rank0.pt",
-    "ep1-ba200-rank0.pt",
-    steps=(100, 200),
-    **OF_GPT_ADAM,
-)
+@layout("Composer", steps=(100, 200), **OF_GPT_ADAM)
 def composer(folder: Path) -> None:
     for epoch, batch in ((0, 100), (1, 200)):
         optimizer = adam(GPT, batch)
         groups = [{**optimizer["param_groups"][0], "params": list(GPT)}]
         by_name = {"state": dict(zip(GPT, optimizer["state"].values(), strict=True)), "param_groups": groups}
-        state = {
-            "model": gpt(batch),
-            "optimizers": {"DecoupledAdamW": by_name},
-            "timestamp": {"epoch": epoch, "batch": batch, "sample": 8 * batch},
-            "rank_zero_seed": 17,
-        }
+        state = {"model": gpt(batch), "optimizers": {"DecoupledAdamW": by_name}}
+        state |= {"timestamp": {"epoch": epoch, "batch": batch, "sample": 8 * batch}, "rank_zero_seed": 17}
         save(folder / f"ep{epoch}-ba{batch}-rank0.pt", {"state": state, "rng": [random_states(batch)]})
 
 
-@layout(
-    "nerfstudio",
-    "nerfstudio_models/step-000002000.ckpt",
-    "nerfstudio_models/step-000004000.ckpt",
-    steps=(2000, 4000),
-    **OF_GPT_ADAM,
-)
+@layout("nerfstudio", steps=(2000, 4000), **OF_GPT_ADAM)
 def nerfstudio(folder: Path) -> None:
     for step in (2000, 4000):
-        state = {
-            "step": step,
-            "pipeline": gpt(step, prefix="_model."),
-            "optimizers": {"fields": adam(GPT, step)},
-        }
+        state = {"step": step, "pipeline": gpt(step, prefix="_model.")}
+        state |= {"optimizers": {"fields": adam(GPT, step)}}
         scalers = {"scale": 65536.0, "_growth_tracker": 0}
         state |= {"schedulers": {"fields": {"last_epoch": step}}, "scalers": scalers}
         save(folder / f"nerfstudio_models/step-{step:09}.ckpt", state)
