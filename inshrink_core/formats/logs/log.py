@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,8 @@ _STEP_COLUMNS: Final = ("step", "global_step", "iter", "iteration")
 _STEP_WORDS: Final = (*_STEP_COLUMNS, "epoch", "epochs", "current_epoch")
 _TIME_WORDS: Final = ("wall_time", "wall time", "timestamp", "time", "runtime", "elapsed")
 _DELIMITERS: Final = ",;\t"
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d*(\.\d{3})*,\d+(e[+-]?\d+)?", re.IGNORECASE)
+_THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _NO_HEADER: Final = "no header: columns are numbered, and the first that counts up is the step"
 
 
@@ -192,7 +195,7 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     Notes
     -----
     The last line of a file that is being written may be cut off; it is left out. Names are as they are in
-    the file, without padding: they are not trusted.
+    the file, without padding: they are not trusted. Decimal commas are read, and separators of thousands.
     Columns without a header are numbered; the first that counts up is called ``step``.
 
     Examples
@@ -240,19 +243,37 @@ def _rows(content: bytes, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
 
 def _csv_rows(text: str, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
     lines = [line for line in text.splitlines() if line.strip()]
-    delimiter = max(_DELIMITERS, key=lines[0].count) if lines else ","
-    _require_few(text.count(delimiter) + len(lines), path)
-    try:
-        table = list(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
-    except csv.Error as error:
-        raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
-    names, note = [name.strip("# ") for name in table[0]] if table else [], ""
+    declared = lines.pop(0)[-1] if lines and re.fullmatch("sep=[,;\t]", lines[0]) else ""
+    first = re.sub(r"(?<=\d),(?=\d)", "", lines[0]) if lines else ""
+    most = declared or max(_DELIMITERS, key=first.count)
+    _require_few(text.count(most) + len(lines), path)
+    rows = _cells(lines, most, path)
+    names = [name.strip("# ") for name in next(rows, [])]
+    note = ""
     if any(names) and all(_number(name) is not None for name in names if name):
+        table = [names, *rows]
         columns = enumerate(zip(*table, strict=False))
         step = next((place for place, column in columns if _counts_up(column)), None)
         names = ["step" if place == step else f"column {place + 1}" for place in range(len(names))]
-        note = _NO_HEADER
-    return (dict(zip(names, row, strict=False)) for row in table[not note :]), note
+        rows, note = iter(table), _NO_HEADER
+    return (dict(zip(names, row, strict=False)) for row in rows), note
+
+
+def _cells(lines: Iterable[str], delimiter: str, path: Path) -> Iterator[list[str]]:
+    try:
+        for row in csv.reader(lines, delimiter=delimiter, skipinitialspace=True):
+            yield [_with_point(cell.strip(), delimiter) for cell in row]
+    except csv.Error as error:
+        raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
+
+
+def _with_point(cell: str, delimiter: str) -> str:
+    """Return a number without separators of thousands, its decimal comma as a point."""
+    if "," not in cell:
+        return cell
+    if (delimiter == "," or "." in cell) and _THOUSANDS.fullmatch(cell):
+        return cell.replace(",", "")
+    return cell.replace(".", "").replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell
 
 
 def _counts_up(column: Iterable[str]) -> bool:
