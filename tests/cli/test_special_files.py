@@ -361,3 +361,21 @@ def test_a_result_is_written_in_the_place_of_a_link(tmp_path: Path) -> None:
     write_whole(tmp_path / "result", "new")
     assert (tmp_path / "precious").read_bytes() == b"precious"
     assert (tmp_path / "result").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_the_note_of_a_save_set_aside_neither_hangs_nor_leads_out(tmp_path: Path, kind: str) -> None:
+    spool, precious = Spool(tmp_path / "run.spool"), tmp_path / "precious"
+    precious.write_text("precious")
+    folder = spool.folder / "00000001"
+    folder.mkdir(parents=True)
+    note = folder / "why.txt"
+    os.mkfifo(note) if kind == "pipe" else note.symlink_to(precious)
+    assert spool.set_aside(folder, DamagedError("cut off")).why == "cut off"
+    assert precious.read_text() == "precious"
+    (aside,) = spool.set_aside_saves
+    assert aside.why == "cut off"
+    note = aside.folder / "why.txt"
+    note.unlink()
+    os.mkfifo(note)
+    assert spool.set_aside_saves[0].why == "it was not noted"

@@ -10,6 +10,7 @@ import inshrink_core
 from inshrink_core.chain.restoring import LINEAGE_NAME, read_lineage, restore_folder
 from inshrink_core.errors import (
     ExistsError,
+    InshrinkError,
     StepConflictError,
     StorageError,
 )
@@ -133,3 +134,15 @@ def test_the_program_of_the_page_runs(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(program, {})
     assert inshrink_core.open(tmp_path / "run.inshrink").steps == (100,)
+
+
+def test_an_archive_that_is_gone_loses_no_save(tmp_path: Path):
+    saving = saver(tmp_path)
+    saving.save_folder(write_folder(tmp_path, 1), 1)
+    saving.flush()
+    shutil.rmtree(tmp_path / "a.inshrink")
+    saving.save_folder(write_folder(tmp_path, 2), 2)
+    with pytest.raises(InshrinkError):
+        saving.close()
+    assert list(saving.failures) == [2]
+    assert list(spool_folder(tmp_path / "a.inshrink").glob("*/checkpoint-2"))

@@ -489,3 +489,12 @@ def test_the_documented_job_of_slurm_compresses_and_commits(tmp_path, run, templ
     compress(few, tmp_path / "whole")
     assert content(tmp_path / "x") == content(tmp_path / "whole")
     assert {frame.n_parts for frame in Archive.open(tmp_path / "x").frames} == {8}
+
+
+def test_the_same_part_twice_at_a_time_is_refused(tmp_path, run):
+    path = tmp_path / "x"
+    with PartWriter(path, 0, 2) as one, PartWriter(path, 0, 2) as other:
+        first = one.begin(step=1, kind="keyframe", parent_id=None)
+        with pytest.raises(LockedError, match="writing this file"):
+            other.begin(step=1, kind="keyframe", parent_id=None)
+        first.commit({})

@@ -14,7 +14,7 @@ import torch
 import inshrink_core
 from inshrink_core.archive import ArchiveReader, check_archive
 from inshrink_core.chain import Archive, tensor_digest
-from inshrink_core.errors import StorageError
+from inshrink_core.errors import LockedError, MissingFrameError, StorageError
 from tests.runs import write_run
 
 N_STEPS = 9
@@ -217,3 +217,16 @@ def test_disk_that_fills_at_any_sync_leaves_the_archive_as_it_was_or_pruned(
         if len(calls) <= n_calls:
             break
     assert outcomes == {N_STEPS, 3}
+
+
+def test_archive_with_a_missing_frame_is_not_pruned(path: Path) -> None:
+    (path / Archive.open(path).frames[3].path).unlink()
+    with pytest.raises(MissingFrameError, match="step 20 is missing"):
+        inshrink_core.verbs.prune(path, keep_last=1, apply=True)
+
+
+def test_archive_being_written_is_not_pruned(path: Path) -> None:
+    from inshrink_core.archive import ArchiveWriter
+
+    with ArchiveWriter(path), pytest.raises(LockedError):
+        inshrink_core.verbs.prune(path, keep_last=1, apply=True)

@@ -18,7 +18,9 @@ from safetensors.torch import save_file
 
 import inshrink_core
 from inshrink_core.cli import main
-from inshrink_core.errors import UnreadableStepError
+from inshrink_core.errors import InputError, UnreadableStepError
+from inshrink_core.formats import open_run
+from inshrink_core.training import Saver
 from tests.formats.run_builders import save_huggingface
 from tests.formats.shards import save_shards
 
@@ -308,3 +310,32 @@ def test_whatever_compress_accepts_restore_writes(tmp_path_factory, names: list[
     assert written | left_out == there
     assert not written & left_out
     shutil.rmtree(tmp_path)
+
+
+def test_an_original_that_rots_later_is_named_by_compare_and_verify(tmp_path: Path, capsys):
+    root, target = tmp_path / "run", tmp_path / "a.inshrink"
+    root.mkdir()
+    path = torch_files(root)
+    inshrink_core.compress(root, target, **EXACT)
+    cut(path)
+    found = inshrink_core.verify(target, against=open_run(root))
+    assert not found.ok
+    assert [row.step for row in found.unreadable] == [LOST]
+    assert main(["compress", str(root), "-o", str(target), "-q"]) == 1
+
+
+def test_a_folder_saver_names_what_it_could_not_archive(tmp_path: Path, caplog):
+    save_huggingface(tmp_path / "run", STEPS)
+    cut(tmp_path / "run" / "checkpoint-200" / "optimizer.pt")
+    empty(tmp_path / "run" / "checkpoint-300" / "model.safetensors")
+    (tmp_path / "run" / "checkpoint-100" / "c:x.json").write_text("{}")
+    saver = Saver(tmp_path / "a.inshrink")
+    for step in STEPS:
+        saver.save_folder(tmp_path / "run" / f"checkpoint-{step}", step)
+    with pytest.raises(InputError, match="2 saves could not be archived"):
+        saver.close()
+    assert sorted(saver.failures) == [200, 300]
+    assert inshrink_core.Archive.open(tmp_path / "a.inshrink").steps == (100,)
+    assert "step 200" in caplog.text
+    assert "step 300" in caplog.text
+    assert "c:x.json" in caplog.text
