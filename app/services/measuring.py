@@ -54,6 +54,26 @@ def averages_of(subject: Subject) -> tuple[str, ...]:
     return tuple(twins(specs))
 
 
+def with_averages(subject: Subject, tables: Mapping[str, Sensitivity]) -> Mapping[str, Sensitivity]:
+    """Return tables in which the tensors of a moving average have the values of the tensors they average.
+
+    That is where they have none themselves; their parameters count in no share.
+    """
+    table = tables["tensor"]
+    places = {row.name: place for place, row in enumerate(table.rows)}
+    pairs = twins({row.name: row.shape for row in subject.model_tensors})
+    averages = {places[name]: places[twin] for name, twin in pairs.items() if {name, twin} <= places.keys()}
+    if not averages:
+        return tables
+    rows, originals = list(averages), list(averages.values())
+    values = {name: measured.copy() for name, measured in table.values.items()}
+    for column in values.values():
+        column[rows] = np.where(np.isfinite(column[rows]), column[rows], column[originals])
+    sizes = np.broadcast_to(table.extents(), table.values["mean"].shape).copy()
+    sizes[rows] = 0.0
+    return {"tensor": dataclasses.replace(table, values=values, sizes=sizes)}
+
+
 def tells_order(subject: Subject, names: Sequence[str]) -> bool:
     """Whether rows stand in the order of the model, as its files or its code have it; else by name."""
     return subject.is_ordered or in_order(names, ()) != list(names)

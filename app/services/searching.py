@@ -27,7 +27,7 @@ from inshrink_app.services.jobs import (
     start_job,
     stop_job,
 )
-from inshrink_app.services.opening import engine_at, opened
+from inshrink_app.services.opening import opened
 
 from inshrink_core.chain import default_optimizer as of_engine
 from inshrink_core.chain.defaults import make_configs
@@ -40,7 +40,7 @@ from inshrink_core.text import percentage
 from inshrink_core.text import ratio as ratio_text
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.compress import Compress
-from inshrink_core.verbs.estimate import Estimate, EstimateReport, estimate
+from inshrink_core.verbs.estimate import Estimate
 from inshrink_core.verbs.search import Search
 from inshrink_core.verbs.shared.measured import Known
 
@@ -497,31 +497,3 @@ def unmatched_overrides(shown: Subject, config: Mapping[str, Any]) -> tuple[str,
         if not any(layer in (None, row.layer) and fnmatchcase(row.name, match) for row in rows):
             found.append(f"{layer or ''} {match}".strip())
     return tuple(found)
-
-
-def estimated(shown: Subject, steps: Sequence[int], config: Mapping[str, Any], known: int) -> EstimateReport:
-    """Estimate what a configuration would do, without the evaluator: a few seconds at most.
-
-    Parameters
-    ----------
-    shown, steps, config
-        The run, steps of the chain, and the configuration.
-    known
-        Trials there are; with more of them an estimate is another one.
-
-    Raises
-    ------
-    ServiceError
-        The configuration asks for what the codec does not have.
-    """
-    path = str(shown.path)
-    return _estimated(path, opened(path).token, tuple(steps), _text(config), known)
-
-
-@st.cache_data(show_spinner=False, max_entries=256)
-def _estimated(path: str, token: str, steps: tuple[int, ...], config: str, known: int) -> EstimateReport:
-    document = json.loads(config)
-    run: Any = engine_at(path, token)
-    settings = engine_settings(document)
-    with reported():
-        return estimate(run, codec=document["codec"], config=settings, steps=steps)

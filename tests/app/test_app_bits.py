@@ -208,11 +208,11 @@ def test_the_best_bits_take_no_more_than_those_before(app):
 
 
 def test_a_pattern_narrows_the_rows_and_shares_stay_those_of_all(app):
-    app.text_input(key="bits.pattern").set_value("*.bias").run()
+    app.text_input(key="row_filter").set_value("*.bias").run()
     found = table(app)
     assert list(found["Layer"]) == ["fc1.bias"]
     assert found["Share of bytes"][0] < 10
-    app.text_input(key="bits.pattern").set_value("nope").run()
+    app.text_input(key="row_filter").set_value("nope").run()
     assert "No row matches" in texts(app)
 
 
@@ -420,9 +420,9 @@ def test_an_allocation_is_read_from_a_configuration_and_written_into_it():
     shown = subject(3)
     keys = [row.key for row in shown.tensors]
     start = config(2.0, override=[{"match": "layers.1.*", "coarseness": 4.0, "gamma": 1.0}])
-    assert board.allocation_of(shown, start, keys) == [2.0, 4.0, 2.0]
+    assert [board.numbers_of(shown, start)[key] for key in keys] == [2.0, 4.0, 2.0]
     changed = board.with_allocation(shown, start, keys, [1.0, 4.0, 2.0])
-    assert board.allocation_of(shown, changed, keys) == [1.0, 4.0, 2.0]
+    assert [board.numbers_of(shown, changed)[key] for key in keys] == [1.0, 4.0, 2.0]
     assert changed["override"][0] == {"match": "layers.1.*", "gamma": 1.0}
     services.check_config(changed)
 

@@ -15,20 +15,22 @@ from inshrink_app import services
 from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.run import heatmap, rows
 from inshrink_app.pages.run import selection as chosen
-from inshrink_app.pages.run.heatmap import MAX_COLUMNS, MAX_ROW_LABELS, column_edges
+from inshrink_app.pages.run.heatmap import MAX_ROW_LABELS, StepAxis
 from inshrink_app.pages.run.rows import View
-from inshrink_app.pages.run.selection import Event, Selection
+from inshrink_app.pages.run.selection import Selection
 from inshrink_app.theme import CATEGORICAL, MARK, PRIMARY
 from inshrink_app.widgets import fmt, modules
 from inshrink_app.widgets.figures import lay_out, log_ticks, steps_axis, title
 from inshrink_app.widgets.layout import chart
 from inshrink_app.widgets.modules import Node
 
-from inshrink_core.analysis.findings import findings
+from inshrink_core.analysis.findings import findings, learning_rates
 
 _CHART = "heatmap"
-_LINES_HEIGHT = 190
+_LINES_HEIGHT = 150
+_MOST_GAPS = 6
 _NAME_WIDTH = 60
+_KEYS = "`/` filters rows, arrows move the picked cell, `p` pins its row, `u` undoes a change of bits."
 _SCRIPT = Path(__file__).parents[2] / "assets" / "cells.js"
 
 _component = st.components.v2.component("inshrink.cells", js=_SCRIPT.read_text(), isolate_styles=False)
@@ -53,32 +55,38 @@ def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_parti
         st.caption("No row matches. Clear the filter to see all of them.")
         return
     names = [row.name for row in table.rows]
+    missing = heatmap.missing_steps(table.steps, [Path(path).name for path, _ in view.shown.unreadable])
 
-    def made() -> go.Figure:
+    def make() -> go.Figure:
         shapes = ["" if row.shape is None else fmt.shape(row.shape) for row in table.rows]
         tree = list(zip(modules.labels(view.nodes), shapes, strict=True))
         curves = [(name, view.shown.log[name]) for name in view.look.curves if name in view.shown.log]
         return heatmap.heatmap_figure(
-            table, view.look.statistic, relative=view.look.relative, curves=curves, tree=tree
+            table, view.look.statistic, relative=view.look.relative, curves=curves, tree=tree, missing=missing
         )
 
-    figure = _kept("map.figure", view.tensors, _base(view), made)
+    figure = remembered("map.figure", view.tensors, _contents(view), make)
+    axis = StepAxis.of(table.steps, missing)
     with st.container(gap=None):
         metric = METRICS[table.metric]
         chart(figure, _CHART, f"{metric.label} of {len(table.rows)} rows over {len(table.steps)} steps")
         picked_cells(
             _CHART,
             {
-                "cell": functools.partial(_clicked, names, table.steps),
+                "cell": functools.partial(_clicked, names, table.steps, axis),
                 "name": functools.partial(_named, view),
                 "tick": functools.partial(_ticked, str(view.shown.path), names),
             },
             names=names if len(names) <= MAX_ROW_LABELS else [],
-            size=(len(names), len(column_edges(len(table.steps))) - 1),
-            marked=_marked(view, found),
+            n_rows=len(names),
+            axis=axis,
+            marked=_marked(view, found, axis),
             ticked=[place for place, name in enumerate(names) if name in ticked],
         )
-    st.caption(" ".join(_notes(view, is_partial=is_partial)))
+    with st.container(horizontal=True, horizontal_alignment="distribute", gap="small"):
+        st.caption(" ".join(_notes(view, axis, is_partial=is_partial)), width="stretch")
+        with st.popover("?", type="tertiary", key="keys", help="Keys of the map"):
+            st.markdown(_KEYS)
 
 
 def sentence(shown: Subject, tables: Mapping[str, Sensitivity], level: str) -> None:
@@ -87,13 +95,13 @@ def sentence(shown: Subject, tables: Mapping[str, Sensitivity], level: str) -> N
     if tensors.metric not in ("fisher", "taylor", "magnitude", "update"):
         return
 
-    def said() -> str:
+    def describe() -> str:
         table = rows.at_level(tables, level)
         names, means = [row.name for row in table.rows], table.values["mean"]
-        rates = rows.learning_rates_of(shown, table)
+        rates = learning_rates(shown.log, table.steps) if table.metric == "update" else None
         return findings(table.metric, table.by, names, table.extents(), table.steps, means, rates).sentence()
 
-    text = _kept("map.said", tensors, (str(shown.path), level), said)
+    text = remembered("map.sentence", tensors, (str(shown.path), level), describe)
     if text:
         st.markdown(f"**{fmt.markdown(text)}**")
 
@@ -105,8 +113,7 @@ def lines(view: View, ticked: Sequence[str]) -> None:
     nodes = [Node(name, places) for name in ticked if (places := rows.tensors_of(tensors, name))]
     if not nodes:
         return
-    rates = rows.learning_rates_of(view.shown, tensors)
-    table = rows.normalised(heatmap.aggregate(tensors, nodes), look.relative, tensors, rates)
+    table = rows.normalised(heatmap.aggregate(tensors, nodes), look.relative, tensors)
     metric = METRICS[table.metric]
     figure = go.Figure()
     labels = fmt.elided_all([node.name for node in nodes], _NAME_WIDTH)
@@ -142,8 +149,8 @@ def lines(view: View, ticked: Sequence[str]) -> None:
     chart(figure, f"lines.{len(nodes)}", f"{metric.label} of {', '.join(labels)} over the steps")
 
 
-def _kept(slot: str, of: object, key: Hashable, make: Callable[[], Made]) -> Made:
-    """Return what was made last time of the very same object under an equal key, or make it: one a slot."""
+def remembered(slot: str, of: object, key: Hashable, make: Callable[[], Made]) -> Made:
+    """Return the last result for the very same object and an equal key, or make it."""
     known = st.session_state.get(slot)
     if known is not None and known[0] is of and known[1] == key:
         made: Made = known[2]
@@ -153,48 +160,51 @@ def _kept(slot: str, of: object, key: Hashable, make: Callable[[], Made]) -> Mad
     return made
 
 
-def _base(view: View) -> tuple[object, ...]:
+def _contents(view: View) -> tuple[object, ...]:
     """Return what the figure shows."""
     names = tuple(row.name for row in view.table.rows)
     folds = tuple(node.is_open for node in view.nodes)
     return (str(view.shown.path), view.look, view.table.metric, names, folds, view.table.steps)
 
 
-def _named(view: View, said: object) -> None:
+def _named(view: View, place: object) -> None:
     """Take in a click on the name of a row: a module is closed or opened, a tensor's module is closed."""
-    if type(said) is not int or not 0 <= said < len(view.nodes) or not view.is_tree:
+    if type(place) is not int or not 0 <= place < len(view.nodes) or not view.is_tree:
         return
-    node = view.nodes[said]
+    node = view.nodes[place]
     run = str(view.shown.path)
     if node.is_open is not None:
         chosen.fold(run, node.name, is_open=node.is_open)
     elif "." in node.name:
-        above = [one for one in view.nodes[:said] if one.is_open and modules.is_within(node.name, one.name)]
+        above = [
+            other
+            for other in view.nodes[:place]
+            if other.is_open and modules.is_within(node.name, other.name)
+        ]
         if above:
             chosen.fold(run, above[-1].name, is_open=True)
 
 
-def _clicked(names: Sequence[str], steps: Sequence[int], said: object) -> None:
+def _clicked(names: Sequence[str], steps: Sequence[int], axis: StepAxis, value: object) -> None:
     """Take in a click on a cell."""
-    edges = column_edges(len(steps))
-    cell = chosen.chosen_cell(said, len(names), len(edges) - 1)
-    if cell is not None:
-        chosen.apply(Event("chart", names[cell[0]], steps[int(edges[cell[1] + 1]) - 1]))
+    cell = chosen.chosen_cell(value, len(names), len(axis.columns))
+    place = None if cell is None else axis.place_of(cell[1])
+    if cell is not None and place is not None:
+        chosen.select(names[cell[0]], steps[place])
 
 
-def _ticked(run: str, names: Sequence[str], said: object) -> None:
+def _ticked(run: str, names: Sequence[str], place: object) -> None:
     """Take in a click on the box before a name."""
-    if type(said) is int and 0 <= said < len(names):
-        chosen.tick(run, names[said])
+    if type(place) is int and 0 <= place < len(names):
+        chosen.tick(run, names[place])
 
 
-def _marked(view: View, found: Selection | None) -> tuple[tuple[int, ...], int] | None:
+def _marked(view: View, found: Selection | None, axis: StepAxis) -> tuple[tuple[int, ...], int] | None:
     """Return the rows and the column of what is selected."""
-    marked = _rows_of(view, found)
-    if found is None or not marked:
+    places = _rows_of(view, found)
+    if found is None or not places:
         return None
-    steps = view.table.steps
-    return marked, heatmap.column_of(steps.index(found.step), len(steps))
+    return places, axis.column_of(view.table.steps.index(found.step))
 
 
 def _rows_of(view: View, found: Selection | None) -> tuple[int, ...]:
@@ -212,10 +222,9 @@ def _rows_of(view: View, found: Selection | None) -> tuple[int, ...]:
     return inside or tuple(holding[-1:])
 
 
-def _notes(view: View, *, is_partial: bool) -> list[str]:
+def _notes(view: View, axis: StepAxis, *, is_partial: bool) -> list[str]:
     """Say what the picture does not show by itself."""
-    table = view.table
-    n_columns = min(len(table.steps), MAX_COLUMNS)
+    table, n_columns = view.table, len(axis.columns)
     values = table.values[view.look.statistic]
     parts = []
     if is_partial:
@@ -224,6 +233,10 @@ def _notes(view: View, *, is_partial: bool) -> list[str]:
         parts.append(METRICS[table.metric].needs or "No weight has a finite value.")
     elif table.metric != "bits":
         parts.append("Logarithmic colours, clipped at 1 % and 99 %.")
+    if axis.gaps:
+        listed = ", ".join(fmt.count(axis.steps[column]) for column in axis.gaps[:_MOST_GAPS])
+        more = " and more" if len(axis.gaps) > _MOST_GAPS else ""
+        parts.append(f"× No readable checkpoint at step {listed}{more}.")
     if len(table.steps) > n_columns:
         parts.append(
             f"A column is the mean of up to {-(-len(table.steps) // n_columns)} neighbouring steps; a click "
@@ -254,7 +267,8 @@ def picked_cells(
     actions: Mapping[str, Callable[[object], None]],
     *,
     names: Sequence[str],
-    size: tuple[int, int],
+    n_rows: int,
+    axis: StepAxis,
     marked: tuple[Sequence[int], int] | None,
     ticked: Sequence[int],
 ) -> None:
@@ -265,14 +279,14 @@ def picked_cells(
     Parameters
     ----------
     chart
-        The figure's key. Its axes run over whole numbers, a cell each, and have ranges.
+        The figure's key. Its axes have ranges; rows are at whole numbers.
     actions
         Called with the browser's value, which is untrusted: of ``cell`` ``[row, column]``, of ``name`` and
         ``tick`` the row whose name or box was clicked.
     names
         Of the rows that have a box; none where rows are too many.
-    size
-        Rows and columns.
+    n_rows, axis
+        How many rows there are, and the columns.
     marked
         Rows, ascending, and the column they are marked in.
     ticked
@@ -293,8 +307,9 @@ def picked_cells(
             "rows": runs_of(places),
             "column": column,
             "names": list(names),
-            "n_rows": size[0],
-            "n_columns": size[1],
+            "n_rows": n_rows,
+            "edges": axis.edges.tolist(),
+            "gaps": list(axis.gaps),
             "ticked": list(ticked),
         },
         on_cell_change=hear("cell"),
