@@ -13,7 +13,7 @@ from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model import config as search_config
 from inshrink_app.model.problem import ServiceError
-from inshrink_app.pages.run import bits, board
+from inshrink_app.pages.run import board
 from inshrink_app.pages.run.curve import Here, Marks, allocation_figure, clicked_point
 from inshrink_app.services import Bound, Searched, SearchPoint
 from inshrink_app.services import jobs as job_services
@@ -225,7 +225,9 @@ def test_no_code_of_a_run_is_executed_before_it_is_trusted(root, jobs):
 
 
 def test_the_bundled_sample_needs_no_consent(root, jobs):
-    app = explorer("run", run=str(SAMPLE), chain="recent", codec="uniform")
+    app = explorer("run", run=str(SAMPLE), chain="range", codec="uniform")
+    first, *_, last = services.load_subject(str(SAMPLE)).steps[-8:]
+    app.select_slider(key="search.range").set_value((first, last))
     app.toggle(key="search.by_ratio").set_value(True).run()
     app.button(key="search.start").click().run()
     assert not jobs.started[-1].trusted
@@ -425,16 +427,6 @@ def test_an_allocation_is_read_from_a_configuration_and_written_into_it():
     assert [board.numbers_of(shown, changed)[key] for key in keys] == [1.0, 4.0, 2.0]
     assert changed["override"][0] == {"match": "layers.1.*", "gamma": 1.0}
     services.check_config(changed)
-
-
-def test_rows_are_the_tree_or_layer_types_or_what_matches_a_pattern():
-    rates = rates_for("h.0.w", "h.0.bias", "h.1.w", "scale")
-    assert [row.name for row in bits.rows_of(rates, "block")] == ["h", "h.0", "h.1.w", "scale"]
-    assert bits.rows_of(rates, "block")[0].members == (0, 1, 2)
-    assert [row.members for row in bits.rows_of(rates, "layer_type")] == [(0, 2, 3), (1,)]
-    assert [row.name for row in bits.rows_of(rates, "1", ["h.0"])][2:4] == ["h.0.w", "h.0.bias"]
-    (one,) = bits.rows_of(rates, "tensor", pattern="*.bias")
-    assert (one.name, one.depth) == ("h.0.bias", 0)
 
 
 def drawn_at(rates: Rates | None, *values: float, **changes: Any) -> Any:

@@ -48,21 +48,6 @@ def test_heatmap_colours_are_float32_logarithms_and_hovers_tell_the_value():
     assert "4×3" in heat.y[0]
 
 
-@pytest.mark.parametrize(
-    ("names", "labels"),
-    [
-        (["a.b.x", "a.b.y"], ["x", "y"]),
-        (["a.b", "a.b.c"], ["b", "b.c"]),
-        (["a.b", "c.b"], ["a.b", "c.b"]),
-        (["a.b.c"], ["a.b.c"]),
-        (["same", "same"], ["same", "same"]),
-        ([], []),
-    ],
-)
-def test_row_labels_leave_out_what_all_names_share(names, labels):
-    assert heatmap.row_labels(names) == labels
-
-
 @pytest.mark.parametrize("value", [0.0, 1e-30, 1.0, np.inf, np.nan])
 def test_a_table_of_one_value_is_drawn_whatever_the_value(value):
     table = sensitivity_table(2, 2)

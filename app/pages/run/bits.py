@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,9 +22,6 @@ from inshrink_app.services import Searched, SearchPoint
 from inshrink_app.widgets import fmt, job_card, listing, modules, problem, quality
 from inshrink_app.widgets.layout import chart, folded
 from inshrink_app.widgets.modules import Node
-
-if TYPE_CHECKING:
-    from inshrink_core.search.rates import Rates
 
 _TABLE, _HANDLE, _CHART, _POINTS = "bits.layers", "bits.handle", "bits.curve", "bits.points"
 _STEP = 2.0
@@ -45,22 +42,22 @@ _COLUMNS = {
 """Columns of the table of points: heading, and the field of a `SearchPoint`."""
 
 
-def show(board: Board, level: str, pattern: str, ticked: Sequence[str]) -> None:
+def show(board: Board, nodes: Sequence[Node], tensors: Sequence[str], ticked: Sequence[str]) -> None:
     """Draw the drawer.
 
     Parameters
     ----------
     board
         What is known.
-    level, pattern, ticked
-        The rows of the map: how deep, which names, and which are ticked; they are the same here.
+    nodes, tensors, ticked
+        The rows of the map, the names of the tensors that they count, and the rows that are ticked.
     """
     search.show(board)
     _estimates(board)
     left, right = st.columns([3, 2], gap="medium")
     with left:
         if board.layers is not None:
-            _show_table(board.layers, level, pattern, ticked)
+            _show_table(board.layers, rows_of(board.layers, nodes, tensors), ticked)
         elif board.rates is not None or boards.number_of(str(board.config["codec"])) is None:
             st.caption("These settings are no single number for each layer; edit them as text, below.")
     with right:
@@ -84,28 +81,24 @@ def _estimates(board: Board) -> None:
         job_card.start_button("Estimate what layers take", work, "calculate", help=tip)
 
 
-def rows_of(rates: Rates, level: str, picked: Collection[str] = (), pattern: str = "") -> tuple[Node, ...]:
-    """Return the lines of the table: the tree of modules, layer types, or those whose names match.
+def rows_of(layers: Layers, nodes: Sequence[Node], tensors: Sequence[str]) -> tuple[Node, ...]:
+    """Return the rows of the map with the places of their tensors among those that were estimated.
 
     Parameters
     ----------
-    rates
-        What the tensors cost.
-    level
-        One of `modules.levels`.
-    picked
-        Modules that are opened whatever the level.
-    pattern
-        Lines that match it stand side by side.
+    layers
+        What was estimated.
+    nodes, tensors
+        The rows of the map, and the names of the tensors that they count.
     """
-    if level == modules.LAYER_TYPE:
-        lines = modules.rows_at(rates.keys, rates.layer_types, level)
-    else:
-        lines = modules.outline(rates.keys, level, opened=picked)
-    if not pattern:
-        return lines
-    matches = modules.matching([line.name for line in lines], pattern)
-    return tuple(line._replace(depth=0) for line in lines if line.name in matches)
+    keys = {row.name: row.key for row in layers.shown.model_tensors}
+    known = {key: place for place, key in enumerate(layers.rates.keys)}
+    places = [known.get(keys.get(name, "")) for name in tensors]
+    rows = (
+        node._replace(members=tuple(p for m in node.members if (p := places[m]) is not None))
+        for node in nodes
+    )
+    return tuple(row for row in rows if row.members)
 
 
 def _show_handles(layers: Layers) -> None:
@@ -137,10 +130,9 @@ def _show_handles(layers: Layers) -> None:
     )
 
 
-def _show_table(layers: Layers, level: str, pattern: str, ticked: Sequence[str]) -> None:
+def _show_table(layers: Layers, rows: Sequence[Node], ticked: Sequence[str]) -> None:
     """Draw the layers, with buttons in each line and for those that are picked."""
     rates = layers.rates
-    rows = rows_of(rates, level, ticked, pattern)
     picked = {place for row in rows if row.name in ticked for place in row.members}
     actions: dict[str, tuple[str, str, int, str | None, Callable[[Collection[int]], None]]] = {
         "−": (

@@ -172,10 +172,8 @@ class Board:
         intent = self.intent._replace(now=replace(self.now, config=config))
         made = self.written
         if made is not None and made.is_of(intent):
-            costs = (
-                dict.fromkeys(COSTS, 0.0) if self.now.keep == "exact" else {k: made.cost(k) for k in COSTS}
-            )
-            chain = made.chain
+            chain, is_exact = made.chain, self.now.keep == "exact"
+            costs = {kind: 0.0 if is_exact else made.cost(kind) for kind in COSTS}
             return Figures(MEASURED, chain.nbytes, chain.ratio_total, chain.bits_per_weight, **costs)
         if not intent.is_by_hand:
             return self._automatic()
@@ -189,9 +187,8 @@ class Board:
         point = max(seen, key=lambda point: point.restore_cost is not None, default=None)
         if point is not None:
             total = None if self.rates is None else self.rates.ratio_total_of(point.ratio)
-            return self._of_weights(
-                MEASURED, point.ratio, total, {kind: getattr(point, kind) for kind in COSTS}
-            )
+            costs = {kind: getattr(point, kind) for kind in COSTS}
+            return self._of_weights(MEASURED, point.ratio, total, costs)
         expected = predicted(self.shown, self.rates, config)
         if expected is None:
             return None

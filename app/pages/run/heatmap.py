@@ -223,23 +223,6 @@ def _row_category(row: Row) -> str:
     return f"<b>{fmt.html(row.name)}</b><br>{fmt.html(kind)}{extent}"
 
 
-def row_labels(names: Sequence[str]) -> list[str]:
-    """Return short labels: without the modules that all names share, and without a long middle.
-
-    Examples
-    --------
-    >>> row_labels(["net.layers.0.fc.weight", "net.layers.1.fc.weight", "net.head"])
-    ['layers.0.fc.weight', 'layers.1.fc.weight', 'head']
-    """
-    parts = [name.split(".") for name in names]
-    shared = 0
-    while len(parts) > 1 and all(len(part) > shared + 1 for part in parts):
-        if len({part[shared] for part in parts}) > 1:
-            break
-        shared += 1
-    return fmt.elided_all([".".join(part[shared:]) for part in parts], _NAME_WIDTH)
-
-
 def take(table: Sensitivity, places: Sequence[int]) -> Sensitivity:
     """Return some rows of a table."""
     index = np.asarray(places, dtype=np.int64)
@@ -315,7 +298,7 @@ def _row_of(table: Sensitivity, group: Node) -> Row:
 
 
 _LABEL_WIDTH, _FEW_ROWS = 30, 40
-_MAX_STEP_LABELS = 6
+_MAX_STEP_LABELS = 8
 """Beside the panel there is little room on a small screen."""
 
 _CURVE_HEIGHT, _CURVE_GAP = 74, 10
@@ -386,7 +369,8 @@ def heatmap_figure(
             colorbar=bar,
         )
     )
-    tree = tree or [(label, "") for label in row_labels([row.name for row in table.rows])]
+    names = fmt.elided_all([row.name for row in table.rows], _NAME_WIDTH)
+    tree = tree or [(label, "") for label in names]
     labels = [
         (fmt.html(fmt.elided(label, _LABEL_WIDTH)), fmt.html(shape) if shape else "") for label, shape in tree
     ]

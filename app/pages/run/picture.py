@@ -26,7 +26,7 @@ from inshrink_app.widgets.modules import Node
 
 from inshrink_core.analysis.findings import findings, learning_rates
 
-_CHART = "heatmap"
+_CHART, _CELLS = "heatmap", "heatmap.cells"
 _LINES_HEIGHT = 150
 _MOST_GAPS = 6
 _NAME_WIDTH = 60
@@ -70,18 +70,27 @@ def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_parti
     with st.container(gap=None):
         metric = METRICS[table.metric]
         chart(figure, _CHART, f"{metric.label} of {len(table.rows)} rows over {len(table.steps)} steps")
-        picked_cells(
-            _CHART,
-            {
-                "cell": functools.partial(_clicked, names, table.steps, axis),
-                "name": functools.partial(_named, view),
-                "tick": functools.partial(_ticked, str(view.shown.path), names),
+        places, column = _marked(view, found, axis)
+        actions: dict[str, Callable[[object], None]] = {
+            "cell": functools.partial(_clicked, names, table.steps, axis),
+            "name": functools.partial(_named, view),
+            "tick": functools.partial(_ticked, str(view.shown.path), names),
+        }
+        _component(
+            key=_CELLS,
+            data={
+                "chart": _CHART,
+                "colour": MARK,
+                "accent": PRIMARY,
+                "rows": runs_of(places),
+                "column": column,
+                "names": names if len(names) <= MAX_ROW_LABELS else [],
+                "n_rows": len(names),
+                "edges": axis.edges.tolist(),
+                "gaps": list(axis.gaps),
+                "ticked": [place for place, name in enumerate(names) if name in ticked],
             },
-            names=names if len(names) <= MAX_ROW_LABELS else [],
-            n_rows=len(names),
-            axis=axis,
-            marked=_marked(view, found, axis),
-            ticked=[place for place, name in enumerate(names) if name in ticked],
+            **{f"on_{word}_change": functools.partial(_hear, word, act) for word, act in actions.items()},
         )
     with st.container(horizontal=True, horizontal_alignment="distribute", gap="small"):
         st.caption(" ".join(_notes(view, axis, is_partial=is_partial)), width="stretch")
@@ -107,45 +116,49 @@ def sentence(shown: Subject, tables: Mapping[str, Sensitivity], level: str) -> N
 
 
 def lines(view: View, ticked: Sequence[str]) -> None:
-    """Draw the ticked rows over the steps, in one chart."""
+    """Draw the ticked rows over the steps, in one chart; rows without values are left out."""
     tensors, look = view.tensors, view.look
-    run = str(view.shown.path)
     nodes = [Node(name, places) for name in ticked if (places := rows.tensors_of(tensors, name))]
     if not nodes:
         return
     table = rows.normalised(heatmap.aggregate(tensors, nodes), look.relative, tensors)
+    series = table.values[look.statistic]
     metric = METRICS[table.metric]
-    figure = go.Figure()
-    labels = fmt.elided_all([node.name for node in nodes], _NAME_WIDTH)
-    for place, (label, values) in enumerate(zip(labels, table.values[look.statistic], strict=True)):
-        figure.add_trace(
-            go.Scatter(
-                x=list(table.steps),
-                y=values.astype(np.float64),
-                name=fmt.html(label),
-                mode="lines+markers" if len(table.steps) <= heatmap.MOST_APART else "lines",
-                marker={"size": 4},
-                line={"color": CATEGORICAL[place % len(CATEGORICAL)], "width": 2},
-                hovertemplate=f"{fmt.html(label)} %{{y:{fmt.d3_format(values)}}}<extra></extra>",
-            )
-        )
-    lay_out(figure, _LINES_HEIGHT, legend=True)
-    figure.update_layout(hovermode="x unified")
-    figure.update_xaxes(**steps_axis(8), rangemode="tozero")
-    scale = (
-        {} if table.metric == "bits" else {"type": "log", **log_ticks(table.values[look.statistic].ravel())}
-    )
-    figure.update_yaxes(title=title(fmt.html(metric.symbol)), automargin=True, **scale)
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        st.caption(f"{metric.label} of {fmt.counted(len(nodes), 'row')}", width="content")
+        count = fmt.counted(len(nodes), "row")
+        st.caption(
+            f"{metric.label} of {count}" if np.isfinite(series).any() else metric.needs, width="content"
+        )
         st.button(
             "Clear",
             icon=":material/close:",
             type="tertiary",
             on_click=chosen.set_ticked,
-            args=(run, ()),
+            args=(str(view.shown.path), ()),
             key="lines.clear",
         )
+    if not np.isfinite(series).any():
+        return
+    figure = go.Figure()
+    labels = fmt.elided_all([node.name for node in nodes], _NAME_WIDTH)
+    for place, (label, values) in enumerate(zip(labels, series, strict=True)):
+        if np.isfinite(values).any():
+            figure.add_trace(
+                go.Scatter(
+                    x=list(table.steps),
+                    y=values.astype(np.float64),
+                    name=fmt.html(label),
+                    mode="lines+markers" if len(table.steps) <= heatmap.MOST_APART else "lines",
+                    marker={"size": 4},
+                    line={"color": CATEGORICAL[place % len(CATEGORICAL)], "width": 2},
+                    hovertemplate=f"{fmt.html(label)} %{{y:{fmt.d3_format(values)}}}<extra></extra>",
+                )
+            )
+    lay_out(figure, _LINES_HEIGHT, legend=True)
+    figure.update_layout(hovermode="x unified")
+    figure.update_xaxes(**steps_axis(8))
+    scale = {} if table.metric == "bits" else {"type": "log", **log_ticks(series.ravel())}
+    figure.update_yaxes(title=title(fmt.html(metric.symbol)), automargin=True, **scale)
     chart(figure, f"lines.{len(nodes)}", f"{metric.label} of {', '.join(labels)} over the steps")
 
 
@@ -176,13 +189,10 @@ def _named(view: View, place: object) -> None:
     if node.is_open is not None:
         chosen.fold(run, node.name, is_open=node.is_open)
     elif "." in node.name:
-        above = [
-            other
-            for other in view.nodes[:place]
-            if other.is_open and modules.is_within(node.name, other.name)
-        ]
+        outer = [other.name for other in view.nodes[:place] if other.is_open]
+        above = [name for name in outer if modules.is_within(node.name, name)]
         if above:
-            chosen.fold(run, above[-1].name, is_open=True)
+            chosen.fold(run, above[-1], is_open=True)
 
 
 def _clicked(names: Sequence[str], steps: Sequence[int], axis: StepAxis, value: object) -> None:
@@ -199,11 +209,11 @@ def _ticked(run: str, names: Sequence[str], place: object) -> None:
         chosen.tick(run, names[place])
 
 
-def _marked(view: View, found: Selection | None, axis: StepAxis) -> tuple[tuple[int, ...], int] | None:
-    """Return the rows and the column of what is selected."""
+def _marked(view: View, found: Selection | None, axis: StepAxis) -> tuple[tuple[int, ...], int]:
+    """Return the rows and the column of what is selected; no rows where nothing is."""
     places = _rows_of(view, found)
     if found is None or not places:
-        return None
+        return (), 0
     return places, axis.column_of(view.table.steps.index(found.step))
 
 
@@ -262,60 +272,9 @@ def _grey(view: View) -> str:
     return "Grey: the tensor is absent or has no value at this step."
 
 
-def picked_cells(
-    chart: str,
-    actions: Mapping[str, Callable[[object], None]],
-    *,
-    names: Sequence[str],
-    n_rows: int,
-    axis: StepAxis,
-    marked: tuple[Sequence[int], int] | None,
-    ticked: Sequence[int],
-) -> None:
-    """Listen to clicks and keys on a heatmap that stands in the same container, and mark what is chosen.
-
-    The figure stays the same whatever is marked, and so keeps its zoom.
-
-    Parameters
-    ----------
-    chart
-        The figure's key. Its axes have ranges; rows are at whole numbers.
-    actions
-        Called with the browser's value, which is untrusted: of ``cell`` ``[row, column]``, of ``name`` and
-        ``tick`` the row whose name or box was clicked.
-    names
-        Of the rows that have a box; none where rows are too many.
-    n_rows, axis
-        How many rows there are, and the columns.
-    marked
-        Rows, ascending, and the column they are marked in.
-    ticked
-        Rows whose boxes are ticked.
-    """
-    key = f"{chart}.cells"
-    places, column = marked or ((), 0)
-
-    def hear(word: str) -> Callable[[], None]:
-        return lambda: actions[word](st.session_state[key].get(word))
-
-    _component(
-        key=key,
-        data={
-            "chart": chart,
-            "colour": MARK,
-            "accent": PRIMARY,
-            "rows": runs_of(places),
-            "column": column,
-            "names": list(names),
-            "n_rows": n_rows,
-            "edges": axis.edges.tolist(),
-            "gaps": list(axis.gaps),
-            "ticked": list(ticked),
-        },
-        on_cell_change=hear("cell"),
-        on_name_change=hear("name"),
-        on_tick_change=hear("tick"),
-    )
+def _hear(word: str, act: Callable[[object], None]) -> None:
+    """Act on a value from the browser, which is untrusted."""
+    act(st.session_state[_CELLS].get(word))
 
 
 def runs_of(places: Sequence[int]) -> list[tuple[int, int]]:

@@ -238,22 +238,21 @@ def narrowed(
     tensors = tables[modules.TENSOR]
     names = [row.name for row in tensors.rows]
     is_tree = look.level != modules.LAYER_TYPE
+    groups = tables.get(look.level)
     if is_tree:
         matches = modules.matching(names, look.pattern)
         places = [place for place, name in enumerate(names) if name in matches]
-        remaining, groups = heatmap.take(tensors, places), None
-        if len(places) == len(names):
-            groups = tables.get(modules.BLOCK)
+        groups = tables.get(modules.BLOCK) if len(places) == len(names) else None
         opened, closed = chosen.tree(str(shown.path))
         above = frozenset() if found is None else frozenset({found.layer.rpartition(".")[0]} - {""})
         names = [names[place] for place in places]
         nodes = modules.outline(names, look.level, opened=opened | above, closed=closed)
+        nodes = tuple(node._replace(members=tuple(places[m] for m in node.members)) for node in nodes)
     else:
         nodes = modules.rows_at(names, [row.layer_type for row in tensors.rows], look.level)
         matches = modules.matching([node.name for node in nodes], look.pattern)
         nodes = tuple(node for node in nodes if node.name in matches)
-        remaining, groups = tensors, tables.get(look.level)
-    plain = heatmap.aggregate(remaining, nodes, groups)
+    plain = heatmap.aggregate(tensors, nodes, groups)
     shares = normalised(plain, "share", tensors).values["mean"][:, -1]
     if look.order == "share":
         leaves = [place for place, node in enumerate(nodes) if not node.is_open]

@@ -23,14 +23,8 @@ from inshrink_app.widgets.choices import (
 from inshrink_core.request import listed
 from inshrink_core.verbs.search import Search
 
-_WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
-_RECENT = 8
 _RATIO = 30.0
 _MEASURING = "search.measuring"
-_CODEC_HELP = (
-    "Lattice is the default: one spacing for all tensors, and a factor for each layer type. Inshrinkerator "
-    "is the published codec, on its published grid."
-)
 
 
 def show(board: Board) -> None:
@@ -82,7 +76,7 @@ def _options(shown: Subject, now: Chosen, before: tuple[int, ...]) -> Search:
         fields = {"target_ratio": ratio}
         st.caption("Finds the smallest divergence among the configurations that reach it.")
     names = codec_labels(searched=True)
-    fields["codec"] = one_of_many("search", "Codec", "codec", names, next(iter(names)), _CODEC_HELP)
+    fields["codec"] = one_of_many("search", "Codec", "codec", names, next(iter(names)))
     steps = _steps(shown, before)
     if "target_ratio" not in fields:
         fields["budget"] = st.number_input(
@@ -96,12 +90,8 @@ def _steps(shown: Subject, before: tuple[int, ...]) -> tuple[int, ...]:
     """Draw which steps are searched; neighbours, as deltas are small between neighbours."""
     if len(shown.steps) == 1:
         return shown.steps
-    options = {name: _WHICH[name] for name in _WHICH if name != "recent" or len(shown.steps) > _RECENT}
-    usual = {shown.steps: "all", shown.steps[-_RECENT:]: "recent"}.get(before, "range")
-    which = one_of_few("search", "Steps", "chain", options, usual if usual in options else "all")
-    if which == "recent":
-        return shown.steps[-_RECENT:]
-    if which == "all":
+    usual = "all" if before == shown.steps else "range"
+    if one_of_few("search", "Steps", "chain", {"all": "All steps", "range": "A range"}, usual) == "all":
         return shown.steps
     first, last = ends_of_range("search", shown.steps, before)
     return tuple(step for step in shown.steps if first <= step <= last)

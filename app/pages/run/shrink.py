@@ -197,16 +197,8 @@ def _by_step(board: Board, made: Written) -> None:
         figure.add_hline(
             scale * board.now.bound.value, line={"color": CATEGORICAL[5], "dash": "dash"}, yref="y2"
         )
-        figure.update_layout(
-            yaxis2={
-                "overlaying": "y",
-                "side": "right",
-                "showgrid": False,
-                "rangemode": "tozero",
-                "tickmode": "auto",
-                "nticks": 4,
-            }
-        )
+        axis = {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero", "nticks": 4}
+        figure.update_layout(yaxis2=axis | {"tickmode": "auto"})
     figure.update_xaxes(**steps_axis(5))
     largest = max((frame.nbytes for frame in frames), default=1)
     figure.update_layout(yaxis=byte_ticks(largest) | {"automargin": True})

@@ -20,19 +20,7 @@ from numpy.typing import NDArray
 from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
 
 _WAY, _LOG, _OVER = "panel.way", "panel.log", "panel.over"
-_VIEWS = {
-    "time": "Time",
-    "values": "Values",
-    "course": "Course",
-}
-_LEVELS = {
-    "codebook": "codebook",
-    "lattice": "lattice",
-    "grid": "uniform levels",
-    "rounded": "bfloat16",
-    "exact": "bit for bit",
-    "other": "differences",
-}
+_VIEWS = {"time": "Time", "values": "Values", "course": "Course"}
 _LEVELLESS = {
     "exact": "Stored bit for bit: there are no levels.",
     "rounded": "Each value is rounded to bfloat16.",
@@ -172,8 +160,7 @@ def _histogram(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> None:
     chart(
         tensor_figures.histogram_figure(seen, log=log, other=other),
         "panel.histogram",
-        f"Histogram of {fmt.count(seen.spec.numel)} values by what became of them, with the levels of "
-        f"the {_LEVELS[seen.level_kind]}",
+        f"Histogram of {fmt.count(seen.spec.numel)} values by what became of them, with the levels",
     )
     st.caption(_levels_text(seen))
 

@@ -81,6 +81,7 @@ def histogram_figure(
         if part.n == 0:
             continue
         colour, hatch = _PART_LOOKS[part.name]
+        hatching = {"bgcolor": colour, "fgcolor": "#FFFFFF"}
         figure.add_trace(
             go.Bar(
                 x=middles.astype(np.float32),
@@ -89,13 +90,7 @@ def histogram_figure(
                 marker={
                     "color": colour,
                     "line": {"width": 0},
-                    "pattern": {
-                        "shape": hatch,
-                        "size": 5,
-                        "solidity": 0.3,
-                        "bgcolor": colour,
-                        "fgcolor": "#FFFFFF",
-                    },
+                    "pattern": {"shape": hatch, "size": 5, "solidity": 0.3} | hatching,
                 },
                 hovertemplate=f"%{{y:,}} {part.name} values near %{{x:{near}}}<extra></extra>",
             )

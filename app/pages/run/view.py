@@ -274,7 +274,8 @@ def _drawer(
     look_of = {"label_visibility": "collapsed", "required": True}
     name = one_of_few("run", "Drawer", "drawer", offered, next(iter(offered)), **look_of)
     if name == "bits" and board is not None:
-        bits.show(board, look.level, look.pattern, chosen.ticked(str(shown.path)))
+        names = [row.name for row in view.tensors.rows]
+        bits.show(board, view.nodes, names, chosen.ticked(str(shown.path)))
     elif name == "table":
         _table(view)
     elif name == "compare":
