@@ -458,11 +458,11 @@ def test_the_picture_has_the_bound_and_the_allocation_on_it(figure):
 def test_all_that_was_measured_of_these_steps_is_in_one_picture_and_nothing_of_others():
     points = [
         point(10.0, 0.02, divergence=0.004),
-        point(11.0, 0.02, divergence=0.005, n_steps=2, whole=False),
+        point(11.0, 0.02, divergence=0.005, n_steps=2, is_complete=False),
         point(12.0, 0.02, divergence=0.006, keeps=False),
         point(13.0, 0.02, divergence=0.007, baseline="QD"),
-        point(14.0, 0.02, divergence=0.008, archive="run.inshrink", whole=True, n_steps=2),
-        point(15.0, 0.02, divergence=0.009, archive="old.inshrink", whole=False),
+        point(14.0, 0.02, divergence=0.008, archive="run.inshrink", is_complete=True, n_steps=2),
+        point(15.0, 0.02, divergence=0.009, archive="old.inshrink", is_complete=False),
         point(16.0, 0.0, divergence=0.0, config=config(2.0), is_estimated=True),
     ]
     drawn = drawn_at(rates_for("a", "b"), 2.0, 2.0, points=points)
@@ -493,7 +493,7 @@ def test_what_was_measured_calibrates_what_is_edited_next(archived, jobs):
     rates = rates_of([level(2.0**i, sizes) for i in range(-1, 4)], "coarseness", specs)
     told = rates.predict([2.0] * len(rates.keys))
     seen = point(9.0, None, config=config(2.0), divergence=3 * (told.divergence or 0))
-    passed_over = [seen._replace(whole=False), seen._replace(is_estimated=True)]
+    passed_over = [seen._replace(is_complete=False), seen._replace(is_estimated=True)]
     passed_over += [seen._replace(config={"codec": "qd", "settings": {}})]
     passed_over += [seen._replace(config={"codec": "lattice", "settings": {"bogus": 1}})]
     found = board.calibrated(shown, rates, [seen, *passed_over])
@@ -523,7 +523,7 @@ def test_trials_of_a_configuration_become_one_point_and_the_last_word_counts(job
     rows = [*document()["trials"], trial(10, 1.0, drop=0.009)]
     found = services.searched(put(jobs, Path("/runs/x"), result=document(trials=rows)), STEPS)
     assert [one.n_steps for one in found.points] == [4, 4, 1]
-    assert [one.whole for one in found.points] == [True, True, False]
+    assert [one.is_complete for one in found.points] == [True, True, False]
     assert [one.keeps for one in found.points] == [True, True, False]
     assert found.points[0].drop == 0.009
     assert found.best is found.points[1]
@@ -534,7 +534,7 @@ def test_a_trial_of_a_search_of_all_steps_that_has_just_begun_is_not_the_whole_c
     job.rows = [trial(step, 1.0) for step in STEPS[:2]]
     shown = services.load_subject(str(archived))
     found = services.searched(job, services.steps_of(job, shown))
-    assert [(one.n_steps, one.whole) for one in found.points] == [(2, False)]
+    assert [(one.n_steps, one.is_complete) for one in found.points] == [(2, False)]
     assert found.best is None
 
 
@@ -570,7 +570,7 @@ def test_estimates_go_from_fine_to_coarse_and_are_there_one_by_one(archived, job
     points = services.estimates(job)
     assert len(points) == 7
     assert points[0].config == {"codec": "uniform", "settings": {"bits": 8}}
-    assert all(one.is_estimated and one.whole for one in points)
+    assert all(one.is_estimated and one.is_complete for one in points)
     assert [one.ratio for one in points] == sorted(one.ratio for one in points)
     job.rows.pop()
     assert services.estimates(job) == points[:6]

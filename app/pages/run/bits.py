@@ -281,7 +281,7 @@ def _notes(board: Board) -> list[str]:
         notes.append(f"The dotted curve is estimated, calibrated by {source}.")
     elif rates is not None:
         notes.append("The dotted curve is a rule of thumb until something is measured.")
-    n_left = sum(not (point.whole or point.is_estimated or point.archive) for point in board.points)
+    n_left = sum(not (point.is_complete or point.is_estimated or point.archive) for point in board.points)
     if n_left:
         notes.append(f"{fmt.counted(n_left, 'trial')} ended early and are in the table alone.")
     if bound.kind not in (board.figure, "none"):
@@ -341,7 +341,7 @@ def _verdict(found: Searched, point: SearchPoint) -> str:
         return "published codec" if point.baseline else "archive"
     if point.is_best:
         return "best"
-    if not point.whole:
+    if not point.is_complete:
         return "given up" if not point.keeps else "not finished"
     return found.verdict(point)
 

@@ -181,7 +181,7 @@ class Board:
         seen = [
             point
             for point in self.points
-            if point.whole and not point.is_estimated and point.config
+            if point.is_complete and not point.is_estimated and point.config
             if point.config == config or (full and _with_defaults(point.config) == full)
         ]
         point = max(seen, key=lambda point: point.restore_cost is not None, default=None)
@@ -417,7 +417,7 @@ def calibrated(shown: Subject, rates: Rates, points: Sequence[SearchPoint]) -> R
 
     measured = []
     for point in points:
-        if point.whole and not point.is_estimated and point.config.get("codec") == rates.codec:
+        if point.is_complete and not point.is_estimated and point.config.get("codec") == rates.codec:
             # An archive may be of another codec version, or of other tensors.
             with contextlib.suppress(ServiceError, KeyError):
                 numbers = numbers_of(shown, point.config)

@@ -123,9 +123,9 @@ def _draw(found: Changes, statistic: str, alt: str) -> None:
     most = heatmap.take(found.table, range(n))
     chart(heatmap_figure(most, statistic, relative="times"), "changes", alt)
     rest = len(found.names) - n
-    said = f"; {fmt.count(rest)} others differ less." if rest else "."
+    others = f"; {fmt.count(rest)} others differ less." if rest else "."
     st.caption(
-        f"{alt}. The {fmt.count(n)} tensors that differ most{said} Blue: larger. Red: smaller. White: the "
+        f"{alt}. The {fmt.count(n)} tensors that differ most{others} Blue: larger. Red: smaller. White: the "
         "same. Grey: no value."
     )
 

@@ -94,7 +94,8 @@ def allocation_figure(
     scale = 1.0 if figure == "divergence" else 100.0
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for place, point in enumerate(points):
-        if not point.is_estimated and point.whole and point.ratio > 0 and point.figure(figure) is not None:
+        is_measured = point.is_complete and not point.is_estimated
+        if is_measured and point.ratio > 0 and point.figure(figure) is not None:
             kinds.setdefault(_kind(point), []).append(place)
     ratios, values, places = _curve(points, rates, figure, course)
     measured = [points[place].figure(figure) for members in kinds.values() for place in members]
@@ -148,7 +149,7 @@ def allocation_figure(
             textposition="bottom center",
             textfont={"size": 11},
         )
-    best = next((point for point in points if point.is_best and point.whole), None)
+    best = next((point for point in points if point.is_best and point.is_complete), None)
     if best is not None:
         star = {"symbol": "star-open", "size": 22, "color": _BEYOND, "line": {"width": 2}}
         mark("Best of the search", [(-1, best.ratio, best.figure(figure), "")], star, hoverinfo="skip")

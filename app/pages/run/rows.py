@@ -124,9 +124,9 @@ class View(NamedTuple):
 def controls(shown: Subject) -> Look:
     """Draw what is shown and how; return it."""
     names = tuple(dict.fromkeys(row.name for row in shown.tensors if row.role == "weight"))
-    told = services.told_metrics(shown)
-    telling = {key: METRICS[key].label for key in told}
-    usual = next(key for key in (*told, "magnitude") if key != "update" or "taylor" not in told)
+    known = services.told_metrics(shown)
+    telling = {key: METRICS[key].label for key in known}
+    usual = next(key for key in (*known, "magnitude") if key != "update" or "taylor" not in known)
     offered = dict(COLOURS)
     if len(shown.steps) < 2:
         del offered["ratio"]
@@ -174,11 +174,11 @@ def _untold(shown: Subject) -> str:
     why: dict[str, list[str]] = {}
     for key in services.untold_metrics(shown):
         why.setdefault(METRICS[key].needs, []).append(METRICS[key].label)
-    said = [f"{' and '.join(names)} off: {reason}" for reason, names in why.items()]
+    parts = [f"{' and '.join(names)} off: {reason}" for reason, names in why.items()]
     if METRICS["fisher"].needs in why:
-        held = ", ".join(role.replace("_", " ") for role in services.optimizer_state(shown))
-        said.append(f"Their optimizer state: {held or 'none'}.")
-    return " ".join(said)
+        roles = ", ".join(role.replace("_", " ") for role in services.optimizer_state(shown))
+        parts.append(f"Their optimizer state: {roles or 'none'}.")
+    return " ".join(parts)
 
 
 def normalised(table: Sensitivity, how: str, tensors: Sensitivity | None = None) -> Sensitivity:
@@ -360,9 +360,9 @@ def show_ranked(
     with st.container(gap="xxsmall"):
         for place, name, label in zip(places, names, fmt.elided_all(names, _LISTED_WIDTH), strict=False):
             value = float(table.values["mean"][place, at])
-            said = f"{fmt.percent(float(shares[place]))} · {fmt.value(value)} per weight"
+            text = f"{fmt.percent(float(shares[place]))} · {fmt.value(value)} per weight"
             st.button(
-                fmt.markdown(f"{label} · {said}"),
+                fmt.markdown(f"{label} · {text}"),
                 key=f"{key}.{name}",
                 type="tertiary",
                 on_click=chosen.select,
@@ -379,7 +379,7 @@ def show_group(view: View, found: Selection) -> None:
     )
     n, step = fmt.counted(len(places), "tensor"), fmt.count(found.step)
     st.caption(f"{n} at step {step}; the largest first, of the total.")
-    node = next((one for one in view.nodes if one.name == found.layer), None)
+    node = next((row for row in view.nodes if row.name == found.layer), None)
     if node is not None and node.is_open is not None and view.is_tree:
         st.button(
             "Close this module" if node.is_open else "Open this module",
