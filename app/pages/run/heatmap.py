@@ -391,7 +391,7 @@ def heatmap_figure(
     )
     _name_rows(figure, labels)
     _mark_gaps(figure, axis)
-    ticks = {} if axis.is_numeric else few_ticks(axis.centres, list(map(fmt.count, axis.steps)), 6)
+    ticks = {} if axis.is_numeric else few_ticks(axis.centres.tolist(), list(map(fmt.count, axis.steps)), 6)
     span = [axis.edges[0], axis.edges[-1]] if axis.columns else None
     figure.update_xaxes(**steps_axis(_MAX_STEP_LABELS) | {"automargin": False}, range=span, showgrid=False)
     figure.update_xaxes(zeroline=False, **ticks)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import plotly.graph_objects as go
@@ -71,10 +71,13 @@ def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_parti
         metric = METRICS[table.metric]
         chart(figure, _CHART, f"{metric.label} of {len(table.rows)} rows over {len(table.steps)} steps")
         places, column = _marked(view, found, axis)
-        actions: dict[str, Callable[[object], None]] = {
+        actions: dict[str, Any] = {
             "cell": functools.partial(_clicked, names, table.steps, axis),
             "name": functools.partial(_named, view),
             "tick": functools.partial(_ticked, str(view.shown.path), names),
+        }
+        callbacks: dict[str, Any] = {
+            f"on_{word}_change": functools.partial(_hear, word, act) for word, act in actions.items()
         }
         _component(
             key=_CELLS,
@@ -90,7 +93,7 @@ def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_parti
                 "gaps": list(axis.gaps),
                 "ticked": [place for place, name in enumerate(names) if name in ticked],
             },
-            **{f"on_{word}_change": functools.partial(_hear, word, act) for word, act in actions.items()},
+            **callbacks,
         )
     with st.container(horizontal=True, horizontal_alignment="distribute", gap="small"):
         st.caption(" ".join(_notes(view, axis, is_partial=is_partial)), width="stretch")

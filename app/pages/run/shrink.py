@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
@@ -160,7 +161,11 @@ def _result(board: Board, made: Written) -> None:
     with st.container(horizontal=True):
         if st.button("Open in Archives", icon=":material/inventory_2:", key="shrink.open"):
             state.go_to("archives", archive=str(chain.path), panel="frames")
-        compare = {"icon": ":material/compare_arrows:", "key": "shrink.compare", "type": "tertiary"}
+        compare: dict[str, Any] = {
+            "icon": ":material/compare_arrows:",
+            "key": "shrink.compare",
+            "type": "tertiary",
+        }
         if made.comparison is not None and st.button("Compare", **compare):
             state.go_to("archives", archive=str(chain.path), panel="compare")
 

@@ -144,7 +144,7 @@ def over_time_figure(
         )
     )
     lay_out(figure, _HEIGHT)
-    ticks = {} if axis.is_numeric else few_ticks(axis.centres, list(map(fmt.count, steps)), 6)
+    ticks = {} if axis.is_numeric else few_ticks(axis.centres.tolist(), list(map(fmt.count, steps)), 6)
     figure.update_xaxes(**steps_axis(6) | ticks, showgrid=False)
     figure.update_yaxes(title=title("Value"), showgrid=False, automargin=True, nticks=6)
     if step in steps:

@@ -141,7 +141,8 @@ def _measured(shown: Subject, look: Look) -> tuple[Tables | None, Job | None]:
     for job in jobs:
         if job is None or job.state != "finished":
             return None, job
-    first, last = (job.result for job in (jobs[0], jobs[-1])) if jobs else (None, None)
+    results: list[Any] = [job.result for job in jobs if job is not None] or [None]
+    first, last = results[0], results[-1]
     if first is None or last is None:
         return None, None
     if look.colour == "ratio":
@@ -271,7 +272,7 @@ def _drawer(
     """Draw the drawer that is open."""
     shown, look = view.shown, view.look
     offered = {key: word for key, word in _DRAWERS.items() if key != "bits" or board is not None}
-    look_of = {"label_visibility": "collapsed", "required": True}
+    look_of: dict[str, Any] = {"label_visibility": "collapsed", "required": True}
     name = one_of_few("run", "Drawer", "drawer", offered, next(iter(offered)), **look_of)
     if name == "bits" and board is not None:
         names = [row.name for row in view.tensors.rows]
