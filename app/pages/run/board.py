@@ -193,8 +193,9 @@ class Board:
         if expected is None:
             return None
         nats = expected.divergence
+        factor = self.cost_per_nat
         costs = {"drop": expected.drop, "divergence": nats}
-        costs["restore_cost"] = None if None in (nats, self.cost_per_nat) else self.cost_per_nat * nats
+        costs["restore_cost"] = None if nats is None or factor is None else factor * nats
         return self._of_weights(ESTIMATED, expected.ratio_weights, expected.ratio_total, costs)
 
     def _automatic(self) -> Figures | None:

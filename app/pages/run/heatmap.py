@@ -351,7 +351,7 @@ def heatmap_figure(
     about = f"{metric.label}: {_RELATIVE[relative].format(symbol=metric.symbol, unit=metric.unit)}"
     bar = colorbar(about, low, high, height - TOOLBAR - 82, is_linear=is_linear)
     steps = np.broadcast_to(np.asarray(axis.steps, np.float32), values.shape)
-    figure = go.Figure(gaps(colours, axis.edges, rows, _NO_VALUE))
+    figure = go.Figure(gaps(colours, axis.edges.tolist(), rows, _NO_VALUE))
     figure.add_trace(
         go.Heatmap(
             z=colours,
@@ -452,7 +452,7 @@ def training_loss(log: Mapping[str, Sequence[tuple[int, float]]]) -> str | None:
     return min(training or losses, key=len, default=None)
 
 
-def _course(series: Sequence[tuple[int, float]], axis: StepAxis) -> list[tuple[int, float]]:
+def _course(series: Sequence[tuple[int, float]], axis: StepAxis) -> list[tuple[float, float]]:
     """Return the finite values of a metric at the steps of the map, as many as can be seen."""
     first, last = (axis.steps[0], axis.steps[-1]) if axis.steps else (0, -1)
     return thinned(
@@ -462,7 +462,7 @@ def _course(series: Sequence[tuple[int, float]], axis: StepAxis) -> list[tuple[i
 
 
 def _add_curves(
-    figure: go.Figure, curves: Sequence[tuple[str, Sequence[tuple[int, float]]]], axis: StepAxis
+    figure: go.Figure, curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], axis: StepAxis
 ) -> None:
     """Draw training metrics above the cells, and give them room."""
     inner = figure.layout.height - TOOLBAR - ROOM_OF_STEPS
