@@ -1,6 +1,6 @@
 // Tells which cell of a Plotly heatmap was clicked, or the name of which row, and marks cells in it: Streamlit
 // does so for points alone. Before each name stands a box that ticks the row. Keys: arrows move the picked
-// cell, p ticks its row, u undoes, / goes to the filter.
+// cell, p ticks its row, u undoes, / goes to the filter, ? lists them.
 
 const MARK_PIXELS = 2;
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
@@ -39,7 +39,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
     layer.replaceChildren(
       ...rows.map(([first, last]) => {
         const cell = document.createElement("div");
-        const [left, right] = [column - 0.5, column + 0.5].map(across);
+        const [left, right] = [data.edges[column], data.edges[column + 1]].map(across);
         const [above, below] = [first - 0.5, last + 0.5].map(down);
         cell.style.cssText =
           `position: absolute; left: ${left + MARK_PIXELS}px; top: ${above + MARK_PIXELS}px; ` +
@@ -85,13 +85,16 @@ export default function ({ data, parentElement, setTriggerValue }) {
     const move = MOVES[event.key];
     if (move && rows.length && !event.target.closest?.("[role=radiogroup], [data-testid=stDataFrame]")) {
       const row = rows[0][0] + move[0];
-      const place = column + move[1];
-      if (row < 0 || row >= data.n_rows || place < 0 || place >= data.n_columns) return;
+      let place = column + move[1];
+      while (data.gaps.includes(place)) place += move[1];
+      if (row < 0 || row >= data.n_rows || place < 0 || place > data.edges.length - 2) return;
       pick(row, place);
     } else if (event.key === "p" && rows.length) {
       setTriggerValue("tick", rows[0][0]);
     } else if (event.key === "u") {
       document.querySelector(".st-key-undo button:not(:disabled)")?.click();
+    } else if (event.key === "?") {
+      document.querySelector(".st-key-keys button")?.click();
     } else if (event.key === "/") {
       document.querySelector(".st-key-row_filter input")?.focus();
     } else return;

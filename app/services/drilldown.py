@@ -154,13 +154,13 @@ def values_over_time(
                 counted[step] = found
     if not counted:
         raise ServiceError("no step has finite values of this tensor", tensor)
-    low = min(float(one.edges[0]) for one in counted.values())
-    high = max(float(one.edges[-1]) for one in counted.values())
+    low = min(float(histogram.edges[0]) for histogram in counted.values())
+    high = max(float(histogram.edges[-1]) for histogram in counted.values())
     edges = np.linspace(low, high, _BINS_OVER_TIME + 1)
     columns = []
-    for one in counted.values():
-        below = np.concatenate([[0.0], np.cumsum(one.counts.sum(axis=0))])
-        columns.append(np.diff(np.interp(edges, one.edges, below)) / max(1.0, below[-1]))
+    for histogram in counted.values():
+        below = np.concatenate([[0.0], np.cumsum(histogram.counts.sum(axis=0))])
+        columns.append(np.diff(np.interp(edges, histogram.edges, below)) / max(1.0, below[-1]))
     return tuple(counted), edges, np.stack(columns, axis=1)
 
 

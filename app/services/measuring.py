@@ -31,7 +31,7 @@ from inshrink_core.request import Request
 from inshrink_core.sensitivity import STATISTICS, Grouping
 from inshrink_core.verbs.sensitivity import Sensitivity as Measure
 
-_KEPT_TABLES = "tables.npz"
+_TABLES_FILE = "tables.npz"
 _LATEST_FIRST_BYTES = 50_000_000
 """A run that takes longer to read shows its last step first."""
 
@@ -39,19 +39,39 @@ _LATEST_FIRST_BYTES = 50_000_000
 def told_metrics(subject: Subject) -> tuple[str, ...]:
     """Return the metrics that a run's last checkpoint tells by itself, the most telling first."""
     roles = {row.role for row in subject.tensors}
-    told = {
+    known = {
         "fisher": "exp_avg_sq" in roles,
         "taylor": bool(roles & {"gradient", "exp_avg"}),
         "update": len(subject.steps) > 1,
         "magnitude": True,
     }
-    return tuple(metric for metric, is_told in told.items() if is_told)
+    return tuple(metric for metric, is_told in known.items() if is_told)
 
 
 def averages_of(subject: Subject) -> tuple[str, ...]:
     """Return the weights that are a moving average of others: a second model, which no count includes."""
     specs = {row.name: row.shape for row in subject.model_tensors}
     return tuple(twins(specs))
+
+
+def with_averages(subject: Subject, tables: Mapping[str, Sensitivity]) -> Mapping[str, Sensitivity]:
+    """Return tables in which the tensors of a moving average have the values of the tensors they average.
+
+    That is where they have none themselves; their parameters count in no share.
+    """
+    table = tables["tensor"]
+    places = {row.name: place for place, row in enumerate(table.rows)}
+    pairs = twins({row.name: row.shape for row in subject.model_tensors})
+    averages = {places[name]: places[twin] for name, twin in pairs.items() if {name, twin} <= places.keys()}
+    if not averages:
+        return tables
+    rows, originals = list(averages), list(averages.values())
+    values = {name: measured.copy() for name, measured in table.values.items()}
+    for column in values.values():
+        column[rows] = np.where(np.isfinite(column[rows]), column[rows], column[originals])
+    sizes = np.broadcast_to(table.extents(), table.values["mean"].shape).copy()
+    sizes[rows] = 0.0
+    return {"tensor": dataclasses.replace(table, values=values, sizes=sizes)}
 
 
 def tells_order(subject: Subject, names: Sequence[str]) -> bool:
@@ -67,8 +87,8 @@ def measured(subject: Subject, metric: str) -> Mapping[str, Sensitivity] | None:
 
 def untold_metrics(subject: Subject) -> tuple[str, ...]:
     """Return the metrics that a run cannot tell, whatever is measured."""
-    told = told_metrics(subject)
-    return tuple(name for name in ("taylor", "fisher", "update") if name not in told)
+    known = told_metrics(subject)
+    return tuple(name for name in ("taylor", "fisher", "update") if name not in known)
 
 
 def optimizer_state(subject: Subject) -> tuple[str, ...]:
@@ -116,8 +136,8 @@ def measured_so_far(subject: Subject, job: Job | None) -> dict[str, Sensitivity]
     for name, known in table.values.items():
         values[name] = np.full((len(table.rows), len(subject.steps)), np.nan, np.float32)
         values[name][:, places] = known
-    whole = dataclasses.replace(table, metric=metric, steps=subject.steps, values=values)
-    return {"tensor": whole}
+    complete = dataclasses.replace(table, metric=metric, steps=subject.steps, values=values)
+    return {"tensor": complete}
 
 
 def unmeasured(subject: Subject, metric: str) -> dict[str, Sensitivity]:
@@ -161,7 +181,9 @@ def relative_updates(
         if sizes.shape != table.values["mean"].shape:
             continue
         with np.errstate(divide="ignore", invalid="ignore"):
-            values = {name: np.where(sizes > 0, one / sizes, np.nan) for name, one in table.values.items()}
+            values = {
+                name: np.where(sizes > 0, moved / sizes, np.nan) for name, moved in table.values.items()
+            }
         found[by] = dataclasses.replace(table, metric="ratio", values=values)
     return found
 
@@ -202,10 +224,14 @@ def same_at_all_steps(
 def compared_errors(subject: Subject) -> dict[str, Sensitivity] | None:
     """Return the relative error of every tensor at every step, where an archive was compared with the run."""
     for job in all_jobs():
-        against = [one["fields"].get("against") for one in job.work.documents if one["verb"] == "verify"]
+        against = [
+            document["fields"].get("against")
+            for document in job.work.documents
+            if document["verb"] == "verify"
+        ]
         if job.state != "finished" or str(subject.path) not in against:
             continue
-        rows = [row for one in documents_of(job) for row in one.get("errors", ())]
+        rows = [row for document in documents_of(job) for row in document.get("errors", ())]
         if rows:
             specs = [row for row in subject.tensors if row.role == "weight"]
             places = {spec.key: place for place, spec in enumerate(specs)}
@@ -239,11 +265,11 @@ def start_sensitivity(text: str, metric: str) -> Job:
 
 def load_tables(job: Job) -> dict[str, dict[str, Sensitivity]]:
     """Return what a job measured: by metric, one table a grouping."""
-    kept = job.folder / _KEPT_TABLES
-    found = _kept_tables(kept)
+    path = job.folder / _TABLES_FILE
+    found = _stored_tables(path)
     if found is None:
         found = _tables(job.reports()[-1])
-        _keep_tables(kept, found)
+        _keep_tables(path, found)
     return found
 
 
@@ -263,12 +289,12 @@ def _keep_tables(path: Path, found: Mapping[str, Mapping[str, Sensitivity]]) -> 
         write_whole(path, content.getvalue())
 
 
-def _kept_tables(path: Path) -> dict[str, dict[str, Sensitivity]] | None:
+def _stored_tables(path: Path) -> dict[str, dict[str, Sensitivity]] | None:
     """Return what `_keep_tables` kept; None where there is nothing, or nothing sound."""
     found: dict[str, dict[str, Sensitivity]] = {}
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
-            for i, (metric, by, rows, steps, note) in enumerate(json.loads(held["about"].tobytes())):
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            for i, (metric, by, rows, steps, note) in enumerate(json.loads(stored["about"].tobytes())):
                 found.setdefault(metric, {})[by] = Sensitivity(
                     metric=metric,
                     by=by,
@@ -276,7 +302,7 @@ def _kept_tables(path: Path) -> dict[str, dict[str, Sensitivity]] | None:
                         Row(*row)._replace(shape=None if row[-1] is None else tuple(row[-1])) for row in rows
                     ),
                     steps=tuple(steps),
-                    values={name: held[f"{i}.{name}"] for name in STATISTICS},
+                    values={name: stored[f"{i}.{name}"] for name in STATISTICS},
                     note=note,
                 )
     except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile):
@@ -286,7 +312,7 @@ def _kept_tables(path: Path) -> dict[str, dict[str, Sensitivity]] | None:
 
 def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:
     """Return the tables of ``inshrink sensitivity --by`` with several groupings."""
-    tables = {str(one["by"]): one for one in document["tables"]}
+    tables = {str(table["by"]): table for table in document["tables"]}
     counts = {by: Counter(str(row[by]) for row in tables["tensor"]["rows"]) for by in ("block", "layer_type")}
     found = {}
     for by, table in tables.items():

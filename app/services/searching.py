@@ -27,7 +27,7 @@ from inshrink_app.services.jobs import (
     start_job,
     stop_job,
 )
-from inshrink_app.services.opening import engine_at, opened
+from inshrink_app.services.opening import opened
 
 from inshrink_core.chain import default_optimizer as of_engine
 from inshrink_core.chain.defaults import make_configs
@@ -40,7 +40,7 @@ from inshrink_core.text import percentage
 from inshrink_core.text import ratio as ratio_text
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.compress import Compress
-from inshrink_core.verbs.estimate import Estimate, EstimateReport, estimate
+from inshrink_core.verbs.estimate import Estimate
 from inshrink_core.verbs.search import Search
 from inshrink_core.verbs.shared.measured import Known
 
@@ -63,7 +63,7 @@ class SearchPoint(NamedTuple):
         ``codec``, ``settings`` and, where there are, ``override``, as a config file says it.
     ratio, drop, divergence, restore_cost
         Of the weights of these steps together; and of the worst step, None where no step has one.
-    n_steps, whole
+    n_steps, is_complete
         Steps measured, and whether these are all.
     keeps
         Whether every step measured keeps the bounds; of a search for a ratio, whether that is reached.
@@ -81,7 +81,7 @@ class SearchPoint(NamedTuple):
     drop: float | None
     divergence: float | None
     n_steps: int
-    whole: bool = True
+    is_complete: bool = True
     keeps: bool = False
     restore_cost: float | None = None
     is_best: bool = False
@@ -90,7 +90,7 @@ class SearchPoint(NamedTuple):
     is_estimated: bool = False
 
     @classmethod
-    def told(cls, config: Mapping[str, Any], figures: Mapping[str, Any], **more: Any) -> SearchPoint:
+    def of(cls, config: Mapping[str, Any], figures: Mapping[str, Any], **more: Any) -> SearchPoint:
         """Return a configuration with figures by the engine's names; of several steps, the worst of them."""
         worst = {name: figures[name] for name in ("drop", "divergence", "restore_cost") if name in figures}
         words = {"label": config_words(config), **worst, **more}
@@ -125,9 +125,9 @@ class Searched:
     target_ratio
         The ratio of the weights that is to be reached; None for bounds.
     default_ratio
-        Of the weights, as the codec writes them without a search; None while that is not told.
+        Of the weights, as the codec writes them without a search; None before the report.
     metric
-        What was measured; empty while that is not told.
+        What was measured; empty before the report.
     steps, uninformative
         Steps of the chain, and those where the bounds say nothing.
     evaluations
@@ -153,8 +153,8 @@ class Searched:
     def best(self) -> SearchPoint | None:
         """What the search settled on, or the largest ratio so far that keeps the bounds."""
         settled = [point for point in self.points if point.is_best]
-        kept = [point for point in self.points if point.keeps and point.whole and point.config]
-        return settled[0] if settled else max(kept, key=lambda point: point.ratio, default=None)
+        keeping = [point for point in self.points if point.keeps and point.is_complete and point.config]
+        return settled[0] if settled else max(keeping, key=lambda point: point.ratio, default=None)
 
     def verdict(self, point: SearchPoint) -> str:
         """Say whether a point is what was asked for."""
@@ -187,19 +187,19 @@ def searched(job: Job, steps: Sequence[int], *, more: Iterable[Mapping[str, Any]
         Trials of a later one that did not finish.
     """
     result = read_result(job) if job.state == "finished" else None
-    told: Mapping[str, Any] = result if isinstance(result, dict) else {}
-    rows = [*(told["trials"] if "trials" in told else job.told()), *more]
+    report: Mapping[str, Any] = result if isinstance(result, dict) else {}
+    rows = [*(report["trials"] if "trials" in report else job.told()), *more]
     asked: Any = job.requests[-1]
-    limits = limits_of(asked, told, rows)
-    steps = tuple(told.get("steps") or steps)
+    limits = limits_of(asked, report, rows)
+    steps = tuple(report.get("steps") or steps)
     points = _points(rows, len(steps), limits)
     ratio = asked.target_ratio
     if ratio is not None:
         points = [point._replace(keeps=point.keeps and point.ratio >= ratio) for point in points]
-    if by_step := told.get("by_step"):
+    if by_step := report.get("by_step"):
         words = {"label": "settings found for each step", "archive": _BY_STEP}
-        points.append(SearchPoint.told({}, by_step, n_steps=len(steps), keeps=True, **words))
-    best = told.get("best")
+        points.append(SearchPoint.of({}, by_step, n_steps=len(steps), keeps=True, **words))
+    best = report.get("best")
     if best:
         key = _text(best["config"])
         points = [point._replace(is_best=_text(point.config) == key) for point in points]
@@ -207,38 +207,38 @@ def searched(job: Job, steps: Sequence[int], *, more: Iterable[Mapping[str, Any]
         points=tuple(points),
         limits=limits,
         target_ratio=ratio,
-        default_ratio=told["default"]["ratio_weights"] if "default" in told else None,
-        metric=str(told.get("metric", "")),
+        default_ratio=report["default"]["ratio_weights"] if "default" in report else None,
+        metric=str(report.get("metric", "")),
         steps=steps,
-        uninformative=tuple(told.get("uninformative", ())),
-        evaluations=int(told.get("evaluations", job.done)),
-        seconds=float(told.get("seconds", 0.0)),
-        notes=(*_decided(told), *map(str, told.get("notes", ()))),
+        uninformative=tuple(report.get("uninformative", ())),
+        evaluations=int(report.get("evaluations", job.done)),
+        seconds=float(report.get("seconds", 0.0)),
+        notes=(*_decided(report), *map(str, report.get("notes", ()))),
     )
 
 
-def _decided(told: Mapping[str, Any]) -> Iterator[str]:
+def _decided(report: Mapping[str, Any]) -> Iterator[str]:
     """Say which step leaves the least room, and what the default stores beside what was found."""
-    if binding := told.get("binding"):
+    if binding := report.get("binding"):
         figure, usage = str(binding["figure"]).replace("_", " "), percentage(binding["usage"])
         yield f"step {binding['step']} decides: its {figure} takes {usage} of the bound"
-    if (default := told.get("default")) and told.get("target_ratio") is None:
-        kept = "keeps the bounds" if default["keeps"] else "breaks them"
-        yield f"the default stores {ratio_text(default['ratio_weights'])} of the weights, and {kept}"
+    if (default := report.get("default")) and report.get("target_ratio") is None:
+        verdict = "keeps the bounds" if default["keeps"] else "breaks them"
+        yield f"the default stores {ratio_text(default['ratio_weights'])} of the weights, and {verdict}"
 
 
 def limits_of(
-    asked: Search, told: Mapping[str, Any] = MappingProxyType({}), rows: Sequence[Mapping[str, Any]] = ()
+    asked: Search, report: Mapping[str, Any] = MappingProxyType({}), rows: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, float]:
     """Return the bounds by figure; a divergence joins a drop, as the search will have it.
 
     Parameters
     ----------
-    asked, told, rows
+    asked, report, rows
         The request, its report and its trials, as far as there are any.
     """
-    if "bounds" in told:
-        bounds = {name: float(limit) for name, limit in told["bounds"].items() if limit is not None}
+    if "bounds" in report:
+        bounds = {name: float(limit) for name, limit in report["bounds"].items() if limit is not None}
         return {name: limit for name, limit in bounds.items() if math.isfinite(limit)}
     limits = asked.bounds.limits
     if set(limits) == {"drop"} and asked.max_divergence is None:
@@ -270,11 +270,11 @@ def _point(chain: Sequence[Mapping[str, Any]], n_steps: int, limits: Mapping[str
     figures = {
         name: max(_known(chain, name), default=None) for name in ("drop", "divergence", "restore_cost")
     }
-    return SearchPoint.told(
+    return SearchPoint.of(
         chain[0]["config"],
         figures | {"ratio_weights": len(stored) / math.fsum(stored) if stored else 0.0},
         n_steps=len(chain),
-        whole=len(chain) >= n_steps,
+        is_complete=len(chain) >= n_steps,
         keeps=all(not row.get("failure") and _keeps(row, limits) for row in chain),
     )
 
@@ -291,7 +291,7 @@ def _keeps(figures: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
 def baselines_work(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Work:
     """Return the measuring of the baselines: a bench of codecs with everything held."""
     # The laboratory's verb is found by its name, as every verb that another package registers.
-    codecs = ",".join(one.label for one in compared_variants().values())
+    codecs = ",".join(variant.label for variant in compared_variants().values())
     fields = {"run": str(shown.path), "codecs": codecs, "steps": list(steps), **judge.fields}
     output = scratch_path("bench")
     bench = request_from_json({"verb": "bench", "fields": {**fields, "output": output}})
@@ -301,17 +301,17 @@ def baselines_work(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -
 
 def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
     """Return the baselines as points, those measured so far; nothing is promised of them."""
-    told = {row["codec"]: row for row in (() if job is None else job.told())}
-    names = {one.label: name for name, one in compared_variants().items()}
+    rows = {row["codec"]: row for row in (() if job is None else job.told())}
+    names = {variant.label: name for name, variant in compared_variants().items()}
     points = [
-        SearchPoint.told(
-            {"codec": codec.partition(":")[0], "settings": dict(one["config"])},
-            one | {"drop": one["max_drop"], "divergence": one["max_divergence"]},
+        SearchPoint.of(
+            {"codec": codec.partition(":")[0], "settings": dict(row["config"])},
+            row | {"drop": row["max_drop"], "divergence": row["max_divergence"]},
             label=names[codec],
-            n_steps=len(one["drops"]),
+            n_steps=len(row["drops"]),
             baseline=names[codec],
         )
-        for codec, one in told.items()
+        for codec, row in rows.items()
         if codec in names
     ]
     order = list(names.values())
@@ -370,7 +370,8 @@ def measured_configs(
         return tuple(points)
     least = found.target_ratio or 0.0
     return tuple(
-        one._replace(keeps=one.ratio >= least and _keeps(one._asdict(), found.limits)) for one in points
+        point._replace(keeps=point.ratio >= least and _keeps(point._asdict(), found.limits))
+        for point in points
     )
 
 
@@ -392,8 +393,8 @@ def _compared_point(found: Known, config: Mapping[str, Any], ratio: float, n_ste
         name: getattr(found.comparison, f"max_{name}") for name in ("drop", "divergence", "restore_cost")
     }
     n_known = len(found.comparison.steps)
-    return SearchPoint.told(
-        config, worst | {"ratio_weights": ratio}, n_steps=n_known, whole=n_known >= n_steps
+    return SearchPoint.of(
+        config, worst | {"ratio_weights": ratio}, n_steps=n_known, is_complete=n_known >= n_steps
     )
 
 
@@ -419,9 +420,11 @@ def measured_archives(
         config: dict[str, Any] = {}
         if chain.is_uniform:  # Else each step has settings of its own, and no configuration is its.
             config = {"codec": chain.codec, "settings": dict(chain.config)}
-            config |= {"override": [dict(one) for one in chain.overrides]} if chain.overrides else {}
+            config |= (
+                {"override": [dict(override) for override in chain.overrides]} if chain.overrides else {}
+            )
         seen = _compared_point(found, config, chain.ratio_weights or 0.0, len(found.comparison.steps))
-        points.append(seen._replace(archive=chain.path.name, whole=chain.steps == tuple(steps)))
+        points.append(seen._replace(archive=chain.path.name, is_complete=chain.steps == tuple(steps)))
     return tuple(points)
 
 
@@ -444,12 +447,13 @@ def estimate_levels(shown: Subject, steps: Sequence[int], codec: str) -> Estimat
     """Return the request that estimates a codec from fine to coarse, tensor by tensor."""
     layers = frozenset(row.layer for row in shown.model_tensors)
     with reported():
-        first, *others = (one.settings for one in space_of(codec, layers).levels(_LEVELS))
+        first, *others = (level.settings for level in space_of(codec, layers).levels(_LEVELS))
     texts = [
         ",".join(
-            f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in one.items()
+            f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+            for name, value in level.items()
         )
-        for one in others
+        for level in others
     ]
     asked: dict[str, Any] = {"codec": codec, "settings": first, "each": texts, "by_tensor": True}
     return Estimate(str(shown.path), **asked, steps=chosen_steps(steps, shown.steps))
@@ -459,7 +463,7 @@ def estimates(job: Job | None) -> tuple[SearchPoint, ...]:
     """Return what was estimated, or has been so far, as points; nothing is promised of them."""
     rows = {} if job is None else {_text(row["set"]): row for row in job.told()}
     return tuple(
-        SearchPoint.told(row["set"], row, n_steps=int(row["n_steps"]), is_estimated=True)
+        SearchPoint.of(row["set"], row, n_steps=int(row["n_steps"]), is_estimated=True)
         for row in rows.values()
     )
 
@@ -492,36 +496,8 @@ def unmatched_overrides(shown: Subject, config: Mapping[str, Any]) -> tuple[str,
     """Return the overrides that mean no weight of a run; writing with them would be refused."""
     rows = shown.model_tensors
     found = []
-    for one in config.get("override", ()):
-        layer, match = one.get("layer_type"), str(one.get("match", "*"))
+    for override in config.get("override", ()):
+        layer, match = override.get("layer_type"), str(override.get("match", "*"))
         if not any(layer in (None, row.layer) and fnmatchcase(row.name, match) for row in rows):
             found.append(f"{layer or ''} {match}".strip())
     return tuple(found)
-
-
-def estimated(shown: Subject, steps: Sequence[int], config: Mapping[str, Any], known: int) -> EstimateReport:
-    """Estimate what a configuration would do, without the evaluator: a few seconds at most.
-
-    Parameters
-    ----------
-    shown, steps, config
-        The run, steps of the chain, and the configuration.
-    known
-        Trials there are; with more of them an estimate is another one.
-
-    Raises
-    ------
-    ServiceError
-        The configuration asks for what the codec does not have.
-    """
-    path = str(shown.path)
-    return _estimated(path, opened(path).token, tuple(steps), _text(config), known)
-
-
-@st.cache_data(show_spinner=False, max_entries=256)
-def _estimated(path: str, token: str, steps: tuple[int, ...], config: str, known: int) -> EstimateReport:
-    document = json.loads(config)
-    run: Any = engine_at(path, token)
-    settings = engine_settings(document)
-    with reported():
-        return estimate(run, codec=document["codec"], config=settings, steps=steps)

@@ -350,7 +350,9 @@ def _digest(key: str) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little")
 
 
-def sample_keys(checkpoint: Checkpoint, numel: int = _SAMPLE_NUMEL) -> frozenset[str]:
+def sample_keys(
+    checkpoint: Checkpoint, numel: int = _SAMPLE_NUMEL, n_tensors: int | None = None
+) -> frozenset[str]:
     """Return a sample of the model's tensors: of every layer type, about its share of elements.
 
     Parameters
@@ -359,26 +361,34 @@ def sample_keys(checkpoint: Checkpoint, numel: int = _SAMPLE_NUMEL) -> frozenset
         Any step of the run.
     numel
         About how many elements to take; everything where the model is no larger.
+    n_tensors
+        About how many tensors to take; by default any number.
 
     Notes
     -----
-    Deterministic. All small tensors are taken, for they cost nothing and differ most. Of each layer type's
+    Deterministic. All small tensors are taken, for they cost little and differ most. Of each layer type's
     larger ones, at least one is taken, and more of them at even distances in file order, so that every depth
-    is met.
+    is met. Where these are too many tensors, the same is done with all of them.
     """
     specs = _model(checkpoint.specs)
     total = sum(spec.numel for spec in specs)
-    if total <= numel:
-        return frozenset(spec.key for spec in specs)
-    taken = {spec.key for spec in specs if spec.layer is LayerType.VECTOR or spec.numel < _SMALL_NUMEL}
-    groups: dict[LayerType | None, list[TensorSpec]] = {}
-    for spec in specs:
-        if spec.key not in taken:
-            groups.setdefault(spec.layer, []).append(spec)
-    for group in groups.values():
-        n = max(1, round(len(group) * numel / total))
-        taken.update(group[(2 * k + 1) * len(group) // (2 * n)].key for k in range(n))
+    small = {spec.key for spec in specs if spec.layer is LayerType.VECTOR or spec.numel < _SMALL_NUMEL}
+    taken = small | _spread([spec for spec in specs if spec.key not in small], numel / max(1, total))
+    if n_tensors is not None and len(taken) > n_tensors:
+        return frozenset(_spread([spec for spec in specs if spec.key in taken], n_tensors / len(taken)))
     return frozenset(taken)
+
+
+def _spread(specs: Iterable[TensorSpec], share: float) -> set[str]:
+    """Return a share of the tensors of every layer type, at even distances, at least one of each."""
+    groups: dict[LayerType | None, list[str]] = {}
+    for spec in specs:
+        groups.setdefault(spec.layer, []).append(spec.key)
+    taken: set[str] = set()
+    for group in groups.values():
+        n = min(len(group), max(1, round(len(group) * share)))
+        taken.update(group[(2 * k + 1) * len(group) // (2 * n)] for k in range(n))
+    return taken
 
 
 def _model(specs: Iterable[TensorSpec]) -> list[TensorSpec]:

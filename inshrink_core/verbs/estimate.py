@@ -43,6 +43,12 @@ _NUMEL: Final = 1 << 23
 _LEAST_NUMEL: Final = 1 << 17
 """Elements of a step below which its ratio says little."""
 
+_TENSORS: Final = 4000
+"""Tensors encoded in all, some milliseconds each, however small they are."""
+
+_LEAST_TENSORS: Final = 64
+"""Tensors of a step, where it has so many."""
+
 _RUN_LENGTH: Final = 16
 """Steps of a stretch, where a run has more steps than can be encoded."""
 
@@ -298,7 +304,8 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
         known_at = {} if found is None else found.document | {"measured_at": found.at}
         report = read_as(EstimateReport, known_at) if known_at else None
         if report is None:
-            first, *others = self._estimated(_Sample.of(opened, chosen, self.tried, known), writings)
+            sample = _Sample.of(opened, chosen, self.tried, known, len(writings))
+            first, *others = self._estimated(sample, writings)
             seconds = time.perf_counter() - begun
             report = replace(first, each=tuple(others), seconds=seconds if others else first.seconds)
             store.add("estimate", question, report.to_json())
@@ -401,12 +408,16 @@ class _Sample(NamedTuple):
     foreseen: dict[str, Any]
 
     @classmethod
-    def of(cls, run: Run, steps: tuple[int, ...], tried: int | None, known: tuple[Trial, ...]) -> _Sample:
+    def of(
+        cls, run: Run, steps: tuple[int, ...], tried: int | None, known: tuple[Trial, ...], n_settings: int
+    ) -> _Sample:
         from inshrink_core.search.measure import middle_of, sample_keys
 
         stretches = _stretches(steps) if tried is None else [middle_of(steps, tried)]
-        numel = max(_LEAST_NUMEL, _NUMEL // sum(map(len, stretches)))
-        return cls(run, steps, stretches, sample_keys(run[stretches[0][0]], numel), known, {})
+        n_steps = sum(map(len, stretches))
+        numel = max(_LEAST_NUMEL, _NUMEL // n_steps)
+        n_tensors = max(_LEAST_TENSORS, _TENSORS // (n_steps * n_settings))
+        return cls(run, steps, stretches, sample_keys(run[stretches[0][0]], numel, n_tensors), known, {})
 
     def ahead(self, chain: ChainConfig) -> Any:
         """Return what the encoder knows of later steps; what the knob turns does not change it."""

@@ -74,7 +74,7 @@ def point(ratio: float, drop: float | None, **changes: Any) -> SearchPoint:
         "drop": drop,
         "divergence": None,
         "n_steps": 4,
-        "whole": True,
+        "is_complete": True,
         "keeps": True,
     }
     return SearchPoint(**(values | changes))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from inshrink_app.model.sensitivity import Sensitivity
 from inshrink_app.pages.run import ahead, heatmap, picture, selection
-from inshrink_app.pages.run.rows import normalised, ordered
+from inshrink_app.pages.run.rows import normalised
 from inshrink_app.widgets.modules import outline
 
 from tests.app.builders import (
@@ -47,22 +47,6 @@ def test_shares_of_a_step_add_up_over_all_tensors_whichever_are_shown():
     assert normalised(part, "share", whole).values["mean"][0, 0] == pytest.approx(2e-30)
 
 
-@pytest.mark.parametrize(
-    ("by", "order"),
-    [
-        ("forward", (0, 1, 2)),
-        ("sensitivity", (2, 0, 1)),
-        ("share", (2, 0, 1)),
-        ("size", (1, 0, 2)),
-    ],
-)
-def test_rows_are_sorted_the_largest_first_and_the_unknown_last(by, order):
-    table = table_of([[9, 2], [5, math.nan], [1, 7]], [4, 8, 4])
-    values = np.array([[9, 2], [math.nan, math.nan], [1, 7]], np.float32)
-    table = dataclasses.replace(table, values={"mean": values})
-    assert ordered(table, by, "mean") == order
-
-
 @pytest.mark.parametrize("wild", [math.nan, math.inf, 1e30, -1e30, 0.0])
 @pytest.mark.parametrize("relative", ["plain", "times", "share"])
 def test_any_value_can_be_drawn(wild, relative):
@@ -97,12 +81,6 @@ def test_headline_list_and_table_rank_by_the_share_of_the_total(root, monkeypatc
     assert any("75.5 % · 1.00 per weight" in found.label.replace("\\", "") for found in app.button)
 
 
-def test_movement_is_shown_relative_to_the_learning_rate():
-    table = table_of([[math.nan, 4.0, 2.0]], metric="update")
-    paces = np.array([math.nan, 2.0, 1.0])
-    assert normalised(table, "rate", None, paces).values["mean"][0, 1:].tolist() == [2.0, 2.0]
-
-
 @pytest.mark.parametrize("said", [None, -1, 9, True, "1", [0]])
 def test_nonsense_from_a_browser_folds_nothing(said, monkeypatch):
     folded: list[str] = []
@@ -126,9 +104,12 @@ def test_metrics_that_a_run_cannot_tell_are_off_with_the_reason(root, monkeypatc
 
 def test_order_and_normalisation_are_in_the_link_and_taken_from_it(root, monkeypatch):
     write_run(root / "run")
-    answer(monkeypatch, FakeJobs(tables()))
-    app = explorer("run", run=str(root / "run"), norm="share", sort="size", by="tensor")
-    assert (app.query_params["norm"], app.query_params["sort"]) == ("share", "size")
+    made = tables(3)
+    made["tensor"].values["mean"][:] = [[2.0], [math.nan], [7.0]]
+    answer(monkeypatch, FakeJobs(made))
+    app = explorer("run", run=str(root / "run"), norm="share", sort="share", by="tensor", drawer="table")
+    assert (app.query_params["norm"], app.query_params["sort"]) == ("share", "share")
+    assert list(app.dataframe[0].value["Layer"]) == [f"layers.{i}.weight" for i in (2, 0, 1)]
 
 
 def test_what_is_most_sensitive_can_be_opened_without_a_mouse(root, monkeypatch):

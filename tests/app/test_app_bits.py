@@ -13,7 +13,7 @@ from inshrink_app.jobs.job import jobs_folder
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model import config as search_config
 from inshrink_app.model.problem import ServiceError
-from inshrink_app.pages.run import bits, board
+from inshrink_app.pages.run import board
 from inshrink_app.pages.run.curve import Here, Marks, allocation_figure, clicked_point
 from inshrink_app.services import Bound, Searched, SearchPoint
 from inshrink_app.services import jobs as job_services
@@ -208,11 +208,11 @@ def test_the_best_bits_take_no_more_than_those_before(app):
 
 
 def test_a_pattern_narrows_the_rows_and_shares_stay_those_of_all(app):
-    app.text_input(key="bits.pattern").set_value("*.bias").run()
+    app.text_input(key="row_filter").set_value("*.bias").run()
     found = table(app)
     assert list(found["Layer"]) == ["fc1.bias"]
     assert found["Share of bytes"][0] < 10
-    app.text_input(key="bits.pattern").set_value("nope").run()
+    app.text_input(key="row_filter").set_value("nope").run()
     assert "No row matches" in texts(app)
 
 
@@ -225,7 +225,9 @@ def test_no_code_of_a_run_is_executed_before_it_is_trusted(root, jobs):
 
 
 def test_the_bundled_sample_needs_no_consent(root, jobs):
-    app = explorer("run", run=str(SAMPLE), chain="recent", codec="uniform")
+    app = explorer("run", run=str(SAMPLE), chain="range", codec="uniform")
+    first, *_, last = services.load_subject(str(SAMPLE)).steps[-8:]
+    app.select_slider(key="search.range").set_value((first, last))
     app.toggle(key="search.by_ratio").set_value(True).run()
     app.button(key="search.start").click().run()
     assert not jobs.started[-1].trusted
@@ -420,21 +422,11 @@ def test_an_allocation_is_read_from_a_configuration_and_written_into_it():
     shown = subject(3)
     keys = [row.key for row in shown.tensors]
     start = config(2.0, override=[{"match": "layers.1.*", "coarseness": 4.0, "gamma": 1.0}])
-    assert board.allocation_of(shown, start, keys) == [2.0, 4.0, 2.0]
+    assert [board.numbers_of(shown, start)[key] for key in keys] == [2.0, 4.0, 2.0]
     changed = board.with_allocation(shown, start, keys, [1.0, 4.0, 2.0])
-    assert board.allocation_of(shown, changed, keys) == [1.0, 4.0, 2.0]
+    assert [board.numbers_of(shown, changed)[key] for key in keys] == [1.0, 4.0, 2.0]
     assert changed["override"][0] == {"match": "layers.1.*", "gamma": 1.0}
     services.check_config(changed)
-
-
-def test_rows_are_the_tree_or_layer_types_or_what_matches_a_pattern():
-    rates = rates_for("h.0.w", "h.0.bias", "h.1.w", "scale")
-    assert [row.name for row in bits.rows_of(rates, "block")] == ["h", "h.0", "h.1.w", "scale"]
-    assert bits.rows_of(rates, "block")[0].members == (0, 1, 2)
-    assert [row.members for row in bits.rows_of(rates, "layer_type")] == [(0, 2, 3), (1,)]
-    assert [row.name for row in bits.rows_of(rates, "1", ["h.0"])][2:4] == ["h.0.w", "h.0.bias"]
-    (one,) = bits.rows_of(rates, "tensor", pattern="*.bias")
-    assert (one.name, one.depth) == ("h.0.bias", 0)
 
 
 def drawn_at(rates: Rates | None, *values: float, **changes: Any) -> Any:
@@ -466,11 +458,11 @@ def test_the_picture_has_the_bound_and_the_allocation_on_it(figure):
 def test_all_that_was_measured_of_these_steps_is_in_one_picture_and_nothing_of_others():
     points = [
         point(10.0, 0.02, divergence=0.004),
-        point(11.0, 0.02, divergence=0.005, n_steps=2, whole=False),
+        point(11.0, 0.02, divergence=0.005, n_steps=2, is_complete=False),
         point(12.0, 0.02, divergence=0.006, keeps=False),
         point(13.0, 0.02, divergence=0.007, baseline="QD"),
-        point(14.0, 0.02, divergence=0.008, archive="run.inshrink", whole=True, n_steps=2),
-        point(15.0, 0.02, divergence=0.009, archive="old.inshrink", whole=False),
+        point(14.0, 0.02, divergence=0.008, archive="run.inshrink", is_complete=True, n_steps=2),
+        point(15.0, 0.02, divergence=0.009, archive="old.inshrink", is_complete=False),
         point(16.0, 0.0, divergence=0.0, config=config(2.0), is_estimated=True),
     ]
     drawn = drawn_at(rates_for("a", "b"), 2.0, 2.0, points=points)
@@ -501,7 +493,7 @@ def test_what_was_measured_calibrates_what_is_edited_next(archived, jobs):
     rates = rates_of([level(2.0**i, sizes) for i in range(-1, 4)], "coarseness", specs)
     told = rates.predict([2.0] * len(rates.keys))
     seen = point(9.0, None, config=config(2.0), divergence=3 * (told.divergence or 0))
-    passed_over = [seen._replace(whole=False), seen._replace(is_estimated=True)]
+    passed_over = [seen._replace(is_complete=False), seen._replace(is_estimated=True)]
     passed_over += [seen._replace(config={"codec": "qd", "settings": {}})]
     passed_over += [seen._replace(config={"codec": "lattice", "settings": {"bogus": 1}})]
     found = board.calibrated(shown, rates, [seen, *passed_over])
@@ -531,7 +523,7 @@ def test_trials_of_a_configuration_become_one_point_and_the_last_word_counts(job
     rows = [*document()["trials"], trial(10, 1.0, drop=0.009)]
     found = services.searched(put(jobs, Path("/runs/x"), result=document(trials=rows)), STEPS)
     assert [one.n_steps for one in found.points] == [4, 4, 1]
-    assert [one.whole for one in found.points] == [True, True, False]
+    assert [one.is_complete for one in found.points] == [True, True, False]
     assert [one.keeps for one in found.points] == [True, True, False]
     assert found.points[0].drop == 0.009
     assert found.best is found.points[1]
@@ -542,7 +534,7 @@ def test_a_trial_of_a_search_of_all_steps_that_has_just_begun_is_not_the_whole_c
     job.rows = [trial(step, 1.0) for step in STEPS[:2]]
     shown = services.load_subject(str(archived))
     found = services.searched(job, services.steps_of(job, shown))
-    assert [(one.n_steps, one.whole) for one in found.points] == [(2, False)]
+    assert [(one.n_steps, one.is_complete) for one in found.points] == [(2, False)]
     assert found.best is None
 
 
@@ -578,7 +570,7 @@ def test_estimates_go_from_fine_to_coarse_and_are_there_one_by_one(archived, job
     points = services.estimates(job)
     assert len(points) == 7
     assert points[0].config == {"codec": "uniform", "settings": {"bits": 8}}
-    assert all(one.is_estimated and one.whole for one in points)
+    assert all(one.is_estimated and one.is_complete for one in points)
     assert [one.ratio for one in points] == sorted(one.ratio for one in points)
     job.rows.pop()
     assert services.estimates(job) == points[:6]

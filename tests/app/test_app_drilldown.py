@@ -155,7 +155,7 @@ def test_a_link_to_a_cell_shows_its_inside_and_marks_its_row(run):
     told = json.loads(marks.proto.json)
     assert (told["chart"], told["colour"], told["rows"]) == ("heatmap", MARK, [[1, 1]])
     assert (told["column"], told["ticked"]) == (1, [3])
-    assert (told["n_rows"], told["n_columns"]) == (4, 3)
+    assert (told["n_rows"], told["edges"]) == (4, [5, 15, 25, 35])
     assert "bits per weight" in texts(app)
     assert "of the weights and carries" in texts(app)
     assert app.query_params["layer"] == "fc1.weight"
@@ -163,7 +163,7 @@ def test_a_link_to_a_cell_shows_its_inside_and_marks_its_row(run):
 
 def test_every_figure_of_a_tensor_is_drawn_when_it_is_chosen(run):
     app = explorer("run", run=str(run), layer="fc1.weight", step="20")
-    for view, n_charts in {"values": 2, "course": 2, "inside": 3, "time": 2}.items():
+    for view, n_charts in {"values": 2, "course": 2, "time": 2}.items():
         app.session_state["panel.view"] = view
         app.run()
         assert charts(app) == n_charts, view

@@ -17,10 +17,25 @@ from tests.app.builders import sensitivity_table
 
 def test_many_steps_are_merged_by_the_mean_of_what_is_there():
     values = np.asarray([[1, 3, np.nan, 5, np.nan, np.nan]], dtype=np.float32)
-    columns = heatmap.bucket_steps(values, (10, 20, 30, 40, 50, 60), limit=3)
-    np.testing.assert_array_equal(columns.values, np.asarray([[2, 5, np.nan]], dtype=np.float32))
-    assert columns.labels == ("10 – 20", "30 – 40", "50 – 60")
-    assert columns.values.dtype == np.float32
+    axis = heatmap.StepAxis.of((10, 20, 30, 40, 50, 60), limit=3)
+    np.testing.assert_array_equal(axis.merged(values), np.asarray([[2, 5, np.nan]], dtype=np.float32))
+    assert (axis.steps, axis.place_of(1), axis.column_of(3)) == ((20, 40, 60), 3, 1)
+    assert axis.merged(values).dtype == np.float32
+
+
+def test_steps_stand_where_they_are_with_a_marked_gap_where_the_run_lacks_one():
+    steps = (10, 20, 40, 50)
+    missing = heatmap.missing_steps(steps, ["broken_60.pt", "other_900.pt"])
+    assert missing == (30, 60)
+    axis = heatmap.StepAxis.of(steps, missing)
+    assert axis.edges.tolist() == [5, 15, 25, 35, 45, 55, 65]
+    assert [axis.place_of(column) for column in range(6)] == [0, 1, None, 2, 3, None]
+    table = dataclasses.replace(sensitivity_table(2, 4), steps=steps)
+    drawn = heatmap_figure(table, "mean", missing=missing)
+    assert [note.x for note in drawn.layout.annotations if note.text == "×"] == [30, 60]
+    assert not heatmap.StepAxis.of((1, 2, 4, 1000)).is_numeric, (
+        "columns of equal width, as steps are far apart"
+    )
 
 
 def test_heatmap_colours_are_float32_logarithms_and_hovers_tell_the_value():
@@ -28,24 +43,9 @@ def test_heatmap_colours_are_float32_logarithms_and_hovers_tell_the_value():
     heat = heatmap_figure(table, "mean").data[1]
     assert heat.z.dtype == np.float32
     np.testing.assert_allclose(heat.z[:-1], np.log10(table.values["mean"][:-1]), rtol=1e-5)
-    np.testing.assert_array_equal(heat.customdata, table.values["mean"])
+    np.testing.assert_array_equal(heat.customdata[:, :, 0], table.values["mean"])
     assert "layers.0.weight" in heat.y[0]
     assert "4×3" in heat.y[0]
-
-
-@pytest.mark.parametrize(
-    ("names", "labels"),
-    [
-        (["a.b.x", "a.b.y"], ["x", "y"]),
-        (["a.b", "a.b.c"], ["b", "b.c"]),
-        (["a.b", "c.b"], ["a.b", "c.b"]),
-        (["a.b.c"], ["a.b.c"]),
-        (["same", "same"], ["same", "same"]),
-        ([], []),
-    ],
-)
-def test_row_labels_leave_out_what_all_names_share(names, labels):
-    assert heatmap.row_labels(names) == labels
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-30, 1.0, np.inf, np.nan])

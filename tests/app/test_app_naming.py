@@ -8,7 +8,7 @@ import pytest
 import torch
 from inshrink_app import services
 from inshrink_app.model.problem import ServiceError
-from inshrink_app.pages.run import shrinking
+from inshrink_app.pages.run.shrinking import Intent
 from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import button, explorer, texts
@@ -67,7 +67,7 @@ def test_a_run_with_a_rule_is_one_in_every_service(run):
     assert (shown.path, shown.place, shown.name) == (run / PATTERN, run, "run")
     assert services.load_subject(str(run)).steps == (1, 2, 3)
     assert services.default_folder(shown) == run.parent
-    assert shrinking.estimate_request(shown, services.chosen(shown), None).run == str(run / PATTERN)
+    assert Intent(shown, services.chosen(shown), None).estimate.run == str(run / PATTERN)
     services.look_again(shown.path)
     with pytest.raises(ServiceError, match="outside"):
         services.load_subject(str(run / ".." / ".." / PATTERN))

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inshrink_app.model.sensitivity import Sensitivity
 from inshrink_app.pages.run.changes import between_runs, between_steps
 from inshrink_app.pages.run.heatmap import aggregate
-from inshrink_app.pages.run.selection import Event, Selection, apply_selection, chosen_cell
+from inshrink_app.pages.run.selection import Selection, chosen_cell, selected
 from inshrink_app.widgets.modules import default_level, labels, levels, outline, rows_at
 
 from inshrink_core.analysis.profile import Row
@@ -25,26 +24,18 @@ SEEN = Selection("a", 20)
 
 
 @pytest.mark.parametrize(
-    ("state", "event", "after"),
+    ("before", "layer", "step", "after"),
     [
-        (None, Event("chart", "b", 10), Selection("b", 10)),
-        (SEEN, Event("chart", "b", 30), Selection("b", 30)),
-        (SEEN, Event("table", "b"), Selection("b", 20)),
-        (None, Event("table", "b"), Selection("b", 30)),
-        (SEEN, Event("table"), None),
-        (SEEN, Event("search", "b"), Selection("b", 20)),
-        (SEEN, Event("search"), SEEN),
-        (SEEN, Event("step", step=30), Selection("a", 30)),
-        (SEEN, Event("step"), SEEN),
-        (None, Event("step", step=30), None),
-        (SEEN, Event("link"), SEEN),
-        (SEEN, Event("link", "b", 29), Selection("b", 30)),
-        (None, Event("link", "b"), Selection("b", 30)),
-        (SEEN, Event("close"), None),
+        (None, "b", 10, Selection("b", 10)),
+        (SEEN, "b", 30, Selection("b", 30)),
+        (SEEN, "b", None, Selection("b", 20)),
+        (None, "b", None, Selection("b", 30)),
+        (SEEN, "b", 29, Selection("b", 30)),
+        (SEEN, None, None, None),
     ],
 )
-def test_every_way_to_select_leads_to_the_same_state(state, event, after):
-    assert apply_selection(state, event, STEPS) == after
+def test_a_layer_is_selected_at_a_step_that_exists(before, layer, step, after):
+    assert selected(before, layer, step, STEPS) == after
 
 
 @pytest.mark.parametrize(
@@ -169,12 +160,3 @@ def test_runs_are_matched_by_name_at_their_common_steps():
     np.testing.assert_allclose(found.table.values["mean"], 2.0)
     assert found.only_first == ("layers.0.weight",)
     assert found.only_second == ("new",)
-
-
-# Side by side
-
-
-def renamed(n_steps: int, *names: str) -> Sensitivity:
-    table = sensitivity_table(len(names), n_steps)
-    rows = tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
-    return dataclasses.replace(table, rows=rows)

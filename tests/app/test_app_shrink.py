@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.pages.run import shrinking
+from inshrink_app.pages.run.shrinking import Intent, Written
 from inshrink_app.server import roots
 from inshrink_app.server.recent import trust
 from inshrink_app.services import Bound, Chosen
@@ -205,16 +205,14 @@ def test_an_evaluator_that_does_not_run_is_not_asked_again(archived, jobs):
 @pytest.mark.usefixtures("asked_for")
 def test_a_trial_that_was_interrupted_begins_again_by_itself(archived, jobs):
     shown = services.load_subject(str(archived))
-    trial = jobs.put(
-        work=shrinking.estimate_work(shown, services.chosen(shown), None, "auto"), state="interrupted"
-    )
+    trial = jobs.put(work=Intent(shown, services.chosen(shown), None).estimate_work(), state="interrupted")
     explorer("run", run=str(archived))
     assert trial.state == "running"
 
 
 def test_what_a_trial_has_told_is_known_to_whoever_asks_next(archived, jobs):
     shown = services.load_subject(str(archived))
-    told = shrinking.estimate_request(shown, services.chosen(shown), None).perform()
+    told = Intent(shown, services.chosen(shown), None).estimate.perform()
     app = explorer("run", run=str(archived))
     assert "goals" not in [work.topic for work in jobs.started]
     assert f"about {fmt.size(told.each[0].archive.nbytes)}" in texts(app)
@@ -224,7 +222,7 @@ def test_an_archive_that_was_written_without_a_bound_is_not_gone_on_with_under_o
     shown = services.load_subject(str(archived))
     judged(archived)
     judge, _ = services.named_judge(shown)
-    free, bound = (shrinking.chain_request(shown, services.chosen(shown), one) for one in (None, judge))
+    free, bound = (Intent(shown, services.chosen(shown), by).archive for by in (None, judge))
     shutil.rmtree(root / "run.inshrink")
     inshrink_core.compress(archived, root / "run.inshrink", optimizer="compressed")
     assert services.suggested_name(shown, free) == str(root / "run.inshrink")
@@ -234,7 +232,7 @@ def test_an_archive_that_was_written_without_a_bound_is_not_gone_on_with_under_o
 def written(folder: Path, jobs: Any, run: Path, now: Chosen, target: Path, judge: Any = None) -> Any:
     """Write an archive with a real job, and leave it as the newest one of the run."""
     shown = services.load_subject(str(run))
-    commands = shrinking.write_requests(shown, now, str(target), judge)
+    commands = Intent(shown, now, judge).requests(str(target))
     real = work(folder / "jobs", *commands, shown=str(run))
     assert (real.state, real.problem) == ("finished", None)
     job = jobs.put(*commands, topic="run.shrink", shown=str(run), result=real.reports()[-1])
@@ -246,13 +244,13 @@ def test_what_a_real_job_wrote_of_the_sample_keeps_the_bound_and_is_measured(roo
     shown = services.load_subject(str(SAMPLE))
     now, target = services.chosen(shown), root / "digits.inshrink"
     job = written(root.parent, jobs, SAMPLE, now, target, services.evaluator_of(shown))
-    made = shrinking.written_by(job)
+    made = Written.by(job)
     assert len(made.comparison.steps) == len(shown.steps)
     assert made.comparison.max_restore_cost <= made.written["bounds"]["restore_cost"] == 0.003
     assert made.chain.ratio_total > 22
     assert job.documents[2]["measured_at"] is not None, "nothing is measured twice"
-    assert made.is_of(now)
-    assert not made.is_of(replace(now, bound=Bound("drop", 0.01)))
+    assert made.is_of(Intent(shown, now, None))
+    assert not made.is_of(Intent(shown, replace(now, bound=Bound("drop", 0.01)), None))
     app = explorer("run", run=str(SAMPLE))
     assert f"{fmt.size(made.chain.nbytes)}, {fmt.ratio(made.chain.ratio_total)}. Decoded again" in texts(app)
     assert "measured" in texts(app)
@@ -280,7 +278,7 @@ def test_what_is_not_in_the_archive_is_said_of_a_real_job(archived, jobs, keep):
 def test_what_is_not_sound_is_said_and_an_archive_that_went_is_no_result(archived, jobs):
     shown = services.load_subject(str(archived))
     target = archived.parent / "run.inshrink"
-    commands = shrinking.write_requests(shown, keeping(archived, "exact"), str(target), None)
+    commands = Intent(shown, keeping(archived, "exact"), None).requests(str(target))
     finding = {"what": "a block differs", "where": "frame 3", "remedy": "fetch it again"}
     report = {"ok": False, "problems": [finding], "errors": []}
     job = jobs.put(*commands, topic="run.shrink", shown=str(archived), result=report)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 
 import streamlit as st
 from inshrink_app.model import ServiceError, Subject
@@ -17,14 +16,8 @@ from inshrink_core.errors import InshrinkError
 
 _log = logging.getLogger(__name__)
 
-_WARM_UP_DELAY_SECONDS = 1.5
-"""The page is drawn first: what is loaded ahead would only slow that down."""
-
-_QUIET_SECONDS = 0.4
-"""The explorer is quiet when it was idle for half of such a span."""
-
-_MOST_SPANS = 50
-"""After so many spans (20 seconds) of work, loading ahead begins all the same."""
+_DELAY_SECONDS = 3.0
+"""The page is drawn first."""
 
 
 def warm_up(subject: Subject) -> None:
@@ -38,7 +31,7 @@ def warm_up(subject: Subject) -> None:
 @st.cache_resource(show_spinner=False, max_entries=16)
 def _warm_up(path: str, _subject: Subject) -> threading.Timer:
     """Start once for each run."""
-    timer = threading.Timer(_WARM_UP_DELAY_SECONDS, _load_ahead, [_subject])
+    timer = threading.Timer(_DELAY_SECONDS, _load_ahead, [_subject])
     timer.daemon = True
     timer.start()
     return timer
@@ -46,7 +39,6 @@ def _warm_up(path: str, _subject: Subject) -> threading.Timer:
 
 def _load_ahead(subject: Subject) -> None:
     """Open the run, and have the codecs loaded and compiled."""
-    _wait_for_quiet()
     try:
         engine_of(subject)
         for sample in samples()[:1]:
@@ -64,12 +56,3 @@ def _try_codecs(path: str) -> None:
     smallest = min(matrices, key=lambda spec: spec.numel)
     for codec in ("lattice", "inshrinkerator"):
         anatomy(run, step, smallest.key, codec)
-
-
-def _wait_for_quiet() -> None:
-    """Let pages that are still being drawn, as on a busy computer, have the interpreter to themselves."""
-    for _ in range(_MOST_SPANS):
-        used = time.process_time()
-        time.sleep(_QUIET_SECONDS)
-        if time.process_time() - used < _QUIET_SECONDS / 2:
-            return

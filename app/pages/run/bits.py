@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,24 +16,18 @@ from inshrink_app.model import Problem, ServiceError, Subject, loaded, toml_text
 from inshrink_app.pages.run import board as boards
 from inshrink_app.pages.run import search
 from inshrink_app.pages.run import selection as chosen
-from inshrink_app.pages.run.board import Board, Figures
+from inshrink_app.pages.run.board import Board, Layers
 from inshrink_app.pages.run.curve import AXES, Here, Marks, allocation_figure, clicked_point
-from inshrink_app.services import Chosen, Searched, SearchPoint
+from inshrink_app.services import Searched, SearchPoint
 from inshrink_app.widgets import fmt, job_card, listing, modules, problem, quality
 from inshrink_app.widgets.layout import chart, folded
 from inshrink_app.widgets.modules import Node
 
-from inshrink_core.verbs.search import Search
-
-if TYPE_CHECKING:
-    from inshrink_core.search.rates import Predicted, Rates
-
-_PATTERN, _TABLE, _HANDLE = "bits.pattern", "bits.layers", "bits.handle"
-_CHART, _POINTS = "bits.curve", "bits.points"
+_TABLE, _HANDLE, _CHART, _POINTS = "bits.layers", "bits.handle", "bits.curve", "bits.points"
 _STEP = 2.0
-"""A click halves or doubles a spacing, which is worth about a bit a weight."""
+"""A click halves or doubles a step size, which is worth about a bit a weight."""
 
-_TABLE_HEIGHT, _SHARE_WIDTH = 420, 105
+_TABLE_HEIGHT, _SHARE_WIDTH = 340, 105
 _LABEL_WIDTH = 60
 _MAX_NAMED = 5
 _COLUMNS = {
@@ -43,223 +39,154 @@ _COLUMNS = {
     "restore cost": "restore_cost",
     "steps": "n_steps",
 }
-"""What stands in the table of a `SearchPoint`, by heading."""
+"""Columns of the table of points: heading, and the field of a `SearchPoint`."""
 
 
-def show(board: Board, now: Figures | None, ticked: Sequence[str]) -> Search:
-    """Draw the drawer; return what a search would ask for.
+def show(board: Board, nodes: Sequence[Node], tensors: Sequence[str], ticked: Sequence[str]) -> None:
+    """Draw the drawer.
 
     Parameters
     ----------
     board
         What is known.
-    now
-        What the bits that are edited come to.
-    ticked
-        Rows of the map, which are picked here too.
+    nodes, tensors, ticked
+        The rows of the map, the names of the tensors that they count, and the rows that are ticked.
     """
-    request = search.show(board)
-    search.result(board)
+    search.show(board)
     _estimates(board)
     left, right = st.columns([3, 2], gap="medium")
     with left:
-        _show_table(board, ticked)
+        if board.layers is not None:
+            _show_table(board.layers, rows_of(board.layers, nodes, tensors), ticked)
+        elif board.rates is not None or boards.number_of(str(board.config["codec"])) is None:
+            st.caption("These settings are no single number for each layer; edit them as text, below.")
     with right:
-        _show_curve(board, now)
-        _show_handles(board)
+        _show_curve(board)
+        if board.layers is not None:
+            _show_handles(board.layers)
     left, right = st.columns(2)
     with left:
-        folded("All configurations", None, "bits.all", lambda: _show_points(board))
+        folded("All configurations", None, "bits.all", functools.partial(_show_points, board))
     with right:
-        folded("Settings as text", None, "bits.settings", lambda: _settings(board))
-    return request
+        folded("Settings as text", None, "bits.settings", functools.partial(_settings, board))
 
 
 def _estimates(board: Board) -> None:
     """Draw how far the estimates of the layers are, or offer them."""
     job = board.estimating
-    if job is not None and job.is_running:
-        job_card.running(job)
-    elif job is not None and job.state != "finished":
-        job_card.stopped(job, primary=False)
-    elif board.rates is None and boards.number_of(board.codec) is not None:
-        is_calibrated = any(not one.is_estimated for one in board.points)
-        steps = board.found.steps or board.shown.steps
-        work = services.estimating_work(board.shown, steps, board.codec, is_calibrated=is_calibrated)
+    if job_card.settled(job, "") and board.rates is None and boards.number_of(board.codec) is not None:
+        is_calibrated = any(not point.is_estimated for point in board.points)
+        work = services.estimating_work(board.shown, board.steps, board.codec, is_calibrated=is_calibrated)
         tip = "Encodes a sample of the weights from fine to coarse. No code of the run is executed."
         job_card.start_button("Estimate what layers take", work, "calculate", help=tip)
 
 
-class _Layers(NamedTuple):
-    """What every button of the table needs: the run, what is edited, and what its layers cost."""
-
-    shown: Subject
-    now: Chosen
-    config: Mapping[str, Any]
-    rates: Rates
-    values: Sequence[float]
-    predicted: Predicted
-
-    def scaled(self, members: Sequence[int], factor: float) -> None:
-        """Make tensors coarser or finer, but for those that are locked, within what the codec allows."""
-        number = boards.number_of(str(self.config["codec"]))
-        low, high = (0.0, math.inf) if number is None or number.within is None else number.within
-        changed = list(self.values)
-        for place in members:
-            if self.rates.keys[place] not in self.now.locked:
-                changed[place] = min(max(changed[place] * factor, low), high)
-        self.take(changed)
-
-    def take(self, values: Sequence[float]) -> None:
-        """Take in other numbers."""
-        state.clicked()
-        config = boards.with_allocation(self.shown, self.config, self.rates.keys, values)
-        services.change_bits(self.shown, config, "by hand")
-
-    def toggle(self, members: Sequence[int]) -> None:
-        """Lock tensors, or unlock them where all are locked."""
-        state.clicked()
-        keys = {self.rates.keys[place] for place in members}
-        locked = self.now.locked - keys if keys <= self.now.locked else self.now.locked | keys
-        services.choose(self.shown, locked=frozenset(locked))
-
-
-def _layers(board: Board) -> _Layers | None:
-    """Return them; None where the codec has no single number, or nothing is estimated yet."""
-    rates, config = board.rates, board.config
-    told = boards.predicted(board.shown, rates, config)
-    if rates is None or told is None:
-        return None
-    values = boards.allocation_of(board.shown, config, rates.keys)
-    return _Layers(board.shown, board.now, config, rates, values, told)
-
-
-def rows_of(rates: Rates, level: str, picked: Collection[str] = (), pattern: str = "") -> tuple[Node, ...]:
-    """Return the lines of the table: the tree of modules, layer types, or those whose names match.
+def rows_of(layers: Layers, nodes: Sequence[Node], tensors: Sequence[str]) -> tuple[Node, ...]:
+    """Return the rows of the map with the places of their tensors among those that were estimated.
 
     Parameters
     ----------
-    rates
-        Whose tensors they are.
-    level
-        One of `modules.levels`.
-    picked
-        Modules that are opened whatever the level.
-    pattern
-        Lines that match it stand side by side.
+    layers
+        What was estimated.
+    nodes, tensors
+        The rows of the map, and the names of the tensors that they count.
     """
-    if level == modules.LAYER_TYPE:
-        lines = modules.rows_at(rates.keys, rates.layer_types, level)
-    else:
-        lines = modules.outline(rates.keys, level, opened=picked)
-    if not pattern:
-        return lines
-    found = modules.matching([line.name for line in lines], pattern)
-    return tuple(line._replace(depth=0) for line in lines if line.name in found)
+    keys = {row.name: row.key for row in layers.shown.model_tensors}
+    known = {key: place for place, key in enumerate(layers.rates.keys)}
+    places = [known.get(keys.get(name, "")) for name in tensors]
+    rows = (
+        node._replace(members=tuple(p for m in node.members if (p := places[m]) is not None))
+        for node in nodes
+    )
+    return tuple(row for row in rows if row.members)
 
 
-def _show_handles(board: Board) -> None:
+def _show_handles(layers: Layers) -> None:
     """Draw what moves all layers: the number along the curve, and the best bits for this size."""
-    found, number = _layers(board), boards.number_of(str(board.config["codec"]))
-    if found is None or number is None or number.within is None:
+    number = boards.number_of(layers.rates.codec)
+    if number is None or number.within is None:
         return
     low, high = (round(2 * math.log2(end)) for end in number.within)
     options = [float(f"{2.0 ** (half / 2):.3g}") for half in range(low, high + 1)]
     # The geometric mean of the numbers, by the size of the tensors.
-    sizes = found.rates.sizes / found.rates.sizes.sum()
-    middle = math.exp(float(np.log(np.asarray(found.values)) @ sizes))
-    nearest = min(options, key=lambda one: abs(math.log(one / middle)))
-    st.session_state[_HANDLE] = options[options.index(nearest)] = float(f"{middle:.3g}")
-
-    def moved() -> None:
-        found.scaled(range(len(found.values)), st.session_state[_HANDLE] / middle)
-
-    def best() -> None:
-        is_locked = [key in found.now.locked for key in found.rates.keys]
-        found.take(found.rates.distribute(found.predicted.nbytes, found.values, is_locked))
-
+    sizes = layers.rates.sizes / layers.rates.sizes.sum()
+    middle = math.exp(float(np.log(np.asarray(layers.values)) @ sizes))
+    nearest = min(range(len(options)), key=lambda place: abs(math.log(options[place] / middle)))
+    st.session_state[_HANDLE] = options[nearest] = float(f"{middle:.3g}")
     st.select_slider(
         f"{number.label or number.settings[0]} of all unlocked layers",
         options,
         key=_HANDLE,
-        format_func=lambda one: f"{one:g}",
-        on_change=moved,
+        format_func=lambda value: f"{value:g}",
+        on_change=lambda: layers.scale(range(len(layers.values)), st.session_state[_HANDLE] / middle),
         help=f"In units of {number.unit}. Finer to the left, smaller to the right.",
     )
     st.button(
         "Best bits for this size",
         icon=":material/balance:",
-        on_click=best,
+        on_click=layers.distribute,
         help="Gives every layer that is not locked the same exchange rate of bytes for damage (the proxy "
-        "judges), at the size that stands here.",
+        "judges), at the present size.",
     )
 
 
-def _show_table(board: Board, ticked: Sequence[str]) -> None:
+def _show_table(layers: Layers, rows: Sequence[Node], ticked: Sequence[str]) -> None:
     """Draw the layers, with buttons in each line and for those that are picked."""
-    found = _layers(board)
-    if found is None:
-        if board.rates is not None or boards.number_of(str(board.config["codec"])) is None:
-            st.caption("These settings are no single number for each layer; edit them as text, below.")
-        return
-    rates = found.rates
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        level = modules.level_slider("bits", rates.keys)
-        pattern = st.text_input(
-            "Only names like", placeholder="*.attn.*", key=_PATTERN, width=200, help=modules.PATTERN_HELP
-        )
-        rows = rows_of(rates, level, ticked, pattern)
-        _change_picked(found, [row for row in rows if row.name in ticked])
+    rates = layers.rates
+    picked = {place for row in rows if row.name in ticked for place in row.members}
+    actions: dict[str, tuple[str, str, int, str | None, Callable[[Collection[int]], None]]] = {
+        "−": (
+            "Fewer bits",
+            "remove",
+            48,
+            "Fewer bits: twice the step size",
+            lambda m: layers.scale(m, _STEP),
+        ),
+        "+": ("More bits", "add", 48, "More bits: half the step size", lambda m: layers.scale(m, 1 / _STEP)),
+        "Lock": ("Lock or unlock", "lock", 90, None, layers.toggle),
+    }
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        for label, icon, _, _, act in actions.values():
+            st.button(label, icon=f":material/{icon}:", on_click=act, args=(picked,), disabled=not picked)
+        modules.say_picked(len(picked), "tensor")
     if not rows:
-        st.caption("No row matches. Clear the pattern to see all of them.")
+        st.caption("No row matches. Clear the filter to see all of them.")
         return
 
-    def button(label: str, key: str, width: int, tip: str | None, act: Callable[[Node], None]) -> object:
-        def clicked() -> None:
-            click = st.session_state.get(key)
-            place = None if click is None else click["row"]
-            if isinstance(place, int) and 0 <= place < len(rows):  # The browser's word is checked.
-                act(rows[place])
+    def click(key: str, act: Callable[[Collection[int]], None]) -> None:
+        place = (st.session_state.get(key) or {}).get("row")
+        if isinstance(place, int) and 0 <= place < len(rows):  # The browser is not trusted.
+            act(rows[place].members)
 
-        return st.column_config.ButtonColumn(label, width=width, key=key, on_click=clicked, help=tip)
+    def button(heading: str, width: int, tip: str | None, act: Callable[[Collection[int]], None]) -> object:
+        key = f"bits.row.{heading}"
+        callback = functools.partial(click, key, act)
+        return st.column_config.ButtonColumn(heading, width=width, key=key, on_click=callback, help=tip)
 
-    weight, told = _weight(found.shown)
+    weight, source = _weight(layers.shown)
+    tips = {
+        weight: f"Share of the total: ½ Σ h over all weights; h is {source}",
+        "Share of bytes": "Of all layers, as estimated",
+        "Share of damage": quality.DAMAGE,
+    }
     modules.table(
-        _frame(found, rows).rename(columns={"Sensitivity": weight}),
+        _frame(layers, rows, weight),
         [row.name for row in rows],
         _TABLE,
         ticked,
-        lambda names: chosen.set_ticked(str(board.shown.path), names),
+        lambda names: chosen.set_ticked(str(layers.shown.path), names),
         several=True,
         height=_TABLE_HEIGHT,
         alt=f"Layers with {weight.lower()}, bits per weight, share of the bytes, and buttons to change them",
         columns={
-            weight: listing.share_column(
-                f"Share of the total: ½ Σ h over all weights; h is {told}", width=_SHARE_WIDTH
-            ),
             "Bits per weight": st.column_config.NumberColumn("Bits", format="%.2f", width=60),
-            "Share of bytes": listing.share_column("Of all layers, as estimated", width=_SHARE_WIDTH),
-            "Share of damage": listing.share_column(quality.DAMAGE, width=_SHARE_WIDTH),
-            "−": button(
-                "−",
-                "bits.fewer",
-                48,
-                "Fewer bits: twice the spacing",
-                lambda row: found.scaled(row.members, _STEP),
-            ),
-            "+": button(
-                "+",
-                "bits.more",
-                48,
-                "More bits: half the spacing",
-                lambda row: found.scaled(row.members, 1 / _STEP),
-            ),
-            "Lock": button("Lock", "bits.lock", 90, None, lambda row: found.toggle(row.members)),
+            **{name: listing.share_column(tip, width=_SHARE_WIDTH) for name, tip in tips.items()},
+            **{name: button(name, width, tip, act) for name, (_, _, width, tip, act) in actions.items()},
         },
     )
     n_alike = int((~rates.is_sampled).sum())
     if n_alike:
-        st.caption(f"{fmt.counted(n_alike, 'tensor')} of no sample take the mean of their layer type.")
+        st.caption(f"{fmt.counted(n_alike, 'tensor')} not sampled: the mean of the layer type is shown.")
 
 
 def _weight(shown: Subject) -> tuple[str, str]:
@@ -269,122 +196,102 @@ def _weight(shown: Subject) -> tuple[str, str]:
     return "Movement", "squared movement, as the checkpoints hold no second moments of Adam's"
 
 
-def _frame(found: _Layers, rows: Sequence[Node]) -> pd.DataFrame:
+def _frame(layers: Layers, rows: Sequence[Node], weight: str) -> pd.DataFrame:
     """Return the table: shares are of all layers, whichever are shown."""
-    rates, locked = found.rates, found.now.locked
-    stored = found.predicted.bits * rates.sizes
+    rates, locked = layers.rates, layers.now.locked
+    bits = layers.predicted.bits * rates.sizes
     carried = np.nan_to_num(rates.sensitivities * rates.sizes, nan=0.0)
-    damage = np.nan_to_num(found.predicted.damage, nan=0.0)
-    lines = []
-    for label, row in zip(modules.labels(rows), rows, strict=True):
-        members = list(row.members)
-        sizes = float(rates.sizes[members].sum())
-        lines.append(
-            (
-                label,
-                float(stored[members].sum()) / sizes if sizes else math.nan,
-                "−",
-                "+",
-                "Locked" if {rates.keys[place] for place in members} <= locked else "Lock",
-                _share(carried, members),
-                _share(stored, members),
-                _share(damage, members),
-            )
-        )
-    shares = ["Sensitivity", "Share of bytes", "Share of damage"]
-    return pd.DataFrame(lines, columns=["Layer", "Bits per weight", "−", "+", "Lock", *shares])
+    damage = np.nan_to_num(layers.predicted.damage, nan=0.0)
+
+    def sums(values: np.ndarray) -> np.ndarray:
+        return np.array([values[list(row.members)].sum() for row in rows], np.float64)
+
+    def shares(values: np.ndarray) -> np.ndarray:
+        total = float(values.sum())
+        return sums(values) / (total if 0 < total < math.inf else math.nan)
+
+    is_locked = [{rates.keys[place] for place in row.members} <= locked for row in rows]
+    return pd.DataFrame(
+        {
+            "Layer": modules.labels(rows),
+            "Bits per weight": sums(bits) / sums(rates.sizes),
+            "−": "−",
+            "+": "+",
+            "Lock": ["Locked" if locks else "Lock" for locks in is_locked],
+            weight: shares(carried),
+            "Share of bytes": shares(bits),
+            "Share of damage": shares(damage),
+        }
+    )
 
 
-def _share(parts: np.ndarray, members: Sequence[int]) -> float:
-    total = float(parts.sum())
-    return float(parts[members].sum()) / total if 0 < total < math.inf else math.nan
-
-
-def _change_picked(found: _Layers, picked: Sequence[Node]) -> None:
-    """Change the picked layers together: what the buttons of a line do, which no key reaches."""
-    members = sorted({place for row in picked for place in row.members})
-    act = {
-        "Fewer bits": (":material/remove:", lambda: found.scaled(members, _STEP)),
-        "More bits": (":material/add:", lambda: found.scaled(members, 1 / _STEP)),
-        "Lock or unlock": (":material/lock:", lambda: found.toggle(members)),
-    }
-    for label, (icon, do) in act.items():
-        st.button(label, icon=icon, on_click=do, disabled=not members)
-    modules.say_picked(len(members), "tensor")
-
-
-def _show_curve(board: Board, now: Figures | None) -> None:
+def _show_curve(board: Board) -> None:
     """Draw size against error; while a search runs, its trials as they arrive."""
     job = board.search
     if job is not None and job.is_running:
-        st.fragment(_live, run_every=2 * job_card.POLL_SECONDS)(board, now, job.job_id)
+        st.fragment(_live, run_every=2 * job_card.POLL_SECONDS)(board, job.job_id)
     else:
-        _draw_curve(board, now)
+        _draw_curve(board)
 
 
-def _live(board: Board, now: Figures | None, job_id: str) -> None:
+def _live(board: Board, job_id: str) -> None:
     job = services.find_job(job_id)
     if job is None or not job.is_running:
         return
     found = services.searched(job, services.steps_of(job, board.shown))
-    others = tuple(one for one in board.points if one.name or one.is_estimated)
-    _draw_curve(board._replace(points=(*found.points, *others)), now)
+    others = tuple(point for point in board.points if point.name or point.is_estimated)
+    _draw_curve(dataclasses.replace(board, points=(*found.points, *others)))
     best = (
         "Nothing keeps the bound yet" if found.best is None else f"Best so far {fmt.ratio(found.best.ratio)}"
     )
     st.caption(f"{best} · about {fmt.counted(max(0, job.total - job.done), 'evaluation')} left")
 
 
-def _draw_curve(board: Board, now: Figures | None) -> None:
-    figure, points = board.figure, board.points
-    if not any(one.figure(figure) is not None for one in points):
+def _draw_curve(board: Board) -> None:
+    figure, points, now = board.figure, board.points, board.figures
+    if not any(point.figure(figure) is not None for point in points):
         st.caption("The curve of size against error appears with the first estimate or trial.")
         return
     here = Here(None, None)
     if now is not None and now.ratio is not None:
-        told = boards.predicted(board.shown, board.rates, board.config)
-        value = getattr(now, figure)
-        here = Here(None if told is None else told.ratio_weights, value, now.basis == boards.MEASURED)
-    limit = board.limit
-    raw = boards.weight_bytes(board.shown) * max(1, len(board.found.steps or board.shown.steps))
-    marks = Marks(limit, f"Bound {board.now.bound.text}", board.found.default_ratio, board.found.target_ratio)
-    drawn = allocation_figure(points, board.rates, here, figure, marks, raw, boards.course(board, figure))
-    st.session_state["bits.n_points"] = len(points)
+        ratio = None if board.layers is None else board.layers.predicted.ratio_weights
+        here = Here(ratio, getattr(now, figure), now.basis == boards.MEASURED)
+    found, bound = board.found, board.now.bound
+    marks = Marks(board.limit, f"Bound {bound.text}", found.default_ratio, found.target_ratio)
+    raw = boards.weight_bytes(board.shown) * max(1, len(board.steps))
+    drawn = allocation_figure(points, board.rates, here, figure, marks, raw, board.course(figure))
     chart(
         drawn,
         _CHART,
         f"Size of the weights against {AXES[figure].lower()}: equal settings, edited bits and "
         "measured points",
-        on_select=lambda: _clicked(board),
+        on_select=functools.partial(_clicked, board),
         selection_mode=("points",),
     )
-    st.caption(" ".join(_read(board, figure)), help=quality.HELPS.get(figure))
+    st.caption(" ".join(_notes(board)), help=quality.HELPS.get(figure))
 
 
-def _read(board: Board, figure: str) -> list[str]:
+def _notes(board: Board) -> list[str]:
     """Say how the curve is to be read."""
-    said = ["Click a point to edit its bits."]
-    rates = board.rates
-    if rates is not None:
-        n, is_sure = rates.n_measured, rates.n_measured or rates.is_calibrated
-        source = f"{fmt.counted(n, 'measurement')}" if n else "trials of this run"
-        said.append(
-            f"The dotted curve is estimated, calibrated by {source}."
-            if is_sure
-            else "The dotted curve is a rule of thumb until something is measured."
-        )
-    left = [one for one in board.points if not one.whole and not one.is_estimated and not one.archive]
-    if left:
-        said.append(f"{fmt.counted(len(left), 'trial')} ended early and are in the table alone.")
-    if figure != board.now.bound.kind and board.now.bound.kind != "none":
-        said.append(f"A trial is needed to draw the {board.now.bound.kind.replace('_', ' ')}.")
-    return said
+    notes = ["Click a point to edit its bits."]
+    rates, bound = board.rates, board.now.bound
+    if rates is not None and (rates.n_measured or rates.is_calibrated):
+        n = rates.n_measured
+        source = fmt.counted(n, "measurement") if n else "trials of this run"
+        notes.append(f"The dotted curve is estimated, calibrated by {source}.")
+    elif rates is not None:
+        notes.append("The dotted curve is a rule of thumb until something is measured.")
+    n_left = sum(not (point.is_complete or point.is_estimated or point.archive) for point in board.points)
+    if n_left:
+        notes.append(f"{fmt.counted(n_left, 'trial')} ended early and are in the table alone.")
+    if bound.kind not in (board.figure, "none"):
+        notes.append(f"A trial is needed to draw the {bound.kind.replace('_', ' ')}.")
+    return notes
 
 
 def _clicked(board: Board) -> None:
-    """Take in a click on the curve."""
     points: Any = st.session_state[_CHART]["selection"]["points"]
-    place = clicked_point(points, st.session_state["bits.n_points"])
+    place = clicked_point(points, len(board.points))
     if place is not None:
         load(board, place)
 
@@ -407,9 +314,9 @@ def _show_points(board: Board) -> None:
     if not points:
         st.caption("Nothing was measured or estimated yet.")
         return
-    listed = pd.DataFrame({head: [getattr(one, name) for one in points] for head, name in _COLUMNS.items()})
-    listed["configuration"] = [one.name or one.label for one in points]
-    listed.insert(2, "verdict", [_word(board.found, one) for one in points])
+    table = pd.DataFrame({head: [getattr(row, name) for row in points] for head, name in _COLUMNS.items()})
+    table["configuration"] = [point.name or point.label for point in points]
+    table.insert(2, "verdict", [_verdict(board.found, point) for point in points])
 
     def chose() -> None:
         rows = st.session_state[_POINTS]["selection"]["rows"]
@@ -417,7 +324,7 @@ def _show_points(board: Board) -> None:
             load(board, int(rows[0]))
 
     listing.show(
-        listed,
+        table,
         "search",
         alt="Configurations with ratio, worst drop, largest divergence and restore cost",
         key=_POINTS,
@@ -426,7 +333,7 @@ def _show_points(board: Board) -> None:
     )
 
 
-def _word(found: Searched, point: SearchPoint) -> str:
+def _verdict(found: Searched, point: SearchPoint) -> str:
     """Say in a few words what a configuration is."""
     if point.is_estimated:
         return "not measured"
@@ -434,7 +341,7 @@ def _word(found: Searched, point: SearchPoint) -> str:
         return "published codec" if point.baseline else "archive"
     if point.is_best:
         return "best"
-    if not point.whole:
+    if not point.is_complete:
         return "given up" if not point.keeps else "not finished"
     return found.verdict(point)
 
@@ -460,9 +367,9 @@ def _settings(board: Board) -> None:
         problem.show(error.problem)
         return
     if unmatched := services.unmatched_overrides(shown, config):
-        listed = ", ".join(fmt.elided(one, 40) for one in unmatched[:_MAX_NAMED])
+        names = ", ".join(fmt.elided(name, 40) for name in unmatched[:_MAX_NAMED])
         problem.show(
-            Problem(f"no tensor of this run matches {listed}", remedy="change or delete these overrides")
+            Problem(f"no tensor of this run matches {names}", remedy="change or delete these overrides")
         )
         return
     state.clicked()

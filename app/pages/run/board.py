@@ -1,21 +1,22 @@
-"""The one estimator of the place: what the bits that are edited take and cost, from all that is known."""
+"""The state of the place Run: what is chosen for a run, what is known of its bits, and what they cost."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs import Job
 from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError, Subject, engine_settings
-from inshrink_app.pages.run import shrinking
-from inshrink_app.pages.run.shrinking import Written
+from inshrink_app.pages.run.shrinking import Intent, Written, estimate_result
 from inshrink_app.services import Chosen, EvaluatorCode, Searched
 from inshrink_app.services.inside import reported
 from inshrink_app.services.searching import SearchPoint, codec_settings
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
     from inshrink_core.search.rates import Predicted, Rates
 
 MEASURED, ESTIMATED = "measured", "estimated"
+COSTS: Mapping[str, str] = {
+    "restore_cost": "Restore cost",
+    "drop": "Largest drop",
+    "divergence": "Divergence",
+}
+"""What may be bounded, and its heading."""
 
 
 class Figures(NamedTuple):
@@ -54,32 +61,31 @@ class Figures(NamedTuple):
     divergence: float | None = None
 
 
-class Board(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Board:
     """What is known of a run and its bits.
 
     Parameters
     ----------
-    shown, now, judge
+    intent
         The run, what is chosen for it, and the evaluator that may run.
     codec
-        Whose bits are edited.
+        The codec whose bits are edited.
     search, found
-        The newest search, and what it has found; without one, what is asked for.
+        The newest search, and its results; without one, what is asked for.
     points
-        Whatever was measured or estimated.
+        Everything that was measured or estimated.
     rates
         What each tensor costs, calibrated; None while that is not known.
     estimating, trial
         The jobs that estimate levels of bits, and that try two steps; None where they were not begun.
     tried
-        What the trial has told; None while it has not.
+        The result of the trial; None before.
     writing, written
         The job that writes an archive, and what it made; None without one.
     """
 
-    shown: Subject
-    now: Chosen
-    judge: EvaluatorCode | None
+    intent: Intent
     codec: str
     search: Job | None
     found: Searched
@@ -90,6 +96,26 @@ class Board(NamedTuple):
     tried: Mapping[str, Any] | None
     writing: Job | None
     written: Written | None
+
+    @property
+    def shown(self) -> Subject:
+        """The run."""
+        return self.intent.shown
+
+    @property
+    def now(self) -> Chosen:
+        """What is chosen for the run."""
+        return self.intent.now
+
+    @property
+    def judge(self) -> EvaluatorCode | None:
+        """The evaluator that may run."""
+        return self.intent.judge
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that are searched and estimated."""
+        return self.found.steps or self.shown.steps
 
     @property
     def config(self) -> dict[str, Any]:
@@ -108,48 +134,173 @@ class Board(NamedTuple):
         """The figure by which bits are judged: the bounded one, else what is known of them."""
         kind = self.now.bound.kind
         if kind == "restore_cost":
-            return kind if cost_per_nat(self.points) is not None else "divergence"
+            return kind if self.cost_per_nat is not None else "divergence"
         return "divergence" if kind == "none" else kind
-
-    @property
-    def can_bound(self) -> bool:
-        """Whether the evaluator tells what is bounded, as far as is known."""
-        return self.tried is None or not self.tried.get("not_judged")
 
     @property
     def limit(self) -> float | None:
         """The bound on `figure`; None where another figure is bounded."""
         return self.now.bound.value if self.figure == self.now.bound.kind else None
 
+    @functools.cached_property
+    def cost_per_nat(self) -> float | None:
+        """The restore cost of a nat of divergence, from the points of which both were measured."""
+        pairs = [(point.restore_cost, point.divergence) for point in self.points if not point.is_estimated]
+        factors = [cost / divergence for cost, divergence in pairs if cost and divergence]
+        return statistics.median(factors) if factors else None
+
+    @functools.cached_property
+    def layers(self) -> Layers | None:
+        """The bits of each layer as they are edited; None before they are estimated."""
+        expected = predicted(self.shown, self.rates, self.config)
+        if self.rates is None or expected is None:
+            return None
+        numbers = numbers_of(self.shown, self.config)
+        values = tuple(numbers[key] for key in self.rates.keys)
+        return Layers(self.shown, self.now, self.config, self.rates, values, expected)
+
+    @functools.cached_property
+    def figures(self) -> Figures | None:
+        """What the archive that is chosen takes and costs; None where nothing is known."""
+        return self.figures_of(self.now.config)
+
+    def figures_of(self, config: Mapping[str, Any]) -> Figures | None:
+        """Return what a configuration takes and costs; an empty one: of steps that keep the bound each.
+
+        A configuration that was measured is measured; else it is estimated. None where nothing is known.
+        """
+        intent = self.intent._replace(now=replace(self.now, config=config))
+        made = self.written
+        if made is not None and made.is_of(intent):
+            chain, is_exact = made.chain, self.now.keep == "exact"
+            costs = {kind: 0.0 if is_exact else made.cost(kind) for kind in COSTS}
+            return Figures(MEASURED, chain.nbytes, chain.ratio_total, chain.bits_per_weight, **costs)
+        if not intent.is_by_hand:
+            return self._automatic()
+        full = _with_defaults(config)
+        seen = [
+            point
+            for point in self.points
+            if point.is_complete and not point.is_estimated and point.config
+            if point.config == config or (full and _with_defaults(point.config) == full)
+        ]
+        point = max(seen, key=lambda point: point.restore_cost is not None, default=None)
+        if point is not None:
+            total = None if self.rates is None else self.rates.ratio_total_of(point.ratio)
+            costs = {kind: getattr(point, kind) for kind in COSTS}
+            return self._of_weights(MEASURED, point.ratio, total, costs)
+        expected = predicted(self.shown, self.rates, config)
+        if expected is None:
+            return None
+        nats = expected.divergence
+        factor = self.cost_per_nat
+        costs = {"drop": expected.drop, "divergence": nats}
+        costs["restore_cost"] = None if nats is None or factor is None else factor * nats
+        return self._of_weights(ESTIMATED, expected.ratio_weights, expected.ratio_total, costs)
+
+    def _automatic(self) -> Figures | None:
+        """Return what is known of an archive whose steps keep the bound each, as two steps were tried."""
+        row = None if self.tried is None else self.tried["rows"].get(self.now.keep)
+        if row is None:
+            return None
+        costs = dict.fromkeys(COSTS, 0.0)
+        if row["basis"] != "exact":
+            costs = {kind: row.get(kind) for kind in COSTS}
+        nbytes, bits = float(row["nbytes"]), row["bits_per_weight"]
+        return Figures(ESTIMATED, nbytes, self.raw_nbytes / nbytes if nbytes else None, bits, **costs)
+
+    def _of_weights(
+        self, basis: str, ratio: float, total: float | None, costs: Mapping[str, float | None]
+    ) -> Figures:
+        """Return figures from the ratio of the weights, and of everything where that is stored."""
+        n_steps = len(self.shown.steps)
+        weights = n_steps * weight_bytes(self.shown)
+        n_weights = n_steps * sum(row.numel for row in self.shown.model_tensors)
+        nbytes = weights / ratio if ratio else None
+        bits = 8 * nbytes / n_weights if nbytes and n_weights else None
+        if self.now.keep != "weights":
+            nbytes = self.raw_nbytes / total if total and math.isfinite(total) else None
+        return Figures(basis, nbytes, self.raw_nbytes / nbytes if nbytes else None, bits, **costs)
+
+    def course(self, figure: str) -> list[float]:
+        """Return a figure of the uniform settings along the curve; NaN where it is not known."""
+        if self.rates is None:
+            return []
+        if figure != "restore_cost":
+            return [float(value) for value in self.rates.course(figure)]
+        factor = self.cost_per_nat or math.nan
+        return [factor * float(value) for value in self.rates.course("divergence")]
+
+
+class Layers(NamedTuple):
+    """The bits of each layer as they are edited, and the changes that buttons make.
+
+    Parameters
+    ----------
+    shown, now, config
+        The run, what is chosen for it, and the configuration that is edited.
+    rates, values, predicted
+        What tensors cost, the number of each, and what these come to.
+    """
+
+    shown: Subject
+    now: Chosen
+    config: Mapping[str, Any]
+    rates: Rates
+    values: Sequence[float]
+    predicted: Predicted
+
+    def scale(self, members: Collection[int], factor: float) -> None:
+        """Make tensors coarser or finer, but for those that are locked, within what the codec allows."""
+        number = number_of(str(self.config["codec"]))
+        low, high = (0.0, math.inf) if number is None or number.within is None else number.within
+        changed = list(self.values)
+        for place in members:
+            if self.rates.keys[place] not in self.now.locked:
+                changed[place] = min(max(changed[place] * factor, low), high)
+        self.take(changed)
+
+    def take(self, values: Sequence[float]) -> None:
+        """Take in other numbers."""
+        state.clicked()
+        config = with_allocation(self.shown, self.config, self.rates.keys, values)
+        services.change_bits(self.shown, config, "by hand")
+
+    def toggle(self, members: Collection[int]) -> None:
+        """Lock tensors, or unlock them where all are locked."""
+        state.clicked()
+        keys = {self.rates.keys[place] for place in members}
+        locked = self.now.locked - keys if keys <= self.now.locked else self.now.locked | keys
+        services.choose(self.shown, locked=frozenset(locked))
+
+    def distribute(self) -> None:
+        """Give unlocked tensors the best bits for the size that they take."""
+        is_locked = [key in self.now.locked for key in self.rates.keys]
+        self.take(self.rates.distribute(self.predicted.nbytes, self.values, is_locked))
+
 
 def gather(shown: Subject, now: Chosen, judge: EvaluatorCode | None, device: str) -> Board:
-    """Gather what is known, and begin what is estimated by itself once the reader asked for the run."""
+    """Gather what is known, and begin estimates once the reader asked for the run."""
     codec = str(now.config.get("codec", "")) or DEFAULT_CODEC
     linked = services.linked_job(state.choice_text("job"), "run", shown.path)
     search = linked if linked is not None and linked.verb == "search" else None
     search = search or services.newest_job("run", "search", shown.path)
-    found = Searched(points=(), steps=shown.steps, limits=_limits(now))
+    limits = {} if now.bound.kind == "none" else {now.bound.kind: now.bound.value}
+    found = Searched(points=(), steps=shown.steps, limits=limits)
     if search is not None:
         before = services.searched_before(shown, search)
         found = before or services.searched(search, services.steps_of(search, shown))
-    steps = found.steps or shown.steps
-    trial, tried = _trial(shown, now, judge, device)
-    if tried is not None and tried.get("evaluator_failed"):  # What was known stays; it is not asked again.
+    trial, tried = _trial(Intent(shown, now, judge, device))
+    if tried is not None and tried.get("evaluator_failed"):  # Known figures stay; it is not asked again.
         judge = None
-    measured = _measured(shown, steps, judge, found)
-    rates, estimating = _rates_of(shown, steps, codec, measured)
+    steps = found.steps or shown.steps
+    measured = (*found.points, *_measured(shown, steps, judge, found))
+    rates, estimating = _rates_of(shown, steps, codec, is_calibrated=bool(measured))
     points = (*measured, *services.estimates(estimating))
     writing = services.newest_job("run", "shrink", shown.path)
-    written = None
-    if writing is not None and writing.state == "finished":
-        try:
-            written = shrinking.written_by(writing)
-        except ServiceError:
-            written = None
+    can_bound = tried is None or not tried.get("not_judged")
     return Board(
-        shown=shown,
-        now=now,
-        judge=judge,
+        intent=Intent(shown, now, judge, device, can_bound),
         codec=codec,
         search=search,
         found=found,
@@ -159,7 +310,7 @@ def gather(shown: Subject, now: Chosen, judge: EvaluatorCode | None, device: str
         trial=trial,
         tried=tried,
         writing=writing,
-        written=written,
+        written=Written.by(writing),
     )
 
 
@@ -168,175 +319,63 @@ def may_begin() -> bool:
     return state.was_asked_for()
 
 
-def _limits(now: Chosen) -> dict[str, float]:
-    return {} if now.bound.kind == "none" else {now.bound.kind: now.bound.value}
-
-
-def _trial(
-    shown: Subject, now: Chosen, judge: EvaluatorCode | None, device: str
-) -> tuple[Job | None, Mapping[str, Any] | None]:
+def _trial(intent: Intent) -> tuple[Job | None, Mapping[str, Any] | None]:
     """Return the trial of two steps, begun where nothing is known and the reader asked for the run."""
-    known = shrinking.known_estimate(shown, now, judge)
+    known = intent.known_estimate()
     if known is not None:
         return None, known
     try:
-        work = shrinking.estimate_work(shown, now, judge, device)
+        work = intent.estimate_work()
     except ServiceError:
         return None, None
     trial = services.job_of(work)
-    if trial is not None and trial.state == "interrupted" and may_begin():
-        services.resume_job(trial)
-    if trial is None and may_begin():
+    if may_begin() and trial is None:
         trial = services.start_job(work, again=False)
-    if trial is None:
-        return None, None
-    result = services.read_result(trial) if trial.state == "finished" else None
-    return trial, shrinking.told(result) if result else None
+    elif may_begin() and trial is not None and trial.state == "interrupted":
+        services.resume_job(trial)
+    result = services.read_result(trial) if trial is not None and trial.state == "finished" else None
+    return trial, estimate_result(result) if result else None
 
 
 def _measured(
     shown: Subject, steps: Sequence[int], judge: EvaluatorCode | None, found: Searched
 ) -> tuple[SearchPoint, ...]:
-    """Return everything that was measured of these steps."""
-    own: tuple[SearchPoint, ...] = ()
-    published: tuple[SearchPoint, ...] = ()
-    if judge is not None:
-        own = services.measured_configs(shown, steps, judge, found)
-        published = services.baselines(services.job_of(services.baselines_work(shown, steps, judge)))
+    """Return what was measured of these steps beside the search."""
     archives = services.measured_archives(shown, judge, steps)
-    return (*found.points, *own, *published, *archives)
+    if judge is None:
+        return archives
+    published = services.baselines(services.job_of(services.baselines_work(shown, steps, judge)))
+    return (*services.measured_configs(shown, steps, judge, found), *published, *archives)
 
 
 def _rates_of(
-    shown: Subject, steps: Sequence[int], codec: str, measured: Sequence[SearchPoint]
+    shown: Subject, steps: Sequence[int], codec: str, *, is_calibrated: bool
 ) -> tuple[Rates | None, Job | None]:
-    """Return what each tensor costs, and the job that tells it; estimates are made anew once trials are."""
-    work = services.estimating_work(shown, steps, codec, is_calibrated=bool(measured))
+    """Return what each tensor costs, and the job that estimates it; again once trials calibrate it."""
+    work = services.estimating_work(shown, steps, codec, is_calibrated=is_calibrated)
     job = services.job_of(work)
-    is_wanted = may_begin() and weight_bytes(shown) <= ASK_ABOVE_BYTES
-    if job is None and is_wanted:
-        job = services.start_job(work)
-    elif job is not None and job.state == "interrupted" and is_wanted:
-        job = services.resume_job(job)
-    found = rates(shown, job, codec)
-    if found is None and measured:  # Those from before anything was measured, while they are made anew.
+    if may_begin() and weight_bytes(shown) <= ASK_ABOVE_BYTES:
+        if job is None:
+            job = services.start_job(work)
+        elif job.state == "interrupted":
+            job = services.resume_job(job)
+    found = rates_from(shown, job, codec)
+    if found is None and is_calibrated:  # Those from before anything was measured, in the meantime.
         earlier = services.job_of(services.estimating_work(shown, steps, codec, is_calibrated=False))
-        found, job = rates(shown, earlier, codec), job or earlier
+        found, job = rates_from(shown, earlier, codec), job or earlier
     return found, job
 
 
-def figures(board: Board, config: Mapping[str, Any]) -> Figures | None:
-    """Return what a configuration takes and costs; of an empty one, of steps that keep the bound each.
-
-    A configuration that was measured is measured; else it is estimated. None where nothing is known.
-    """
-    now = replace(board.now, config=config)
-    if board.written is not None and board.written.is_of(now):
-        return _written(board.written, now)
-    if not config or now.keep == "exact":
-        return _automatic(board)
-    asked = _full(config)
-    measured = [one for one in board.points if one.whole and not one.is_estimated and one.config]
-    seen = [one for one in measured if one.config == config or (asked and _full(one.config) == asked)]
-    point = max(seen, key=lambda one: one.restore_cost is not None, default=None)
-    told = predicted(board.shown, board.rates, config)
-    if point is not None:
-        total = None if board.rates is None else board.rates.ratio_total_of(point.ratio)
-        return _of_weights(board, MEASURED, point.ratio, total, point)
-    if told is None:
-        return _guessed(board, config)
-    factor = cost_per_nat(board.points)
-    costs = {
-        "drop": told.drop,
-        "divergence": told.divergence,
-        "restore_cost": None if factor is None or told.divergence is None else factor * told.divergence,
-    }
-    return _of_weights(board, ESTIMATED, told.ratio_weights, told.ratio_total, costs)
-
-
-def _written(made: Written, now: Chosen) -> Figures:
-    """Return what was measured of an archive that has just what is chosen."""
-    chain, found = made.chain, made.comparison
-    costs = {name: getattr(found, f"max_{name}", None) for name in ("restore_cost", "drop", "divergence")}
-    if now.keep == "exact":
-        costs = dict.fromkeys(costs, 0.0)
-    return Figures(MEASURED, chain.nbytes, chain.ratio_total, chain.bits_per_weight, **costs)
-
-
-def _automatic(board: Board) -> Figures | None:
-    """Return what is known of an archive whose steps keep the bound each, as two steps were tried."""
-    row = None if board.tried is None else board.tried["rows"].get(board.now.keep)
-    if row is None:
-        return None
-    nbytes = float(row["nbytes"])
-    exact = 0.0 if row["basis"] == "exact" else None
-    judged = row["basis"] in ("judged", "predicted")
-    return Figures(
-        ESTIMATED,
-        nbytes,
-        board.raw_nbytes / nbytes if nbytes else None,
-        row["bits_per_weight"],
-        restore_cost=row["restore_cost"] if judged else exact,
-        drop=row.get("drop") if judged else exact,
-        divergence=row.get("divergence") if judged else exact,
-    )
-
-
-def _of_weights(board: Board, basis: str, ratio: float, total: float | None, costs: Any) -> Figures:
-    """Return figures from the ratio of the weights, and of everything where that is stored."""
-    costs = costs if isinstance(costs, Mapping) else costs._asdict()
-    worst = {name: costs[name] for name in ("restore_cost", "drop", "divergence")}
-    weights = len(board.shown.steps) * weight_bytes(board.shown)
-    n_weights = len(board.shown.steps) * sum(row.numel for row in board.shown.model_tensors)
-    bits = 8 * weights / ratio / n_weights if ratio and n_weights else None
-    if board.now.keep == "weights":
-        nbytes = weights / ratio if ratio else None
-    else:
-        nbytes = board.raw_nbytes / total if total and math.isfinite(total) else None
-    every = board.raw_nbytes / nbytes if nbytes else None
-    return Figures(basis, nbytes, every, bits, **worst)
-
-
-def _full(config: Mapping[str, Any]) -> dict[str, Any] | None:
+def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a configuration with the defaults of its codec, as archives have it; None of no codec here."""
     with contextlib.suppress(ServiceError):
-        usual = codec_settings(str(config["codec"]))
-        settings = {**usual, **config.get("settings", {})}
+        settings = {**codec_settings(str(config["codec"])), **config.get("settings", {})}
         return {"codec": config["codec"], "settings": settings, "override": list(config.get("override", ()))}
     return None
 
 
-def _guessed(board: Board, config: Mapping[str, Any]) -> Figures | None:
-    """Return the estimate of settings that are no single number a layer; None while layers are estimated."""
-    if board.rates is None and number_of(str(config["codec"])) is not None:
-        return None
-    n_trials = sum(one.n_steps for one in board.points if not one.is_estimated)
-    with contextlib.suppress(ServiceError):
-        guess = services.estimated(board.shown, board.found.steps, config, n_trials)
-        costs = {"restore_cost": None, "drop": guess.drop, "divergence": guess.divergence}
-        return _of_weights(board, ESTIMATED, guess.ratio_weights, guess.ratio_total, costs)
-    return None
-
-
-def cost_per_nat(points: Sequence[SearchPoint]) -> float | None:
-    """Return the restore cost of a nat of divergence, as points tell where both were measured."""
-    known = [(one.restore_cost, one.divergence) for one in points if not one.is_estimated]
-    shares = [cost / divergence for cost, divergence in known if cost and divergence]
-    return statistics.median(shares) if shares else None
-
-
-def course(board: Board, figure: str) -> list[float]:
-    """Return a figure of the uniform settings along the curve; NaN where it is not known."""
-    if board.rates is None:
-        return []
-    if figure != "restore_cost":
-        return [float(value) for value in board.rates.course(figure)]
-    factor = cost_per_nat(board.points) or math.nan
-    return [factor * float(value) for value in board.rates.course("divergence")]
-
-
 def number_of(codec: str) -> Knob | None:
-    """Return the one number that a codec is turned by; None of a codec without, or with several settings."""
+    """Return the number that sets a codec's precision; None of a codec without, or with several settings."""
     with reported():
         tuning = get_codec(codec).tuning
     return tuning.knob if tuning is not None and tuning.knob.within is not None else None
@@ -347,8 +386,8 @@ def weight_bytes(shown: Subject) -> int:
     return sum(row.nbytes for row in shown.model_tensors)
 
 
-def rates(shown: Subject, job: Job | None, codec: str) -> Rates | None:
-    """Return what each tensor costs from fine to coarse, as a finished job's estimates tell; else None."""
+def rates_from(shown: Subject, job: Job | None, codec: str) -> Rates | None:
+    """Return what each tensor costs from fine to coarse, from the estimates of a finished job; else None."""
     number = number_of(codec)
     if job is None or job.state != "finished" or number is None:
         return None
@@ -361,16 +400,16 @@ def _rates(job_id: str, path: str, setting: str, _job: Job, _specs: Sequence[Ten
 
     try:
         return rates_of(list(_job.told()), setting, _specs)
-    except InputError:  # Estimates of another version, that tell of no tensors.
+    except InputError:  # Estimates of another version, without tensors.
         return None
 
 
-def calibrated(shown: Subject, found: Rates, points: Sequence[SearchPoint]) -> Rates:
+def calibrated(shown: Subject, rates: Rates, points: Sequence[SearchPoint]) -> Rates:
     """Return rates whose quality passes through what was measured with their codec.
 
     Parameters
     ----------
-    shown, found
+    shown, rates
         The run, and what its tensors cost.
     points
         Measured and estimated ones; of a chain that was given up, the worst step is not known.
@@ -378,22 +417,22 @@ def calibrated(shown: Subject, found: Rates, points: Sequence[SearchPoint]) -> R
     from inshrink_core.search.rates import MeasuredAllocation
 
     measured = []
-    for one in points:
-        if one.whole and not one.is_estimated and one.config.get("codec") == found.codec:
-            try:
-                values = _allocation(shown, json.dumps(one.config, sort_keys=True), found.keys)
-            except ServiceError:  # An archive may be of another codec version, or of other tensors.
-                continue
-            measured.append(MeasuredAllocation(values, one.drop, one.divergence))
-    return found.calibrated(measured)
+    for point in points:
+        if point.is_complete and not point.is_estimated and point.config.get("codec") == rates.codec:
+            # An archive may be of another codec version, or of other tensors.
+            with contextlib.suppress(ServiceError, KeyError):
+                numbers = numbers_of(shown, point.config)
+                values = [numbers[key] for key in rates.keys]
+                measured.append(MeasuredAllocation(values, point.drop, point.divergence))
+    return rates.calibrated(measured)
 
 
-def predicted(shown: Subject, found: Rates | None, config: Mapping[str, Any]) -> Predicted | None:
-    """Return what rates tell of a configuration.
+def predicted(shown: Subject, rates: Rates | None, config: Mapping[str, Any]) -> Predicted | None:
+    """Return what rates predict of a configuration.
 
     Parameters
     ----------
-    shown, found
+    shown, rates
         The run, and what its tensors cost, if that is known.
     config
         The configuration.
@@ -401,45 +440,45 @@ def predicted(shown: Subject, found: Rates | None, config: Mapping[str, Any]) ->
     Returns
     -------
     Predicted or None
-        None where it is of another codec, or sets what the codec's one number does not.
+        None where it is of another codec, or sets more than the number of the codec.
 
     Raises
     ------
     ServiceError
-        The configuration asks for what the codec does not have.
+        The codec has no such setting.
     """
-    if found is None or found.codec != config["codec"]:
+    if rates is None or rates.codec != config["codec"]:
         return None
-    usual = codec_settings(found.codec)
-    told = [config.get("settings", {}), *config.get("override", ())]
-    set_there = {name: value for one in told for name, value in one.items() if value != usual.get(name)}
-    if set(set_there) - {"match", "layer_type", *found.settings}:
+    usual = codec_settings(rates.codec)
+    parts = [config.get("settings", {}), *config.get("override", ())]
+    changed = {name for part in parts for name, value in part.items() if value != usual.get(name)}
+    if changed - {"match", "layer_type", *rates.settings}:
         return None
-    return found.predict(allocation_of(shown, config, found.keys))
+    numbers = numbers_of(shown, config)
+    return rates.predict([numbers[key] for key in rates.keys])
 
 
-@st.cache_data(show_spinner=False, max_entries=64, hash_funcs={Subject: lambda shown: str(shown.path)})
-def _allocation(shown: Subject, config: str, keys: tuple[str, ...]) -> list[float]:
-    return allocation_of(shown, json.loads(config), keys)
-
-
-def allocation_of(shown: Subject, config: Mapping[str, Any], keys: Sequence[str]) -> list[float]:
-    """Return the number that a configuration gives each of some tensors.
+def numbers_of(shown: Subject, config: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return the number that a configuration gives each weight and buffer, by its key.
 
     Raises
     ------
     ServiceError
-        The configuration asks for what the codec does not have.
+        The codec has no such setting.
     """
-    number = number_of(str(config["codec"]))
+    return _numbers(json.dumps(config, sort_keys=True), shown.model_tensors)
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(text: str, specs: tuple[TensorSpec, ...]) -> Mapping[str, float]:
+    config = json.loads(text)
+    codec = str(config["codec"])
+    number = number_of(codec)
     if number is None:
         raise ValueError("a codec of several settings has no number to allocate")
     with reported():
-        chain = make_chain_config(
-            "", str(config["codec"]), engine_settings(config), None, 32, device="cpu", threads=1
-        )
-        values = assigned(chain, shown.model_tensors, number.settings[0])
-    return [float(values[key]) for key in keys]
+        chain = make_chain_config("", codec, engine_settings(config), None, 32, device="cpu", threads=1)
+        return {key: float(value) for key, value in assigned(chain, specs, number.settings[0]).items()}
 
 
 def with_allocation(
@@ -452,7 +491,7 @@ def with_allocation(
     shown, config
         The run, and the configuration.
     keys, values
-        Tensors and their numbers; others keep what the configuration gives them.
+        Tensors and their numbers; others stay as they are.
 
     Notes
     -----
@@ -461,27 +500,19 @@ def with_allocation(
     number = number_of(str(config["codec"]))
     if number is None:
         raise ValueError("a codec of several settings has no number to allocate")
-    specs = shown.model_tensors
-    now = dict(
-        zip((spec.key for spec in specs), allocation_of(shown, config, [s.key for s in specs]), strict=True)
-    )
-    now |= {key: float(f"{value:.4g}") for key, value in zip(keys, values, strict=True)}
-    shares: dict[float, int] = {}
-    for value in now.values():
-        shares[value] = shares.get(value, 0) + 1
-    base = max(shares, key=lambda value: (shares[value], -value))
-    kept = [
+    numbers = {
+        **numbers_of(shown, config),
+        **{key: float(f"{value:.4g}") for key, value in zip(keys, values, strict=True)},
+    }
+    counts = Counter(numbers.values())
+    base = max(counts, key=lambda value: (counts[value], -value))
+    overrides = [
         rest
-        for one in config.get("override", ())
-        if set(rest := {name: value for name, value in one.items() if name not in number.settings})
+        for override in config.get("override", ())
+        if set(rest := {name: value for name, value in override.items() if name not in number.settings})
         - {"match", "layer_type"}
     ]
-    overrides = [*kept, *assignments(specs, now, base, number.settings)]
-    changed = {
-        **config,
-        "settings": {**config.get("settings", {}), **dict.fromkeys(number.settings, base)},
-        "override": overrides,
-    }
-    if not overrides:
-        del changed["override"]
-    return changed
+    overrides += assignments(shown.model_tensors, numbers, base, number.settings)
+    settings = {**config.get("settings", {}), **dict.fromkeys(number.settings, base)}
+    changed = {**config, "settings": settings, "override": overrides}
+    return changed if overrides else {name: value for name, value in changed.items() if name != "override"}

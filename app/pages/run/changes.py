@@ -12,6 +12,7 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.run import heatmap
+from inshrink_app.pages.run import selection as chosen
 from inshrink_app.pages.run.heatmap import heatmap_figure
 from inshrink_app.widgets import ending, fmt, listing
 from inshrink_app.widgets.choices import one_of_many, pick_one
@@ -25,7 +26,7 @@ _MOST_DRAWN = 30
 _NAMES_LISTED = 20
 
 _FIRST, _SECOND = "a", "b"
-_OTHER, _TENSOR = "other", "runs.tensor"
+_OTHER = "other"
 _PATH_WIDTH, _NAME_WIDTH = 90, 30
 
 
@@ -122,9 +123,9 @@ def _draw(found: Changes, statistic: str, alt: str) -> None:
     most = heatmap.take(found.table, range(n))
     chart(heatmap_figure(most, statistic, relative="times"), "changes", alt)
     rest = len(found.names) - n
-    said = f"; {fmt.count(rest)} others differ less." if rest else "."
+    others = f"; {fmt.count(rest)} others differ less." if rest else "."
     st.caption(
-        f"{alt}. The {fmt.count(n)} tensors that differ most{said} Blue: larger. Red: smaller. White: the "
+        f"{alt}. The {fmt.count(n)} tensors that differ most{others} Blue: larger. Red: smaller. White: the "
         "same. Grey: no value."
     )
 
@@ -176,19 +177,18 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
         st.info("Choose two different steps.", icon=":material/info:")
         return
     found = between_steps(table, statistic, first, second)
-    label = METRICS[table.metric].label
-    with st.container():
-        _draw(found, statistic, f"{label} as a multiple of that at step {fmt.count(first)}")
-        _list_names(found.only_first, f"Only at step {fmt.count(first)}")
-        _list_names(found.only_second, f"Only at step {fmt.count(second)}")
+    metric = METRICS[table.metric]
+    _draw(found, statistic, f"{metric.label} as a multiple of that at step {fmt.count(first)}")
+    _list_names(found.only_first, f"Only at step {fmt.count(first)}")
+    _list_names(found.only_second, f"Only at step {fmt.count(second)}")
     moved = _moved(shown, first, second)
-    _steps_table(found, moved, (first, second), METRICS[table.metric].word)
+    _steps_table(found, moved, (first, second), metric.word)
     if moved is not None:
         _list_names(moved.reshaped, "With another shape or dtype")
 
 
 def _steps(steps: Sequence[int]) -> tuple[int, int]:
-    """Draw the two pickers, beginning with what the link says; by default the first and the last step."""
+    """Draw the two pickers, beginning with the link; by default the first and the last step."""
     labels = {str(step): fmt.count(step) for step in steps}
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         first = one_of_many("steps", "From step", _FIRST, labels, str(steps[0]), width=170)
@@ -207,7 +207,7 @@ def _moved(shown: Subject, first: int, second: int) -> Moved | None:
     asked, cost = f"diff.asked.{shown.path}", services.diff_cost(shown)
     if not allowed(asked, cost, "Measure movement", ":material/play_arrow:"):
         return None
-    return answer(lambda: services.moved_between(shown, first, second), "Comparing both steps…")
+    return answer(lambda: services.moved_between(shown, first, second), "Comparing both steps")
 
 
 def _steps_table(found: Changes, moved: Moved | None, steps: tuple[int, int], label: str) -> None:
@@ -262,8 +262,8 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
         return
     mine = tables["tensor"]
     metric = METRICS[mine.metric]
-    is_untold = mine.metric in services.untold_metrics(other)
-    if is_untold and services.sensitivity_job(str(other.path), mine.metric) is None:
+    is_unknown = mine.metric in services.untold_metrics(other)
+    if is_unknown and services.sensitivity_job(str(other.path), mine.metric) is None:
         st.info(f"{metric.label} is not known of the second run. {metric.needs}", icon=":material/info:")
         return
     second = measured(other)
@@ -274,16 +274,23 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
     if not found.names:
         st.info("The two runs have no tensor of the same name.", icon=":material/info:")
         return
-    names = (fmt.elided(shown.name, _NAME_WIDTH), fmt.elided(other.name, _NAME_WIDTH))
-    with st.container():
-        if found.table.steps:
-            _draw(found, statistic, f"{metric.label} of the second run as a multiple of that of the first")
-        else:
-            st.caption("The two runs have no step in common; their curves can still be compared below.")
-        _list_names(found.only_first, f"Only in {fmt.markdown(names[0])}")
-        _list_names(found.only_second, f"Only in {fmt.markdown(names[1])}")
-    _overlaid(found, (mine, theirs), names, statistic)
-    ending.requests([services.sensitivity_request(one, mine.metric, "tensor") for one in (shown, other)])
+    if found.table.steps:
+        _draw(found, statistic, f"{metric.label} of the second run as a multiple of that of the first")
+    else:
+        st.caption("The two runs have no step in common; their curves can still be compared below.")
+    names = tuple(fmt.elided(run.name, _NAME_WIDTH) for run in (shown, other))
+    _list_names(found.only_first, f"Only in {fmt.markdown(names[0])}")
+    _list_names(found.only_second, f"Only in {fmt.markdown(names[1])}")
+    ticked = [name for name in chosen.ticked(str(shown.path)) if name in found.names]
+    _overlaid(ticked or found.names[:1], (mine, theirs), names, statistic)
+    listing.show(
+        _table_of(found, "first run", "second run"),
+        "two-runs",
+        alt="Tensors by how much they differ between both runs at the last common step",
+        formats={"first run": listing.SMALL, "second run": listing.SMALL},
+        helps={"times": "The value in the second run divided by that in the first"},
+    )
+    ending.requests([services.sensitivity_request(run, mine.metric, "tensor") for run in (shown, other)])
 
 
 def _other(shown: Subject) -> Subject | None:
@@ -300,38 +307,27 @@ def _other(shown: Subject) -> Subject | None:
         return None
     labels = dict(zip(options, fmt.elided_all(options, _PATH_WIDTH), strict=True))
     st.session_state[widget] = wanted if wanted in options else options[0]
-    chosen = pick_one("Second run", options, key=widget, format_func=labels.__getitem__, width=700)
-    state.publish(**{_OTHER: chosen})
-    return answer(lambda: services.load_subject(chosen), "Reading headers…")
+    path = pick_one("Second run", options, key=widget, format_func=labels.__getitem__, width=700)
+    state.publish(**{_OTHER: path})
+    return answer(lambda: services.load_subject(path), "Reading headers")
 
 
 def _overlaid(
-    found: Changes, tables: tuple[Sensitivity, Sensitivity], names: tuple[str, str], statistic: str
+    tensors: Sequence[str], tables: tuple[Sensitivity, Sensitivity], names: Sequence[str], statistic: str
 ) -> None:
-    """Draw one tensor's course in both runs, and list all tensors."""
-    # Told to the browser each time: of another metric the tensors stand in another order.
-    kept = st.session_state.get(f"{_TENSOR}.kept")
-    st.session_state[_TENSOR] = st.session_state.get(_TENSOR, kept)
-    if st.session_state[_TENSOR] not in found.names:
-        st.session_state[_TENSOR] = found.names[0]
-    tensor = pick_one("Tensor", found.names, key=_TENSOR, width=420)
-    st.session_state[f"{_TENSOR}.kept"] = tensor
+    """Draw tensors in both runs over the steps: the ticked ones, else that which differs most."""
     metric = METRICS[tables[0].metric]
+    sides = names if names[0] != names[1] else [names[0], f"{names[1]} (second)"]
+    panels: dict[str, list[str]] = {}
     curves = {}
-    for table, name, side in zip(tables, names, ("", " (second)" * (names[0] == names[1])), strict=True):
-        values = table.values[statistic][[row.name for row in table.rows].index(tensor)]
-        curves[name + side] = list(zip(table.steps, map(float, values), strict=True))
-    drawn = log_figure(curves, {metric.symbol: list(curves)})
-    drawn.update_yaxes(type="log", **log_ticks(value for curve in curves.values() for _, value in curve))
-    chart(
-        drawn,
-        f"runs.course.{tensor}",
-        f"{metric.label} of {tensor} in both runs, over the steps",
-    )
-    listing.show(
-        _table_of(found, "first run", "second run"),
-        "two-runs",
-        alt="Tensors by how much they differ between both runs at the last common step",
-        formats={"first run": listing.SMALL, "second run": listing.SMALL},
-        helps={"times": "The value in the second run divided by that in the first"},
-    )
+    for tensor in tensors:
+        panels[tensor] = [f"{side}, {tensor}" for side in sides]
+        for table, label in zip(tables, panels[tensor], strict=True):
+            values = table.values[statistic][[row.name for row in table.rows].index(tensor)]
+            curves[label] = list(zip(table.steps, map(float, values), strict=True))
+    figure = log_figure(curves, panels)
+    figure.update_yaxes(type="log", tickmode="auto")
+    for place, labels in enumerate(panels.values()):
+        ticks = log_ticks(value for label in labels for _, value in curves[label])
+        figure.update_yaxes(ticks, selector=place)
+    chart(figure, "runs.course", f"{metric.label} of {', '.join(tensors)} in both runs, over the steps")

@@ -18,7 +18,7 @@ from inshrink_app.widgets.figures import lay_out, log_ticks, title
 if TYPE_CHECKING:
     from inshrink_core.search.rates import Rates
 
-_HEIGHT = 320
+_HEIGHT = 280
 _LABEL_WIDTH, _NAME_WIDTH = 60, 16
 _MOST_TICKS = 6
 _BEYOND = CATEGORICAL[5]
@@ -94,13 +94,13 @@ def allocation_figure(
     scale = 1.0 if figure == "divergence" else 100.0
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for place, point in enumerate(points):
-        if not point.is_estimated and point.whole and point.ratio > 0 and point.figure(figure) is not None:
+        is_measured = point.is_complete and not point.is_estimated
+        if is_measured and point.ratio > 0 and point.figure(figure) is not None:
             kinds.setdefault(_kind(point), []).append(place)
     ratios, values, places = _curve(points, rates, figure, course)
-    own = [math.nan if here.value is None else here.value, marks.limit or math.nan]
-    every = [scale * one for one in (*values, *own) if math.isfinite(one) and one > 0]
-    every += [scale * (points[place].figure(figure) or 0.0) for one in kinds.values() for place in one]
-    positive = [one for one in every if one > 0] or [1e-3]
+    measured = [points[place].figure(figure) for members in kinds.values() for place in members]
+    candidates = [*values, *measured, here.value, marks.limit]
+    positive = [scale * value for value in candidates if value is not None and 0 < value < math.inf] or [1e-3]
     floor = min(positive) / 2
 
     def at(value: float | None) -> float:
@@ -116,48 +116,50 @@ def allocation_figure(
                 y=[at(value) for _, _, value, _ in marked],
                 name=name,
                 marker=marker,
-                customdata=[[place, said] for place, _, _, said in marked],
+                customdata=[[place, text] for place, _, _, text in marked],
                 hovertemplate="%{customdata[1]}<extra></extra>",
                 **{"mode": "markers", **more},
             )
         )
 
     if len(ratios):
-        said = [
-            f"{fmt.ratio(ratio)} of the weights<br>estimated {fmt.value(scale * value)}"
-            for ratio, value in zip(ratios, values, strict=True)
+        curve = [
+            (
+                place,
+                ratio,
+                value,
+                f"{fmt.ratio(ratio)} of the weights<br>estimated {fmt.value(scale * value)}",
+            )
+            for place, ratio, value in zip(places, ratios, values, strict=True)
         ]
         line = {"color": CATEGORICAL[0], "width": 2, "dash": "dot"}
-        curve, look = (
-            list(zip(places, ratios, values, said, strict=True)),
-            {"symbol": "diamond-open", "size": 8},
-        )
+        look = {"symbol": "diamond-open", "size": 8}
         mark("All layers alike, estimated", curve, look, mode="lines+markers", line=line)
     for (name, symbol, colour), members in sorted(kinds.items()):
-        chosen = [(place, points[place]) for place in members]
-        names = [fmt.elided(one.name.removesuffix(".inshrink"), _NAME_WIDTH) for _, one in chosen]
+        names = [fmt.elided(points[place].name.removesuffix(".inshrink"), _NAME_WIDTH) for place in members]
         mark(
             name,
-            [(place, one.ratio, one.figure(figure), _hover(one)) for place, one in chosen],
+            [
+                (place, points[place].ratio, points[place].figure(figure), _hover(points[place]))
+                for place in members
+            ],
             {"symbol": symbol, "size": 10, "color": colour},
             mode="markers+text" if names[0] else "markers",
-            text=[fmt.html(one) for one in names],
+            text=list(map(fmt.html, names)),
             textposition="bottom center",
             textfont={"size": 11},
         )
-    best = next((one for one in points if one.is_best and one.whole), None)
+    best = next((point for point in points if point.is_best and point.is_complete), None)
     if best is not None:
         star = {"symbol": "star-open", "size": 22, "color": _BEYOND, "line": {"width": 2}}
         mark("Best of the search", [(-1, best.ratio, best.figure(figure), "")], star, hoverinfo="skip")
     is_beyond = marks.limit is not None and here.value is not None and here.value > marks.limit
-    own_look = {"symbol": "x", "color": _BEYOND} if is_beyond else {"symbol": "circle", "color": MARK}
-    own_value = fmt.value(math.nan if here.value is None else scale * here.value)
-    told = f"these bits, {'measured' if here.is_measured else 'estimated'} {own_value}"
-    mark(
-        "These bits, beyond the bound" if is_beyond else "These bits",
-        [(-1, here.ratio, here.value, told)],
-        {**own_look, "size": 15, "line": {"width": 2, "color": "#FFFFFF"}},
-    )
+    look = {"symbol": "x", "color": _BEYOND} if is_beyond else {"symbol": "circle", "color": MARK}
+    value = fmt.value(math.nan if here.value is None else scale * here.value)
+    text = f"these bits, {'measured' if here.is_measured else 'estimated'} {value}"
+    name = "These bits, beyond the bound" if is_beyond else "These bits"
+    look |= {"size": 15, "line": {"width": 2, "color": "#FFFFFF"}}
+    mark(name, [(-1, here.ratio, here.value, text)], look)
     if marks.limit is not None:
         drawn.add_hrect(scale * marks.limit, 9 * max(positive), fillcolor=_BEYOND, opacity=0.1, line_width=0)
         _line_at(drawn, "y", scale * marks.limit, marks.limit_text)
@@ -172,11 +174,14 @@ def _curve(
     points: Sequence[SearchPoint], rates: Rates | None, figure: str, course: Sequence[float]
 ) -> tuple[list[float], list[float], list[int]]:
     """Return the curve from fine to coarse: ratios, values, and the places of the estimates on it."""
-    guesses = [(place, one) for place, one in enumerate(points) if one.is_estimated and one.ratio > 0]
+    estimates = [
+        (place, point) for place, point in enumerate(points) if point.is_estimated and point.ratio > 0
+    ]
     if rates is None:
-        line = sorted((one.ratio, one.figure(figure), place) for place, one in guesses)
-        return [one[0] for one in line], [one[1] or math.nan for one in line], [one[2] for one in line]
-    of_level = {one.config.get("settings", {}).get(rates.settings[0]): place for place, one in guesses}
+        estimates.sort(key=lambda item: item[1].ratio)
+        values = [point.figure(figure) or math.nan for _, point in estimates]
+        return [point.ratio for _, point in estimates], values, [place for place, _ in estimates]
+    of_level = {point.config.get("settings", {}).get(rates.settings[0]): place for place, point in estimates}
     levels = [of_level.get(float(level), -1) for level in rates.levels]
     return rates.ratios_weights.tolist(), list(course), levels
 
@@ -195,10 +200,10 @@ def _kind(point: SearchPoint) -> tuple[str, str, str]:
 def _hover(point: SearchPoint) -> str:
     """Say everything about a point."""
     nats = "–" if point.divergence is None else f"{fmt.value(point.divergence)} nats"
-    told = [point.name, point.label if point.label != point.name else ""]
+    names = filter(None, dict.fromkeys([point.name, point.label]))
     return "<br>".join(
         [
-            *(fmt.html(fmt.elided(one, _LABEL_WIDTH)) for one in told if one),
+            *(fmt.html(fmt.elided(name, _LABEL_WIDTH)) for name in names),
             f"{fmt.ratio(point.ratio)} of the weights, measured on {fmt.counted(point.n_steps, 'step')}",
             f"worst drop {fmt.percent(point.drop)}",
             f"largest divergence {nats}",
@@ -231,7 +236,7 @@ def _line_at(drawn: go.Figure, axis: str, value: float, text: str) -> None:
 def _lay_out(drawn: go.Figure, figure: str, ends: tuple[float, float]) -> None:
     lay_out(drawn, _HEIGHT, legend=True)
     drawn.update_layout(hovermode="closest", dragmode="pan", uirevision=figure)
-    sizes = [one for trace in drawn.data for one in trace.x if math.isfinite(one)]
+    sizes = [nbytes for trace in drawn.data for nbytes in trace.x if math.isfinite(nbytes)]
     if sizes and max(sizes) < 2 * min(sizes):  # One point alone stands in an octave to either side.
         sizes = [min(sizes) / 2, *sizes, 2 * max(sizes)]
         drawn.update_xaxes(range=[math.log10(sizes[0]), math.log10(sizes[-1])])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,20 +16,22 @@ from inshrink_app.model import METRICS, Sensitivity
 from inshrink_app.theme import CATEGORICAL, DIVERGING, GAP, SEQUENTIAL
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import (
+    CURVE_PARTS,
     TOOLBAR,
     colour_bar,
-    columns_axis,
     few_ticks,
     gaps,
     linear_scale_ticks,
     log_scale_ticks,
     log_ticks,
+    steps_axis,
     title,
 )
 from inshrink_app.widgets.modules import Node
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.profile import Row
+from inshrink_core.analysis.thinning import thinned
 
 MAX_COLUMNS = 100
 """More columns are thinner than a reader can tell apart on a laptop's screen."""
@@ -56,51 +59,119 @@ MAX_ROW_LABELS = 60
 MOST_APART = 60
 """With more rows or columns there is no line between them."""
 
+_NARROWEST = 4
+"""Where the closest steps were drawn narrower than a column by more than this factor, columns are counted."""
+
 _RELATIVE = {
     "plain": "{symbol} per weight, {unit}",
     "share": "share of the total",
-    "rate": "{symbol} / Σ learning rate",
     "times": "{symbol}, times",
 }
 """What stands behind the name of a metric, by what its values are relative to."""
 
 
-class Columns(NamedTuple):
-    """The columns of a heatmap: values ``[rows, columns]``, and a label each."""
-
-    values: NDArray[np.float32]
-    labels: tuple[str, ...]
-
-
-def column_edges(n_steps: int, limit: int = MAX_COLUMNS) -> NDArray[np.int64]:
-    """Return where columns begin, and the end of the last one."""
-    return np.linspace(0, n_steps, min(limit, n_steps) + 1).round().astype(np.int64)
-
-
-def bucket_steps(values: NDArray[np.float32], steps: Sequence[int], limit: int = MAX_COLUMNS) -> Columns:
-    """Merge neighbouring steps into at most `limit` columns, by the mean of what is there.
+class StepAxis(NamedTuple):
+    """The columns of a map: steps, neighbours merged where they are many, and gaps for missing ones.
 
     Parameters
     ----------
-    values
-        ``[rows, steps]``, NaN where there is no value. A column is NaN only where all its steps are.
+    columns
+        The first place of each column among the steps, and the place after its last; equal for a gap.
+    centres
+        Where each column is drawn: at its step if steps are spread evenly enough to be seen, else at its
+        number.
+    steps
+        The last step of each column.
+    is_numeric
+        Whether the axis counts steps.
+    """
+
+    columns: tuple[tuple[int, int], ...]
+    centres: NDArray[np.float64]
+    steps: tuple[int, ...]
+    is_numeric: bool
+
+    @classmethod
+    def of(cls, steps: Sequence[int], missing: Iterable[int] = (), limit: int = MAX_COLUMNS) -> StepAxis:
+        """Lay out ascending steps in at most `limit` columns, and missing ones between them."""
+        edges = np.linspace(0, len(steps), min(limit, len(steps)) + 1).round().astype(int).tolist()
+        columns = [(first, end, steps[end - 1]) for first, end in pairwise(edges)]
+        if len(steps) <= limit:
+            columns += [(0, 0, step) for step in missing]
+        columns.sort(key=lambda column: column[2])
+        ends = tuple(step for _, _, step in columns)
+        closest = min((after - before for before, after in pairwise(ends)), default=1)
+        is_numeric = not ends or _NARROWEST * closest * len(ends) >= ends[-1] - ends[0]
+        centres = np.asarray(ends if is_numeric else range(len(ends)), np.float64)
+        return cls(tuple((first, end) for first, end, _ in columns), centres, ends, is_numeric)
+
+    @property
+    def edges(self) -> NDArray[np.float64]:
+        """Where columns begin, and where the last one ends."""
+        middles = (self.centres[1:] + self.centres[:-1]) / 2
+        if not middles.size:
+            return np.asarray([centre + side for centre in self.centres for side in (-0.5, 0.5)])
+        ends = 2 * self.centres[[0, -1]] - middles[[0, -1]]
+        return np.concatenate([ends[:1], middles, ends[1:]])
+
+    @property
+    def gaps(self) -> tuple[int, ...]:
+        """Columns of missing steps."""
+        return tuple(column for column, (first, end) in enumerate(self.columns) if first == end)
+
+    def column_of(self, place: int) -> int:
+        """Return the column of a step, by the step's place."""
+        return next(column for column, (first, end) in enumerate(self.columns) if first <= place < end)
+
+    def place_of(self, column: int) -> int | None:
+        """Return the place of a column's last step; None of a gap."""
+        first, end = self.columns[column]
+        return end - 1 if end > first else None
+
+    def merged(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return values by column: the mean of what is there, NaN where nothing is."""
+        if len(self.columns) == values.shape[1]:
+            return values
+        present = np.isfinite(values)
+        totals, counts = (
+            np.pad(np.cumsum(part, axis=1, dtype=np.float64), ((0, 0), (1, 0)))
+            for part in (np.where(present, values, 0), present)
+        )
+        firsts, ends = np.asarray(self.columns).T
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = (totals[:, ends] - totals[:, firsts]) / (counts[:, ends] - counts[:, firsts])
+        single = ends - firsts == 1
+        means[:, single] = values[:, firsts[single]]
+        return means.astype(np.float32)
+
+
+def missing_steps(steps: Sequence[int], unreadable: Iterable[str] = ()) -> tuple[int, ...]:
+    """Return the steps that a run lacks: between others that are equally far apart, and unreadable ones.
+
+    Parameters
+    ----------
     steps
         Ascending.
+    unreadable
+        Names of checkpoints; the last number of each counts, if it is near the steps.
+
+    Examples
+    --------
+    >>> missing_steps((10, 20, 40, 50), ["step_60.pt"]), missing_steps((1, 2, 4, 8))
+    ((30, 60), ())
     """
-    n_steps = len(steps)
-    if n_steps <= limit:
-        return Columns(values, tuple(fmt.count(step) for step in steps))
-    edges = column_edges(n_steps, limit)
-    present = np.isfinite(values)
-    sums = np.add.reduceat(np.where(present, values, 0).astype(np.float64), edges[:-1], axis=1)
-    counts = np.add.reduceat(present, edges[:-1], axis=1, dtype=np.int64)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means = (sums / counts).astype(np.float32)
-    labels = tuple(
-        f"{fmt.count(steps[a])} – {fmt.count(steps[b - 1])}" if b - a > 1 else fmt.count(steps[a])
-        for a, b in pairwise(edges)
-    )
-    return Columns(means, labels)
+    intervals = Counter(after - before for before, after in pairwise(steps))
+    stride, n = intervals.most_common(1)[0] if intervals else (0, 0)
+    missing = {
+        step
+        for before, after in pairwise(steps)
+        if 2 * n > intervals.total() and (after - before) % stride == 0
+        for step in range(before + stride, after, stride)
+    }
+    missing = missing if len(missing) <= len(steps) else set()
+    numbers = (int(number) for name in unreadable for number in re.findall(r"\d{1,18}", name)[-1:])
+    missing |= {step for step in numbers if steps and steps[0] <= step <= steps[-1] + stride}
+    return tuple(sorted(missing.difference(steps)))
 
 
 def scaled(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, float]:
@@ -131,15 +202,15 @@ def colorbar(text: str, low: float, high: float, room: int, *, is_linear: bool =
     return colour_bar(text, ticks, side="right", **place)
 
 
-def _told(table: Sensitivity, values: NDArray[np.float32], statistic: str, relative: str) -> str:
-    """Return what a hover tells of a cell, in a format for the smallest and the largest of the values."""
+def _hover(table: Sensitivity, values: NDArray[np.float32], statistic: str, relative: str) -> str:
+    """Return the hover of a cell, in a format for the smallest and the largest of the values."""
     metric = METRICS[table.metric]
     if relative == "share":
-        return "share = %{customdata:.3~%}"
+        return "share = %{customdata[0]:.3~%}"
     known = np.abs(values[np.isfinite(values) & (values != 0)])
     form = fmt.d3_format((float(known.min()), float(known.max())) if known.size else ())
     word = "times" if relative == "times" else f"{statistic} {metric.symbol}"
-    return f"{fmt.html(word)} = %{{customdata:{form}}}"
+    return f"{fmt.html(word)} = %{{customdata[0]:{form}}}"
 
 
 def _row_category(row: Row) -> str:
@@ -150,23 +221,6 @@ def _row_category(row: Row) -> str:
         extent = fmt.shape(row.shape)
     kind = f"{row.layer_type} · " if row.layer_type and row.layer_type != row.name else ""
     return f"<b>{fmt.html(row.name)}</b><br>{fmt.html(kind)}{extent}"
-
-
-def row_labels(names: Sequence[str]) -> list[str]:
-    """Return short labels: without the modules that all names share, and without a long middle.
-
-    Examples
-    --------
-    >>> row_labels(["net.layers.0.fc.weight", "net.layers.1.fc.weight", "net.head"])
-    ['layers.0.fc.weight', 'layers.1.fc.weight', 'head']
-    """
-    parts = [name.split(".") for name in names]
-    shared = 0
-    while len(parts) > 1 and all(len(part) > shared + 1 for part in parts):
-        if len({part[shared] for part in parts}) > 1:
-            break
-        shared += 1
-    return fmt.elided_all([".".join(part[shared:]) for part in parts], _NAME_WIDTH)
 
 
 def take(table: Sensitivity, places: Sequence[int]) -> Sensitivity:
@@ -220,8 +274,8 @@ def aggregate(table: Sensitivity, groups: Sequence[Node], exact: Sensitivity | N
 def _same(rows: Sequence[Row], others: Sequence[Row]) -> dict[int, int]:
     """Return the places of rows, and those of the others that have the same name and extent."""
     known = {(row.name, row.n_tensors): i for i, row in enumerate(others)}
-    told = ((place, known.get((row.name, row.n_tensors))) for place, row in enumerate(rows))
-    return {place: at for place, at in told if at is not None}
+    places = ((place, known.get((row.name, row.n_tensors))) for place, row in enumerate(rows))
+    return {place: at for place, at in places if at is not None}
 
 
 def _row_of(table: Sensitivity, group: Node) -> Row:
@@ -244,7 +298,7 @@ def _row_of(table: Sensitivity, group: Node) -> Row:
 
 
 _LABEL_WIDTH, _FEW_ROWS = 30, 40
-_MAX_STEP_LABELS = 6
+_MAX_STEP_LABELS = 8
 """Beside the panel there is little room on a small screen."""
 
 _CURVE_HEIGHT, _CURVE_GAP = 74, 10
@@ -254,12 +308,7 @@ _CURVE_NAME_WIDTH = 12
 _DECADES = 100
 """A metric that falls further than this is drawn on a logarithmic axis."""
 
-_NO_VALUE = "%{y}<br>step %{x}<br>no value at this step<extra></extra>"
-
-
-def column_of(place: int, n_steps: int, limit: int = MAX_COLUMNS) -> int:
-    """Return the column that holds a step, by the step's place."""
-    return int(np.searchsorted(column_edges(n_steps, limit), place, side="right")) - 1
+_NO_VALUE = "%{y}<br>no value at this step<extra></extra>"
 
 
 def heatmap_figure(
@@ -269,6 +318,7 @@ def heatmap_figure(
     relative: str = "plain",
     curves: Sequence[tuple[str, Sequence[tuple[int, float]]]] = (),
     tree: Sequence[tuple[str, str]] = (),
+    missing: Sequence[int] = (),
 ) -> go.Figure:
     """Draw rows by steps, colour by the logarithm of the value.
 
@@ -279,14 +329,16 @@ def heatmap_figure(
     statistic
         A key of its values.
     relative
-        What the values are relative to (`arranging.NORMALISED`), or ``times`` where they are quotients.
+        What the values are relative to (`rows.NORMALISED`), or ``times`` where they are quotients.
     curves
         Training metrics by name, and their values by step, drawn above on the same axis.
     tree
-        Of each row its label, as it stands in the tree of modules, and its shape; by default names alone.
+        Of each row its label in the tree of modules, and its shape; by default names alone.
+    missing
+        Steps that the run lacks.
     """
-    columns = bucket_steps(table.values[statistic], table.steps)
-    values = columns.values
+    axis = StepAxis.of(table.steps, missing)
+    values = axis.merged(table.values[statistic])
     metric = METRICS[table.metric]
     is_linear = table.metric == "bits"
     colours, low, high = linear(values) if is_linear else scaled(values)
@@ -298,25 +350,27 @@ def heatmap_figure(
     height = TOOLBAR + max(220, len(rows) * row_pixels + 62)
     about = f"{metric.label}: {_RELATIVE[relative].format(symbol=metric.symbol, unit=metric.unit)}"
     bar = colorbar(about, low, high, height - TOOLBAR - 82, is_linear=is_linear)
-    told = _told(table, values, statistic, relative)
-    figure = go.Figure(gaps(colours, columns.labels, rows, _NO_VALUE))
+    steps = np.broadcast_to(np.asarray(axis.steps, np.float32), values.shape)
+    figure = go.Figure(gaps(colours, axis.edges.tolist(), rows, _NO_VALUE))
     figure.add_trace(
         go.Heatmap(
             z=colours,
-            x=columns.labels,
+            x=axis.edges,
             y=rows,
-            customdata=columns.values,
+            customdata=np.stack([values, steps], axis=2),
             hoverongaps=False,
-            xgap=1 if len(columns.labels) <= MOST_APART else 0,
+            xgap=1 if len(axis.columns) <= MOST_APART else 0,
             ygap=1 if len(rows) <= MOST_APART else 0,
-            hovertemplate=f"%{{y}}<br>step %{{x}}<br>{told}<extra></extra>",
+            hovertemplate="%{y}<br>step %{customdata[1]:,d}<br>"
+            f"{_hover(table, values, statistic, relative)}<extra></extra>",
             zmin=low,
             zmax=high,
             colorscale=DIVERGING if relative == "times" else SEQUENTIAL,
             colorbar=bar,
         )
     )
-    tree = tree or [(label, "") for label in row_labels([row.name for row in table.rows])]
+    names = fmt.elided_all([row.name for row in table.rows], _NAME_WIDTH)
+    tree = tree or [(label, "") for label in names]
     labels = [
         (fmt.html(fmt.elided(label, _LABEL_WIDTH)), fmt.html(shape) if shape else "") for label, shape in tree
     ]
@@ -336,18 +390,20 @@ def heatmap_figure(
         hoverlabel={"align": "left"},
     )
     _name_rows(figure, labels)
-    shown = few_ticks(columns.labels, columns.labels, _MAX_STEP_LABELS)
-    figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5], **(columns_axis(columns.labels) | shown))
+    _mark_gaps(figure, axis)
+    ticks = {} if axis.is_numeric else few_ticks(axis.centres.tolist(), list(map(fmt.count, axis.steps)), 6)
+    span = [axis.edges[0], axis.edges[-1]] if axis.columns else None
+    figure.update_xaxes(**steps_axis(_MAX_STEP_LABELS) | {"automargin": False}, range=span, showgrid=False)
+    figure.update_xaxes(zeroline=False, **ticks)
     figure.update_yaxes(
         type="category", range=[len(rows) - 0.5, -0.5], showgrid=False, showticklabels=False, ticks=""
     )
-    known = [(name, by_column(series, table.steps)) for name, series in curves]
-    known = [(name, column) for name, column in known if _any(column)]
-    if known:  # One cursor for all: a line at the step, through the curves and the cells.
+    drawn = [(name, curve) for name, series in curves if (curve := _course(series, axis))]
+    if drawn:  # One cursor for all: a line at the step, through the curves and the cells.
         figure.update_xaxes(
             showspikes=True, spikemode="across", spikesnap="data", spikethickness=1, spikecolor=GAP
         )
-        _add_curves(figure, known, columns.labels)
+        _add_curves(figure, drawn, axis)
     return figure
 
 
@@ -360,7 +416,7 @@ def _name_rows(figure: go.Figure, labels: Sequence[tuple[str, str]]) -> None:
     size = 12 if len(labels) <= _FEW_ROWS else 10
     look = {"xref": "paper", "x": 0, "yref": "y", "showarrow": False, "yanchor": "middle", "borderpad": 0}
     left = -figure.layout.margin.l + _ROOM_OF_BOXES
-    named = [
+    names = [
         {**look, "y": row, "text": label, "xanchor": "left", "xshift": left, "font": {"size": size}}
         | {"captureevents": stride == 1, "align": "left"}
         for row, (label, _) in enumerate(labels)
@@ -372,7 +428,14 @@ def _name_rows(figure: go.Figure, labels: Sequence[tuple[str, str]]) -> None:
         for row, (_, shape) in enumerate(labels)
         if shape and row % stride == 0
     ]
-    figure.update_layout(annotations=[*named, *shapes])
+    figure.update_layout(annotations=[*names, *shapes])
+
+
+def _mark_gaps(figure: go.Figure, axis: StepAxis) -> None:
+    """Write a cross below the columns of missing steps."""
+    look = {"yref": "y domain", "y": 0, "yanchor": "top", "text": "×", "showarrow": False, "borderpad": 0}
+    for column in axis.gaps:
+        figure.add_annotation(**look, x=axis.centres[column], hovertext="No readable checkpoint")
 
 
 def training_loss(log: Mapping[str, Sequence[tuple[int, float]]]) -> str | None:
@@ -383,72 +446,52 @@ def training_loss(log: Mapping[str, Sequence[tuple[int, float]]]) -> str | None:
     >>> training_loss({"eval_loss": (), "lr": (), "train/loss": ()}), training_loss({"lr": ()})
     ('train/loss', None)
     """
-    named = [name for name in log if "loss" in name.casefold()]
-    held_out = ("eval", "val", "test", "dev")
-    own = [name for name in named if not any(word in name.casefold() for word in held_out)]
-    return min(own or named, key=len, default=None)
+    losses = [name for name in log if "loss" in name.casefold()]
+    validation = ("eval", "val", "test", "dev")
+    training = [name for name in losses if not any(word in name.casefold() for word in validation)]
+    return min(training or losses, key=len, default=None)
 
 
-def by_column(series: Sequence[tuple[int, float]], steps: Sequence[int]) -> list[float]:
-    """Return the newest finite value logged up to each column's last step, since the column before it.
-
-    Parameters
-    ----------
-    series
-        Step and value, in any order.
-    steps
-        Of the checkpoints, ascending.
-
-    Examples
-    --------
-    >>> by_column([(1, 3.0), (9, 2.0), (10, 1.0)], (5, 10, 20))
-    [3.0, 1.0, nan]
-    """
-    edges = column_edges(len(steps))
-    ends = [steps[int(edge) - 1] for edge in edges[1:]]
-    found = [math.nan] * len(ends)
-    for step, value in sorted((step, value) for step, value in series if math.isfinite(value)):
-        place = bisect.bisect_left(ends, step)
-        if place < len(ends):
-            found[place] = value
-    return found
-
-
-def _any(values: Sequence[float]) -> bool:
-    return any(map(math.isfinite, values))
+def _course(series: Sequence[tuple[int, float]], axis: StepAxis) -> list[tuple[float, float]]:
+    """Return the finite values of a metric at the steps of the map, as many as can be seen."""
+    first, last = (axis.steps[0], axis.steps[-1]) if axis.steps else (0, -1)
+    return thinned(
+        sorted((step, value) for step, value in series if first <= step <= last and math.isfinite(value)),
+        CURVE_PARTS,
+    )
 
 
 def _add_curves(
-    figure: go.Figure, curves: Sequence[tuple[str, Sequence[float]]], labels: Sequence[str]
+    figure: go.Figure, curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], axis: StepAxis
 ) -> None:
     """Draw training metrics above the cells, and give them room."""
     inner = figure.layout.height - TOOLBAR - ROOM_OF_STEPS
-    every = inner + len(curves) * (_CURVE_HEIGHT + _CURVE_GAP)
-    figure.update_layout(height=every + TOOLBAR + ROOM_OF_STEPS, yaxis={"domain": [0, inner / every]})
-    for place, (name, values) in enumerate(curves):
-        axis = f"y{place + 2}"
+    total = inner + len(curves) * (_CURVE_HEIGHT + _CURVE_GAP)
+    figure.update_layout(height=total + TOOLBAR + ROOM_OF_STEPS, yaxis={"domain": [0, inner / total]})
+    for place, (name, series) in enumerate(curves):
+        steps, values = (np.asarray(part, np.float64) for part in zip(*series, strict=True))
         figure.add_trace(
             go.Scatter(
-                x=list(labels),
-                y=np.asarray(values, np.float64),
-                yaxis=axis,
-                mode="lines+markers" if len(labels) <= MOST_APART else "lines",
-                connectgaps=True,
+                x=np.interp(steps, axis.steps, axis.centres),
+                y=values,
+                yaxis=f"y{place + 2}",
+                mode="lines+markers" if len(series) <= MOST_APART else "lines",
                 line={"color": CATEGORICAL[0], "width": 2},
                 marker={"size": 4},
-                hovertemplate=f"{fmt.html(name)} %{{y:{fmt.d3_format(values)}}}"
-                "<br>step %{x}<extra></extra>",
+                customdata=steps,
+                hovertemplate=f"{fmt.html(name)} %{{y:{fmt.d3_format(values.tolist())}}}"
+                "<br>step %{customdata:,d}<extra></extra>",
                 showlegend=False,
             )
         )
-        known = [value for value in values if math.isfinite(value)]
+        low, high = float(values.min()), float(values.max())
         look: dict[str, Any] = {"nticks": 3, "tickformat": "~g"}
-        if min(known) > 0 and max(known) / min(known) > _DECADES:
-            look = {"type": "log", **log_ticks([min(known), max(known)])}
-            look |= {key: one[:: max(1, len(one) // 2)] for key, one in look.items() if key != "type"}
-        top = every - place * (_CURVE_HEIGHT + _CURVE_GAP)
+        if low > 0 and high / low > _DECADES:
+            look = {"type": "log", **log_ticks([low, high])}
+            look |= {key: ticks[:: max(1, len(ticks) // 2)] for key, ticks in look.items() if key != "type"}
+        top = total - place * (_CURVE_HEIGHT + _CURVE_GAP)
         heading = title(fmt.html(fmt.elided(name, _CURVE_NAME_WIDTH)))
-        domain = [(top - _CURVE_HEIGHT) / every, top / every]
+        domain = [(top - _CURVE_HEIGHT) / total, top / total]
         more = {"title": heading, "fixedrange": True, "zeroline": False, "domain": domain}
         figure.update_layout({f"yaxis{place + 2}": look | more})
-    figure.data[1].colorbar.y = inner / every
+    figure.data[1].colorbar.y = inner / total

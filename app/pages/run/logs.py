@@ -1,8 +1,7 @@
-"""The metrics of a training from another file, by choice of columns, seen before they are used."""
+"""The metrics of a training from another file, by choice of columns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import streamlit as st
@@ -11,34 +10,40 @@ from inshrink_app.model import Subject
 from inshrink_app.services import LogChoice
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.choices import pick_one, pick_several
-from inshrink_app.widgets.figures import log_groups
-from inshrink_app.widgets.layout import answer, panels
+from inshrink_app.widgets.layout import answer
 
 _FILE = "log.file"
 _DROPS = "log.drops"
 _WIDTH = 60
 _MOST_CHOSEN = 12
-_PANELS = 4
 
 
 def show(shown: Subject) -> None:
     """Draw the choice."""
     used = services.chosen_log(state.log_choice(state.run_path() or ""))
     file = _file(shown, used) or ""
-    found = answer(lambda: services.metrics_of(file), "Reading columns…") if file else None
+    found = answer(lambda: services.metrics_of(file), "Reading columns") if file else None
     if found is None:
         return
     if found.note:
         st.caption(fmt.markdown(fmt.sentence(found.note)))
     before = used if used is not None and used.file == file else None
-    step, columns = _columns(file, found.columns, found.step_column, found.metrics, before)
+    first = before.step_column if before is not None else found.step_column
+    place = found.columns.index(first) if first in found.columns else None
+    step = pick_one("Column of the steps", found.columns, index=place, key=f"log.step.{file}")
+    usual = [name for name in before.columns if name in found.columns] if before is not None else []
+    usual = usual or list(found.metrics[:_MOST_CHOSEN])
+    columns = pick_several("Metrics", found.columns, default=usual, key=f"log.columns.{file}")
+    columns = [name for name in columns if name != step]
     if step is None or not columns:
         st.caption("Choose the column of the steps, and at least one metric.")
         return
     choice = LogChoice(file, step, tuple(columns))
     log = answer(lambda: services.log_of(choice))
     if log is not None:
-        _preview(log)
+        steps = sorted({step for series in log.values() for step, _ in series})
+        n_values = sum(len(series) for series in log.values())
+        st.caption(f"{fmt.counted(n_values, 'value')} at {fmt.steps(steps)}.")
     with st.container(horizontal=True):
         is_used = choice == used
         if st.button(
@@ -49,9 +54,8 @@ def show(shown: Subject) -> None:
             _choose("")
 
 
-def _choose(said: str) -> None:
-    """Draw the page with other metrics."""
-    state.choose_log(state.run_path() or "", said)
+def _choose(text: str) -> None:
+    state.choose_log(state.run_path() or "", text)
     st.rerun()
 
 
@@ -63,10 +67,10 @@ def _file(shown: Subject, used: LogChoice | None) -> str | None:
         "Drop a file: CSV, JSON lines, or an event file of TensorBoard", key=f"{_DROPS}.{turn}"
     )
     if uploaded is not None:
-        kept = answer(lambda: services.keep_log(uploaded.name, uploaded))
-        if kept is not None:
+        stored = answer(lambda: services.keep_log(uploaded.name, uploaded))
+        if stored is not None:
             st.session_state[_DROPS] += 1
-            st.session_state[key] = str(kept)
+            st.session_state[key] = str(stored)
             st.rerun()  # The area is another one from now on, or the next file would go to this one.
     paths = [str(path) for path in services.log_files(shown)]
     chosen = st.session_state.get(key) or (used.file if used is not None else None)
@@ -89,38 +93,8 @@ def _file(shown: Subject, used: LogChoice | None) -> str | None:
 
 
 def _label(path: str, shown: Subject) -> str:
-    """Return a path as seen from where the run lies; of a dropped file its name."""
+    """Return a path relative to the folder of the run; of a dropped file its name."""
     if services.is_dropped(Path(path)):
         return f"{Path(path).name} (dropped)"
     folder = shown.place.parent
     return str(Path(path).relative_to(folder)) if Path(path).is_relative_to(folder) else path
-
-
-def _columns(
-    file: str, names: Sequence[str], step: str | None, metrics: Sequence[str], used: LogChoice | None
-) -> tuple[str | None, list[str]]:
-    """Let the columns be chosen; those that are called like a step and like metrics stand there already."""
-    wanted = used.step_column if used is not None and used.step_column in names else step
-    left, right = st.columns([1, 2])
-    with left:
-        chosen = pick_one(
-            "Column of the steps",
-            names,
-            index=names.index(wanted) if wanted is not None else None,
-            key=f"log.step.{file}",
-        )
-    before = [name for name in used.columns if name in names] if used is not None else []
-    with right:
-        columns = pick_several(
-            "Metrics", names, default=before or list(metrics[:_MOST_CHOSEN]), key=f"log.columns.{file}"
-        )
-    return chosen, [name for name in columns if name != chosen]
-
-
-def _preview(log: dict[str, tuple[tuple[int, float], ...]]) -> None:
-    """Draw the curves as they would be."""
-    groups = dict(list(log_groups(list(log)).items())[:_PANELS])
-    panels(log, groups, "log.preview")
-    steps = sorted({step for series in log.values() for step, _ in series})
-    n_values = sum(len(series) for series in log.values())
-    st.caption(f"{fmt.counted(n_values, 'value')} at {fmt.steps(steps)}.")

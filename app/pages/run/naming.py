@@ -29,8 +29,8 @@ def show(shown: Subject) -> None:
     n_found = int(table["step"].count())
     path = services.with_step_pattern(shown, pattern)
     is_used = path == str(shown.path)
-    said = "what is on screen" if is_used else "not used yet"
-    st.caption(f"{fmt.counted(n_found, 'step')} in {fmt.counted(len(rows), 'name')}: {said}.")
+    use = "what is on screen" if is_used else "not used yet"
+    st.caption(f"{fmt.counted(n_found, 'step')} in {fmt.counted(len(rows), 'name')}: {use}.")
     listing.show(
         table,
         "names",

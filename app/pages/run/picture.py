@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import plotly.graph_objects as go
@@ -15,20 +15,22 @@ from inshrink_app import services
 from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.run import heatmap, rows
 from inshrink_app.pages.run import selection as chosen
-from inshrink_app.pages.run.heatmap import MAX_COLUMNS, MAX_ROW_LABELS, column_edges
+from inshrink_app.pages.run.heatmap import MAX_ROW_LABELS, StepAxis
 from inshrink_app.pages.run.rows import View
-from inshrink_app.pages.run.selection import Event, Selection
+from inshrink_app.pages.run.selection import Selection
 from inshrink_app.theme import CATEGORICAL, MARK, PRIMARY
 from inshrink_app.widgets import fmt, modules
 from inshrink_app.widgets.figures import lay_out, log_ticks, steps_axis, title
 from inshrink_app.widgets.layout import chart
 from inshrink_app.widgets.modules import Node
 
-from inshrink_core.analysis.findings import findings
+from inshrink_core.analysis.findings import findings, learning_rates
 
-_CHART = "heatmap"
-_LINES_HEIGHT = 190
+_CHART, _CELLS = "heatmap", "heatmap.cells"
+_LINES_HEIGHT = 150
+_MOST_GAPS = 6
 _NAME_WIDTH = 60
+_KEYS = "`/` filters rows, arrows move the picked cell, `p` pins its row, `u` undoes a change of bits."
 _SCRIPT = Path(__file__).parents[2] / "assets" / "cells.js"
 
 _component = st.components.v2.component("inshrink.cells", js=_SCRIPT.read_text(), isolate_styles=False)
@@ -53,32 +55,50 @@ def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_parti
         st.caption("No row matches. Clear the filter to see all of them.")
         return
     names = [row.name for row in table.rows]
+    missing = heatmap.missing_steps(table.steps, [Path(path).name for path, _ in view.shown.unreadable])
 
-    def made() -> go.Figure:
+    def make() -> go.Figure:
         shapes = ["" if row.shape is None else fmt.shape(row.shape) for row in table.rows]
         tree = list(zip(modules.labels(view.nodes), shapes, strict=True))
         curves = [(name, view.shown.log[name]) for name in view.look.curves if name in view.shown.log]
         return heatmap.heatmap_figure(
-            table, view.look.statistic, relative=view.look.relative, curves=curves, tree=tree
+            table, view.look.statistic, relative=view.look.relative, curves=curves, tree=tree, missing=missing
         )
 
-    figure = _kept("map.figure", view.tensors, _base(view), made)
+    figure = remembered("map.figure", view.tensors, _contents(view), make)
+    axis = StepAxis.of(table.steps, missing)
     with st.container(gap=None):
         metric = METRICS[table.metric]
         chart(figure, _CHART, f"{metric.label} of {len(table.rows)} rows over {len(table.steps)} steps")
-        picked_cells(
-            _CHART,
-            {
-                "cell": functools.partial(_clicked, names, table.steps),
-                "name": functools.partial(_named, view),
-                "tick": functools.partial(_ticked, str(view.shown.path), names),
+        places, column = _marked(view, found, axis)
+        actions: dict[str, Any] = {
+            "cell": functools.partial(_clicked, names, table.steps, axis),
+            "name": functools.partial(_named, view),
+            "tick": functools.partial(_ticked, str(view.shown.path), names),
+        }
+        callbacks: dict[str, Any] = {
+            f"on_{word}_change": functools.partial(_hear, word, act) for word, act in actions.items()
+        }
+        _component(
+            key=_CELLS,
+            data={
+                "chart": _CHART,
+                "colour": MARK,
+                "accent": PRIMARY,
+                "rows": runs_of(places),
+                "column": column,
+                "names": names if len(names) <= MAX_ROW_LABELS else [],
+                "n_rows": len(names),
+                "edges": axis.edges.tolist(),
+                "gaps": list(axis.gaps),
+                "ticked": [place for place, name in enumerate(names) if name in ticked],
             },
-            names=names if len(names) <= MAX_ROW_LABELS else [],
-            size=(len(names), len(column_edges(len(table.steps))) - 1),
-            marked=_marked(view, found),
-            ticked=[place for place, name in enumerate(names) if name in ticked],
+            **callbacks,
         )
-    st.caption(" ".join(_notes(view, is_partial=is_partial)))
+    with st.container(horizontal=True, horizontal_alignment="distribute", gap="small"):
+        st.caption(" ".join(_notes(view, axis, is_partial=is_partial)), width="stretch")
+        with st.popover("?", type="tertiary", key="keys", help="Keys of the map"):
+            st.markdown(_KEYS)
 
 
 def sentence(shown: Subject, tables: Mapping[str, Sensitivity], level: str) -> None:
@@ -87,63 +107,66 @@ def sentence(shown: Subject, tables: Mapping[str, Sensitivity], level: str) -> N
     if tensors.metric not in ("fisher", "taylor", "magnitude", "update"):
         return
 
-    def said() -> str:
+    def describe() -> str:
         table = rows.at_level(tables, level)
         names, means = [row.name for row in table.rows], table.values["mean"]
-        rates = rows.learning_rates_of(shown, table)
+        rates = learning_rates(shown.log, table.steps) if table.metric == "update" else None
         return findings(table.metric, table.by, names, table.extents(), table.steps, means, rates).sentence()
 
-    text = _kept("map.said", tensors, (str(shown.path), level), said)
+    text = remembered("map.sentence", tensors, (str(shown.path), level), describe)
     if text:
         st.markdown(f"**{fmt.markdown(text)}**")
 
 
 def lines(view: View, ticked: Sequence[str]) -> None:
-    """Draw the ticked rows over the steps, in one chart."""
+    """Draw the ticked rows over the steps, in one chart; rows without values are left out."""
     tensors, look = view.tensors, view.look
-    run = str(view.shown.path)
     nodes = [Node(name, places) for name in ticked if (places := rows.tensors_of(tensors, name))]
     if not nodes:
         return
-    rates = rows.learning_rates_of(view.shown, tensors)
-    table = rows.normalised(heatmap.aggregate(tensors, nodes), look.relative, tensors, rates)
+    table = rows.normalised(heatmap.aggregate(tensors, nodes), look.relative, tensors)
+    series = table.values[look.statistic]
     metric = METRICS[table.metric]
-    figure = go.Figure()
-    labels = fmt.elided_all([node.name for node in nodes], _NAME_WIDTH)
-    for place, (label, values) in enumerate(zip(labels, table.values[look.statistic], strict=True)):
-        figure.add_trace(
-            go.Scatter(
-                x=list(table.steps),
-                y=values.astype(np.float64),
-                name=fmt.html(label),
-                mode="lines+markers" if len(table.steps) <= heatmap.MOST_APART else "lines",
-                marker={"size": 4},
-                line={"color": CATEGORICAL[place % len(CATEGORICAL)], "width": 2},
-                hovertemplate=f"{fmt.html(label)} %{{y:{fmt.d3_format(values)}}}<extra></extra>",
-            )
-        )
-    lay_out(figure, _LINES_HEIGHT, legend=True)
-    figure.update_layout(hovermode="x unified")
-    figure.update_xaxes(**steps_axis(8), rangemode="tozero")
-    scale = (
-        {} if table.metric == "bits" else {"type": "log", **log_ticks(table.values[look.statistic].ravel())}
-    )
-    figure.update_yaxes(title=title(fmt.html(metric.symbol)), automargin=True, **scale)
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        st.caption(f"{metric.label} of {fmt.counted(len(nodes), 'row')}", width="content")
+        count = fmt.counted(len(nodes), "row")
+        st.caption(
+            f"{metric.label} of {count}" if np.isfinite(series).any() else metric.needs, width="content"
+        )
         st.button(
             "Clear",
             icon=":material/close:",
             type="tertiary",
             on_click=chosen.set_ticked,
-            args=(run, ()),
+            args=(str(view.shown.path), ()),
             key="lines.clear",
         )
+    if not np.isfinite(series).any():
+        return
+    figure = go.Figure()
+    labels = fmt.elided_all([node.name for node in nodes], _NAME_WIDTH)
+    for place, (label, values) in enumerate(zip(labels, series, strict=True)):
+        if np.isfinite(values).any():
+            figure.add_trace(
+                go.Scatter(
+                    x=list(table.steps),
+                    y=values.astype(np.float64),
+                    name=fmt.html(label),
+                    mode="lines+markers" if len(table.steps) <= heatmap.MOST_APART else "lines",
+                    marker={"size": 4},
+                    line={"color": CATEGORICAL[place % len(CATEGORICAL)], "width": 2},
+                    hovertemplate=f"{fmt.html(label)} %{{y:{fmt.d3_format(values)}}}<extra></extra>",
+                )
+            )
+    lay_out(figure, _LINES_HEIGHT, legend=True)
+    figure.update_layout(hovermode="x unified")
+    figure.update_xaxes(**steps_axis(8))
+    scale = {} if table.metric == "bits" else {"type": "log", **log_ticks(series.ravel())}
+    figure.update_yaxes(title=title(fmt.html(metric.symbol)), automargin=True, **scale)
     chart(figure, f"lines.{len(nodes)}", f"{metric.label} of {', '.join(labels)} over the steps")
 
 
-def _kept(slot: str, of: object, key: Hashable, make: Callable[[], Made]) -> Made:
-    """Return what was made last time of the very same object under an equal key, or make it: one a slot."""
+def remembered(slot: str, of: object, key: Hashable, make: Callable[[], Made]) -> Made:
+    """Return the last result for the very same object and an equal key, or make it."""
     known = st.session_state.get(slot)
     if known is not None and known[0] is of and known[1] == key:
         made: Made = known[2]
@@ -153,48 +176,48 @@ def _kept(slot: str, of: object, key: Hashable, make: Callable[[], Made]) -> Mad
     return made
 
 
-def _base(view: View) -> tuple[object, ...]:
+def _contents(view: View) -> tuple[object, ...]:
     """Return what the figure shows."""
     names = tuple(row.name for row in view.table.rows)
     folds = tuple(node.is_open for node in view.nodes)
     return (str(view.shown.path), view.look, view.table.metric, names, folds, view.table.steps)
 
 
-def _named(view: View, said: object) -> None:
+def _named(view: View, place: object) -> None:
     """Take in a click on the name of a row: a module is closed or opened, a tensor's module is closed."""
-    if type(said) is not int or not 0 <= said < len(view.nodes) or not view.is_tree:
+    if type(place) is not int or not 0 <= place < len(view.nodes) or not view.is_tree:
         return
-    node = view.nodes[said]
+    node = view.nodes[place]
     run = str(view.shown.path)
     if node.is_open is not None:
         chosen.fold(run, node.name, is_open=node.is_open)
     elif "." in node.name:
-        above = [one for one in view.nodes[:said] if one.is_open and modules.is_within(node.name, one.name)]
+        outer = [other.name for other in view.nodes[:place] if other.is_open]
+        above = [name for name in outer if modules.is_within(node.name, name)]
         if above:
-            chosen.fold(run, above[-1].name, is_open=True)
+            chosen.fold(run, above[-1], is_open=True)
 
 
-def _clicked(names: Sequence[str], steps: Sequence[int], said: object) -> None:
+def _clicked(names: Sequence[str], steps: Sequence[int], axis: StepAxis, value: object) -> None:
     """Take in a click on a cell."""
-    edges = column_edges(len(steps))
-    cell = chosen.chosen_cell(said, len(names), len(edges) - 1)
-    if cell is not None:
-        chosen.apply(Event("chart", names[cell[0]], steps[int(edges[cell[1] + 1]) - 1]))
+    cell = chosen.chosen_cell(value, len(names), len(axis.columns))
+    place = None if cell is None else axis.place_of(cell[1])
+    if cell is not None and place is not None:
+        chosen.select(names[cell[0]], steps[place])
 
 
-def _ticked(run: str, names: Sequence[str], said: object) -> None:
+def _ticked(run: str, names: Sequence[str], place: object) -> None:
     """Take in a click on the box before a name."""
-    if type(said) is int and 0 <= said < len(names):
-        chosen.tick(run, names[said])
+    if type(place) is int and 0 <= place < len(names):
+        chosen.tick(run, names[place])
 
 
-def _marked(view: View, found: Selection | None) -> tuple[tuple[int, ...], int] | None:
-    """Return the rows and the column of what is selected."""
-    marked = _rows_of(view, found)
-    if found is None or not marked:
-        return None
-    steps = view.table.steps
-    return marked, heatmap.column_of(steps.index(found.step), len(steps))
+def _marked(view: View, found: Selection | None, axis: StepAxis) -> tuple[tuple[int, ...], int]:
+    """Return the rows and the column of what is selected; no rows where nothing is."""
+    places = _rows_of(view, found)
+    if found is None or not places:
+        return (), 0
+    return places, axis.column_of(view.table.steps.index(found.step))
 
 
 def _rows_of(view: View, found: Selection | None) -> tuple[int, ...]:
@@ -212,10 +235,9 @@ def _rows_of(view: View, found: Selection | None) -> tuple[int, ...]:
     return inside or tuple(holding[-1:])
 
 
-def _notes(view: View, *, is_partial: bool) -> list[str]:
+def _notes(view: View, axis: StepAxis, *, is_partial: bool) -> list[str]:
     """Say what the picture does not show by itself."""
-    table = view.table
-    n_columns = min(len(table.steps), MAX_COLUMNS)
+    table, n_columns = view.table, len(axis.columns)
     values = table.values[view.look.statistic]
     parts = []
     if is_partial:
@@ -224,6 +246,10 @@ def _notes(view: View, *, is_partial: bool) -> list[str]:
         parts.append(METRICS[table.metric].needs or "No weight has a finite value.")
     elif table.metric != "bits":
         parts.append("Logarithmic colours, clipped at 1 % and 99 %.")
+    if axis.gaps:
+        listed = ", ".join(fmt.count(axis.steps[column]) for column in axis.gaps[:_MOST_GAPS])
+        more = " and more" if len(axis.gaps) > _MOST_GAPS else ""
+        parts.append(f"× No readable checkpoint at step {listed}{more}.")
     if len(table.steps) > n_columns:
         parts.append(
             f"A column is the mean of up to {-(-len(table.steps) // n_columns)} neighbouring steps; a click "
@@ -249,58 +275,9 @@ def _grey(view: View) -> str:
     return "Grey: the tensor is absent or has no value at this step."
 
 
-def picked_cells(
-    chart: str,
-    actions: Mapping[str, Callable[[object], None]],
-    *,
-    names: Sequence[str],
-    size: tuple[int, int],
-    marked: tuple[Sequence[int], int] | None,
-    ticked: Sequence[int],
-) -> None:
-    """Listen to clicks and keys on a heatmap that stands in the same container, and mark what is chosen.
-
-    The figure stays the same whatever is marked, and so keeps its zoom.
-
-    Parameters
-    ----------
-    chart
-        The figure's key. Its axes run over whole numbers, a cell each, and have ranges.
-    actions
-        Called with the browser's value, which is untrusted: of ``cell`` ``[row, column]``, of ``name`` and
-        ``tick`` the row whose name or box was clicked.
-    names
-        Of the rows that have a box; none where rows are too many.
-    size
-        Rows and columns.
-    marked
-        Rows, ascending, and the column they are marked in.
-    ticked
-        Rows whose boxes are ticked.
-    """
-    key = f"{chart}.cells"
-    places, column = marked or ((), 0)
-
-    def hear(word: str) -> Callable[[], None]:
-        return lambda: actions[word](st.session_state[key].get(word))
-
-    _component(
-        key=key,
-        data={
-            "chart": chart,
-            "colour": MARK,
-            "accent": PRIMARY,
-            "rows": runs_of(places),
-            "column": column,
-            "names": list(names),
-            "n_rows": size[0],
-            "n_columns": size[1],
-            "ticked": list(ticked),
-        },
-        on_cell_change=hear("cell"),
-        on_name_change=hear("name"),
-        on_tick_change=hear("tick"),
-    )
+def _hear(word: str, act: Callable[[object], None]) -> None:
+    """Act on a value from the browser, which is untrusted."""
+    act(st.session_state[_CELLS].get(word))
 
 
 def runs_of(places: Sequence[int]) -> list[tuple[int, int]]:

@@ -13,13 +13,12 @@ from inshrink_app import services, state
 from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.run import heatmap
 from inshrink_app.pages.run import selection as chosen
-from inshrink_app.pages.run.selection import Event, Selection
+from inshrink_app.pages.run.selection import Selection
 from inshrink_app.widgets import fmt, listing, modules
 from inshrink_app.widgets.choices import one_of_few, one_of_many, pick_several
 from inshrink_app.widgets.modules import Node
 from numpy.typing import NDArray
 
-from inshrink_core.analysis.findings import learning_rates
 from inshrink_core.analysis.profile import Row
 
 _TABLE = "map.table"
@@ -28,17 +27,14 @@ FILTER = "row_filter"
 NORMALISED: Mapping[str, str] = {
     "plain": "Per weight",
     "share": "Share of the total",
-    "rate": "Per learning rate",
 }
 """What values are relative to."""
 
 ORDERS: Mapping[str, str] = {
     "forward": "Model's order",
-    "share": "Share of the total",
-    "sensitivity": "Per weight",
-    "size": "Size",
+    "share": "Largest share first",
 }
-"""What rows are sorted by: the model's own order, or the largest first."""
+"""How rows are sorted."""
 
 COLOURS: Mapping[str, str] = {
     "sensitivity": "Sensitivity",
@@ -52,8 +48,7 @@ STATISTICS: Mapping[str, str] = {"mean": "Mean", "p50": "Median", "p99": "99th p
 
 _RELATIVE_HELP = (
     "Per weight: the value of one parameter. Share of the total: mean times size, of what all rows carry at "
-    "the step. Movement also per unit of the learning rate, summed over the steps since the previous "
-    "checkpoint."
+    "the step."
 )
 
 _MOST_ROWS = 5000
@@ -74,8 +69,8 @@ class Look(NamedTuple):
         A key of `COLOURS`, and of `METRICS`: of a sensitivity, the metric that tells it.
     level, statistic, relative, order
         What a row is (`modules.levels`), and keys of `STATISTICS`, `NORMALISED` and `ORDERS`.
-    pattern, layers
-        The rows whose names match, and whose layer type is one of these; all where empty.
+    pattern
+        The rows whose names match; all where empty.
     curves
         Training metrics above the map.
     """
@@ -87,7 +82,6 @@ class Look(NamedTuple):
     relative: str = "plain"
     order: str = "forward"
     pattern: str = ""
-    layers: tuple[str, ...] = ()
     curves: tuple[str, ...] = ()
 
 
@@ -130,9 +124,9 @@ class View(NamedTuple):
 def controls(shown: Subject) -> Look:
     """Draw what is shown and how; return it."""
     names = tuple(dict.fromkeys(row.name for row in shown.tensors if row.role == "weight"))
-    told = services.told_metrics(shown)
-    telling = {key: METRICS[key].label for key in told}
-    usual = next(key for key in (*told, "magnitude") if key != "update" or "taylor" not in told)
+    known = services.told_metrics(shown)
+    telling = {key: METRICS[key].label for key in known}
+    usual = next(key for key in (*known, "magnitude") if key != "update" or "taylor" not in known)
     offered = dict(COLOURS)
     if len(shown.steps) < 2:
         del offered["ratio"]
@@ -155,11 +149,10 @@ def controls(shown: Subject) -> Look:
                 metric = usual
             st.caption(f"{METRICS[metric].symbol}: {METRICS[metric].meaning} {_untold(shown)}")
             level = modules.level_slider("map", names)
-            relative = one_of_few("map", "Values", "norm", _relative(shown, metric), "plain", _RELATIVE_HELP)
+            relative = one_of_few("map", "Values", "norm", NORMALISED, "plain", _RELATIVE_HELP)
             statistic = one_of_few("map", "Statistic", state.STATISTIC, STATISTICS, "mean")
-            order = one_of_many("map", "Order", "sort", _orders(shown, names), "forward")
-            kinds = sorted({str(row.layer) for row in shown.tensors if row.role == "weight" and row.layer})
-            layers = pick_several("Layer types", kinds, key="layer_filter", placeholder="All")
+            forward = "Model's order" if services.tells_order(shown, names) else "Order of names"
+            order = one_of_few("map", "Order", "sort", {**ORDERS, "forward": forward}, "forward")
             first = heatmap.training_loss(shown.log)
             curves: list[str] = []
             if shown.log:
@@ -173,17 +166,7 @@ def controls(shown: Subject) -> Look:
     metric = metric if colour == "sensitivity" else colour
     if colour in ("bits", "error"):
         relative, statistic = "plain", "mean"
-    return Look(colour, metric, level, statistic, relative, order, pattern, tuple(layers), tuple(curves))
-
-
-def _relative(shown: Subject, metric: str) -> dict[str, str]:
-    has_rates = metric == "update" and learning_rates(shown.log, shown.steps) is not None
-    return {key: word for key, word in NORMALISED.items() if key != "rate" or has_rates}
-
-
-def _orders(shown: Subject, names: Sequence[str]) -> dict[str, str]:
-    forward = "Model's order" if services.tells_order(shown, names) else "Order of names"
-    return {**ORDERS, "forward": forward}
+    return Look(colour, metric, level, statistic, relative, order, pattern, tuple(curves))
 
 
 def _untold(shown: Subject) -> str:
@@ -191,19 +174,14 @@ def _untold(shown: Subject) -> str:
     why: dict[str, list[str]] = {}
     for key in services.untold_metrics(shown):
         why.setdefault(METRICS[key].needs, []).append(METRICS[key].label)
-    said = [f"{' and '.join(names)} off: {reason}" for reason, names in why.items()]
+    parts = [f"{' and '.join(names)} off: {reason}" for reason, names in why.items()]
     if METRICS["fisher"].needs in why:
-        held = ", ".join(role.replace("_", " ") for role in services.optimizer_state(shown))
-        said.append(f"Their optimizer state: {held or 'none'}.")
-    return " ".join(said)
+        roles = ", ".join(role.replace("_", " ") for role in services.optimizer_state(shown))
+        parts.append(f"Their optimizer state: {roles or 'none'}.")
+    return " ".join(parts)
 
 
-def normalised(
-    table: Sensitivity,
-    how: str,
-    whole: Sensitivity | None = None,
-    rates: np.ndarray | None = None,
-) -> Sensitivity:
+def normalised(table: Sensitivity, how: str, tensors: Sensitivity | None = None) -> Sensitivity:
     """Return a table relative to something.
 
     Parameters
@@ -213,10 +191,8 @@ def normalised(
     how
         A key of `NORMALISED`: a share is what the row's parameters carry together (mean times size), of what
         all rows carry at the step.
-    whole
+    tensors
         All tensors, where the table has only some of the rows.
-    rates
-        The learning rate summed over the steps that lead to each checkpoint (`learning_rates`).
 
     Examples
     --------
@@ -227,48 +203,13 @@ def normalised(
     >>> normalised(table, "share").values["mean"][:, 0].tolist()
     [0.75, 0.25]
     """
-    if how == "rate" and rates is not None:
-        values = {name: (one / rates).astype(np.float32) for name, one in table.values.items()}
-    elif how == "share":
-        sums = table.carried()
-        every = sums if whole is None else whole.carried()
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            totals = np.nansum(every, axis=0)
-            shares = np.where(totals > 0, sums / totals, np.nan).astype(np.float32)
-        values = dict.fromkeys(table.values, shares)
-    else:
+    if how != "share":
         return table
-    return dataclasses.replace(table, values=values)
-
-
-def ordered(table: Sensitivity, by: str, statistic: str) -> tuple[int, ...]:
-    """Return the places of the rows in the order they are drawn in.
-
-    Parameters
-    ----------
-    table
-        What is drawn.
-    by
-        A key of `ORDERS`. By share or per weight: the last that a row has.
-    statistic
-        Whose values count.
-
-    Notes
-    -----
-    Of equal rows the earlier stands first.
-    """
-    if by == "forward":
-        return tuple(range(len(table.rows)))
-    if by == "size":
-        keys: Sequence[float] = [float(row.numel) for row in table.rows]
-    else:
-        keys = list(map(_last, table.carried() if by == "share" else table.values[statistic]))
-    return tuple(sorted(range(len(keys)), key=lambda place: -keys[place]))
-
-
-def _last(values: np.ndarray) -> float:
-    known = values[np.isfinite(values)]
-    return float(known[-1]) if known.size else -np.inf
+    carried = table.carried()
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        totals = np.nansum(carried if tensors is None else tensors.carried(), axis=0)
+        shares = np.where(totals > 0, carried / totals, np.nan).astype(np.float32)
+    return dataclasses.replace(table, values=dict.fromkeys(table.values, shares))
 
 
 def tensors_of(tensors: Sensitivity, layer: str) -> tuple[int, ...]:
@@ -293,84 +234,58 @@ def at_level(tables: Mapping[str, Sensitivity], level: str) -> Sensitivity:
 def narrowed(
     shown: Subject, tables: Mapping[str, Sensitivity], look: Look, found: Selection | None = None
 ) -> View:
-    """Return the rows that the filters leave, in their order; what is selected can be seen."""
-    tensors = tables["tensor"]
-    rates = learning_rates_of(shown, tensors)
-    above = frozenset() if found is None else frozenset({found.layer.rpartition(".")[0]} - {""})
-    view = _matching(shown, tables, look, above)
-    places = tuple(range(len(view.nodes)))
-    if look.order != "forward":
-        by_order = ordered(view.plain, look.order, look.statistic)
-        places = tuple(place for place in by_order if not view.nodes[place].is_open)
-    plain = heatmap.take(view.plain, places)
-    nodes = tuple(view.nodes[place] for place in places)
-    if look.order != "forward":
-        nodes = tuple(node._replace(depth=0) for node in nodes)
-    return view._replace(
-        table=normalised(plain, look.relative, tensors, rates),
-        plain=plain,
-        nodes=nodes,
-        shares=view.shares[list(places)],
-        is_tree=view.is_tree and look.order == "forward",
-    )
-
-
-def learning_rates_of(shown: Subject, table: Sensitivity) -> NDArray[np.float64] | None:
-    """Return the learning rates that lead to the checkpoints, of movement where they were logged."""
-    return learning_rates(shown.log, table.steps) if table.metric == "update" else None
-
-
-def _matching(shown: Subject, tables: Mapping[str, Sensitivity], look: Look, above: frozenset[str]) -> View:
-    """Return the rows that the filters leave, in the model's order: its tree, or layer types."""
+    """Return the rows that the filter leaves, in their order; what is selected can be seen."""
     tensors = tables[modules.TENSOR]
     names = [row.name for row in tensors.rows]
-    if look.level == modules.LAYER_TYPE:
-        kinds = modules.rows_at(names, [row.layer_type for row in tensors.rows], look.level)
-        found = modules.matching([node.name for node in kinds], look.pattern)
-        nodes = tuple(node for node in kinds if node.name in found)
-        kept, whole = tensors, tables.get(look.level)
-    else:
-        found = modules.matching(names, look.pattern)
-        matching = [
-            i
-            for i, name in enumerate(names)
-            if name in found and (not look.layers or tensors.rows[i].layer_type in look.layers)
-        ]
-        kept = heatmap.take(tensors, matching)
-        opened, closed = chosen.tree(str(shown.path))
-        kept_names = [names[i] for i in matching]
-        nodes = modules.outline(kept_names, look.level, opened=opened | above, closed=closed)
-        whole = tables.get(modules.BLOCK) if len(matching) == len(names) else None
-    table = heatmap.aggregate(kept, nodes, whole)
-    shares = normalised(table, "share", tensors).values["mean"][:, -1]
     is_tree = look.level != modules.LAYER_TYPE
-    return View(shown, tensors, look, table, table, nodes, shares, is_tree=is_tree)
+    groups = tables.get(look.level)
+    if is_tree:
+        matches = modules.matching(names, look.pattern)
+        places = [place for place, name in enumerate(names) if name in matches]
+        groups = tables.get(modules.BLOCK) if len(places) == len(names) else None
+        opened, closed = chosen.tree(str(shown.path))
+        above = frozenset() if found is None else frozenset({found.layer.rpartition(".")[0]} - {""})
+        names = [names[place] for place in places]
+        nodes = modules.outline(names, look.level, opened=opened | above, closed=closed)
+        nodes = tuple(node._replace(members=tuple(places[m] for m in node.members)) for node in nodes)
+    else:
+        nodes = modules.rows_at(names, [row.layer_type for row in tensors.rows], look.level)
+        matches = modules.matching([node.name for node in nodes], look.pattern)
+        nodes = tuple(node for node in nodes if node.name in matches)
+    plain = heatmap.aggregate(tensors, nodes, groups)
+    shares = normalised(plain, "share", tensors).values["mean"][:, -1]
+    if look.order == "share":
+        leaves = [place for place, node in enumerate(nodes) if not node.is_open]
+        leaves.sort(key=lambda place: -shares[place] if np.isfinite(shares[place]) else np.inf)
+        nodes = tuple(nodes[place]._replace(depth=0) for place in leaves)
+        plain, shares, is_tree = heatmap.take(plain, leaves), shares[leaves], False
+    table = normalised(plain, look.relative, tensors)
+    return View(shown, tensors, look, table, plain, nodes, shares, is_tree)
 
 
 def summary(view: View) -> pd.DataFrame:
-    """Return a line a row: its share of what was measured and of the size, its values, and their course."""
-    tensors, table = view.tensors, view.table
+    """Return a line for each row: its share of the total and of the size, its values, and their course."""
+    table = view.table
     values = table.values[view.look.statistic]
     known = pd.DataFrame(np.where(np.isfinite(values), values, np.nan))
-    first, last = known.bfill(axis=1).iloc[:, 0], known.ffill(axis=1).iloc[:, -1]
-    ends = pd.concat([first, last, known.min(axis=1), known.max(axis=1)], axis=1).to_numpy()
-    trend = heatmap.bucket_steps(values, table.steps, _TREND_POINTS).values
     with np.errstate(divide="ignore", invalid="ignore"):
-        trend = np.log10(trend, dtype=np.float64)
-    n_values = max(1, sum(row.numel for row in tensors.rows))
-    told = [
-        (label, share, row.numel / n_values, row.layer_type, _extent(row), *own, course[np.isfinite(course)])
-        for label, row, share, own, course in zip(
-            modules.labels(view.nodes),
-            table.rows,
-            map(float, view.shares),
-            ends.tolist(),
-            trend,
-            strict=True,
-        )
-    ]
-    columns = ["Layer", _SHARE, "Size", "Type", "Shape", "First", "Last", "Smallest", "Largest", "Course"]
-    return pd.DataFrame(told[:_MOST_ROWS], columns=columns)
+        course = heatmap.StepAxis.of(table.steps, limit=_TREND_POINTS).merged(values)
+        course = np.log10(course, dtype=np.float64)
+    n_values = max(1, view.shown.n_parameters)
+    return pd.DataFrame(
+        {
+            "Layer": modules.labels(view.nodes),
+            _SHARE: view.shares.astype(float),
+            "Size": [row.numel / n_values for row in table.rows],
+            "Type": [row.layer_type for row in table.rows],
+            "Shape": [_extent(row) for row in table.rows],
+            "First": known.bfill(axis=1).iloc[:, 0],
+            "Last": known.ffill(axis=1).iloc[:, -1],
+            "Smallest": known.min(axis=1),
+            "Largest": known.max(axis=1),
+            "Course": [row[np.isfinite(row)] for row in course],
+        }
+    ).head(_MOST_ROWS)
 
 
 def _extent(row: Row) -> str:
@@ -378,51 +293,48 @@ def _extent(row: Row) -> str:
     return fmt.shape(row.shape) if row.shape is not None else fmt.counted(row.n_tensors, "tensor")
 
 
-def show_table(view: View, frame: pd.DataFrame, ticked: Sequence[str]) -> None:
+def show_table(view: View, ticked: Sequence[str]) -> None:
     """Draw the table, with the ticked rows picked, and offer every value as files.
 
     Parameters
     ----------
-    view, frame
-        What the map shows, and the `summary` of it.
+    view
+        What the map shows.
     ticked
         The rows that are drawn as lines.
     """
-    run = str(view.shown.path)
+    run, frame = str(view.shown.path), summary(view)
 
     def picked(names: list[str]) -> None:
         new = [name for name in names if name not in ticked]
         chosen.set_ticked(run, names)
         if new:
-            chosen.apply(Event("table", new[-1]))
+            chosen.select(new[-1])
 
-    nodes = view.nodes
     table, metric = view.table, METRICS[view.table.metric]
-    tip = NORMALISED[view.look.relative]
     ends = ("First", "Last", "Smallest", "Largest")
     form = listing.small(frame[[*ends]].to_numpy().ravel())
-    number = st.column_config.NumberColumn(format=form, help=tip)
+    number = st.column_config.NumberColumn(format=form, help=NORMALISED[view.look.relative])
+    share = f"What its values carry together at the last step, of the {metric.quantity.lower()} of all"
     modules.table(
         frame,
-        [node.name for node in nodes[:_MOST_ROWS]],
+        [node.name for node in view.nodes[:_MOST_ROWS]],
         _TABLE,
         ticked,
         picked,
         several=True,
         alt=f"{metric.label} per layer: share, size, first, last, smallest and largest value",
-        columns=dict.fromkeys(ends, number)
-        | {
-            _SHARE: listing.share_column(
-                f"What its values carry together at the last step, of the {metric.quantity.lower()} of all"
-            ),
+        columns={
+            **dict.fromkeys(ends, number),
+            _SHARE: listing.share_column(share),
             "Size": listing.share_column("Of the parameters of the model"),
             "Course": st.column_config.LineChartColumn(
                 width="medium", help="log₁₀ of the value over the steps"
             ),
         },
     )
-    if len(nodes) > _MOST_ROWS:
-        st.caption(f"The first {fmt.count(_MOST_ROWS)} of {fmt.count(len(nodes))} lines.")
+    if len(view.nodes) > _MOST_ROWS:
+        st.caption(f"The first {fmt.count(_MOST_ROWS)} of {fmt.count(len(view.nodes))} lines.")
     stem = f"sensitivity-{table.metric}"
     listing.buttons(
         ("CSV", f"{stem}.csv", lambda: listing.csv_bytes(long_table(table))),
@@ -448,13 +360,13 @@ def show_ranked(
     with st.container(gap="xxsmall"):
         for place, name, label in zip(places, names, fmt.elided_all(names, _LISTED_WIDTH), strict=False):
             value = float(table.values["mean"][place, at])
-            said = f"{fmt.percent(float(shares[place]))} · {fmt.value(value)} per weight"
+            text = f"{fmt.percent(float(shares[place]))} · {fmt.value(value)} per weight"
             st.button(
-                fmt.markdown(f"{label} · {said}"),
+                fmt.markdown(f"{label} · {text}"),
                 key=f"{key}.{name}",
                 type="tertiary",
-                on_click=chosen.apply,
-                args=(Event("table", name),),
+                on_click=chosen.select,
+                args=(name,),
             )
 
 
@@ -467,7 +379,7 @@ def show_group(view: View, found: Selection) -> None:
     )
     n, step = fmt.counted(len(places), "tensor"), fmt.count(found.step)
     st.caption(f"{n} at step {step}; the largest first, of the total.")
-    node = next((one for one in view.nodes if one.name == found.layer), None)
+    node = next((row for row in view.nodes if row.name == found.layer), None)
     if node is not None and node.is_open is not None and view.is_tree:
         st.button(
             "Close this module" if node.is_open else "Open this module",

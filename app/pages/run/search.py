@@ -1,4 +1,4 @@
-"""A search of the best bits: what is searched and how, starting it, and what it found."""
+"""A search of the best bits: its options, its progress and its result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs import Work
+from inshrink_app.jobs import Job, Work
 from inshrink_app.model import Subject
 from inshrink_app.pages.run.board import Board
 from inshrink_app.services import Chosen, EvaluatorCode
@@ -23,24 +23,17 @@ from inshrink_app.widgets.choices import (
 from inshrink_core.request import listed
 from inshrink_core.verbs.search import Search
 
-_WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
-_RECENT = 8
 _RATIO = 30.0
 _MEASURING = "search.measuring"
-_CODEC_HELP = (
-    "Lattice is the default: one spacing for all tensors, and a factor for each layer type. Inshrinkerator "
-    "is the published codec, on its published grid."
-)
 
 
-def show(board: Board) -> Search:
-    """Draw the button that searches, its options and its progress; return what it asks for."""
+def show(board: Board) -> None:
+    """Draw the button that searches, its options, its progress and its result."""
     shown, judge, job = board.shown, board.judge, board.search
-    is_running = job is not None and job.is_running
     with st.container(horizontal=True, vertical_alignment="center"):
         place = st.container(width="content")
         with st.popover("Search options", icon=":material/tune:"):
-            asked = _options(shown, board.now, board.found.steps or shown.steps)
+            asked = _options(shown, board.now, board.steps)
         request = dataclasses.replace(asked, **services.judged_by(judge))
         can_search = judge is not None and (request.target_ratio is not None or bool(request.bounds.limits))
         n_steps = len(listed(request.steps) or shown.steps)
@@ -49,21 +42,22 @@ def show(board: Board) -> Search:
             tip = "A search needs an evaluator that you trust; choose it in the header."
         elif not can_search:
             tip = "A search needs a bound, in the header, or a ratio, in its options."
-        with place:
-            if st.button(
-                "Search again" if job is not None else "Search the best bits",
-                icon=":material/search:",
-                disabled=is_running or not can_search,
-                help=tip,
-                key="search.start",
-            ):
-                _start(shown, request, judge)
-        _measure(board)
-        if job is not None and is_running:
+        pressed = place.button(
+            "Search again" if job is not None else "Search the best bits",
+            icon=":material/search:",
+            disabled=not can_search or (job is not None and job.is_running),
+            help=tip,
+            key="search.start",
+        )
+        if pressed:
+            _start(shown, request, judge)
+        if judge is not None:
+            _measure(board, judge)
+        if job is not None and job.is_running:
             job_card.running(job)
-    if job is not None and not is_running and job.state != "finished":
-        job_card.stopped(job, primary=False)
-    return request
+    if job is not None and not job.is_running:
+        job_card.settled(job, "")
+        _result(board, job)
 
 
 def _start(shown: Subject, request: Search, judge: EvaluatorCode | None) -> None:
@@ -82,7 +76,7 @@ def _options(shown: Subject, now: Chosen, before: tuple[int, ...]) -> Search:
         fields = {"target_ratio": ratio}
         st.caption("Finds the smallest divergence among the configurations that reach it.")
     names = codec_labels(searched=True)
-    fields["codec"] = one_of_many("search", "Codec", "codec", names, next(iter(names)), _CODEC_HELP)
+    fields["codec"] = one_of_many("search", "Codec", "codec", names, next(iter(names)))
     steps = _steps(shown, before)
     if "target_ratio" not in fields:
         fields["budget"] = st.number_input(
@@ -96,23 +90,16 @@ def _steps(shown: Subject, before: tuple[int, ...]) -> tuple[int, ...]:
     """Draw which steps are searched; neighbours, as deltas are small between neighbours."""
     if len(shown.steps) == 1:
         return shown.steps
-    options = {name: _WHICH[name] for name in _WHICH if name != "recent" or len(shown.steps) > _RECENT}
-    usual = {shown.steps: "all", shown.steps[-_RECENT:]: "recent"}.get(before, "range")
-    which = one_of_few("search", "Steps", "chain", options, usual if usual in options else "all")
-    if which == "recent":
-        return shown.steps[-_RECENT:]
-    if which == "all":
+    usual = "all" if before == shown.steps else "range"
+    if one_of_few("search", "Steps", "chain", {"all": "All steps", "range": "A range"}, usual) == "all":
         return shown.steps
     first, last = ends_of_range("search", shown.steps, before)
     return tuple(step for step in shown.steps if first <= step <= last)
 
 
-def _measure(board: Board) -> None:
+def _measure(board: Board, judge: EvaluatorCode) -> None:
     """Measure the bits that are edited, where the reader wants that; and the published codecs."""
-    shown, judge, config = board.shown, board.judge, board.config
-    steps = board.found.steps or shown.steps
-    if judge is None:
-        return
+    shown, steps = board.shown, board.steps
     wanted = st.toggle(
         "Measure each change",
         key=_MEASURING,
@@ -128,17 +115,14 @@ def _measure(board: Board) -> None:
             "Measure published codecs", baselines, "straighten", again=False, help=tip, type="tertiary"
         )
     job_card.settled(published, "Measuring published codecs")
-    work = services.measuring_work(shown, steps, judge, config)
+    work = services.measuring_work(shown, steps, judge, board.config)
     job = services.job_of(work)
-    if not wanted:
-        if job is not None and job.is_running:
-            services.stop_job(job)
-    elif job is None or job.state == "cancelled":
-        job_card.running(services.start_measuring(work))
-    elif job.is_running:
-        job_card.running(job)
-    elif job.state != "finished":
-        job_card.stopped(job, primary=False)
+    if wanted:
+        if job is None or job.state == "cancelled":
+            job = services.start_measuring(work)
+        job_card.settled(job, "")
+    elif job is not None and job.is_running:
+        services.stop_job(job)
 
 
 def plain(board: Board) -> Search:
@@ -147,12 +131,11 @@ def plain(board: Board) -> Search:
     return Search(str(board.shown.path), codec=board.codec, **fields)
 
 
-def result(board: Board) -> None:
+def _result(board: Board, job: Job) -> None:
     """Say what the search came to, and offer its best; taking it is one step that *Undo* takes back."""
-    job, found = board.search, board.found
+    found = board.found
     best = found.best
-    is_told = found.metric or (job is not None and job.state == "finished")  # Not of one that was cut short.
-    if job is None or job.is_running or not found.points or not is_told:
+    if not found.points or not (found.metric or job.state == "finished"):  # It may have been cut short.
         return
     if best is None:
         asked = "reaches the ratio" if found.target_ratio is not None else "keeps the bound at every step"
@@ -166,21 +149,16 @@ def result(board: Board) -> None:
     if best.restore_cost is not None:
         figures.append(f"restore cost {fmt.percent(best.restore_cost)}")
     with st.container(horizontal=True, vertical_alignment="center"):
-        said = f"Search result: {best.label} · {', '.join(figures)} · {took}."
-        st.caption(fmt.markdown(said), width="content")
+        text = f"Search result: {best.label} · {', '.join(figures)} · {took}."
+        st.caption(fmt.markdown(text), width="content")
         if board.now.config != best.config:
-            st.button(
-                "Take it",
-                icon=":material/star:",
-                key="search.take",
-                on_click=_take,
-                args=(board.shown, dict(best.config), job.job_id),
-            )
+            args = (board.shown, dict(best.config), job.job_id)
+            st.button("Take it", icon=":material/star:", key="search.take", on_click=_take, args=args)
     notes = list(found.notes)
     if found.uninformative:
-        few, every = fmt.counted(len(found.uninformative), "step"), fmt.count(len(found.steps))
+        few, total = fmt.counted(len(found.uninformative), "step"), fmt.count(len(found.steps))
         notes.append(
-            f"at {few} of {every} the weights hardly moved: the previous checkpoint keeps the bound, too"
+            f"at {few} of {total} the weights hardly moved: the previous checkpoint keeps the bound, too"
         )
     if notes:
         st.caption(fmt.markdown(" ".join(map(fmt.sentence, notes))))

@@ -1,6 +1,6 @@
 """What is picked on the map: a row at a step, the rows that are ticked, and the modules that are open.
 
-Map, table, search box and link all speak through `apply_selection`, so that they cannot disagree.
+Map, table and link all change it through `selected`, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -27,58 +27,33 @@ class Selection(NamedTuple):
     step: int
 
 
-class Event(NamedTuple):
-    """What the reader did.
+def selected(
+    before: Selection | None, layer: str | None, step: int | None, steps: Sequence[int]
+) -> Selection | None:
+    """Return the selection after a layer was chosen, at a step that exists.
 
     Parameters
     ----------
-    source
-        ``chart``, ``table``, ``search``, ``step``, ``link`` or ``close``.
-    layer, step
-        What was chosen; None where the source does not say. A table that chooses nothing has been cleared.
-    """
-
-    source: str
-    layer: str | None = None
-    step: int | None = None
-
-
-def apply_selection(state: Selection | None, event: Event, steps: Sequence[int]) -> Selection | None:
-    """Return the selection after an event.
-
-    Parameters
-    ----------
-    state
-        The selection before; None: nothing is selected.
-    event
-        What was done.
+    before
+        The selection so far.
+    layer
+        None clears the selection.
+    step
+        By default that of the selection so far, else the last; another step than `steps` has becomes the
+        nearest.
     steps
-        Steps there are, ascending; a step that is not among them becomes the nearest that is.
-
-    Notes
-    -----
-    A table or a search box chooses a layer and keeps the step; without one it is the last. A link that names
-    no layer changes nothing, because following the navigation drops it.
+        Ascending.
 
     Examples
     --------
-    >>> apply_selection(Selection("a", 20), Event("table", "b"), (10, 20))
-    Selection(layer='b', step=20)
-    >>> apply_selection(Selection("a", 20), Event("table"), (10, 20)) is None
-    True
+    >>> selected(Selection("a", 20), "b", None, (10, 20)), selected(None, "b", 14, (10, 20))
+    (Selection(layer='b', step=20), Selection(layer='b', step=10))
     """
-    if event.source == "close" or not steps:
+    if layer is None or not steps:
         return None
-    if event.source == "step":
-        if state is None or event.step is None:
-            return state
-        return Selection(state.layer, nearest_step(event.step, steps))
-    if event.layer is None:
-        return None if event.source == "table" else state
-    step = event.step
     if step is None:
-        step = state.step if state is not None else steps[-1]
-    return Selection(event.layer, nearest_step(step, steps))
+        step = steps[-1] if before is None else before.step
+    return Selection(layer, nearest_step(step, steps))
 
 
 def nearest_step(step: int, steps: Sequence[int]) -> int:
@@ -92,57 +67,56 @@ def nearest_step(step: int, steps: Sequence[int]) -> int:
     return min(steps, key=lambda known: (abs(known - step), known))
 
 
-def link_event(layer: str | None, step: str | None) -> Event:
-    """Read what a link says, which is untrusted: a step that is no number counts as none.
+def step_of_link(text: str | None) -> int | None:
+    """Return the step that a link names, which is untrusted: None for no number.
 
     Examples
     --------
-    >>> link_event("fc.weight", "40"), link_event("fc.weight", "<b>")[2]
-    (Event(source='link', layer='fc.weight', step=40), None)
+    >>> step_of_link("40"), step_of_link("<b>")
+    (40, None)
     """
-    number = int(step) if step is not None and step.isascii() and step.isdigit() and len(step) < 19 else None
-    return Event("link", layer or None, number)
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def chosen_cell(said: object, n_rows: int, n_columns: int) -> tuple[int, int] | None:
+def chosen_cell(value: object, n_rows: int, n_columns: int) -> tuple[int, int] | None:
     """Return row and column of what was clicked in a heatmap; None for nothing, or for nonsense.
 
     Parameters
     ----------
-    said
-        What the browser reports: ``[row, column]``.
+    value
+        What the browser reports, untrusted: ``[row, column]``.
     n_rows, n_columns
-        Cells there are; the browser's word is not taken for it.
+        Numbers of cells.
     """
-    if not isinstance(said, list) or len(said) != 2 or not all(type(place) is int for place in said):
+    if not isinstance(value, list) or len(value) != 2 or not all(type(place) is int for place in value):
         return None
-    row, column = said
+    row, column = value
     return (row, column) if 0 <= row < n_rows and 0 <= column < n_columns else None
 
 
 def current(steps: Sequence[int]) -> Selection | None:
-    """Return what is selected, after the link had its say.
+    """Return what is selected.
 
     A link counts where it differs from what this place wrote last: at the first visit, and when the reader
     goes back or types another address.
     """
     st.session_state[_STEPS] = tuple(steps)
-    linked = (st.query_params.get(LAYER), st.query_params.get(STEP))
-    if linked[0] is not None and linked != st.session_state.get(_PUBLISHED):
-        apply(link_event(*linked))
+    layer, step = st.query_params.get(LAYER), st.query_params.get(STEP)
     found: Selection | None = st.session_state.get(_SELECTION)
-    if found is not None and found.step not in steps:
-        apply(Event("link", found.layer, found.step))
-        found = st.session_state.get(_SELECTION)
+    if layer and (layer, step) != st.session_state.get(_PUBLISHED):
+        found = selected(found, layer, step_of_link(step), steps)
+    elif found is not None:
+        found = selected(found, found.layer, found.step, steps)
+    st.session_state[_SELECTION] = found
     return found
 
 
-def apply(event: Event) -> None:
-    """Take in what the reader did; also from within callbacks."""
-    if event.source not in ("link", "close"):
+def select(layer: str | None, step: int | None = None) -> None:
+    """Select a layer, at a step if one is given; None closes. Also a callback."""
+    if layer is not None:
         state.clicked()
-    steps = st.session_state.get(_STEPS, ())
-    st.session_state[_SELECTION] = apply_selection(st.session_state.get(_SELECTION), event, steps)
+    before, steps = st.session_state.get(_SELECTION), st.session_state.get(_STEPS, ())
+    st.session_state[_SELECTION] = selected(before, layer, step, steps)
 
 
 def publish(selection: Selection | None, ticked_rows: Sequence[str] = ()) -> None:
@@ -155,9 +129,9 @@ def publish(selection: Selection | None, ticked_rows: Sequence[str] = ()) -> Non
         state.retract(LAYER, STEP)
         st.session_state[_PUBLISHED] = (None, None)
         return
-    said = {LAYER: selection.layer, STEP: str(selection.step)}
-    state.publish(**said)
-    st.session_state[_PUBLISHED] = (said[LAYER], said[STEP])
+    words = (selection.layer, str(selection.step))
+    state.publish(**dict(zip((LAYER, STEP), words, strict=True)))
+    st.session_state[_PUBLISHED] = words
 
 
 def ticked(run: str) -> tuple[str, ...]:
@@ -166,10 +140,10 @@ def ticked(run: str) -> tuple[str, ...]:
     if known is not None and known[0] == run:
         return tuple(known[1])
     try:
-        said = json.loads(state.choice_text(TICKED) or "[]") if known is None else []
+        linked = json.loads(state.choice_text(TICKED) or "[]") if known is None else []
     except (ValueError, RecursionError):
-        said = []
-    names = [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
+        linked = []
+    names = [name for name in linked if isinstance(name, str)] if isinstance(linked, list) else []
     st.session_state[_TICKED] = (run, names[:MOST_TICKED])
     return tuple(names[:MOST_TICKED])
 
@@ -202,7 +176,7 @@ def fold(run: str, module: str, *, is_open: bool) -> None:
     """Close a module that is open, or open one that is closed."""
     opened, closed = tree(run)
     if is_open:
-        folded = (frozenset(one for one in opened if not is_within(one, module)), closed | {module})
+        folded = (frozenset(name for name in opened if not is_within(name, module)), closed | {module})
     else:
         folded = (opened | {module}, closed - {module})
     st.session_state[_TREE] = (run, folded)

@@ -42,135 +42,133 @@ KEEPS: Mapping[str, Keep] = {
 """By the word that is stored (`Chosen.keep`)."""
 
 
-def is_by_hand(now: Chosen) -> bool:
-    """Whether bits were chosen by hand or by a search; else every step is written within the bound."""
-    return bool(now.config) and now.keep != "exact"
+class Intent(NamedTuple):
+    """The archive that is chosen for a run.
 
-
-def is_bounded(now: Chosen, judge: EvaluatorCode | None, *, can_bound: bool = True) -> bool:
-    """Whether every step is written as small as the bound allows, where the evaluator can tell that."""
-    return (
-        can_bound
-        and judge is not None
-        and now.keep != "exact"
-        and now.bound.kind != "none"
-        and not is_by_hand(now)
-    )
-
-
-def chain_request(
-    shown: Subject,
-    now: Chosen,
-    judge: EvaluatorCode | None,
-    device: str = "auto",
-    *,
-    can_bound: bool = True,
-) -> ExportRequest:
-    """Return the archive that is chosen for a run, not yet told where to."""
-    keep = KEEPS[now.keep]
-    fields: dict[str, Any] = {"codec": keep.codec, "optimizer": keep.optimizer, "device": device}
-    if is_by_hand(now):
-        fields |= {"codec": str(now.config["codec"]), "config": engine_settings(now.config) or None}
-    elif is_bounded(now, judge, can_bound=can_bound):
-        fields |= now.bound.fields
-    return chain_export(shown, shown.steps, **fields)
-
-
-def write_requests(
-    shown: Subject,
-    now: Chosen,
-    target: str,
-    judge: EvaluatorCode | None,
-    device: str = "auto",
-    *,
-    can_bound: bool = True,
-) -> list[Request[Any]]:
-    """Return the requests that write an archive, decode all of it, and compare it with the run.
-
-    Without an evaluator, and where every bit is kept, every tensor is compared instead.
+    Parameters
+    ----------
+    shown, now
+        The run, and what is chosen for it.
+    judge
+        The evaluator that may run; None without one.
+    device
+        Where it is encoded.
+    can_bound
+        Whether the evaluator measures what is bounded, as far as is known.
     """
-    request = chain_request(shown, now, judge, device, can_bound=can_bound)
-    is_judged = judge is not None and is_bounded(now, judge, can_bound=can_bound)
-    judging = judge.fields if judge is not None and is_judged else {}
-    written = request.placed(target, **judging)
-    if judge is None or now.keep == "exact":
-        return [*written, Verify(target, deep=True, against=str(shown.path), device=device)]
-    # Under a bound every step was measured when it was written: the comparison is known then.
-    steps = shown.steps if is_judged else spread_of(shown.steps)
-    compared = comparison(shown, [Path(target)], steps, judge, device=device)
-    return [*written, Verify(target, deep=True, device=device), compared]
+
+    shown: Subject
+    now: Chosen
+    judge: EvaluatorCode | None
+    device: str = "auto"
+    can_bound: bool = True
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether bits were chosen by hand or by a search; else every step is written within the bound."""
+        return bool(self.now.config) and self.now.keep != "exact"
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether every step is written as small as the bound allows."""
+        is_judged = self.can_bound and self.judge is not None and self.now.bound.kind != "none"
+        return is_judged and self.now.keep != "exact" and not self.is_by_hand
+
+    @property
+    def archive(self) -> ExportRequest:
+        """The archive, without a target."""
+        keep, config = KEEPS[self.now.keep], self.now.config
+        fields: dict[str, Any] = {"codec": keep.codec, "optimizer": keep.optimizer, "device": self.device}
+        if self.is_by_hand:
+            fields |= {"codec": str(config["codec"]), "config": engine_settings(config) or None}
+        elif self.is_bounded:
+            fields |= self.now.bound.fields
+        return chain_export(self.shown, self.shown.steps, **fields)
+
+    def requests(self, target: str) -> list[Request[Any]]:
+        """Return the requests that write the archive, decode all of it, and compare it with the run.
+
+        Without an evaluator, and for exact archives, every tensor is compared instead.
+        """
+        judge, path, device = self.judge, str(self.shown.path), self.device
+        judging = judge.fields if judge is not None and self.is_bounded else {}
+        written = self.archive.placed(target, **judging)
+        if judge is None or self.now.keep == "exact":
+            return [*written, Verify(target, deep=True, against=path, device=device)]
+        # Under a bound every step is measured as it is written: the comparison is known then.
+        steps = self.shown.steps if self.is_bounded else spread_of(self.shown.steps)
+        compared = comparison(self.shown, [Path(target)], steps, judge, device=device)
+        return [*written, Verify(target, deep=True, device=device), compared]
+
+    def start(self, target: str) -> Job:
+        """Start the requests; code of an evaluator runs only under the reader's consent."""
+        requests = self.requests(target)
+        trusted = self.judge.trusted if self.judge is not None and requests[-1].verb() == "compare" else ""
+        return start_job(Work.asking(requests, self.shown.path, "run", "shrink", trusted=trusted))
+
+    @property
+    def estimate(self) -> Estimate:
+        """The request that tries two steps of everything that may be kept; judged if code may run."""
+        # Whole steps are judged, written several times: of a large model that takes too long to begin with.
+        is_small = sum(row.nbytes for row in self.shown.model_tensors) <= ASK_ABOVE_BYTES
+        judging: dict[str, Any] = {}
+        if self.judge is not None and is_small and self.now.bound.kind == "restore_cost":
+            judging = {"max_restore_cost": self.now.bound.value, **self.judge.fields}
+        exact, resume, weights = KEEPS.values()
+        each = [f"optimizer={resume.optimizer}", f"codec={exact.codec},optimizer={exact.optimizer}"]
+        first: dict[str, Any] = {"codec": weights.codec, "optimizer": weights.optimizer, "each": each}
+        return Estimate(str(self.shown.path), **first, tried=2, device=self.device, **judging)
+
+    def estimate_work(self) -> Work:
+        """Return the trial of two steps of this run as it is.
+
+        Raises
+        ------
+        ServiceError
+            The run cannot be read any more.
+        """
+        digest, trusted = ("", "") if self.judge is None else (self.judge.digest, self.judge.trusted)
+        of = (opened(str(self.shown.path)).token, digest)
+        return Work.asking([self.estimate], self.shown.path, "run", "goals", of=of, trusted=trusted)
+
+    def known_estimate(self) -> dict[str, Any] | None:
+        """Return the result of the newest equal trial of this run, also of another program; or None."""
+        try:
+            store = Measurements.of_content(opened(str(self.shown.path)).token, self.shown.directory)
+        except ServiceError:  # The place that asks for the run says why.
+            return None
+        bound = self.estimate.max_restore_cost
+        for row in store.rows("estimate"):
+            question, document = row.question, row.document
+            is_same = question.get("tried") == 2 and question.get("steps") == list(self.shown.steps)
+            if is_same and document.get("each") and document["archive"].get("bound") == bound:
+                return estimate_result(document)
+        return None
 
 
-def start_writing(shown: Subject, requests: Sequence[Request[Any]], judge: EvaluatorCode | None) -> Job:
-    """Start the requests; code of an evaluator runs only under the reader's consent."""
-    trusted = judge.trusted if judge is not None and requests[-1].verb() == "compare" else ""
-    return start_job(Work.asking(requests, shown.path, "run", "shrink", trusted=trusted))
+def estimate_result(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result of a trial of two steps, with a row for each of `KEEPS`."""
+    rows = keep_rows((document, *document["each"]))
+    return {**document, **document["archive"], "rows": rows}
 
 
-def estimate_request(
-    shown: Subject, now: Chosen, judge: EvaluatorCode | None, device: str = "auto"
-) -> Estimate:
-    """Return the request that tries two steps of everything that may be kept; judged where code may run."""
-    # Judged are whole steps, written several times: of a large model that takes too long to begin with.
-    is_small = sum(row.nbytes for row in shown.model_tensors) <= ASK_ABOVE_BYTES
-    judging: dict[str, Any] = {}
-    if judge is not None and is_small and now.bound.kind == "restore_cost":
-        judging = {"max_restore_cost": now.bound.value, **judge.fields}
-    exact, resume, weights = KEEPS.values()
-    each = [f"optimizer={resume.optimizer}", f"codec={exact.codec},optimizer={exact.optimizer}"]
-    asked: dict[str, Any] = {"codec": weights.codec, "optimizer": weights.optimizer, "each": each}
-    return Estimate(str(shown.path), **asked, tried=2, device=device, **judging)
-
-
-def estimate_work(shown: Subject, now: Chosen, judge: EvaluatorCode | None, device: str) -> Work:
-    """Return the trial of two steps of this run as it is.
-
-    Raises
-    ------
-    ServiceError
-        The run cannot be read any more.
-    """
-    request = estimate_request(shown, now, judge, device)
-    of = (opened(str(shown.path)).token, "" if judge is None else judge.digest)
-    trusted = "" if judge is None else judge.trusted
-    return Work.asking([request], shown.path, "run", "goals", of=of, trusted=trusted)
-
-
-def told(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a trial of two steps has told: of all, and a row for each of `KEEPS`."""
-    return {**document, **document["archive"], "rows": keep_rows((document, *document["each"]))}
-
-
-def keep_rows(found: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def keep_rows(documents: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return rows by what is kept, from estimates of them."""
     names = {(keep.codec, keep.optimizer): name for name, keep in KEEPS.items()}
-    return {names[one["set"]["codec"], one["set"]["optimizer"]]: {**one, **one["archive"]} for one in found}
-
-
-def known_estimate(shown: Subject, now: Chosen, judge: EvaluatorCode | None) -> dict[str, Any] | None:
-    """Return what the newest trial of this run has told, whoever asked for it; None without one."""
-    try:
-        found = Measurements.of_content(opened(str(shown.path)).token, shown.directory)
-    except ServiceError:  # What cannot be opened any more is said where it is asked for.
-        return None
-    judging = estimate_request(shown, now, judge).max_restore_cost
-    for one in found.rows("estimate"):
-        asked, document = one.question, one.document
-        is_asked = asked.get("tried") == 2 and asked.get("steps") == list(shown.steps)
-        if is_asked and document.get("each") and document["archive"].get("bound") == judging:
-            return told(document)
-    return None
+    return {
+        names[row["set"]["codec"], row["set"]["optimizer"]]: {**row, **row["archive"]} for row in documents
+    }
 
 
 class Written(NamedTuple):
-    """What writing an archive has made, as it lies there, and the reports that tell of it.
+    """An archive that was written, and the reports of the job.
 
     Parameters
     ----------
     chain
         The archive.
     written, verified
-        What writing and decoding it has told.
+        The reports of writing and decoding it.
     unreadable
         The checkpoints of the run that are not in the archive, and why; they are among no problems.
     """
@@ -180,45 +178,46 @@ class Written(NamedTuple):
     verified: Mapping[str, Any]
     unreadable: Mapping[str, str]
 
+    @classmethod
+    def by(cls, job: Job | None) -> Written | None:
+        """Return what a finished job wrote; None if that is gone or cannot be read."""
+        if job is None or job.state != "finished":
+            return None
+        target, documents = Path(getattr(job.requests[0], "archive", "")), documents_of(job)
+        if not target.exists() or len(documents) < len(job.requests):
+            return None
+        rows = (row for document in documents for row in document.get("unreadable", ()))
+        unreadable = {row["path"]: row["reason"] for row in rows}
+        try:
+            return cls(chain_of(str(target)), documents[0], documents[1], unreadable)
+        except ServiceError:
+            return None
+
     @property
-    def problems(self) -> list[Mapping[str, Any]]:
-        """What verifying it has found."""
+    def problems(self) -> Sequence[Mapping[str, Any]]:
+        """The findings of verifying it."""
         return [row for row in self.verified.get("problems", ()) if row["where"] not in self.unreadable]
 
     @property
     def comparison(self) -> Any:
-        """What the evaluator measured of it; None where nothing did."""
+        """What the evaluator measured of it; None without a measurement."""
         known = known_of(self.chain)
         return None if known is None else known.comparison
 
-    def is_of(self, now: Chosen) -> bool:
-        """Whether it is what is chosen."""
-        keep = KEEPS[now.keep]
-        if is_by_hand(now):
-            config = {"codec": self.chain.codec, "settings": dict(self.chain.config)}
-            settings = now.config.get("settings", {})
+    def cost(self, kind: str) -> float | None:
+        """Return the worst figure of the comparison, by the name of a bound; None if it is not known."""
+        return getattr(self.comparison, f"max_{kind}", None)
+
+    def is_of(self, intent: Intent) -> bool:
+        """Whether it is the archive that is chosen."""
+        now, chain, config = intent.now, self.chain, dict(self.chain.config)
+        if intent.is_by_hand:
             return (
-                self.chain.is_uniform
-                and config["codec"] == now.config["codec"]
-                and settings.items() <= dict(self.chain.config).items()
-                and [dict(one) for one in self.chain.overrides] == list(now.config.get("override", ()))
+                chain.is_uniform
+                and chain.codec == now.config["codec"]
+                and now.config.get("settings", {}).items() <= config.items()
+                and list(map(dict, chain.overrides)) == list(now.config.get("override", ()))
             )
-        return (self.chain.codec, self.chain.optimizer) == (keep.codec, keep.optimizer) and (
-            now.keep == "exact" or self.written.get("bounds", {}).get(now.bound.kind) == now.bound.value
-        )
-
-
-def written_by(job: Job) -> Written | None:
-    """Return what a finished job made; None where it is not there any more.
-
-    Raises
-    ------
-    ServiceError
-        What lies there cannot be read.
-    """
-    asked: Any = job.requests[0]
-    target, documents = Path(getattr(asked, "archive", "")), documents_of(job)
-    if not target.exists() or len(documents) < len(job.requests):
-        return None
-    unreadable = {row["path"]: row["reason"] for one in documents for row in one.get("unreadable", ())}
-    return Written(chain_of(str(target)), documents[0], documents[1], unreadable)
+        keep, bounds = KEEPS[now.keep], self.written.get("bounds", {})
+        is_same = (chain.codec, chain.optimizer) == (keep.codec, keep.optimizer)
+        return is_same and (now.keep == "exact" or bounds.get(now.bound.kind) == now.bound.value)

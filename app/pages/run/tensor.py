@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -13,27 +13,14 @@ from inshrink_app import services
 from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.run import tensor_figures
 from inshrink_app.widgets import ending, fmt, listing
-from inshrink_app.widgets.choices import codec_labels, pick_one
+from inshrink_app.widgets.choices import codec_labels, one_of_few, pick_one
 from inshrink_app.widgets.layout import allowed, answer, chart
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
 
-_WAY, _LOG, _OVER, _VIEW = "panel.way", "panel.log", "panel.over", "panel.view"
-_VIEWS = {
-    "time": "Time",
-    "values": "Values",
-    "course": "Course",
-    "inside": "Inside",
-}
-_LEVELS = {
-    "codebook": "codebook",
-    "lattice": "lattice",
-    "grid": "uniform levels",
-    "rounded": "bfloat16",
-    "exact": "bit for bit",
-    "other": "no levels of its own",
-}
+_WAY, _LOG, _OVER = "panel.way", "panel.log", "panel.over"
+_VIEWS = {"time": "Time", "values": "Values", "course": "Course"}
 _LEVELLESS = {
     "exact": "Stored bit for bit: there are no levels.",
     "rounded": "Each value is rounded to bfloat16.",
@@ -59,33 +46,21 @@ def show(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
     if not allowed(asked, cost, "Look inside", ":material/visibility:"):
         return
     metric = table.metric if table.metric in ("taylor", "fisher", "update") else None
-    seen = answer(lambda: _look(shown, step, tensor, way, metric), "Looking inside…")
+    seen = answer(lambda: _look(shown, step, tensor, way, metric), "Looking inside")
     if seen is None:
         return
     st.markdown(f":small[{why(shown, table, seen)}]")
     st.caption(_stored(seen))
-    views = dict(_VIEWS)
-    if len(table.steps) < 2:
-        del views["time"], views["course"]
-    if st.session_state.get(_VIEW) not in views:
-        st.session_state[_VIEW] = next(iter(views))
-    view = str(
-        st.segmented_control(
-            "Figure",
-            list(views),
-            format_func=lambda name: fmt.inked(views[name]),
-            key=_VIEW,
-            required=True,
-            label_visibility="collapsed",
-        )
+    views = _VIEWS if len(table.steps) > 1 else {"values": _VIEWS["values"]}
+    view = one_of_few(
+        "panel", "Figure", "view", views, next(iter(views)), label_visibility="collapsed", required=True
     )
-    draw: Mapping[str, Callable[[], None]] = {
-        "time": lambda: _over_time(shown, seen),
-        "values": lambda: _histogram(shown, seen, table.steps),
-        "course": lambda: _course(shown, seen),
-        "inside": lambda: _inside(seen),
-    }
-    draw[view]()
+    if view == "time":
+        _over_time(shown, seen)
+    elif view == "values":
+        _histogram(shown, seen, table.steps)
+    else:
+        _course(shown, seen)
     _take_away(seen)
 
 
@@ -101,15 +76,15 @@ def why(shown: Subject, table: Sensitivity, seen: Anatomy) -> str:
     """Say in one sentence what a tensor carries, and why."""
     names = [row.name for row in table.rows]
     name = f"**{fmt.markdown(fmt.elided(seen.spec.name, 48))}**"
-    total = max(1, sum(row.numel for row in table.rows))
-    said = [f"{name} is {fmt.percent(seen.spec.numel / total)} of the weights"]
+    total = max(1, shown.n_parameters)
+    shares = [f"{name} is {fmt.percent(seen.spec.numel / total)} of the weights"]
     if seen.spec.name in names and table.metric in ("fisher", "taylor", "magnitude", "update"):
         carried = table.carried()[:, table.steps.index(seen.step)]
         share = carried[names.index(seen.spec.name)] / (np.nansum(carried) or np.nan)
         if np.isfinite(share):
             quantity = METRICS[table.metric].quantity.lower()
-            said.append(f"carries {fmt.percent(float(share))} of the {quantity}")
-    text = " and ".join(said)
+            shares.append(f"carries {fmt.percent(float(share))} of the {quantity}")
+    text = " and ".join(shares)
     more = []
     moved = _moved(shown, seen)
     if moved is not None:
@@ -133,16 +108,14 @@ def _moved(shown: Subject, seen: Anatomy) -> float | None:
 def _stored(seen: Anatomy) -> str:
     """Say what a tensor is stored with."""
     shares = {part.name: part.share for part in seen.histogram.parts}
-    basis = "estimated alone" if seen.estimated else "as archived"
-    said = [f"{fmt.size(seen.nbytes)} {basis}"]
-    if seen.bits_per_weight is not None:
-        said.insert(0, f"{fmt.value(seen.bits_per_weight)} bits per weight")
+    bits = "" if seen.bits_per_weight is None else f"{fmt.value(seen.bits_per_weight)} bits per weight"
+    parts = [bits, f"{fmt.size(seen.nbytes)} {'estimated alone' if seen.estimated else 'as archived'}"]
     if seen.entropy is not None:
-        said.append(f"entropy {fmt.value(seen.entropy)} bits")
+        parts.append(f"entropy {fmt.value(seen.entropy)} bits")
     if seen.relative_error is not None:
-        said.append(f"rounding error {fmt.percent(seen.relative_error)}")
-    said += [f"{fmt.share(shares[name])} {name}" for name in ("pruned", "protected") if shares.get(name)]
-    return " · ".join(said)
+        parts.append(f"rounding error {fmt.percent(seen.relative_error)}")
+    parts += [f"{fmt.share(shares[name])} {name}" for name in ("pruned", "protected") if shares.get(name)]
+    return " · ".join(filter(None, parts))
 
 
 def _chosen_way(shown: Subject, step: int) -> str:
@@ -168,17 +141,14 @@ def _ways(shown: Subject, step: int) -> None:
 
 def _over_time(shown: Subject, seen: Anatomy) -> None:
     """Draw how the values are spread over the steps."""
-    told = answer(lambda: services.values_over_time(shown, seen.spec.key), "Reading values…")
-    if told is None:
+    values = answer(lambda: services.values_over_time(shown, seen.spec.key), "Reading values")
+    if values is None:
         return
-    chart(
-        tensor_figures.over_time_figure(*told, seen.step),
-        "panel.time",
-        f"Histogram of the values over {len(told[0])} steps",
-    )
-    left_out = len(shown.steps) - len(told[0])
-    if left_out:
-        st.caption(f"{fmt.counted(len(told[0]), 'step')} of {fmt.count(len(shown.steps))}, evenly spread.")
+    n_steps = len(values[0])
+    figure = tensor_figures.over_time_figure(*values, seen.step)
+    chart(figure, "panel.time", f"Histogram of the values over {n_steps} steps")
+    if n_steps < len(shown.steps):
+        st.caption(f"{fmt.counted(n_steps, 'step')} of {fmt.count(len(shown.steps))}, evenly spread.")
 
 
 def _histogram(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> None:
@@ -190,8 +160,7 @@ def _histogram(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> None:
     chart(
         tensor_figures.histogram_figure(seen, log=log, other=other),
         "panel.histogram",
-        f"Histogram of {fmt.count(seen.spec.numel)} values by what became of them, with the levels of "
-        f"the {_LEVELS[seen.level_kind]}",
+        f"Histogram of {fmt.count(seen.spec.numel)} values by what became of them, with the levels",
     )
     st.caption(_levels_text(seen))
 
@@ -208,29 +177,6 @@ def _overlay(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> tuple[int, 
         return None
     counted_there = answer(lambda: services.values_at(shown, step, seen.spec.key))
     return None if counted_there is None else (step, counted_there)
-
-
-def _inside(seen: Anatomy) -> None:
-    _profile(seen)
-    _score_map(seen)
-
-
-def _profile(seen: Anatomy) -> None:
-    """Draw where in the matrix the sensitivity sits."""
-    places, told = seen.places, seen.sensitivity
-    if places is None or told is None or not np.isfinite(places.rows).any():
-        st.caption("Known of matrices whose sensitivity is known at this step.")
-        return
-    n_rows, n_columns = places.shape
-    chart(
-        tensor_figures.profile_figure(places, METRICS[told.metric].symbol),
-        "panel.profile",
-        f"Mean {METRICS[told.metric].word} by row and by column of {n_rows} by {n_columns} values",
-    )
-    st.caption(
-        f"Half of it sits in {fmt.share(half_in(places.rows))} of {fmt.counted(n_rows, 'row')} and in "
-        f"{fmt.share(half_in(places.columns))} of {fmt.counted(n_columns, 'column')}."
-    )
 
 
 def half_in(line: NDArray[np.float64]) -> float:
@@ -266,45 +212,18 @@ def _levels_text(seen: Anatomy) -> str:
     return fmt.markdown(" ".join(parts))
 
 
-def _score_map(seen: Anatomy) -> None:
-    """Draw sensitivity, or what is known in its place, against magnitude."""
-    told = seen.sensitivity
-    if told is None:
-        st.write(
-            "No sensitivity is known at this step: the checkpoint holds neither gradients nor Adam's "
-            "moments, and there is no earlier step of this shape."
-        )
-        return
-    chart(
-        tensor_figures.map_figure(told),
-        "panel.map",
-        f"How many values have which magnitude and which {METRICS[told.metric].word}",
-    )
-    together = ""
-    if told.correlation is not None:
-        # Adding zero turns a negative zero into a positive one.
-        together = f"Correlation of the logarithms {round(told.correlation, 2) + 0.0:.2f}. "
-    source = "Adam's first moment stands for the gradient. " if told.source == "exp_avg" else ""
-    zeros = (
-        f"Not drawn because one of the two is zero: {fmt.counted(told.n_zero, 'value')}."
-        if told.n_zero
-        else ""
-    )
-    st.caption(fmt.markdown(f"{METRICS[told.metric].symbol} over |w|. {together}{source}{zeros}"))
-
-
 def _course(shown: Subject, seen: Anatomy) -> None:
     """Draw the tensor over the steps."""
     every = bool(st.session_state.get("panel.every"))
-    told = answer(lambda: services.course(shown, seen.spec.key, every=every))
-    if told is None:
+    course = answer(lambda: services.course(shown, seen.spec.key, every=every))
+    if course is None:
         return
     chart(
-        tensor_figures.course_figure(told, seen.step),
+        tensor_figures.course_figure(course, seen.step),
         "panel.course",
-        f"Size, movement and cost of the tensor over {len(told.steps)} steps",
+        f"Size, movement and cost of the tensor over {len(course.steps)} steps",
     )
-    n_left_out = len(shown.steps) - len(told.steps)
+    n_left_out = len(shown.steps) - len(course.steps)
     if n_left_out or every:
         cost = seen.spec.nbytes * len(shown.steps)
         st.toggle(
@@ -341,9 +260,8 @@ def code(shown: Subject, tensor: str, step: int, metric: str) -> None:
         arguments += f", against={path!r}"
     elif way != services.ARCHIVE:
         arguments += f", {way!r}"
-    known = metric if metric in ("magnitude", "taylor", "fisher", "update") else "magnitude"
     ending.snippets(
-        f"inshrink sensitivity {shlex.quote(path)} --metric {known} --by tensor --steps {step}",
+        f"inshrink sensitivity {shlex.quote(path)} --metric {metric} --by tensor --steps {step}",
         f"import inshrink_core\n\nrun = inshrink_core.open({opened})\n"
         f"seen = inshrink_core.analysis.anatomy({arguments})\n"
         "print(seen.bits_per_weight, seen.entropy, seen.histogram.parts)\n"

@@ -7,23 +7,21 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.model import METRICS
+from inshrink_app.pages.run.heatmap import StepAxis
 from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import (
-    colour_bar,
-    columns_axis,
     count_ticks,
+    few_ticks,
     lay_out,
     log_figure,
-    log_scale_ticks,
     log_ticks,
+    steps_axis,
     title,
 )
 from numpy.typing import NDArray
-from plotly.subplots import make_subplots
 
-from inshrink_core.analysis.anatomy import Anatomy, Places, SensitivityMap, ValueHistogram
+from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
 from inshrink_core.analysis.trajectory import Trajectory
 
 _HEIGHT = 210
@@ -83,6 +81,7 @@ def histogram_figure(
         if part.n == 0:
             continue
         colour, hatch = _PART_LOOKS[part.name]
+        hatching = {"bgcolor": colour, "fgcolor": "#FFFFFF"}
         figure.add_trace(
             go.Bar(
                 x=middles.astype(np.float32),
@@ -91,13 +90,7 @@ def histogram_figure(
                 marker={
                     "color": colour,
                     "line": {"width": 0},
-                    "pattern": {
-                        "shape": hatch,
-                        "size": 5,
-                        "solidity": 0.3,
-                        "bgcolor": colour,
-                        "fgcolor": "#FFFFFF",
-                    },
+                    "pattern": {"shape": hatch, "size": 5, "solidity": 0.3} | hatching,
                 },
                 hovertemplate=f"%{{y:,}} {part.name} values near %{{x:{near}}}<extra></extra>",
             )
@@ -134,34 +127,30 @@ def over_time_figure(
     step
         Where a mark stands.
     """
-    labels = [fmt.count(one) for one in steps]
-    shown = np.where(shares > 0, np.sqrt(shares), np.nan).astype(np.float32)  # Tails are seen, too.
+    axis = StepAxis.of(steps)
     figure = go.Figure(
         go.Heatmap(
-            z=shown,
-            x=labels,
+            z=np.where(shares > 0, np.sqrt(shares), np.nan).astype(np.float32),  # Tails are seen, too.
+            x=axis.edges,
             y=((edges[:-1] + edges[1:]) / 2).astype(np.float32),
-            customdata=(100 * shares).astype(np.float32),
+            customdata=np.stack(
+                [100 * shares, np.broadcast_to(np.asarray(steps, np.float64), shares.shape)], axis=2
+            ),
             colorscale=SEQUENTIAL,
             showscale=False,
             hoverongaps=False,
-            hovertemplate="step %{x}<br>%{customdata:.3r} % of the values near %{y:.3r}<extra></extra>",
+            hovertemplate="step %{customdata[1]:,d}<br>%{customdata[0]:.3r} % of the values near %{y:.3r}"
+            "<extra></extra>",
         )
     )
     lay_out(figure, _HEIGHT)
-    figure.update_xaxes(**columns_axis(labels))
+    ticks = {} if axis.is_numeric else few_ticks(axis.centres.tolist(), list(map(fmt.count, steps)), 6)
+    figure.update_xaxes(**steps_axis(6) | ticks, showgrid=False)
     figure.update_yaxes(title=title("Value"), showgrid=False, automargin=True, nticks=6)
     if step in steps:
-        place = list(steps).index(step)
-        figure.add_shape(
-            type="rect",
-            x0=place - 0.5,
-            x1=place + 0.5,
-            yref="paper",
-            y0=0,
-            y1=1,
-            line={"color": MARK, "width": 2},
-        )
+        left, right = axis.edges[[list(steps).index(step), list(steps).index(step) + 1]]
+        look = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": MARK, "width": 2}}
+        figure.add_shape(**look, x0=left, x1=right)
     return figure
 
 
@@ -193,77 +182,6 @@ def _outline(step: int, values: ValueHistogram, width: float) -> go.Scatter:
     )
 
 
-def profile_figure(places: Places, symbol: str) -> go.Figure:
-    """Draw the mean sensitivity by row and by column of a matrix, one below the other."""
-    named = [("row", places.rows, places.shape[0]), ("column", places.columns, places.shape[1])]
-    figure = make_subplots(
-        rows=2,
-        cols=1,
-        subplot_titles=[f"By {word} (of {fmt.count(n)})" for word, _, n in named],
-        vertical_spacing=0.3,
-    )
-    for place, (word, line, n) in enumerate(named, start=1):
-        edges = np.linspace(0, n, line.size + 1)
-        figure.add_trace(
-            go.Bar(
-                x=(edges[:-1] + edges[1:] - 1) / 2,
-                y=line,
-                width=np.diff(edges),
-                marker={"color": CATEGORICAL[0], "line": {"width": 0}},
-                hovertemplate=f"{word} %{{x:,.0f}}<br>{fmt.html(symbol)} "
-                f"%{{y:{fmt.d3_format(line)}}}<extra></extra>",
-            ),
-            row=place,
-            col=1,
-        )
-    lay_out(figure, _HEIGHT, titles=True)
-    figure.update_layout(bargap=0)
-    figure.update_xaxes(showgrid=False, nticks=6, tickformat=",d")
-    figure.update_yaxes(rangemode="tozero", nticks=4, automargin=True, exponentformat="e")
-    return figure
-
-
-def map_figure(told: SensitivityMap) -> go.Figure:
-    """Draw how many values have which magnitude and which sensitivity, all axes logarithmic."""
-    with np.errstate(divide="ignore"):
-        logs = np.log10(told.counts.T.astype(np.float64))
-    shown = np.where(told.counts.T > 0, logs, np.nan).astype(np.float32)
-    most = max(1.0, float(np.nanmax(shown, initial=1.0)))
-    ticks = list(range(math.floor(most) + 1))
-    x, y = ((edges[:-1] + edges[1:]) / 2 for edges in (told.log10_magnitude, told.log10_sensitivity))
-    figure = go.Figure(
-        go.Heatmap(
-            z=shown,
-            x=x.astype(np.float32),
-            y=y.astype(np.float32),
-            customdata=told.counts.T.astype(np.float32),
-            zmin=0,
-            zmax=most,
-            colorscale=SEQUENTIAL,
-            hoverongaps=False,
-            hovertemplate="%{customdata:,} values<extra></extra>",
-            colorbar=colour_bar(
-                "Values",
-                {"tickvals": ticks, "ticktext": [fmt.count(10**tick) for tick in ticks]},
-            ),
-        )
-    )
-    lay_out(figure, _HEIGHT)
-    metric = METRICS[told.metric]
-    figure.update_xaxes(title=title("|w|"), showgrid=False, **_ticks(told.log10_magnitude))
-    figure.update_yaxes(
-        title=title(fmt.html(f"{metric.label}, {metric.symbol}")),
-        showgrid=False,
-        automargin=True,
-        **_ticks(told.log10_sensitivity),
-    )
-    return figure
-
-
-def _ticks(edges: NDArray[np.float64]) -> dict[str, list[object]]:
-    return log_scale_ticks(float(edges[0]), float(edges[-1]))
-
-
 def course_figure(course: Trajectory, step: int) -> go.Figure:
     """Draw size, movement and, where an archive tells them, bits over the steps, one below the other.
 
@@ -275,17 +193,20 @@ def course_figure(course: Trajectory, step: int) -> go.Figure:
         Where a mark stands.
     """
     moved = np.where(course.relative_movement > 0, course.relative_movement, np.nan)
-    told = {
+    figures = {
         "Size (rms)": course.rms,
         _MOVEMENT: moved,
         "Bits per weight in the archive": course.bits_per_weight,
     }
-    told = {name: values for name, values in told.items() if np.isfinite(values).any()}
-    curves = {name: list(zip(course.steps, values.tolist(), strict=True)) for name, values in told.items()}
+    curves = {
+        name: list(zip(course.steps, values.tolist(), strict=True))
+        for name, values in figures.items()
+        if np.isfinite(values).any()
+    }
     figure = log_figure(curves, {name: [name] for name in curves}, legends=False)
     figure.update_traces(mode="lines+markers", marker={"size": 4})
-    if _MOVEMENT in told:
-        figure.update_yaxes({"type": "log", **log_ticks(moved)}, selector=list(told).index(_MOVEMENT))
+    if _MOVEMENT in curves:
+        figure.update_yaxes({"type": "log", **log_ticks(moved)}, selector=list(curves).index(_MOVEMENT))
     figure.add_shape(
         type="line", x0=step, x1=step, yref="paper", y0=0, y1=1, line={"color": MARK, "width": 2}
     )
