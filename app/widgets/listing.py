@@ -124,14 +124,14 @@ def pickable(
     on_pick: Callable[[list[int]], None],
     *,
     several: bool = False,
-    height: int = HEIGHT,
+    **more: int,
 ) -> None:
     """Draw a table whose rows can be picked: by a click before them, or with the arrow keys and Shift+Space.
 
     Parameters
     ----------
-    table, looks, alt, height
-        As `bare` takes them; a styled table has its fractions in percent.
+    table, looks, alt, **more
+        As `bare` takes them, its height too; a styled table has its fractions in percent.
     key
         Of the widget.
     picked
@@ -150,7 +150,7 @@ def pickable(
         on_pick([row for row in rows if 0 <= row < len(table.index)])
 
     mode = "multi-row" if several else "single-row"
-    bare(table, looks, alt, height, key=key, on_select=take, selection_mode=mode)
+    bare(table, looks, alt, key=key, on_select=take, selection_mode=mode, **more)
 
 
 def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, is_wide: bool) -> Any:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from typing import IO, Any, Final, Literal, NamedTuple, cast
 
 from inshrink_core.errors import EngineError, InputError
@@ -251,9 +252,7 @@ def _on_processes(work: Work) -> list[Any]:
 
 
 def _on_ray(work: Work) -> list[Any]:
-    from inshrink_core.execution.ray_engine import perform
-
-    return perform(work)
+    return cast("list[Any]", resolve_name("inshrink_core.execution.ray_engine:perform")(work))
 
 
 ENGINES: Final = {"processes": Engine("", _on_processes), "ray": Engine("ray", _on_ray)}

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.registry import op
+from inshrink_core.ops.registry import Backend, kernel_of, op
 
 PRECISION = 12
 """Bits of a frequency: tables of 4096 entries of 32 bits, of which 16 fit a second-level cache."""
@@ -121,9 +121,8 @@ def rans_encode(
     RansBlocks
         The same on every device, and there if it has a kernel. O(n).
     """
-    from inshrink_core.ops.cpu.rans import rans_encode as encode_on_host
-
-    return encode_on_host(symbols, contexts, model, lanes, block_length)
+    encoded: RansBlocks = kernel_of(rans_encode, Backend.CPU)(symbols, contexts, model, lanes, block_length)
+    return encoded
 
 
 @op
@@ -152,7 +151,5 @@ def rans_decode(
     intact : bool
         Whether every block took exactly its words and ended in the state an encoder starts from.
     """
-    from inshrink_core.ops.cpu.rans import rans_decode as decode_on_host
-
-    symbols, intact = decode_on_host(blocks, contexts, model, n, block_length)
+    symbols, intact = kernel_of(rans_decode, Backend.CPU)(blocks, contexts, model, n, block_length)
     return symbols.to(blocks.device), intact

@@ -48,13 +48,13 @@ def op(norm: _Op) -> _Op:
         device = arguments[0].device  # a word where it is numpy's
         backend = _forced.get() or getattr(device, "type", device)
         if backend not in kernels:
-            kernels[backend] = _kernel(norm, backend)
+            kernels[backend] = kernel_of(norm, backend)
         return kernels[backend](*arguments, **named)
 
     return cast("_Op", call)
 
 
-def _kernel(norm: Callable[..., Any], backend: str) -> Callable[..., Any]:
+def kernel_of(norm: Callable[..., Any], backend: str) -> Callable[..., Any]:
     """Return the kernel of an op for a back end, or its torch version where that has none."""
     folder = {"cpu": "cpu", "cuda": "triton"}.get(backend)
     module = f"inshrink_core.ops.{folder}.{norm.__module__.rpartition('.')[2]}"
