@@ -25,7 +25,7 @@ LEFT_OUT = "pack.without"
 _PATTERN = "pack.pattern"
 _WHAT = {"weights": "Weights of one step", "step": "One checkpoint", "pack": "The archive as one file"}
 _LAYOUTS = {"packed": "Packed archive", "safetensors": "safetensors"}
-_VALUES = {"ratio": "By ratio", "size": "By size", "exact": "Every bit"}
+_VALUES = {"ratio": "By ratio", "exact": "Every bit"}
 _DTYPES = {"same": "As they are", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
@@ -85,7 +85,7 @@ def _asked(source: Subject, what: str) -> tuple[ExportRequest, bool]:
     with left:
         tensors = _which(source)
     with right:
-        fields = _values(source)
+        fields = _values()
     request = services.step_export(source, step, weights_only=True, **tensors, **fields)
     names = set(request.keeps(row.name for row in source.model_tensors))
     _listed(source.model_tensors, names, request)
@@ -148,22 +148,17 @@ def _leave_out(pattern: str) -> None:
     st.session_state[_PATTERN] = ""
 
 
-def _values(source: Subject) -> dict[str, Any]:
+def _values() -> dict[str, Any]:
     """Draw the form of the file and how exact its values are; return them by the engine's names."""
     fields: dict[str, Any] = {}
     fields["layout"] = layout = choices.one_of_few("export", "Form", "form", _LAYOUTS, "packed")
-    offered = {name: _VALUES[name] for name in _VALUES if layout == "packed" or name != "size"}
     default = "ratio" if layout == "packed" else "exact"
-    values = choices.one_of_few("export", "Values", f"values_{layout}", offered, default)
+    values = choices.one_of_few("export", "Values", f"values_{layout}", _VALUES, default)
     if values == "ratio":
         label = "Times smaller than float32, at least"
         fields["ratio"] = st.slider(label, 2.0, 32.0, 8.0, 0.5, key="export.ratio")
         if layout != "packed":
             st.caption("Values are rounded as in such a packed file; the plain file is no smaller.")
-    elif values == "size":
-        eighth = max(0.001, round(0.5 * source.n_parameters / 1e6, 3))  # of the weights as float32
-        size = st.number_input("At most, MB", 0.001, None, eighth, format="%.3f", key="export.size")
-        fields["size"] = round(1e6 * size)
     else:
         fields["exact"] = True
     if layout != "packed":
@@ -177,8 +172,8 @@ def _listed(model: Sequence[TensorSpec], written: set[str], request: ExportReque
     n_values, raw = sum(row.numel for row in rows), sum(row.nbytes for row in rows)
     parts = [f"{fmt.count(len(rows))} of {fmt.counted(len(model), 'tensor')}", f"{fmt.size(raw)} raw"]
     if request.file.layout == "packed" and rows and not request.file.exact:
-        most = 4 * n_values / request.file.ratio if request.file.size is None else request.file.size
-        parts.append(f"at most {fmt.size(most)}, {fmt.ratio(4 * n_values / most)} below float32")
+        ratio = request.file.ratio
+        parts.append(f"at most {fmt.size(4 * n_values / ratio)}, {fmt.ratio(ratio)} below float32")
     if not rows:
         st.warning("No tensor is left. Change what is left out.", icon=":material/warning:")
         return
