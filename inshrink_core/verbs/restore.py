@@ -210,11 +210,13 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             nested = len(every) > 1 and apart
             target = check_target(directory, f"{folders[info]}/file").parent if nested else directory
             order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
-            if not order and self.tensors is not None:
-                remedy = "`inshrink inspect --tensors` lists them"
-                raise NotFoundError(
-                    f"no tensor matches '{self.tensors}'", where=view.where(info), remedy=remedy
-                )
+            if keys is not None and not order:
+                from inshrink_core.formats.carried import carried_tensors
+
+                if not any(keys(row.name) for row in carried_tensors(checkpoint)):
+                    what = f"no tensor matches '{self.tensors}'"
+                    remedy = "`inshrink inspect --tensors` lists them"
+                    raise NotFoundError(what, where=view.where(info), remedy=remedy)
             with checkpoint.prefetch(order, threads) as ahead:
                 paths += write_checkpoint(
                     ahead,

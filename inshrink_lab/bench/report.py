@@ -177,7 +177,7 @@ class BoundRow(Report):
     point: Point | None
     kept: bool
 
-    SAYS: ClassVar = (
+    KEYS: ClassVar = (
         "codec bound_kind=bound.kind bound=bound.limit kept ratio_weights=keeping.ratio_weights "
         "ratio_total=keeping.ratio_total max_drop=point.max_drop mean_divergence=point.mean_divergence "
         "config=point.config encode_mb_per_s=point.encode_mb_per_s decode_mb_per_s=point.decode_mb_per_s "

@@ -22,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("asked", "rounded", "said"),
+    ("asked", "rounded", "words"),
     [
         ({}, {"1.running_mean", "1.running_var"}, "--set exact=true keeps every bit"),
         ({"config": {"coarseness": 4.0}}, {"1.running_mean", "1.running_var"}, "2 of 3 rounded"),

@@ -89,9 +89,9 @@ def test_every_block_of_a_weight_is_decoded_once(archive, tmp_path, monkeypatch)
     decoded = []
     decode = Archive._decode_entry
 
-    def counting(self, info, frame, entry, *rest, **named):
-        decoded.append((info.step, entry.key))
-        return decode(self, info, frame, entry, *rest, **named)
+    def counting(self, frame, entry, *rest, **named):
+        decoded.append((frame.reader.info.step, entry.key))
+        return decode(self, frame, entry, *rest, **named)
 
     monkeypatch.setattr(Archive, "_decode_entry", counting)
     average(archive, tmp_path / "out")

@@ -5,7 +5,7 @@ import logging
 
 from rich.console import Console
 
-from inshrink_core.cli.output import _told_above
+from inshrink_core.cli.output import _printed_above
 from inshrink_core.ops.cpu import compiled
 
 
@@ -22,7 +22,7 @@ def test_compiling_is_told_once_a_second_has_passed_and_never_again(monkeypatch,
 def test_the_line_stands_above_the_bar_and_nowhere_after_it():
     shown, logger = io.StringIO(), logging.getLogger("inshrink_core.ops.cpu.compiled")
     before = logger.level
-    with _told_above(Console(file=shown)):
+    with _printed_above(Console(file=shown)):
         logger.info("compiling kernels")
     logger.info("compiling more")
     assert shown.getvalue() == "compiling kernels\n"

@@ -69,9 +69,9 @@ def test_steps_in_order_are_decoded_once_also_where_values_are_not_kept(run, tmp
     decoded = []
     decode_entry = Archive._decode_entry
 
-    def counted(self, info, *rest, **options):
-        decoded.append(info.step)
-        return decode_entry(self, info, *rest, **options)
+    def counted(self, frame, *rest, **options):
+        decoded.append(frame.reader.info.step)
+        return decode_entry(self, frame, *rest, **options)
 
     monkeypatch.setattr(Archive, "_decode_entry", counted)
     for values in (True, False):

@@ -375,11 +375,11 @@ def test_inspect_shows_what_a_restore_costs(tmp_path, capsys):
     assert [frame["quality"]["how"] for frame in frames] == ["measured", "predicted", "measured"]
     assert main(["inspect", str(tmp_path / "a")]) == 0
     shown = capsys.readouterr().out
-    assert "restore cost" in shown
-    assert "at most +2.00 %" in shown
+    assert shown.count("measured") == 2
+    assert "predicted" in shown
     saved(tmp_path / "b", n_saves=2)
     assert main(["inspect", str(tmp_path / "b")]) == 0
-    assert "restore cost" not in capsys.readouterr().out
+    assert "measured" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
