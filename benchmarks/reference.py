@@ -31,7 +31,7 @@ MORE = {
     "base": "archives.md#upon-a-base-model",
     "evaluator": "evaluators.md",
     "follow_links": "runs.md#links",
-    "max_memory": "archives.md#what-an-archive-may-take",
+    "max_memory": "archives.md#memory-and-disk",
     "optimizer": "optimizer.md",
     "optimizer_state": "optimizer.md",
     "step_pattern": "runs.md#steps",

@@ -163,7 +163,7 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
     layout
         As what to write it; same: as the last step.
     force
-        Overwrite what exists.
+        Overwrite existing files.
 
     Raises
     ------
