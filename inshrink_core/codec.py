@@ -101,7 +101,7 @@ class Switch(NamedTuple):
     setting, words
         Name of the setting and its values, the default first.
     idle_at
-        Index of the axis at whose most faithful value the switch has no effect.
+        Index of the axis whose most faithful value disables the switch.
     """
 
     setting: str
@@ -118,7 +118,7 @@ class Tuning:
     knob
         The parameter that a sweep varies and a page shows first.
     axes
-        The parameters that a search varies, if there are more than the knob.
+        The parameters that a search varies, if it varies more than `knob`.
     switch
         The categorical setting of the search.
     beside
@@ -131,12 +131,12 @@ class Tuning:
     beside: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, value: float) -> dict[str, Any]:
-        """Return the settings at one value of the knob."""
+        """Return the settings at one value of the tunable parameter."""
         turned = int(value) if self.knob.whole else value
         return {**self.beside, **dict.fromkeys(self.knob.settings, turned)}
 
     def value(self, codec: AnyCodec) -> float:
-        """Return the value of the knob in a codec's settings."""
+        """Return the value of the tunable parameter in a codec's settings."""
         return float(getattr(codec, self.knob.settings[0]))
 
     def searched(self, layers: frozenset[LayerType | None]) -> tuple[Knob, ...]:
@@ -564,7 +564,7 @@ class Codec(ABC, Generic[_Plan]):
 
     @abstractmethod
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
-        """Return a block that stands alone and decodes to the same bits as `reference`.
+        """Return a standalone block that decodes to the same bits as `reference`.
 
         With `unchanged`, the block is decoded relative to the reference and takes a few bytes. A codec with
         such a block in its bitstream preserves its state, which the next block is coded against.

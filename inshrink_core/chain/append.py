@@ -258,7 +258,6 @@ class ChainWriter:
             The frame's record of its restore cost and how the cost is known (`QUALITY`).
         prepared
             Tensors encoded in advance; used if they match the frame that would be encoded now.
-            What of it was encoded already; taken over where it is what would be encoded now.
 
         Notes
         -----

@@ -145,7 +145,7 @@ class PrunePlan:
     removed
         Frames to remove.
     rekeyed
-        Remaining frames that lose their reference or shall not depend on a base model. They become keyframes
+        Remaining frames that lose their reference or must not depend on a base model. They become keyframes
         with the same bits.
     copied
         Remaining frames that are rewritten with the same tensors: under another parent, after a re-keyed

@@ -1,4 +1,4 @@
-"""The lattice codec: integers on a uniform lattice, the change of integers, context rANS.
+"""The lattice codec: integers on a uniform lattice, with changes coded by context rANS.
 
 Each tensor is a set of int32 multiples of a power of two, and each frame adds multiples of the step size to
 them. No value is quantized twice, so a chain cannot drift. The step size follows the learning rate and the

@@ -52,6 +52,7 @@ class MomentsReference(ShapedReference):
 
     Parameters
     ----------
+    dtype, shape
         Dtype and shape of the decoded tensor.
     form
         Storage form, which determines the codes in use.
