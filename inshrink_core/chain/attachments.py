@@ -314,7 +314,6 @@ def dropped_of(frame: FrameReader) -> list[list[str]]:
 
 
 def _holds_part(frame: FrameReader, part: int, parts: Mapping[str, int], checkpoint: Checkpoint) -> bool:
-    """Whether a part of a frame was made from its tensors of a checkpoint."""
     specs = tuple(spec for spec in checkpoint.specs if parts.get(spec.key) == part)
     attachments = dict(attachments_of(checkpoint)) if part == 0 else {}
     found = content_digest(dataclasses.replace(checkpoint, specs=specs), None, attachments)

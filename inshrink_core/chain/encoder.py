@@ -433,7 +433,6 @@ class PreparedFrame:
 
 
 def _rates(checkpoint: Checkpoint) -> dict[str, float]:
-    """Return the known learning rates by parameter name."""
     return {name: group["lr"] for name, group in checkpoint.hyperparameters.items() if "lr" in group}
 
 

@@ -189,5 +189,4 @@ def _sums(key: str, restored: Tensor, movement: Tensor, again: Tensor) -> Tensor
 
 
 def _quotient(numerator: float, movement: float) -> float | None:
-    """Return the quotient; None without movement."""
     return numerator / movement if movement > 0 else None

@@ -265,7 +265,6 @@ def decode_exact(
 
 
 def _decode_history(spec: TensorSpec, body: memoryview) -> LosslessReference:
-    """Decode a standalone tensor and its history."""
     section, at = read_section(body, 0)
     inner = body[at:]
     if spec.dtype not in _WITH_HISTORY or len(inner) == 0 or inner[0] in (*_RELATIVE, _Mode.HISTORY):
@@ -354,7 +353,6 @@ def _encode_words(
 
 
 def _encode_changed(earlier: Tensor, history: Tensor | None, plan: ChangePlan) -> _Form:
-    """Return the payload of changes, and the history after it."""
     payload = b"".join((bytes((_Mode.CHANGES,)), encode_changes(earlier, history, plan)))
     return payload, plan.changes.history if earlier.element_size() == 2 else None
 

@@ -345,8 +345,8 @@ def shaped_changes(
 
     Under matched gain, this finds the largest threshold that preserves the movement as without feedback.
     The search evaluates each threshold, since the feedback depends on it. It uses the Illinois variant of
-    false position, which halves the value at an end that stays twice. All operations are exact, so the
-    threshold is the same on every machine.
+    false position, which halves the value at an end that stays twice. A threshold is computed
+    from integers by single operations, so it is the same on every machine.
     """
     changes, lead, square = shape_changes(values, base, integers, lattice, 0, *fed)
     slack = square // GAIN_SLACK

@@ -280,7 +280,7 @@ def _parse_tables(
     apart: NDArray[np.bool_],
     modulus: int,
 ) -> tuple[_Tables, int]:
-    """Parse code lengths in the order of `_stored_rows`; unused rows get arbitrary codes."""
+    """Parse code lengths in the order of `_stored_rows`; unused rows get placeholders."""
     rows = np.where(expected == NO_EXPECTATION, _POOLED_PLAIN, _POOLED_RUNS).astype(np.int64)
     rows[present[apart]] = 2 + np.arange(int(np.count_nonzero(apart)))
     n_rows = 2 + int(np.count_nonzero(apart))

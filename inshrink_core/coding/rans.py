@@ -137,7 +137,6 @@ def estimate_bits_of_counts(counts: NDArray[np.int64]) -> float:
 def _check_arguments(
     n: int, n_symbols: int, n_contexts: int, symbols: Tensor | None, contexts: Tensor | None
 ) -> None:
-    """Check the assumptions of the kernels."""
     for name, tensor in (("symbols", symbols), ("contexts", contexts)):
         if tensor is not None and (tensor.dtype != torch.uint8 or tensor.shape != (n,)):
             raise InputError(

@@ -446,7 +446,6 @@ def _finish(
 
 
 def _exact_values(spec: TensorSpec, tokens: Tensor, stored: bytes | memoryview) -> tuple[Tensor, Tensor]:
-    """Return the positions and values of exact tokens."""
     at = (tokens == EXACT).nonzero().view(-1)
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if len(stored) != at.numel() * dtype.itemsize:

@@ -180,7 +180,6 @@ def _beyond_rounding(sums: NDArray[np.int64], n: int, width: float) -> float | N
 
 
 def _moved_since(item: TensorInput, state: LatticeReference) -> float | None:
-    """Return the mean squared movement of a tensor since a state."""
     values, unit = item.sample, math.ldexp(1.0, state.spacing.exponent)
     sums, _ = sample_sums(values, sample(state.integers), None, unit, NO_PLACES)
     return _beyond_rounding(sums[1], values.numel(), state.spacing.width)

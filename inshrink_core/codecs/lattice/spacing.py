@@ -101,7 +101,7 @@ def sensitivity_factor(mean: float, middle: float, power: float) -> float:
     middle
         Geometric mean over all tensors, which has factor 1.
     power
-        Exponent. 1/2 is optimal if curvature is proportional to squared gradients; 1/4 damps it.
+        Exponent. Curvature proportional to squared gradients would give 1/2; a quarter damps this.
 
     Examples
     --------

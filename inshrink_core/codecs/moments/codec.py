@@ -69,7 +69,7 @@ class MomentsPlan(NamedTuple):
     Parameters
     ----------
     allowed
-        Unit of the error of first moments, over the root of the second moment if there is one; by parameter.
+        Allowed error of a first moment, over the root of the second moment if there is one; by parameter.
     after_restore
         Whether training resumed from the decoded codes. The codes of second moments then change by the
         movement since the restore: with hysteresis or rounding to the nearest, they would return to the old
@@ -118,7 +118,7 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None]):
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
     ) -> MomentsPlan:
-        """Return the units of first moments, which move the weight by half a step size."""
+        """Return the allowed errors of first moments, which move the weight by half a step size."""
         if context is None:
             return MomentsPlan()
         allowed = {
