@@ -59,7 +59,7 @@ class TensorGain:
 
     @property
     def noise(self) -> float | None:
-        """Squared error of the surviving movement over its square; None without movement."""
+        """Squared error of the surviving movement over the squared movement; None without movement."""
         return _quotient(self.residual, self.movement)
 
 
