@@ -1,9 +1,9 @@
-"""The contract of all codecs, and the registry.
+"""The interface of all codecs, and their registry.
 
-One tensor at a time, so that memory is bounded by a tensor and work spreads over threads, devices and
-machines; what one frame decides for all tensors together is a small plan. A codec obeys six
-laws (``tests/codec_suite.py`` tests them, ``docs/design.md`` explains them): closed loop, locality,
-device independence, bounded size, totality, and re-key.
+A codec encodes one tensor at a time, so memory is bounded by one tensor and work is spread over threads,
+devices and machines. A small plan holds the decisions that one frame makes for all its tensors. Every codec
+satisfies six laws (tested in ``tests/codec_suite.py``, explained in ``docs/design.md``): closed loop,
+locality, device independence, bounded size, totality, and re-key.
 """
 
 from __future__ import annotations
@@ -32,44 +32,43 @@ if TYPE_CHECKING:
     from inshrink_core.ops.cpu.distance import Distance
 
 _MEMORY: Final = 7
-"""Peak memory of decoding one tensor over its bytes: values, state and what decoding needs on the way.
-Measured over every lossy codec with tensors of 64 MB: 2.5 to 6.8."""
+"""Peak memory of decoding one tensor over its size in bytes: values, state and temporaries.
+Measured for every lossy codec with tensors of 64 MB: 2.5 to 6.8."""
 
 _MEMORY_OF_FALLBACK: Final = 3
-"""The same of the lossless codec; measured: 2.0 to 2.9."""
+"""The same ratio for the lossless codec; measured: 2.0 to 2.9."""
 
 DEFAULT_CODEC: Final = "lattice"
-"""The codec of weights where none was chosen."""
+"""Default codec of weights."""
 
 FALLBACK_CODEC: Final = "lossless"
-"""Stores tensors that no other codec takes, and steps for which nothing coarser keeps the bounds."""
+"""Codec of tensors that no other codec takes, and of steps that no lossy setting keeps within the bounds."""
 
 DIVERGENCE_PER_ERROR: Final = 1.9
-"""Nats over the squared relative error of the weights: geometric mean over two runs and eleven settings of
-Inshrinkerator, .9 to 4.2."""
+"""Divergence in nats over the squared relative error of the weights: geometric mean over two runs and eleven
+settings of Inshrinkerator; the range is 0.9 to 4.2."""
 
 PARTS = ("pruned", "quantized", "protected")
 PRUNED, QUANTIZED, PROTECTED = range(len(PARTS))
-"""What a codec does with an element: set it to zero, give it a level, or store it exactly or nearly so."""
+"""How a codec treats an element: set it to zero, assign it a level, or store it exactly or nearly so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """A setting of a codec that trades size for fidelity.
+    """A tunable parameter: a codec setting that trades size for fidelity.
 
     Parameters
     ----------
     settings
-        Names of the settings that are turned together.
+        Names of the settings that change together.
     values
-        From the most faithful to the smallest.
+        Values to sweep, from the most faithful to the smallest.
     label, unit
-        What users see beside it; without a label, the name of the first setting.
+        Display name and unit; without a label, the name of the first setting is shown.
     within
-        The lowest and the highest value, where every number between them is possible and worth searching;
-        None where only `values` are searched.
+        Lowest and highest value of a continuous search range; None restricts the search to `values`.
     layer
-        The only layer type whose tensors it matters for; None for all.
+        The only layer type that the parameter affects; None for all.
     """
 
     settings: tuple[str, ...]
@@ -81,7 +80,7 @@ class Knob:
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers are possible."""
+        """Whether the values are integers."""
         return all(isinstance(value, int) for value in self.values)
 
     def is_coarser(self, value: float, other: float) -> bool:
@@ -89,20 +88,20 @@ class Knob:
         return value > other if self.values[-1] > self.values[0] else value < other
 
     def between(self, value: float, other: float) -> float:
-        """Return the geometric middle of two values, to three digits or to a whole number."""
+        """Return the geometric mean of two values, rounded to three digits or to an integer."""
         middle = math.sqrt(value * other)
         return round(middle) if self.whole else float(f"{middle:.3g}")
 
 
 class Switch(NamedTuple):
-    """A setting without order that a search tries both ways.
+    """A categorical setting of which a search tries both values.
 
     Parameters
     ----------
     setting, words
-        Its name and its values, the default first.
+        Name of the setting and its values, the default first.
     idle_at
-        The place of the axis at whose finest value the switch changes nothing.
+        Index of the axis whose most faithful value disables the switch.
     """
 
     setting: str
@@ -112,18 +111,18 @@ class Switch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """How a codec trades size for fidelity: what sweeps, searches, commands and pages ask of it.
+    """The tunable parameters of a codec, used by sweeps, searches, commands and pages.
 
     Parameters
     ----------
     knob
-        What a sweep turns, and a page offers first.
+        The parameter that a sweep varies and a page shows first.
     axes
-        What a search turns, where that is more than the knob.
+        The parameters that a search varies, if it varies more than `knob`.
     switch
-        What a search tries both ways.
+        The categorical setting of the search.
     beside
-        Settings that a sweep and a search need beside them, where they differ from the codec's defaults.
+        Fixed settings of sweeps and searches that differ from the codec's defaults.
     """
 
     knob: Knob
@@ -132,38 +131,38 @@ class Tuning:
     beside: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, value: float) -> dict[str, Any]:
-        """Return the settings at one value of the knob."""
+        """Return the settings at one value of the tunable parameter."""
         turned = int(value) if self.knob.whole else value
         return {**self.beside, **dict.fromkeys(self.knob.settings, turned)}
 
     def value(self, codec: AnyCodec) -> float:
-        """Return the value of the knob in a codec's settings."""
+        """Return the value of the tunable parameter in a codec's settings."""
         return float(getattr(codec, self.knob.settings[0]))
 
     def searched(self, layers: frozenset[LayerType | None]) -> tuple[Knob, ...]:
-        """Return what a search turns on a run with these layer types."""
+        """Return the parameters to search on a run with these layer types."""
         return tuple(axis for axis in self.axes or (self.knob,) if axis.layer is None or axis.layer in layers)
 
 
 class Levels(NamedTuple):
-    """The values that a codec may give the elements of one tensor, and the one that each element has.
+    """The levels to which a codec quantized one tensor, and the level of each element.
 
     Parameters
     ----------
     kind
-        ``codebook``: levels anywhere. ``lattice`` and ``grid``: evenly spaced. ``rounded``: each value in
-        bfloat16. ``exact``: bit for bit. ``other``: the codec has no levels of its own.
+        ``codebook``: arbitrary levels. ``lattice`` and ``grid``: evenly spaced levels. ``rounded``: values
+        rounded to bfloat16. ``exact``: bit for bit. ``other``: the codec has no levels.
     points : Float[ndarray, "c"] or None
-        Every level, ascending, where they are few.
+        All levels, ascending, if they are few.
     spacing
-        From one point to the next; None without a lattice or a grid.
+        Step size between neighbouring points; None without a lattice or a grid.
     parts : UInt8[ndarray, "n"] or int
-        Index into `PARTS` for each element, or one for all of them.
+        Index into `PARTS` for each element, or one index for all of them.
     symbols : Int[ndarray, "n"] or None
-        Level number of each element, where the codec has one.
+        Level number of each element, if the codec has level numbers.
     unit
-        For symbols whose changes are coded: their exponent, and how many units the spacing has. None where
-        symbols themselves are coded.
+        For codecs that code changes of symbols: the exponent of the unit, and the step size in units. None
+        for codecs that code the symbols themselves.
     """
 
     kind: str
@@ -175,10 +174,10 @@ class Levels(NamedTuple):
 
 
 class TensorReference(ABC):
-    """The decoded state of one tensor after a frame: what the next delta needs.
+    """The decoded state of one tensor after a frame, which the next delta is coded against.
 
-    Implementations are dataclasses of integers and tensors, in host memory where they were encoded, else
-    on the device they were decoded on. They never alias the caller's tensor, but for one that was given away
+    Implementations are dataclasses of integers and tensors. An encoded state is in host memory, a decoded one
+    on the device that decoded it. A state never aliases the caller's tensor, unless the caller gave it up
     (`TensorInput.owned`).
     """
 
@@ -189,57 +188,58 @@ class TensorReference(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Memory the state holds, in bytes."""
+        """Memory of the state, in bytes."""
 
     def decoded_anew(self) -> Tensor:
-        """Return the tensor, one that the caller may write to."""
+        """Return the tensor as a copy that the caller may modify."""
         return self.decoded().clone()
 
     def exact_state(self) -> tuple[Tensor, Tensor | None]:
-        """Return the decoded tensor and what else of the state an exact delta is coded relative to."""
+        """Return the decoded tensor and the context state of an exact delta, if there is any."""
         return self.decoded(), None
 
     def distance(self, tensor: Tensor) -> Distance | None:
-        """Return how far a tensor is from the decoded one; None where only decoding would show it.
+        """Return how far a tensor is from the decoded one; None if this requires decoding.
 
-        Sums as of `inshrink_core.ops.cpu.distance.squared_distance`.
+        The sums are those of `inshrink_core.ops.cpu.distance.squared_distance`.
         """
         return None
 
     def levels(self) -> Levels:
-        """Return the levels of the values; by default nothing is known of them."""
+        """Return the levels of the values; ``other`` unless a codec overrides this."""
         return Levels("other")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapedReference(TensorReference):
-    """A state of other things than values, which says what it decodes to and makes it anew each time.
+    """A state that does not hold the values, but derives them on each access.
 
     Parameters
     ----------
     dtype, shape
-        As stored.
+        Stored dtype and shape.
     """
 
     dtype: str
     shape: tuple[int, ...]
 
     def decoded_anew(self) -> Tensor:
-        """Return the tensor, one that the caller may write to."""
+        """Return the tensor as a copy that the caller may modify."""
         return self.decoded()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BaseReference(TensorReference):
-    """The values of a base model, for the first frame of a fine-tuning: no state of any codec.
+    """The values of a base model, as reference of the first frame of a fine-tuning.
 
-    A codec with `Codec.uses_base` gets it in the place of a state, in `Codec.encode` and in `Codec.decode`
-    with the same values. Whatever it derives from them must be the same bits on every device.
+    This is not the state of any codec. A codec with `Codec.uses_base` receives it in place of a state, with
+    the same values in `Codec.encode` and `Codec.decode`. Everything derived from the values must have the
+    same bits on every device.
 
     Parameters
     ----------
     read
-        Reads the tensor, in the dtype and shape of the spec, on the CPU; each time anew.
+        Reads the tensor on the CPU, in the dtype and shape of the spec, anew on each call.
     """
 
     read: Callable[[], Tensor]
@@ -249,12 +249,12 @@ class BaseReference(TensorReference):
         return self.read()
 
     def decoded_anew(self) -> Tensor:
-        """Return the tensor, one that the caller may write to."""
+        """Return the tensor as a copy that the caller may modify."""
         return self.read()
 
     @property
     def nbytes(self) -> int:
-        """Nothing is held."""
+        """Zero: the values are read on demand."""
         return 0
 
 
@@ -263,24 +263,24 @@ DecodedMoment: TypeAlias = "Callable[[], Tensor]"
 
 
 class TensorInput:
-    """One tensor to encode, and what the encoder may look at beside it. Never needed for decoding.
+    """One tensor to encode, with the encoder's side information. Decoding needs neither.
 
-    A chain reads each part when the codec asks for it (`inshrink_core.chain.encoder.TensorJob`).
+    A chain reads each part when the codec requests it (`inshrink_core.chain.encoder.TensorJob`).
 
     Parameters
     ----------
     spec
         Name, role, dtype and shape.
     tensor
-        The values, in `spec.dtype`, any device, any strides.
+        The values in `spec.dtype`, on any device, with any strides.
     companions
-        Tensors of the same parameter, by role.
+        Auxiliary tensors of the same parameter, by role.
     restored
-        The values that training last continued from after a restore; None where there was no restore.
+        The values from which training last resumed after a restore; None without a restore.
     moment_before
-        Decodes the first moment of this parameter in the previous frame; None where there is none.
+        Decodes the parameter's first moment in the previous frame; None if it has none.
     owned
-        True where nobody else will write to `tensor`: a state may then keep it instead of a copy.
+        True if no other code modifies `tensor`, so that a state may hold it without a copy.
     """
 
     def __init__(
@@ -303,16 +303,16 @@ class TensorInput:
 
     @property
     def restored(self) -> Tensor | None:
-        """The values that training last continued from after a restore."""
+        """The values from which training last resumed after a restore."""
         return self._restored
 
     @property
     def sample(self) -> Tensor:
-        """A flat sample of the values (`inshrink_core.ops.sample.sample`): all of a small tensor."""
+        """A flat sample of the values (`inshrink_core.ops.sample.sample`); a small tensor in full."""
         return _sample(self.tensor)
 
     def companion(self, *roles: TensorRole, sampled: bool = False) -> Tensor | None:
-        """Return the tensor of this parameter in the first of some roles that is known, or its sample."""
+        """Return the auxiliary tensor of the first available role, or a sample of it."""
         found = next((item for role in roles if (item := self._companions.get(role)) is not None), None)
         return _sample(found) if sampled and found is not None else found
 
@@ -326,22 +326,23 @@ def _sample(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameContext:
-    """What an encoder may know of a frame beside its tensors. Never needed for decoding.
+    """The encoder's side information about a frame. Decoding does not need it.
 
     Parameters
     ----------
     learning_rates
-        Learning rate by parameter name, where the checkpoint's optimizer state says it.
+        Learning rate by parameter name, if the checkpoint's optimizer state contains it.
     memory
-        What `EncoderState.remember` returned for the previous frame of the chain; in the first frame what
-        `EncoderState.initial_memory` returned. None otherwise, and after a frame of another codec.
+        The result of `EncoderState.remember` for the previous frame of the chain; in the first frame, of
+        `EncoderState.initial_memory`. None otherwise, and after a frame of another codec.
     after_restore
-        Whether the training that led here was restored from the previous frame of the chain.
+        Whether training resumed from the previous frame of the chain.
     reaches
-        How far the momentum of a parameter still moves it, over its state: the learning rate times the sum of
-        the powers of beta1; by parameter name, where the checkpoint's optimizer state says it.
+        Expected update size: the further movement of a parameter due to its momentum, over the momentum
+        buffer. It is the learning rate times the sum of the powers of beta1. By parameter name, if the
+        checkpoint's optimizer state contains it.
     spacings
-        `EncoderState.spacing` of the weights of this frame, by parameter name, for codecs of optimizer state.
+        `EncoderState.spacing` of the frame's weights by parameter name, for codecs of optimizer state.
     """
 
     learning_rates: Mapping[str, float] = field(default_factory=dict)
@@ -355,14 +356,14 @@ _NOTHING_KNOWN: Final = FrameContext()
 
 
 class LookAheadStep(NamedTuple):
-    """A step of a run that a codec looks at before it plans a chain's first frame.
+    """A step of a run that a codec inspects before it plans a chain's first frame.
 
     Parameters
     ----------
     place
-        Of the step in the run, from 0.
+        Index of the step in the run, from 0.
     companions
-        Whether tensors come with their companions, which have to be read too.
+        Whether the auxiliary tensors are read too.
     """
 
     place: int
@@ -370,16 +371,16 @@ class LookAheadStep(NamedTuple):
 
 
 class PastFrame(NamedTuple):
-    """One tensor in one frame of a chain that was written before, for `EncoderState.recall`.
+    """One tensor in one earlier frame of a chain, for `EncoderState.recall`.
 
     Parameters
     ----------
     block
-        Of the tensor.
+        The tensor's block.
     settings
-        The settings it was written with.
+        The codec settings of the frame.
     moment_before
-        As of `TensorInput`.
+        As in `TensorInput`.
     """
 
     block: Block
@@ -388,7 +389,7 @@ class PastFrame(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """What `Codec.encode` returns: the bytes, and the state the decoder will reach from them."""
+    """The result of `Codec.encode`: the block, and the state that decoding it yields."""
 
     block: Block
     reference: TensorReference
@@ -400,42 +401,42 @@ _State = TypeVar("_State", bound=ShapedReference)
 
 @dataclass(frozen=True, slots=True)
 class Codec(ABC, Generic[_Plan]):
-    """A way to turn a checkpoint's tensors into blocks and back: the object is its settings.
+    """Encodes a checkpoint's tensors to blocks and decodes them; an instance is a set of settings.
 
-    A subclass is a ``@dataclass(frozen=True, kw_only=True, slots=True)`` whose fields are JSON values, each
-    with a default; what decodes a block must not depend on them. An object has no other state, so that one
-    serves any number of threads. ``_Plan`` is what one frame decides for all its tensors.
+    A subclass is a ``@dataclass(frozen=True, kw_only=True, slots=True)``. Its fields are JSON values with
+    defaults, and decoding must not depend on them. An instance has no other state, so threads may share it.
+    ``_Plan`` is the type of the frame's plan for all its tensors.
     """
 
     name: ClassVar[str]
-    """Name users select it by."""
+    """Name that selects the codec."""
 
     bitstream: ClassVar[str]
-    """``name/version`` of the bytes it writes and decodes; what it does not cover is ``lossless/1``."""
+    """``name/version`` of the codec's bitstream; tensors it does not cover are stored as ``lossless/1``."""
 
     words: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """The words that a setting takes, by its name."""
+    """Allowed words of each categorical setting, by setting."""
 
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """The closed range of a setting that is a number, by its name; whole numbers between whole bounds."""
+    """Closed range of each numeric setting, by setting; integer bounds require an integer."""
 
     constants: ClassVar[Mapping[str, Any]] = {}
-    """What frames record among the settings although it cannot be set."""
+    """Fixed values that frames record among the settings."""
 
     uses_base: ClassVar[bool] = False
-    """Whether `encode` and `decode` take a `BaseReference`, and make smaller blocks with it."""
+    """Whether `encode` and `decode` accept a `BaseReference`, which makes blocks smaller."""
 
     covers_masters: ClassVar[bool] = False
-    """Whether its rule for weights holds for master weights too; else they are stored exactly."""
+    """Whether the lossy rule for weights also covers master weights; else they are stored exactly."""
 
     label: ClassVar[str] = ""
-    """What users see in the place of the name."""
+    """Display name; empty to display `name`."""
 
     tuning: ClassVar[Tuning | None] = None
-    """How it trades size for fidelity; None where nothing is to be searched."""
+    """Tunable parameters; None if the codec has none."""
 
     compared: ClassVar[tuple[tuple[str, Mapping[str, Any]], ...]] = ()
-    """Labels and settings that other codecs are compared with: as published, or usual baselines."""
+    """Labels and settings for comparisons with other codecs: the published ones, or usual baselines."""
 
     def __post_init__(self) -> None:
         for name, known in self.words.items():
@@ -446,7 +447,7 @@ class Codec(ABC, Generic[_Plan]):
                 )
         for name, (low, high) in self.ranges.items():
             value, whole = getattr(self, name), isinstance(low, int) and isinstance(high, int)
-            # A bool is no number, and no comparison catches NaN from outside.
+            # A bool is an int in Python, and NaN fails every comparison.
             is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
             if not is_number or not low <= value <= high:
                 kind = "a whole number" if whole else "a number"
@@ -455,54 +456,54 @@ class Codec(ABC, Generic[_Plan]):
                 )
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings as JSON values: what a frame says of how it was made."""
+        """Return all settings as JSON values, as recorded in a frame."""
         return {**dataclasses.asdict(self), **self.constants}
 
     @classmethod
     def is_exact(cls, settings: Mapping[str, Any]) -> bool:
-        """Whether frames made with these settings keep their weights bit for bit."""
+        """Whether frames with these settings store their weights bit for bit."""
         return False
 
     def made_exact(self) -> AnyCodec | None:
-        """Return what writes one step bit for bit, so that later frames go on as if it had not.
+        """Return a codec that stores one step bit for bit without an effect on later frames.
 
-        None where such a step has to be left to the fallback.
+        None if the fallback codec must store such a step.
         """
         return None
 
     def takes(self) -> frozenset[TensorRole]:
-        """Return the roles whose tensors this codec encodes; others are stored as the chain says."""
+        """Return the roles that this codec encodes; the chain configuration covers other roles."""
         return MODEL_ROLES
 
     def observe(self, item: TensorInput, reference: TensorReference | None) -> Any:
-        """Return what the plan needs of one tensor, small; None where it does not depend on it.
+        """Return a small statistic of one tensor for `plan`; None if the plan does not depend on it.
 
-        A codec that looks at `TensorInput.sample` alone is quick on large tensors.
+        A codec that reads only `TensorInput.sample` is fast on large tensors.
         """
         return None
 
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext = _NOTHING_KNOWN
     ) -> _Plan:
-        """Decide what one frame decides for all tensors together, from `observe` of each.
+        """Return the frame's decisions for all tensors together, from the result of `observe` for each.
 
-        A codec that decides nothing for all together has the plan None.
+        The plan is None for a codec without joint decisions.
         """
         return cast("_Plan", None)
 
     def expected_divergence(self, relative_error: float) -> float:
-        """Return what the worst step of a chain may diverge by, in nats, estimated from other runs.
+        """Return the expected divergence of the worst step of a chain in nats, estimated from other runs.
 
         Parameters
         ----------
         relative_error
-            Root of squared error over squared norm of the weights, at that step.
+            Square root of the squared error over the squared norm of the weights, at that step.
         """
         return DIVERGENCE_PER_ERROR * relative_error**2
 
     @classmethod
     def having(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all that changes where some settings are set: these, and what is at odds with them."""
+        """Return the given settings, and resets of all settings that conflict with them."""
         return dict(settings)
 
     @abstractmethod
@@ -512,41 +513,42 @@ class Codec(ABC, Generic[_Plan]):
         Parameters
         ----------
         item
-            The tensor and its companions.
+            The tensor and its auxiliary tensors.
         plan
-            What `plan` returned for this frame.
+            The result of `plan` for this frame.
         reference
-            State after the previous frame, from any codec; None in a keyframe, or a `BaseReference` where
+            State after the previous frame, from any codec. In a keyframe it is None, or a `BaseReference` if
             the codec `uses_base`.
 
         Returns
         -------
         Encoded
-            The block and the state that decoding it yields, bit for bit.
+            The block, and the state that decoding it yields, bit for bit.
         """
 
     @abstractmethod
     def decode(
         self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
     ) -> TensorReference:
-        """Return the state after a block, whatever the settings it was encoded with.
+        """Return the state after a block; the result does not depend on the codec's settings.
 
         Parameters
         ----------
         spec
             Name, role, dtype and shape of the tensor.
         block
-            What `encode` returned.
+            The block from `encode`.
         reference
             State after the previous frame; None in a keyframe.
         device
-            Where to work, as torch names it: a block with a reference is decoded where that is. What a codec
-            has no kernels for is done in host memory; the bits do not depend on it.
+            Device to decode on, as a torch device name. A block with a reference is decoded on the
+            reference's device. A codec without kernels for the device decodes in host memory. The bits are
+            the same.
 
         Returns
         -------
         TensorReference
-            On that device or in host memory.
+            The state, on that device or in host memory.
 
         Raises
         ------
@@ -555,136 +557,137 @@ class Codec(ABC, Generic[_Plan]):
 
         Notes
         -----
-        Never crashes or hangs, whatever the bytes; memory is a few times `TensorSpec.nbytes` and the payload,
-        and some megabytes. A reference that hostile bytes decoded to is as good as any other.
+        Decoding never crashes or hangs on any input. Its memory is bounded by a small multiple of
+        `TensorSpec.nbytes` and the payload, plus some megabytes. A reference decoded from malicious bytes is
+        valid input.
         """
 
     @abstractmethod
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
-        """Return a block that stands alone and decodes to the same bits as `reference`.
+        """Return a standalone block that decodes to the same bits as `reference`.
 
-        Where `unchanged`, it is decoded relative to the reference and takes a few bytes. A codec that has
-        such a block in its bitstream keeps its state, which the next block is coded relative to.
+        With `unchanged`, the block is decoded relative to the reference and takes a few bytes. A codec with
+        such a block in its bitstream preserves its state, which the next block is coded against.
         """
 
     @abstractmethod
     def worst_case_bytes(self, spec: TensorSpec) -> int:
-        """Return the largest payload `encode` may produce for a tensor of this spec."""
+        """Return the largest payload size of `encode` for a tensor of this spec, in bytes."""
 
 
 AnyCodec: TypeAlias = Codec[Any]
-"""A codec of any plan."""
+"""A codec with any type of plan."""
 
 
 class EncoderState(Generic[_Plan]):
-    """What an encoder knows of a chain beside the states. Decoders need none of it."""
+    """Interface of codecs with an encoder state along a chain. Decoders need none of it."""
 
     __slots__ = ()
 
     @property
     def uses_past(self) -> bool:
-        """Whether `encode` looks at `TensorInput.moment_before`."""
+        """Whether `encode` uses `TensorInput.moment_before`."""
         return False
 
     def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
-        """Return a decoded state with what `encode` had added to it for frames to come.
+        """Return a decoded state with the encoder state of the chain restored.
 
         Parameters
         ----------
         reference
             The state after the last of the frames.
         past
-            The tensor in each frame of the chain, from the keyframe on.
+            The tensor in each frame of the chain, from the keyframe.
         """
         return reference
 
     def remember(self, plan: _Plan) -> Any:
-        """Return what later frames of the chain plan with: msgpack values, stored in the frame."""
+        """Return the memory for planning later frames: msgpack values, stored in the frame."""
         return None
 
     def predicted(self, plan: _Plan) -> Mapping[str, Any] | None:
-        """Return what the frame records of the cost of a restore (`inshrink_core.chain.QUALITY`)."""
+        """Return the frame's record of the predicted restore cost (`inshrink_core.chain.QUALITY`)."""
         return None
 
     def spacing(self, plan: _Plan, spec: TensorSpec) -> float | None:
-        """Return the step size of a tensor, as planned; None where it has none."""
+        """Return the planned step size of a tensor; None if it has none."""
         return None
 
     def shaped(self, states: Iterable[TensorReference]) -> tuple[int, int]:
-        """Count the weights with error feedback, and all of which it is known, by their states."""
+        """Return the number of weights with error feedback, and of all weights with known first moments."""
         return 0, 0
 
     def lasting(self, shaped: int, known: int) -> float:
-        """Return how long errors of weights go on to cost a training, over those of plain rounding.
+        """Return the error persistence: how long weight errors affect training, over plain rounding.
 
         Parameters
         ----------
         shaped, known
-            As `shaped` counts them in the previous frame, of all ranks; 0 where nothing is known.
+            The counts of `shaped` in the previous frame, over all ranks; 0 if unknown.
         """
         return 1.0
 
     def look_ahead_steps(self, n_steps: int) -> tuple[LookAheadStep, ...]:
-        """Return the steps to look at before the first frame of a run of `n_steps`, ascending.
+        """Return the steps to inspect before the first frame of a run of `n_steps`, ascending.
 
-        The codec must also work where it cannot look ahead, as in a training that still goes on.
+        The codec must also work without them, as in a training that is still running.
         """
         return ()
 
     def look_ahead(self, spec: TensorSpec, inputs: Iterator[tuple[int, TensorInput]]) -> Any:
-        """Return what the values of one tensor along a run show.
+        """Return statistics of one tensor's values along a run.
 
         Parameters
         ----------
         spec
-            The tensor as it is in the run's first step.
+            The tensor in the run's first step.
         inputs
-            Place in the run and sample of the tensor at each of the `look_ahead_steps`. Steps that cannot be
-            read, or that have no such tensor, are left out.
+            Index of the step and sample of the tensor, for each of the `look_ahead_steps`. Steps that cannot
+            be read or do not contain the tensor are omitted.
         """
         return None
 
     def initial_memory(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], rates: Sequence[Mapping[str, float]]
     ) -> Any:
-        """Return what a chain's first frame is planned with, as if an earlier frame had remembered it.
+        """Return the memory for planning a chain's first frame, in the form of `remember`.
 
         Parameters
         ----------
         specs
-            The tensors that this codec takes.
+            The tensors that this codec encodes.
         statistics
-            What `look_ahead` returned of each.
+            The result of `look_ahead` for each.
         rates
-            `FrameContext.learning_rates` at each of the `look_ahead_steps` that could be read.
+            `FrameContext.learning_rates` at each of the `look_ahead_steps` that is readable.
         """
         return None
 
 
 def own_state(kind: type[_State], reference: TensorReference | None, spec: TensorSpec) -> _State | None:
-    """Return a reference if it is a state of a kind, and of a tensor's dtype and shape."""
+    """Return the reference if it is a state of the kind with the tensor's dtype and shape, else None."""
     fits = isinstance(reference, kind) and (reference.dtype, reference.shape) == (spec.dtype, spec.shape)
     return reference if isinstance(reference, kind) and fits else None
 
 
 _MOST_NBYTES = 1 << 62
-"""Largest size of a tensor: beyond it, sizes of what is derived from it do not fit 64 bits."""
+"""Largest size of a tensor in bytes; sizes derived from a larger one do not fit 64 bits."""
 
 _NO_MEMORY: Final = re.compile("allocate memory|out of memory")
-"""How PyTorch says that there is none, of the host and of a device."""
+"""Matches PyTorch's messages for failed allocations, on the host and on devices."""
 
 
 @contextmanager
 def enough_memory(spec: TensorSpec, device: str = "cpu") -> Iterator[None]:
-    """Raise one error where there is not the memory to decode a tensor.
+    """Raise a `TooLargeError` if memory does not suffice to decode a tensor.
 
-    A few bytes may claim any shape. PyTorch and numpy say in five ways that they cannot allocate it, some of
-    them before, some after the system was asked.
+    A few bytes may declare any shape. PyTorch and NumPy report a failed allocation in five ways, some of them
+    before the system is asked.
 
     Raises
     ------
     TooLargeError
-        There is not.
+        The allocation failed, or the tensor exceeds the largest size.
     """
     needed = spec.nbytes
     if needed > _MOST_NBYTES:
@@ -711,12 +714,12 @@ _GROUP: Final = "inshrink.codecs"
 
 
 def codec_names() -> tuple[str, ...]:
-    """Return the names of every codec installed, built-in ones first."""
+    """Return the names of all installed codecs, built-in ones first."""
     return tuple(plugins(_GROUP))
 
 
 def weight_codecs() -> tuple[str, ...]:
-    """Return the names of the codecs that store weights, the default one first.
+    """Return the names of the codecs that store weights, the default first.
 
     Examples
     --------
@@ -733,12 +736,12 @@ def _stores_weights(name: str) -> bool:
 
 @functools.cache
 def get_codec(name: str) -> type[AnyCodec]:
-    """Return the codec of a name: a class whose objects are its settings.
+    """Return the codec class of a name; its instances are sets of settings.
 
     Raises
     ------
     ConfigError
-        No such codec is installed.
+        No codec of this name is installed.
 
     Examples
     --------
@@ -752,12 +755,12 @@ def get_codec(name: str) -> type[AnyCodec]:
 
 
 def make_codec(name: str, settings: Mapping[str, Any] | AnyCodec | None) -> AnyCodec:
-    """Return a codec with plain settings, its defaults filled in; one that is made already as it is.
+    """Return a codec with the given settings and defaults for the others; a codec instance is returned as is.
 
     Raises
     ------
     ConfigError
-        No such codec, an unknown setting, or a value out of range.
+        The codec is not installed, a setting is unknown, or a value is out of range.
     """
     kind = get_codec(name)
     if isinstance(settings, Codec):
@@ -778,12 +781,12 @@ def make_codec(name: str, settings: Mapping[str, Any] | AnyCodec | None) -> AnyC
 
 
 def require_weight_codec(name: str) -> None:
-    """Refuse a codec that a chain cannot store its weights with.
+    """Refuse a codec that does not store weights.
 
     Raises
     ------
     ConfigError
-        It is a codec of the optimizer's state alone, or there is none of this name.
+        The codec stores only optimizer state, or is not installed.
     """
     if not _stores_weights(name):
         raise ConfigError(f"the codec '{name}' stores no weights", remedy="choose it with --optimizer")
@@ -791,16 +794,16 @@ def require_weight_codec(name: str) -> None:
 
 @functools.cache
 def _reader(bitstream: str) -> AnyCodec | None:
-    """Make the codec that decodes a bitstream once: every block asks."""
+    """Return the codec of a bitstream, cached because every block looks it up."""
     name = bitstream.partition("/")[0]
     codec = get_codec(name)() if plugin(_GROUP, name) is not None else None
     return codec if codec is not None and codec.bitstream == bitstream else None
 
 
 def decoding_memory(bitstream: str) -> int:
-    """Return about the peak memory of decoding a tensor, over its bytes.
+    """Return the approximate peak memory of decoding a tensor, over its size in bytes.
 
-    Known without the codec, whose import takes longer than reading every header of an archive.
+    This avoids an import of the codec, which takes longer than reading every header of an archive.
     """
     return _MEMORY_OF_FALLBACK if bitstream.partition("/")[0] == FALLBACK_CODEC else _MEMORY
 
@@ -811,7 +814,7 @@ def codec_for_block(bitstream: str, where: str = "") -> AnyCodec:
     Raises
     ------
     IncompatibleError
-        No installed codec decodes it.
+        No installed codec decodes the bitstream.
     """
     codec = _reader(bitstream)
     if codec is None:

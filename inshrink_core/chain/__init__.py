@@ -1,4 +1,4 @@
-"""Frames in order: append, decode, measure, verify; owns the reference between frames."""
+"""Chains of frames: append, decode, measure and verify; the state between frames."""
 
 from __future__ import annotations
 

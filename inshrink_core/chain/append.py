@@ -1,4 +1,4 @@
-"""Appending checkpoints to an archive: references, lineage and the keyframe policy."""
+"""Append checkpoints to an archive: references, lineage and the keyframe policy."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 
 
 WORTHWHILE: Final = 0.99
-"""A delta that saves less than a hundredth is not worth its dependence on the frames before."""
+"""A delta frame must be smaller by a hundredth, or it does not justify its dependence on earlier frames."""
 
 _Value = TypeVar("_Value")
 
 TensorDone = Callable[[TensorSpec], None]
-"""Called after each tensor is written; may raise to cancel, which leaves the archive as it was."""
+"""Called after each tensor is written; may raise to cancel, which leaves the archive unchanged."""
 
 
 class Appended(NamedTuple):
-    """One frame that was written: its place in the archive, and the squared error of its weights.
+    """One written frame: its place in the archive, and the squared error of its weights.
 
-    `as_prepared` says that its weights are those of the frame that was prepared, byte for byte.
+    `as_prepared` is whether the frame's weights have the bytes of the prepared frame.
     """
 
     info: FrameInfo
@@ -70,50 +70,50 @@ class Appended(NamedTuple):
 
 
 class ChainWriter:
-    """Appends checkpoints to an archive; owns the references between frames.
+    """Appends checkpoints to an archive; holds the state between frames.
 
     Parameters
     ----------
     writer
         The archive, open for writing.
     config
-        How frames are made; may differ from frame to frame.
+        How to encode frames; may change between frames.
     parent
-        The frame the next one continues from; by default the archive's head.
+        The frame to continue from; by default the archive's head.
     branch
-        The branch new frames belong to; by default the parent's, or a new one where frames follow the parent
-        already.
+        Branch of the new frames; by default the parent's, or a new one if the parent already has a successor.
     restored
-        The frame that training was last restored from; by default what the parent says of it.
+        The frame from which training was last restored; by default the parent's record.
     base
-        The base model that the archive's first frame is encoded relative to.
+        The base model for the archive's first frame.
     split
-        Which tensors each part takes, where `writer` writes one part of its frames, or what a rank of a
-        training holds: then it is set anew before each frame.
+        Assignment of tensors to parts, if `writer` writes one part of each frame; or the tensors of a rank of
+        a training, set anew before each frame.
 
     Raises
     ------
     ConfigError
-        The codec cannot encode relative to a base model.
+        The codec cannot encode against a base model.
 
     Attributes
     ----------
     initial_memory
-        What an archive's first frame is planned with (`FrameEncoder.look_ahead`); None for nothing.
+        Memory for planning the archive's first frame (`FrameEncoder.look_ahead`); None for none.
     unchanged
-        Tensors that the next frame leaves as they are, by key, if it is a delta frame; a keyframe holds all.
+        Keys of the tensors that the next frame leaves unchanged if it is a delta frame; a keyframe stores
+        all.
     metrics
-        What the training measured at the next frame's step, by name.
+        The training metrics at the next frame's step, by name.
     before
-        In parts, the original of the parent's step, where there is one: what the next frame's tensors are
-        observed relative to, so that all parts plan the same.
+        When writing a part: the original checkpoint of the parent's step, if available. The next frame's
+        tensors are observed relative to it, so that all parts compute the same plan.
 
     Notes
     -----
-    Holds one state per tensor between frames, a byte a weight for codebook codecs. The state of a
-    tensor stored losslessly is the tensor itself: it is read again when the next frame needs it, and
-    held only where it is small, did not come from a file, or was left unchanged since. While encoding,
-    holds two tensors per thread and their temporary copies.
+    The writer holds one state for each tensor between frames, which takes a byte a weight for codebook
+    codecs. The state of a losslessly stored tensor is the tensor itself. It is read again for the next frame,
+    and held only if it is small, did not come from a file, or was left unchanged. Encoding holds two tensors
+    a thread and their temporaries.
     """
 
     def __init__(
@@ -136,13 +136,13 @@ class ChainWriter:
         self.metrics: Mapping[str, float] = {}
         self.before: Checkpoint | None = None
         self.split = split
-        self._part = writer.part if isinstance(writer, PartWriter) else 0  # the first has the attachments
+        self._part = writer.part if isinstance(writer, PartWriter) else 0  # part 0 has the attachments
         self.parent = parent if parent is not None else writer.reader.head
         if branch is None:
             continues = self.parent is None or self.parent == writer.reader.listed_head
             branch = (self.parent.branch if self.parent else 0) if continues else writer.reader.next_branch
         self.branch = branch
-        # Of the parent, as are the attachments: what is recalled from the archive is recalled from there.
+        # State and attachments of the parent, loaded from the archive on first use.
         self._references: dict[str, TensorReference] | None = None
         self._attachments: Mapping[str, bytes] | None = None
         self.archive = Archive(writer.reader, bases=BaseFinder(writer.reader.path, base, open_base_at))
@@ -155,15 +155,15 @@ class ChainWriter:
 
     @property
     def keyframe_is_due(self) -> bool:
-        """Whether the next frame is a keyframe whatever it holds."""
+        """Whether the keyframe policy requires the next frame to be a keyframe."""
         self._load_parent()
         return self.parent is None or (self._since_keyframe or 0) + 1 >= self.config.keyframe_every
 
     def state(self, *, keyframe: bool, specs: Iterable[TensorSpec] = ()) -> ChainState:
-        """Return what the next frame is encoded relative to.
+        """Return the chain state for encoding the next frame.
 
-        For a keyframe that is nothing but what is remembered, and for the first one the values that the
-        base model has for some tensors.
+        For a keyframe it contains only the codec's memory. For the first keyframe it also contains the base
+        model's tensors, if there is one.
         """
         references: dict[str, TensorReference] = {}
         if not keyframe:
@@ -187,7 +187,7 @@ class ChainWriter:
         )
 
     def _restored_value(self, spec: TensorSpec) -> Tensor | None:
-        """Return what a tensor was restored to; None without a restore, and where it was not there."""
+        """Return the restored values of a tensor; None without a restore or if the frame lacks the tensor."""
         info, known = self._restored_from, self._restored.get(spec.key)
         if info is None or known is not None:
             return known
@@ -201,19 +201,19 @@ class ChainWriter:
         return self._restored.setdefault(spec.key, value)
 
     def of_all(self, value: _Value) -> Sequence[_Value]:
-        """Return what all ranks give that write a frame together, in their order; of one alone, its own."""
+        """All-gather a value over the ranks that write a frame together; a single writer gets its own."""
         return self.split.gathered(value) if isinstance(self.split, Shards) else [value]
 
     def _owns(self, spec: TensorSpec) -> bool:
-        """Whether this writer writes a tensor: all, or those of its part."""
+        """Whether this writer writes a tensor, as its only writer or as the owner of its part."""
         return not isinstance(self.writer, PartWriter) or (
             self.split is not None and self.split.owns(spec, self.writer.part)
         )
 
     def _observed(self, *, keyframe: bool) -> dict[str, TensorReference]:
-        """Return what tensors are observed relative to, in parts: the originals of the parent's step.
+        """Return the originals of the parent's step, relative to which the parts of a frame observe tensors.
 
-        No part has the decoded states of all tensors, and all parts must plan the same.
+        No part has the decoded states of all tensors, but all parts must compute the same plan.
         """
         before = None if keyframe else self.before
         if before is None:
@@ -226,7 +226,7 @@ class ChainWriter:
         return {spec.key: original(spec) for spec in before.specs}
 
     def keep_within(self, checkpoint: Checkpoint, budget: Budget) -> None:
-        """Choose what the next frame leaves unchanged, so that a delta frame stays within a budget."""
+        """Choose the tensors that the next frame leaves unchanged, so that a delta frame fits a budget."""
         self._load_parent()
         if self.parent is not None:
             stored = stored_view(checkpoint, self.config.optimizer)
@@ -248,21 +248,21 @@ class ChainWriter:
         Parameters
         ----------
         checkpoint
-            The state to store; read one tensor at a time, twice.
+            The checkpoint to store; each tensor is read twice, one at a time.
         done
             Called after each tensor.
         keyframe
-            Whether the frame is a keyframe; by default as the notes say. The first always does. Of several
-            who write it together none knows what a delta saves: by default, it is one when it is due.
+            Whether the frame is a keyframe; by default as in the notes. The first frame always is. Writers
+            of parts do not know the size of a delta, so their default is a keyframe when it is due.
         quality
-            What the frame says of what a restore of it costs, and how that is known (`QUALITY`).
+            The frame's record of its restore cost and how the cost is known (`QUALITY`).
         prepared
-            What of it was encoded already; taken over where it is what would be encoded now.
+            Tensors encoded in advance; used if they match the frame that would be encoded now.
 
         Notes
         -----
-        The frame is a keyframe where it is the first, where `keyframe_every` frames have passed, and
-        where the delta's blocks save less than a hundredth, per raw byte, of the last keyframe's.
+        The frame is a keyframe if it is the first, if `keyframe_every` frames have passed, or if the delta's
+        blocks are less than a hundredth smaller than the last keyframe's, relative to the raw bytes.
         """
         stored = stored_view(checkpoint, self.config.optimizer)
         attachments = dict(attachments_of(stored)) if self._part == 0 else {}
@@ -275,14 +275,14 @@ class ChainWriter:
             appended = write(FrameKind.DELTA, math.inf if keyframe is False else worthwhile, done)
             if appended is not None:
                 return appended
-            done = None  # it was called already
+            done = None  # already called for each tensor
         appended = write(FrameKind.KEYFRAME, math.inf, done)
         if appended is None:
             raise RuntimeError("a frame without a limit was not committed")
         return appended
 
     def _load_parent(self) -> None:
-        """Get the parent's state from the archive, where this writer did not write the parent itself."""
+        """Load the parent's state from the archive, unless this writer wrote the parent."""
         if self._references is not None:
             return
         attachments: dict[str, bytes] = {}
@@ -313,9 +313,9 @@ class ChainWriter:
         digest: bytes = b"",
         history: Tensor | None = None,
     ) -> RecalledReference:
-        """Return the state of a tensor stored losslessly, without the tensor.
+        """Return a reference that reads a losslessly stored tensor on demand.
 
-        By the time it is asked for, the frame that is being written has become the parent.
+        When it is read, the frame being written has become the parent.
         """
 
         def recall() -> tuple[Tensor, Tensor | None]:
@@ -338,7 +338,7 @@ class ChainWriter:
         limit: float,
         done: TensorDone | None,
     ) -> Appended | None:
-        """Write one frame; gives it up, leaving nothing, where its tensors reach `limit` bytes."""
+        """Write one frame; abandon it and return None if its tensors reach `limit` bytes."""
         delta, parent = kind is FrameKind.DELTA, self.parent
         stored = stored_view(checkpoint, self.config.optimizer)
         references: dict[str, TensorReference] = {}
@@ -350,8 +350,8 @@ class ChainWriter:
         places = {spec.key: place for place, spec in enumerate(stored.specs)}
         if isinstance(self.split, Shards):
             places = dict(self.split.places)
-        # Until the frame is committed there is no state to go back to but the archive's: nothing here keeps
-        # the states before, and each is dropped when its successor is made.
+        # Until the commit, only the archive holds the states of the parent: each state is released when its
+        # successor exists.
         state = self.state(keyframe=not delta, specs=stored.specs)
         based = frozenset() if delta else state.references.keys()
         self._references = None
@@ -392,7 +392,7 @@ class ChainWriter:
             entries = {
                 **record,
                 QUALITY: plan.quality if quality is None else dict(quality),
-                # Of ranks nobody has the whole checkpoint, and each remembers its tensors alone.
+                # No rank has the whole checkpoint, and each stores the memory of its own tensors.
                 "content": None if shared else content_digest(written_here, digests, attachments),
                 ORIGINALS: source.vouched(checkpoint.files) if isinstance(source, FileSource) else None,
                 "memory": memory_of(plan.memory, frozenset(references)) if shared else plan.memory,
@@ -419,13 +419,13 @@ class ChainWriter:
 
 
 def _is_recalled(spec: TensorSpec, bitstream: str) -> bool:
-    """Whether a state is not held: the tensor is stored exactly, and worth reading again."""
+    """Whether a state is read again instead of held: the tensor is stored exactly and not small."""
     return spec.nbytes > RESIDENT_NBYTES and bitstream == get_codec(FALLBACK_CODEC).bitstream
 
 
 def _rate_of(nbytes: int, raw: int, *, based: bool) -> float:
-    """Return what a keyframe takes per raw byte: a delta has to be smaller.
+    """Return a keyframe's bytes for each raw byte, the limit for deltas.
 
-    One encoded relative to a base model says nothing of what another keyframe would take.
+    A keyframe encoded against a base model does not predict the size of another keyframe.
     """
     return 1.0 if based else nbytes / max(1, raw)

@@ -1,4 +1,4 @@
-"""The archive as a user sees it: steps that decode to checkpoints, lazily; opening runs, archives, bases."""
+"""Read a compressed run as a mapping from step to checkpoint; open runs, archives and base models."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ _Read = TypeVar("_Read")
 _Tensors: TypeAlias = tuple[tuple[TensorSpec, ...], Mapping[str, tuple[TensorSpec, ...]]]
 
 _MAX_HELD_ENTRIES = 1 << 18
-"""Blocks whose entries are kept: some 100 MB of small objects, thousands of frames of a small model."""
+"""Limit on the index entries of open frames: about 100 MB, or thousands of frames of a small model."""
 
 _MAX_HELD_SPECS = 1 << 15
-"""Tensors of steps whose description is kept, so that looking ahead does not read it twice: some 30 MB."""
+"""Limit on the tensor specs of cached checkpoint descriptions: about 30 MB."""
 
 _DESCRIBED = TensorsInMemory({})
-"""The source of a checkpoint that is only described."""
+"""Source of a checkpoint description, which has specs but no values."""
 
 _GRANT_NBYTES = 32 << 20
-"""Memory that may be taken before it is looked again how much there is."""
+"""Memory that one check of the available memory grants, so that small tensors need no check each."""
 
 
 @dataclass(frozen=True)
 class _State:
-    """A tensor's state after a frame; kept so that the next step need not start at the keyframe."""
+    """A tensor's state after a frame, cached so that the next step does not decode from the keyframe."""
 
     frame_id: bytes
     tensor: Tensor | None
@@ -78,7 +78,7 @@ class _State:
 
 
 class _OpenFrame:
-    """A frame that is open, its meta checked, with what its index says, read once.
+    """An open frame with validated meta; its index is parsed once.
 
     Raises
     ------
@@ -91,7 +91,7 @@ class _OpenFrame:
         self.base: BaseRecord | None = None
         meta = reader.meta
         check_meta(meta, where)
-        # One that was re-keyed needs no base; the key remains, since later frames refer to its meta.
+        # A re-keyed frame needs no base. It keeps the key because later frames refer to its meta.
         if BASE in meta and meta.get("rekeyed") != reader.info.frame_id:
             if reader.info.kind is not FrameKind.KEYFRAME:
                 raise damaged("a delta frame names a base model", where)
@@ -99,13 +99,13 @@ class _OpenFrame:
 
     @cached_property
     def blocks(self) -> Checkpoint:
-        """The blocks as tensors, without values or layout: a cell is one."""
+        """The blocks as tensors, without values or layout; each cell is a tensor here."""
         specs = (spec_of(entry, self.where) for entry in self.reader.entries if not entry.attachment)
         return Checkpoint(step=self.reader.info.step, specs=tuple(specs), source=_DESCRIBED)
 
     @cached_property
     def tensors(self) -> _Tensors:
-        """The tensors, and the cells of those that are in cells, by key."""
+        """The tensors of the frame, and the cells of the tensors stored in cells, by key."""
         specs = (spec_of(entry, self.where) for entry in self.reader.entries if not entry.attachment)
         return joined_specs(specs, self.where)
 
@@ -118,16 +118,16 @@ class Archive(Mapping[int, Checkpoint]):
     reader
         The archive's frames.
     keep_state
-        Remember each tensor's state at the last step read, so that walking the steps in order
-        decodes every frame once. Costs the memory of one decoded checkpoint.
+        Cache each tensor's state at the last step read, so that reading the steps in order decodes every
+        frame once. This takes the memory of one decoded checkpoint.
     limits
-        What decoding may take; by default the memory that is available. Checked before anything is
-        allocated, for every tensor and attachment, whoever asks.
+        Memory limit of decoding; by default the available memory. Every tensor and attachment is checked
+        against it before anything is allocated.
     device
-        Where tensors are decoded: ``cpu``, ``cuda``, or ``auto``, which is CUDA where there is one. Values
-        that are read come in host memory, and their bits do not depend on it.
+        Device that decodes tensors: ``cpu``, ``cuda``, or ``auto`` for CUDA if it is available. Values are
+        returned in host memory, and their bits do not depend on the device.
     bases
-        Where base models come from; by default from where the archive says they lay.
+        Finder of base models; by default it tries the path recorded in the archive.
 
     Examples
     --------
@@ -166,20 +166,20 @@ class Archive(Mapping[int, Checkpoint]):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, base: BaseLike | None = None) -> Archive:
-        """Open an archive for reading; reads its manifest alone.
+        """Open an archive for reading; only its manifest is read.
 
         Parameters
         ----------
         path
             The archive.
         base
-            The base model that its first frame is encoded relative to (`inshrink_core.chain.open_base`); by
-            default it is looked for where it lay, and used only if it is the same.
+            The base model of the first frame (`inshrink_core.chain.open_base`). By default the recorded path
+            is tried, and a model found there is used only if its tensors match the record.
 
         Raises
         ------
         NotFoundError, IncompatibleError, DamagedError
-            There is no archive, or it cannot be read.
+            The archive does not exist or cannot be read.
         """
         reader = ArchiveReader.open(path)
         return cls(reader) if base is None else cls(reader, bases=BaseFinder(reader.path, open_base(base)))
@@ -187,7 +187,7 @@ class Archive(Mapping[int, Checkpoint]):
     def sequential(self, *, values: bool = True) -> Archive:
         """Return a view for reading the steps in order: each frame is decoded once.
 
-        Without `values` half as much memory is held, and a step that is read a second time is decoded anew.
+        With ``values=False`` the view takes half the memory, but decodes a step again if it is read twice.
         """
         view = self._view(keep_state=True, limits=self.limits, device=self.device)
         view._keeps_values = values
@@ -208,42 +208,42 @@ class Archive(Mapping[int, Checkpoint]):
         return self._view(keep_state=self.keeps_state, limits=self.limits, device=device)
 
     def _view(self, *, keep_state: bool, limits: Limits, device: str) -> Archive:
-        """Return another view, for which the frames that are open need not be opened again."""
+        """Return another view that shares the frames already open."""
         view = Archive(self.reader, keep_state=keep_state, limits=limits, device=device, bases=self.bases)
         view._frames, view._described, view._lock = self._frames, self._described, self._lock
         return view
 
     @property
     def keeps_state(self) -> bool:
-        """Whether tensors that were decoded are kept for the steps after them."""
+        """Whether the view caches decoded tensors for later steps."""
         return self._states is not None
 
     @property
     def frames(self) -> tuple[FrameInfo, ...]:
-        """Frames of the head's history that are there, from the first keyframe to the newest step."""
+        """Available frames of the head's history, from the first keyframe to the newest step."""
         return self.reader.history()
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Steps of the head's history whose frames are there, ascending."""
+        """Steps of the head's history with available frames, ascending."""
         return tuple(sorted({frame.step for frame in self.frames}))
 
     @property
     def listed_steps(self) -> tuple[int, ...]:
-        """Steps of the head's history, those included whose frames are missing, ascending.
+        """Steps of the head's history, including those with missing frames, ascending.
 
-        What is to cover all of a history goes by these: asking for a missing one is an error.
+        Use these to process a complete history: reading a missing step raises an error.
         """
         return tuple(sorted({frame.step for frame in self.reader.listed_history()}))
 
     @property
     def branches(self) -> dict[str, FrameInfo]:
-        """The checkpoints with a name of their own beside the steps, such as ``best``, by name."""
+        """Named checkpoints beside the steps, such as ``best``, by name."""
         return {self.frame(info).meta.get(NAME, str(info.branch)): info for info in self.reader.named}
 
     @property
     def last(self) -> FrameInfo:
-        """The frame of the highest step on the newest branch, whenever that step was archived.
+        """The frame of the highest step on the newest branch, independent of the order of writing.
 
         Raises
         ------
@@ -259,7 +259,7 @@ class Archive(Mapping[int, Checkpoint]):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from disk so far."""
+        """Bytes read from storage so far."""
         return self.reader.bytes_read
 
     def __len__(self) -> int:
@@ -275,7 +275,7 @@ class Archive(Mapping[int, Checkpoint]):
         return step in self.steps
 
     def frame(self, info: FrameInfo) -> FrameReader:
-        """Return the reader of a frame; its index is read once."""
+        """Return the reader of a frame, which caches the frame's index."""
         return self._steadily(self._frame, info).reader
 
     def _frame(self, info: FrameInfo) -> _OpenFrame:
@@ -291,13 +291,13 @@ class Archive(Mapping[int, Checkpoint]):
             return self._frames[known]
 
     def base_of(self, info: FrameInfo) -> BaseRecord | None:
-        """Return what a frame says of the base model it is itself relative to; None for most frames."""
+        """Return a frame's record of the base model it is encoded against; None for most frames."""
         return self._steadily(self._frame, info).base if info.kind is FrameKind.KEYFRAME else None
 
     def fetch(self, infos: Iterable[FrameInfo]) -> None:
-        """Have all of some steps in memory, in one round trip, where they are far away and small enough.
+        """Read the given steps into memory in one round trip, if the archive is remote and they are small.
 
-        Of larger ones it is what tells where their blocks lie.
+        For larger steps only the frame indexes are read.
         """
         if self.reader.is_far:
             links = (link for info in infos for link in self.reader.chain(info.frame_id))
@@ -305,19 +305,19 @@ class Archive(Mapping[int, Checkpoint]):
 
     @contextmanager
     def prefetch(self, info: FrameInfo, keys: Iterable[str]) -> Iterator[None]:
-        """Read tensors of a step ahead while the context is open, where the archive is far away.
+        """Prefetch tensors of a step while the context is open, if the archive is remote.
 
         Parameters
         ----------
         info
             The frame.
         keys
-            The tensors, about in the order in which they will be decoded.
+            Keys of the tensors, roughly in the order of decoding.
 
         Notes
         -----
-        Blocks are fetched by columns, a tensor with those of the chain that it is decoded from, as many as
-        have 32 MB at a time; while they are decoded, the next ones are fetched.
+        A column holds all blocks of the chain that one tensor is decoded from. Columns are fetched in groups
+        of at most 32 MB. The next group is fetched while the current one is decoded.
         """
         if not self.reader.is_far:
             yield
@@ -333,19 +333,19 @@ class Archive(Mapping[int, Checkpoint]):
     def _columns(
         self, info: FrameInfo, keys: Iterable[str]
     ) -> dict[str, list[tuple[FrameReader, BlockEntry]]]:
-        """Return the blocks that tensors are decoded from, by key; a cell is one."""
+        """Return the blocks that tensors are decoded from, by key; each cell has its own key."""
         cells = self._frame(info).tensors[1]
         parts = (part for key in keys for part in ([cell.key for cell in cells.get(key, ())] or [key]))
         return {part: self._column(info, part) for part in parts}
 
     def _column(self, info: FrameInfo, key: str) -> list[tuple[FrameReader, BlockEntry]]:
-        """Return the blocks that a tensor is decoded from; not those that its state has behind it."""
+        """Return the blocks of a chain that decoding a tensor still needs, given its cached state."""
         chain = self.reader.chain(info.frame_id)
         frames = [self._frame(link).reader for link in chain[self._start(chain, key)[0] :]]
         return [(frame, entry) for frame in frames if (entry := frame.find(key)) is not None]
 
     def _walking(self, info: FrameInfo, key: str) -> Windows | None:
-        """Return what fetches the rest of a frame, once two tensors were read in their order; else None."""
+        """Return a prefetch of the rest of a frame once two tensors were read in order; else None."""
         with self._lock:
             frame_id, before, windows = self._walk
             if frame_id != info.frame_id:
@@ -358,7 +358,7 @@ class Archive(Mapping[int, Checkpoint]):
         return windows
 
     def checkpoint(self, info: FrameInfo) -> Checkpoint:
-        """Return the checkpoint of one frame; values are decoded when asked for."""
+        """Return the checkpoint of one frame; values are decoded on access."""
         return self._steadily(self._checkpoint, info)
 
     def _checkpoint(self, info: FrameInfo) -> Checkpoint:
@@ -383,14 +383,15 @@ class Archive(Mapping[int, Checkpoint]):
             models=tuple(frame.meta.get(MODELS, ())),
         )
         if sum(len(other.specs) for other in self._described.values()) + len(specs) <= _MAX_HELD_SPECS:
-            # Without the archive: a view must not keep another's states alive.
+            # The cache has no reference to the archive, or one view would keep another's states alive.
             self._described[frame.info] = replace(described, source=_DESCRIBED)
         return described
 
     def attributing(self, info: FrameInfo) -> Checkpoint:
-        """Return the checkpoint that tells whose a frame's optimizer state was.
+        """Return the checkpoint for matching optimizer state to parameters.
 
-        The frame's own; where its state was dropped, that of the newest frame that still has it.
+        This is the frame's own checkpoint. If its optimizer state was dropped, it is the checkpoint of the
+        newest frame that still has the state.
         """
         dropped = [key for keys in dropped_of(self.frame(info)) for key in keys]
         for other in reversed(self.reader.frames if dropped else ()):
@@ -399,7 +400,7 @@ class Archive(Mapping[int, Checkpoint]):
         return self.checkpoint(info)
 
     def blocks(self, info: FrameInfo, key: str) -> tuple[BlockEntry, ...]:
-        """Return the blocks of a frame that hold a tensor: one, or one a cell.
+        """Return the blocks of a tensor in a frame: one block, or one for each cell.
 
         Raises
         ------
@@ -411,9 +412,9 @@ class Archive(Mapping[int, Checkpoint]):
         return tuple(frame.entry(cell.key) for cell in cells) if cells else (frame.entry(key),)
 
     def _steadily(self, read: Callable[[FrameInfo], _Read], info: FrameInfo) -> _Read:
-        """Read a frame; once more where a file of its chain is gone.
+        """Read a frame, and retry once if a file of its chain is missing.
 
-        Pruning replaces frames under readers: the manifest, read again, says by what.
+        Pruning may replace frames during a read; the reloaded manifest names the new files.
         """
         try:
             return read(info)
@@ -430,17 +431,18 @@ class Archive(Mapping[int, Checkpoint]):
             return read(now)
 
     def where(self, info: FrameInfo) -> str:
-        """Name a frame in messages."""
+        """Return the name of a frame in messages."""
         return f"{self.reader.path}, step {info.step}"
 
     def decode(self, info: FrameInfo, key: str) -> tuple[Tensor, TensorReference]:
-        """Decode one tensor of one frame, through its chain.
+        """Decode one tensor of one frame, following its chain.
 
         Returns
         -------
         tensor, reference
-            The values, and the state the next delta needs, on the archive's device or in host memory. Treat
-            both as read-only. The state of a tensor in cells is its values: each cell has one of its own.
+            The values, and the state that the next delta needs, on the archive's device or in host memory.
+            Treat both as read-only. For a tensor in cells, the reference holds only the joined values, since
+            each cell has a separate state.
 
         Raises
         ------
@@ -450,12 +452,12 @@ class Archive(Mapping[int, Checkpoint]):
         return self._steadily(lambda now: self._decode(now, key), info)
 
     def recalled(self, config: ChainConfig, info: FrameInfo, spec: TensorSpec) -> TensorReference:
-        """Return the state of one tensor after a frame, with what its codec had seen of the frames before.
+        """Return the state of one tensor after a frame, with the encoder state of its codec restored.
 
         Parameters
         ----------
         config
-            How the next frame is encoded.
+            The configuration that encodes the next frame.
         info
             The frame.
         spec
@@ -472,11 +474,11 @@ class Archive(Mapping[int, Checkpoint]):
         return codec.recall(reference, self._past(info, spec))
 
     def _past(self, info: FrameInfo, spec: TensorSpec) -> Iterator[PastFrame]:
-        """Yield a tensor's blocks, each with its first moment in the frame before."""
+        """Yield each block of a tensor with the first moment of the frame before."""
         archive, moment = self.sequential(values=False), None
         for earlier in self.reader.chain(info.frame_id):
             opened = archive._steadily(archive._frame, earlier)
-            # By block: a part of a frame has no layout, and each cell has its first moment.
+            # Read by block: a part of a frame has no layout, and each cell has a first moment.
             frame, described = opened.reader, opened.blocks
             if spec.key in described:
                 entry = frame.entry(spec.key)
@@ -512,7 +514,7 @@ class Archive(Mapping[int, Checkpoint]):
             with self._lock:
                 before = self._states.get(key)
                 values = tensor if self._keeps_values else None
-                # Its values, and a state that is no larger.
+                # The values, and a state of at most the same size.
                 nbytes = tensor.numel() * tensor.element_size() * (1 if values is None else 2)
                 self._states[key] = _State(info.frame_id, values, reference, nbytes)
                 self._in_use += nbytes - (0 if before is None else before.nbytes)
@@ -521,7 +523,7 @@ class Archive(Mapping[int, Checkpoint]):
     def _start(
         self, chain: Sequence[FrameInfo], key: str
     ) -> tuple[int, Tensor | None, TensorReference | None]:
-        """Return how many frames of a chain the state that is kept of a tensor has behind it, and that."""
+        """Return how many frames of the chain the cached state covers, and that state."""
         state = None if self._states is None else self._states.get(key)
         if state is not None:
             last = len(chain) - (state.tensor is None)
@@ -531,7 +533,7 @@ class Archive(Mapping[int, Checkpoint]):
         return 0, None, None
 
     def _joined(self, info: FrameInfo, cells: tuple[TensorSpec, ...]) -> Tensor:
-        """Decode the cells of a tensor into their places."""
+        """Decode the cells of a tensor and assemble them."""
         import torch
 
         spec = cells[0].whole
@@ -542,9 +544,9 @@ class Archive(Mapping[int, Checkpoint]):
         return joined
 
     def _require(self, nbytes: int, what: str, where: str) -> None:
-        """Refuse what would take more memory than there is, beside what is held already.
+        """Refuse an allocation that does not fit in memory beside the cached data.
 
-        What was granted once is not asked for again, for asking takes longer than decoding a small tensor.
+        A grant is reused, since a check takes longer than decoding a small tensor.
         """
         total = nbytes + self._in_use
         if total > self._granted:
@@ -554,7 +556,7 @@ class Archive(Mapping[int, Checkpoint]):
     def _decode_entry(
         self, frame: _OpenFrame, entry: BlockEntry, reference: TensorReference | None, *, follow: bool
     ) -> tuple[Tensor | None, TensorReference]:
-        """Decode one block, or `follow` it to its state alone, saying in every error which one it was."""
+        """Decode one block, or only its state for `follow`; every error names the tensor."""
         where = f"{frame.where}, tensor '{entry.key}'"
         spec = spec_of(entry, where)
         codec = codec_for_block(entry.codec, where)
@@ -581,7 +583,7 @@ class Archive(Mapping[int, Checkpoint]):
         info, key
             The frame, and the attachment's key.
         sizes
-            The lengths it may have; checked before it is decoded.
+            Valid lengths in bytes, checked before decoding.
 
         Raises
         ------
@@ -594,7 +596,7 @@ class Archive(Mapping[int, Checkpoint]):
         return content
 
     def _check_size(self, nbytes: int, sizes: range, where: str) -> None:
-        """Refuse an attachment whose length does not fit the layout."""
+        """Refuse an attachment whose length does not match the file layout."""
         if nbytes not in sizes:
             raise DamagedError(
                 "an attachment has the wrong length",
@@ -628,7 +630,7 @@ class Archive(Mapping[int, Checkpoint]):
     def _attachment_links(
         self, info: FrameInfo, key: str
     ) -> tuple[list[tuple[FrameInfo, BlockEntry]], bytes | None]:
-        """Return the blocks that an attachment is decoded from, last first, and what is known before them."""
+        """Return the blocks to decode an attachment from, last first, and the cached content before them."""
         links: list[tuple[FrameInfo, BlockEntry]] = []
         for link in reversed(self.reader.chain(info.frame_id)):
             if links and links[-1][1].codec == RENAMED:
@@ -653,44 +655,44 @@ def _attachments_of(frame: FrameReader) -> list[BlockEntry]:
 
 @dataclass(frozen=True)
 class _FrameSource:
-    """A `TensorSource` over one frame."""
+    """A `TensorSource` backed by one frame."""
 
     archive: Archive
     info: FrameInfo
 
     def read(self, spec: TensorSpec) -> Tensor:
-        """Decode a tensor; a copy where the archive keeps the original as its state."""
+        """Decode a tensor; return a copy if the archive caches the original as its state."""
         tensor, _ = self.archive.decode(self.info, spec.key)
         host = tensor.cpu()
         return host.clone() if host is tensor and self.archive.keeps_state else host
 
     def prefetch(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:
-        """Fetch tensors ahead while the context is open (`Archive.prefetch`)."""
+        """Prefetch tensors while the context is open (`Archive.prefetch`)."""
         return self.archive.prefetch(self.info, [spec.key for spec in specs])
 
     def skeleton(self, layout: FileLayout) -> bytes:
-        """Return the bytes of a file outside its tensors, as `TensorSource` orders them."""
+        """Return the bytes of a file outside its tensors, in the order that `TensorSource` defines."""
         between = layout.nbytes - sum(region.nbytes for region in layout.regions)
         return self.archive.attachment(self.info, layout.path, range(between, layout.nbytes + 1))
 
 
 def open_any(path: str | os.PathLike[str], *, base: BaseLike | None = None, **options: Any) -> Run | Archive:
-    """Open a run or an archive, whichever lies at the path; reads headers only.
+    """Open the run or archive at a path; only headers are read.
 
     Parameters
     ----------
     path
         A run directory, glob or checkpoint file; or a directory ``NAME.inshrink``.
     base
-        Of an archive, the base model that its first frame is encoded relative to (`Archive.open`).
+        For an archive: the base model of its first frame (`Archive.open`).
     **options
-        Of a run, as for `inshrink_core.formats.open_run`: `step_pattern`, `follow_links`, `allow_damaged`,
-        `within`.
+        For a run: options of `inshrink_core.formats.open_run` (`step_pattern`, `follow_links`,
+        `allow_damaged`, `within`).
 
     Raises
     ------
     NotFoundError
-        There is neither.
+        The path holds neither a run nor an archive.
 
     Examples
     --------
@@ -703,20 +705,20 @@ def open_any(path: str | os.PathLike[str], *, base: BaseLike | None = None, **op
 
 
 def open_base(base: BaseLike) -> BaseModel:
-    """Open a base model; reads headers only.
+    """Open a base model; only headers are read.
 
     Parameters
     ----------
     base
-        A checkpoint file or directory, ``ARCHIVE@STEP`` or ``RUN@STEP`` (of an archive by default its last
-        step), a `Checkpoint`, or a state dict, which is copied.
+        A checkpoint file or directory; ``ARCHIVE@STEP`` or ``RUN@STEP`` (an archive without a step means its
+        last step); a `Checkpoint`; or a state dict, which is copied.
 
     Raises
     ------
     NotFoundError
-        There is nothing to read.
+        The path holds no checkpoint.
     InputError
-        It is a run of several checkpoints, or a step that needs a base model itself.
+        The path is a run of several checkpoints, or the step itself needs a base model.
 
     Examples
     --------
@@ -741,12 +743,12 @@ def open_base(base: BaseLike) -> BaseModel:
 
 
 def open_base_at(path: Path, step: int | None) -> BaseModel:
-    """Open one checkpoint of a run or an archive: a base model must not need another.
+    """Open one checkpoint of a run or an archive that needs no base model itself.
 
     Raises
     ------
     InputError
-        It is a run of several checkpoints, or the step needs a base model itself.
+        The path is a run of several checkpoints, or the step itself needs a base model.
     """
     if not is_archive(path):
         run = open_run(path)
@@ -772,7 +774,7 @@ def open_base_at(path: Path, step: int | None) -> BaseModel:
 
 
 def _in_memory(state: Mapping[str, Any]) -> Checkpoint:
-    """Return a copy of a state dict as a checkpoint: training may go on with the tensors themselves."""
+    """Copy a state dict to a checkpoint, so that training can continue to modify the tensors."""
     import torch
 
     tensors = {

@@ -1,9 +1,8 @@
-"""Attachments: everything of a checkpoint that is not a tensor, carried bit for bit.
+"""Attachments: the content of a checkpoint outside its tensors, stored bit for bit.
 
-A frame holds one attachment per file (its skeleton) and one, under the empty key, that says how the files
-are put together. Each is compressed with the same attachment of the previous frame as its dictionary, so
-what does not change from step to step (a tokenizer, a pickle's structure) costs a few bytes. Files that
-have the step in their name are the same attachment by their place.
+A frame has one attachment for each file (its skeleton) and one for the file layout, under the empty key. Each
+is compressed with the same attachment of the previous frame as dictionary, so constant content (a tokenizer,
+the structure of a pickle) takes a few bytes. Files with the step in their name are matched by position.
 """
 
 from __future__ import annotations
@@ -41,38 +40,38 @@ if TYPE_CHECKING:
 
 
 DROPPED: Final = "dropped"
-"""Key of meta: the id of the frame of which it speaks, and by part the keys of the optimizer's tensors that
-it held until it was pruned. Frames after it may inherit the key."""
+"""Meta key: the id of the frame, and for each part the keys of the optimizer tensors that pruning removed
+from it. Later frames may inherit the key."""
 
 LAYOUT_KEY = ""
-"""Key of the attachment that holds the layout; no file has an empty path."""
+"""Key of the layout attachment; no file has an empty path."""
 
 _STORED, _ZSTD, _SAME = "stored/1", "zstd/1", "same/1"
 
 RENAMED = "renamed/1"
-"""As ``zstd/1``, but the dictionary is the attachment in the same place of the reference frame."""
+"""Like ``zstd/1``, with the attachment at the same position in the reference frame as dictionary."""
 _LEVEL = 12
-"""Attachments are a few kB; above this level their size no longer falls measurably."""
+"""Attachments are a few kB; higher levels do not reduce their size measurably."""
 _MAX_BYTES = 1 << 31
 MAX_LAYOUT_NBYTES = 64 << 20
-"""Largest layout: a million tensors, as the index of a frame has at most."""
+"""Largest layout in bytes: a million tensors, the limit of a frame's index."""
 LAYOUT_MEMORY = 64
-"""Bytes of Python objects that a byte of a layout becomes at most (an empty map, or a region of three)."""
+"""Largest number of bytes of Python objects for a byte of layout (an empty map, or a region of three)."""
 _LENGTH_BYTES = 5
 """A zstd attachment begins with its uncompressed length, little-endian."""
 
 
 def encode_attachment(content: bytes, previous: bytes | None, *, renamed: bool = False) -> tuple[str, bytes]:
-    """Return (codec, payload) of an attachment, given the same attachment of the reference frame.
+    """Encode an attachment and return (codec, payload), given its version in the reference frame.
 
     Parameters
     ----------
     content
-        The bytes to carry.
+        The bytes to store.
     previous
         The same attachment in the reference frame; None in a keyframe.
     renamed
-        Whether it has another key there.
+        Whether it has a different key in the reference frame.
     """
     if previous is not None and content == previous and not renamed:
         return _SAME, b""
@@ -92,7 +91,7 @@ def encode_attachment(content: bytes, previous: bytes | None, *, renamed: bool =
 def add_attachments(
     frame: FrameWriter, attachments: Mapping[str, bytes], previous: Mapping[str, bytes] | None = None
 ) -> None:
-    """Write attachments into a frame, given those of its reference frame."""
+    """Write attachments to a frame, given those of its reference frame."""
     for key, codec, payload in encode_attachments(attachments, previous):
         frame.add(key, codec, payload, attachment=True)
 
@@ -100,7 +99,7 @@ def add_attachments(
 def encode_attachments(
     attachments: Mapping[str, bytes], previous: Mapping[str, bytes] | None = None
 ) -> Iterator[tuple[str, str, bytes]]:
-    """Yield (key, codec, payload) of every attachment, given those of the reference frame in its order."""
+    """Yield (key, codec, payload) of each attachment, given those of the reference frame in its order."""
     before = previous or {}
     by_place = dict(zip(attachments, before.values(), strict=False))
     for key, content in attachments.items():
@@ -109,12 +108,12 @@ def encode_attachments(
 
 
 def attachment_nbytes(codec: str, payload: bytes, previous: bytes | None) -> int:
-    """Return how many bytes an attachment says it has; whether it has them, `decode_attachment` tells.
+    """Return the declared size of an attachment in bytes; `decode_attachment` verifies it.
 
     Parameters
     ----------
     codec, payload
-        The attachment, or the beginning of it.
+        The attachment, or a prefix of it.
     previous
         The same attachment in the reference frame.
     """
@@ -129,7 +128,7 @@ def decode_attachment(codec: str, payload: bytes, previous: bytes | None, where:
     Raises
     ------
     DamagedError
-        The payload does not decode to as many bytes as it says; no more than those are allocated.
+        The payload does not decode to its declared size; no more than that is allocated.
     IncompatibleError
         The attachment was written by a newer version.
     """
@@ -151,14 +150,14 @@ def decode_attachment(codec: str, payload: bytes, previous: bytes | None, where:
 
 
 def pack_layout(files: tuple[FileLayout, ...], aliases: Mapping[str, str], keys: tuple[str, ...]) -> bytes:
-    """Return the layout as msgpack; tensors stand as their index in `keys`.
+    """Return the layout as msgpack; tensors are referenced by their index in `keys`.
 
     Parameters
     ----------
     files
-        Layout of every file.
+        Layouts of all files.
     aliases
-        Further keys of tied tensors.
+        Additional keys of tied tensors.
     keys
         Tensor keys in the frame's order.
     """
@@ -206,7 +205,7 @@ def unpack_layout(
 
 
 def _unpack_file(row: list[Any], keys: tuple[str, ...]) -> FileLayout:
-    """Rebuild one file, checking that regions ascend within it."""
+    """Parse one file, and check that its regions ascend and fit the file."""
     path, nbytes, kind, regions, entries = row
     layout = FileLayout(
         path=str(path),
@@ -242,7 +241,7 @@ def _unpack_member(
 
 
 def _index(value: object) -> int:
-    """Accept only a non-negative integer: everything here is a position, a length or an index."""
+    """Return a non-negative integer; every value here is a position, a length or an index."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"expected a non-negative integer, found {value!r}")
     return value
@@ -261,16 +260,16 @@ def content_digest(
     digests: Mapping[str, bytes] | None = None,
     attachments: Mapping[str, bytes] | None = None,
 ) -> bytes:
-    """Return 16 bytes that tell whether two checkpoints are bit-equal: tensors, layout and the rest.
+    """Return a 16-byte digest of a checkpoint's tensors, layout and files, to compare checkpoints bit by bit.
 
     Parameters
     ----------
     checkpoint
-        What to digest, as stored (`stored_view`).
+        The checkpoint as stored (`stored_view`).
     digests
-        `tensor_digest` of those that are known already, by key.
+        Known results of `tensor_digest`, by key.
     attachments
-        The attachments, where they have been read already.
+        The attachments, if they were read already.
     """
     known = digests or {}
     total = hashlib.sha256()
@@ -287,9 +286,9 @@ def content_digest(
 
 @holding_files()
 def holds_content(frame: FrameReader, checkpoint: Checkpoint) -> bool:
-    """Whether a frame was made from a checkpoint, as stored (`stored_view`); of parts, whether each was.
+    """Whether a frame was made from a checkpoint as stored (`stored_view`).
 
-    Where some parts are not there, of the others.
+    For a frame in parts, every available part is checked.
     """
     parts = parts_of(frame)
     keys = {spec.key for spec in checkpoint.specs}
@@ -300,14 +299,14 @@ def holds_content(frame: FrameReader, checkpoint: Checkpoint) -> bool:
 
 
 def parts_of(frame: FrameReader) -> dict[str, int]:
-    """Return the part of every tensor that a frame was made from, those dropped since included."""
+    """Return the part of each tensor that the frame was made from, including tensors dropped since."""
     return {key: part for part, keys in enumerate(dropped_of(frame)) for key in keys} | {
         entry.key: entry.part for entry in frame.entries if not entry.attachment
     }
 
 
 def dropped_of(frame: FrameReader) -> list[list[str]]:
-    """Return by part the keys of the optimizer's tensors that a frame held once; nothing where it has all."""
+    """Return the keys of the optimizer tensors that pruning dropped from a frame, by part; empty if none."""
     meta = frame.meta
     record = meta.get(DROPPED)
     ids = (frame.info.frame_id, *meta.get("source", ())[1:])
@@ -315,7 +314,6 @@ def dropped_of(frame: FrameReader) -> list[list[str]]:
 
 
 def _holds_part(frame: FrameReader, part: int, parts: Mapping[str, int], checkpoint: Checkpoint) -> bool:
-    """Whether a part of a frame was made from its tensors of a checkpoint."""
     specs = tuple(spec for spec in checkpoint.specs if parts.get(spec.key) == part)
     attachments = dict(attachments_of(checkpoint)) if part == 0 else {}
     found = content_digest(dataclasses.replace(checkpoint, specs=specs), None, attachments)
@@ -331,21 +329,20 @@ def attachments_of(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
 
 
 def stored_view(checkpoint: Checkpoint, optimizer: str) -> Checkpoint:
-    """Return the checkpoint without what is not stored.
+    """Return the part of a checkpoint that is stored.
 
     Parameters
     ----------
     checkpoint
-        The whole checkpoint.
+        The checkpoint.
     optimizer
-        ``lossless`` stores everything; ``drop`` leaves out every tensor of optimizers, and gradients, and
-        with them the files whose regions held any: their skeleton alone would restore a file with
-        holes.
+        ``lossless`` stores everything. ``drop`` leaves out all tensors of optimizers, gradients, and all
+        files with regions of these: their skeletons alone would restore files with holes.
 
     Raises
     ------
     InputError
-        Such a file carries tensors of the model unread, which would be lost with it.
+        A dropped file contains model tensors that were not read, which would be lost.
     """
     if optimizer != "drop":
         return checkpoint
@@ -363,7 +360,7 @@ def stored_view(checkpoint: Checkpoint, optimizer: str) -> Checkpoint:
 
 
 def view_of(checkpoint: Checkpoint, keys: Collection[str]) -> Checkpoint:
-    """Return the checkpoint with some of its tensors, by key, and without files that would have holes."""
+    """Return the checkpoint with the given tensors only, without files that would have holes."""
 
     def has_all(file: FileLayout) -> bool:
         return all(member.key in keys for region in file.regions for member in region.members)

@@ -1,8 +1,8 @@
-"""The model that a fine-tuning began from: the first frame of its archive is encoded relative to it.
+"""Base models of fine-tuning runs, against which the first frame of an archive is encoded.
 
-The archive holds no tensor of the base model, only what tells it: a digest of the tensors that were used,
-the first bytes of one for each of them, its name, and where it lay. The last is a hint that nobody has to
-believe: whatever lies there is read as any checkpoint is, and used only where its tensors are the same.
+An archive stores no tensor of the base model. It stores a record: one digest over the tensors used, the first
+bytes of each tensor's digest, the model's name, and its path. The path is an untrusted hint. A model found
+there is read like any checkpoint and used only if its tensors match the record.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 
 BASE: Final = "base"
-"""Key of meta: the base model that a keyframe is encoded relative to."""
+"""Meta key for the record of the base model of a keyframe."""
 
 _SHORT: Final = 8
-"""Bytes kept of a tensor's digest: two tensors that differ share them once in 2^64 pairs."""
+"""Stored bytes of a tensor's digest: two different tensors match with probability 2^-64."""
 
 _NONE: Final = bytes(_SHORT)
-"""In their place, for a tensor that is stored without the base."""
+"""Digest field of a tensor that is stored without the base."""
 
 _ADAPTERS: Final = ("lora_", "adapter", "ia3_", "prompt_encoder")
-"""What the names of tensors hold that are trained beside a model, not of it."""
+"""Substrings in the names of adapter tensors, which are trained beside a model."""
 
 BaseLike: TypeAlias = "BaseModel | Checkpoint | Mapping[str, Tensor] | str | os.PathLike[str]"
-"""What a base model may be given as (`inshrink_core.chain.open_base`)."""
+"""Accepted forms of a base model (`inshrink_core.chain.open_base`)."""
 
 
 def is_base_record(value: Any) -> bool:
@@ -63,21 +63,21 @@ def is_base_record(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseRecord:
-    """What a keyframe says of the base model it is encoded relative to.
+    """A keyframe's record of the base model it is encoded against.
 
     Parameters
     ----------
     digest
-        SHA-256 over key, dtype, shape and digest of the tensors that were used, in the frame's order:
-        the same whatever files the model is stored in.
+        SHA-256 over key, dtype, shape and digest of the tensors used, in the frame's order. It does not
+        depend on the files that store the model.
     tensors
-        The first bytes of the digest of each of them, by key.
+        The first bytes of each of these tensors' digests, by key.
     n_without
-        Weights and buffers of the frame that are stored without it.
+        Number of weights and buffers of the frame that are stored without the base.
     name
-        What it was called.
+        Name of the base model.
     path, step
-        Where it lay, seen from the folder the archive lies in, and the step there: hints.
+        Hints: its path relative to the folder that contains the archive, and its step there.
     """
 
     digest: bytes
@@ -89,12 +89,12 @@ class BaseRecord:
 
     @classmethod
     def of(cls, value: Mapping[str, Any], entries: Iterable[BlockEntry], where: str) -> BaseRecord:
-        """Return the record of a frame, given its blocks.
+        """Return the record of a frame, parsed against the frame's blocks.
 
         Raises
         ------
         DamagedError
-            It does not fit the blocks.
+            The record does not match the blocks.
         """
         rows = [entry for entry in entries if not entry.attachment]
         digests: bytes = value["tensors"]
@@ -115,13 +115,13 @@ class BaseRecord:
 
     @staticmethod
     def without(value: Mapping[str, Any], staying: Sequence[bool]) -> dict[str, Any]:
-        """Return what a frame says of its base model, once some of its tensors go that do not rest on it."""
+        """Return the record for a frame that loses some of the tensors stored without the base."""
         digests: bytes = value["tensors"]
         rows = [digests[_SHORT * at : _SHORT * (at + 1)] for at, stays in enumerate(staying) if stays]
         return {**value, "tensors": b"".join(rows)}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the ``base`` of a document."""
+        """Return the ``base`` object of a JSON document."""
         return {
             "name": self.name,
             "digest": self.digest.hex(),
@@ -133,16 +133,16 @@ class BaseRecord:
 
 
 class BaseModel:
-    """A base model that is there; made by `inshrink_core.chain.open_base`.
+    """An open base model; `inshrink_core.chain.open_base` makes it.
 
     Parameters
     ----------
     checkpoint
-        Its tensors.
+        The tensors.
     name
-        What it is called.
+        The name in records and messages.
     path, step
-        Where it lies; None for one in memory.
+        Location of the checkpoint; None if it is in memory.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class BaseModel:
         return f"BaseModel({self.name!r}, {len(self.checkpoint)} tensors)"
 
     def spec(self, spec: TensorSpec) -> TensorSpec | None:
-        """Return its own spec of a tensor of a fine-tuning; None where dtype or shape differ."""
+        """Return the base's spec for a tensor of a fine-tuning; None if dtype or shape differ."""
         if spec.role not in MODEL_ROLES or spec.numel == 0 or spec.key not in self.checkpoint:
             return None
         base_spec = self.checkpoint.spec(spec.key)
@@ -166,22 +166,22 @@ class BaseModel:
         return base_spec if fits else None
 
     def read(self, base_spec: TensorSpec) -> Tensor:
-        """Return a tensor by its own spec.
+        """Return a tensor, given a spec from `spec`.
 
         Raises
         ------
         InshrinkError
-            It cannot be read.
+            The tensor cannot be read.
         """
         return self.checkpoint.source.read(base_spec)
 
     def references(self, specs: Iterable[TensorSpec]) -> dict[str, BaseReference]:
-        """Return what the first frame of a fine-tuning is encoded against, by key.
+        """Return the references for the first frame of a fine-tuning, by key.
 
         Raises
         ------
         BaseModelError
-            None of the tensors has a counterpart: it is another model.
+            No tensor has a counterpart in the base: it is a different model.
         """
         model = [spec for spec in specs if spec.role in MODEL_ROLES]
         pairs = {spec.key: base_spec for spec in model if (base_spec := self.spec(spec)) is not None}
@@ -190,7 +190,7 @@ class BaseModel:
         return {key: BaseReference(partial(self.read, base_spec)) for key, base_spec in pairs.items()}
 
     def _another(self, model: list[TensorSpec]) -> BaseModelError:
-        """Return why no tensor of a run has a counterpart."""
+        """Return the error for a run without any tensor in the base."""
         names = [spec.key for spec in model]
         remedy = "give the model that the training began from, its tensors named as in the run"
         if any(sign in name for name in names for sign in _ADAPTERS):
@@ -216,22 +216,22 @@ class BaseModel:
         )
 
     def digest_of(self, base_spec: TensorSpec) -> bytes:
-        """Return the digest of a tensor; it is read once for that."""
+        """Return the digest of a tensor, which is read once."""
         if base_spec.key not in self._digests:
             self._digests[base_spec.key] = tensor_digest(self.read(base_spec))
         return self._digests[base_spec.key]
 
     def record(self, specs: Iterable[TensorSpec], used: Iterable[str], archive: Path) -> dict[str, Any]:
-        """Return what the meta of a keyframe says of it.
+        """Return the base record for the meta of a keyframe.
 
         Parameters
         ----------
         specs
-            The frame's tensors, in its order.
+            The frame's tensors, in frame order.
         used
-            Keys of those that were encoded against it.
+            Keys of the tensors encoded against the base.
         archive
-            The archive's path.
+            Path of the archive.
         """
         keys = frozenset(used)
         total, short = hashlib.sha256(), bytearray()
@@ -252,16 +252,16 @@ class BaseModel:
         }
 
     def _hint(self, archive: Path) -> str | None:
-        """Return where it lies, seen from the folder the archive lies in."""
+        """Return the path of the base, relative to the folder that contains the archive."""
         if self.path is None or was_url(self.path) or was_url(archive):
             return None
         try:
             return Path(os.path.relpath(self.path.absolute(), archive.absolute().parent)).as_posix()
-        except ValueError:  # on another drive
+        except ValueError:  # different drives
             return None
 
     def digest_like(self, record: BaseRecord) -> str:
-        """Return the digest of the tensors that a record names, or why there is none; reads them all."""
+        """Return the digest of the tensors in a record, or why it has none; reads all of them."""
         total = hashlib.sha256()
         for key in record.tensors:
             if key not in self.checkpoint:
@@ -277,12 +277,12 @@ class BaseModel:
         return total.hexdigest()
 
     def require(self, record: BaseRecord, where: str) -> None:
-        """Refuse to be taken for another base model; reads every tensor that the record names, once.
+        """Check that this is the recorded base model; reads each recorded tensor once.
 
         Raises
         ------
         BaseModelError
-            It is not the one recorded.
+            This is a different model.
         """
         found = self.digest_like(record)
         if found != record.digest.hex():
@@ -295,7 +295,7 @@ def _add(total: Any, key: str, base_spec: TensorSpec, digest: bytes) -> None:
 
 
 def _wrong(record: BaseRecord, where: str, found: str) -> BaseModelError:
-    """Return the error for a base model that is not there, or is not the one recorded."""
+    """Return the error for a base model that is missing or does not match the record."""
     return BaseModelError(
         f"the step is encoded relative to the base model '{record.name}', which is needed to decode it",
         where=where,
@@ -307,26 +307,26 @@ def _wrong(record: BaseRecord, where: str, found: str) -> BaseModelError:
 
 
 OpenBase: TypeAlias = Callable[[Path, int | None], BaseModel]
-"""Opens one checkpoint of what is at a path, by default its only or last one."""
+"""Opens one checkpoint at a path; by default the only one of a run, or the last of an archive."""
 
 
 class BaseFinder:
-    """Gives the tensors of base models to whoever decodes: the one place that looks for them.
+    """Finds base models and reads their tensors for decoding.
 
     Parameters
     ----------
     archive
-        Path of the archive, or its URL.
+        Path or URL of the archive.
     given
-        The base model, where the user gave one.
+        The base model, if the user gave one.
     open_at
-        Opens a step of what is at a path: without `given`, what the archive says of where its base model was
-        is tried. None where nothing is to be tried, as for an archive that is a base model itself.
+        Opens a step at a path. Without `given`, it opens the path recorded in the archive. None disables
+        this, as for an archive that serves as a base model itself.
 
     Attributes
     ----------
     allows
-        Whether a real path may be tried; by default any may.
+        Predicate for the resolved paths that may be opened; by default it allows all.
     """
 
     def __init__(self, archive: str, given: BaseModel | None = None, open_at: OpenBase | None = None) -> None:
@@ -337,7 +337,7 @@ class BaseFinder:
         self._lock = threading.Lock()
 
     def reference(self, record: BaseRecord, spec: TensorSpec, where: str) -> BaseReference:
-        """Return what a block was encoded against; read, and compared with the record, when it is used."""
+        """Return the reference of a block, which is read and checked against the record on first use."""
         return BaseReference(partial(self._tensor, record, spec, where))
 
     def _tensor(self, record: BaseRecord, spec: TensorSpec, where: str) -> Tensor:
@@ -360,7 +360,7 @@ class BaseFinder:
         return tensor
 
     def _recorded(self, record: BaseRecord) -> BaseModel | str:
-        """Return what lies where the base model lay, or why there is none."""
+        """Return the model at the recorded path, or a text that explains its absence."""
         place = (record.path, record.step)
         with self._lock:
             if place not in self._tried:
@@ -384,12 +384,12 @@ class BaseFinder:
 
 
 def require_base_codec(codec: AnyCodec) -> None:
-    """Refuse a codec that cannot tell a first frame against a base model.
+    """Refuse a codec that cannot encode a first frame against a base model.
 
     Raises
     ------
     ConfigError
-        It has no rule for that (`Codec.uses_base`).
+        The codec does not support it (`Codec.uses_base`).
     """
     if not codec.uses_base:
         able = [name for name in codec_names() if get_codec(name).uses_base]

@@ -1,4 +1,4 @@
-"""Saves under a budget: a delta frame holds what changed most, and leaves the other tensors as they were."""
+"""Size budgets for frames: a delta frame stores the tensors that changed most and leaves the others."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _MOVED = MODEL_ROLES | {TensorRole.MASTER}
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a frame may take, and how old its tensors may be.
+    """Limits on a frame's size and on the age of its tensors.
 
     Parameters
     ----------
     nbytes
-        Bytes of the tensors that it holds anew, as far as their last changes tell.
+        Bytes for the tensors that the frame stores anew, estimated from their last changes.
     max_age
-        Each tensor is held anew by one of so many frames in a row.
+        Each tensor is stored anew at least once in this many frames.
 
     Raises
     ------
     InputError
-        One of them is no whole number from 1.
+        A value is not an integer of at least 1.
     """
 
     nbytes: int
@@ -52,25 +52,26 @@ def unchanged_keys(
     references: Mapping[str, TensorReference],
     budget: Budget,
 ) -> frozenset[str]:
-    """Return the tensors that a delta frame leaves as they were in its parent.
+    """Return the tensors that a delta frame leaves unchanged from its parent.
 
     Parameters
     ----------
     archive, parent
-        The frame before, and the archive it is in.
+        The archive and its previous frame.
     checkpoint
-        What is stored. Every tensor of the model is read.
+        The checkpoint to store. Every tensor of the model is read.
     references
         States after the parent, by key.
     budget
-        What the frame may take.
+        The frame's limits.
 
     Notes
     -----
-    What has a name goes together: a weight and the optimizer's state of it. First come tensors whose age
-    asks for it, and those of which no frame says yet what a change takes; then as many as the budget has room
-    for, those first that changed most, squared, a byte, against what a restore of the parent gives. That
-    leaves the least squared distance between what is restored and what is trained. One at least is held anew.
+    A weight and its optimizer state form a group and are stored together. First come groups that reach the
+    age limit, and those whose change in bytes is not known from any frame. Then groups are added while the
+    budget permits, in descending order of squared distance per byte between the training state and a restore
+    of the parent. This minimizes the squared distance between restored and trained weights. At least one
+    group is stored anew.
 
     References
     ----------
@@ -87,7 +88,7 @@ def unchanged_keys(
             spec.key in references and spec.key in before and before.spec(spec.key) == spec for spec in specs
         )
         if known and age < budget.max_age:
-            # Of the optimizer's tensors nothing counts.
+            # The distance of optimizer tensors is not counted.
             moving = [spec for spec in specs if spec.role in _MOVED]
             distances = (squared_error(peek(checkpoint.source, s), references[s.key])[0] for s in moving)
             moved = sum(distances, 0.0)
@@ -105,10 +106,11 @@ def unchanged_keys(
 
 
 def changed_nbytes(archive: Archive, last: FrameInfo) -> dict[str, int]:
-    """Return the bytes that the last change of each tensor took, with the optimizer's state of it, by name.
+    """Return the size of each group's last change in bytes, by name; a group is a weight and its state.
 
-    In the last delta frame that holds it anew; where two keyframes in a row do, for want of small changes, in
-    the last of these. Other names are left out. Reads as many indexes as that takes, newest first.
+    The size is taken from the newest delta frame that stores the group anew. If two keyframes store it
+    without such a delta frame after them, it is taken from the newer keyframe. Other names are omitted.
+    Indexes are read from the newest, as many as needed.
     """
     wanted = set(_named(archive.checkpoint(last).specs))
     found: dict[str, int] = {}
@@ -130,7 +132,7 @@ def changed_nbytes(archive: Archive, last: FrameInfo) -> dict[str, int]:
 
 
 def _named(specs: Sequence[TensorSpec]) -> dict[str, list[TensorSpec]]:
-    """Return what belongs together, by name; what was saved beside model and optimizer is always whole."""
+    """Return the tensors of each group by name, without extra tensors, which are always stored."""
     groups: dict[str, list[TensorSpec]] = {}
     for spec in specs:
         if spec.role is not TensorRole.EXTRA:

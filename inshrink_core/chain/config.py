@@ -1,4 +1,4 @@
-"""How a run is written: the codecs of a chain, and which tensors go to which."""
+"""Configuration of a chain: its codecs, and the tensors that each of them encodes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from inshrink_core.codec import FALLBACK_CODEC, AnyCodec, EncoderState, get_code
 from inshrink_core.errors import ConfigError, InputError
 
 _MOMENTS_CODEC = "moments"
-"""The default codec of optimizer state."""
+"""Default codec of optimizer state."""
 
 _MOMENTS: Mapping[str, str] = {"compressed": "fidelity", "compact": "ratio"}
-"""Preset of the moments codec by how the user asked for optimizer state."""
+"""Preset of the moments codec for each choice of optimizer storage."""
 
 OPTIMIZER_CHOICES = ("exact", *_MOMENTS, "drop")
 
 _DEFAULT_OPTIMIZER = "compressed"
-"""Where weights are stored with an error: the one place that says it, behind `default_optimizer`."""
+"""Default for lossy weights; all other code uses `default_optimizer`."""
 
 
 def is_exact(codec: str, settings: Mapping[str, Any]) -> bool:
-    """Whether frames of a codec with these settings keep their weights bit for bit."""
+    """Whether frames of a codec with these settings store their weights bit for bit."""
     return get_codec(codec).is_exact(settings)
 
 
 def default_optimizer(codec: str, settings: Mapping[str, Any]) -> str:
-    """Return how optimizer state is stored where nobody said: exactly beside exact weights, else compressed.
+    """Return the default storage of optimizer state: exact with exact weights, else compressed.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def default_optimizer(codec: str, settings: Mapping[str, Any]) -> str:
 
 
 def optimizer_of(meta: Mapping[str, Any]) -> str:
-    """Return how a frame's optimizer state was stored; one that does not say it has kept everything.
+    """Return how a frame stores optimizer state; exactly if the frame does not record it.
 
     Examples
     --------
@@ -54,27 +54,26 @@ def optimizer_of(meta: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainConfig:
-    """How a run is written.
+    """Configuration of a chain.
 
     Parameters
     ----------
     config
         The codec of weights and buffers, with its settings.
     overrides
-        Settings for some of the tensors it encodes; later ones win.
+        Settings for some of the codec's tensors; later overrides take precedence.
     optimizer
-        How optimizer state is stored that the codec leaves to others. ``exact`` keeps it bit for bit;
-        ``compressed`` keeps second moments to an octave and the direction of first moments, ``compact``
-        keeps second moments as rank-one factors only (`inshrink_core.codecs.moments.codec`); both store
-        master weights as the lattice codec stores weights. ``drop`` leaves it out, so that training
-        cannot be resumed without warming the optimizer up again. By default `default_optimizer`; whatever
-        the moments codec has no rule for is stored exactly, tensor by tensor.
+        Storage of optimizer state that the codec does not encode. ``exact``: bit for bit. ``compressed``:
+        second moments to an octave, and the direction of first moments. ``compact``: second moments as
+        rank-one factors only (`inshrink_core.codecs.moments.codec`). Both store master weights as the lattice
+        codec stores weights. ``drop``: omitted, so that a resumed training must warm up its optimizer. By
+        default `default_optimizer`. Tensors that the moments codec does not cover are stored exactly.
     keyframe_every
-        Frames from one keyframe to the next; restoring a step decodes at most that many frames.
+        Frames from one keyframe to the next; restoring a step decodes at most this many frames.
     device
-        Device the codec works on, as torch names it.
+        Device of the codec, as a torch device name.
     threads
-        Tensors encoded at a time; does not change the bytes.
+        Number of tensors to encode in parallel; does not change the bytes.
 
     Raises
     ------
@@ -92,7 +91,7 @@ class ChainConfig:
     def __post_init__(self) -> None:
         if not self.optimizer:
             chosen = default_optimizer(self.codec, self.config.settings())
-            object.__setattr__(self, "optimizer", chosen)  # frozen, and never seen without it
+            object.__setattr__(self, "optimizer", chosen)  # frozen, but not yet visible to callers
         if self.optimizer not in OPTIMIZER_CHOICES:
             raise InputError(
                 f"optimizer state cannot be stored as '{self.optimizer}'",
@@ -105,12 +104,12 @@ class ChainConfig:
         return self.config.name
 
     def record(self) -> dict[str, Any]:
-        """Return what the frame says of how it was made."""
+        """Return the record of the configuration for a frame's meta."""
         record = {"codec": self.codec, "config": self.config.settings(), "optimizer": self.optimizer}
         return record | self._overridden()
 
     def settings(self) -> dict[str, Any]:
-        """Return settings and overrides as they are asked for: what makes the same chain again."""
+        """Return settings and overrides in the form of a request, from which the chain can be recreated."""
         return self.config.settings() | self._overridden()
 
     def _overridden(self) -> dict[str, Any]:
@@ -118,40 +117,40 @@ class ChainConfig:
         return {"overrides": overrides} if overrides else {}
 
     def as_set(self) -> ChainConfig:
-        """Return the same without what is predicted: for whoever measures what a restore costs."""
+        """Return the configuration without predicted settings, for measuring restore costs."""
         knob = self.config.tuning and self.config.tuning.knob
         set_now = {name: getattr(self.config, name) for name in (knob.settings if knob else ())}
         return dataclasses.replace(self, config=apply_settings(self.config, set_now))
 
     def made_exact(self, config: AnyCodec) -> ChainConfig:
-        """Return how a step is written whose weights have to stay exact: everything with them.
+        """Return the configuration for a step whose weights must be exact.
 
-        Optimizer state that was asked to be stored otherwise than by default stays as asked.
+        The default storage of optimizer state becomes exact too; a choice of the user remains.
         """
         asked = "" if self.optimizer == _DEFAULT_OPTIMIZER else self.optimizer
         return dataclasses.replace(self, config=config, optimizer=asked)
 
     def config_of(self, spec: TensorSpec) -> AnyCodec:
-        """Return the config of one tensor that the chain's own codec takes."""
+        """Return the codec of one tensor with its overrides, for tensors of the chain's own codec."""
         return overridden(self.config, self.overrides, spec)
 
     def codec_of(self, spec: TensorSpec) -> AnyCodec:
-        """Return the codec of any tensor, as it is set for it."""
+        """Return the codec of any tensor, with its overrides."""
         codec = self.codecs_by_role()[spec.role]
         return self.config_of(spec) if codec is self.config else codec
 
     def members(self, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Return the tensors that the chain's codec takes, which its plan is made for."""
+        """Return the tensors of the chain's own codec, which its plan covers."""
         by_role = self.codecs_by_role()
         return tuple(spec for spec in specs if by_role[spec.role] is self.config)
 
     def require_matches(self, checkpoint: Checkpoint) -> None:
-        """Refuse an override that matches no tensor: it was meant for another model, or is misspelt.
+        """Refuse an override that matches no tensor, since it is misspelt or meant for another model.
 
         Raises
         ------
         ConfigError
-            There is one.
+            An override matches no tensor.
         """
         members = self.members(checkpoint.specs)
         for override in self.overrides:
@@ -163,19 +162,19 @@ class ChainConfig:
                 )
 
     def first_moment(self, checkpoint: Checkpoint, spec: TensorSpec) -> TensorSpec | None:
-        """Return the first moment in a checkpoint that the rounding of a tensor follows; None for none."""
+        """Return the first moment that guides a tensor's rounding; None if the codec uses none."""
         codec = self.config_of(spec)
         if not isinstance(codec, EncoderState) or not codec.uses_past:
             return None
         return checkpoint.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
 
     def first_moments(self, checkpoint: Checkpoint, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Return what `first_moment` returns for some tensors."""
+        """Return the distinct results of `first_moment` for some tensors."""
         found = (self.first_moment(checkpoint, spec) for spec in specs)
         return tuple({spec.key: spec for spec in found if spec is not None}.values())
 
     def codecs_by_role(self) -> dict[TensorRole, AnyCodec]:
-        """Return the codec of each role: the chain's own, that of optimizer state, else lossless."""
+        """Return the codec of each role: the chain's own, that of optimizer state, or lossless."""
         found: dict[TensorRole, AnyCodec] = dict.fromkeys(TensorRole, get_codec(FALLBACK_CODEC)())
         taken = self.config.takes()
         if self.optimizer in _MOMENTS:
@@ -190,14 +189,14 @@ _SELECTORS = ("match", "layer_type")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Override:
-    """Settings that replace the codec's own for the tensors it matches.
+    """Codec settings for the tensors that match a pattern.
 
     Parameters
     ----------
     match
-        Pattern of parameter names: ``*`` and ``?`` as in file names, ``[ab]`` for one of a few letters.
+        Pattern of parameter names: ``*`` and ``?`` as in file names, ``[ab]`` for one of several letters.
     layer_type
-        A `LayerType` that tensors must be of too; None: any.
+        A `LayerType` that the tensors must have too; None: any.
     settings
         Settings of the codec.
 
@@ -214,13 +213,13 @@ class Override:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def matches(self, spec: TensorSpec) -> bool:
-        """Whether the settings hold for a tensor."""
+        """Whether the override applies to a tensor."""
         if self.layer_type is not None and spec.layer != self.layer_type:
             return False
         return fnmatchcase(spec.whole.name, self.match)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as a config file has it."""
+        """Return the override as an entry of a config file."""
         selectors: dict[str, Any] = {"match": self.match}
         if self.layer_type is not None:
             selectors["layer_type"] = self.layer_type
@@ -228,12 +227,12 @@ class Override:
 
 
 def overridden(config: AnyCodec, overrides: Sequence[Override], spec: TensorSpec) -> AnyCodec:
-    """Return the config of one tensor: every override that matches, in their order.
+    """Return a config with the settings of all matching overrides, applied in order.
 
     Raises
     ------
     ConfigError
-        A setting that the codec does not have, or that is out of range.
+        The codec does not have a setting, or a value is out of range.
     """
     settings: dict[str, Any] = {}
     for override in overrides:
@@ -248,7 +247,7 @@ def apply_settings(config: AnyCodec, settings: Mapping[str, Any]) -> AnyCodec:
     Raises
     ------
     ConfigError
-        A field it does not have, or a value that is out of range.
+        The config does not have a field, or a value is out of range.
     """
     known = [field.name for field in dataclasses.fields(config)]
     for name in settings:
@@ -264,7 +263,7 @@ def apply_settings(config: AnyCodec, settings: Mapping[str, Any]) -> AnyCodec:
 
 
 def settings_of(meta: Mapping[str, Any], spec: TensorSpec) -> dict[str, Any]:
-    """Return the settings that a frame says it wrote a tensor with, as `ChainConfig.record` has them."""
+    """Return the settings of a tensor in a frame, from the record that `ChainConfig.record` made."""
     settings = dict(meta.get("config", {}))
     for entry in meta.get("overrides", ()):
         selectors = {name: entry[name] for name in _SELECTORS if name in entry}
@@ -274,14 +273,14 @@ def settings_of(meta: Mapping[str, Any], spec: TensorSpec) -> dict[str, Any]:
 
 
 _LARGE_ERROR: Final = 0.25
-"""Relative error of a tensor from which it is named."""
+"""Relative error above which a tensor is reported."""
 
 _PRUNES: Final = ("prune", "embedding_prune")
-"""Settings with which a user asks for large errors."""
+"""Settings that request large errors."""
 
 
 class LargeError(NamedTuple):
-    """A tensor that comes back far from what it was at one step.
+    """A tensor with a large error at one step.
 
     Parameters
     ----------
@@ -301,14 +300,14 @@ class LargeError(NamedTuple):
 def large_errors(
     meta: Mapping[str, Any], spec: TensorSpec, step: int, relative_error: float | None
 ) -> tuple[LargeError, ...]:
-    """Return the error of a tensor of the model if it is large and no setting of the user's asks for it.
+    """Return the error of a model tensor if it is large and the user's settings do not request it.
 
     Parameters
     ----------
     meta
-        How the frame was written (`ChainConfig.record`).
+        Meta of the frame (`ChainConfig.record`).
     spec, step, relative_error
-        The tensor and its error; None where the tensor is zero.
+        The tensor and its error; None if the tensor is zero.
     """
     settings = settings_of(meta, spec)
     asked = settings != meta.get("config", {}) or any(settings.get(name) for name in _PRUNES)
@@ -318,19 +317,19 @@ def large_errors(
 
 
 def parse_overrides(entries: Any, config: AnyCodec) -> tuple[Override, ...]:
-    """Return the overrides of a config document, each tried on the codec's config.
+    """Parse the overrides of a config document, and check each against the codec.
 
     Parameters
     ----------
     entries
-        A list of tables: ``match``, ``layer_type``, and settings of the codec.
+        A list of tables with ``match``, ``layer_type``, and settings of the codec.
     config
-        What they override.
+        The config to override.
 
     Raises
     ------
     ConfigError
-        The list is not of that form, or asks for what the codec does not have.
+        The list is malformed, or a setting is unknown or out of range.
     """
     if not isinstance(entries, Sequence) or isinstance(entries, str):
         raise ConfigError("'override' is a list of tables", found=repr(entries))
@@ -357,7 +356,7 @@ def _parse(entry: Any, config: AnyCodec) -> Override:
 
 
 def literal_pattern(name: str) -> str:
-    """Return the pattern of an override that matches one name alone.
+    """Return an override pattern that matches exactly one name.
 
     Examples
     --------
@@ -368,36 +367,37 @@ def literal_pattern(name: str) -> str:
 
 
 def assigned(chain: ChainConfig, specs: Sequence[TensorSpec], setting: str) -> dict[str, Any]:
-    """Return the value of a codec's setting for each tensor, by key, overrides counted in."""
+    """Return the value of a codec's setting for each tensor by key, including overrides."""
     return {spec.key: getattr(chain.config_of(spec), setting) for spec in specs}
 
 
 def assignments(
     specs: Sequence[TensorSpec], values: Mapping[str, Any], base: Any, settings: Sequence[str]
 ) -> tuple[dict[str, Any], ...]:
-    """Return the fewest simple overrides that give each tensor its value.
+    """Return a small set of simple overrides that gives each tensor its value.
 
     Parameters
     ----------
     specs
-        Every tensor that the codec takes: a pattern must not catch one that is not named here.
+        All tensors of the codec, so that no pattern matches a tensor by accident.
     values
-        By key.
+        Value of each tensor, by key.
     base
-        The value that needs no override.
+        The value without an override.
     settings
-        Settings of the codec that take the value.
+        Settings of the codec to which the value is assigned.
 
     Returns
     -------
     tuple of dict
-        Tables as `inshrink_core.chain.parse_overrides` takes them. One for each layer type where the type
-        decides; else one for each largest module whose tensors share a value. No tensor is caught by two.
+        Tables for `inshrink_core.chain.parse_overrides`. There is one for each layer type if the types
+        determine the values; else one for each largest module with equal values. Each tensor matches at most
+        one table.
 
     Notes
     -----
-    O(n · depth of the modules). Tensors of several roles that share a name share their overrides: the value
-    of the first counts.
+    O(n · depth of the modules). Tensors of several roles with the same name share their overrides; the first
+    value is used.
 
     Examples
     --------
@@ -427,14 +427,14 @@ def assignments(
 
 
 def _of_modules(tensors: Sequence[tuple[tuple[str, ...], Any]], base: Any) -> dict[str, Any]:
-    """Return the values other than the base by the patterns of the largest modules that share one."""
+    """Return the values that differ from the base, by patterns of the largest uniform modules."""
     found: dict[str, Any] = {}
     inside: dict[tuple[str, ...], list[Any]] = {}
     for parts, value in tensors:
         for depth in range(len(parts)):
             inside.setdefault(parts[:depth], []).append(value)
     names = dict(tensors)
-    # A tensor may have the name of a module that holds others, which the module's pattern misses.
+    # A tensor may have the name of a module with other tensors; the module's pattern does not match it.
     uniform = {at for at, values in inside.items() if len({*values, names.get(at, values[0])}) == 1}
     for parts, value in tensors:
         if value != base:

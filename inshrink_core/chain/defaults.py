@@ -1,4 +1,4 @@
-"""Filling in what the user did not ask for: codec, config, device."""
+"""Defaults for a chain: codec, settings and device."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 def make_configs(
     codec: str, settings: Mapping[str, Any] | AnyCodec | None
 ) -> tuple[AnyCodec, tuple[Override, ...]]:
-    """Return a codec's config and the overrides that stand in the settings as ``overrides``.
+    """Return a codec's config, and the overrides under ``overrides`` in the settings.
 
     Raises
     ------
     ConfigError
-        An unknown setting, or a value out of range.
+        A setting is unknown, or a value is out of range.
     """
     entries: Any = ()
     if isinstance(settings, Mapping):
@@ -57,9 +57,9 @@ def make_chain_config(
     device: str,
     threads: int | None,
 ) -> ChainConfig:
-    """Fill in what was not asked for from the archive's newest frame, or the defaults.
+    """Return a configuration with defaults from the archive's newest frame, or the general ones.
 
-    Settings may hold ``overrides``, a list of tables (`inshrink_core.chain.Override`); given anew, they
+    Settings may include ``overrides``, a list of tables (`inshrink_core.chain.Override`). If given, they
     replace the archive's.
     """
     if optimizer is not None and optimizer not in OPTIMIZER_CHOICES:
@@ -79,7 +79,7 @@ def make_chain_config(
                 remedy=f"use --codec {used}, or write to another archive",
             )
         codec = used
-        # A frame of an archive from elsewhere that does not say it has kept everything.
+        # A frame from another writer that does not record its optimizer storage has stored everything.
         optimizer = optimizer or (optimizer_of(meta) if meta else None)
     codec = codec or DEFAULT_CODEC
     require_weight_codec(codec)
@@ -98,12 +98,12 @@ def make_chain_config(
 
 
 def chain_config_of(meta: Mapping[str, Any]) -> ChainConfig:
-    """Return how a frame was made, from what it says of itself.
+    """Return the configuration that a frame was made with, from its meta.
 
     Raises
     ------
     ConfigError
-        It was made with a codec or a setting that is not known here.
+        The frame's codec or a setting is unknown here.
     """
     config, overrides = make_configs(str(meta.get("codec", FALLBACK_CODEC)), _settings_of(meta))
     return ChainConfig(config=config, overrides=overrides, optimizer=optimizer_of(meta))
@@ -114,16 +114,16 @@ def _settings_of(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _newest_meta(archive: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what the newest frame says of how it was made; empty for an archive without frames.
+    """Return the newest frame's meta; empty for an archive without frames.
 
-    Steps stored exactly because nothing coarser kept a bound are passed over, unless all are exact.
+    Steps that were stored exactly to keep a quality bound are skipped, unless all steps are exact.
     """
     opened = Archive.open(archive)
     newest: dict[str, Any] = {}
     for info in reversed(opened.frames):
         try:
             meta = opened.frame(info).meta
-        except MissingFrameError:  # whether it is needed, whoever appends decides
+        except MissingFrameError:  # appending reports it if the frame is needed
             continue
         if "codec" not in meta or not is_exact(str(meta["codec"]), meta.get("config", {})):
             return meta

@@ -1,4 +1,4 @@
-"""The one place where frames are made: for an archive, in memory, or as a trial that is not stored."""
+"""Encoding of frames, for archives, in memory, or as trials that are not stored."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 
 
 RESIDENT_NBYTES = 1 << 16
-"""Up to this size a state is held: opening a file to read it again would take longer than coding it."""
+"""Size up to which a state is held in memory: reopening its file would take longer than coding it."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecalledReference(TensorReference):
-    """The state of a tensor stored bit for bit; its values are read again whenever they are asked for.
+    """The state of a tensor stored bit for bit, whose values are read again on each access.
 
     Parameters
     ----------
     recall
-        Returns the state (`TensorReference.exact_state`), from where it was read or from the archive.
+        Returns the state (`TensorReference.exact_state`), from the original file or from the archive.
     history
-        What else of the state the next delta is coded relative to, in memory because no file has it.
+        The context state of the next delta, held in memory because no file contains it.
     """
 
     recall: Callable[[], tuple[Tensor, Tensor | None]]
@@ -68,24 +68,24 @@ class RecalledReference(TensorReference):
         Raises
         ------
         DamagedError, MissingFrameError, IncompatibleError
-            They are not where they were read, and cannot be decoded either.
+            The values have left their file and cannot be decoded from the archive.
         """
         return self.recall()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the history: nothing else is in memory."""
+        """Size of the history in bytes; the values are not in memory."""
         return 0 if self.history is None else self.history.nbytes
 
 
 def read_again(source: TensorSource, spec: TensorSpec, digest: bytes) -> Tensor | None:
-    """Return a tensor from where it was read; None if it is not there any more.
+    """Return a tensor from its original file; None if the file is gone or has changed.
 
-    The digest makes sure that the values are bit for bit those a reader of the archive decodes: a delta
-    against any others would be lost.
+    The digest verifies that the values are the same bits that a reader of the archive decodes. A delta
+    against different values could not be decoded.
     """
     try:
-        # The digest below is a stronger check than the file's own.
+        # The digest below is stronger than the file's checksum.
         tensor = peek(source, spec)
     except InshrinkError as error:
         _logger.info("tensor '%s' is decoded from the archive: %s", spec.key, error)
@@ -101,26 +101,26 @@ _OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainState:
-    """The state of a chain: what its next frame is encoded relative to.
+    """The state of a chain, against which its next frame is encoded.
 
     Parameters
     ----------
     references
-        States after the frame before, by key; none for a keyframe. Not to be changed.
+        States after the previous frame by key, read-only; empty for a keyframe.
     memory
-        What the codec remembers of the frames before (`EncoderState.remember`); for the first one, what
-        `FrameEncoder.look_ahead` returned.
+        The codec's memory of earlier frames (`EncoderState.remember`); for the first frame, the result of
+        `FrameEncoder.look_ahead`.
     restored
-        Returns the values that training last continued from after a restore, None where it did not.
+        Returns the values from which training last resumed after a restore; None without a restore.
     after_restore
-        Whether training was restored from the frame before.
+        Whether training resumed from the previous frame.
     unchanged
-        Tensors of `references` that the frame leaves as they are, by key.
+        Keys of the `references` that the frame leaves unchanged.
     observed
-        What tensors are observed relative to, by key; None: `references`. Where a frame is encoded in parts,
-        each part observes all tensors and has the references of some.
+        States relative to which tensors are observed, by key; None for `references`. A part of a frame
+        observes all tensors, but has the references of some.
     shards
-        Where each rank of a training observes what it holds, what brings the observations together.
+        The collective over the ranks of a training, if each rank observes only its own tensors.
     """
 
     references: Mapping[str, TensorReference] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class ChainState:
     shards: Shards | None = None
 
     def is_like(self, other: ChainState) -> bool:
-        """Whether a frame is encoded relative to the very same states and memory."""
+        """Whether a frame would be encoded against the same states and memory."""
         references, others = self.references, other.references
         return (
             (self.memory, self.restored, self.after_restore, self.unchanged)
@@ -143,20 +143,20 @@ class ChainState:
 
 
 class TensorJob(TensorInput):
-    """A tensor on its way into a frame: each part is read when the codec asks for it.
+    """A tensor to encode, each part of which is read when the codec requests it.
 
     Parameters
     ----------
     checkpoint, spec
         The tensor.
     device
-        Where the codec works.
+        Device of the codec.
     restored
-        Returns what a tensor was restored to.
+        Returns the restored values of a tensor.
     moment_before
-        As of `TensorInput`.
+        As in `TensorInput`.
     tensor
-        The values, where they were read already.
+        The values, if they were read already.
     """
 
     def __init__(
@@ -175,26 +175,26 @@ class TensorJob(TensorInput):
 
     @property
     def tensor(self) -> Tensor:
-        """The values, read once."""
+        """The values, which are read once."""
         if self._values is None:
             self._values = peek(self._checkpoint.source, self.spec).to(self._device)
         return self._values
 
     @property
     def restored(self) -> Tensor | None:
-        """The values that training last continued from, decoded."""
+        """The values from which training last resumed, decoded."""
         start = None if self._start is None else self._start(self.spec)
         return None if start is None else start.to(self._device)
 
     @property
     def sample(self) -> Tensor:
-        """A sample, without the rest of the tensor where that was not read."""
+        """A sample, read without the rest of the tensor if possible."""
         if self._values is not None:
             return super().sample
         return peek_sample(self._checkpoint.source, self.spec).to(self._device)
 
     def companion(self, *roles: TensorRole, sampled: bool = False) -> Tensor | None:
-        """Read a tensor of the same parameter, or a sample of it."""
+        """Read an auxiliary tensor of the same parameter, or a sample of it."""
         found = self._checkpoint.companion_spec(self.spec, *roles)
         if found is None:
             return None
@@ -213,25 +213,25 @@ class TensorResult(NamedTuple):
 
 
 class FrameEncoder:
-    """Encodes the tensors of checkpoints as the frames of a chain hold them.
+    """Encodes checkpoints as frames of a chain.
 
     Parameters
     ----------
     chain
-        Which codec takes which tensors, and with which settings.
+        The codecs, their settings and the tensors they encode.
     """
 
     def __init__(self, chain: ChainConfig) -> None:
         self._chain = chain
 
     def plan(self, checkpoint: Checkpoint, state: ChainState, specs: Sequence[TensorSpec]) -> FramePlan:
-        """Observe tensors and plan their frame (`FramePlan`)."""
+        """Observe tensors and return the plan of their frame."""
         return FramePlan(self._chain, checkpoint, state, specs)
 
     def encode(
         self, checkpoint: Checkpoint, state: ChainState, specs: Sequence[TensorSpec] | None = None
     ) -> tuple[Any, Iterator[TensorResult]]:
-        """Plan a frame; return what the codec remembers of it, and its tensors encoded one by one."""
+        """Plan a frame; return the codec's memory and an iterator over the encoded tensors."""
         specs = checkpoint.specs if specs is None else specs
         plan = self.plan(checkpoint, state, specs)
         return plan.memory, plan.encode(specs)
@@ -240,27 +240,27 @@ class FrameEncoder:
     def look_ahead(
         self, steps: Sequence[int], read: Callable[[int], Checkpoint], keys: frozenset[str] | None = None
     ) -> Any:
-        """Look at a few steps of a run, and return what its first frame is planned with.
+        """Inspect a few steps of a run, and return the memory for planning its first frame.
 
         Parameters
         ----------
         steps
-            The steps that are going to be encoded, ascending.
+            The steps to encode, ascending.
         read
             Returns the checkpoint of a step.
         keys
-            Look at these tensors only; by default at all that the chain's own codec takes.
+            Keys of the tensors to inspect; by default all tensors of the chain's own codec.
 
         Returns
         -------
         memory
-            For the `ChainState` of the first frame; None where the codec does not look ahead.
+            For the `ChainState` of the first frame; None if the codec does not look ahead.
 
         Notes
         -----
-        Reads each tensor once a step, without checking checksums: nothing of it is stored. A step that
-        cannot be read is passed over, which is reported when its turn comes. Holds what the codec makes
-        of each tensor, and two tensors a thread.
+        Reads each tensor once a step, without verifying checksums, since nothing of it is stored. Skips
+        unreadable steps, which are reported when they are encoded. Holds the codec's statistics of each
+        tensor, and two tensors a thread.
         """
         codec = self._chain.config
         there: list[tuple[LookAheadStep, Checkpoint]] = []
@@ -280,28 +280,28 @@ class FrameEncoder:
 
 
 class FramePlan:
-    """A frame that is planned, and whose tensors can be encoded, each once.
+    """A planned frame, whose tensors can each be encoded once.
 
     Parameters
     ----------
     chain
-        Which codec takes which tensors, and with which settings.
+        The codecs, their settings and the tensors they encode.
     checkpoint
-        The full checkpoint: what is not encoded may still show how sensitive a weight is.
+        The full checkpoint; tensors outside the frame may still inform the plan.
     state
-        What the frame is encoded relative to. A caller that does not keep it either frees each state when
-        its successor is made.
+        The chain state to encode against. Unless the caller holds on to it, each tensor's state is released
+        when its successor exists.
     specs
-        Which tensors the frame has. Each is read once or twice.
+        The tensors of the frame. Each is read once or twice.
 
     Attributes
     ----------
     memory
-        What the chain's codec wants to remember.
+        The memory of the chain's codec for later frames.
     members
-        Tensors that it was planned for.
+        The tensors of the chain's codec.
     quality
-        What the frame says of the cost of a restore, if nobody measures it; None for nothing.
+        The frame's record of its predicted restore cost, if the cost is not measured; None for none.
 
     Raises
     ------
@@ -312,14 +312,14 @@ class FramePlan:
     def __init__(
         self, chain: ChainConfig, checkpoint: Checkpoint, state: ChainState, specs: Sequence[TensorSpec]
     ) -> None:
-        if state.shards is None:  # else it is what one rank of several has
+        if state.shards is None:  # a rank of several has only some of the tensors
             chain.require_matches(checkpoint)
         codec, by_role = chain.config, chain.codecs_by_role()
         self._chain, self._checkpoint = chain, checkpoint
         self._restored, self._unchanged, self._old = state.restored, state.unchanged, dict(state.references)
         self.members = chain.members(specs)
         made, codecs = [codec], dict[str, AnyCodec]()
-        for spec in self.members:  # many overrides often come to a few configs, each of which has a plan
+        for spec in self.members:  # many overrides often amount to a few configs; plan each only once
             config = chain.config_of(spec)
             codecs[spec.key] = next((known for known in made if known == config), config)
             if codecs[spec.key] not in made:
@@ -343,7 +343,7 @@ class FramePlan:
             after_restore=state.after_restore,
             reaches=_reaches(checkpoint),
         )
-        # An override has a plan of its own, from what was seen of all tensors: pools stay complete.
+        # Each override has a separate plan from the statistics of all tensors, so pools stay complete.
         self._plans = {id(config): config.plan(observed, seen, context) for config in made}
         beside = replace(context, spacings=self._spacings())
         others = {id(config): config for config in by_role.values() if config is not codec}
@@ -356,16 +356,16 @@ class FramePlan:
             self.quality = codec.predicted(self._plans[id(codec)])
 
     def _spacings(self) -> dict[str, float]:
-        """Return the step sizes of weights, by parameter, that first moments are rounded by."""
+        """Return the step sizes of weights by parameter, for rounding first moments."""
         spacings: dict[str, float] = {}
         for spec in self.members:
             codec = self._codecs[spec.key]
             if spec.role not in _OF_MODEL or not isinstance(codec, EncoderState):
                 continue
             width = codec.spacing(self._plans[id(codec)], spec)
-            # The optimizer moves master weights, where there are any.
+            # If a parameter has master weights, the optimizer updates these.
             if width is not None and (spec.role is TensorRole.MASTER or spec.name not in spacings):
-                # Units of first moments do not get finer because errors of the weights last longer.
+                # First moments need no finer units when errors of weights persist longer.
                 counts = codec.shaped([self._old[spec.key]] if spec.key in self._old else [])
                 spacings[spec.name] = width * math.sqrt(codec.lasting(*counts))
         return spacings
@@ -373,7 +373,7 @@ class FramePlan:
     def encode(
         self, specs: Iterable[TensorSpec], ready: Mapping[str, TensorResult] = MappingProxyType({})
     ) -> Iterator[TensorResult]:
-        """Yield tensors encoded, one by one, in the order of the specs; those that are ready as they are."""
+        """Yield the encoded tensors one by one, in the order of the specs; reuse results in `ready`."""
 
         def result(spec: TensorSpec) -> TensorResult:
             return ready.get(spec.key) or self._encode(spec)
@@ -382,7 +382,7 @@ class FramePlan:
 
     def _encode(self, spec: TensorSpec) -> TensorResult:
         codec, before = self._codecs.get(spec.key) or self._codecs[spec.role], self._old.pop(spec.key, None)
-        # Codecs that store exact bytes work in host memory.
+        # Lossless coding runs in host memory.
         device = "cpu" if codec.name == FALLBACK_CODEC else self._chain.device
         read = self._checkpoint.source.read(spec)
         digest = tensor_digest(read)
@@ -400,7 +400,7 @@ class FramePlan:
             after = codec_for_block(block.codec).decode(spec, block, before)
         else:
             block, after = codec.encode(job, self._plans[id(codec)], before)
-        # What exact blocks of lossless chains lose is nothing, and takes no time to measure.
+        # Lossless blocks have no error to measure.
         counts = codec.name != FALLBACK_CODEC and spec.role in MODEL_ROLES
         error, norm = squared_error(job.tensor, after) if counts else (0.0, 0.0)
         return TensorResult(spec, block, after, digest, error, norm)
@@ -408,14 +408,14 @@ class FramePlan:
 
 @dataclass(frozen=True)
 class PreparedFrame:
-    """A frame of which some tensors were encoded in memory, and how.
+    """A frame with tensors that were encoded in advance, in memory.
 
     Parameters
     ----------
     chain, checkpoint, state, plan
-        How, of what and relative to what it was made, and its plan.
+        The inputs of the encoding, and its plan.
     results
-        What is encoded already, by key.
+        Tensors encoded so far, by key.
     """
 
     chain: ChainConfig
@@ -427,18 +427,17 @@ class PreparedFrame:
     def holds(
         self, chain: ChainConfig, checkpoint: Checkpoint, state: ChainState, specs: Iterable[TensorSpec]
     ) -> bool:
-        """Whether these are the bytes of a checkpoint's frame."""
+        """Whether the results are valid for a checkpoint's frame."""
         is_same = chain == self.chain and checkpoint is self.checkpoint and self.state.is_like(state)
         return is_same and self.plan.members == chain.members(specs)
 
 
 def _rates(checkpoint: Checkpoint) -> dict[str, float]:
-    """Learning rate by parameter name, where it is known."""
     return {name: group["lr"] for name, group in checkpoint.hyperparameters.items() if "lr" in group}
 
 
 def _reaches(checkpoint: Checkpoint) -> dict[str, float]:
-    """How far momentum alone still moves a parameter, by name, for Adam and SGD: others step otherwise."""
+    """Return the expected update size of momentum by parameter name, for Adam and SGD only."""
     found = {}
     for name, group in checkpoint.hyperparameters.items():
         beta = group.get("momentum" if "dampening" in group else "beta1", 0.0)
@@ -450,7 +449,7 @@ def _reaches(checkpoint: Checkpoint) -> dict[str, float]:
 def _look_ahead_inputs(
     spec: TensorSpec, there: Sequence[tuple[LookAheadStep, Checkpoint]]
 ) -> Iterator[tuple[int, TensorInput]]:
-    """Read samples of a tensor at one look after the other, where it is the same tensor."""
+    """Yield samples of a tensor at each inspected step that has the same tensor."""
     for look, checkpoint in there:
         if spec.key not in checkpoint or checkpoint.spec(spec.key) != spec:
             continue
@@ -465,12 +464,12 @@ def _look_ahead_inputs(
 
 
 def _job_nbytes(spec: TensorSpec) -> int:
-    """Return about how many bytes of memory a tensor takes while it is encoded, none too few to count."""
+    """Return an upper estimate of a tensor's memory during encoding, in bytes."""
     return spec.nbytes + RESIDENT_NBYTES
 
 
 def squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, float]:
-    """Return (squared error, squared norm) of a floating tensor; non-finite values count for nothing."""
+    """Return (squared error, squared norm) of a floating tensor; non-finite values are ignored."""
     import torch
 
     from inshrink_core.ops.cpu.distance import SLICE, squared_distance

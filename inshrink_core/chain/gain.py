@@ -1,8 +1,8 @@
-"""Restore gain and restore noise: whether training would get on if it were restored at every step.
+"""Restore gain and restore noise: the effect of a restore at every step on training progress.
 
-Neither an evaluator nor training is needed. Pretend a restore at the previous step, add the movement that
-the run really made to the decoded weights, encode, decode: how much of the movement arrives is the
-*gain*, and how much arrives that is not the movement is the *noise*.
+The measurement needs neither an evaluator nor training. It simulates a restore at the previous step, adds the
+run's actual movement to the decoded weights, encodes and decodes. The *gain* is the share of the movement
+that the result contains, and the *noise* is the remainder of the result.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 _SLICE = 1 << 20
-"""Values that are turned to float64 at a time: 8 MB, small beside any tensor worth a thought."""
+"""Values to convert to float64 at a time (8 MB)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorGain:
-    """Sums over one tensor at one step, from x (restored), Δ (the run's movement) and x' (archived again).
+    """Sums over one tensor at one step, of x (restored), Δ (the run's movement) and x' (decoded again).
 
     Parameters
     ----------
     key
-        The tensor.
+        Key of the tensor.
     projected
         Σ (x' − x)·Δ.
     residual
@@ -54,25 +54,25 @@ class TensorGain:
 
     @property
     def gain(self) -> float | None:
-        """Share of the movement that arrives: 0 rolls training back, 1 keeps it; None without movement."""
+        """Share of the movement that survives: 0 undoes training, 1 preserves it; None without movement."""
         return _quotient(self.projected, self.movement)
 
     @property
     def noise(self) -> float | None:
-        """Squared error of the movement that arrives, relative to it; None without movement."""
+        """Squared error of the surviving movement over the squared movement; None without movement."""
         return _quotient(self.residual, self.movement)
 
 
 @dataclass(frozen=True, slots=True)
 class StepGain:
-    """Gain and noise of the weights of one step, tensor by tensor and pooled.
+    """Gain and noise of the weights of one step, by tensor and pooled.
 
     Parameters
     ----------
     step
         Training step.
     tensors
-        Every floating weight that the step and the one before have in one shape.
+        All floating weights that have the same shape in this step and the previous one.
     """
 
     step: int
@@ -107,22 +107,22 @@ def pool(tensors: Iterable[TensorGain]) -> TensorGain:
 
 
 def step_gain(chain: ChainConfig, before: Checkpoint, after: Checkpoint, state: ChainState) -> StepGain:
-    """Return gain and noise of a step, had training been restored at the step before.
+    """Return gain and noise of a step after a simulated restore at the previous step.
 
     Parameters
     ----------
     chain
-        How the step is encoded.
+        Configuration for encoding the step.
     before, after
         The original checkpoints of the previous step and of this one.
     state
-        What this step is encoded against; that it follows a restore is added here.
+        The chain state to encode against; it is marked as following a restore.
 
     Notes
     -----
-    gain = Σ (x' − x)·Δ / Σ Δ², noise = Σ (x' − x − Δ)² / Σ Δ². The pretended weights x + Δ are rounded to
-    the stored dtype, as training would store them. Two passes, as encoding a frame is; memory of a few
-    copies of the largest tensor. Values that are not finite count for nothing.
+    gain = Σ (x' − x)·Δ / Σ Δ², noise = Σ (x' − x − Δ)² / Σ Δ². The simulated weights x + Δ are rounded to
+    the stored dtype, as in training. The computation takes two passes, like encoding a frame, and the memory
+    of a few copies of the largest tensor. Non-finite values are ignored.
     """
     states = state.references
     specs = [spec for spec in after.specs if spec.key in states and _moves(spec, before)]
@@ -138,7 +138,7 @@ def step_gain(chain: ChainConfig, before: Checkpoint, after: Checkpoint, state: 
 
 
 def _moves(spec: TensorSpec, before: Checkpoint) -> bool:
-    """Whether a tensor is a weight that training moves, and was there before."""
+    """Whether a tensor is a floating weight with the same shape and dtype in the previous step."""
     floating = spec.dtype.startswith(("float", "bfloat"))
     if spec.role is not TensorRole.WEIGHT or not floating or spec.key not in before:
         return False
@@ -152,14 +152,14 @@ def _movement(spec: TensorSpec, before: Checkpoint, after: Checkpoint) -> Tensor
 
 @dataclass(frozen=True)
 class _Pretended:
-    """A `TensorSource` of weights as training would have made them: restored, and moved as the run moved."""
+    """A `TensorSource` of simulated weights: restored ones plus the run's movement."""
 
     before: Checkpoint
     after: Checkpoint
     states: Mapping[str, TensorReference]
 
     def read(self, spec: TensorSpec) -> Tensor:
-        """Return x + Δ of a weight, and anything else as it is."""
+        """Return x + Δ for a weight, and other tensors unchanged."""
         import torch
 
         if spec.key not in self.states:
@@ -174,7 +174,7 @@ class _Pretended:
 
 
 def _sums(key: str, restored: Tensor, movement: Tensor, again: Tensor) -> TensorGain:
-    """Sum slice by slice: float64 copies stay small, whatever the tensor."""
+    """Return the sums, computed in slices to limit the size of float64 copies."""
     projected, residual, moved = [], [], []
     flat, moves, news = restored.reshape(-1), movement.reshape(-1), again.reshape(-1)
     for start in range(0, flat.numel(), _SLICE):
@@ -189,5 +189,4 @@ def _sums(key: str, restored: Tensor, movement: Tensor, again: Tensor) -> Tensor
 
 
 def _quotient(numerator: float, movement: float) -> float | None:
-    """Divide where there is movement: a frozen tensor has no gain."""
     return numerator / movement if movement > 0 else None

@@ -1,4 +1,4 @@
-"""What a frame says of itself and of each tensor beside the blocks: checked once, when it is opened."""
+"""Meta of frames and attributes of tensors, which are validated when a frame is opened."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from inshrink_core.errors import DamagedError
 from inshrink_core.frame import BlockEntry
 
 ORIGINALS: Final = "originals"
-"""Key of meta: which checksums vouched for the files of a frame, and what was damaged and stored so."""
+"""Meta key: checksums that verified the frame's original files, and bytes that failed them."""
 
 QUALITY: Final = "quality"
-"""Key of meta: what a restore of the frame costs by some figures, how that is known (``measured``,
-``predicted`` or ``exact``), and what was promised."""
+"""Meta key: the restore cost of the frame, how it is known (``measured``, ``predicted`` or ``exact``), and
+the quality bounds."""
 
 WRITTEN: Final = "written"
-"""Key of meta: by a tensor's name, the step it was last written at, where that is before the frame's own."""
+"""Meta key: the step at which each tensor was last written, by name, for tensors left unchanged since."""
 
 NAME: Final = "name"
-"""Key of meta: the name of a checkpoint that is no step, such as ``best``."""
+"""Meta key: name of a checkpoint that is not a step, such as ``best``."""
 
 FOLDER: Final = "folder"
-"""Key of meta: the name of the directory that the checkpoint was, unless that is ``checkpoint-STEP``."""
+"""Meta key: name of the checkpoint's directory, unless it is ``checkpoint-STEP``."""
 
 METRICS: Final = "metrics"
-"""Key of meta: what the training measured at the step, by name."""
+"""Meta key: the training metrics at the step, by name."""
 
 
 MODELS: Final = "models"
-"""Key of meta: names of the models beside the main one, with which the names of their tensors begin."""
+"""Meta key: names of the models beside the main one; the names of their tensors start with these."""
 
 
 def _is_id(value: Any) -> bool:
@@ -49,13 +49,13 @@ def _is_list_of(value: Any, is_sound: Callable[[Any], bool]) -> bool:
 
 
 def _is_dropped(value: Any) -> bool:
-    """Whether a value is an id, and lists of keys."""
+    """Whether a value is an id followed by lists of keys."""
     pair = isinstance(value, list) and len(value) == 2 and _is_id(value[0])
     return pair and _is_list_of(value[1], lambda keys: _is_list_of(keys, lambda key: type(key) is str))
 
 
 def _is_quality(value: Any) -> bool:
-    """Whether a value holds words and numbers where they belong."""
+    """Whether a value has strings and numbers under the right keys."""
     if not isinstance(value, dict) or not isinstance(bounds := value.get("bounds", {}), dict):
         return False
     words = all(isinstance(value.get(name, ""), str) for name in ("how", "why"))
@@ -81,16 +81,16 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     BASE: is_base_record,
     "source": lambda value: _is_list_of(value, _is_id) and len(value) == 2,
 }
-"""The keys that are read (docs/format.md); others may hold anything."""
+"""Validators of the known keys (docs/format.md); other keys may have any value."""
 
 
 def check_meta(meta: Mapping[str, Any], where: str) -> None:
-    """Refuse a frame whose meta holds what its keys cannot mean.
+    """Validate a frame's meta.
 
     Raises
     ------
     DamagedError
-        A value is of another type than the format says.
+        A value does not have the type that the format requires.
     """
     for key, is_sound in _KINDS.items():
         if key in meta and not is_sound(meta[key]):
@@ -99,17 +99,17 @@ def check_meta(meta: Mapping[str, Any], where: str) -> None:
 
 _MAX_DIMENSIONS = 64
 _MAX_TENSOR_NBYTES = (1 << 63) - 1
-"""What PyTorch can count."""
+"""Largest size that PyTorch supports."""
 
 
 _N_ATTRIBUTES = 6
-"""Of a cell; a tensor that is whole has one less."""
+"""Attributes of a cell; a whole tensor has one less."""
 
 
 def pack_attributes(spec: TensorSpec) -> tuple[Any, ...]:
-    """Return what a tensor's block entry carries of its spec: role, dtype, shape, exact, layer type.
+    """Return the attributes of a tensor's block entry: role, dtype, shape, exact, layer type.
 
-    A cell has another: the shape of its tensor, and where it begins in it.
+    A cell has a sixth attribute: the shape of its tensor, and the cell's offsets in it.
     """
     layer = spec.layer.value if spec.layer else None
     row = (spec.role.value, spec.dtype, list(spec.shape), spec.exact, layer)
@@ -122,9 +122,9 @@ def spec_of(entry: BlockEntry, where: str = "") -> TensorSpec:
     Raises
     ------
     DamagedError
-        The attributes are not those of a tensor.
+        The attributes do not describe a tensor.
     IncompatibleError
-        There are more of them than are known here.
+        The entry has more attributes than this version knows.
     """
     if len(entry.attributes) > _N_ATTRIBUTES:
         raise newer(where, "six attributes of a tensor", f"{len(entry.attributes)} of '{entry.key}'")
@@ -136,7 +136,7 @@ def spec_of(entry: BlockEntry, where: str = "") -> TensorSpec:
 
 @functools.lru_cache(maxsize=1 << 15)
 def _spec_of(key: str, attributes: tuple[Any, ...]) -> TensorSpec:
-    """Read attributes once for all the frames that have them."""
+    """Parse attributes, cached because most frames share them."""
     role_value, dtype, shape, exact, layer, *cell = attributes
     role = TensorRole(role_value)
     is_tensor = (
@@ -171,7 +171,7 @@ def _is_shape(shape: Sequence[Any], itemsize: int) -> bool:
 
 
 def _is_cell(cell: Any, shape: Sequence[int], itemsize: int) -> bool:
-    """Whether the shape of a tensor and an offset are those of a cell of some shape."""
+    """Whether a tensor's shape and the offsets are valid for a cell of the given shape."""
     full_shape, offsets = cell
     return (
         len(full_shape) == len(offsets) == len(shape) > 0
@@ -182,5 +182,5 @@ def _is_cell(cell: Any, shape: Sequence[int], itemsize: int) -> bool:
 
 
 def decoding_nbytes(spec: TensorSpec, entry: BlockEntry) -> int:
-    """Return about how much memory decoding a block takes, its payload included."""
+    """Return the approximate memory for decoding a block, including its payload, in bytes."""
     return entry.nbytes + decoding_memory(entry.codec) * spec.nbytes

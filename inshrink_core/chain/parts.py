@@ -1,4 +1,4 @@
-"""Who writes which tensors of a checkpoint, or which cells of them, where several write it together."""
+"""Distribution of a checkpoint's tensors, or of their cells, over several writers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from inshrink_core.formats.distributed import flaw_of_cover
 from inshrink_core.frame import FrameInfo
 
 CELL_NUMEL: Final = 1 << 18
-"""Elements of a cell, at least: smaller ones cost more bytes, larger ones more after another sharding."""
+"""Least number of elements of a cell. Smaller cells take more bytes, larger ones more after resharding."""
 
 AUTO: Final = "auto"
-"""The share that the environment tells."""
+"""Option value: take the share from the environment."""
 
 _TEXT: Final = re.compile(r"([0-9]{1,5})/([0-9]{1,5})", re.ASCII)
 
@@ -31,11 +31,11 @@ _ENVIRONMENTS: Final = (
     ("a Slurm array", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
     ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", ""),
 )
-"""Who tells which process this is: its number, how many there are, and the first number, mostly 0."""
+"""Environment variables of a launcher: process number, process count, and first number (default 0)."""
 
 
 class Share(NamedTuple):
-    """One part of a work that is shared: its number, from 0 on, and how many there are."""
+    """One part of a shared job: its number, from 0, and the number of parts."""
 
     part: int
     n_parts: int
@@ -45,12 +45,12 @@ class Share(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a share as users write it: ``2/8`` is the second of eight.
+        """Parse a share as users write it: ``2/8`` is the second of eight.
 
         Raises
         ------
         InputError
-            It is not one.
+            The text is not a share.
 
         Examples
         --------
@@ -64,9 +64,9 @@ class Share(NamedTuple):
         return cls(number - 1, count)
 
     def of(self, sizes: Iterable[int]) -> range:
-        """Return which of some things in a row are this part's, so that sizes are about equal.
+        """Return the range of items that belong to this part, so that parts have about equal sizes.
 
-        Parts follow one another, and every thing is one part's; one that is larger than all others together
+        Parts are consecutive and every item belongs to one part. An item larger than all others together
         leaves other parts empty.
 
         Examples
@@ -85,19 +85,19 @@ class Share(NamedTuple):
 
 
 def share_of(text: str | None, environment: Mapping[str, str] | None = None) -> Share | None:
-    """Return the share that an option names: ``I/N``, or ``auto`` for what the environment tells.
+    """Return the share given by an option: ``I/N``, or ``auto`` to use the environment.
 
     Parameters
     ----------
     text
-        The option; None: the work is not shared.
+        The option; None if the work is not shared.
     environment
-        By default that of the process.
+        The environment variables; by default those of the process.
 
     Raises
     ------
     InputError
-        It is no share, or the environment tells none.
+        The text is not a share, or the environment has none.
     """
     if text is None or text != AUTO:
         return None if text is None else Share.parse(text)
@@ -123,20 +123,20 @@ def share_of(text: str | None, environment: Mapping[str, str] | None = None) -> 
 
 
 def frames_of(part: str | None, infos: Sequence[FrameInfo]) -> Sequence[FrameInfo]:
-    """Return the frames that a part works on (`share_of`); all of them where the work is not shared."""
+    """Return the frames of a part (`share_of`); all frames if the work is not shared."""
     share = share_of(part)
     return infos if share is None else [infos[at] for at in share.of(info.nbytes for info in infos)]
 
 
 class Split:
-    """Which part takes which tensors: by columns, a weight with its optimizer state, balanced by bytes.
+    """Assignment of tensors to parts, balanced by bytes; a weight and its optimizer state share a part.
 
     Parameters
     ----------
     specs
-        Tensors of the first step of the work: the same in every part.
+        Tensors of the first step; every part must pass the same.
     n_parts
-        How many parts there are.
+        Number of parts.
 
     Examples
     --------
@@ -162,40 +162,41 @@ class Split:
             heapq.heappush(loads, (load + columns[name], part))
 
     def part_of(self, spec: TensorSpec) -> int:
-        """Return the part of a tensor; of one that came later, by its name."""
+        """Return the part of a tensor; a tensor not in the first step is assigned by a hash of its name."""
         known = self._parts.get(spec.parameter)
         return zlib.crc32(spec.parameter.encode()) % self.n_parts if known is None else known
 
     def owns(self, spec: TensorSpec, part: int) -> bool:
-        """Whether a tensor is a part's."""
+        """Whether a tensor belongs to a part."""
         return self.part_of(spec) == part
 
 
 @dataclass(frozen=True)
 class Shards:
-    """What one rank of a training holds, where each rank writes what it holds.
+    """The tensors and cells of one rank of a training in which every rank writes its own.
 
     Parameters
     ----------
     places
-        Of the rank's tensors and cells among those of the frame, by key.
+        Position in the frame of each of the rank's tensors and cells, by key.
     gathered
-        Returns what all ranks give it, in their order; all of them must call it.
+        All-gather: returns the values of all ranks in rank order. Every rank must call it.
     """
 
     places: Mapping[str, int]
     gathered: Callable[[Any], Sequence[Any]]
 
     def owns(self, spec: TensorSpec, part: int) -> bool:
-        """Whether a tensor or cell is this rank's."""
+        """Whether a tensor or cell belongs to this rank."""
         return spec.key in self.places
 
     def observations(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], memory: Any
     ) -> tuple[list[TensorSpec], list[Any], Any]:
-        """Return what all ranks observed, by key, and remember of that.
+        """Return the statistics of all ranks, sorted by key, and their joint memory.
 
-        The order does not depend on who holds what. Each rank remembers its own alone (`memory_of`).
+        The order does not depend on the sharding. Each rank stores the memory of its own tensors
+        (`memory_of`).
         """
         known = memory_of(memory, frozenset(spec.key for spec in specs))
         given = self.gathered((list(zip(specs, statistics, strict=True)), known))
@@ -204,7 +205,7 @@ class Shards:
 
 
 def memory_of(memory: Any, keys: frozenset[str]) -> Any:
-    """Return what is remembered of some tensors, and of all together.
+    """Return the part of a memory that concerns some tensors, and the entries for all together.
 
     Examples
     --------
@@ -220,7 +221,7 @@ def memory_of(memory: Any, keys: frozenset[str]) -> Any:
 
 
 def cell_spec(spec: TensorSpec, box: Box) -> TensorSpec:
-    """Return a cell of a tensor.
+    """Return the spec of a cell of a tensor.
 
     Examples
     --------
@@ -234,22 +235,22 @@ def cell_spec(spec: TensorSpec, box: Box) -> TensorSpec:
 
 
 def cells_of(spec: TensorSpec, box: Box) -> list[tuple[TensorSpec, Box]]:
-    """Cut what a rank holds of a tensor into cells.
+    """Cut a rank's region of a tensor into cells.
 
-    Cuts are at multiples of the least number of rows of the whole tensor that have `CELL_NUMEL` elements, so
-    that ranks of another number cut where these do.
+    Cells are cut at multiples of the smallest number of rows of the full tensor with `CELL_NUMEL` elements,
+    so that another number of ranks uses the same cuts.
 
     Parameters
     ----------
     spec
-        The whole tensor.
+        The full tensor.
     box
-        What the rank holds of it.
+        The rank's region of it.
 
     Returns
     -------
     list of (cell, place)
-        Each cell, and where it lies in what the rank holds; the tensor itself where it is one cell.
+        Each cell and its position in the rank's region; the tensor itself if it is one cell.
     """
     if not math.prod(box.sizes) or len(spec.shape) == 0:
         return [] if spec.numel else [(spec, box)]
@@ -270,12 +271,12 @@ def cells_of(spec: TensorSpec, box: Box) -> list[tuple[TensorSpec, Box]]:
 def joined_specs(
     specs: Iterable[TensorSpec], where: str
 ) -> tuple[tuple[TensorSpec, ...], dict[str, tuple[TensorSpec, ...]]]:
-    """Return the tensors that a frame's blocks make up, and the cells of those that are in cells, by key.
+    """Return the tensors that a frame's blocks make up, and the cells of tensors in cells, by key.
 
     Raises
     ------
     DamagedError
-        The cells of a tensor leave a hole, overlap, or are of different tensors.
+        The cells of a tensor leave a hole, overlap, or belong to different tensors.
     """
     found: dict[str, list[TensorSpec]] = {}
     for spec in specs:
@@ -292,5 +293,5 @@ def joined_specs(
 
 
 def box_of(spec: TensorSpec) -> Box:
-    """Return where a cell lies in its tensor; of a whole tensor, all of it."""
+    """Return the region of a cell in its tensor; for a full tensor, all of it."""
     return Box((0,) * len(spec.shape) if spec.cell is None else spec.cell.offsets, spec.shape)

@@ -1,4 +1,4 @@
-"""Pruning: what becomes of every frame under rules, and the rewriting that carries it out."""
+"""Pruning: plan which frames to keep, re-key or remove, and rewrite the archive."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ _TRAINER_STATE: Final = "trainer_state.json"
 
 @dataclass(frozen=True, kw_only=True)
 class PruneRules(Retention):
-    """A retention policy, and what a user asks for beside it.
+    """A retention policy with the user's additional choices.
 
     Parameters
     ----------
     log
-        Where metrics are read (`measured`).
+        Source of metrics (`measured`).
     keep
         Steps to keep.
     drop_branches
-        Keep nothing outside the history of the newest branch.
+        Keep only the history of the newest branch.
     stand_alone
         Re-key the frames that are encoded relative to a base model.
     """
@@ -69,7 +69,7 @@ class PruneRules(Retention):
 
     @property
     def thins(self) -> bool:
-        """Whether a rule says which steps to keep."""
+        """Whether a rule selects the steps to keep."""
         return super().thins or bool(self.keep)
 
 
@@ -81,12 +81,13 @@ def carry_out(
     needed: Collection[bytes | None] = (),
     progress: OnProgress | None = None,
 ) -> PrunePlan:
-    """Plan under the writer's lock, write what is new, switch, delete; `needed` frames stay, by id.
+    """Plan under the writer's lock, write new frames, switch, delete; frames with `needed` ids are kept.
 
     Raises
     ------
     InputError, NotFoundError, MissingFrameError, DamagedError, BaseModelError, StorageError
-        The rules, a frame or the base model is of no use, or the disk refuses; nothing is changed.
+        The rules do not apply, a frame or the base model is not usable, or storage failed. The archive is
+        unchanged.
     """
     archive = Archive(writer.reader, device=device, bases=bases)
     plan = make_plan(archive, rules, needed)
@@ -97,7 +98,7 @@ def carry_out(
     nbytes = {info.frame_id: frame_size(archive, info).raw_total for info in again} if progress else {}
     count = Counter(progress, "prune", sum(nbytes.values()))
     with Rewrite(writer, again) as rewrite:
-        # Copies first: they inherit nothing, so each is whole beside either version of its parent.
+        # Copies first: they inherit no state, so each decodes beside either version of its parent.
         for frames, alone in ((plan.copied, False), (plan.rekeyed, True)):
             view = archive.sequential()
             for info in frames:
@@ -133,33 +134,33 @@ def _report(count: Counter, step: int, spec: TensorSpec) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunePlan:
-    """What becomes of every frame.
+    """The fate of every frame under the rules.
 
     Parameters
     ----------
     kept
-        Frames the rules keep.
+        Frames that the rules keep.
     references
-        Frames that stay besides, for training was restored from them.
+        Further frames that stay because training was restored from them.
     removed
-        Frames that go.
+        Frames to remove.
     rekeyed
-        Frames that stay and lose their reference, or shall do without a base model: they become keyframes
-        of the same bits.
+        Remaining frames that lose their reference or must not depend on a base model. They become keyframes
+        with the same bits.
     copied
-        Frames that stay and are written again as they are: under another parent, upon a re-keyed
-        frame, or to stay the last of their branch.
+        Remaining frames that are rewritten with the same tensors: under another parent, after a re-keyed
+        frame, or to stay last in their branch.
     parents
-        New parent of each frame that is written again, by id.
+        New parent of each rewritten frame, by id.
     lost_origins
-        Frames that stay and say that training was restored from a frame that is gone.
+        Remaining frames that record a restore from a removed frame.
     why
-        By what rules each frame stays, by id.
+        The rules that keep each frame, by id.
     rests
-        What stays of frames whose optimizer state goes, by id.
+        Remaining content of frames that lose their optimizer state, by id.
     standing
-        Keys of the optimizer's tensors that are re-keyed within a delta frame, since its reference does
-        without them, by id.
+        By frame id, keys of the optimizer tensors that are re-keyed within a delta frame, since its reference
+        loses them.
     """
 
     kept: tuple[FrameInfo, ...]
@@ -175,17 +176,17 @@ class PrunePlan:
 
     @property
     def changes(self) -> bool:
-        """Whether anything goes or is written again."""
+        """Whether a frame is removed or rewritten."""
         return bool(self.removed or self.rekeyed or self.rests)
 
     @property
     def staying(self) -> tuple[FrameInfo, ...]:
-        """The frames that stay, in the order of writing."""
+        """The remaining frames, in the order of writing."""
         return tuple(sorted((*self.kept, *self.references), key=lambda frame: frame.generation))
 
     @property
     def stripped(self) -> tuple[FrameInfo, ...]:
-        """The frames that stay and whose optimizer state goes."""
+        """The remaining frames that lose their optimizer state."""
         return tuple(frame for frame in self.staying if frame.frame_id in self.rests)
 
     def standing_of(self, info: FrameInfo) -> frozenset[str]:
@@ -193,7 +194,7 @@ class PrunePlan:
         return self.standing.get(info.frame_id, frozenset())
 
     def children_of(self, info: FrameInfo) -> tuple[FrameInfo, ...]:
-        """Return the delta frames that stay upon a re-keyed frame."""
+        """Return the remaining delta frames whose parent is a re-keyed frame."""
         return tuple(
             frame
             for frame in self.copied
@@ -205,23 +206,23 @@ _ORIGIN: Final = "training was restored from it"
 
 
 def make_plan(archive: Archive, rules: PruneRules, needed: Collection[bytes | None] = ()) -> PrunePlan:
-    """Decide what becomes of every frame; reads indexes alone.
+    """Plan the pruning of an archive; reads only indexes.
 
-    Frames that are needed by id stay like those that training was restored from.
+    Frames with needed ids stay like those from which training was restored.
 
     Raises
     ------
     NotFoundError
-        A step to keep is not there, or the archive holds none.
+        A step to keep does not exist, or the archive is empty.
     MissingFrameError
-        The file of a frame is gone: what depends on it is unknown.
+        The file of a frame is missing, so its dependants are unknown.
     """
     reader = archive.reader
     _require_whole(reader)
     why, tips = _reasons(archive, rules), _tips(reader, rules)
     frames = {frame.frame_id: frame for frame in sorted(reader.frames, key=lambda frame: frame.generation)}
     origins = {frame_id: archive.frame(frame).meta.get("restored") for frame_id, frame in frames.items()}
-    # The next frame of a branch is coded against the step that its training was last restored from.
+    # The next frame of a branch is coded against the step from which its training was last restored.
     needed = frames.keys() & {*needed, *(origins[tip.frame_id] for tip in tips)}
     reasons = {frame_id: (_ORIGIN,) for frame_id in needed} | why
     staying = [frame for frame_id, frame in frames.items() if frame_id in reasons]
@@ -241,7 +242,7 @@ def make_plan(archive: Archive, rules: PruneRules, needed: Collection[bytes | No
         for f in deltas
         if f.parent_id in rests and f.frame_id not in rekeyed | rests.keys()
     }
-    # What a delta frame's index leaves out is its parent's, and that of a different parent is another.
+    # A delta frame's index omits what it shares with its parent's, so a new parent needs a new index.
     other = rekeyed | rests.keys() | standing.keys()
     again = other | parents.keys() | {frame.frame_id for frame in deltas if frame.parent_id in other}
     last = {frame.branch: frame.frame_id for frame in staying}
@@ -261,7 +262,7 @@ def make_plan(archive: Archive, rules: PruneRules, needed: Collection[bytes | No
 
 
 def _rests(archive: Archive, rules: PruneRules, staying: Collection[bytes]) -> dict[bytes, Rest]:
-    """Return what stays of the frames whose optimizer state goes, by id."""
+    """Return the remaining content of the frames that lose their optimizer state, by id."""
     if rules.optimizer_last is None:
         return {}
     reader = archive.reader
@@ -275,7 +276,7 @@ def _rests(archive: Archive, rules: PruneRules, staying: Collection[bytes]) -> d
 
 
 def _require_whole(reader: ArchiveReader) -> None:
-    """Refuse an archive of which something is missing."""
+    """Refuse an archive with missing frames."""
     reader.catalog.require_complete(reader.path)
     for lost in reader.missing:
         raise MissingFrameError(
@@ -288,14 +289,14 @@ def _require_whole(reader: ArchiveReader) -> None:
 
 
 def _tips(reader: ArchiveReader, rules: PruneRules) -> list[FrameInfo]:
-    """Return the last frame of each branch that counts."""
+    """Return the last frame of each branch to keep."""
     last = {frame.branch: frame for frame in reader.frames}  # by ascending generation
     head = reader.head
     return [head] if rules.drop_branches and head is not None else list(last.values())
 
 
 def _reasons(archive: Archive, rules: PruneRules) -> dict[bytes, tuple[str, ...]]:
-    """Return why frames are kept that the rules keep, by id."""
+    """Return the rules that keep each frame, by id."""
     reader = archive.reader
     reasons_of: dict[bytes, dict[str, None]] = {}
     found: set[int] = set()
@@ -318,7 +319,7 @@ def _reasons(archive: Archive, rules: PruneRules) -> dict[bytes, tuple[str, ...]
 def _chosen(
     archive: Archive, rules: PruneRules, line: tuple[FrameInfo, ...]
 ) -> Iterator[tuple[str, Iterable[FrameInfo]]]:
-    """Yield what each rule keeps of a line of training, and its name."""
+    """Yield the name of each rule and the frames of a line of training that it keeps."""
     if not rules.thins:
         yield "no rule removes it", line
     if rules.keep_last is not None:
@@ -329,7 +330,7 @@ def _chosen(
     values = measured(archive, line, [rule.metric for rule in rules.best], rules.log) if rules.best else {}
     for rule in rules.best:
         there = [frame for frame in line if frame.frame_id in values[rule.metric]]
-        # Of equal values the later step, which has seen more.
+        # Of equal values prefer the later step, which has trained longer.
         there.sort(key=lambda f: (rule.direction.cost(values[rule.metric][f.frame_id]), -f.step))
         yield f"the best {rule.n} of {rule.metric}", there[: rule.n]
     yield "training goes on there", line[-1:]
@@ -338,7 +339,7 @@ def _chosen(
 def measured(
     archive: Archive, line: Sequence[FrameInfo], metrics: Sequence[str], log: Any = None
 ) -> dict[str, dict[bytes, float]]:
-    """Return what was measured at each frame of a line of training, by metric and the frame's id.
+    """Return the metric values at each frame of a line of training, by metric and frame id.
 
     Parameters
     ----------
@@ -347,19 +348,19 @@ def measured(
     line
         Its frames, in order.
     metrics
-        What is wanted.
+        Names of the metrics.
     log
-        What the training logged, its file, or the run; by default what the frames themselves carry: what a
-        saver was given, and the log that a trainer's state has.
+        The training log, its file, or the run. By default the metrics in the frames are used: those given to
+        the saver, and the log in the trainer's state.
 
     Raises
     ------
     InputError
-        No step has a value of some metric.
+        A metric has no value at any step.
 
     Notes
     -----
-    The value of a step is the last one that was logged at it or before, and after the step before it.
+        The value of a step is the last one logged at or before it and after the previous step.
     """
     known: set[str] = set()
     found: dict[str, dict[bytes, float]] = {name: {} for name in metrics}
@@ -393,7 +394,7 @@ def measured(
 def _from_frames(
     archive: Archive, line: Iterable[FrameInfo], found: dict[str, dict[bytes, float]], known: set[str]
 ) -> None:
-    """Take what savers were given."""
+    """Add the metrics that savers recorded in the frames."""
     for frame in line:
         values = archive.frame(frame).meta.get(METRICS, {})
         known |= values.keys()
@@ -403,7 +404,7 @@ def _from_frames(
 
 
 def _logged(archive: Archive, line: Sequence[FrameInfo]) -> Mapping[str, list[tuple[int, float]]]:
-    """Return the log of the newest state of a trainer, which has the whole history."""
+    """Return the log from the newest trainer state, which has the complete history."""
     for frame in reversed(line):
         for entry in archive.frame(frame).entries:
             if entry.attachment and entry.key.rpartition("/")[2] == _TRAINER_STATE:
@@ -412,19 +413,19 @@ def _logged(archive: Archive, line: Sequence[FrameInfo]) -> Mapping[str, list[tu
 
 
 REKEYED: Final = "rekeyed"
-"""Key of meta: the id of the frame that was made from decoded values. Frames after it inherit the key, and
-know by the id that it does not speak of them."""
+"""Meta key: the id of a frame that was re-encoded from decoded values. Later frames inherit the key; the id
+shows that it does not refer to them."""
 
 
 class Rest(NamedTuple):
-    """A frame without its optimizer's state.
+    """A frame without its optimizer state.
 
     Parameters
     ----------
     view
-        What stays of its checkpoint.
+        The remaining checkpoint.
     meta
-        What describes it then, with what was dropped.
+        The new meta, with a record of the dropped tensors.
     """
 
     view: Checkpoint
@@ -432,14 +433,14 @@ class Rest(NamedTuple):
 
     @property
     def dropped(self) -> frozenset[str]:
-        """The keys of the tensors that go, or have gone before."""
+        """Keys of the tensors that are dropped now or were dropped before."""
         return frozenset(key for keys in self.meta[DROPPED][1] for key in keys)
 
 
 def without_state(archive: Archive, info: FrameInfo) -> Rest | None:
-    """Return what a frame is without its optimizer's state; None where it has none.
+    """Return a frame without its optimizer state; None if it has none.
 
-    The files that held any of it go with it, as where a run is archived without (`stored_view`).
+    Files that contain optimizer state are dropped too, as in archiving without it (`stored_view`).
     """
     frame, checkpoint = archive.frame(info), archive.checkpoint(info)
     view = stored_view(checkpoint, "drop")
@@ -455,12 +456,12 @@ def without_state(archive: Archive, info: FrameInfo) -> Rest | None:
 
 
 def _blocks_of(archive: Archive, info: FrameInfo, view: Checkpoint) -> set[str]:
-    """Return the keys of the blocks that hold the tensors of a view: cells have keys of their own."""
+    """Return the keys of the blocks of a view's tensors; cells have separate keys."""
     return {entry.key for spec in view.specs for entry in archive.blocks(info, spec.key)}
 
 
 def attachments_held(archive: Archive, info: FrameInfo, rest: Rest | None = None) -> dict[str, bytes]:
-    """Return the attachments of a frame, or of what it is without its optimizer's state."""
+    """Return the attachments of a frame, or of the frame without its optimizer state."""
     if rest is not None:
         return dict(attachments_of(rest.view))
     entries = archive.frame(info).entries
@@ -468,20 +469,20 @@ def attachments_held(archive: Archive, info: FrameInfo, rest: Rest | None = None
 
 
 class NewFrame(NamedTuple):
-    """How a frame is written once more.
+    """Instructions for rewriting a frame.
 
     Parameters
     ----------
     meta
-        What describes it.
+        The new meta.
     view
-        What of the frame's checkpoint to write; None for all of it.
+        The part of the frame's checkpoint to write; None for all of it.
     rekeyed
-        Keys of tensors that shall stand alone: they are decoded, encoded, and compared. None for all.
+        Keys of tensors to re-key: they are decoded, encoded, and compared. None for all.
     attachments
-        As `encode_attachments` yields them; None for the blocks as they are.
+        As `encode_attachments` yields them; None to copy the blocks.
     children
-        Delta frames that will have the new frame as their reference.
+        Delta frames whose reference becomes the new frame.
     """
 
     meta: Mapping[str, Any]
@@ -498,29 +499,30 @@ def rewrite_frame(
     new: NewFrame,
     done: Callable[[TensorSpec], object] = lambda spec: None,
 ) -> FrameInfo:
-    """Write a frame once more, and commit it; every tensor decodes as before.
+    """Rewrite and commit a frame; every tensor decodes to the same bits as before.
 
     Parameters
     ----------
     archive
-        The archive; a sequential view where several frames of one chain are written in order.
+        The archive; pass a sequential view to rewrite several frames of one chain in order.
     info, target, new
-        The frame, the one to fill, and how.
+        The frame, the frame to write, and the instructions.
     done
         Called after each tensor.
 
     Raises
     ------
     IncompatibleError
-        A codec broke its promise: the new block, or a child's upon it, does not decode to the old bits.
+        A codec broke its contract: the new block, or a child's block upon it, does not decode to the old
+        bits.
     DamagedError, MissingFrameError
         The frame cannot be decoded.
     StorageError
-        The system refused.
+        Writing failed.
 
     Notes
     -----
-    Memory is bounded by a few copies of the largest tensor, beside the archive's own states.
+        Memory is bounded by a few copies of the largest tensor, plus the archive's cached states.
     """
     frame, where = archive.frame(info), archive.where(info)
     staying = None if new.view is None else _blocks_of(archive, info, new.view)
@@ -544,7 +546,7 @@ def rewrite_frame(
 def _rekeyed(
     archive: Archive, info: FrameInfo, spec: TensorSpec, entry: BlockEntry, children: Sequence[FrameInfo]
 ) -> Block:
-    """Return a block that stands alone, once it and the children's blocks upon it decode as before."""
+    """Return a standalone block, after a check that it and the children's blocks decode as before."""
     where = f"{archive.where(info)}, tensor '{entry.key}'"
     tensor, reference = archive.decode(info, entry.key)
     block = codec_for_block(entry.codec, where).rekey(spec, reference)
@@ -564,7 +566,7 @@ def _rekeyed(
 
 
 def _child_digest(archive: Archive, child: FrameInfo, key: str, reference: TensorReference) -> bytes:
-    """Return the digest of what a child's tensor decodes to upon a reference; empty if it has none."""
+    """Return the digest of a child's tensor decoded upon a reference; empty if the child has none."""
     frame = archive.frame(child)
     entry = next((entry for entry in frame.entries if entry.key == key and not entry.attachment), None)
     if entry is None:

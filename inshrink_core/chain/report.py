@@ -1,4 +1,4 @@
-"""An archive as a chain: every frame with its place, its size, what is wrong with it, and its originals."""
+"""Reports on the frames of an archive: lineage, sizes, damage, and the checks of the original files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MOST_SHOWN: Final = 3
 
 
 class ChainFrame(NamedTuple):
-    """One frame of an archive, with its place in the chain.
+    """One frame of an archive and its position in the chain.
 
-    `parent_step` and `restored_step` are None where there is none; `on_line` says whether the head's history
-    holds it; `damage` is empty where its index could be read.
+    `parent_step` and `restored_step` are None without a parent or a restore. `on_line` is whether the frame
+    is in the head's history. `damage` is empty if the frame's index is readable.
     """
 
     step: int
@@ -50,33 +50,33 @@ class ChainReport:
     Parameters
     ----------
     path
-        Where it lies.
+        Path of the archive.
     is_packed
-        Whether it is one file, which is read and copied but not changed.
+        Whether the archive is a single file, which is read-only.
     frames
-        In commit order, older branches included.
+        All frames in commit order, including older branches.
     missing
-        Steps whose frames were committed and whose files are gone.
+        Steps of committed frames whose files are missing.
     nbytes, raw_bytes
-        Bytes of the archive, and of the tensors on the head's line.
+        Size of the archive, and of the tensors of the head's history.
     ratio_total, ratio_weights
-        Over the head's line.
+        Compression ratios over the head's history.
     codec, optimizer
         How weights and optimizer state are stored.
     bits_per_weight
-        Bits of the archive that hold one weight of one step, over the head's line.
+        Archive bits for one weight of one step, over the head's history.
     config, overrides
-        What the newest frame was written with: settings, and those of some tensors instead.
+        Settings of the newest frame, and its overrides for some tensors.
     is_uniform
-        Whether all frames of the head's line were written with these.
+        Whether all frames of the head's history have these settings.
     originals
-        What vouched for the original files, in one line; empty where a frame cannot be read.
+        How the original files were verified, in one line; empty if a frame is not readable.
     base
-        Name of the base model without which the ratios do not hold; empty without one. Untrusted text.
+        Name of the base model that decoding needs and the ratios exclude; empty without one. Untrusted text.
     archive_id
-        What it is known by, whatever is appended to it or removed; empty where nothing tells.
+        Identifier that does not change when frames are appended or removed; empty if unknown.
     predicted
-        What a restore of a step of the head's line costs at most, where that was predicted.
+        Largest predicted restore cost of a step of the head's history, if it was predicted.
     """
 
     path: Path
@@ -100,49 +100,49 @@ class ChainReport:
 
     @property
     def name(self) -> str:
-        """What to call it. Untrusted text."""
+        """File name of the archive. Untrusted text."""
         return self.path.name
 
     @property
     def content(self) -> str:
-        """What tells this content from any other, as a folder and packed (`content_digest`)."""
+        """Digest of the content, equal for an archive as a folder and packed (`content_digest`)."""
         return content_digest(self.archive_id, ((frame.frame_id, frame.digest) for frame in self.frames))
 
     @cached_property
     def line(self) -> tuple[ChainFrame, ...]:
-        """Frames of the newest line of training."""
+        """Frames of the newest branch's history."""
         return tuple(frame for frame in self.frames if frame.on_line)
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """Steps of the newest line of training, ascending."""
+        """Steps of the newest branch's history, ascending."""
         return tuple(sorted({frame.step for frame in self.line}))
 
     @property
     def state(self) -> tuple[str, ...]:
-        """What changes with every commit: what was found is about one state of an archive."""
+        """Key that changes with every commit, for caches of results about one state of an archive."""
         return str(self.path), str(len(self.frames)), self.frames[-1].digest if self.frames else ""
 
     @property
     def n_branches(self) -> int:
-        """How many lines of training there are."""
+        """Number of branches."""
         return len({frame.branch for frame in self.frames})
 
     @property
     def n_keyframes(self) -> int:
-        """How many frames stand alone."""
+        """Number of keyframes."""
         return sum(frame.kind == "keyframe" for frame in self.frames)
 
 
 def content_digest(archive_id: str, frames: Iterable[tuple[str, str]]) -> str:
-    """Return what tells the content of an archive from any other: its live frames' ids and digests."""
+    """Return a digest of an archive's content: its identifier, and the ids and digests of its live frames."""
     return key_digest({"archive": archive_id, "frames": [list(row) for row in frames]})
 
 
 def chain_report(archive: Archive) -> ChainReport:
-    """Tell how the frames of an archive hang together; reads the index of each.
+    """Return a report on all frames of an archive; reads the index of each.
 
-    A frame that cannot be read is listed as damaged.
+    An unreadable frame is listed as damaged.
     """
     infos = archive.reader.frames
     line = {frame.frame_id for frame in archive.frames}
@@ -205,9 +205,9 @@ def chain_report(archive: Archive) -> ChainReport:
 
 
 class PredictedCost(NamedTuple):
-    """What a restore costs at most, as a share of the loss: predicted when it was written, not measured.
+    """The largest restore cost, as a share of the loss, predicted at writing time and not measured.
 
-    `bound` is what it was kept below, by the choice of `coarseness`.
+    `bound` is the quality bound by which `coarseness` was chosen.
     """
 
     restore_cost: float
@@ -216,7 +216,7 @@ class PredictedCost(NamedTuple):
 
 
 def predicted_cost(archive: Archive) -> PredictedCost | None:
-    """Return the largest cost that was predicted for a step of the head's line; None where one has none.
+    """Return the largest predicted restore cost of the head's history; None if a step has no prediction.
 
     Notes
     -----
@@ -234,9 +234,9 @@ def predicted_cost(archive: Archive) -> PredictedCost | None:
 
 
 class DamagedOriginal(NamedTuple):
-    """Bytes of a step that differed from their checksum when they were archived, by the user's leave.
+    """Bytes of a step that failed their checksum when they were archived with the user's consent.
 
-    `entry` is the entry of the zip, ``""`` for the whole file.
+    `entry` is the zip entry, ``""`` for the whole file.
     """
 
     step: int
@@ -252,20 +252,20 @@ class DamagedOriginal(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalChecks(Report):
-    """What vouched for the originals of some steps.
+    """How the original files of some steps were verified.
 
     Parameters
     ----------
     checked
-        Steps of whose files all that hold tensors had checksums, and these matched.
+        Steps whose tensor files all had matching checksums.
     unchecked
-        Steps with a file that has none.
+        Steps with a file without checksums.
     unknown
-        Steps of which nothing was recorded: they were not archived from files.
+        Steps without a record, which were not archived from files.
     kinds
-        The kinds of the files without checksums: ``safetensors``, ``torch``.
+        Kinds of the files without checksums: ``safetensors``, ``torch``.
     damaged
-        What did not match and was stored all the same.
+        Bytes that failed their checksum and were stored anyway.
     """
 
     checked: tuple[int, ...] = ()
@@ -278,7 +278,7 @@ class OriginalChecks(Report):
 
     @property
     def text(self) -> str:
-        """One line for a reader."""
+        """Summary in one line."""
         parts = []
         if self.damaged:
             shown = "; ".join(str(damage) for damage in self.damaged[:_MOST_SHOWN])
@@ -296,7 +296,7 @@ class OriginalChecks(Report):
 
 
 def original_checks(archive: Archive, frames: Iterable[FrameInfo] | None = None) -> OriginalChecks:
-    """Return what is recorded of the originals of some frames, by default of every frame.
+    """Return the records of the original files of some frames, by default of all frames.
 
     Notes
     -----
@@ -328,7 +328,7 @@ def original_checks(archive: Archive, frames: Iterable[FrameInfo] | None = None)
 
 
 def _damaged(step: int, rows: object) -> list[DamagedOriginal]:
-    """Read what a frame says was damaged; what is not of the form is named as far as it goes."""
+    """Parse a frame's list of damaged bytes; a malformed row becomes an entry without a file name."""
     if rows is None:
         return []
     found = []

@@ -1,4 +1,4 @@
-"""Restoring a step: what it takes, tensors decoded ahead of their use, and a folder written as it was."""
+"""Restore a step to a folder with its original files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from inshrink_core.frame import FrameInfo
 
 LINEAGE_NAME: Final = "inshrink-lineage.json"
-"""File in a restored folder that says which frame it is."""
+"""File in a restored folder that identifies its frame."""
 
 
 class Lineage(NamedTuple):
-    """Which frame of which archive a folder was restored from."""
+    """The archive and frame that a folder was restored from."""
 
     archive_id: bytes
     frame_id: bytes
@@ -33,7 +33,7 @@ class Lineage(NamedTuple):
 
 
 def read_lineage(folder: Path) -> Lineage | None:
-    """Return which frame a folder was restored from; None where it does not say."""
+    """Return the frame that a folder was restored from; None if it has no valid lineage file."""
     try:
         record = json.loads(read_regular(folder / LINEAGE_NAME, MAX_JSON_BYTES))
         lineage = Lineage(bytes.fromhex(record["archive"]), bytes.fromhex(record["frame"]), record["step"])
@@ -49,19 +49,19 @@ def restore_folder(
     *,
     device: str = "auto",
 ) -> FrameInfo:
-    """Write an archived step as the folder it was, whole or not at all.
+    """Write an archived step to a folder with its original files, atomically.
 
     Parameters
     ----------
     archive
         The archive, or its path.
     folder
-        Where to write it. One that holds this very step already, by the names and sizes of its files, stays
-        as it is.
+        The target. A folder that already holds this step, judged by the names and sizes of its files, is left
+        unchanged.
     step
         The step; by default the last one.
     device
-        Where tensors are decoded; does not change the files.
+        Device that decodes tensors; does not change the files.
 
     Returns
     -------
@@ -73,14 +73,14 @@ def restore_folder(
     NotFoundError, MissingFrameError
         The archive has no such step, or its file is missing.
     ExistsError
-        Something else lies at `folder`.
+        `folder` exists with other content.
     StorageError
         The disk is full.
 
     Notes
     -----
-    ``inshrink-lineage.json`` in the folder names the frame, for `Saver.resume`: ``archive`` and
-    ``frame``, their ids in hexadecimal, and ``step``.
+    ``inshrink-lineage.json`` in the folder identifies the frame for `Saver.resume`. Its keys are ``archive``
+    and ``frame``, ids in hexadecimal, and ``step``.
     """
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     info = opened.last if step is None else opened.reader.find(step)
@@ -109,7 +109,7 @@ def restore_folder(
             try:
                 complete.rename(target)
             except OSError:
-                if not _holds(target, checkpoint):  # else another rank was faster
+                if not _holds(target, checkpoint):  # unless another rank has written it
                     raise
             sync_path(target.parent)
     except OSError as error:
@@ -120,7 +120,7 @@ def restore_folder(
 
 
 def _holds(folder: Path, checkpoint: Checkpoint) -> bool:
-    """Tell whether a folder has the files of a checkpoint, by names and sizes."""
+    """Whether a folder has the files of a checkpoint, by names and sizes."""
     try:
         return folder.is_dir() and all(
             (folder / file.path).stat().st_size == file.nbytes for file in checkpoint.files
@@ -137,7 +137,7 @@ def fitting(
     keys: Callable[[str], bool] | None,
     threads: int,
 ) -> tuple[Archive, int]:
-    """Return a view and a number of threads that fit the memory; refuse what does not fit the disk."""
+    """Return a view and a number of threads that fit the memory limit; refuse if the disk is too small."""
     disk, needs = 0, []
     for info in infos:
         checkpoint = archive.checkpoint(info)
@@ -146,7 +146,7 @@ def fitting(
         disk += written_nbytes(checkpoint, as_written, keys)
     what = f"restoring {len(infos)} steps" if len(infos) > 1 else f"restoring step {infos[0].step}"
     archive.limits.require_disk(disk, directory, what, archive.reader.path)
-    if keys is not None:  # some of them only: each is checked as it is decoded
+    if keys is not None:  # a subset of the tensors: memory is checked for each tensor on decoding
         return (archive.sequential() if len(infos) > 1 else archive), threads
     view = sequential_within(archive, needs) if len(infos) > 1 else archive
     state_nbytes = max((row.state for row in needs), default=0) if view.keeps_state else 0

@@ -1,4 +1,4 @@
-"""What an archive's bytes hold, per step, per tensor and in total, and what restoring takes."""
+"""Sizes of an archive by step, by tensor and in total, and the resources for restoring a step."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class TensorSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSize(Report):
-    """Bytes of one frame, by what they hold.
+    """Bytes of one frame, by content.
 
     Parameters
     ----------
     info
         The frame.
     tensors
-        Every tensor's block.
+        The block of each tensor.
     attachments_nbytes
-        Blocks of the rest: skeletons, side files, layout.
+        Size of the attachments: skeletons, side files, layout.
     overhead_nbytes
-        Header, index, trailer and padding. Counts wholly to the weights.
+        Header, index, trailer and padding. Counted in full as weights.
     base
-        The base model that the frame is encoded relative to, which these bytes do without.
+        The base model that the frame is encoded against; these bytes do not include it.
     """
 
     info: FrameInfo
@@ -63,12 +63,12 @@ class FrameSize(Report):
 
     @property
     def raw_total(self) -> int:
-        """Raw bytes of every tensor stored."""
+        """Raw bytes of all stored tensors."""
         return sum(tensor.spec.nbytes for tensor in self.tensors)
 
     @property
     def weights_nbytes(self) -> int:
-        """Bytes that hold weights and buffers, overhead included."""
+        """Bytes for weights and buffers, including the overhead."""
         blocks = sum(tensor.nbytes for tensor in self.tensors if tensor.spec.role in MODEL_ROLES)
         return blocks + self.overhead_nbytes
 
@@ -79,25 +79,25 @@ class FrameSize(Report):
 
     @property
     def ratio_weights(self) -> float | None:
-        """Raw bytes of the weights over the bytes that hold them."""
+        """Raw bytes of the weights over `weights_nbytes`."""
         return ratio(self.raw_weights, self.weights_nbytes)
 
     @property
     def ratio_total(self) -> float | None:
-        """Raw bytes of everything stored over the frame's bytes."""
+        """Raw bytes of all stored tensors over the frame's bytes."""
         return ratio(self.raw_total, self.info.nbytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveSize:
-    """Sizes of a set of frames, the manifest included.
+    """Sizes of a set of frames, including the manifest.
 
     Parameters
     ----------
     frames
         In step order.
     manifest_nbytes
-        Size of the manifest. Counts wholly to the weights.
+        Size of the manifest. Counted in full as weights.
     """
 
     frames: tuple[FrameSize, ...]
@@ -105,7 +105,7 @@ class ArchiveSize:
 
     @property
     def base(self) -> BaseRecord | None:
-        """The base model without which some of the frames cannot be decoded; None where all can."""
+        """The base model that decoding some of the frames requires; None if none does."""
         return next((frame.base for frame in self.frames if frame.base is not None), None)
 
     @property
@@ -115,12 +115,12 @@ class ArchiveSize:
 
     @property
     def raw_total(self) -> int:
-        """Raw bytes of every tensor stored, over all frames."""
+        """Raw bytes of all stored tensors, over all frames."""
         return sum(frame.raw_total for frame in self.frames)
 
     @property
     def weights_nbytes(self) -> int:
-        """Bytes that hold weights and buffers, all overhead and the manifest included."""
+        """Bytes for weights and buffers, including all overhead and the manifest."""
         return sum(frame.weights_nbytes for frame in self.frames) + self.manifest_nbytes
 
     @property
@@ -130,22 +130,22 @@ class ArchiveSize:
 
     @property
     def ratio_weights(self) -> float | None:
-        """Raw bytes of the weights over the bytes that hold them; None for an empty archive."""
+        """Raw bytes of the weights over `weights_nbytes`; None for an empty archive."""
         return ratio(self.raw_weights, self.weights_nbytes)
 
     @property
     def ratio_total(self) -> float | None:
-        """Raw bytes of everything stored over all bytes; None for an empty archive."""
+        """Raw bytes of all stored tensors over all bytes; None for an empty archive."""
         return ratio(self.raw_total, self.nbytes)
 
     @property
     def bits_per_weight(self) -> float | None:
-        """Bits of the archive that hold one weight of one step, in mean."""
+        """Mean number of archive bits for one weight of one step."""
         return bits_per_parameter(self.weights_nbytes, sum(frame.n_weights for frame in self.frames))
 
 
 def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
-    """Return the sizes of one frame; reads its index alone."""
+    """Return the sizes of one frame; reads only its index."""
     frame = archive.frame(info)
     where = archive.where(info)
     tensors: dict[str, TensorSize] = {}
@@ -165,7 +165,7 @@ def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
 
 
 def archive_size(archive: Archive, frames: Sequence[FrameInfo] | None = None) -> ArchiveSize:
-    """Return the sizes of some frames (by default the head's history); reads their indexes alone."""
+    """Return the sizes of some frames (by default the head's history); reads only their indexes."""
     chosen = archive.frames if frames is None else frames
     return ArchiveSize(
         frames=tuple(frame_size(archive, info) for info in chosen),
@@ -174,7 +174,7 @@ def archive_size(archive: Archive, frames: Sequence[FrameInfo] | None = None) ->
 
 
 class Exactness(NamedTuple):
-    """Roles whose every tensor is stored bit for bit, and roles of which some are stored with an error."""
+    """Roles whose tensors are all stored bit for bit, and roles with some tensors stored with an error."""
 
     exact: tuple[str, ...]
     lossy: tuple[str, ...]
@@ -183,19 +183,19 @@ class Exactness(NamedTuple):
 def exactness_of(
     archive: Archive, frames: Iterable[FrameInfo], keys: Callable[[str], bool] | None = None
 ) -> Exactness:
-    """Tell of the tensors of some frames; files, and whatever is no tensor, are always exact.
+    """Return which roles are stored exactly in some frames; files and attachments always are.
 
     Parameters
     ----------
     archive, frames
-        The archive, and which of its frames.
+        The archive and its frames to examine.
     keys
-        Which tensors count; by default all.
+        Predicate for the tensors to count; by default all.
 
     Raises
     ------
     DamagedError, MissingFrameError
-        An index cannot be read.
+        An index is not readable.
     """
     exact: dict[str, bool] = {}
     for info in frames:
@@ -213,12 +213,12 @@ def exactness_of(
 
 
 def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, str], bool]:
-    """Return what tells, by spec and bitstream, whether a block of a frame holds the original's bits."""
+    """Return a predicate on (spec, bitstream): whether a block of the frame has the original's bits."""
     codec, settings = str(meta.get("codec", FALLBACK_CODEC)), meta.get("config", {})
     try:
         roles = make_codec(codec, settings).takes()
     except (ConfigError, TypeError):
-        # A codec or a setting that is not known here: then nothing tells which bits are the original's.
+        # The codec or a setting is unknown here, so no block is known to have the original's bits.
         return lambda spec, bitstream: False
     all_exact, rekeyed = is_exact(codec, settings), is_rekeyed(meta, info)
     lossless, written = get_codec(FALLBACK_CODEC).bitstream, meta.get(WRITTEN, {})
@@ -230,22 +230,22 @@ def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, 
             return spec.role in MODEL_ROLES and all_exact
         if spec.exact or all_exact or not rekeyed:
             return True
-        # A block made anew holds what was decoded before: exact where the codec has no rule for the role.
+        # A re-keyed block holds decoded values: it is exact only for roles that the codec does not cover.
         return spec.role not in roles - {TensorRole.BUFFER}
 
     return is_kept
 
 
 def is_rekeyed(meta: Mapping[str, Any], info: FrameInfo) -> bool:
-    """Whether a frame was made from decoded values: its lossless blocks hold those, not the original's."""
+    """Whether a frame was made from decoded values, which its lossless blocks then hold."""
     return meta.get("rekeyed") == info.frame_id or "source" in meta
 
 
 class StepNeeds(NamedTuple):
-    """About how many bytes a step takes.
+    """Approximate bytes for restoring a step.
 
-    `decoding` is the most that one tensor takes on its way, `held` what stays besides until the step is
-    done, `state` what a walk over several steps keeps of it for the next, and `disk` its files.
+    `decoding` is the largest peak of decoding one tensor, `held` the memory in use until the step is written,
+    `state` the cached states for the next step of a sequence, and `disk` the size of its files.
     """
 
     decoding: int
@@ -254,34 +254,34 @@ class StepNeeds(NamedTuple):
     disk: int
 
     def memory(self, threads: int = 1) -> int:
-        """Return what restoring the step alone takes, with tensors decoded on some threads."""
+        """Return the memory for restoring only this step, with tensors decoded on some threads."""
         return self.held + self.decoding * (1 if threads <= 1 else threads + 1)
 
     @property
     def memory_in_turn(self) -> int:
-        """What restoring it as one of several takes, so that each frame is decoded once."""
+        """Memory for restoring it in a sequence of steps, with each frame decoded once."""
         return self.memory() + self.state
 
 
 def step_needs(
     archive: Archive, info: FrameInfo, checkpoint: Checkpoint | None = None, layout: str | None = None
 ) -> StepNeeds:
-    """Return what a step takes; reads its index and its layout.
+    """Return the resources for restoring a step; reads its index and its layout.
 
     Parameters
     ----------
     archive, info
-        The step.
+        The archive and the frame.
     checkpoint
-        The same, where it is open already.
+        The frame's checkpoint, if it is open already.
     layout
-        As what it is written (`inshrink_core.formats.write_checkpoint`); by default as it was, where it can
-        be.
+        Output layout (`inshrink_core.formats.write_checkpoint`); by default the original one if it can be
+        restored.
 
     Raises
     ------
     DamagedError, MissingFrameError
-        They cannot be read.
+        The index or the layout is not readable.
     """
     if checkpoint is None:
         checkpoint = archive.checkpoint(info)
@@ -295,7 +295,7 @@ def step_needs(
     ]
     described = LAYOUT_MEMORY * len(archive.attachment(info, LAYOUT_KEY))
     written_as = layout or restorable_layout(checkpoint)
-    # PyTorch's writer wants all tensors at once.
+    # PyTorch's writer needs all tensors at once.
     at_once = checkpoint.raw_bytes() if written_as == "torch" else 0
     return StepNeeds(
         decoding=max((decoding_nbytes(spec_of(entry), entry) for entry in entries), default=0),
@@ -306,7 +306,7 @@ def step_needs(
 
 
 def _skeleton_nbytes(checkpoint: Checkpoint, file: FileLayout) -> int:
-    """Return the most bytes that the skeleton of a file can have: all that no tensor fills."""
+    """Return an upper bound on a file's skeleton: its size minus the bytes filled by tensors."""
     filled = sum(
         min(region.nbytes, sum(m.nbytes_in(checkpoint.spec(m.key)) for m in region.members))
         for region in file.regions
@@ -315,12 +315,12 @@ def _skeleton_nbytes(checkpoint: Checkpoint, file: FileLayout) -> int:
 
 
 def sequential_within(archive: Archive, needs: Iterable[StepNeeds]) -> Archive:
-    """Return a view that decodes each frame once, if what it keeps between steps fits the limits.
+    """Return a view that decodes each frame once, if its cached states fit the memory limit.
 
     Raises
     ------
     TooLargeError
-        Not even a single step fits.
+        Not even a single step fits the limit.
     """
     rows = tuple(needs)
     where = archive.reader.path

@@ -1,1 +1,1 @@
-"""Codecs, each in a file or a package of its own; `inshrink_core.codec` has the contract."""
+"""Codecs, each in a separate module or package; `inshrink_core.codec` defines their interface."""

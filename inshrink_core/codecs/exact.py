@@ -1,6 +1,6 @@
-"""Tensors bit for bit: the payloads of ``lossless/1``, and the escape of every lossy codec.
+"""Bit-exact coding of tensors: the payloads of ``lossless/1``, and the fallback of every lossy codec.
 
-``docs/format.md`` (lossless/1) defines the bytes: one byte for the mode, then what the mode needs.
+``docs/format.md`` (lossless/1) defines the bytes: a mode byte, then the mode's data.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from inshrink_core.varint import read_section, read_varint, write_section, write
 BITSTREAM = "lossless/1"
 
 DEFAULT_LEVEL = 1
-"""On byte planes of weights both faster and smaller than levels 3 and 6, whose searches find nothing."""
+"""On byte planes of weights, faster and smaller than levels 3 and 6, whose longer searches find nothing."""
 
 _CHUNK = 1 << 18
-"""Words coded together: the planes of a chunk stay in the second-level cache (1 MB of float32)."""
+"""Words in a chunk: its planes fit the second-level cache (1 MB of float32)."""
 
 _TINY_BYTES = 64
-"""Below this no entropy coder pays for its own header."""
+"""Below this size, the header of an entropy coder takes more than it saves."""
 
 _MAX_PLANE_HEADER = 4
-"""Bytes of a varint of a length up to `_CHUNK` and the kind, with one to spare."""
+"""Size of a plane's header, a varint of the kind and a length up to `_CHUNK`, with one byte to spare."""
 
 _PATTERNS = frozenset({"bool", "float8_e8m0fnu", "float4_e2m1fn_x2"})
-"""Dtypes whose words are taken as they are: of one sign, or of two numbers."""
+"""Dtypes whose words are not transformed: they have one sign, or contain two numbers."""
 
 _SMALL = 1 << 15
-"""Words up to which both forms of what is no float are tried: repetition, which shortens both, is no matter
-of histograms, from which the sizes follow elsewhere."""
+"""Words up to which integer tensors are encoded in both forms. Larger ones are chosen by histograms, which do
+not account for repetition."""
 
 _MANTISSAS = {"bfloat16": 7, "float16": 10, "float32": 23}
-"""Bits of the mantissa of the dtypes whose deltas are coded as changes."""
+"""Mantissa bits of the dtypes with deltas coded as changes."""
 
 
 _WITH_HISTORY = frozenset({"bfloat16", "float16"})
-"""Dtypes whose states have a history: of 32 bits, a sixtieth is not worth a byte of memory an element."""
+"""Dtypes whose states have a history; for 32 bits it saves too little (a sixtieth) for a byte an element."""
 
 
 class _Mode(IntEnum):
@@ -70,7 +70,7 @@ class _Mode(IntEnum):
 
 
 _RELATIVE = frozenset({_Mode.UNCHANGED, _Mode.DELTA_PLANES, _Mode.CHANGES})
-"""Modes that need a reference."""
+"""Modes that require a reference."""
 
 
 class _Plane(IntEnum):
@@ -89,35 +89,35 @@ class LosslessReference(TensorReference):
     Parameters
     ----------
     tensor
-        In the stored dtype and shape, contiguous or one element expanded; read-only by agreement.
+        Values in the stored dtype and shape, contiguous or one element expanded. Read-only.
     history : UInt8[Tensor, "n"] or None
-        When and how each element of 16 bits changed last (`inshrink_core.ops.cpu.changes`); None: none has.
+        When and how each 16-bit element last changed (`inshrink_core.ops.cpu.changes`); None: no changes.
     """
 
     tensor: Tensor
     history: Tensor | None = None
 
     def decoded(self) -> Tensor:
-        """Return the tensor; do not write to it."""
+        """Return the tensor, which is read-only."""
         return self.tensor
 
     def exact_state(self) -> tuple[Tensor, Tensor | None]:
-        """Return tensor and history; do not write to them."""
+        """Return tensor and history, which are read-only."""
         return self.tensor, self.history
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor and the history."""
+        """Size of the tensor and the history in bytes."""
         nbytes = self.tensor.numel() * self.tensor.element_size()
         return nbytes if self.history is None else nbytes + self.history.nbytes
 
     def levels(self) -> Levels:
-        """Return that every value is exact."""
+        """Return levels that mark every value as exact."""
         return Levels("exact", parts=PROTECTED)
 
 
 def worst_case_exact_bytes(spec: TensorSpec) -> int:
-    """Return the largest payload of a tensor: its bytes and the mode."""
+    """Return the largest payload size of a tensor: its bytes and the mode."""
     return 1 + spec.nbytes
 
 
@@ -129,20 +129,20 @@ def encode_exact(
     *,
     owned: bool = False,
 ) -> Encoded:
-    """Encode a tensor bit for bit, relative to a reference where that is smaller.
+    """Encode a tensor bit for bit, relative to a reference if that is smaller.
 
     Parameters
     ----------
     spec
         Dtype and shape.
     tensor
-        The values, any device, any strides.
+        The values, on any device, with any strides.
     reference
-        State after the previous frame, from any codec; without effect if its dtype or shape is another.
+        State after the previous frame, from any codec; ignored if its dtype or shape differs.
     level
-        zstd's level.
+        Compression level of zstd.
     owned
-        True where the new state may keep `tensor` itself (`TensorInput.owned`).
+        True if the new state may hold `tensor` without a copy (`TensorInput.owned`).
 
     Returns
     -------
@@ -156,9 +156,10 @@ def encode_exact(
 
     Notes
     -----
-    Delta of a float of 16 or 32 bits: `inshrink_core.coding.changes`; of others: integers modulo 2^w (of
-    floats: order-preserving ones), zigzag, byte planes. Alone: sign rotated to the end (floats) or zigzag
-    (signed integers), byte planes. Planes are coded by zstd or rANS.
+    A delta of 16-bit or 32-bit floats is coded as changes (`inshrink_core.coding.changes`). A delta of other
+    dtypes is the difference of integers modulo 2^w (order-preserving integers for floats), in zigzag form and
+    split into byte planes. Without a reference, floats have their sign rotated to the end and signed integers
+    are in zigzag form, split into byte planes. Planes are coded by zstd or rANS.
     """
     now = _host(spec, tensor)
     before, history = _usable(spec, reference)
@@ -174,16 +175,16 @@ def encode_exact(
 
 
 def _state(now: Tensor, tensor: Tensor, owned: bool, history: Tensor | None = None) -> LosslessReference:
-    """Hold the host's tensor where nothing else uses it, else a copy."""
+    """Return a state with the host tensor; copy it if the caller may still modify it."""
     shared = now.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
     return LosslessReference(now.clone() if shared and not owned else now, history)
 
 
 def rekey_exact(spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
-    """Return a ``lossless/1`` block that stands alone and decodes to a full state, history included.
+    """Return a standalone ``lossless/1`` block that decodes to a full state, including the history.
 
-    Where `unchanged`, it is relative to the reference, and says that nothing changed.
-    With a history it may be longer than `worst_case_exact_bytes`, by up to a byte an element and some.
+    With `unchanged`, the block is relative to the reference and records no change. A block with a history
+    may exceed `worst_case_exact_bytes` by slightly more than a byte an element.
     """
     if unchanged:
         return encode_exact(spec, reference.decoded(), reference).block
@@ -208,12 +209,12 @@ def decode_exact(
     payload
         The bytes.
     reference
-        The state that `encode_exact` was given.
+        The state given to `encode_exact`.
 
     Raises
     ------
     DamagedError
-        The payload is not one of such a tensor. Nothing larger than the tensor is allocated.
+        The payload is not valid for the tensor. Nothing larger than the tensor is allocated.
     """
     view = memoryview(payload)
     if len(view) == 0 or view[0] > max(_Mode):
@@ -257,14 +258,13 @@ def decode_exact(
     if not _are_bools(out):
         raise DamagedError("a bool is neither false nor true", where=spec.key, expected="bytes 0 and 1")
     if mode is _Mode.CONSTANT and out.numel():
-        # One element stands for all: a constant need not be held twice.
+        # A constant tensor is held as one expanded element.
         element = out.reshape(-1)[:1].clone().reshape((1,) * out.dim())
         return LosslessReference(element.expand(spec.shape))
     return LosslessReference(out)
 
 
 def _decode_history(spec: TensorSpec, body: memoryview) -> LosslessReference:
-    """Decode a tensor that stands alone, and the history beside it."""
     section, at = read_section(body, 0)
     inner = body[at:]
     if spec.dtype not in _WITH_HISTORY or len(inner) == 0 or inner[0] in (*_RELATIVE, _Mode.HISTORY):
@@ -274,21 +274,21 @@ def _decode_history(spec: TensorSpec, body: memoryview) -> LosslessReference:
 
 
 def _host(spec: TensorSpec, tensor: Tensor) -> Tensor:
-    """Contiguous on the CPU, with lazy conjugation and negation carried out; perhaps the caller's own."""
+    """Return a contiguous CPU tensor with conjugation and negation resolved; may alias the caller's."""
     spec.check(tensor)
     plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
     return plain if _are_bools(plain) else plain.view(torch.uint8).ne(0)
 
 
 def _are_bools(tensor: Tensor) -> bool:
-    """Whether every byte of a bool tensor is 0 or 1: what PyTorch does with others is undefined."""
+    """Whether every byte of a bool tensor is 0 or 1; PyTorch does not define other values."""
     return tensor.dtype != torch.bool or tensor.numel() == 0 or int(tensor.view(torch.uint8).max()) <= 1
 
 
 def _usable(
     spec: TensorSpec, reference: TensorReference | None
 ) -> tuple[Tensor, Tensor | None] | tuple[None, None]:
-    """Return the reference's tensor, if a delta against it is defined, and its history."""
+    """Return the reference's tensor and history if a delta against it is defined."""
     if reference is None:
         return None, None
     before, history = reference.exact_state()
@@ -301,7 +301,7 @@ _WORD_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """View the bits of a contiguous tensor as one row of integers; a complex number is two words."""
+    """View the bits of a contiguous tensor as a flat integer tensor; a complex number is two words."""
     flat = tensor.reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
@@ -309,7 +309,7 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _transforms(spec: TensorSpec) -> tuple[Transform, Transform]:
-    """Return the transform of a tensor alone, and the one relative to a reference."""
+    """Return the transforms of a tensor without and with a reference."""
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if spec.dtype in _PATTERNS or spec.dtype.startswith("uint"):
         return Transform.NONE, Transform.DELTA
@@ -325,7 +325,7 @@ _Form = tuple[bytes | memoryview, Tensor | None]
 def _encode_words(
     spec: TensorSpec, words: Tensor, earlier: Tensor | None, history: Tensor | None, level: int
 ) -> _Form | tuple[None, None]:
-    """Return the smallest form but for the raw and unchanged ones; None where none can win."""
+    """Return the smallest form other than raw and unchanged; None if no such form is smaller than raw."""
     if spec.numel > 1 and _is_constant(words, spec):
         return bytes([_Mode.CONSTANT]) + words[: words.numel() // spec.numel].numpy().tobytes(), None
     if spec.nbytes <= _TINY_BYTES:
@@ -342,7 +342,7 @@ def _encode_words(
     if mantissa is not None:
         plan = plan_changes(words, earlier, history, mantissa)
         forms.append((plan.bits, partial(_encode_changed, earlier, history, plan)))
-        # Of words of 16 bits, neither planes nor the words themselves take less than half of them.
+        # For 16-bit words, neither planes nor raw words take less than half their size.
         if words.element_size() == 2 and plan.bits < 8 * words.numel():
             return forms[0][1]()
     elif words.numel() <= _SMALL:
@@ -353,13 +353,12 @@ def _encode_words(
 
 
 def _encode_changed(earlier: Tensor, history: Tensor | None, plan: ChangePlan) -> _Form:
-    """Return the payload of changes, and the history after them."""
     payload = b"".join((bytes((_Mode.CHANGES,)), encode_changes(earlier, history, plan)))
     return payload, plan.changes.history if earlier.element_size() == 2 else None
 
 
 def _plane_bits(words: Tensor, earlier: Tensor | None, transform: Transform) -> float:
-    """Return about how many bits planes take, from the histograms of a sample."""
+    """Return the estimated size of planes in bits, from histograms of a sample."""
     past = None if earlier is None else sampled(earlier)
     part = split_planes(sampled(words), past, transform).numpy()
     bits = [estimate_bits_of_counts(count_groups(plane)[None]) for plane in part]
@@ -367,7 +366,7 @@ def _plane_bits(words: Tensor, earlier: Tensor | None, transform: Transform) -> 
 
 
 def _is_constant(words: Tensor, spec: TensorSpec) -> bool:
-    """Whether every element has the same bits; a few elements nearly always show that it has not."""
+    """Whether all elements have the same bits; a sample usually suffices to disprove it."""
     rows = words.reshape(spec.numel, -1)
     probe = rows[:: max(1, spec.numel // 64)]
     return bool(
@@ -376,9 +375,9 @@ def _is_constant(words: Tensor, spec: TensorSpec) -> bool:
 
 
 def _encode_planes(words: Tensor, earlier: Tensor | None, transform: Transform, level: int) -> memoryview:
-    """Return the mode, then the planes of each chunk, least significant first."""
-    # In one buffer of the largest size, mode included: to grow or prefix it would copy what may be
-    # gigabytes, and pages that are never written take no memory.
+    """Return the mode, followed by the planes of each chunk, least significant first."""
+    # Allocate the worst-case size once, mode included: growing the buffer or prepending the mode would
+    # copy up to gigabytes, while pages that are never written take no memory.
     n_planes = words.element_size() * -(-words.numel() // _CHUNK)
     bound = 1 + words.numel() * words.element_size() + _MAX_PLANE_HEADER * n_planes
     out = new_buffer(bound)
@@ -395,7 +394,7 @@ def _encode_planes(words: Tensor, earlier: Tensor | None, transform: Transform, 
 
 
 def _encode_plane(plane: NDArray[np.uint8], level: int) -> tuple[bytes | bytearray | memoryview, ...]:
-    """Return header and body of one plane as a constant, zstd, rANS or its bytes: the smallest."""
+    """Return header and body of one plane in its smallest form: constant, zstd, rANS or raw."""
     header = bytearray()
     if np.all(plane[:64] == plane[0]) and np.all(plane == plane[0]):
         write_varint(header, int(plane[0]) << 2 | _Plane.CONSTANT)
@@ -411,7 +410,7 @@ def _encode_plane(plane: NDArray[np.uint8], level: int) -> tuple[bytes | bytearr
 
 
 def _decode_planes(body: memoryview, out: Tensor, earlier: Tensor | None, spec: TensorSpec) -> None:
-    """Fill the words of a tensor; the inverse of `_encode_planes`."""
+    """Fill the words of a tensor; inverse of `_encode_planes`."""
     transform, offset = _transforms(spec)[earlier is not None], 0
     for start in range(0, out.numel(), _CHUNK):
         chunk = out[start : start + _CHUNK]
@@ -430,7 +429,7 @@ def _decode_planes(body: memoryview, out: Tensor, earlier: Tensor | None, spec: 
 
 
 def _decode_plane(body: memoryview, offset: int, plane: NDArray[np.uint8], spec: TensorSpec) -> int:
-    """Fill one plane and return the offset after it."""
+    """Fill one plane, and return the offset after it."""
     header, offset = read_varint(body, offset)
     kind, length = header & 3, header >> 2
     if kind == _Plane.CONSTANT and length < 256:

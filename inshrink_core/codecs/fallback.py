@@ -1,4 +1,4 @@
-"""What lossy codecs share: a rule for some tensors, and exact coding for all others."""
+"""Base class of lossy codecs: a lossy rule for some tensors, and exact coding for all others."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 LOSSY_DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
 TINY = 64
-"""Elements up to which the exact block is tried too: above, symbols are smaller as a rule."""
+"""Elements up to which the exact block is tried too; for larger tensors symbols are usually smaller."""
 
 _Plan = TypeVar("_Plan")
 
 
 class FallbackCodec(Codec[_Plan]):
-    """A codec that is lossy where `covers` says so, and exact elsewhere.
+    """A codec that is lossy for the tensors that `covers` selects, and exact for all others.
 
-    Subclasses say how one covered tensor becomes a payload and a state, and back.
+    Subclasses implement the encoding and decoding of one covered tensor.
     """
 
     __slots__ = ()
@@ -38,45 +38,45 @@ class FallbackCodec(Codec[_Plan]):
     lossy_roles: ClassVar[frozenset[TensorRole]] = frozenset({TensorRole.WEIGHT})
 
     shortest_payload: ClassVar[int] = 2
-    """Bytes that a payload of the codec's own bitstream has at least."""
+    """Least size of a payload in the codec's bitstream, in bytes."""
 
     @abstractmethod
     def encode_lossy(
         self, item: TensorInput, plan: _Plan, reference: TensorReference | None
     ) -> Encoded | None:
-        """Encode a covered tensor; None where it has to be exact."""
+        """Encode a covered tensor; None if it must be stored exactly."""
 
     @abstractmethod
     def decode_lossy(
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> TensorReference:
-        """Return the state of a payload of this codec's own bitstream; DamagedError if it is none.
+        """Return the state after a payload of this codec's bitstream; raise DamagedError if it is invalid.
 
-        The tensor is of `LOSSY_DTYPES` and not empty, the payload has at least `shortest_payload` bytes. A
-        codec without kernels for a device works in host memory instead.
+        The tensor has one of `LOSSY_DTYPES` and is not empty, and the payload has at least
+        `shortest_payload` bytes. A codec without kernels for the device works in host memory.
         """
 
     @abstractmethod
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
-        """Bound the payload of a covered tensor."""
+        """Return the largest payload size of a covered tensor, in bytes."""
 
     def exact_below(self, spec: TensorSpec, nbytes: int) -> int:
-        """Return below which size an exact block is taken for a lossy one of `nbytes`; 0: none is tried."""
+        """Return the size below which an exact block replaces a lossy one of `nbytes`; 0 to try none."""
         return nbytes + 1 if spec.numel <= TINY else 0
 
     def takes(self) -> frozenset[TensorRole]:
-        """Return the roles of the model, or of the optimizer's state alone."""
+        """Return the roles of the model, or the codec's roles if they are only optimizer state."""
         return MODEL_ROLES if self.lossy_roles & MODEL_ROLES else self.lossy_roles
 
     def covers(self, spec: TensorSpec) -> bool:
-        """Whether the lossy rule applies to a tensor; a setting ``vectors`` speaks of those without rows."""
+        """Whether the lossy rule covers a tensor; the setting ``vectors`` may exclude vectors."""
         if spec.role not in self.lossy_roles or spec.exact or spec.numel == 0:
             return False
         quantized = getattr(self, "vectors", "quantized") == "quantized" or len(spec.shape) > 1
         return spec.dtype in LOSSY_DTYPES and quantized
 
     def encode(self, item: TensorInput, plan: _Plan, reference: TensorReference | None) -> Encoded:
-        """Encode one tensor; what is not covered becomes an exact block."""
+        """Encode one tensor; a tensor that is not covered becomes an exact block."""
         spec = item.spec
         if not self.covers(spec):
             return encode_exact(spec, item.tensor, reference)
@@ -91,7 +91,7 @@ class FallbackCodec(Codec[_Plan]):
     def decode(
         self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
     ) -> TensorReference:
-        """Return the state after a block of the codec's own bitstream, or of `EXACT`."""
+        """Return the state after a block of the codec's bitstream, or of `EXACT`."""
         if block.codec == EXACT:
             return decode_exact(spec, block.payload, reference)
         payload = memoryview(block.payload)
@@ -102,16 +102,16 @@ class FallbackCodec(Codec[_Plan]):
         return self.decode_lossy(spec, payload, reference, device)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
-        """Return an exact block of what the reference decodes to."""
+        """Return an exact block of the reference's decoded tensor."""
         return rekey_exact(spec, reference, unchanged=unchanged)
 
     def worst_case_bytes(self, spec: TensorSpec) -> int:
-        """Return a bound on payloads of every kind this codec writes."""
+        """Return the largest payload size of any block that this codec writes, in bytes."""
         return max(worst_case_exact_bytes(spec), self.worst_case_lossy_bytes(spec))
 
 
 def host_values(tensor: torch.Tensor) -> NDArray[np.float32]:
-    """Return the values in row-major order, in float32, which holds every covered dtype exactly."""
+    """Return the values in row-major order as float32, which represents all covered dtypes exactly."""
     plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").to(torch.float32)
     values: NDArray[np.float32] = plain.contiguous().reshape(-1).numpy()
     return values

@@ -1,4 +1,4 @@
-"""The lossless codec: every tensor bit for bit, as a delta where that is smaller."""
+"""The lossless codec: every tensor bit for bit, as a delta if that is smaller."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class LosslessCodec(Codec[None]):
     Parameters
     ----------
     level
-        zstd's level, 1 to 19 (20 to 22 need more memory to decode). Higher is slower to write; reading takes
-        the same time.
+        Compression level of zstd, 1 to 19 (20 to 22 need more memory to decode). Higher levels write more
+        slowly, but read at the same speed.
 
     Examples
     --------
@@ -70,9 +70,9 @@ class LosslessCodec(Codec[None]):
         return decode_exact(spec, block.payload, reference)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
-        """Return a block of the reference's tensor that stands alone, or tells that it is unchanged."""
+        """Return a standalone block of the reference's tensor, or a block without changes."""
         return rekey_exact(spec, reference, unchanged=unchanged)
 
     def worst_case_bytes(self, spec: TensorSpec) -> int:
-        """Return one byte more than the tensor."""
+        """Return the size of the tensor plus one byte."""
         return worst_case_exact_bytes(spec)

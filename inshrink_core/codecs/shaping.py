@@ -1,8 +1,9 @@
-"""Where the loss is flat, as first moments show it: what shaped rounding feeds forward, and how much.
+"""Error feedback of the lattice codec: which rounding errors to feed forward, and how strongly.
 
-Gradients of a matrix lie in few directions of its inputs; H, the sum of m'm over first moments m, says in
-which. An encoder holds a sketch of it from frame to frame. It is of first moments as the archive decodes
-them, so that another session, which has nothing else, goes on in the same way (`LatticeCodec.recall`).
+The gradients of a matrix lie in few directions of its inputs. These are the main directions of H = Σ mᵀm over
+first moments m, and the loss is flat in the others. The encoder state holds a sketch of H. It is computed
+from first moments as the archive decodes them, so another session can restore it from the archive alone
+(`LatticeCodec.recall`).
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ from inshrink_core.ops.shaping import SKETCH_BITS, SKETCHED, Factors, shape_chan
 
 _N_SIZES: Final = 16
 _SIZES: Final = tuple(NormalDist().inv_cdf(0.5 + (i + 0.5) / (2 * _N_SIZES)) for i in range(_N_SIZES))
-"""Of movements, in root mean squares: the middles of as many equal parts of a normal distribution."""
+"""Movements in root mean squares: the medians of equally likely parts of a normal distribution."""
 
 _SPREADS: Final[tuple[float, ...]] = (0.0, *(2.0 ** (j / 8) for j in range(-80, 41)))
-"""Root mean squares, in spacings, that are tabled; in between lines are drawn."""
+"""Tabulated root mean squares in step sizes; values in between are interpolated linearly."""
 
 _TABLE_DIGITS: Final = 9
-"""Decimal digits of a table, so that no last bit of a logarithm decides."""
+"""Decimal digits of a table entry, so that no result depends on the last bit of a logarithm."""
 
 _ROUNDS: Final = 8
-"""Steps of the iteration at most: each leaves at most about half of what is missing."""
+"""Most iterations; each leaves at most about half of the remaining error."""
 
 _SETTLED: Final = 1e-6
-"""Share of a spread that a step has to change for another one."""
+"""Relative change of the spread below which the iteration stops."""
 
 
 def _rounded(spread: float) -> tuple[float, float]:
-    """Return bits, and the mean squared change of an error over its variance, which is 2 for a new one.
+    """Return the bits a weight, and the mean squared change of its rounding error over the error's variance.
 
-    An average over where in its cell a value lies: one that moves by a of a spacing crosses with a chance a.
+    The second number is 2 for an independent new error. Both are averages over the weight's position in its
+    cell: a weight that moves by a fraction r of the step size crosses to the next cell with probability r.
     """
     chances: dict[int, float] = {}
     change = 0.0
@@ -55,7 +57,7 @@ def _rounded(spread: float) -> tuple[float, float]:
         change += 12 * rest * (1 - rest) / _N_SIZES
         for number, chance in ((int(integer), 1 - rest), (int(integer) + 1, rest)):
             chances[number] = chances.get(number, 0.0) + chance / _N_SIZES
-    # Both signs are as likely.
+    # Both signs are equally likely.
     bits = math.fsum(-p * math.log2(p / 2 if number else p) for number, p in chances.items() if p > 0)
     return round(bits, _TABLE_DIGITS), round(change, _TABLE_DIGITS)
 
@@ -66,7 +68,7 @@ _CHANGES: Final = tuple(change for _, change in _TABLE)
 
 
 def _at(table: tuple[float, ...], spread: float) -> float:
-    """Return what a table has for a spread; its last entry beyond."""
+    """Return the interpolated table entry for a spread; the last entry beyond the table."""
     i = bisect.bisect_right(_SPREADS, spread)
     if i == len(_SPREADS):
         return table[-1]
@@ -76,22 +78,26 @@ def _at(table: tuple[float, ...], spread: float) -> float:
 
 @functools.lru_cache(maxsize=1 << 14)
 def bits_of(movement: float, variance: float) -> float:
-    """Return the bits a weight of a delta, without contexts.
+    """Return the predicted bits a weight of a delta frame, without context modelling.
 
     Parameters
     ----------
     movement
-        Root mean square of how far weights move, in spacings.
+        Root mean square of the weights' movement between frames, in step sizes.
     variance
-        Of errors over that of plain rounding (`inshrink_core.ops.shaping.Factors`), at least 1.
+        Variance of errors over that of plain rounding (`inshrink_core.ops.shaping.Factors`), at least 1.
 
     Notes
     -----
-    What is fed to a weight is a sum of other weights' rounding errors, its variance (variance - 1)/12; from
-    one frame to the next it changes by the same sum of their changes. So the variance of what a weight is
-    seen to move by is that of its movement and ``(variance - 1)/12`` times the change of errors, which
-    depends on it: the largest solution, by iteration from above. Single operations and square roots of
-    float64 alone: the same everywhere.
+    Let m be the movement and v the variance. The feedback added to a weight is a sum of other weights'
+    rounding errors and has variance f = (v − 1)/12. Between frames it changes by the same sum of their
+    changes, so the observed movement s satisfies
+
+    s² = m² + f·c(s),
+
+    where c(s) is the mean squared change of an error over its variance. The largest solution is found by
+    iteration from above. Only single float64 operations and square roots are used, so that the result is
+    the same on every machine.
 
     Examples
     --------
@@ -108,51 +114,52 @@ def bits_of(movement: float, variance: float) -> float:
 
 
 BARE: Final = 0.1
-"""Damping at which the share tells how uneven H is, sampling noise apart."""
+"""Damping at which the share measures the anisotropy of H, apart from sampling noise."""
 
 _DAMPINGS: Final = (BARE, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Means of the diagonal of H that are added to it: stronger feedback makes deltas a fresh draw. All but the
-first are chosen from."""
+"""Dampings, in means of the diagonal of H, that are added to it. Less damping is stronger feedback, which
+makes deltas less predictable. The encoder chooses from all but the first."""
 
 _MOST_BARE: Final = 0.5
-"""Share at that damping beyond which nothing is fed along a side: its inputs are nearly white."""
+"""Largest share at that damping for feedback along a side; above it, the inputs are nearly white."""
 
 _WORTHWHILE: Final = 0.97
-"""Of plain rounding's bits, at most what is shaped for: less is within what is not foretold."""
+"""Largest predicted rate, relative to plain rounding, that justifies error feedback; smaller gains are within
+the prediction error."""
 
 _POWER: Final = -0.33
-"""Of the share, by which the spacing is coarser."""
+"""Exponent of the share in the growth of the step size."""
 
 _LEAST_SHARE: Final = 0.05
-"""Less than that is foretold only by a sketch of too few moments."""
+"""Lower bound of a predicted share; only sketches of too few moments predict less."""
 
 _SIDES: Final = (8, 1 << 14)
-"""Columns of a matrix that is shaped; wider ones would leave G no bits."""
+"""Range of the number of columns of a matrix with error feedback; more would leave G no bits."""
 
 _DIGITS: Final = 2
-"""Binary digits set, at most, in the number of a frame whose first moment counts."""
+"""Most binary digits set in the number of a frame whose first moment is used."""
 
 _OF_WEIGHTS: Final = (TensorRole.EXP_AVG, TensorRole.MOMENTUM)
 _OF_MASTERS: Final = (TensorRole.MOMENTUM,)
-"""What serves once where a chain has no first moment yet."""
+"""Roles whose tensor in the current frame is used while a chain has no first moment."""
 
 _TRIES: Final = 8
-"""Thresholds that are tried at most."""
+"""Most thresholds to try."""
 
 _CLOSE: Final = 16
-"""4096ths of a spacing that a threshold may be off."""
+"""Tolerance of a threshold, in 4096ths of the step size."""
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """What is known of a matrix's first moments from one side: of its columns, or of its rows.
+    """Sketch of a matrix's first moments along one side: its columns or its rows.
 
     Parameters
     ----------
     sketch : (n, 32)
         H times `signs_of`.
     trace
-        Of H.
+        Trace of H.
     """
 
     sketch: NDArray[np.float64]
@@ -160,19 +167,19 @@ class Side:
 
     @functools.cached_property
     def factors(self) -> Mapping[float, Factors]:
-        """Of H, by damping; found when they are first asked for."""
+        """Factors of H by damping, computed on first access."""
         signs = signs_of(self.sketch.shape[0])
         return dict(zip(_DAMPINGS, factorize(self.sketch, signs, self.trace, _DAMPINGS), strict=True))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the sketch, and of factors where they were asked for."""
+        """Size of the sketch and of the factors computed so far, in bytes."""
         known: Mapping[float, Factors] = vars(self).get("factors", {})
         return self.sketch.nbytes + sum(2 * factors.gains.nbytes for factors in known.values())
 
     @property
     def choices(self) -> tuple[Factors, ...]:
-        """What may be fed along this side; nothing where H is not uneven enough, or that is not known."""
+        """Feedback factors for this side; empty if H is nearly isotropic or not known."""
         if not self.factors[BARE].share <= _MOST_BARE:
             return ()
         return tuple(self.factors[damping] for damping in _DAMPINGS[1:])
@@ -180,14 +187,14 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """What an encoder holds of a matrix's first moments.
+    """The encoder state of a matrix: what is known of its first moments.
 
     Parameters
     ----------
     n_seen
-        Frames of the chain whose first moments were there.
+        Number of the chain's frames with first moments.
     columns, rows
-        Of both sides; None where errors are not fed down the rows.
+        The two sides; `rows` is None if errors are not fed down the rows.
     """
 
     n_seen: int
@@ -201,19 +208,19 @@ class Shaping:
 
     @property
     def is_fed(self) -> bool:
-        """Whether anything may be fed forward."""
+        """Whether error feedback is possible along a side."""
         return bool(self.columns.choices or (self.rows is not None and self.rows.choices))
 
     def chosen(self, movement: float) -> Fed | None:
-        """Return what to feed forward so that deltas take least at an equal cost; None for nothing.
+        """Return the feedback that minimizes the predicted rate at equal cost; None for no feedback.
 
         Parameters
         ----------
         movement
-            How far weights move from frame to frame, root mean square, in spacings of plain rounding.
+            Root mean square of the weights' movement between frames, in step sizes of plain rounding.
         """
         along, down = self.columns.choices, () if self.rows is None else self.rows.choices
-        if not along and down:  # fed down its columns alone: next to nothing along the rows
+        if not along and down:  # feedback down the columns only: almost none along the rows
             along = (self.columns.factors[_DAMPINGS[-1]],)
         if not along:
             return None
@@ -221,7 +228,7 @@ class Shaping:
         def bits(fed: Fed) -> float:
             return bits_of(movement * math.sqrt(fed.share), fed.variance)
 
-        # One side after the other: what they share is but the product of their variances.
+        # Optimize one side at a time: they interact only through the product of their variances.
         best = min((Fed(columns, None) for columns in along), key=bits)
         best = min((best, *(Fed(best.columns, rows) for rows in down)), key=bits)
         best = min((best, *(Fed(columns, best.rows) for columns in along)), key=bits)
@@ -229,14 +236,14 @@ class Shaping:
 
 
 class Fed(NamedTuple):
-    """Factors of columns, and of rows where errors are fed down them."""
+    """Factors of columns, and of rows if errors are also fed down them."""
 
     columns: Factors
     rows: Factors | None
 
     @property
     def share(self) -> float:
-        """Cost over that of plain rounding with the same spacing, as predicted."""
+        """Predicted cost over that of plain rounding with the same step size."""
         return max(self.columns.share * (1.0 if self.rows is None else self.rows.share), _LEAST_SHARE)
 
     @property
@@ -246,24 +253,24 @@ class Fed(NamedTuple):
 
     @property
     def coarser(self) -> float:
-        """How much coarser a spacing may be than with plain rounding: a cubic root of what is gained."""
+        """Factor of the step size over that of plain rounding: about the cubic root of 1 / `share`."""
         return float(self.share**_POWER)
 
 
 def grown(before: Shaping | None, moment: DecodedMoment) -> Shaping | None:
-    """Return what is known with one more first moment, in the shape of its matrix.
+    """Return the encoder state with one more first moment.
 
     Parameters
     ----------
     before
-        What was known.
+        The state before.
     moment
-        Decodes it; not called where it does not count.
+        Decodes the first moment, in the shape of its matrix; not called if the frame's moment is not used.
 
     Notes
     -----
-    Moments count, and factors are renewed, at frames whose number has two binary digits that are set at
-    most: a factor that changes moves the points of many weights.
+    Moments are added, and factors recomputed, only at frames whose number has at most two binary digits set,
+    because new factors change the points of many weights.
     """
     n_seen = 0 if before is None else before.n_seen
     if before is not None and n_seen.bit_count() > _DIGITS:
@@ -273,8 +280,8 @@ def grown(before: Shaping | None, moment: DecodedMoment) -> Shaping | None:
     lowest, highest = values.aminmax()
     largest = max(-float(lowest), float(highest))
     if not 0 < largest < math.inf:
-        return before  # NaN compares false, too
-    # Whole numbers whose products and sums stay below 2**53: exact, whoever adds them up in whatever order.
+        return before  # also for NaN, which fails every comparison
+    # Integers whose products and sums stay below 2**53, so that sums are exact in any order.
     bits = min(SKETCH_BITS, (52 - math.ceil(math.log2(values.numel()))) // 2)
     up = bits - math.frexp(largest)[1]
     low, high = _SIDES
@@ -288,15 +295,15 @@ def grown(before: Shaping | None, moment: DecodedMoment) -> Shaping | None:
 
 
 def _side(before: Side | None, sketch: NDArray[np.float64], trace: float) -> Side:
-    """Return a side with the sketch of one more moment."""
+    """Return a side with one more moment added to the sketch."""
     return Side(sketch, trace) if before is None else Side(before.sketch + sketch, before.trace + trace)
 
 
 @functools.lru_cache(maxsize=16)
 def signs_of(n: int) -> NDArray[np.float64]:
-    """Return what a matrix of n columns is multiplied with: signs as of a coin, or one where all fit.
+    """Return the sketching matrix for n columns: random signs, or the identity if n is small.
 
-    Bits of splitmix64 (Steele, Lea and Flood, 2014), the same everywhere.
+    The signs are bits of splitmix64 (Steele, Lea and Flood, 2014) and the same on every machine.
     """
     if n <= SKETCHED:
         return np.eye(n, SKETCHED)
@@ -308,15 +315,15 @@ def signs_of(n: int) -> NDArray[np.float64]:
 
 
 def can_be_shaped(shape: Sequence[int]) -> bool:
-    """Whether a tensor has columns enough to feed errors from one to the next, and not too many."""
+    """Whether a tensor's number of columns is in the range for error feedback."""
     low, high = _SIDES
     return len(shape) >= 2 and low <= math.prod(shape[1:]) <= high and shape[0] > 0
 
 
 def known_of(item: TensorInput, before: Shaping | None, movement: float) -> tuple[Shaping | None, Fed | None]:
-    """Return what is known of a tensor with this frame, and what to feed forward.
+    """Return the encoder state of a tensor including this frame, and the feedback to apply.
 
-    In a chain that has no first moment yet, or stores none, the frame's own serves once. `movement` is as for
+    In a chain without first moments so far, the frame's own moment is used once. `movement` is as in
     `Shaping.chosen`.
     """
     if not can_be_shaped(item.spec.shape):
@@ -334,11 +341,12 @@ def known_of(item: TensorInput, before: Shaping | None, movement: float) -> tupl
 def shaped_changes(
     values: Tensor, integers: Tensor, lattice: Lattice, base: Tensor | None, fed: Fed
 ) -> Tensor:
-    """Return the changes of a frame; with a base, under matched gain.
+    """Return the changes of a frame with error feedback; with a base, under matched gain.
 
-    The largest threshold is taken with which the movement is kept, as without feedback: by trial, since what
-    is fed forward depends on it. By false position, where one end stays twice with half its value (Illinois);
-    from whole numbers by single operations, so that a threshold is the same everywhere.
+    Under matched gain, this finds the largest threshold that preserves the movement as without feedback.
+    The search evaluates each threshold, since the feedback depends on it. It uses the Illinois variant of
+    false position, which halves the value at an end that stays twice. A threshold is computed
+    from integers by single operations, so it is the same on every machine.
     """
     changes, lead, square = shape_changes(values, base, integers, lattice, 0, *fed)
     slack = square // GAIN_SLACK

@@ -1,10 +1,10 @@
-"""Symbols as bytes: the quantization-aware delta, run lengths and Huffman codes, chunk by chunk.
+"""Coding of symbols as bytes: quantization-aware deltas, run lengths and Huffman codes, in chunks.
 
-``docs/format.md`` (symbol streams) defines the bytes. The source is Agrawal et al., Inshrinkerator,
-SoCC 2024; what the paper leaves open, decided here: run lengths and literals have a code table each
-(a literal always ends a run, so that a shared table would spend bits on what is known); runs are
-counted of the symbol that prevails in a group; the groups follow one another in one bit stream, and
-no group's length is stored, because the decoder counts the previous symbols.
+``docs/format.md`` (symbol streams) defines the bytes. The method is from Agrawal et al., Inshrinkerator,
+SoCC 2024. The paper leaves some choices open. Here, run lengths and literals have separate code tables,
+because a literal always ends a run and a shared table would spend bits on that. Runs count the prevalent
+symbol of a group. Groups are consecutive in one bit stream, without lengths, because the decoder can count
+the previous symbols.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from inshrink_core.varint import read_varint, write_varint
 _PACKED, _CONSTANT, _PLAIN, _GROUPED = range(4)
 
 _SAMPLE = 1 << 16
-"""Pairs looked at to decide what prevails in each group of a chunk."""
+"""Number of pairs in the sample that determines the prevalent symbol of each group in a chunk."""
 
 _CHUNK_OVERHEAD_BYTES = 1 + 4
 """Kind of a chunk, and its length (a varint below 2**28)."""
@@ -49,7 +49,7 @@ _Symbols = NDArray[np.uint8]
 
 
 def worst_case_symbols_bytes(n: int, n_symbols: int) -> int:
-    """Return the largest payload `encode_symbols` produces: packed bits and the frame around each chunk.
+    """Return the largest payload of `encode_symbols`: packed bits and the header of each chunk.
 
     Parameters
     ----------
@@ -66,16 +66,16 @@ def worst_case_symbols_bytes(n: int, n_symbols: int) -> int:
 
 
 def encode_symbols(symbols: Tensor, n_symbols: int, previous: Tensor | None, n_previous: int) -> bytes:
-    """Encode symbols, given those of the previous checkpoint if there are any.
+    """Encode symbols, relative to those of the previous checkpoint if there are any.
 
     Parameters
     ----------
     symbols
-        UInt8[n], values below `n_symbols`, any device.
+        UInt8[n], values below `n_symbols`, on any device.
     n_symbols
         Size of the alphabet, 1 to 256.
     previous
-        UInt8[n], the previous checkpoint's symbols of the same parameters; None to stand alone.
+        UInt8[n], the previous checkpoint's symbols of the same parameters; None for a standalone payload.
     n_previous
         Size of the previous alphabet; ignored without `previous`.
 
@@ -86,9 +86,8 @@ def encode_symbols(symbols: Tensor, n_symbols: int, previous: Tensor | None, n_p
 
     Notes
     -----
-    Time and memory are linear; beside the arguments, a chunk of `MAX_CHUNK` symbols takes up to
-    fourteen bytes a symbol, of which fewer than eight are touched as a rule. The result
-    depends on the arguments alone.
+    Time and memory are linear. Besides the arguments, a chunk of `MAX_CHUNK` symbols takes up to fourteen
+    bytes a symbol, of which usually fewer than eight are touched. The result depends only on the arguments.
 
     Examples
     --------
@@ -118,7 +117,7 @@ def decode_symbols(
     n_previous: int,
     device: torch.device = _HOST,
 ) -> Tensor:
-    """Decode what `encode_symbols` made, given the same previous symbols.
+    """Decode the symbols from a payload of `encode_symbols`, given the same previous symbols.
 
     Parameters
     ----------
@@ -129,17 +128,17 @@ def decode_symbols(
     n_symbols, previous, n_previous
         As given to `encode_symbols`.
     device
-        Where the symbols go if there are no previous ones; they are decoded in host memory.
+        Device of the result without `previous`; decoding takes place in host memory.
 
     Returns
     -------
     Tensor
-        UInt8[n] where the previous ones are, or on that device; values below `n_symbols`.
+        UInt8[n] on the device of `previous`, or else on `device`; values below `n_symbols`.
 
     Raises
     ------
     DamagedError
-        The payload is not one of `n` such symbols.
+        The payload is not valid for `n` symbols of the alphabet.
     """
     before = None if previous is None else _host(previous)
     out = np.empty(n, np.uint8)
@@ -174,7 +173,7 @@ def decode_symbols(
 
 
 def _host(symbols: Tensor) -> _Symbols:
-    """Entropy coding runs in host memory, as in the paper: its output is bytes."""
+    """Return symbols in host memory, where entropy coding runs, as in the paper."""
     array: _Symbols = symbols.detach().reshape(-1).to("cpu").contiguous().numpy()
     return array
 
@@ -182,7 +181,7 @@ def _host(symbols: Tensor) -> _Symbols:
 def _grouping(
     n: int, n_symbols: int, groups: _Symbols | None, n_previous: int
 ) -> tuple[_Symbols, NDArray[np.int64], int]:
-    """Return groups, base symbol of each group, and modulus; alone, everything is one group of base 0."""
+    """Return groups, base symbol of each group, and modulus; without `groups`, one group of base 0."""
     if groups is None:
         return np.zeros(n, np.uint8), np.zeros(256, np.int64), n_symbols
     return groups, np.arange(256, dtype=np.int64), max(n_symbols, n_previous)
@@ -191,7 +190,7 @@ def _grouping(
 def _encode_chunk(
     chunk: _Symbols, n_symbols: int, previous: _Symbols | None, n_previous: int
 ) -> tuple[int, bytes]:
-    """Kind and body of the smallest form, among those worth trying for a chunk."""
+    """Return kind and body of the smallest form of a chunk, among those likely to be smallest."""
     groups, bases, modulus = _grouping(chunk.size, n_symbols, previous, n_previous)
     pairs = count_pairs(groups, chunk, max(1, chunk.size // _SAMPLE))
     expected = expected_symbols(pairs, bases)
@@ -201,8 +200,8 @@ def _encode_chunk(
         if delta is not None:
             return _CONSTANT, bytes([delta])
         forms.append((_GROUPED, encode_grouped(groups, chunk, bases, expected, modulus)))
-    # The previous symbols predict something, or else they cost no more than a table each, which only
-    # matters where a chunk is small.
+        # If the previous symbols do not help, grouping costs only a table for each group, which matters
+        # only for small chunks.
     if previous is None or chunk.size <= _SAMPLE:
         lengths = code_lengths(count_groups(chunk)[:n_symbols], MAX_CODE_BITS)
         stream = stream_bytes(*pack_symbols(chunk, code_entries(lengths)))
@@ -220,11 +219,11 @@ def _constant_delta(
     expected: NDArray[np.int64],
     modulus: int,
 ) -> int | None:
-    """Return D where it is the same everywhere; the first element shows what it would be."""
+    """Return D if it is equal for all elements, else None."""
     delta = (int(bases[groups[0]]) - int(chunk[0])) % modulus
     table = ((bases - delta) % modulus).astype(np.uint8)
-    # Where nearly nothing moved, a sparse probe finds no difference and the whole chunk would be read
-    # for nothing: a dense one first, at the start, almost always finds it.
+    # If little moved, a sparse probe finds no difference and the whole chunk would be compared. A dense
+    # probe at the start almost always finds one first.
     for probe in (slice(0, None, max(1, chunk.size // 64)), slice(0, _SAMPLE), slice(None)):
         if not np.array_equal(table[groups[probe]], chunk[probe]):
             return None
@@ -234,7 +233,7 @@ def _constant_delta(
 def _decode_chunk(
     kind: int, body: memoryview, n: int, n_symbols: int, previous: _Symbols | None, n_previous: int
 ) -> _Symbols:
-    """Inverse of `_encode_chunk`; symbols may still be outside the alphabet."""
+    """Decode a chunk, inverse of `_encode_chunk`; the caller checks the alphabet."""
     if kind == _PACKED:
         return unpack_bits(body, n, n_symbols)
     if kind == _PLAIN:

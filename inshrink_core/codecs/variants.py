@@ -1,4 +1,4 @@
-"""What is swept: a codec, settings that are held, and the knob that trades size for fidelity."""
+"""Variants of codecs to sweep: a codec, its fixed settings, and the parameter that the sweep varies."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from inshrink_core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A codec and settings of it that are held while its knob is swept.
+    """A codec with settings that stay fixed while its tunable parameter is swept.
 
     Parameters
     ----------
     codec
-        Its name.
+        Name of the codec.
     settings
-        Held settings. One that is the knob's leaves nothing to sweep.
+        Fixed settings. If they include the tunable parameter, the variant is not swept.
 
     Raises
     ------
     ConfigError
-        No such codec is installed, or it has no such setting.
+        The codec is not installed, or does not have a setting.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class Variant:
 
     @classmethod
     def parse(cls, text: str) -> Variant:
-        """Return the variant that ``NAME`` or ``NAME:KEY=VALUE,…`` names."""
+        """Parse ``NAME`` or ``NAME:KEY=VALUE,…``."""
         name, _, rest = text.strip().partition(":")
         settings = {}
         for pair in rest.split(",") if rest else []:
@@ -67,44 +67,44 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """The codec and the settings that are held, as `parse` reads them."""
+        """Name and fixed settings, in the syntax of `parse`."""
         pairs = ",".join(f"{key}={value}" for key, value in self.settings.items())
         return f"{self.codec}:{pairs}" if pairs else self.codec
 
     @property
     def knob(self) -> Knob | None:
-        """What is swept; None where nothing is."""
+        """The swept parameter; None if there is none."""
         tuning = get_codec(self.codec).tuning
         is_held = tuning is None or any(name in self.settings for name in tuning.knob.settings)
         return None if tuning is None or is_held else tuning.knob
 
     def config(self, value: float | None) -> AnyCodec:
-        """Return the config at one value of the knob; None where nothing is swept."""
+        """Return the config at one value of the swept parameter; None if nothing is swept."""
         tuning = get_codec(self.codec).tuning
         turned = tuning.settings(value) if tuning is not None and value is not None else {}
         return make_codec(self.codec, {**turned, **self.settings})
 
     def configs(self) -> tuple[AnyCodec, ...]:
-        """Return the config at every value of the knob."""
+        """Return the configs at all values of the swept parameter."""
         knob = self.knob
         return tuple(self.config(value) for value in (knob.values if knob is not None else (None,)))
 
     def optimizer(self, asked: str) -> str:
-        """Return how the rest of the optimizer is stored.
+        """Return the storage of the rest of the optimizer.
 
-        A codec with a rule of its own for moments cannot follow it where the moments are left out.
+        A codec that encodes moments itself cannot be combined with ``drop``, so it becomes ``exact``.
         """
         moments = self.configs()[0].takes() - MODEL_ROLES
         return "exact" if asked == "drop" and moments else asked
 
 
 def default_variants() -> tuple[Variant, ...]:
-    """Return every installed codec for weights, as it is configured by default."""
+    """Return a variant with default settings for each installed codec of weights."""
     return tuple(map(Variant, weight_codecs()))
 
 
 def compared_variants() -> dict[str, Variant]:
-    """Return what codecs are compared with (`Codec.compared`), by label; the knob of each is held.
+    """Return the variants for comparisons (`Codec.compared`) by label, with fixed tunable parameters.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def compared_variants() -> dict[str, Variant]:
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
-    """Return the variants of ``a,b:KEY=VALUE,KEY=VALUE,c``.
+    """Parse a list of variants such as ``a,b:KEY=VALUE,KEY=VALUE,c``.
 
     Examples
     --------
@@ -133,7 +133,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     """
     names: list[str] = []
     for part in (piece.strip() for piece in text.split(",")):
-        # A setting continues the codec before it; a name begins the next.
+        # A setting continues the previous codec; a name starts the next one.
         if names and "=" in part and ":" not in part.partition("=")[0]:
             names[-1] += ("," if ":" in names[-1] else ":") + part
         else:
@@ -144,12 +144,12 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 
 
 def unique(variants: Iterable[Variant]) -> tuple[Variant, ...]:
-    """Return the variants in order, each once."""
+    """Return the variants without duplicates, in order."""
     return tuple({variant.label: variant for variant in variants}.values())
 
 
 def choose_variants(codecs: Sequence[Variant | str] | str | None) -> tuple[Variant, ...]:
-    """Take names, variants and one text alike."""
+    """Return the variants given as names, as variants, or as one text; None for the default ones."""
     if codecs is None:
         return default_variants()
     if isinstance(codecs, str):
@@ -158,7 +158,7 @@ def choose_variants(codecs: Sequence[Variant | str] | str | None) -> tuple[Varia
 
 
 def _value(text: str) -> Any:
-    """Return a JSON value, or the text itself, as ``--set`` reads it."""
+    """Parse a JSON value; other text is returned as is, like ``--set``."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

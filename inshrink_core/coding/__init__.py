@@ -1,1 +1,1 @@
-"""Entropy coders: bytes in the fewest bits, and back."""
+"""Entropy coders."""

@@ -1,9 +1,9 @@
-"""Changes of floats as bytes: tokens in contexts that are found for each tensor, and extra bits.
+"""Coding of changes of floats: tokens in contexts chosen for each tensor, and extra bits.
 
-An element's place, which is its history and its reference's exponent, says much about its change. The encoder
-counts tokens by place in a sample, sorts the places by how large their changes are, and merges neighbours
-for as long as tables and data together get smaller. The mapping of places to tables travels with the tokens.
-``docs/format.md`` (changes) defines the bytes.
+The place of an element consists of its history and the exponent of its reference, and predicts its change.
+The encoder counts tokens by place in a sample, sorts the places by the size of their changes, and merges
+neighbouring places as long as the total size of tables and data decreases. The mapping from places to tables
+is stored with the tokens. ``docs/format.md`` (changes) defines the bytes.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ from inshrink_core.ops.rans import BIT_LENGTHS, MAX_CONTEXTS, PRECISION
 from inshrink_core.varint import read_section, write_section
 
 SAMPLE = 1 << 15
-"""Elements of a sample: enough for some hundred places, and done in a tenth of a millisecond."""
+"""Elements in a sample: enough for some hundred places, and processed in a tenth of a millisecond."""
 
 _STRETCHES = 4
 
 N_TOKENS = {2: 64, 4: 128}
-"""By bytes of a word: 4 tokens for each bit of z."""
+"""Size of the alphabet by bytes of a word: 4 tokens for each bit of z."""
 
 _COST_BITS = 16
 _LOGARITHMS = np.zeros(SAMPLE + 1, np.int64)
 _LOGARITHMS[1:] = np.round(np.arange(1, SAMPLE + 1) * np.log2(np.arange(1, SAMPLE + 1)) * (1 << _COST_BITS))
-"""c log2 c in 65536ths of a bit, so that sums are equal in any order."""
+"""c log2 c in 65536ths of a bit, as integers, so that sums do not depend on the order."""
 
 _SIZES = BIT_LENGTHS[np.arange(max(N_TOKENS.values()))]
-"""About how large the change of a token is: what places are sorted by."""
+"""Approximate size of a token's change, by which places are sorted."""
 
 _MAPPED_BITS = 4
-"""Bits of a place in the mapping, about."""
+"""Approximate bits of a place in the mapping."""
 
 _SELDOM = 4096
-"""Elements of which the exponents are looked at; one in 256 may be above the top."""
+"""Elements in the sample of exponents, of which one in 256 may exceed the top."""
 
 _IDENTITY = torch.arange(N_PLACES, dtype=torch.int16)
 
 
 class ChangePlan(NamedTuple):
-    """How the changes of a tensor are to be coded.
+    """Plan for coding the changes of a tensor.
 
     Parameters
     ----------
     changes
         The changes.
     rule
-        How words are looked at.
+        Rule that assigns places to words.
     mapping : UInt8[Tensor, "places"]
         Table of each place.
     n_tables
-        1 to 32.
+        Number of tables, 1 to 32.
     bits
-        About how many the tensor takes.
+        Estimated size of the tensor in bits.
     """
 
     changes: Changes
@@ -79,16 +79,16 @@ class ChangePlan(NamedTuple):
 
 
 def plan_changes(words: Tensor, earlier: Tensor, history: Tensor | None, mantissa: int) -> ChangePlan:
-    """Find the changes of a tensor, and choose their contexts from a sample.
+    """Compute the changes of a tensor, and choose their contexts from a sample.
 
     Parameters
     ----------
     words, earlier : Int16[Tensor, "n"] or Int32[Tensor, "n"]
         Bits of the values and of the reference; n is at least 1.
     history : UInt8[Tensor, "n"] or None
-        Before the change.
+        History before the change.
     mantissa
-        Bits of the dtype's mantissa.
+        Mantissa bits of the dtype.
     """
     n = words.numel()
     before, old = sampled(earlier), None if history is None else sampled(history)
@@ -106,7 +106,7 @@ def plan_changes(words: Tensor, earlier: Tensor, history: Tensor | None, mantiss
     groups, bits = _cluster(counts[order], scale)
     by_place = np.empty(used.size, np.int64)
     by_place[order] = groups
-    # A place that the sample lacks has the table of the one before it.
+    # A place that does not occur in the sample uses the table of the place before it.
     known = np.zeros(N_PLACES, np.int64)
     known[used] = np.arange(used.size)
     mapping = by_place[np.maximum.accumulate(known)].astype(np.uint8)
@@ -116,7 +116,7 @@ def plan_changes(words: Tensor, earlier: Tensor, history: Tensor | None, mantiss
 
 
 def sampled(values: Tensor) -> Tensor:
-    """Return four stretches of a tensor, or all of it where it is small."""
+    """Return four stretches of a tensor; all of it if it is small."""
     n, length = values.numel(), SAMPLE // _STRETCHES
     if n <= SAMPLE:
         return values
@@ -125,14 +125,14 @@ def sampled(values: Tensor) -> Tensor:
 
 
 def _top(words: Tensor, mantissa: int) -> int:
-    """Return the largest exponent that is not seldom."""
+    """Return the largest exponent that is not rare."""
     some = words[:: max(1, words.numel() // _SELDOM)].numpy()
     exponents = np.sort((some & np.iinfo(some.dtype).max) >> mantissa)
     return int(exponents[-1 - exponents.size // 256])
 
 
 def _cluster(counts: NDArray[np.int64], scale: float) -> tuple[NDArray[np.int64], float]:
-    """Return the group of each row, and the bits of data and tables; `counts` is overwritten."""
+    """Return the group of each row, and the bits of data and tables; overwrites `counts`."""
     n = len(counts)
     bits, following, groups = np.empty((2, n)), np.arange(1, n + 1), np.empty(n, np.int64)
     total = cluster_kernel(
@@ -142,12 +142,12 @@ def _cluster(counts: NDArray[np.int64], scale: float) -> tuple[NDArray[np.int64]
 
 
 def encode_changes(earlier: Tensor, history: Tensor | None, plan: ChangePlan) -> bytes:
-    """Return the bytes of changes.
+    """Encode changes as bytes.
 
     Parameters
     ----------
     earlier, history, plan
-        As given to `plan_changes`, and what it returned.
+        The arguments and the result of `plan_changes`.
     """
     head = bytearray((plan.rule.top, plan.n_tables - 1))
     contexts = None
@@ -169,19 +169,19 @@ def encode_changes(earlier: Tensor, history: Tensor | None, plan: ChangePlan) ->
 def decode_changes(
     payload: memoryview, earlier: Tensor, history: Tensor | None, mantissa: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the words and the history after a change.
+    """Decode changes, and return the words and the history after them.
 
     Parameters
     ----------
     payload
-        From `encode_changes`.
+        The result of `encode_changes`.
     earlier, history, mantissa
-        As given to it and to `plan_changes`.
+        As given to `encode_changes` and `plan_changes`.
 
     Raises
     ------
     DamagedError
-        The payload is not one of such a tensor.
+        The payload is not valid for the tensor.
     """
     if len(payload) < 2 or payload[1] >= MAX_CONTEXTS:
         raise DamagedError(
@@ -229,7 +229,7 @@ def _bits_of(
     logarithms: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> float:  # pragma: no cover - compiled
-    """Bits of the data and the table of one row, or of two together."""
+    """Return the bits of the data and the table of one row, or of two rows merged."""
     two = 1 if other != row else 0
     total, data = 0, 0
     n_tokens = counts.shape[1]
@@ -262,10 +262,10 @@ def cluster_kernel(
     following: NDArray[np.int64],
     groups: NDArray[np.int64],
 ) -> float:  # pragma: no cover - compiled
-    """Merge neighbouring rows in place while that saves bits; number the groups and return their bits.
+    """Merge neighbouring rows in place while this saves bits; number the groups and return their bits.
 
-    `counts` is overwritten. Of each row that leads a group, `bits` takes its bits and those of it and the
-    next one together, and `following` is the next one, the number of rows for the last.
+    Overwrites `counts`. For each row that leads a group, `bits` receives its bits and those of a merge with
+    the next group, and `following` the next leading row, or the number of rows for the last.
     """
     n, n_tokens = counts.shape
     alone, pair, n_left = bits[0], bits[1], n

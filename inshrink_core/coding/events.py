@@ -1,8 +1,8 @@
-"""Grouped, run-length coded deltas under Huffman codes: the body of a grouped chunk of symbols.
+"""Run-length coded deltas in groups, under Huffman codes: the body of a grouped chunk of symbols.
 
-Each group has a run table and a literal table of its own, or shares the pooled ones: those of all
-groups in which some symbol is expected, or a literal table of all in which none is. ``docs/format.md``
-(symbol streams) defines the bytes.
+A group has separate tables of runs and literals, or shares pooled ones. There is one pool for all groups with
+an expected symbol, and a literal table for all groups without. ``docs/format.md`` (symbol streams) defines
+the bytes.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from inshrink_core.ops.cpu.symbols import (
 )
 
 NO_EXPECTATION = 256
-"""Stands for "no symbol prevails in this group": no symbol has this value."""
+"""Marks a group without a prevalent symbol; no symbol has this value."""
 
 
 _PREVALENCE = 0.6
-"""Share of a group from which on runs of its most frequent symbol are coded: below, a Huffman code of single
-symbols wastes no more than one of runs does, and is faster to decode."""
+"""Share of a group's most frequent symbol from which its runs are coded. Below it, a Huffman code of single
+symbols wastes no more than one of runs, and decodes faster."""
 
 _MIN_GROUP = 64
-"""A group seen less often expects "no change": to say what prevails in it costs about what it saves."""
+"""Size below which a group expects "no change": storing its prevalent symbol would save nothing."""
 
 
 def expected_symbols(pair_counts: NDArray[np.int64], unmoved: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the symbol of which runs pay in each group, or `NO_EXPECTATION`.
+    """Return the symbol whose runs are coded in each group, or `NO_EXPECTATION`.
 
     Parameters
     ----------
     pair_counts
-        (256, 256): how often each symbol occurs in each group, perhaps in a sample.
+        (256, 256): counts of each symbol in each group, possibly of a sample.
     unmoved
-        256 symbols: those that mean "no change" (D = 0).
+        256 symbols that mean "no change" (D = 0).
 
     Returns
     -------
@@ -68,26 +68,26 @@ def expected_symbols(pair_counts: NDArray[np.int64], unmoved: NDArray[np.int64])
 _UNIFORM, _POOLED = 1, 2
 
 _POOLED_RUNS, _POOLED_PLAIN = 0, 1
-"""Rows of the pooled tables; a group's own tables follow."""
+"""Rows of the pooled tables; separate tables of groups follow."""
 
 _ROW_COUNT = 96
-"""Columns of the run counts, as the kernels have them."""
+"""Columns of the run counts, as in the kernels."""
 
 _LITERAL_COUNT = 257
-"""Columns of the literal codes: the last one, "no literal", takes no bits."""
+"""Columns of the literal codes; the last one, "no literal", takes no bits."""
 
 _CODE_BITS = 10
-"""Longest code written here: windows of 20 groups then take 160 kB instead of 640, for .04 % in size."""
+"""Longest code to write: windows of 20 groups then take 160 kB instead of 640, for 0.04 % in size."""
 
 _MIN_OWN_EVENTS = 256
-"""A group with fewer events cannot pay for tables of its own."""
+"""A group with fewer events does not justify separate tables."""
 
-# Runs below 16 have a class each; above, every octave has four classes and the rest of the length follows in
-# extra bits (an Elias-type code whose prefix is left to Huffman).
+# Runs below 16 have separate classes. Above, each octave has four classes, and extra bits give the rest of
+# the length (an Elias-type code with a Huffman-coded prefix).
 _TOKENS = np.arange(N_RUN_TOKENS, dtype=np.int64)
 
 RUN_EXTRA_BITS: NDArray[np.int64] = np.where(_TOKENS < 16, 0, (_TOKENS - 16) // 4 + 2)
-"""Extra bits that follow each run token."""
+"""Number of extra bits after each run token."""
 
 RUN_STARTS: NDArray[np.int64] = np.where(_TOKENS < 16, _TOKENS, (4 + (_TOKENS - 16) % 4) << RUN_EXTRA_BITS)
 """Shortest run of each token's class."""
@@ -105,7 +105,7 @@ def run_windows(lengths: NDArray[np.int64], n_bits: int) -> NDArray[np.uint32]:
 
 @dataclass(slots=True)
 class _Tables:
-    """Code lengths by row: the pooled tables, then groups' own; and the row of each of 256 groups."""
+    """Code lengths by row (the pooled tables, then separate ones), and the row of each of 256 groups."""
 
     rows: _Counts
     runs: list[_Counts]
@@ -113,7 +113,7 @@ class _Tables:
 
 
 def _lone_run() -> _Counts:
-    """Code of a group without expectation: run 0, in no bits."""
+    """Return the code of a group without expectation: run 0, in no bits."""
     lengths = np.zeros(N_RUN_TOKENS, np.int64)
     lengths[0] = 1
     return lengths
@@ -122,7 +122,7 @@ def _lone_run() -> _Counts:
 def encode_grouped(
     groups: _Symbols, symbols: _Symbols, bases: _Counts, expected: _Counts, modulus: int
 ) -> bytes:
-    """Return the body of a chunk.
+    """Encode a chunk, and return its body.
 
     Parameters
     ----------
@@ -148,12 +148,12 @@ def encode_grouped(
 
 
 def decode_grouped(body: memoryview, groups: _Symbols, bases: _Counts, modulus: int) -> _Symbols:
-    """Return the symbols of a chunk; they are below `modulus`.
+    """Decode a chunk, and return its symbols, which are below `modulus`.
 
     Raises
     ------
     DamagedError
-        The body is not that of a chunk with these groups.
+        The body is not valid for these groups.
     """
     present = np.flatnonzero(count_groups(groups))
     expected, apart, offset = _parse_header(body, present, bases, modulus)
@@ -174,7 +174,7 @@ def decode_grouped(body: memoryview, groups: _Symbols, bases: _Counts, modulus: 
 def _choose_tables(
     present: _Counts, run_counts: _Counts, literal_counts: _Counts, expecting: NDArray[np.bool_]
 ) -> _Tables:
-    """Give a group its own tables where they save more than they cost, and pool the rest."""
+    """Assign separate tables to groups in which they save more than they cost, and pool the rest."""
     rows = np.where(expecting, _POOLED_RUNS, _POOLED_PLAIN).astype(np.int64)
     pooled = _pool(rows, run_counts, literal_counts)
     n_events = run_counts.sum(axis=1)
@@ -198,7 +198,7 @@ def _choose_tables(
 
 
 def _pool(rows: _Counts, run_counts: _Counts, literal_counts: _Counts) -> tuple[list[_Counts], list[_Counts]]:
-    """Pooled tables of the groups that have no tables of their own."""
+    """Return the pooled tables of the groups without separate ones."""
     shared, plain = rows == _POOLED_RUNS, rows == _POOLED_PLAIN
     runs = [code_lengths(run_counts[shared].sum(axis=0), _CODE_BITS), _lone_run()]
     literals = [code_lengths(literal_counts[kind].sum(axis=0), _CODE_BITS) for kind in (shared, plain)]
@@ -206,22 +206,22 @@ def _pool(rows: _Counts, run_counts: _Counts, literal_counts: _Counts) -> tuple[
 
 
 def _code_bits(lengths: _Counts, counts: _Counts) -> int:
-    """Bits that codes of these lengths take; extra bits are the same whatever the table."""
+    """Return the bits of codes with these lengths, without extra bits, which do not depend on the table."""
     return int((lengths * counts).sum()) if np.count_nonzero(lengths) > 1 else 0
 
 
 def _stored_rows(present: _Counts, tables: _Tables) -> list[int]:
-    """Rows in use, in the order in which their tables are stored."""
+    """Return the rows in use, in the order of their stored tables."""
     return sorted({int(row) for row in tables.rows[present]})
 
 
 def _rows_with_runs(tables: _Tables, expected: _Counts) -> set[int]:
-    """Rows that have a run table: groups without expectation have no runs."""
+    """Return the rows with a run table: groups without expectation have no runs."""
     return {_POOLED_RUNS, *tables.rows[expected != NO_EXPECTATION].tolist()}
 
 
 def _header(present: _Counts, bases: _Counts, expected: _Counts, modulus: int, tables: _Tables) -> bytearray:
-    """Write flags, then what each present group expects and whether it has tables of its own."""
+    """Return flags, and for each present group its expectation and whether it has separate tables."""
     apart = tables.rows[present] > _POOLED_PLAIN
     uniform = bool(np.all(expected[present] == bases[present]))
     out = bytearray([(_UNIFORM if uniform else 0) | (0 if apart.any() else _POOLED)])
@@ -238,7 +238,7 @@ def _header(present: _Counts, bases: _Counts, expected: _Counts, modulus: int, t
 def _parse_header(
     body: memoryview, present: _Counts, bases: _Counts, modulus: int
 ) -> tuple[_Counts, NDArray[np.bool_], int]:
-    """Read what `_header` wrote: expected symbols, groups with own tables, and the offset after it."""
+    """Parse a header; return expected symbols, groups with separate tables, and the offset after it."""
     flags = _take(body, 0, 1)[0]
     if flags > (_UNIFORM | _POOLED):
         raise DamagedError("a chunk of symbols has unknown flags", expected="0 to 3", found=str(flags))
@@ -264,7 +264,7 @@ def _parse_header(
 
 
 def _parse_mask(body: memoryview, offset: int, n: int) -> tuple[NDArray[np.bool_], int]:
-    """One bit for each present group, first group least significant."""
+    """Parse a bit for each present group, first group least significant."""
     n_bytes = (n + 7) // 8
     bits = np.unpackbits(np.frombuffer(_take(body, offset, n_bytes), np.uint8), bitorder="little")
     if bits[n:].any():
@@ -280,7 +280,7 @@ def _parse_tables(
     apart: NDArray[np.bool_],
     modulus: int,
 ) -> tuple[_Tables, int]:
-    """Code lengths in the order of `_stored_rows`; rows not in use get codes that nothing asks for."""
+    """Parse code lengths in the order of `_stored_rows`; unused rows get placeholders."""
     rows = np.where(expected == NO_EXPECTATION, _POOLED_PLAIN, _POOLED_RUNS).astype(np.int64)
     rows[present[apart]] = 2 + np.arange(int(np.count_nonzero(apart)))
     n_rows = 2 + int(np.count_nonzero(apart))
@@ -294,7 +294,7 @@ def _parse_tables(
 
 
 def _take(body: memoryview, offset: int, n: int) -> memoryview:
-    """Return a slice that is as long as asked for."""
+    """Return a slice after a check of its length."""
     if offset + n > len(body):
         raise DamagedError(
             "a chunk of symbols ends early", expected=f"{n} bytes", found=str(len(body) - offset)

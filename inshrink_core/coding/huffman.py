@@ -1,7 +1,7 @@
 """Canonical Huffman codes of at most 12 bits: lengths, codes, tables, and their compact form.
 
-Codes are assigned in order of (length, symbol), as in DEFLATE (RFC 1951, 3.2.2), and are in the
-stream first bit first. A symbol that occurs alone takes no bits at all.
+Codes are assigned in the order of (length, symbol), as in DEFLATE (RFC 1951, 3.2.2), and written first bit
+first. A symbol that occurs alone takes no bits.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ _ZEROS = 0
 _REPEAT = 13
 _END = 15
 _LONGEST_GROUP = 16
-"""A repeat count is one nibble, 1 to 16."""
+"""Largest repeat count; counts are one nibble, for 1 to 16."""
 
 _SPANS = np.array([0] + [1 << (MAX_CODE_BITS - length) for length in range(1, MAX_CODE_BITS + 1)], np.int64)
-"""Share of all windows that a code of each length takes."""
+"""Number of windows that a code of each length takes."""
 
 _REVERSED = np.array([int(f"{i:012b}"[::-1], 2) for i in range(1 << MAX_CODE_BITS)], np.uint32)
 """The twelve bits of every value in reverse order."""
 
 
 def serialize_lengths(lengths: NDArray[np.int64]) -> bytes:
-    """Return code lengths in nibbles, low nibble first.
+    """Return code lengths as nibbles, low nibble first.
 
-    A nibble 1 to 12 is a length; 0 and the nibble c after it are c + 1 symbols without code; 13 and c
-    repeat the length before them c + 1 times; 15 ends the table, the rest has no code.
+    A nibble of 1 to 12 is a length. 0 followed by a nibble c stands for c + 1 symbols without a code. 13
+    followed by c repeats the previous length c + 1 times. 15 ends the table; the remaining symbols have no
+    code.
 
     Examples
     --------
@@ -59,19 +60,19 @@ def serialize_lengths(lengths: NDArray[np.int64]) -> bytes:
 
 
 def parse_lengths(payload: bytes | memoryview, offset: int, n_symbols: int) -> tuple[NDArray[np.int64], int]:
-    """Return the code lengths of an alphabet, and the offset after them.
+    """Parse the code lengths of an alphabet; return them and the offset after them.
 
     Parameters
     ----------
     payload, offset
-        Where `serialize_lengths` wrote them.
+        The bytes, and the position of the output of `serialize_lengths`.
     n_symbols
         Size of the alphabet.
 
     Raises
     ------
     DamagedError
-        The bytes end early, or the lengths are not those of a complete prefix code.
+        The bytes end early, or the lengths do not form a complete prefix code.
     """
     lengths: list[int] = []
     at = 2 * offset
@@ -104,7 +105,7 @@ def parse_lengths(payload: bytes | memoryview, offset: int, n_symbols: int) -> t
 
 
 def _checked_lengths(lengths: list[int], n_symbols: int) -> NDArray[np.int64]:
-    """Only a complete code makes every window decodable, which the kernels rely on."""
+    """Return the lengths if they form a complete code, since kernels require that every window decodes."""
     array = np.array(lengths, np.int64)
     kraft = int(_SPANS[array].sum())
     lone = kraft == 1 << (MAX_CODE_BITS - 1) and np.count_nonzero(array) == 1
@@ -119,7 +120,7 @@ def _checked_lengths(lengths: list[int], n_symbols: int) -> NDArray[np.int64]:
 
 
 def _canonical(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Symbols in canonical order and their lengths; a lone symbol has length 0."""
+    """Return symbols in canonical order and their lengths; a lone symbol has length 0."""
     used = np.flatnonzero(lengths)
     order = used[np.argsort(lengths[used], kind="stable")]
     sorted_lengths = lengths[order]
@@ -129,7 +130,7 @@ def _canonical(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[n
 
 
 def code_entries(lengths: NDArray[np.int64], n_entries: int = 256) -> NDArray[np.uint32]:
-    """Return the code of each symbol in bits 0-15, first bit least significant, and its length above.
+    """Return each symbol's code in bits 0-15, first bit least significant, and its length above.
 
     Parameters
     ----------
@@ -141,30 +142,30 @@ def code_entries(lengths: NDArray[np.int64], n_entries: int = 256) -> NDArray[np
     order, sorted_lengths = _canonical(lengths)
     entries = np.zeros(n_entries, np.uint32)
     spans = 1 << (MAX_CODE_BITS - sorted_lengths)
-    # The codes, left-aligned to 12 bits, are the running sum of the spans; reversing aligns them right.
+    # Codes left-aligned to 12 bits are the running sums of the spans; bit reversal right-aligns them.
     starts = np.cumsum(spans) - spans
     entries[order] = _REVERSED[starts & ((1 << MAX_CODE_BITS) - 1)] | sorted_lengths.astype(np.uint32) << 16
     return entries
 
 
 def window_bits(lengths: NDArray[np.int64]) -> int:
-    """Return the bits a window needs to hold any whole code."""
+    """Return the number of bits of a window that holds any code."""
     return int(lengths.max()) if np.count_nonzero(lengths) > 1 else 0
 
 
 def symbol_windows(
     lengths: NDArray[np.int64], n_bits: int, entries: NDArray[np.uint32]
 ) -> NDArray[np.uint32]:
-    """Return, for each value of the next `n_bits` bits, the entry of the symbol they begin with.
+    """Return the entry of the symbol at the start of each possible window of `n_bits` bits.
 
     Parameters
     ----------
     lengths
         Code lengths of the alphabet, complete.
     n_bits
-        At least `window_bits` of the lengths.
+        Width of the window, at least `window_bits` of the lengths.
     entries
-        What to find for each symbol.
+        Entry of each symbol.
     """
     order, sorted_lengths = _canonical(lengths)
     if order.size == 0:
@@ -175,7 +176,7 @@ def symbol_windows(
 
 
 def literal_entries(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Return symbol in bits 0-7 and code length above, per symbol: what the kernels look up."""
+    """Return each symbol's entry for the kernels: symbol in bits 0-7, and code length above."""
     entries = np.arange(lengths.size, dtype=np.uint32)
     if np.count_nonzero(lengths) > 1:
         entries |= lengths.astype(np.uint32) << 8
@@ -183,12 +184,12 @@ def literal_entries(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 
 def decode_symbols_with(lengths: NDArray[np.int64], stream: bytes | memoryview, n: int) -> NDArray[np.uint8]:
-    """Return `n` symbols of a stream of codes.
+    """Decode `n` symbols of a stream of codes.
 
     Raises
     ------
     DamagedError
-        The stream is longer or shorter than `n` codes, or the code is empty.
+        The stream does not consist of exactly `n` codes, or the code is empty.
     """
     n_bits = window_bits(lengths)
     if n_bits == 0:
@@ -208,7 +209,7 @@ def decode_symbols_with(lengths: NDArray[np.int64], stream: bytes | memoryview, 
 
 
 def check_end(n_bits: int, stream: bytes | memoryview) -> None:
-    """Raise DamagedError unless decoding took exactly the bytes of a stream, its padding bits zero."""
+    """Raise DamagedError unless decoding consumed a stream exactly, with zero padding bits."""
     if n_bits < 0 or (n_bits + 7) // 8 != len(stream) or (n_bits % 8 and stream[-1] >> n_bits % 8):
         raise DamagedError(
             "a stream of codes has the wrong length", expected=f"{n_bits} bits", found=f"{len(stream)} bytes"
@@ -216,16 +217,16 @@ def check_end(n_bits: int, stream: bytes | memoryview) -> None:
 
 
 _PADDING_BYTES = 16
-"""Two words: kernels read the word of a position that is at most the end, and the one after."""
+"""Two words: kernels read the word at a position, at most the end, and the next word."""
 
 
 def stream_bytes(words: NDArray[np.uint64], n_bits: int) -> bytes:
-    """Return the bytes of a stream of `n_bits` bits, the last byte padded with zero bits."""
+    """Return the bytes of a stream of `n_bits` bits, padded with zero bits."""
     return words.view(np.uint8)[: (n_bits + 7) // 8].tobytes()
 
 
 def stream_words(stream: bytes | memoryview) -> NDArray[np.uint64]:
-    """Return a stream as 64-bit words, padded with two words of zeros at least."""
+    """Return a stream as 64-bit words, padded with at least two words of zeros."""
     padded = np.zeros((len(stream) + 7) // 8 * 8 + _PADDING_BYTES, np.uint8)
     padded[: len(stream)] = np.frombuffer(stream, np.uint8)
     return padded.view("<u8").astype(np.uint64, copy=False)

@@ -1,8 +1,8 @@
-"""Context rANS coder of bytes: within a percent of the conditional entropy, the same bytes everywhere.
+"""Context rANS coder of bytes: within a percent of the conditional entropy, with the same bytes everywhere.
 
-Symbols are coded with one probability table per context, where the decoder knows the contexts before
-(from the reference state, say). What does not pay falls back to packed bits or to a constant.
-``docs/format.md`` (rANS streams) defines the bytes.
+Each context has a probability table. The decoder must know the contexts in advance, for example from the
+reference state. Data that rANS does not shrink is stored as packed bits or as a constant. ``docs/format.md``
+(rANS streams) defines the bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inshrink_core.ops.rans import MAX_CONTEXTS
 from inshrink_core.ops.streams import HEADER, RANS, STATE_BITS, read_stream, stream_shape, write_stream
 
 _HEADER_BYTES = 1 + HEADER.size
-"""Mode byte and stream header."""
+"""Size of the mode byte and the stream header."""
 
 
 def encode_rans(
@@ -31,24 +31,24 @@ def encode_rans(
     apart: bool = False,
     shape: tuple[int, int] | None = None,
 ) -> bytes:
-    """Code symbols, each with the probability table of its context.
+    """Encode symbols, each with the probability table of its context.
 
     Parameters
     ----------
     symbols : UInt8[Tensor, "n"]
-        Below `n_symbols`; contiguous, any device.
+        Values below `n_symbols`; contiguous, on any device.
     contexts : UInt8[Tensor, "n"] or None
-        On the same device, known to the decoder; their lower five bits are below `n_contexts`, the others
-        do not count. None: no contexts.
+        Contexts on the same device, known to the decoder. Their lower five bits are below `n_contexts`; the
+        other bits are ignored. None: no contexts.
     n_symbols
         Size of the alphabet, 1 to 256.
     n_contexts
-        1 to 32.
+        Number of contexts, 1 to 32.
     apart
-        Whether each context has a table of its own; else they share tables where that pays.
+        Whether each context has a separate table; by default contexts share tables if that is smaller.
     shape
-        Lanes and block length, powers of two, the first at most 4096 and at most the second; by default
-        `stream_shape`.
+        Number of lanes and block length, powers of two. There are at most 4096 lanes, and no more than the
+        block length. By default `stream_shape`.
 
     Returns
     -------
@@ -85,30 +85,30 @@ def decode_rans(
     *,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Return the symbols that `encode_rans` coded.
+    """Decode the symbols from a payload of `encode_rans`.
 
     Parameters
     ----------
     payload
-        Its bytes; nothing in them is trusted.
+        The payload, which is untrusted.
     n, n_symbols, n_contexts
         As given to the encoder.
     contexts : UInt8[Tensor, "n"] or None
-        As given to the encoder; one that is not below `n_contexts` counts as 0.
+        As given to the encoder; a context that is not below `n_contexts` counts as 0.
     device
-        Where to decode; by default where the contexts are, else on the CPU.
+        Device to decode on; by default that of the contexts, else the CPU.
 
     Returns
     -------
     UInt8[Tensor, "n"]
-        On that device. O(n); beside it, memory of the size of the payload.
+        The symbols on that device. Decoding is O(n) and takes additional memory of the payload's size.
 
     Raises
     ------
     DamagedError
-        The payload is not the code of `n` symbols with these contexts.
+        The payload is not valid for `n` symbols with these contexts.
     InputError
-        Contexts have another shape or dtype, or the sizes are out of range.
+        The contexts have another shape or dtype, or the sizes are out of range.
     """
     if device is None:
         device = torch.device("cpu") if contexts is None else contexts.device
@@ -124,7 +124,7 @@ def decode_rans(
 
 
 def estimate_bits_of_counts(counts: NDArray[np.int64]) -> float:
-    """Return about how many bits symbols with these counts, (n_contexts, n_symbols), take when coded."""
+    """Return the estimated bits for coding symbols with these counts, of shape (n_contexts, n_symbols)."""
     n, n_symbols = int(counts.sum()), counts.shape[1]
     if np.count_nonzero(counts.any(0)) <= 1:
         return 16.0 if n else 0.0
@@ -137,7 +137,6 @@ def estimate_bits_of_counts(counts: NDArray[np.int64]) -> float:
 def _check_arguments(
     n: int, n_symbols: int, n_contexts: int, symbols: Tensor | None, contexts: Tensor | None
 ) -> None:
-    """Check what kernels take on trust."""
     for name, tensor in (("symbols", symbols), ("contexts", contexts)):
         if tensor is not None and (tensor.dtype != torch.uint8 or tensor.shape != (n,)):
             raise InputError(

@@ -1,4 +1,4 @@
-"""Values as they are, whole bytes or the fewest bits that hold them: the escape of every other coder."""
+"""Uncompressed storage of symbols, as bytes or packed bits, to which every other coder falls back."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from numpy.typing import NDArray
 from inshrink_core.errors import DamagedError
 
 PACKED, CONSTANT = 0, 1
-"""First byte of coded symbols in packed bits, or that are all the same; coders have modes from 2 on."""
+"""First byte of symbols that are stored as packed bits or are all equal; modes of coders start at 2."""
 
 
 def bits_per_symbol(n_symbols: int) -> int:
-    """Return how many bits a symbol of an alphabet of `n_symbols` needs."""
+    """Return the number of bits of a symbol in an alphabet of `n_symbols`."""
     return max(n_symbols - 1, 0).bit_length()
 
 
 def packed_bytes(n: int, n_symbols: int) -> int:
-    """Return the size of `n` symbols in packed bits."""
+    """Return the size of `n` symbols as packed bits, in bytes."""
     return (n * bits_per_symbol(n_symbols) + 7) // 8
 
 
 def worst_case_coded_bytes(n: int, n_symbols: int) -> int:
-    """Return the largest payload of a coder of symbols: its mode, and packed bits or a constant."""
+    """Return the largest payload of a symbol coder: its mode, and packed bits or a constant."""
     return 1 + max(packed_bytes(n, n_symbols), 1)
 
 
 def pack_bits(symbols: NDArray[np.uint8], n_symbols: int) -> bytes:
-    """Return symbols in the fewest whole bits each, first bit least significant.
+    """Pack symbols in the fewest whole bits each, first bit least significant.
 
     Parameters
     ----------
@@ -50,12 +50,12 @@ def pack_bits(symbols: NDArray[np.uint8], n_symbols: int) -> bytes:
 
 
 def unpack_bits(payload: bytes | memoryview, n: int, n_symbols: int) -> NDArray[np.uint8]:
-    """Return the `n` symbols that `pack_bits` wrote.
+    """Return the `n` symbols from packed bits; inverse of `pack_bits`.
 
     Raises
     ------
     DamagedError
-        The payload has another length, a symbol outside the alphabet, or a padding bit set.
+        The payload has the wrong length, a symbol outside the alphabet, or a nonzero padding bit.
     """
     if len(payload) != packed_bytes(n, n_symbols):
         raise DamagedError(
@@ -85,12 +85,12 @@ def unpack_bits(payload: bytes | memoryview, n: int, n_symbols: int) -> NDArray[
 
 
 def decode_escape(payload: bytes | memoryview, n: int, n_symbols: int) -> NDArray[np.uint8] | None:
-    """Return `n` symbols from the modes `PACKED` and `CONSTANT`; None for the modes of a coder.
+    """Return `n` symbols from the modes `PACKED` and `CONSTANT`; None for modes of coders.
 
     Raises
     ------
     DamagedError
-        The payload is empty although there are symbols, or not one of `n` symbols of this alphabet.
+        The payload is empty although `n` is positive, or not valid for `n` symbols of the alphabet.
     """
     if n == 0 or len(payload) == 0:
         if n or len(payload):

@@ -1,4 +1,4 @@
-"""Zstandard frames without magic number and content size: both are known to whoever decodes."""
+"""Zstandard frames without magic number and content size, which the decoder knows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from inshrink_core.errors import DamagedError
 _MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
 
 _MOST_WINDOW_NBYTES = 1 << 23
-"""What levels up to 19 ask for at most. A decoder allocates what a frame asks for, before it sees a block."""
+"""Largest window of levels up to 19. A decoder allocates the window that a frame declares before reading a
+block."""
 
 _context = threading.local()
-"""Compressors by level, one set a thread, because one compressor must not serve two at a time."""
+"""Compressors by level for each thread, since a compressor is not thread-safe."""
 
 
 def _compressor(level: int) -> zstandard.ZstdCompressor:
-    """Contexts are reused because making one costs more than compressing a small plane."""
+    """Return a cached compressor, since making one costs more than compressing a small plane."""
     compressors: dict[int, zstandard.ZstdCompressor] = _context.__dict__.setdefault("compressors", {})
     if level not in compressors:
         parameters = zstandard.ZstdCompressionParameters.from_level(
@@ -31,7 +32,7 @@ def _compressor(level: int) -> zstandard.ZstdCompressor:
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
-    """Keep one decompressor a thread, for the reason of `_compressor`."""
+    """Return a decompressor cached for the thread."""
     decompressor: zstandard.ZstdDecompressor | None = _context.__dict__.get("decompressor")
     if decompressor is None:
         decompressor = zstandard.ZstdDecompressor(format=_MAGICLESS, max_window_size=_MOST_WINDOW_NBYTES)
@@ -40,14 +41,14 @@ def _decompressor() -> zstandard.ZstdDecompressor:
 
 
 def zstd_compress(data: bytes | memoryview | NDArray[np.uint8], level: int) -> bytes:
-    """Return one zstd frame of some bytes.
+    """Compress bytes to one zstd frame.
 
     Parameters
     ----------
     data
         Contiguous bytes.
     level
-        zstd's level; higher is smaller and slower.
+        Compression level of zstd; higher is smaller and slower.
     """
     frame: bytes = _compressor(level).compress(data)  # type: ignore[arg-type]
     return frame
@@ -59,29 +60,29 @@ def zstd_decompress(
     decompressor: zstandard.ZstdDecompressor | None = None,
     where: str = "",
 ) -> bytes:
-    """Return the bytes of a frame that must hold exactly `nbytes`.
+    """Decompress a frame with exactly `nbytes` of content.
 
-    Never allocates more than `nbytes` and a window (by default of 8 MB), whatever the frame claims.
+    Never allocates more than `nbytes` and a window (by default of 8 MB), whatever the frame declares.
 
     Parameters
     ----------
     frame, nbytes
-        The frame and the size of its content.
+        The frame, and the size of its content.
     decompressor
-        For a frame with a magic number; by default frames have none.
+        Decompressor for a frame with a magic number; by default frames have none.
     where
-        Place in messages.
+        Location for error messages.
 
     Raises
     ------
     DamagedError
-        The frame is damaged, holds another number of bytes, or is followed by others.
+        The frame is damaged, has content of another size, or is followed by other bytes.
     """
     kind = _MAGICLESS if decompressor is None else zstandard.FORMAT_ZSTD1
     decompressor = decompressor or _decompressor()
     try:
         claimed = zstandard.get_frame_parameters(frame, format=kind).content_size
-        # zstd would allocate what its frame claims, whatever limit it is given.
+        # zstd allocates the declared size, even if it exceeds the given limit.
         if claimed not in (zstandard.CONTENTSIZE_UNKNOWN, nbytes) or claimed == 0:
             raise DamagedError(
                 "a zstd frame claims another size",

@@ -1,1 +1,1 @@
-"""From histograms to codebooks, and from codebooks to look-up tables."""
+"""Quantization: fits of codebooks to histograms, and look-up tables of codebooks."""

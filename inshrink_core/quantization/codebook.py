@@ -1,8 +1,8 @@
-"""Codebooks: the exact optimum of one-dimensional k-means over key bins, rounding, and look-up tables.
+"""Codebooks: exact one-dimensional k-means over key bins, rounding, and look-up tables.
 
-The squared error of k centroids on sorted values obeys the concave Monge inequality, so that the best
-last cut of a prefix moves right with the prefix, and each of the k rows of the dynamic programme is
-solved by divide and conquer (Wu 1991; Grønlund et al. 2017, "Fast exact k-means in 1D").
+The squared error of a cluster of sorted values satisfies the concave Monge inequality, so the best last cut
+of a prefix is non-decreasing in the length of the prefix. Each of the k rows of the dynamic programme is
+therefore solved by divide and conquer (Wu 1991; Grønlund et al. 2017, "Fast exact k-means in 1D").
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _cost(
     moment: NDArray[np.float64],
     square: NDArray[np.float64],
 ) -> float:  # pragma: no cover - compiled
-    """Squared error of bins first..last-1 about their mean, from prefix sums."""
+    """Return the squared error of bins first..last-1 about their mean, from prefix sums."""
     w = weight[last] - weight[first]
     m = moment[last] - moment[first]
     return float(max(square[last] - square[first] - m * m / w, 0.0))
@@ -43,7 +43,7 @@ def _solve_row(
 ) -> None:  # pragma: no cover - compiled
     """Fill row[j] = min over i of previous[i] + cost(i, j) for first_row <= j <= n, with its cuts.
 
-    The stack holds (j range, i range) still open; its depth is that of a balanced binary tree.
+    The stack holds the open pairs of j and i ranges; its depth is that of a balanced binary tree.
     """
     n = row.size - 1
     stack = np.empty((64, 4), np.int64)
@@ -72,7 +72,7 @@ def _solve_row(
 def _optimal_cuts(
     values: NDArray[np.float64], counts: NDArray[np.float64], k: int
 ) -> NDArray[np.int64]:  # pragma: no cover - compiled
-    """First bin of each of k clusters and the end, for 1 <= k <= n. O(k n log n)."""
+    """Return the first bin of each of k clusters, and the end, for 1 <= k <= n. O(k n log n)."""
     n = values.size
     weight, moment, square = np.zeros(n + 1), np.zeros(n + 1), np.zeros(n + 1)
     for i in range(n):
@@ -111,15 +111,15 @@ def _cluster_means(
 
 
 def fit_exact(histogram: KeyHistogram, k: int) -> NDArray[np.float64]:
-    """Return the at most k centroids of least squared error on a histogram.
+    """Return the k or fewer centroids with the least squared error on a histogram.
 
     Parameters
     ----------
     histogram
         m key bins in the order of their values.
     k
-        Number of centroids wanted, at least 1. Where there are no more distinct values, every one of
-        them becomes a centroid.
+        Number of centroids, at least 1. If the histogram has no more than k distinct values, each of them
+        becomes a centroid.
 
     Returns
     -------
@@ -128,8 +128,8 @@ def fit_exact(histogram: KeyHistogram, k: int) -> NDArray[np.float64]:
 
     Notes
     -----
-    O(k m log m) time, O(k m) 16-bit integers of memory. Sums run in float64 in key order on the CPU, so
-    that equal histograms give equal centroids everywhere.
+    O(k m log m) time and O(k m) 16-bit integers of memory. Sums are computed in float64 in key order on the
+    CPU, so that equal histograms give equal centroids on every machine.
 
     Examples
     --------
@@ -141,26 +141,26 @@ def fit_exact(histogram: KeyHistogram, k: int) -> NDArray[np.float64]:
     if len(values) <= k:
         return np.unique(values)
     weights = counts.astype(np.float64)
-    # The cost is free of the origin; sums about the mean keep the digits that a common offset would eat.
+    # The cost does not depend on the origin; centring avoids a loss of digits to a common offset.
     centre = ordered_sum(values * weights) / float(counts.sum())
     return np.unique(_cluster_means(values, weights, _optimal_cuts(values - centre, weights, k)))
 
 
 def round_centroids(centroids: NDArray[np.float64], dtype: str) -> NDArray[np.float32]:
-    """Round centroids to what the block stores, so that decoding is one look-up.
+    """Round centroids to their stored precision, so that decoding is a look-up.
 
     Parameters
     ----------
     centroids : Float[ndarray, "c"]
         Finite, ascending.
     dtype
-        Stored dtype of the tensor. Every centroid becomes a number of that dtype; for float32 tensors, of
-        bfloat16: half the table, at an error of 2^-9 of a centroid.
+        Stored dtype of the tensor. Centroids are rounded to this dtype; for float32 tensors to bfloat16,
+        which halves the table at a relative error of 2^-9.
 
     Returns
     -------
     Float[ndarray, "d"]
-        float32, strictly ascending, finite; d <= c, as neighbours may round to one number.
+        float32, strictly ascending, finite; d <= c, as neighbours may round to the same number.
     """
     if dtype == "float16":
         largest = np.float64(np.finfo(np.float16).max)
@@ -169,13 +169,13 @@ def round_centroids(centroids: NDArray[np.float64], dtype: str) -> NDArray[np.fl
         largest = np.float64(np.finfo(np.float32).max)
         single = torch.from_numpy(np.clip(centroids, -largest, largest).astype(np.float32))
         rounded = round_to_bfloat16(single).float().numpy()
-    return np.unique(rounded + np.float32(0.0))  # -0.0 + 0.0 is +0.0: one zero
+    return np.unique(rounded + np.float32(0.0))  # -0.0 + 0.0 is +0.0, so there is a single zero
 
 
 def round_to_bfloat16(values: Tensor) -> Tensor:
     """Round finite float32 values to the nearest bfloat16, ties to even, never to infinity.
 
-    Integer operations on the bits; float16 and bfloat16 values come back as they are.
+    Works on the bits as integers. float16 and bfloat16 values are returned unchanged.
     """
     if values.dtype != torch.float32:
         return values
@@ -186,7 +186,7 @@ def round_to_bfloat16(values: Tensor) -> Tensor:
 
 
 def _boundaries(centroids: NDArray[np.float32], values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Positions in ascending `values` where the nearest centroid changes; ties go to the lower one."""
+    """Return the positions in ascending `values` where the nearest centroid changes; ties go to the lower."""
     wide = centroids.astype(np.float64)
     return np.searchsorted(values, (wide[1:] + wide[:-1]) / 2, side="right")
 
@@ -194,24 +194,24 @@ def _boundaries(centroids: NDArray[np.float32], values: NDArray[np.float64]) -> 
 def assignment_table(
     centroids: NDArray[np.float32], dtype: str, *, first_symbol: int, prune_below: int, protect_from: int
 ) -> NDArray[np.uint8]:
-    """Return the symbol of every key.
+    """Return the symbol of each key.
 
     Parameters
     ----------
     centroids : Float[ndarray, "c"]
-        Ascending; may be empty if no value is to be quantized.
+        Ascending; may be empty if no value is quantized.
     dtype
-        Stored dtype, which decides the representative of a key.
+        Stored dtype, which determines the representative of a key.
     first_symbol
-        Symbol of the lowest centroid; the others follow.
+        Symbol of the lowest centroid; those of the others follow.
     prune_below, protect_from
-        Magnitude keys below the first get symbol 0, from the second on symbol 1.
+        Magnitude keys below the first get symbol 0, those from the second get symbol 1.
 
     Returns
     -------
     UInt8[ndarray, "65536"]
-        Nearest centroid of the key's representative; a value near the middle between two centroids may
-        so get the farther one, by at most half a key's width (2^-8 of its magnitude).
+        Nearest centroid of the key's representative. A value near the middle of two centroids may thus get
+        the farther one, by at most half a key's width (2^-8 of its magnitude).
     """
     table = np.zeros(N_KEYS, np.uint8)
     order = sorted_keys()
@@ -226,9 +226,9 @@ def assignment_table(
 
 
 def squared_error(histogram: KeyHistogram, centroids: NDArray[np.float32]) -> float:
-    """Return the sum of squared distances of the bins to their nearest centroids, float64.
+    """Return the sum of squared distances of the bins to their nearest centroids, as float64.
 
-    Without centroids every value counts as lost: the sum of squares.
+    Without centroids, this is the sum of squares.
     """
     values, counts = histogram
     if not len(centroids):
@@ -240,23 +240,23 @@ def squared_error(histogram: KeyHistogram, centroids: NDArray[np.float32]) -> fl
 
 
 N_KEYS = 1 << 16
-"""Keys are the upper half of a float32: sign, exponent, seven bits of mantissa."""
+"""Number of keys. A key is the upper half of a float32: sign, exponent, seven bits of mantissa."""
 
 _N_FINITE = 0x7F80
-"""Finite magnitude keys: 0 up to the key of infinity."""
+"""Number of finite magnitude keys, which is the key of infinity."""
 
 _OFFSETS = {"float32": 0x8000, "float16": 0x7000, "bfloat16": 0}
-"""Middle of the lower half that a key leaves open, by stored dtype: all 16 bits of a float32, the upper
-three of a float16 (0..7 in units of 2^13, mean 3.5), none of a bfloat16."""
+"""Middle of the values that share a key, by stored dtype: the lower half has 16 free bits for float32, the
+upper three for float16 (0..7 in units of 2^13, mean 3.5), and none for bfloat16."""
 
 
 class KeyHistogram(NamedTuple):
-    """Key bins that occur, in the order of their values.
+    """The occupied key bins, in the order of their values.
 
     Parameters
     ----------
     values : Float[ndarray, "m"]
-        float64 representatives, ascending (the two zeros may be side by side).
+        float64 representatives, ascending (both zeros may occur side by side).
     counts : Int[ndarray, "m"]
         Positive int64 counts.
     """
@@ -267,7 +267,7 @@ class KeyHistogram(NamedTuple):
 
 @cache
 def key_values(dtype: str) -> NDArray[np.float64]:
-    """Return the representative of every key: the middle of the values of `dtype` that share it.
+    """Return the representative of each key: the middle of the values of `dtype` with that key.
 
     Parameters
     ----------
@@ -277,8 +277,8 @@ def key_values(dtype: str) -> NDArray[np.float64]:
     Returns
     -------
     Float[ndarray, "65536"]
-        float64; zero for the two zero keys (subnormals below 2^-133 among them); infinity for
-        what is not finite. Read-only.
+        float64; zero for the two zero keys (including subnormals below 2^-133), and infinity for non-finite
+        keys. Read-only.
     """
     bits = np.arange(N_KEYS, dtype=np.uint32) << np.uint32(16)
     finite = (bits & np.uint32(0x7FFFFFFF)) < np.uint32(_N_FINITE << 16)
@@ -291,7 +291,7 @@ def key_values(dtype: str) -> NDArray[np.float64]:
 
 @cache
 def sorted_keys() -> NDArray[np.int64]:
-    """Return all finite keys in the order of their values: negative ones from the largest magnitude down."""
+    """Return all finite keys in the order of their values, from the largest negative magnitude."""
     magnitudes = np.arange(_N_FINITE)
     keys = np.concatenate(((magnitudes | 0x8000)[::-1], magnitudes))
     keys.setflags(write=False)
@@ -299,9 +299,9 @@ def sorted_keys() -> NDArray[np.int64]:
 
 
 def key_histogram(counts: NDArray[np.int64], dtype: str) -> KeyHistogram:
-    """Return the bins that occur among dense counts by key (`ops` kernel ``histogram16``).
+    """Return the occupied bins of dense counts by key (`ops` kernel ``histogram16``).
 
-    Infinite and NaN keys are left out: tensors that have them are not quantized.
+    Infinite and NaN keys are omitted: tensors with such values are not quantized.
     """
     order = sorted_keys()
     in_order = counts[order]
@@ -310,10 +310,10 @@ def key_histogram(counts: NDArray[np.int64], dtype: str) -> KeyHistogram:
 
 
 def ordered_sum(terms: NDArray[np.floating]) -> float:
-    """Add numbers from first to last: `np.sum` pairs them in a way that depends on the processor."""
+    """Return the sum from first to last; the order of `np.sum` depends on the processor."""
     return float(np.cumsum(terms, dtype=np.float64)[-1]) if len(terms) else 0.0
 
 
 def ordered_mean(values: NDArray[np.floating]) -> float:
-    """Return the mean of numbers, added from first to last in float64."""
+    """Return the mean, summed from first to last in float64."""
     return ordered_sum(values) / values.size

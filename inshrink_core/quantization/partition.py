@@ -1,8 +1,8 @@
-"""Every parameter is pruned, quantized or protected: thresholds from integer histograms.
+"""Partition of parameters into pruned, quantized and protected ones, by thresholds from histograms.
 
-Agrawal et al., Inshrinkerator (SoCC'24), section "Quantization": the largest parameters by magnitude or
-by sensitivity are protected, the smallest by one of them are pruned, and the quantiles are pooled over
-the layers of a type. Quantiles here are exact on the 16-bit keys of the values, instead of a sketch.
+Agrawal et al., Inshrinkerator (SoCC'24), section "Quantization": the largest parameters by magnitude or by
+sensitivity are protected, the smallest by one of them are pruned, and quantiles are pooled over the layers of
+a type. The paper uses a sketch; here quantiles are exact on the values' 16-bit keys.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 NO_UPPER = 1 << 15
-"""Upper threshold that no magnitude key reaches."""
+"""Upper threshold above all magnitude keys."""
 
 
 class KeyCounts(NamedTuple):
-    """A histogram over magnitude or sensitivity keys that lists only the keys that occur.
+    """A sparse histogram over magnitude or sensitivity keys.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class KeyCounts(NamedTuple):
 
     @classmethod
     def from_dense(cls, counts: NDArray[np.int64]) -> KeyCounts:
-        """Return the histogram whose count of key ``i`` is ``counts[i]``."""
+        """Return the histogram in which key ``i`` has the count ``counts[i]``."""
         keys = np.flatnonzero(counts)
         return cls(keys, counts[keys])
 
@@ -44,9 +44,10 @@ class KeyCounts(NamedTuple):
 
 
 class Thresholds(NamedTuple):
-    """Where the partition cuts: a parameter below a lower key is pruned, at or above an upper protected.
+    """Thresholds of the partition: keys below the lower are pruned, keys from the upper on are protected.
 
-    Protection wins over pruning. A lower threshold of 0 and an upper of `NO_UPPER` cut nothing.
+    Protection takes precedence over pruning. A lower threshold of 0 and an upper of `NO_UPPER` have no
+    effect.
     """
 
     prune_magnitude: int = 0
@@ -56,7 +57,7 @@ class Thresholds(NamedTuple):
 
 
 def merge(histograms: Iterable[KeyCounts]) -> KeyCounts:
-    """Add histograms up; integers, so neither order nor grouping matters."""
+    """Return the sum of histograms; counts are integers, so the order does not matter."""
     dense = np.zeros(NO_UPPER, np.int64)
     for histogram in histograms:
         dense[histogram.keys] += histogram.counts
@@ -64,10 +65,10 @@ def merge(histograms: Iterable[KeyCounts]) -> KeyCounts:
 
 
 def lower_threshold(histogram: KeyCounts, fraction: float) -> int:
-    """Return the largest key below which at most `fraction` of the values lie.
+    """Return the largest key such that at most `fraction` of the values are below it.
 
-    Values that share a key are never parted, so the fraction below is the promised one less at most
-    the share of one key (a relative width of 2^-7).
+    Values with the same key are not separated, so the actual fraction may be smaller by up to the share of
+    one key (a relative width of 2^-7).
     """
     below = np.concatenate(([0], np.cumsum(histogram.counts)))
     fits = int(np.searchsorted(below, int(fraction * below[-1]), side="right")) - 1
@@ -75,9 +76,9 @@ def lower_threshold(histogram: KeyCounts, fraction: float) -> int:
 
 
 def upper_threshold(histogram: KeyCounts, fraction: float) -> int:
-    """Return the smallest key at or above which at most `fraction` of the values lie.
+    """Return the smallest key such that at most `fraction` of the values are at or above it.
 
-    See `lower_threshold` for what holds where values share a key.
+    As in `lower_threshold`, values with the same key are not separated.
     """
     above = np.concatenate(([0], np.cumsum(histogram.counts[::-1])))
     fits = int(np.searchsorted(above, int(fraction * above[-1]), side="right")) - 1
@@ -87,20 +88,19 @@ def upper_threshold(histogram: KeyCounts, fraction: float) -> int:
 def thresholds(
     magnitude: KeyCounts, sensitivity: KeyCounts | None, *, prune: float, protect: float, by_sensitivity: bool
 ) -> Thresholds:
-    """Return where to cut a group of tensors.
+    """Return the thresholds of a group of tensors.
 
     Parameters
     ----------
     magnitude
         Histogram of abs(w) over the group.
     sensitivity
-        Histogram of abs(g·w) over those tensors of the group whose gradient is known; None if none is.
+        Histogram of abs(g·w) over the tensors of the group with a known gradient; None if there are none.
     prune, protect
-        Fractions of the group, 0..1. As protection is by magnitude *or* sensitivity, up to twice
-        `protect` is protected.
+        Fractions of the group, 0..1. Protection is by magnitude *or* sensitivity, so up to twice `protect`
+        is protected.
     by_sensitivity
-        Prune by sensitivity. `prune_magnitude` is computed all the same: it is the rule for tensors
-        without a gradient.
+        Prune by sensitivity. `prune_magnitude` is still computed, for tensors without a gradient.
 
     Examples
     --------

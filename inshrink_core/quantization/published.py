@@ -1,8 +1,8 @@
-"""The codebook fit as Inshrinkerator published it: a logarithmic sketch and weighted k-means on it.
+"""The codebook fit as published with Inshrinkerator: weighted k-means on a logarithmic sketch.
 
-Agrawal et al. (SoCC'24), sections "make_sketch", "approx_kmeans" and "weighted_kmeanspp". The paper says
-neither how signs and zero are sketched nor how its vectors are normalized; here keys are mirrored
-about a zero bucket, and a normalized vector sums to one. Kept as the baseline of `codebook.fit_exact`.
+Agrawal et al. (SoCC'24), sections "make_sketch", "approx_kmeans" and "weighted_kmeanspp". The paper does not
+specify how to sketch signs and zero, or how to normalize vectors. Here keys are mirrored about a zero bucket,
+and a normalized vector sums to one. This is the baseline for `codebook.fit_exact`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from inshrink_core.quantization.codebook import KeyHistogram, ordered_sum
 
 _SMALLEST = 2.0**-149
-"""Smallest float32 above zero: the sketch's first bucket ends there."""
+"""Smallest positive float32, the end of the sketch's first bucket."""
 
 _LARGEST = 2.0**128
-"""Every finite float32 is below."""
+"""Upper bound of finite float32 numbers."""
 
 _MAX_ITERATIONS = 300
-"""Lloyd's steps at most, scikit-learn's default; a one-dimensional fit of a few thousand buckets converges
-long before."""
+"""Largest number of Lloyd iterations, as in scikit-learn; a one-dimensional fit of a few thousand buckets
+converges much earlier."""
 
 
 @lru_cache(maxsize=8)
 def _bucket_ends(alpha: float) -> NDArray[np.float64]:
-    """Powers of gamma by repeated multiplication: unlike a logarithm, the same on every machine."""
+    """Return powers of gamma by repeated multiplication, which is the same on every machine."""
     gamma = (1 + alpha) / (1 - alpha)
     ends = [_SMALLEST]
     while ends[-1] < _LARGEST:
@@ -72,14 +72,14 @@ def fit_published(
     histogram
         Key bins in the order of their values.
     k
-        Centroids wanted, at least 1.
+        Number of centroids, at least 1.
     alpha
         Relative error of the sketch.
     sigma
-        Share of frequency in a bucket's weight; the rest is magnitude, which draws centroids away
-        from zero. The paper uses 0.2.
+        Share of frequency in a bucket's weight. The rest is magnitude, which draws centroids away from zero.
+        The paper uses 0.2.
     seed
-        Of the k-means++ draws.
+        Seed of k-means++.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def fit_published(
 
 
 def _draw(weights: NDArray[np.float64], generator: np.random.Generator) -> int:
-    """Inverse of the cumulative weights: one uniform number a draw, stable across numpy versions."""
+    """Return an index drawn by inverse transform: one uniform number a draw, stable across numpy versions."""
     cumulative = np.cumsum(weights)
     point = generator.random() * cumulative[-1]
     return min(int(np.searchsorted(cumulative, point, side="right")), len(weights) - 1)
@@ -106,7 +106,7 @@ def _draw(weights: NDArray[np.float64], generator: np.random.Generator) -> int:
 def _seed_centres(
     values: NDArray[np.float64], weights: NDArray[np.float64], k: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Weighted k-means++: each next centre with probability of weight times distance (not squared)."""
+    """Return weighted k-means++ centres, drawn with probability of weight times distance (not squared)."""
     chosen = [values[_draw(weights, generator)]]
     distance = np.abs(values - chosen[0])
     while len(chosen) < k:
@@ -118,7 +118,7 @@ def _seed_centres(
 def _lloyd(
     values: NDArray[np.float64], weights: NDArray[np.float64], centres: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Move centres to the weighted means of their buckets until the cuts between them rest."""
+    """Move centres to the weighted means of their buckets until the cuts do not change."""
     weight = np.concatenate(([0.0], np.cumsum(weights)))
     moment = np.concatenate(([0.0], np.cumsum(weights * values)))
     cuts = np.empty(0, np.int64)

@@ -1,1 +1,1 @@
-"""The Inshrinkerator codec: non-uniform quantization with pruning, protection and a delta of symbols."""
+"""The Inshrinkerator codec: non-uniform quantization with pruning, protection and deltas of symbols."""

@@ -1,4 +1,4 @@
-"""The payload ``inshrinkerator/1``, from and to states; ``docs/format.md`` has the layout."""
+"""Conversion between states and payloads of ``inshrinkerator/1``; ``docs/format.md`` defines the layout."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 DELTA = 0x02
 SAME_CODEBOOK = 0x04
 PROTECTS = 0x10
-"""Flags of a payload: symbols relative to the reference; its codebook; protected values follow."""
+"""Flags of a payload: symbols are relative to the reference; codebook of the reference; protected values
+follow."""
 
 _MAX_CENTROIDS = 254
 _LENGTH_BYTES = 9
 _HEADER_BYTES = 1 + 1 + 2 * _MAX_CENTROIDS + _LENGTH_BYTES
-"""At most: flags, number of centroids, codebook, length of the symbols (a varint)."""
+"""Largest header: flags, number of centroids, codebook, and size of the symbols (a varint)."""
 
 
 def _protected_spec(spec: TensorSpec, n_protected: int) -> TensorSpec:
@@ -43,14 +44,14 @@ def _protected_spec(spec: TensorSpec, n_protected: int) -> TensorSpec:
 def _protected_reference(
     symbols: Tensor, previous: InshrinkeratorReference | None
 ) -> LosslessReference | None:
-    """Take what the reference decodes to where a value is protected now: most of them moved little."""
+    """Return the reference's decoded values at the protected elements, most of which moved little."""
     if previous is None:
         return None
     return LosslessReference(round_to_bfloat16(previous.decoded_where_protected(symbols)))
 
 
 def _before(previous: InshrinkeratorReference | None) -> tuple[Tensor | None, int]:
-    """Return the symbols that others are coded relative to, and the size of their alphabet."""
+    """Return the symbols of the reference, and the size of their alphabet."""
     return (None, 0) if previous is None else (previous.symbols, previous.n_symbols)
 
 
@@ -93,12 +94,12 @@ def _parse_codebook(spec: TensorSpec, entries: memoryview) -> Tensor:
 def parse_quantized(
     spec: TensorSpec, payload: memoryview, previous: InshrinkeratorReference | None, device: str
 ) -> InshrinkeratorReference:
-    """Return the state a payload decodes to, where the previous one is, or without it on a device.
+    """Return the state after a payload, on the device of the previous state, or else on `device`.
 
     Raises
     ------
     DamagedError
-        The payload is not one of this spec and reference.
+        The payload is not valid for the spec and reference.
     """
     flags, n_centroids, at = payload[0], payload[1], 2
     previous = previous if flags & DELTA else None
@@ -134,7 +135,7 @@ def parse_quantized(
 
 
 def worst_case_payload_bytes(spec: TensorSpec) -> int:
-    """Return the largest payload of a spec."""
+    """Return the largest payload size for a spec, in bytes."""
     n = math.prod(spec.shape)
     nbytes = worst_case_exact_bytes(_protected_spec(spec, n))
     return _HEADER_BYTES + nbytes + worst_case_symbols_bytes(n, FIRST_BIN + _MAX_CENTROIDS)
@@ -151,13 +152,13 @@ class InshrinkeratorReference(ShapedReference):
     Parameters
     ----------
     dtype, shape
-        As stored.
+        Stored dtype and shape.
     symbols : UInt8[Tensor, "n"]
-        0 pruned, 1 protected, bins from 2 on, by centroid.
+        0 for pruned, 1 for protected, and the bins from 2, in the order of their centroids.
     codebook : Float[Tensor, "c"]
-        float32, ascending, numbers of the stored dtype.
+        float32 centroids, ascending, representable in the stored dtype.
     protected : Float[Tensor, "p"]
-        bfloat16, for float16 tensors float16; in tensor order.
+        Protected values in tensor order, as bfloat16, or float16 for float16 tensors.
     """
 
     symbols: Tensor
@@ -170,15 +171,15 @@ class InshrinkeratorReference(ShapedReference):
         return FIRST_BIN + self.codebook.numel()
 
     def decoded(self) -> Tensor:
-        """Return the tensor: one table look-up a value."""
+        """Return the tensor, by one table look-up for each value."""
         return dequantize(self.symbols, *self._tables()).view(self.shape)
 
     def decoded_where_protected(self, symbols: Tensor) -> Tensor:
-        """Return what this state decodes to where other symbols say protected, in tensor order."""
+        """Return the decoded values at the elements that other symbols protect, in tensor order."""
         return gather_protected(dequantize(self.symbols, *self._tables()), symbols)
 
     def _tables(self) -> tuple[Tensor, Tensor]:
-        """Value of every symbol, and protected values, in the stored dtype."""
+        """Return the value of each symbol, and the protected values, in the stored dtype."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         table = torch.zeros(256, dtype=dtype)
         table[FIRST_BIN : self.n_symbols] = self.codebook.to(dtype)
@@ -186,11 +187,11 @@ class InshrinkeratorReference(ShapedReference):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of symbols, codebook and protected values."""
+        """Size of symbols, codebook and protected values in bytes."""
         return self.symbols.nbytes + self.codebook.nbytes + self.protected.nbytes
 
     def levels(self) -> Levels:
-        """Return the centroids that are used, and which elements were pruned or protected."""
+        """Return the centroids in use, and whether each element is pruned, quantized or protected."""
         symbols, points = self.symbols.cpu().numpy(), self.codebook.numpy().astype(np.float64)
         part_of = np.full(256, codec.QUANTIZED, np.uint8)
         part_of[PRUNED], part_of[PROTECTED] = codec.PRUNED, codec.PROTECTED

@@ -1,8 +1,8 @@
-"""The Inshrinkerator codec: non-uniform quantization with pruning, protection and a delta of symbols.
+"""The Inshrinkerator codec: non-uniform quantization with pruning, protection and deltas of symbols.
 
 Agrawal et al., "Inshrinkerator: Compressing Deep Learning Training Checkpoints via Dynamic
-Quantization" (SoCC'24). What the paper leaves open is decided in `InshrinkeratorCodec`; the default
-codebook fit is the exact one of `inshrink_core.quantization`, the paper's own is ``fit="published"``.
+Quantization" (SoCC'24). `InshrinkeratorCodec` documents the choices that the paper leaves open. Codebooks are
+fitted exactly by default (`inshrink_core.quantization`); ``fit="published"`` selects the paper's method.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ if TYPE_CHECKING:
 __all__ = ["InshrinkeratorCodec", "has_symbols", "is_quantized"]
 
 _BINS = (2, 254)
-"""Bounds of a number of bins: with the symbols of pruned and protected they fill a byte."""
+"""Range of the number of bins; with the symbols for pruned and protected they fit a byte."""
 
 _PRUNED = (0.0, 0.95)
-"""More leaves no model to speak of."""
+"""Range of the pruned share; more destroys the model."""
 
 _HOLD_FACTOR = 1.1
-"""A codebook is held until a new one would have 9 % less squared error."""
+"""A codebook is reused until a new one would have 9 % less squared error."""
 
 _METRICS = ("magnitude", "sensitivity")
 
@@ -76,7 +76,7 @@ _SEARCHED = (
     Knob(settings=("prune",), values=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5), label="Pruned share"),
     Knob(settings=("protect",), values=(0.01, 0.005, 0.0005), label="Protected share"),
     Knob(
-        # Embeddings mind quantization more, so their bins are apart.
+        # Embeddings are more sensitive to quantization, so they have separate bins.
         settings=("embedding_bins",),
         values=(32, 16),
         label="Bins of embeddings",
@@ -84,55 +84,55 @@ _SEARCHED = (
         layer=LayerType.EMBEDDING,
     ),
 )
-"""The published space (Agrawal et al., SoCC 2024, section "Search space"): 6 × 6 × 3, twice for the pruning
-metric, 216 in all; bins are one number for all layers that are not embeddings."""
+"""The published search space (Agrawal et al., SoCC 2024, section "Search space"): 6 × 6 × 3 combinations for
+each of two pruning metrics, 216 in total. All layers that are not embeddings share one number of bins."""
 
 
 class PartitionStatistics(NamedTuple):
-    """Histograms of one finite tensor; of abs(g·w) where the gradient is known."""
+    """Histograms of one finite tensor: of abs(w), and of abs(g·w) if the gradient is known."""
 
     magnitude: KeyCounts
     sensitivity: KeyCounts | None
 
 
 Plan: TypeAlias = "Mapping[str, Thresholds]"
-"""Where the tensors of each layer type are cut; types without finite values are absent and are not cut."""
+"""Thresholds by layer type; types without finite values are absent and have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InshrinkeratorCodec(FallbackCodec[Plan]):
-    """Weights of two or more dimensions in symbols; everything else exact.
+    """Weights of two or more dimensions as symbols; all other tensors exact.
 
-    Every setting may change from frame to frame.
+    All settings may change from frame to frame.
 
     Parameters
     ----------
     bins
-        Centroids of a tensor that is not an embedding, 2..254, powers of two or not. Fewer make smaller
-        frames and larger errors.
+        Number of centroids of tensors that are not embeddings, 2..254; it need not be a power of two. Fewer
+        make smaller frames and larger errors.
     embedding_bins
-        Centroids of an embedding, 2..254.
+        Number of centroids of embeddings, 2..254.
     prune
-        Fraction of each layer type set to zero, 0..0.95; embeddings apart.
+        Fraction of each layer type to set to zero, 0..0.95; embeddings excepted.
     embedding_prune
-        Fraction of the embeddings set to zero, 0..0.95.
+        Fraction of the embeddings to set to zero, 0..0.95.
     prune_metric
-        ``magnitude``: prune the smallest abs(w). ``sensitivity``: the smallest abs(g·w); a tensor whose
-        gradient is not known is pruned by magnitude.
+        ``magnitude``: prune the smallest abs(w). ``sensitivity``: prune the smallest abs(g·w); a tensor
+        without a known gradient is pruned by magnitude.
     protect
-        Fraction kept in bfloat16 (float16 tensors: as they are), 0..0.5, for being largest in magnitude
-        or largest in sensitivity: up to twice the fraction in all. Costs up to 16 bits each.
+        Fraction to store in bfloat16 (float16 tensors: exactly), 0..0.5, applied to the largest magnitudes
+        and to the largest sensitivities: up to twice the fraction in total. Costs up to 16 bits an element.
     fit
-        ``exact``: codebook of least squared error. ``published``: sketch and weighted k-means.
+        ``exact``: codebook with the least squared error. ``published``: sketch and weighted k-means.
     codebook
-        ``refit``: a new codebook every frame, as published. ``held``: keep the reference's codebook while
-        its squared error is within `hold_factor` of a new one's, so that symbols change only where
-        weights moved, and the codebook costs nothing.
+        ``refit``: fit a new codebook in every frame, as published. ``held``: reuse the reference's codebook
+        while its squared error is within `hold_factor` of a new one's. Symbols then change only where
+        weights move, and the codebook takes no bytes.
 
     Raises
     ------
     ConfigError
-        A value is out of its range or of the wrong type.
+        A value is out of range or of the wrong type.
 
     Examples
     --------
@@ -159,7 +159,7 @@ class InshrinkeratorCodec(FallbackCodec[Plan]):
         "embedding_bins": _BINS,
         "prune": _PRUNED,
         "embedding_prune": _PRUNED,
-        "protect": (0.0, 0.5),  # by magnitude or sensitivity: twice that in all
+        "protect": (0.0, 0.5),  # applied by magnitude and by sensitivity: up to twice that in total
     }
     constants: ClassVar = {
         **{"pool": "layer_type", "sigma": 0.2, "alpha": 0.01, "seed": 0, "hold_factor": _HOLD_FACTOR},
@@ -189,12 +189,12 @@ class InshrinkeratorCodec(FallbackCodec[Plan]):
 
     @property
     def wants_gradients(self) -> bool:
-        """Whether sensitivity decides anything."""
+        """Whether sensitivities affect the result."""
         prunes = max(self.prune, self.embedding_prune) > 0 and self.prune_metric == "sensitivity"
         return self.protect > 0 or prunes
 
     def covers(self, spec: TensorSpec) -> bool:
-        """Whether a tensor is quantized."""
+        """Whether the codec quantizes a tensor."""
         return is_quantized(spec)
 
     def observe(self, item: TensorInput, reference: TensorReference | None) -> PartitionStatistics | None:
@@ -214,7 +214,7 @@ class InshrinkeratorCodec(FallbackCodec[Plan]):
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
     ) -> Plan:
-        """Return thresholds per layer type, pooled over its tensors in their order."""
+        """Return thresholds for each layer type, pooled over its tensors in their order."""
         groups: dict[str, list[tuple[TensorSpec, PartitionStatistics]]] = {}
         for spec, observation in zip(specs, statistics, strict=True):
             if observation is not None:
@@ -234,7 +234,7 @@ class InshrinkeratorCodec(FallbackCodec[Plan]):
     def encode_lossy(
         self, item: TensorInput, plan: Plan, reference: TensorReference | None
     ) -> Encoded | None:
-        """Quantize a tensor; None for what is not finite."""
+        """Quantize a tensor; None if it has non-finite values."""
         spec, previous = item.spec, own_state(InshrinkeratorReference, reference, item.spec)
         state = _quantize(self, item, plan.get(_group(spec), Thresholds()), previous)
         if state is None:
@@ -245,47 +245,47 @@ class InshrinkeratorCodec(FallbackCodec[Plan]):
     def decode_lossy(
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> TensorReference:
-        """Return the state a payload decodes to."""
+        """Return the state after a payload."""
         if not has_symbols(spec):
             raise DamagedError(f"a tensor of this kind has no {self.name} blocks")
         return parse_quantized(spec, payload, own_state(InshrinkeratorReference, reference, spec), device)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
-        """Return a block that stands alone, or a delta of zeros with the codebook held."""
+        """Return a standalone block, or a delta of zeros that reuses the codebook."""
         state = own_state(InshrinkeratorReference, reference, spec)
         if state is None:
             return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
         return Block(self.bitstream, pack_quantized(spec, state, state if unchanged else None))
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
-        """Return the bound of symbols, codebook and protected values."""
+        """Return the size bound of symbols, codebook and protected values."""
         return worst_case_payload_bytes(spec)
 
 
 def _group(spec: TensorSpec) -> str:
-    """Return the name of the group whose thresholds a tensor shares."""
+    """Return the name of the group that shares thresholds with a tensor."""
     return spec.key if spec.layer is None else spec.layer.value
 
 
 def has_symbols(spec: TensorSpec) -> bool:
-    """Whether a block of symbols can be that of a tensor: two or more dimensions, not empty, a float."""
+    """Whether a tensor may be stored as symbols: a non-empty float tensor of two or more dimensions."""
     return spec.dtype in LOSSY_DTYPES and len(spec.shape) >= 2 and spec.numel > 0
 
 
 def is_quantized(spec: TensorSpec) -> bool:
-    """Whether the codec's lossy rule covers a tensor: weights that can have symbols and may be changed."""
+    """Whether the lossy rule covers a tensor: a weight that may have symbols and is not marked exact."""
     return spec.role is TensorRole.WEIGHT and has_symbols(spec) and not spec.exact
 
 
 def _known_gradient(item: TensorInput) -> Tensor | None:
-    """Drop a gradient that cannot be that of this tensor."""
+    """Return the gradient; None if its shape or dtype does not fit the tensor."""
     gradient = item.companion(TensorRole.GRADIENT, TensorRole.EXP_AVG)
     usable = gradient is not None and gradient.shape == item.tensor.shape and gradient.dtype.is_floating_point
     return gradient if usable else None
 
 
 def _is_finite(dense: NDArray[np.int64]) -> bool:
-    """Return whether counts by key are those of finite values alone."""
+    """Return whether the counts contain only keys of finite values."""
     return not dense.reshape(2, MAGNITUDE_KEYS)[:, INFINITE_KEY:].any()
 
 
@@ -295,7 +295,7 @@ def _quantize(
     cut: Thresholds,
     previous: InshrinkeratorReference | None,
 ) -> InshrinkeratorReference | None:
-    """Partition, fit and assign; None for a tensor with infinities or NaN."""
+    """Partition, fit and assign; None if the tensor has infinities or NaN."""
     spec = item.spec
     gradient = _known_gradient(item) if codec.wants_gradients else None
     by_sensitivity = gradient is not None and codec.prune_metric == "sensitivity"

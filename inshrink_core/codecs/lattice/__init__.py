@@ -1,1 +1,1 @@
-"""The lattice codec: integers on a uniform lattice, their change, context rANS."""
+"""The lattice codec: integers on a uniform lattice, with changes coded by context rANS."""

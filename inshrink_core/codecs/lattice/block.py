@@ -1,4 +1,4 @@
-"""The payload ``lattice/1``, from and to states; ``docs/format-lattice.md`` has the layout."""
+"""Conversion between states and payloads of ``lattice/1``; ``docs/format-lattice.md`` defines the layout."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def is_matrix(spec: TensorSpec) -> bool:
-    """Whether a tensor has a spacing by the rule; vectors have a fine one of their own."""
+    """Whether a tensor's step size follows the rule for matrices; vectors have a separate, finer one."""
     return len(spec.shape) >= 2
 
 
@@ -58,7 +58,7 @@ _STATISTIC = re.compile(r"(^|[._])(running|moving)_(mean|avg|average|var|varianc
 def is_statistic(spec: TensorSpec) -> bool:
     """Whether a tensor is a running mean or variance of a normalisation layer, by role, shape and name.
 
-    What other buffers mean is not known: masks, positions, counts and constants are stored exactly.
+    Other buffers have no known meaning: masks, positions, counts and constants are stored exactly.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def is_statistic(spec: TensorSpec) -> bool:
 
 
 class Kind(IntEnum):
-    """Lowest four bits of a payload; `EXACT` is one of the others and a residual."""
+    """Lowest four bits of a payload; `EXACT` contains a payload of another kind and a residual."""
 
     UNCHANGED = 0
     STANDALONE = 1
@@ -85,35 +85,35 @@ TRACKED = 0x10
 CONTEXTS = 0x20
 EXTRA = 0x40
 HAS_EXACT = 0x80
-"""Flags: the state after has a history; tokens have contexts; extra bits follow; exact values follow."""
+"""Flags: the new state has a history; tokens have contexts; extra bits follow; exact values follow."""
 
 UNCHANGED = bytes((Kind.UNCHANGED,))
 
 _MAX_SHIFT = 24
 _SNAP = 0x80
-"""Bit of a delta's shift: the integers are moved to multiples of the spacing."""
+"""Flag in a delta's shift: the integers are first moved to multiples of the step size."""
 
 _MOST_SORTED = 1 << 20
-"""Most integers that are sorted to find which values occur."""
+"""Largest number of integers to sort for the list of values in use."""
 
 _HISTORIES = N_CONTEXTS + NEGATIVE
-"""Alphabet of histories in a snapshot."""
+"""Alphabet size of histories in a snapshot."""
 
 _UNIT_LATTICE = Lattice(unit=1.0, spacing=1, reciprocal=1.0, bound=(1 << 24) - 1)
-"""Whole numbers as they are."""
+"""Lattice of integers with step size 1."""
 
 
 def pack_standalone(rounded: Rounded, state: LatticeReference, base: Tensor | None = None) -> bytes:
-    """Return the payload of a tensor without a state before it, or upon the points of a base model."""
+    """Return the payload of a tensor without a previous state, or relative to a base model's points."""
     scales, contexts = pack_scales(rounded.tokens, state.shape)
     kind = Kind.STANDALONE if base is None else Kind.BASED
     return _pack(kind, state.spacing.exponent, rounded, state, base, contexts, scales)
 
 
 def base_points(base: BaseReference, lattice: Lattice) -> Tensor:
-    """Return the integers of a base model's values on a lattice; 0 where a value is not finite or too large.
+    """Return a base model's values as lattice integers; 0 for values that are not finite or too large.
 
-    Single float32 operations, so the same on every device.
+    The result consists of single float32 operations, so it is the same on every device.
     """
     values = as_float32(base.decoded())
     return round_to_lattice(values, None, None, lattice).integers
@@ -122,19 +122,19 @@ def base_points(base: BaseReference, lattice: Lattice) -> Tensor:
 def pack_delta(
     rounded: Rounded, state: LatticeReference, before: Tensor, history: Tensor | None, shift: int, snap: bool
 ) -> bytes:
-    """Return the payload of changes; the reference was `refined` by `shift` bits before, or `snapped`."""
+    """Return the payload of changes, for a reference that was `refined` by `shift` bits or `snapped`."""
     return _pack(Kind.DELTA, shift | (_SNAP if snap else 0), rounded, state, before, history)
 
 
 def points_moved(payload: bytes | memoryview) -> bool:
-    """Whether a payload says more than that no point moved; within one with a residual, too."""
+    """Whether a payload moves any lattice point, also inside a payload with a residual."""
     if payload[0] & 15 == Kind.EXACT:
         payload, _ = read_section(memoryview(payload), 1)
     return bytes(payload) != UNCHANGED
 
 
 def pack_snapshot(state: LatticeReference) -> bytes:
-    """Return the payload that alone decodes to a whole state, integers, history and spacing."""
+    """Return the standalone payload of a whole state: integers, history and step size."""
     divisor = int(np.gcd.reduce(state.integers.cpu().numpy())) or 1
     zeros = torch.zeros_like(state.integers)
     multiples = (state.integers // divisor).to(torch.float32)
@@ -163,9 +163,9 @@ def _pack(
     contexts: Tensor | None,
     head: bytes | bytearray = b"",
 ) -> bytes:
-    """Return a payload: flags, a byte, spacing, what else its kind has, extra bits, exact values, tokens.
+    """Return a payload: flags, a byte, step size, head, extra bits, exact values, tokens.
 
-    Contexts are those of the tokens; of a delta, they are the history before it.
+    `contexts` are the contexts of the tokens; for a delta, they are the history before it.
     """
     spacing = 1 if kind is Kind.SNAPSHOT else state.spacing.units
     history = contexts if kind is Kind.DELTA else None
@@ -190,14 +190,14 @@ def _pack(
 
 
 def words_of(values: Tensor) -> Tensor:
-    """Return the bits of values as integers: floats would compare NaN as different."""
+    """Return the bits of values as integers, since NaN compares unequal to itself."""
     return values.view(torch.int16 if values.element_size() == 2 else torch.int32)
 
 
 class _Cursor:
-    """Reads a payload front to back; every length is checked before its bytes are taken.
+    """Reads a payload sequentially; every length is checked before its bytes are read.
 
-    `device` is where its tokens are decoded.
+    Tokens are decoded on `device`.
     """
 
     def __init__(self, payload: memoryview, where: str, device: torch.device) -> None:
@@ -212,7 +212,7 @@ class _Cursor:
         return self.payload[self.at - 1]
 
     def checked(self, value: int, low: int, high: int, name: str) -> int:
-        """Return a value if it is in its range."""
+        """Return a value after a check of its range."""
         if not low <= value <= high:
             raise DamagedError(
                 f"a lattice block's {name} is out of range",
@@ -223,12 +223,12 @@ class _Cursor:
         return value
 
     def units(self, name: str) -> int:
-        """Return the next varint as a number of units, checked."""
+        """Return the next varint as a number of units, after a check of its range."""
         value, self.at = read_varint(self.payload, self.at)
         return self.checked(value, 1, MAX_UNITS, name)
 
     def section(self) -> memoryview:
-        """Return the next section: a length, and as many bytes."""
+        """Return the next section: a length, followed by that many bytes."""
         section, self.at = read_section(self.payload, self.at)
         return section
 
@@ -240,12 +240,12 @@ def parse(
     base: BaseReference | None = None,
     device: str | torch.device = "cpu",
 ) -> LatticeReference:
-    """Return the state after a payload, where the reference is, or else on a device.
+    """Return the state after a payload, on the reference's device, or else on `device`.
 
     Raises
     ------
     DamagedError
-        The payload is none of such a tensor, or of another reference.
+        The payload is not valid for the tensor and reference.
     """
     if len(payload) == 0:
         raise DamagedError("a lattice block is empty", where=spec.key)
@@ -274,7 +274,7 @@ def parse(
 def _parse_exact(
     spec: TensorSpec, cursor: _Cursor, before: LatticeReference | None, base: BaseReference | None
 ) -> LatticeReference:
-    """Return exact values beside the state of the points that their residual is taken from."""
+    """Return the state of the lattice points with the exact values that the residual yields."""
     if cursor.flags:
         raise DamagedError("a lattice block with a residual has no flags", where=spec.key)
     inner, residual = cursor.section(), cursor.payload[cursor.at :]
@@ -292,10 +292,9 @@ def make_exact(
     state: LatticeReference,
     before: LatticeReference | None,
 ) -> tuple[Block, LatticeReference]:
-    """Return a step that comes back bit for bit: lattice points, and beside them what is missing.
+    """Return a bit-exact step: its lattice points with a residual.
 
-    The chain goes on from the points, as if the step were an ordinary one, so that frames after an exact one
-    are as small as those before it.
+    Later frames continue from the points, as after an ordinary step, so they do not become larger.
 
     Parameters
     ----------
@@ -304,7 +303,7 @@ def make_exact(
     points, state
         Their lattice block, and the state after it.
     before
-        The state that it was encoded relative to.
+        The state that the block was encoded against.
     """
     base = _residual_base(points.payload, state.decoded(), before)
     residual = encode_exact(spec, tensor, LosslessReference(base))
@@ -314,7 +313,7 @@ def make_exact(
 
 
 def pack_state(spec: TensorSpec, state: LatticeReference) -> bytes:
-    """Return the payload that alone decodes to a whole state, exact values included."""
+    """Return the standalone payload of a whole state, including exact values."""
     points = replace(state, exact=None)
     payload = pack_snapshot(points)
     if state.exact is None:
@@ -326,7 +325,7 @@ def pack_state(spec: TensorSpec, state: LatticeReference) -> bytes:
 def _residual_base(
     points_block: bytes | memoryview, points: Tensor, before: LatticeReference | None
 ) -> Tensor:
-    """Return what the residual is taken from: the exact values before, where the points did not move."""
+    """Return the base of the residual: the previous exact values if no point moved, else the points."""
     if bytes(points_block) == UNCHANGED and before is not None and before.exact is not None:
         return before.exact
     return points
@@ -383,13 +382,13 @@ def _parse_delta(spec: TensorSpec, cursor: _Cursor, reference: LatticeReference)
             "a lattice block moves integers out of their bound", where=spec.key, found=str(shift)
         )
     history = reference.history if flags & TRACKED else None
-    # Where the state is: a chain's in host memory, or where its keyframe was decoded.
+    # Decode on the reference's device: the host for an encoder's chain, or the device of its keyframe.
     cursor.device = before.device
     return _finish(spec, cursor, contexts, (before, history), lattice, Spacing(exponent, units))
 
 
 def refined(reference: LatticeReference, shift: int, lattice: Lattice) -> Tensor | None:
-    """Return a reference's integers in units smaller by 2**shift; None where they leave the bound."""
+    """Return a reference's integers in units smaller by 2**shift; None if they exceed the bound."""
     if reference.integers.numel() and int(reference.integers.abs().max()) > lattice.bound >> shift:
         return None
     return reference.integers << shift
@@ -411,7 +410,7 @@ def _finish(
     lattice: Lattice,
     spacing: Spacing,
 ) -> LatticeReference:
-    """Decode tokens and apply them to the integers and the history before; tracked as the flags say."""
+    """Decode tokens, and apply them to the previous integers and history."""
     flags, device = cursor.flags, cursor.device
     extra = cursor.section() if flags & EXTRA else None
     exact_bytes = cursor.section() if flags & HAS_EXACT else b""
@@ -423,7 +422,7 @@ def _finish(
     tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts, device=device)
     large = np.zeros(0, np.int64) if extra is None else unpack_extra(tokens, extra)
     at, exact = _exact_values(spec, tokens, exact_bytes) if n_tokens > EXACT else no_exact(spec.dtype, device)
-    # Where there are extra bits, unpacking them has counted their tokens; most alphabets rule them out.
+    # If there are extra bits, unpacking has counted their tokens; small alphabets have no such tokens.
     if extra is None and n_tokens > FIRST_LARGE:
         has_large = int((tokens >= FIRST_LARGE).count_nonzero()) > at.numel()
     else:
@@ -447,7 +446,6 @@ def _finish(
 
 
 def _exact_values(spec: TensorSpec, tokens: Tensor, stored: bytes | memoryview) -> tuple[Tensor, Tensor]:
-    """Places and values of exact tokens."""
     at = (tokens == EXACT).nonzero().view(-1)
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if len(stored) != at.numel() * dtype.itemsize:
@@ -469,21 +467,21 @@ class LatticeReference(ShapedReference):
     Parameters
     ----------
     dtype, shape
-        As stored.
+        Stored dtype and shape.
     spacing
-        Unit, and spacing of the last frame.
+        Unit, and step size of the last frame.
     integers : Int32[Tensor, "n"]
-        Value in units; 0 where it is stored exactly.
+        Value in units; 0 for an exact value.
     history : UInt8[Tensor, "n"] or None
-        When and how each element changed last (`inshrink_core.ops.lattice`); None: not tracked.
+        When and how each element last changed (`inshrink_core.ops.lattice`); None: not tracked.
     exact_at : Int64[Tensor, "k"]
-        Where values are stored exactly, ascending.
+        Positions of exact values, ascending.
     exact_values : Float[Tensor, "k"]
-        These values, in the stored dtype.
+        The exact values in the stored dtype.
     exact : Float[Tensor, "shape"] or None
-        The values of a step that is stored bit for bit; the next delta does not look at them.
+        All values of a bit-exact step; the next delta does not use them.
     shaping
-        What an encoder knows of first moments; None where shaping is off, and of what was decoded.
+        Encoder state of error feedback; None without error feedback, and in decoded states.
     """
 
     spacing: Spacing
@@ -495,7 +493,7 @@ class LatticeReference(ShapedReference):
     shaping: Shaping | None = field(default=None, compare=False)
 
     def decoded(self) -> Tensor:
-        """Return the tensor: integers times the unit, rounded once to the stored dtype, or `exact`."""
+        """Return the tensor: integers times the unit, rounded once to the stored dtype; or `exact`."""
         if self.exact is not None:
             return self.exact
         values = scale_integers(self.integers, math.ldexp(1.0, self.spacing.exponent))
@@ -506,11 +504,11 @@ class LatticeReference(ShapedReference):
         return values.view(self.shape)
 
     def decoded_anew(self) -> Tensor:
-        """Return the tensor, one that the caller may write to."""
+        """Return the tensor as a copy that the caller may modify."""
         return self.decoded() if self.exact is None else self.exact.clone()
 
     def distance(self, tensor: Tensor) -> Distance | None:
-        """Return how far values are from their points, in one pass; None where some are stored otherwise."""
+        """Return the distance of values to their points, in one pass; None if any are stored otherwise."""
         if self.exact is not None or self.exact_at.numel() or self.dtype != "float32":
             return None
         if tensor.dtype != torch.float32 or tensor.device != self.integers.device:
@@ -519,12 +517,12 @@ class LatticeReference(ShapedReference):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of integers, history, exact values and what is known of first moments."""
+        """Size of integers, history, exact values and encoder state, in bytes."""
         parts = (self.integers, self.history, self.exact_at, self.exact_values, self.exact, self.shaping)
         return sum(part.nbytes for part in parts if part is not None)
 
     def levels(self) -> Levels:
-        """Return the points that occur, where they are quickly found, and which elements are exact."""
+        """Return the points in use, if the tensor is small enough to list them, and the exact elements."""
         if self.exact is not None:
             return Levels("exact", parts=PROTECTED)
         integers = self.integers.cpu().numpy()
@@ -541,7 +539,7 @@ class LatticeReference(ShapedReference):
 
 @lru_cache(maxsize=64)
 def no_exact(dtype: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return places and values where none is exact; the same tensors for all, never changed."""
+    """Return positions and values of no exact elements: cached tensors, never modified."""
     return (
         torch.zeros(0, dtype=torch.int64, device=device),
         torch.zeros(0, dtype=getattr(torch, dtype), device=device),
@@ -549,21 +547,21 @@ def no_exact(dtype: str, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 _N_CLASSES = 64
-"""Half octaves of a mean in 64ths, up to the largest token."""
+"""Number of classes: half octaves of a mean in 64ths, up to the largest token."""
 
 _MIN_SIDE = 4
-"""Rows or columns below which a class says nothing that the table does not."""
+"""Rows or columns below which classes add no information to the table."""
 
 
 def pack_scales(tokens: Tensor, shape: tuple[int, ...]) -> tuple[bytes, Tensor | None]:
-    """Return the section of classes, and the contexts; nothing where they do not pay.
+    """Return the section of row and column classes, and the contexts; empty and None if they do not pay.
 
     Parameters
     ----------
     tokens : UInt8[Tensor, "n"]
-        Of a tensor that is coded without a reference.
+        Tokens of a tensor that is coded without a reference.
     shape
-        Its shape; dimensions from the second on are columns together.
+        Shape of the tensor; the dimensions from the second are joined to columns.
     """
     rows, columns = sides(shape)
     if min(rows, columns) < _MIN_SIDE:
@@ -582,12 +580,12 @@ def pack_scales(tokens: Tensor, shape: tuple[int, ...]) -> tuple[bytes, Tensor |
 
 
 def parse_scales(section: memoryview, spec: TensorSpec) -> Tensor:
-    """Return the contexts that a section of classes gives.
+    """Return the contexts that a section of classes defines.
 
     Raises
     ------
     DamagedError
-        It is none of this shape.
+        The section is not valid for the shape.
     """
     rows, columns = sides(spec.shape)
     if min(rows, columns) < _MIN_SIDE:
@@ -597,18 +595,18 @@ def parse_scales(section: memoryview, spec: TensorSpec) -> Tensor:
 
 
 def _classes(sums: NDArray[np.int64], n: int) -> NDArray[np.uint8]:
-    """Half octaves of ``64 * sum / n``, 0 for less than one."""
+    """Return the half octave of ``64 * sum / n``, or 0 if that is below one."""
     means = (sums * 64) // n
     octaves = np.zeros(means.size, np.int64)
     for k in range(1, 15):
         octaves += (means >> k) > 0
-    # The square shows whether the mean is past the middle of its octave.
+    # The square determines whether the mean is past the middle of its octave.
     upper = means * means >= np.int64(2) << (2 * octaves)
     return np.where(means > 0, 2 * octaves + upper, 0).astype(np.uint8)
 
 
 def _contexts(by_row: NDArray[np.uint8], by_column: NDArray[np.uint8]) -> Tensor:
-    """Add classes up around that of the mean row and column, which is the middle context."""
+    """Return the sums of row and column classes, centred on the mean class, as contexts."""
     middle = N_CONTEXTS // 2
     row = by_row.astype(np.int8) - np.int8(by_row.sum(dtype=np.int64) // by_row.size)
     column = by_column.astype(np.int8) - np.int8(by_column.sum(dtype=np.int64) // by_column.size)

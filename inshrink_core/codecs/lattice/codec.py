@@ -1,9 +1,9 @@
-"""The lattice codec: integers on a uniform lattice, the change of integers, context rANS.
+"""The lattice codec: integers on a uniform lattice, with changes coded by context rANS.
 
-Each tensor is int32 multiples of a power of two, each frame adds whole spacings to them, so nothing is ever
-quantized twice and a chain cannot drift. How wide the spacing is follows the learning rate and the squared
-gradients; after a restore, rounding preserves the movement of the weights (*matched gain*). The
-derivation and the measurements are in ``docs/design.md``.
+Each tensor is a set of int32 multiples of a power of two, and each frame adds multiples of the step size to
+them. No value is quantized twice, so a chain cannot drift. The step size follows the learning rate and the
+squared gradients. After a restore, rounding preserves the movement of the weights (*matched gain*). See
+``docs/design.md`` for the derivation and the measurements.
 """
 
 from __future__ import annotations
@@ -64,59 +64,59 @@ __all__ = ["LatticeCodec", "LatticePlan", "LatticeReference"]
 _WEIGHTS = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
 
 _DIVERGENCE = 4.3e-4
-"""Nats that the worst step of a chain diverges by, over the square of `coarseness`, which is in units of the
-run's own movement: geometric mean over three runs, coarseness .5 to 8.5; 1.5e-4 to 6.3e-4."""
+"""Divergence in nats of a chain's worst step over the squared `coarseness`, which is in units of the run's
+movement: geometric mean over three runs, coarseness 0.5 to 8.5; the range is 1.5e-4 to 6.3e-4."""
 
 _PERSISTENCE = 1.4
-"""What is left of a shaped error's cost after 20 steps of training, over what is left of a plain one's that
-cost as much at once: the geometric mean of five, 1.1 to 2.1 (``docs/design.md``)."""
+"""Error persistence with error feedback: the remaining cost after 20 training steps over that of plain
+rounding errors with the same initial cost. Geometric mean of five, 1.1 to 2.1 (``docs/design.md``)."""
 
 _MAX_EXACT_SHARE = 8
-"""A tensor of which more than an eighth would be exact values is stored exactly as a whole."""
+"""A tensor with more than an eighth of exact values is stored exactly as a whole."""
 
 
 _FINER = 16
-"""Points to a number of 16 bits from which exact deltas are smaller: 8 to 30 on random walks and fine-tunes,
-where the first delta from lattice points to exact values costs what the first frame saved."""
+"""Points for each 16-bit number from which exact deltas are smaller: 8 to 30 on random walks and fine-tunes.
+On these the first delta from lattice points to exact values costs as much as the first frame saved."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatticeCodec(LookAhead):
-    """Weights and running statistics on lattices; other buffers, and what is not finite, exact.
+    """Weights and running statistics on lattices; other buffers and non-finite tensors exact.
 
-    Every setting may change from frame to frame.
+    All settings may change from frame to frame.
 
     Parameters
     ----------
     coarseness
-        The spacing between representable values, in units of how far weights move (root mean square) from
-        one checkpoint to the next, .0001..10000: over the whole run where it can be looked at before the
-        first frame, else over its first interval. Larger makes smaller frames and larger errors: on a CNN
-        of .36 M parameters .5 gave 21×, 3 gave 61× and 4.5 gave 80×.
+        Step size between representable values, 0.0001..10000, in units of the weights' movement from one
+        checkpoint to the next (root mean square). The movement is measured over the whole run if it can be
+        inspected before the first frame, else over the first interval. Larger values make smaller frames and
+        larger errors: on a CNN of 0.36 M parameters, 0.5 gave 21×, 3 gave 61× and 4.5 gave 80×.
     gamma
-        Power of the learning rate that the spacing follows, 0..2: 0 leaves the spacing as it is while
-        learning slows down, 1 has it follow the movement, which spends most bytes on the last frames.
+        Exponent of the learning rate in the step size, 0..2. 0 keeps the step size while the learning rate
+        decays. With 1 it follows the movement, which spends most bytes on the last frames.
     sensitivity
-        Power of the mean squared gradient (Adam's second moment) by which tensors have finer or coarser
-        spacings, 0..1; 0: all have the same. Momentum is used where there is none, and movement where
-        there is neither, if the run can be looked at.
+        Exponent of the mean squared gradient (Adam's second moment) by which the step sizes of tensors
+        differ, 0..1; 0 gives all tensors the same. Without second moments, momentum is used; without both,
+        the movement, if the run can be inspected.
     shaping
-        ``auto``: rounding errors of a matrix are fed forward along its rows, and down its columns, into what
-        is rounded after them, so that they lie where the loss is flat, as first moments show it (Adam's, or
-        momentum), and the spacing is coarser by as much as that allows: each matrix as deltas are predicted
-        to take least at an equal cost, or not at all. ``off``: none.
+        ``auto``: error feedback. Rounding errors of a matrix are fed forward along its rows and down its
+        columns, so that errors lie where the loss is flat according to first moments (Adam's or momentum).
+        The step size grows accordingly. The feedback of each matrix minimizes the predicted rate at equal
+        cost; it may be none. ``off``: no feedback.
     predicted_cost
-        What a restore may cost, as a share of the loss, 0..1. Where a run can be looked at before its first
-        frame, the cost is predicted from how large its weights are, with a margin, and the coarseness is what
-        that allows, from the one that is set up to 4. 0: as set.
+        Bound on the cost of a restore as a share of the loss, 0..1. If the run can be inspected before its
+        first frame, the cost is predicted from the size of its weights, with a margin, and sets the
+        coarseness, between the given value and 4. 0 disables the prediction.
     exact
-        Whether weights come back bit for bit: a residual is stored beside the lattice points, and the frames
-        after it go on from the points as if it were not there.
+        Whether weights are stored bit for bit. A residual is stored beside the lattice points, and later
+        frames continue from the points without it.
 
     Raises
     ------
     ConfigError
-        A value is out of its range or of the wrong type.
+        A value is out of range or of the wrong type.
 
     Examples
     --------
@@ -142,7 +142,7 @@ class LatticeCodec(LookAhead):
     constants: ClassVar = {"gain_per": "tensor", "contexts": "history", "one_dimensional": "lattice"}
     uses_base = True
     covers_masters = True
-    shortest_payload = 0  # `parse` looks itself, for it also reads blocks within blocks
+    shortest_payload = 0  # `parse` checks the length, because it also reads blocks within blocks
     label = "Lattice"
     tuning = Tuning(
         knob=Knob(
@@ -167,38 +167,38 @@ class LatticeCodec(LookAhead):
             raise ConfigError("'exact' is a switch", expected="true or false", found=repr(self.exact))
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings; prediction only where it is on, as frames always said it."""
+        """Return the settings, without `predicted_cost` if it is off, as earlier versions recorded them."""
         off = {"predicted_cost": 0.0}
         return {key: value for key, value in Codec.settings(self).items() if off.get(key) != value}
 
     @classmethod
     def having(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what changes with them: nothing is predicted of a set coarseness, or of exact weights."""
+        """Return the settings, with prediction disabled if they set the coarseness or exact weights."""
         is_known = "coarseness" in settings or settings.get("exact")
         return {"predicted_cost": 0.0, **settings} if is_known else dict(settings)
 
     def covers(self, spec: TensorSpec) -> bool:
-        """Whether the lossy rule covers a tensor: weights, master weights and running statistics."""
+        """Whether the lossy rule covers a tensor: a weight, master weight or running statistic."""
         if spec.exact or spec.dtype not in LOSSY_DTYPES or spec.numel == 0:
             return False
         return spec.role in _WEIGHTS or is_statistic(spec)
 
     @classmethod
     def is_exact(cls, settings: Mapping[str, Any]) -> bool:
-        """Whether the settings say so."""
+        """Whether the settings ask for exact weights."""
         return bool(settings.get("exact"))
 
     def made_exact(self) -> LatticeCodec:
-        """Return the same settings with a residual beside the points."""
+        """Return the same settings with a residual beside the lattice points."""
         return replace(self, exact=True)
 
     @property
     def uses_past(self) -> bool:
-        """Whether rounding is shaped, by the first moments of all frames before."""
+        """Whether error feedback is on, which uses the first moments of all earlier frames."""
         return self.shaping != "off"
 
     def shaped(self, states: Iterable[TensorReference]) -> tuple[int, int]:
-        """Count the weights whose rounding is shaped, and all of which it is known, by their states."""
+        """Return the number of weights with error feedback, and of all weights with known first moments."""
         rows = [
             (state.integers.numel(), state.shaping.is_fed)
             for state in states
@@ -207,16 +207,16 @@ class LatticeCodec(LookAhead):
         return sum(numel for numel, fed in rows if fed), sum(numel for numel, _ in rows)
 
     def lasting(self, shaped: int, known: int) -> float:
-        """Return how long errors go on to cost a training, which forgets them slowly where the loss is flat.
+        """Return the error persistence: errors where the loss is flat affect training longer.
 
-        By the share of the weights whose rounding is shaped; where none is known, of all.
+        It depends on the share of weights with error feedback; if no share is known, all weights count.
         """
         if not self.uses_past:
             return 1.0
         return 1.0 + (shaped / known if known else 1.0) * (_PERSISTENCE - 1.0)
 
     def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
-        """Return a state with what is known of the first moments of its chain."""
+        """Return a state with the encoder state of its chain restored from first moments."""
         if not isinstance(reference, LatticeReference) or not can_be_shaped(reference.shape):
             return reference
         known: Shaping | None = None
@@ -230,23 +230,23 @@ class LatticeCodec(LookAhead):
         return replace(reference, shaping=known)
 
     def expected_divergence(self, relative_error: float) -> float:
-        """Return a share of the squared coarseness: errors lie where they change the loss least."""
+        """Return a multiple of the squared coarseness: errors lie where they change the loss least."""
         return _DIVERGENCE * float(self.coarseness) ** 2 if relative_error > 0 else 0.0
 
     def exact_below(self, spec: TensorSpec, nbytes: int) -> int:
-        """Return the size of the block, where values of 16 bits or few of them may take less as they are."""
-        # With a residual the points are kept, for the frames after it go on from them.
+        """Return the size below which an exact block replaces one of `nbytes`; 0 if none is tried."""
+        # With a residual, the points are needed: later frames continue from them.
         wide = self.exact or spec.nbytes > 2 * spec.numel
         return 0 if wide and (spec.numel > TINY or 2 * nbytes <= spec.nbytes) else nbytes
 
     def encode_lossy(
         self, item: TensorInput, plan: LatticePlan, reference: TensorReference | None
     ) -> Encoded | None:
-        """Return a block of lattice points; None where they do not suit, or take more than exact values."""
+        """Return a block of lattice points; None if exact values are required or smaller."""
         spec, state, found = item.spec, own_state(LatticeReference, reference, item.spec), None
         known = plan.tensors.get(spec.key)
         if known is not None and known.rms == 0 and bool(item.tensor.any()):
-            pass  # its squares are too small for float32, or its sample misses what is not zero
+            pass  # its squares underflow float32, or its sample contains only zeros
         elif state is not None:
             found = self._moved(item, plan, state)
         elif known is not None and (self.exact or not _is_finer(spec, known)):
@@ -263,20 +263,20 @@ class LatticeCodec(LookAhead):
         return parse(spec, payload, own_state(LatticeReference, reference, spec), _base_of(reference), device)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
-        """Return a block of the whole state, or that no point moved; other states become exact blocks."""
+        """Return a standalone block of the state, or a block without changes; exact for other states."""
         state = own_state(LatticeReference, reference, spec)
         if state is None or (unchanged and state.exact is not None):
             return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
         return Block(self.bitstream, UNCHANGED if unchanged else pack_state(spec, state))
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
-        """Return the size of the exact block, its escape."""
+        """Return the size bound of the exact block, which replaces larger ones."""
         return worst_case_exact_bytes(spec)
 
     def _first(
         self, item: TensorInput, plan: LatticePlan, base: BaseReference | None
     ) -> tuple[Block, LatticeReference] | None:
-        """Return the block that a chain begins with: upon a base model's points, where that is smaller."""
+        """Return the first block of a chain, coded against a base model if that is smaller."""
         spec = item.spec
         known, fed = self._known(item, plan, None) if self.uses_past else (None, None)
         spacing = new_spacing(first_width(plan, spec.key, fed), plan.tensors[spec.key].rms)
@@ -293,7 +293,7 @@ class LatticeCodec(LookAhead):
         alone = Block(self.bitstream, pack_standalone(rounded, after))
         if base is None:
             return alone, after
-        # To the very points that it has without the base: no restored bit depends on there being one.
+        # Code the same points as without the base, so that no restored bit depends on it.
         points = rounded.integers.to(torch.float32).mul_(lattice.unit)
         points[after.exact_at] = torch.nan
         before = base_points(base, lattice)
@@ -309,7 +309,7 @@ class LatticeCodec(LookAhead):
     def _moved(
         self, item: TensorInput, plan: LatticePlan, state: LatticeReference
     ) -> tuple[Block, LatticeReference] | None:
-        """Return the block of a change, and the state after it; None where too much would be exact."""
+        """Return the block of a change and the state after it; None if too many values would be exact."""
         spec = item.spec
         values = as_float32(item.tensor)
         known, fed = self._known(item, plan, state) if self.uses_past else (None, None)
@@ -339,16 +339,16 @@ class LatticeCodec(LookAhead):
     def _known(
         self, item: TensorInput, plan: LatticePlan, state: LatticeReference | None
     ) -> tuple[Shaping | None, Fed | None]:
-        """Return what is known of first moments, and what to feed forward."""
+        """Return the encoder state of a tensor including this frame, and the feedback to apply."""
         planned = plan.tensors.get(item.spec.key)
-        # Before any movement was seen, step sizes are guesses at it.
+        # Until a movement is observed, step sizes are estimates of it.
         seen = plan.memory.get("movement", 0.0)
         movement = seen / planned.width if seen and planned else 1.0 / self.coarseness
         return known_of(item, None if state is None else state.shaping, movement)
 
 
 def _is_finer(spec: TensorSpec, known: TensorPlan) -> bool:
-    """Whether points would be so much closer than the numbers of 16 bits that these take less as they are."""
+    """Whether points would be so much denser than 16-bit numbers that exact values take less."""
     if spec.nbytes > 2 * spec.numel:
         return False
     return _FINER * known.width <= torch.finfo(getattr(torch, spec.dtype)).eps * known.rms
@@ -359,8 +359,8 @@ def _base_of(reference: TensorReference | None) -> BaseReference | None:
 
 
 def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference, moved: bool) -> bool:
-    """Whether no element changed, so that the block can say just that."""
-    # The largest token mostly decides; exact elements, and integers that were moved, have to be looked at.
+    """Whether no element changed, so that the block can be empty of changes."""
+    # The largest token usually decides; compare exact elements and moved integers explicitly.
     if rounded.n_large > rounded.n_exact or 0 < rounded.largest < FIRST_LARGE:
         return False
     if (moved or rounded.n_exact) and not torch.equal(after.integers, before.integers):
@@ -373,7 +373,7 @@ def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference, m
 def _state_after(
     item: TensorInput, rounded: Rounded, spacing: Spacing, history: Tensor | None, known: Shaping | None
 ) -> LatticeReference | None:
-    """Return the state that decoding will reach; None where too much would be exact."""
+    """Return the state that decoding yields; None if too many values would be exact."""
     spec, tensor = item.spec, item.tensor
     home = rounded.integers.device
     at, exact_values = no_exact(spec.dtype, home)

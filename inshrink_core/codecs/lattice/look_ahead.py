@@ -1,7 +1,7 @@
-"""What a finished run shows before its first frame: how far weights move, and which tensors are sensitive.
+"""Inspection of a finished run before its first frame: movement of weights and sensitivity of tensors.
 
-One spacing for a whole chain is best where it is known from the beginning: what a finer one would keep is
-lost at every frame, and to halve one costs a bit a weight. ``docs/design.md`` has the measurements.
+One step size for a whole chain is best if it is known from the start: coarser frames lose the precision of a
+finer one, and halving a step size costs a bit a weight. ``docs/design.md`` has the measurements.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_sums
 
 _PAIRS = 8
-"""Of neighbouring steps, whose movements differ by a factor of ten along a schedule; their root mean square
+"""Pairs of neighbouring steps. Movements vary tenfold along a schedule; the root mean square over the pairs
 is within a tenth of that over all steps."""
 
 _MOMENTS = 5
-"""Steps whose second moments are read; tensors rank alike all along a run."""
+"""Steps whose second moments are read; the ranking of tensors is stable along a run."""
 
 _MOST_MOVED = 16.0
-"""Times the median squared movement that a pair counts for at most: one step of an exploding training must
-not make the spacing of all others useless."""
+"""Limit on a pair's squared movement, in medians, so that one step of an exploding training does not dominate
+the step size."""
 
 
 def _spread(n: int, of: int) -> list[int]:
-    """Return `n` different numbers below `of`, the first and the last of them if there are two."""
+    """Return `n` distinct numbers below `of`, including the first and the last if n is at least two."""
     return [round(at * (of - 1) / max(1, n - 1)) for at in range(n)]
 
 
 class LookAheadStatistics(NamedTuple):
-    """One tensor along a run.
+    """Measurements of one tensor along a run.
 
     Parameters
     ----------
     changed
-        Whether a value was ever another.
+        Whether any value ever changed.
     moved
-        Mean squared movement, by the later place of two neighbours.
+        Mean squared movement between neighbouring steps, by the later step's index.
     squares
         Mean squares of its values.
     second_moments, momenta
-        Means of Adam's second moment, and of squared momentum, where the run has them.
+        Means of Adam's second moment and of squared momentum, if the run has them.
     """
 
     changed: bool
@@ -71,7 +71,7 @@ class LookAheadStatistics(NamedTuple):
 
 
 def _mean_square(values: Tensor, n: int) -> float:
-    """Mean square of a sample, NaN where a value is not finite."""
+    """Return the mean square of a sample; NaN if a value is not finite."""
     sums, _ = sample_sums(values, None, None, 1.0, NO_PLACES)
     return exact_mean(sums[0], n)
 
@@ -80,12 +80,12 @@ _Seen: TypeAlias = tuple[TensorSpec, LookAheadStatistics]
 
 
 class LookAhead(LatticePlanner):
-    """The part of the codec that looks at a run before its first frame."""
+    """The part of the codec that inspects a run before its first frame."""
 
     __slots__ = ()
 
     def look_ahead_steps(self, n_steps: int) -> tuple[LookAheadStep, ...]:
-        """Return spread pairs of neighbouring steps, with companions at some.
+        """Return evenly spread pairs of neighbouring steps, some of them with auxiliary tensors.
 
         Examples
         --------
@@ -105,7 +105,7 @@ class LookAhead(LatticePlanner):
     def look_ahead(
         self, spec: TensorSpec, inputs: Iterator[tuple[int, TensorInput]]
     ) -> LookAheadStatistics | None:
-        """Measure a tensor at one step after the other; has two samples of it at a time."""
+        """Measure a tensor at each step; holds two samples of it at a time."""
         if not self.covers(spec):
             return None
         n_seen = min(spec.numel, SAMPLE_RUN * SAMPLE_RUNS)
@@ -132,7 +132,7 @@ class LookAhead(LatticePlanner):
     def initial_memory(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], rates: Sequence[Mapping[str, float]]
     ) -> dict[str, Any] | None:
-        """Return the movement along the run and the sensitivity of tensors; None where nothing moves."""
+        """Return the run's movement and the tensors' sensitivities; None if nothing moves."""
         known = [(spec, seen) for spec, seen in zip(specs, statistics, strict=True) if seen is not None]
         matrices = [(spec, seen) for spec, seen in known if is_matrix(spec)]
         movement = _movement(matrices)
@@ -151,9 +151,9 @@ class LookAhead(LatticePlanner):
         return memory.to_values()
 
     def _affordable(self, matrices: Sequence[_Seen], movement: float, factors: Mapping[str, float]) -> float:
-        """Return the coarseness that a predicted cost allows at all steps: least where weights are smallest.
+        """Return the coarseness that the predicted cost allows at every step, at least the configured one.
 
-        Never below that which is set.
+        The step with the smallest weights decides.
         """
         costs = []
         for at in range(max(len(seen.squares) for _, seen in matrices)):
@@ -167,7 +167,7 @@ class LookAhead(LatticePlanner):
 
 
 def _movement(matrices: Sequence[_Seen]) -> float:
-    """Root mean square over the pairs of the root mean square over all matrices."""
+    """Return the root mean square, over the pairs, of the movement of all matrices."""
     sums: dict[int, float] = {}
     counts: dict[int, int] = {}
     for spec, seen in matrices:
@@ -183,13 +183,13 @@ def _movement(matrices: Sequence[_Seen]) -> float:
 
 
 def _mean_moved(seen: LookAheadStatistics) -> float:
-    """Mean squared movement of a tensor over the pairs of steps between which it moved; 0 without any."""
+    """Return the mean squared movement over the pairs in which a tensor moved; 0 if there are none."""
     squares = [square for square in _finite(seen.moved.values()) if square > 0]
     return math.fsum(squares) / len(squares) if squares else 0.0
 
 
 def _squares(tensors: Mapping[str, LookAheadStatistics]) -> dict[str, float]:
-    """Squared gradients by tensor, all by the same measure: second moments, momenta, or movements."""
+    """Return squared gradients by tensor in one common measure: second moments, momenta, or movements."""
     of_all = (
         {key: seen.second_moments for key, seen in tensors.items()},
         {key: seen.momenta for key, seen in tensors.items()},
@@ -207,7 +207,7 @@ def _finite(values: Iterable[float]) -> list[float]:
 
 
 def _rate(matrices: Sequence[_Seen], rates: Sequence[Mapping[str, float]]) -> float:
-    """Root mean square of the learning rate, which movement is about in proportion to; 0 if unknown."""
+    """Return the root mean square of the learning rate, which movement is proportional to; 0 if unknown."""
     means = []
     for by_name in rates:
         given = [by_name[spec.name] for spec, _ in matrices if by_name.get(spec.name, 0.0) > 0]

@@ -1,4 +1,4 @@
-"""The spacings of one frame: how coarse each tensor's lattice should be, and what later frames plan with."""
+"""Planning of a lattice frame: the step size of each tensor, and the memory for later frames."""
 
 from __future__ import annotations
 
@@ -43,88 +43,90 @@ from inshrink_core.ops.lattice import Lattice, gain_grade
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
 
 _PROBES = 32
-"""Original values stored of each matrix: their movement until the next frame has no rounding error in it.
-The fourth root of a mean of 32 squares is within 6 %."""
+"""Number of original values stored for each matrix, whose movement until the next frame has no rounding
+error. The fourth root of a mean of 32 squares is accurate to 6 %."""
 
 _VECTOR_SPACING = 2.0**-8
-"""Largest spacing of vectors, per unit of max(1, rms): norms have weights about 1."""
+"""Largest step size of vectors, per unit of max(1, rms); norms have weights near 1."""
 
 _VECTOR_SHARE = 0.25
-"""A vector's spacing is at most this share of a matrix's, so that slow training still moves vectors."""
+"""Largest step size of a vector relative to a matrix's, so that slow training still moves vectors."""
 
 _FINE_VECTOR_SPACING = 2.0**-11
-"""The same where no movement is known."""
+"""The same limit if no movement is known."""
 
 _STATISTIC_SPACING = 2.0**-8
-"""Largest spacing of running statistics, in root mean squares."""
+"""Largest step size of running statistics, in root mean squares."""
 
 _STATISTIC_COARSENESS = 2.0
-"""Below this coarseness it shrinks with it, so that statistics stay a small part of the error."""
+"""Coarseness below which this limit shrinks in proportion, so that statistics contribute little error."""
 
 _LEAST_SPACINGS = 8
-"""Spacings in the smallest value of a statistic that has no negative ones, such as a variance."""
+"""Least number of steps in the smallest value of a non-negative statistic, such as a variance."""
 
 _MOVEMENT_PER_LR = 4.0
-"""Adam moves a weight by about four learning rates between checkpoints (3.7 over 50 steps, 6.7 over 100):
-the guess for a keyframe, before any movement was seen."""
+"""Movement of a weight between checkpoints in learning rates: about four with Adam (3.7 over 50 steps, 6.7
+over 100). This is the estimate for a keyframe, before a movement is observed."""
 
 _GUESS_RANGE = (2.0**-12, 0.17)
-"""Bounds of that guess, in root mean squares of all matrices; early in a training they move .17 of it."""
+"""Bounds of that estimate, in root mean squares of all matrices; early training moves 0.17 of it."""
 
 _MOST_MOVED_SHARE = 0.5
-"""Largest movement between checkpoints that is taken seriously, in root mean squares of all matrices. More
-than that is an explosion, or the way back from one: as the unit of a spacing it would erase the weights."""
+"""Largest plausible movement between checkpoints, in root mean squares of all matrices. More is an explosion,
+or the recovery from one, and step sizes derived from it would erase the weights."""
 
 _UNKNOWN_SHARE = 1 / 32
-"""Guess without learning rate or second moments, in root mean squares of the tensor itself."""
+"""Movement estimate without learning rate or second moments, in root mean squares of the tensor."""
 
 COST_OF_ERROR, COST_OF_SHAPED = 1.5, 2.5
-"""What a restore costs at most, as a share of the loss, over the squared error of all matrices as a share of
-their squares: the largest that was measured of any task, and a margin (``docs/design.md``). The errors
-are those of plain rounding, with the same spacing; where it is shaped, their cost is the second of these."""
+"""Upper bound of c in cost = c · Σ e² / Σ w². The cost of a restore is a share of the loss, e are the errors
+of plain rounding with the same step size, and w the weights of all matrices. The values are the largest
+measured of any task, with a margin (``docs/design.md``), for plain rounding and for error feedback."""
 
 _MOST_COARSENESS = 4.0
-"""Where a predicted cost allows more: beyond it cost grows by more than the square of the coarseness."""
+"""Largest coarseness from a predicted cost; beyond it the cost grows faster than the square of the
+coarseness."""
 
 _APART = 6.0
-"""Times the coarseness, the spacing in a tensor's movements from which that is apart from the others: the
-error of plain rounding is its movement there. Tensors of trainings at one learning rate stay below it."""
+"""Largest step size of an ordinary tensor, in movements of the tensor and over the coarseness. Above it, the
+error of plain rounding is about the movement, and the tensor is treated apart. Trainings with a single
+learning rate stay below it."""
 
 _MOST_MOVEMENTS = 30.0
-"""The same, that a spacing is at most. Averages of weights move a tenth as far as these, and are as good with
-the weights' spacing."""
+"""Largest step size of a tensor treated apart, in the same units. Averages of weights move a tenth as far as
+the weights, and do as well with the weights' step size."""
 
 _COMMON_SHARE, _FIRST_SHARE, _COMMON_MOVED = 1.6, 3.0, 7.0
-"""Times the coarseness, the largest spacing in root mean squares of the tensor, in the first frame, and
-in movements since the last one. At the default coarseness, errors of .23, .43 and 1."""
+"""Largest step sizes over the coarseness: in root mean squares of the tensor, the same in the first frame,
+and in movements since the last frame. At the default coarseness the errors are 0.23, 0.43 and 1."""
 
 _APART_SHARE = 0.3
-"""The same share of vectors, and of what moves far less than others, at any coarseness: an error of .09."""
+"""The first limit for vectors and tensors treated apart, at any coarseness: an error of 0.09."""
 
 _MIN_MOVED_SHARE = 0.05
-"""Less than this share of a squared distance from rounded values is rounding error, not movement."""
+"""Least share of movement in a squared distance from rounded values; less is rounding error."""
 
 
 NO_PLACES = np.zeros(0, np.int64)
 
 
 class LatticeStatistics(NamedTuple):
-    """What is measured of one tensor.
+    """Measurements of one tensor.
 
     Parameters
     ----------
     mean_square
-        Of its values; NaN if one is not finite.
+        Mean square of its values; NaN if a value is not finite.
     second_moment
-        Mean of Adam's; None if unknown.
+        Mean of Adam's second moment; None if unknown.
     momentum_square
         Mean square of SGD's momentum; None if unknown.
     moved
-        Mean squared movement since the reference, less its rounding error; None if not known.
+        Mean squared movement since the reference, less the rounding error; None if unknown.
     probe
-        A few of its values, in float32.
+        A few of its values, as float32.
     changed
-        Whether it is a running statistic that is not what its reference decodes to.
+        Whether it is a running statistic that differs from its decoded reference.
     least
         Smallest value of a running statistic.
     """
@@ -139,7 +141,7 @@ class LatticeStatistics(NamedTuple):
 
 
 def _observe_statistic(item: TensorInput, reference: TensorReference | None) -> LatticeStatistics:
-    """Look at all values of a running statistic."""
+    """Measure a running statistic on all its values."""
     tensor = as_float32(item.tensor)
     sums, _ = sample_sums(tensor, None, None, 1.0, NO_PLACES)
     n_seen = min(tensor.numel(), SAMPLE_RUN * SAMPLE_RUNS)
@@ -150,7 +152,7 @@ def _observe_statistic(item: TensorInput, reference: TensorReference | None) -> 
 
 
 def _observe_tensor(item: TensorInput, reference: LatticeReference | None) -> LatticeStatistics:
-    """Measure one tensor on a sample of its values; O(1) beyond 2**14 elements."""
+    """Measure one tensor on a sample of its values; O(1) above 2**14 elements."""
     values = item.sample
     n_seen = values.numel()
     integers, unit = None, 1.0
@@ -170,15 +172,14 @@ def _observe_tensor(item: TensorInput, reference: LatticeReference | None) -> La
 
 
 def _beyond_rounding(sums: NDArray[np.int64], n: int, width: float) -> float | None:
-    """Return the mean squared movement, less the error of rounding; None where that explains all of it."""
+    """Return the mean squared movement, less the rounding error; None if that explains the distance."""
     distance = exact_mean(sums, n)
-    # An error of rounding is spread evenly over the spacing: D^2 / 12.
+    # The rounding error is uniform over the step size D, with variance D^2 / 12.
     movement = distance - width**2 / 12
     return movement if movement > _MIN_MOVED_SHARE * distance else None
 
 
 def _moved_since(item: TensorInput, state: LatticeReference) -> float | None:
-    """Return the mean squared movement of a tensor since a state."""
     values, unit = item.sample, math.ldexp(1.0, state.spacing.exponent)
     sums, _ = sample_sums(values, sample(state.integers), None, unit, NO_PLACES)
     return _beyond_rounding(sums[1], values.numel(), state.spacing.width)
@@ -186,25 +187,25 @@ def _moved_since(item: TensorInput, state: LatticeReference) -> float | None:
 
 @functools.lru_cache(maxsize=1024)
 def _probe_places(n: int) -> NDArray[np.int64]:
-    """Return where in a sample of `n` values the probe is: spread by the golden ratio, not in one column."""
+    """Return the probe's positions in a sample of `n` values, spread by the golden ratio over columns."""
     return np.unique((np.arange(min(n, _PROBES)) * 0.6180339887498949 % 1.0 * n).astype(np.int64))
 
 
 class TensorPlan(NamedTuple):
-    """What is decided of a tensor that is not stored exactly.
+    """Limits of a tensor that is not stored exactly.
 
     Parameters
     ----------
     width
-        Its step size.
+        Its step size by the rule.
     rms
         Root mean square of its values.
     first
-        The largest step size without a state before it, however its errors are shaped.
+        Largest step size without a previous state.
     size
-        The largest one else, by how large the tensor is; 0 where it is zero.
+        Largest step size with a previous state, from the tensor's size; 0 for a zero tensor.
     movements
-        More than that is allowed for as many movements since the last frame.
+        Alternative limit: a larger step size is allowed up to this many movements since the last frame.
     """
 
     width: float
@@ -216,18 +217,18 @@ class TensorPlan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatticePlan:
-    """What one frame decides for all its tensors together.
+    """The decisions of one frame for all its tensors.
 
     Parameters
     ----------
     tensors
-        By key; the others are stored exactly.
+        Plan of each tensor by key; other tensors are stored exactly.
     memory
-        What later frames plan with.
+        Memory for planning later frames.
     after_restore
-        Whether spacings may take any value, for the weights start from lattice points.
+        Whether step sizes may take any value, since the weights start from lattice points.
     predicted_cost
-        What a restore of the frame costs, as predicted; None where nothing was predicted.
+        Predicted cost of a restore of the frame; None without a prediction.
     """
 
     tensors: Mapping[str, TensorPlan] = field(default_factory=dict)
@@ -248,7 +249,7 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
     exact: bool
 
     def observe(self, item: TensorInput, reference: TensorReference | None) -> LatticeStatistics | None:
-        """Return mean squares of a tensor that may be on a lattice; None for the others."""
+        """Return the measurements of a tensor that may be on a lattice; None for other tensors."""
         if not self.covers(item.spec):
             return None
         if is_statistic(item.spec):
@@ -258,7 +259,7 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
     ) -> LatticePlan:
-        """Return the step size of every tensor, and what the next frames need to plan theirs."""
+        """Return the step size of every tensor, and the memory for planning later frames."""
         context = context or FrameContext()
         known = {spec.key: (spec, o) for spec, o in zip(specs, statistics, strict=True) if o is not None}
         matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
@@ -277,7 +278,7 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
         if memory.movement and not before.movement:
             apart = codes_apart(moved, now, factors)
             for key, o in matrices.items():
-                # How far a tensor will move that has not yet is unknown.
+                # The future movement of a tensor that has not moved yet is unknown.
                 width = self.coarseness * factors.get(key, 1.0) * now
                 if key not in moved and width > _APART_SHARE * math.sqrt(o.mean_square):
                     apart[key] = 0
@@ -299,7 +300,7 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
             )
             unit_cost = predicted_cost(rows, self.uses_past)
             coarseness = memory.coarseness
-            # Step sizes that are held change by powers of two.
+            # Held step sizes change by powers of two.
             while unit_cost * coarseness**2 > self.predicted_cost and coarseness / 2 >= self.coarseness:
                 coarseness /= 2
             memory, cost = replace(memory, coarseness=coarseness), unit_cost * coarseness**2
@@ -324,11 +325,11 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
         )
 
     def spacing(self, plan: LatticePlan, spec: TensorSpec) -> float | None:
-        """Return the width of its cells, about that where rounding is shaped; None where it is exact."""
+        """Return the step size, before any change for error feedback; None if the tensor is exact."""
         return None if self.exact or spec.key not in plan.tensors else plan.tensors[spec.key].width
 
     def predicted(self, plan: LatticePlan) -> Mapping[str, Any] | None:
-        """Return the cost that is predicted, what it may be, and the coarseness chosen by it."""
+        """Return the predicted cost, its bound, and the coarseness chosen from it."""
         if plan.predicted_cost is None:
             return None
         return {
@@ -339,35 +340,36 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
         }
 
     def remember(self, plan: LatticePlan) -> Any:
-        """Return the movement and the learning rate the chain began with, and probes of the weights."""
+        """Return the movement and learning rate at the chain's start, and probes of the weights."""
         return dict(plan.memory)
 
 
 def codes_apart(moved: Mapping[str, float], movement: float, factors: Mapping[str, float]) -> dict[str, int]:
-    """Return `codes_of` the mean squared movements of tensors that the common spacing is too coarse for."""
+    """Return `codes_of` the mean squared movements of tensors whose common step size is too coarse."""
     most = {key: _APART * math.sqrt(square) for key, square in moved.items() if square > 0}
     apart = {key: moved[key] for key, bound in most.items() if factors.get(key, 1.0) * movement > bound}
     return codes_of(apart, movement**2)
 
 
 def bounded_factors(memory: Memory, factors: Mapping[str, float]) -> dict[str, float]:
-    """Return the factors of spacings, each within what the tensor's own movement allows."""
+    """Return the factors of step sizes, each bounded by the tensor's own movement."""
     ratios = {key: memory.movement_ratio(key) or 0.0 for key in memory.apart}
     bounds = {key: _MOST_MOVEMENTS * math.sqrt(ratio) for key, ratio in ratios.items()}
     return {**factors, **{key: min(factors.get(key, 1.0), bound) for key, bound in bounds.items()}}
 
 
 def predicted_cost(matrices: Iterable[tuple[int, float, float, float]], shaped: bool) -> float:
-    """Return what a restore costs, as a share of the loss, at a coarseness of 1; 0 where nothing tells.
+    """Return the predicted cost of a restore at coarseness 1, as a share of the loss; 0 if unknown.
 
-    It is about in proportion to the squared errors of all matrices over their squares.
+    It is c · Σ e² / Σ w² over all matrices, with weights w, rounding errors e, and c from `COST_OF_ERROR` or
+    `COST_OF_SHAPED`.
 
     Parameters
     ----------
     matrices
-        Of each, how many weights it has, their mean square, and the two factors of its spacing.
+        For each matrix: number of weights, mean square, and the two factors of its step size.
     shaped
-        Whether their rounding is.
+        Whether error feedback is on.
     """
     rows = [row for row in matrices if math.isfinite(row[1])]
     squares = math.fsum(n * square for n, square, _, _ in rows)
@@ -376,7 +378,7 @@ def predicted_cost(matrices: Iterable[tuple[int, float, float, float]], shaped: 
 
 
 def affordable(unit_cost: float, most: float) -> float:
-    """Return the coarseness at which a restore costs `most`, where one of 1 costs `unit_cost`; 0 for none."""
+    """Return the coarseness at which a restore costs `most`, given the cost at coarseness 1; 0 for none."""
     if not unit_cost > 0:
         return 0.0
     return math.floor(100 * min(math.sqrt(most / unit_cost), _MOST_COARSENESS)) / 100
@@ -388,7 +390,7 @@ def _settled(
     rates: Mapping[str, float],
     now: float,
 ) -> Memory:
-    """Return the memory with what this frame settles: the first movement, and what comes with it."""
+    """Return the memory with the values that this frame settles, such as the first movement."""
     matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
     moving = [key for key, (spec, o) in known.items() if is_statistic(spec) and o.changed]
     settled = {**dict.fromkeys(moving, 0), **before.settled}
@@ -406,7 +408,7 @@ def _settled(
 def _factors(
     memory: Memory, matrices: Mapping[str, LatticeStatistics], sensitivity: float
 ) -> dict[str, float]:
-    """Return what each matrix's spacing differs by from the common one, as settled, else as of this frame."""
+    """Return the factor of each matrix's step size, from settled values if any, else from this frame."""
     settled_on = settled_factors(memory, sensitivity)
     if any(key in settled_on for key in matrices):
         return settled_on
@@ -416,7 +418,7 @@ def _factors(
 
 
 def settled_factors(memory: Memory, sensitivity: float) -> dict[str, float]:
-    """Return what spacings differ by from the common one, by what was settled of mean squared gradients."""
+    """Return the factors of step sizes from the settled mean squared gradients."""
     return {key: sensitivity_factor(memory.ratio(key) or 1.0, 1.0, sensitivity) for key in memory.settled}
 
 
@@ -428,15 +430,15 @@ def _width(
     memory: Memory,
     coarseness: float,
 ) -> float:
-    """Spacing of one tensor; 0 where it should be stored exactly."""
+    """Return the step size of one tensor; 0 to store it exactly."""
     if not math.isfinite(o.mean_square):
         return 0.0
     rms = math.sqrt(o.mean_square)
     if is_statistic(spec):
-        if memory.ratio(spec.key) is None:  # it was never seen to move
+        if memory.ratio(spec.key) is None:  # it has never changed
             return 0.0
         width = _STATISTIC_SPACING * min(1.0, coarseness / _STATISTIC_COARSENESS) * rms
-        # One that cannot be negative stays far from zero.
+        # A non-negative statistic must not come near zero.
         return min(width, o.least / _LEAST_SPACINGS) if o.least >= 0 else width
     if not is_matrix(spec):
         most = _FINE_VECTOR_SPACING if base == 0 else _VECTOR_SPACING
@@ -449,7 +451,7 @@ def _width(
 
 
 def _base(memory: Memory, now: float, rate: float, gamma: float) -> float:
-    """Movement that the spacings of this frame are in proportion to; 0 where none was seen yet."""
+    """Return the movement that scales the step sizes of this frame; 0 if none is known."""
     if memory.movement == 0 or gamma == 0:
         return memory.movement
     if rate and memory.rate:
@@ -458,9 +460,9 @@ def _base(memory: Memory, now: float, rate: float, gamma: float) -> float:
 
 
 def _squares(matrices: Mapping[str, LatticeStatistics]) -> dict[str, float]:
-    """Squared gradients by tensor: Adam's second moments, or the squares of SGD's momentum.
+    """Return squared gradients by tensor: Adam's second moments, or squares of SGD's momentum.
 
-    Without either all tensors have one spacing.
+    Empty if neither is known; all tensors then have one step size.
     """
     known = {key: o.second_moment for key, o in matrices.items() if o.second_moment is not None}
     if not known:
@@ -469,7 +471,7 @@ def _squares(matrices: Mapping[str, LatticeStatistics]) -> dict[str, float]:
 
 
 def _movement(o: LatticeStatistics, before: bytes | None) -> float | None:
-    """Mean squared movement, by the probe where there is one that moved."""
+    """Return the mean squared movement, from the probe if it moved, else from the sample."""
     if before is not None and len(before) == len(o.probe):
         with np.errstate(invalid="ignore"):
             away = np.frombuffer(o.probe, "<f4").astype(np.float64) - np.frombuffer(before, "<f4")
@@ -480,23 +482,23 @@ def _movement(o: LatticeStatistics, before: bytes | None) -> float | None:
 
 
 def _rms(parts: Any) -> float:
-    """Root of the mean of mean squares, each with its number of elements."""
+    """Return the root of the weighted mean of mean squares, given (number of elements, mean square)."""
     rows = [(n, m) for n, m in parts if math.isfinite(m)]
     total = sum(n for n, _ in rows)
     return math.sqrt(math.fsum(n * m for n, m in rows) / total) if total else 0.0
 
 
 _MIN_UNITS = 16
-"""Units in a spacing below which the unit is refined, where the integers leave room."""
+"""Units in a step size below which the unit is refined, if the integers have room."""
 
 _MAX_HALVINGS = 12
-"""A movement 4096 times smaller than the rule's is not worth more tries."""
+"""Most halvings; smaller movements than 1/4096 of the rule's are not resolved."""
 
 
 class Chosen(NamedTuple):
-    """The lattice of a frame: the unit's refinement in bits, the spacing, and the integers in that unit.
+    """The lattice of a frame: refinement of the unit in bits, step size, and the integers in that unit.
 
-    Where `snap` is true, the integers were moved to multiples of a spacing that has grown.
+    With `snap`, the integers were moved to multiples of a larger step size.
     """
 
     shift: int
@@ -507,17 +509,17 @@ class Chosen(NamedTuple):
 
 
 def first_width(plan: LatticePlan, key: str, fed: Fed | None) -> float:
-    """Return the spacing of a tensor without a state before it, where errors are fed forward as `fed`."""
+    """Return the step size of a tensor without a previous state, given its error feedback."""
     width, most = plan.tensors[key].width, plan.tensors[key].first or math.inf
     return min(width, most) if fed is None else min(width * fed.coarser, most / math.sqrt(fed.variance))
 
 
 def choose_spacing(plan: LatticePlan, item: TensorInput, state: LatticeReference, fed: Fed | None) -> Chosen:
-    """Return the spacing the plan asks for: held but for powers of two, or free after a restore.
+    """Return the planned step size: held up to powers of two, or free after a restore.
 
-    Where it grows, the integers are snapped first. Left where they are, all values would sit near the
-    middle of their larger cells and stay there: the movement of that frame would be lost as a whole.
-    After a restore they are left, for matched gain shows the movement.
+    If the step size grows, the integers are snapped to it first. Otherwise all values would lie near the
+    middle of their larger cells and remain there, and the frame's movement would be lost. After a restore
+    they are not snapped, because matched gain preserves the movement.
     """
     spec, width, most = item.spec, state.spacing.width, math.inf
     if (known := plan.tensors.get(spec.key)) is not None:
@@ -539,7 +541,7 @@ def choose_spacing(plan: LatticePlan, item: TensorInput, state: LatticeReference
 
 
 def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen:
-    """Express a spacing in units of the state, refined where the spacing would have too few."""
+    """Return the step size in units of the state, refined if it would have too few units."""
     exponent = state.spacing.exponent
     shift = 0
     while width < math.ldexp(_MIN_UNITS, exponent - shift) and exponent - shift > MIN_EXPONENT and shift < 24:
@@ -556,9 +558,9 @@ def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen
 def choose_gain(
     values: Tensor, base: Tensor, chosen: Chosen, spec: TensorSpec, state: LatticeReference
 ) -> tuple[int | None, Chosen]:
-    """Return the threshold of matched gain, with a finer spacing where the movement needs one.
+    """Return the threshold of matched gain, and a finer step size if the movement requires it.
 
-    None where nothing moved: no spacing would be fine enough to show it.
+    The threshold is None if nothing moved, since no step size could preserve the movement.
     """
     if torch.equal(values, base):
         return None, chosen

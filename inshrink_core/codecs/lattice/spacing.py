@@ -1,7 +1,7 @@
-"""Uniform lattices: how coarse a tensor's may be, and the powers of two it is made of.
+"""Step sizes of uniform lattices: their choice, and their representation by powers of two.
 
-Everything here chooses; what was chosen is in the bitstream. Means are sums of integers, so that a spacing
-does not depend on the device or on the order of summation.
+The encoder chooses step sizes and writes them into the bitstream. Means are computed from sums of integers,
+so that a step size does not depend on the device or the order of summation.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ if TYPE_CHECKING:
 
 
 MIN_EXPONENT, MAX_EXPONENT = -126, 103
-"""Of the unit: the unit is no subnormal, and 2**24 of them are a finite float32."""
+"""Range of the unit's exponent: the unit is not subnormal, and 2**24 units are a finite float32."""
 
 MAX_UNITS = 1 << 24
-"""Units in a spacing; 64 spacings of them fit 32 bits."""
+"""Most units in a step size; 64 step sizes of them fit 32 bits."""
 
 _MAX_INTEGER = (1 << 24) - 1
-"""Largest abs(N): integers to here times a power of two are float32 numbers."""
+"""Largest abs(N): up to it, an integer N times a power of two is a float32 number."""
 
 _FLOAT16_MAX = 65504
 
 _UNITS_LOG2 = 8
-"""A spacing has at least 2**8 units when a chain begins, so that it can be halved eight times."""
+"""A chain starts with a step size of at least 2**8 units, so that it can be halved eight times."""
 
 _ROOM_LOG2 = 6
-"""The unit is also below 2**-14 of the root mean square: spacings may become finer than the first one."""
+"""The unit is also below 2**-14 of the root mean square, so that step sizes may become finer."""
 
 _SIGNIFICANT_BITS = 8
-"""Significant bits of a spacing: within .2 % of what was asked, and it can be halved."""
+"""Significant bits of a step size: the rounding error is at most 0.2 %, and it can be halved."""
 
 _HOLD_OCTAVES = 0.75
-"""A held spacing changes where the rule is further from it than this: half an octave and some hysteresis."""
+"""Distance in octaves at which a held step size changes: half an octave plus hysteresis."""
 
 _FACTOR_BOUND = 1e4
-"""Sensitivities further apart than this are as good as dead or exploding tensors."""
+"""Largest ratio of sensitivities; tensors beyond it are practically dead or exploding."""
 
 
 _OF_EXPONENTS = np.ldexp(1.0, np.maximum(np.arange(257), 1) - 150)
-"""What the last bit of a float32 number is worth, by its exponent's bits."""
+"""Value of the last bit of a float32 number, by its exponent bits."""
 
 
 class Spacing(NamedTuple):
-    """A spacing of ``units * 2**exponent``."""
+    """A step size of ``units * 2**exponent``."""
 
     exponent: int
     units: int
 
     @property
     def width(self) -> float:
-        """The spacing as a number."""
+        """The step size as a number."""
         return math.ldexp(self.units, self.exponent)
 
 
 def exact_mean(sums: NDArray[np.int64], n: int) -> float:
-    """Return the mean of `n` numbers, exact but for one rounding; NaN if one of them is not finite.
+    """Return the mean of `n` numbers, exact up to one rounding; NaN if a number is not finite.
 
     Parameters
     ----------
     sums : (257,)
-        Their mantissas by exponent (`inshrink_core.ops.sample.sample_sums`).
+        Sums of mantissas by exponent (`inshrink_core.ops.sample.sample_sums`).
 
     Examples
     --------
@@ -81,27 +81,27 @@ def exact_mean(sums: NDArray[np.int64], n: int) -> float:
     if sums[256] > 0:
         return math.nan
     there = sums.nonzero()[0]
-    # Sums of 2**14 mantissas are float64 numbers, and so are these times powers of two.
+    # Sums of 2**14 mantissas are exact in float64, also after scaling by powers of two.
     return math.fsum((sums[there] * _OF_EXPONENTS[there]).tolist()) / max(n, 1)
 
 
 def geometric_mean(means: Sequence[float]) -> float:
-    """Return the geometric mean of the positive numbers; 0 where there is none."""
+    """Return the geometric mean of the positive numbers; 0 if there are none."""
     positive = [m for m in means if m > 0]
     return math.exp(math.fsum(map(math.log, positive)) / len(positive)) if positive else 0.0
 
 
 def sensitivity_factor(mean: float, middle: float, power: float) -> float:
-    """Return by how much a tensor's spacing differs from the common one for its mean squared gradient.
+    """Return the factor of a tensor's step size for its mean squared gradient: (middle / mean)**power.
 
     Parameters
     ----------
     mean
-        Mean second moment of the tensor (or any proxy of its squared gradients).
+        Mean second moment of the tensor (or another proxy of its squared gradients).
     middle
-        The geometric mean of those of all tensors, which has factor 1.
+        Geometric mean over all tensors, which has factor 1.
     power
-        A quarter damps the half that curvature in proportion to squared gradients would give.
+        Exponent. Curvature proportional to squared gradients would give 1/2; a quarter damps this.
 
     Examples
     --------
@@ -115,14 +115,14 @@ def sensitivity_factor(mean: float, middle: float, power: float) -> float:
 
 
 def spacing_of(width: float, exponent: int) -> Spacing:
-    """Return the spacing next to `width` in units of a given exponent: of eight significant bits."""
+    """Return the nearest step size to `width` with eight significant bits, in units of 2**exponent."""
     units = math.ldexp(width, -exponent)
     spare = max(0, math.frexp(units)[1] - _SIGNIFICANT_BITS)
     return Spacing(exponent, min(max(round(math.ldexp(units, -spare)) << spare, 1), MAX_UNITS))
 
 
 def new_spacing(width: float, rms: float) -> Spacing | None:
-    """Return the spacing and the unit that a chain begins with; None where no unit suits both numbers."""
+    """Return the step size that a chain starts with; None if no unit suits both numbers."""
     if not (math.isfinite(width) and math.isfinite(rms) and width > 0):
         return None
     finest = min(width, math.ldexp(rms, -_ROOM_LOG2)) if rms > 0 else width
@@ -132,9 +132,9 @@ def new_spacing(width: float, rms: float) -> Spacing | None:
 
 
 def steady_width(width: float, before: Spacing, most: float = math.inf) -> float:
-    """Return `before` times the power of two that the rule's `width` calls for, mostly 1; at most `most`.
+    """Return `before` times a power of two near the rule's `width`, usually 1; at most `most`.
 
-    A spacing that shrinks little by little leaves residuals at the edges of cells, which flip every frame.
+    A slowly shrinking step size would leave residuals at the edges of cells, which flip in every frame.
 
     Examples
     --------
@@ -149,9 +149,9 @@ def steady_width(width: float, before: Spacing, most: float = math.inf) -> float
 
 
 def lattice_of(spacing: Spacing, dtype: str) -> Lattice:
-    """Return what the kernels take: unit, spacing, reciprocal in float32, and the bound of the integers.
+    """Return the kernels' parameters: unit, step size, float32 reciprocal, and bound of the integers.
 
-    The bound keeps values finite in the stored dtype; bfloat16 reaches as far as float32.
+    The bound makes values finite in the stored dtype; bfloat16 has the range of float32.
     """
     bound = _MAX_INTEGER
     if dtype == "float16":
@@ -161,11 +161,11 @@ def lattice_of(spacing: Spacing, dtype: str) -> Lattice:
 
 
 _CODES_PER_OCTAVE: Final = 256
-"""From one code to the next a spacing changes by about a thousandth."""
+"""Codes for each octave; neighbouring codes change a step size by about a thousandth."""
 
 
 def codes_of(squares: Mapping[str, float], middle: float) -> dict[str, int]:
-    """Return what is remembered of tensors: log2 of positive numbers over a middle one, in 256ths.
+    """Return log2 of positive numbers over a middle one in 256ths, as remembered for each tensor.
 
     Examples
     --------
@@ -177,23 +177,23 @@ def codes_of(squares: Mapping[str, float], middle: float) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What the frames of a chain so far leave for the next one.
+    """The part of the encoder state that a frame stores for the next frame of its chain.
 
     Parameters
     ----------
     movement
-        How far weights move from one frame to the next, root mean square: 0 while it is not known.
+        Root mean square of the weights' movement between frames; 0 if not known yet.
     rate
-        The learning rate with which they do; 0 where it is not known.
+        Learning rate during that movement; 0 if not known.
     coarseness
-        What was chosen by the restore cost that is predicted; 0 where nothing was.
+        The coarseness chosen from the predicted restore cost; 0 if none was chosen.
     settled
-        By tensor key, what was settled for the whole chain (`codes_of` mean squared gradients; 0 for a
-        running statistic that is known to move).
+        Values settled for the whole chain, by tensor key: `codes_of` mean squared gradients, or 0 for a
+        running statistic that is known to move.
     apart
-        By tensor key, `codes_of` the mean squared movements of tensors that move far less than the others.
+        `codes_of` the mean squared movements of tensors that move far less than others, by tensor key.
     probes
-        Original values by tensor key, where a movement is still to be seen.
+        Original values by tensor key, from which a movement is still to be measured.
 
     Examples
     --------
@@ -212,7 +212,7 @@ class Memory:
 
     @classmethod
     def parse(cls, values: Any) -> Self:
-        """Read msgpack values, whatever a damaged archive holds; what is no map is a new chain."""
+        """Parse msgpack values, ignoring malformed ones; a value that is not a map is a new chain's."""
         if not isinstance(values, dict):
             return cls()
         return cls(
@@ -235,11 +235,11 @@ class Memory:
         return values | {name: dict(entries) for name, entries in maps.items() if entries}
 
     def ratio(self, key: str) -> float | None:
-        """Return the mean squared gradient held of a tensor, over that of all; None for nothing."""
+        """Return a tensor's settled mean squared gradient over the middle one; None if not settled."""
         return _ratio_of(self.settled.get(key))
 
     def movement_ratio(self, key: str) -> float | None:
-        """Return the mean squared movement of a tensor over that of all, where it is far less."""
+        """Return a tensor's mean squared movement over the common one; None if it is not far less."""
         return _ratio_of(self.apart.get(key))
 
 
@@ -250,18 +250,18 @@ def _ratio_of(code: int | None) -> float | None:
 
 
 _MAX_OCTAVES: Final = 128
-"""Beyond it lies no mean of float32 numbers, but perhaps what a damaged archive holds."""
+"""Largest log2 of a ratio; means of float32 numbers never exceed it, but damaged archives may."""
 
 
 def _entries(values: Any, kind: type) -> dict[str, Any]:
-    """Return the entries of a map that are of a kind; none where it is no map."""
+    """Return the map's entries of a given type; empty if the value is not a map."""
     if not isinstance(values, dict):
         return {}
     return {key: entry for key, entry in values.items() if isinstance(key, str) and type(entry) is kind}
 
 
 def positive(value: Any) -> float:
-    """Return a positive finite number, or 0 for anything else."""
+    """Return a positive finite number; 0 for any other value."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(value)
     return 0.0

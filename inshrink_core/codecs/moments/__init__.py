@@ -1,1 +1,1 @@
-"""The moments codec: optimizer state by its scale and its direction."""
+"""The moments codec: optimizer state stored by scale and direction."""

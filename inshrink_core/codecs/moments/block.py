@@ -1,4 +1,4 @@
-"""What the moments codec stores of a tensor, as bytes and back: ``docs/format.md`` (moments/1)."""
+"""Conversion between states and payloads of the moments codec, as in ``docs/format.md`` (moments/1)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _LEAST_HALF = 2.0**-24
 
 
 class Form(IntEnum):
-    """How a tensor is stored.
+    """Storage form of a tensor.
 
-    ``ZEROS``: nothing. ``OCTAVES``: each element a power of two. ``RANK_ONE``: row times column, in half
-    octaves. ``SCALED``: integers in units of row times column. ``FACTORED``: row times column, and for
-    each element a power of two beside.
+    ``ZEROS``: no data. ``OCTAVES``: a power of two for each element. ``RANK_ONE``: row times column, in half
+    octaves. ``SCALED``: integers in units of row times column. ``FACTORED``: row times column, times a power
+    of two for each element.
     """
 
     ZEROS = 0
@@ -48,24 +48,24 @@ class Form(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MomentsReference(ShapedReference):
-    """Integers of one tensor.
+    """Quantized state of one moment.
 
     Parameters
     ----------
     dtype, shape
-        What it decodes to.
+        Dtype and shape of the decoded tensor.
     form
-        Which of the codes count.
+        Storage form, which determines the codes in use.
     codes
-        What there is in the form; the others are empty.
+        The codes of the form; unused ones are empty.
     draw
-        Of the octaves of second moments, where they were drawn (`draw_octaves`); else 0. For the encoder of
-        the next frame, which draws alike.
+        Dither seed of the octaves of second moments (`draw_octaves`), or 0 without dither. The encoder of
+        the next frame uses it again.
 
     Notes
     -----
-    A byte an element, and a byte for each row and column. Decoding is O(n): a table look-up, and in form
-    `Form.SCALED` a float32 product.
+    The state takes a byte for each element, row and column. Decoding is O(n): a table look-up, and a float32
+    product in form `Form.SCALED`.
     """
 
     form: Form
@@ -74,12 +74,12 @@ class MomentsReference(ShapedReference):
 
     @property
     def device(self) -> torch.device:
-        """Where the integers are."""
+        """Device of the integers."""
         return (self.codes.elements if self.codes.elements.numel() else self.codes.rows).device
 
     @property
     def nbytes(self) -> int:
-        """Memory the integers take."""
+        """Memory of the integers, in bytes."""
         return sum(part.nbytes for part in self.codes[1:])
 
     def decoded(self) -> Tensor:
@@ -94,7 +94,7 @@ class MomentsReference(ShapedReference):
             known = None if self.form is Form.RANK_ONE else elements
             flat = expand_units(rows, columns, known, base, self.form is Form.SCALED)
         if self.dtype == "float16" and self.form is not Form.SCALED:
-            # A second moment never becomes zero, not by its dtype either.
+            # Second moments must not underflow to zero in float16.
             flat = torch.where(flat > 0, flat.clamp_min(_LEAST_HALF), flat)
         dtype: torch.dtype = getattr(torch, self.dtype)
         return flat.view(self.shape).to(dtype)
@@ -102,7 +102,7 @@ class MomentsReference(ShapedReference):
 
 @lru_cache(maxsize=64)
 def octave_values(base: int) -> NDArray[np.float32]:
-    """Return what codes of octaves stand for."""
+    """Return the values of octave codes."""
     table = half_octave_values(2 * (np.arange(256) + base))
     table[0] = 0
     return table
@@ -115,30 +115,31 @@ _SAME = 0x40
 _DRAWN = 0x20
 
 LAST_DRAW = 255
-"""A byte holds it."""
+"""Largest dither seed, which fits a byte."""
 
 _REACH = 6
-"""Residuals beyond this share a context with it; few are."""
+"""Largest residual with a separate context; the few beyond share it."""
 
 _N_CONTEXTS = 2 * _REACH + 2
-"""One for each residual of the reference, and one for its zeros."""
+"""One context for each residual of the reference, and one for its zeros."""
 
 
 def pack(state: MomentsReference, before: MomentsReference | None) -> bytes:
-    """Return the payload of a state, as differences to an earlier one of the same form and base if given.
+    """Return the payload of a state, coded as differences to a previous one of the same form and base.
 
-    Of `Form.SCALED` these are of rows and columns alone: a first moment is another one after a few steps.
+    For `Form.SCALED`, only rows and columns are coded as differences, since a first moment changes completely
+    within a few steps.
 
     Notes
     -----
-    O(n). Deterministic; contexts are the reference's own codes, which the decoder has.
+    O(n) and deterministic. The contexts are the reference's codes, which the decoder also has.
     """
     form, (base, rows, columns, elements) = state.form, state.codes
     old = None
     if before is not None and _comparable(before, form, base):
         old = before.codes
         alike = (state.dtype, state.draw, base) == (before.dtype, before.draw, old.base)
-        # Comparisons of bytes take torch ten times as long as differences; elements tell soonest.
+        # Differences are ten times faster in torch than comparisons of bytes; elements differ most often.
         pairs = zip(state.codes[:0:-1], old[:0:-1], strict=True)
         if alike and not any(bool((now - then).any()) for now, then in pairs):
             return _HEADER.pack(_VERSION, form | _SAME, base)
@@ -162,21 +163,21 @@ def pack(state: MomentsReference, before: MomentsReference | None) -> bytes:
 def parse(
     payload: memoryview, spec: TensorSpec, before: MomentsReference | None, device: str = "cpu"
 ) -> MomentsReference:
-    """Return the state that `pack` stored, where the one before is, or else on a device.
+    """Return the state of a payload from `pack`, on the previous state's device, or else on `device`.
 
     Parameters
     ----------
     payload
-        Its bytes; nothing in them is trusted.
+        The payload, which is untrusted.
     spec
-        What it is to decode to.
+        Spec of the tensor.
     before
-        The state of the previous frame, if it is one of this codec and of this shape.
+        The state of the previous frame, if it is of this codec and shape.
 
     Raises
     ------
     DamagedError
-        The payload is none of this shape, or refers to a state that is not there.
+        The payload is not valid for the shape, or refers to a missing state.
     """
     if len(payload) < _HEADER.size:
         raise DamagedError("a block of a moment has no header", where=spec.key)
@@ -206,14 +207,14 @@ def parse(
 
 
 def _comparable(before: MomentsReference, form: Form, base: int) -> bool:
-    """Whether codes can differ from those of a state; a unit of a first moment may move as a whole."""
+    """Return whether codes may be relative to a state; the base of a first moment may differ."""
     return before.form is form and (before.codes.base == base or form is Form.SCALED)
 
 
 def _parts(
     body: memoryview, spec: TensorSpec, form: Form, old: Codes | None, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows, columns and elements, as `pack` stored them."""
+    """Return rows, columns and elements from a payload of `pack`."""
     rows = columns = elements = none = NO_BYTES.to(device)
     if form is Form.ZEROS:
         if len(body):
@@ -231,13 +232,13 @@ def _parts(
 
 
 def _contexts(elements: Tensor) -> Tensor:
-    """Return 0 for zeros, else 1 to 13 by residual: a far one tends back to the factors."""
+    """Return context 0 for zeros, else 1 to 13 by residual: distant codes tend back to the factors."""
     near = elements.clamp(ZERO_POINT - _REACH, ZERO_POINT + _REACH) - (ZERO_POINT - _REACH - 1)
     return near * elements.clamp(max=1)
 
 
 def _coded(values: Tensor, predicted: Tensor | None, contexts: Tensor | None = None) -> bytes:
-    """Code bytes, or what they differ by from a prediction, modulo 256."""
+    """Code bytes, or their differences from a prediction modulo 256."""
     rest = values if predicted is None else values - predicted
     return encode_rans(rest, contexts, 256, 1 if contexts is None else _N_CONTEXTS)
 
@@ -249,14 +250,14 @@ def _decoded(
     predicted: Tensor | None,
     contexts: Tensor | None = None,
 ) -> Tensor:
-    """Inverse of `_coded`; DamagedError where it is none."""
+    """Decode bytes; inverse of `_coded`."""
     n_contexts = 1 if contexts is None else _N_CONTEXTS
     rest = decode_rans(section, n, 256, contexts, n_contexts, device=device)
     return rest if predicted is None else rest + predicted
 
 
 def _middles(codes: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return the mean code of each row, and of each column relative to the mean of all, plus 128."""
+    """Return the mean code of each row, and of each column relative to the overall mean, plus 128."""
     n_rows, n_columns = sides(shape)
     by_row, by_column = sum_tokens(codes, n_rows)
     beyond = by_column // n_rows - int(by_row.sum()) // codes.numel() + ZERO_POINT
@@ -268,7 +269,7 @@ def _middles(codes: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 def _predicted(
     form: Form, old: Codes | None, rows: Tensor, columns: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return what is predicted of each element, modulo 256, and in which contexts the rest is coded."""
+    """Return the prediction of each element modulo 256, and the contexts of the differences."""
     if form is Form.OCTAVES:
         return (rows[:, None] + columns - ZERO_POINT).view(-1) if old is None else old.elements, None
     if form is Form.FACTORED and old is not None:

@@ -1,15 +1,15 @@
-"""The moments codec: optimizer state by its scale and its direction, never a second moment of zero.
+"""The moments codec: optimizer state stored by scale and direction, with no second moment rounded to zero.
 
-What matters of optimizer state is the loss curve after a restore. Second moments set the size of each
-parameter's step: they are stored to an octave, relative to row and column factors (Adafactor: Shazeer &
-Stern, ICML 2018, section 3), or as these factors alone. First moments set the direction: they are stored in
-coarse units whose rounding preserves their projection on themselves, or left out. ``docs/optimizer.md`` has
-what each costs in bytes and in loss, ``docs/format.md`` the bytes.
+The quality of optimizer state is measured by the loss curve after a restore. Second moments set the size of
+each parameter's step. They are stored to an octave relative to row and column factors (Adafactor: Shazeer &
+Stern, ICML 2018, section 3), or as these factors alone. First moments set the direction. They are stored in
+coarse units with a rounding that preserves their projection on themselves, or omitted. ``docs/optimizer.md``
+lists the cost of each in bytes and in loss, and ``docs/format.md`` defines the bytes.
 
 Notes
 -----
-A first moment does not refer to the decoded second moment, but carries row and column units of its own, some
-hundredths of its size: so one tensor decodes without another. Encoding and decoding are O(n).
+A first moment does not depend on the decoded second moment. It has separate row and column units, which take
+some hundredths of its size, so every tensor decodes independently. Encoding and decoding are O(n).
 """
 
 from __future__ import annotations
@@ -51,28 +51,29 @@ _UNITS = {
     (TensorRole.MOMENTUM, "fidelity"): 2.0,
     (TensorRole.MOMENTUM, "ratio"): 4.0,
 }
-"""Unit of first moments in root mean squares, where a frame does not say how far they move a weight. SGD has
-no other state, so its buffer is never left out."""
+"""Unit of first moments in root mean squares, if a frame has no expected update size. SGD has no other state,
+so its momentum buffer is never omitted."""
 
 HYSTERESIS: Final = 1.0
-"""Octaves that a second moment may be off its code before that changes: at .5, plain rounding, values on an
-edge change again and again (``docs/design.md``)."""
+"""Distance in octaves of a second moment from its code at which the code changes. With 0.5, which is plain
+rounding, values near an edge would change repeatedly (``docs/design.md``)."""
 
 _SHARE_OF_SPACING: Final = 0.5
-"""Unit of first moments, in spacings of the weight, by what momentum still moves it: with it moments cost a
-restore about what the weights do (``docs/design.md``)."""
+"""Unit of first moments as an expected update size, in step sizes of the weight. At this value the moments
+add about as much to the cost of a restore as the weights (``docs/design.md``)."""
 
 
 class MomentsPlan(NamedTuple):
-    """What is decided for all moments of a frame together.
+    """The decisions of a frame for all its moments.
 
     Parameters
     ----------
     allowed
-        What a first moment may be off by, over the root of the second if there is one; by parameter.
+        Allowed error of a first moment, over the root of the second moment if there is one; by parameter.
     after_restore
-        The training began with what the codes before say, so the octaves of second moments move by what they
-        have moved since: held, or rounded to the nearest, they would be back there after each restore.
+        Whether training resumed from the decoded codes. The codes of second moments then change by the
+        movement since the restore: with hysteresis or rounding to the nearest, they would return to the old
+        values after each restore.
     """
 
     allowed: Mapping[str, float] = MappingProxyType({})
@@ -81,21 +82,21 @@ class MomentsPlan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MomentsCodec(FallbackCodec[MomentsPlan | None]):
-    """Codec of Adam's moments and of momentum buffers; every other tensor, and what is not finite, exact.
+    """Codec of Adam's moments and momentum buffers; other tensors and non-finite ones are exact.
 
     Parameters
     ----------
     preset
-        ``fidelity``: second moments to an octave relative to row and column factors, first moments in coarse
-        units that preserve their projection; one to three bits a parameter for both. Beside weights on a
-        lattice, the units are such that what momentum still moves is rounded as the weights are.
-        ``ratio``: second moments as rank-one factors, Adam's first moment left out; a few hundredths of a
-        bit. A momentum buffer is never left out: about 1.2 and .7 bits a parameter.
+        ``fidelity``: second moments to an octave relative to row and column factors, and first moments in
+        coarse units that preserve their projection; one to three bits a parameter for both. With weights on
+        a lattice, the units make the expected update as precise as the weights. ``ratio``: second moments as
+        rank-one factors, and Adam's first moment omitted; a few hundredths of a bit. A momentum buffer is
+        never omitted; it takes about 1.2 and 0.7 bits a parameter.
 
     Raises
     ------
     ConfigError
-        No such preset.
+        The preset does not exist.
 
     Examples
     --------
@@ -117,7 +118,7 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None]):
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
     ) -> MomentsPlan:
-        """Return what first moments may be off by, which moves the weight by half a spacing."""
+        """Return the allowed errors of first moments, which move the weight by half a step size."""
         if context is None:
             return MomentsPlan()
         allowed = {
@@ -130,12 +131,12 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None]):
     def encode_lossy(
         self, item: TensorInput, plan: MomentsPlan | None, reference: TensorReference | None
     ) -> Encoded | None:
-        """Round a moment; None for what is not finite, and for a second moment that is none."""
+        """Round a moment; None for non-finite values and for negative second moments."""
         spec, before = item.spec, _fitting(reference, item.spec)
         form, codes, draw = _rounded(item, self.preset, plan or MomentsPlan(), before)
         if codes is None:
             return None
-        # Where the chain's states are: those that an archive decoded may be in host memory.
+        # Use the device of the chain's states: states decoded from an archive may be in host memory.
         device = item.tensor.device if before is None else before.device
         state = MomentsReference(spec.dtype, spec.shape, form, codes.on(device), draw)
         return Encoded(Block(self.bitstream, pack(state, before)), state)
@@ -143,40 +144,40 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None]):
     def decode_lossy(
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> MomentsReference:
-        """Return the state a payload decodes to."""
+        """Return the state after a payload."""
         return parse(payload, spec, _fitting(reference, spec), device)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
-        """Return a block of the same integers where there are any."""
+        """Return a block of the same integers; an exact block for other states."""
         state = _fitting(reference, spec)
         if state is None:
             return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
         return Block(self.bitstream, pack(state, state if unchanged else None))
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
-        """Return a byte for each element, row and column, and the header."""
+        """Return a byte for each element, row and column, plus the header."""
         n_rows, n_columns = sides(spec.shape)
         return 64 + spec.numel + n_rows + n_columns
 
 
 def _fitting(reference: TensorReference | None, spec: TensorSpec) -> MomentsReference | None:
-    """Return a reference whose integers are those of the same elements, whatever their dtype."""
+    """Return the reference if its integers belong to the same elements; the dtype may differ."""
     return reference if isinstance(reference, MomentsReference) and reference.shape == spec.shape else None
 
 
 def _rounded(
     item: TensorInput, preset: str, plan: MomentsPlan, before: MomentsReference | None
 ) -> tuple[Form, Codes | None, int]:
-    """Return the form of a tensor, its codes and its draw; no codes where it is not to be rounded.
+    """Return the form of a tensor, its codes, and its dither seed.
 
-    That is what is not finite, and a negative second moment.
+    The codes are None for non-finite values and negative second moments, which are not rounded.
     """
     spec, values = item.spec, as_float32(item.tensor)
     n_rows, _ = sides(spec.shape)
     if spec.role in _FIRST:
         second, unit = None, _UNITS.get((spec.role, preset), 0.0)
         if spec.role is TensorRole.EXP_AVG:
-            # Without a second moment, what is allowed is over another unit than the values'.
+            # Without a second moment, the allowed error has another unit than the values.
             second = item.companion(TensorRole.EXP_AVG_SQ)
         allowed = None if spec.role is TensorRole.EXP_AVG and second is None else plan.allowed.get(spec.name)
         squares = None if second is None else as_float32(second).to(values.device)
@@ -205,7 +206,7 @@ def _rounded(
 
 
 def _units_of(codes: Codes, n: int) -> Units:
-    """Return what octaves are relative to; of a vector, its base."""
+    """Return the units that octaves are relative to; for a vector, its base."""
     if not codes.rows.numel():
         return Units(np.array([2 * (codes.base + ZERO_POINT)]), np.zeros(n, np.int64))
     rows, columns = codes.rows.numpy().astype(np.int64), codes.columns.numpy().astype(np.int64)
