@@ -93,24 +93,24 @@ def error_document(error: BaseException, interrupted: str = "") -> dict[str, Any
 
 @contextmanager
 def shown_progress(asked: Request[Any], form: str, *, hidden: bool) -> Iterator[OnProgress | None]:
-    """Show how far a verb is, as a ``bar`` on a terminal or as ``jsonl``: one JSON message a line on stderr.
+    """Show progress as a ``bar`` on a terminal, or as ``jsonl``: one JSON message per line on stderr.
 
-    The reader of the messages may end the verb with SIGTERM, or by going away: both are an interruption,
-    as Ctrl-C is, and leave what was committed.
+    The reader of the messages may end the verb with SIGTERM or by closing the pipe. Both interrupt it like
+    Ctrl-C, and committed data is kept.
 
     Parameters
     ----------
     asked
-        The request, which says what is counted and which stages are shown.
+        The request, with the unit of progress and the stage to show.
     form
         ``bar`` or ``jsonl``.
     hidden
-        Show nothing for people.
+        Whether to hide the bar and events.
 
     Yields
     ------
     OnProgress or None
-        To be called as the action proceeds; None where nothing is shown.
+        Callback for the verb; None if nothing is shown.
     """
     if form not in ("bar", "jsonl"):
         raise InputError(f"--progress {form}", remedy="choose one of bar, jsonl")
