@@ -1,7 +1,7 @@
 """Inshrink: training runs as compressed, verifiable chains of deltas.
 
-What most people need is here; the rest lives in public modules: `inshrink_core.verbs` (whatever else the
-command line does), `inshrink_core.analysis`, `inshrink_core.training`, `inshrink_core.evaluate`,
+The package exports the most used names. Public modules hold the rest: `inshrink_core.verbs` (all verbs of the
+command line), `inshrink_core.analysis`, `inshrink_core.training`, `inshrink_core.evaluate`,
 `inshrink_core.codec` and `inshrink_core.errors`. Names load on first use, so that importing the package,
 `inshrink --help` and `inshrink inspect` never import torch.
 

@@ -1,9 +1,9 @@
-"""Run the command line as ``python -m inshrink_core``; under ``torchrun`` every process takes its part."""
+"""Run the command line as ``python -m inshrink_core``; under ``torchrun`` each process does its part."""
 
 import sys
 
 from inshrink_core.cli import main
 
 if __name__ == "__main__":
-    # The command line makes itself a safe import path before it imports anything else.
+    # `main` removes the working directory from the import path before it imports anything else.
     sys.exit(main())

@@ -1,12 +1,12 @@
-"""The in-memory model of a checkpoint: named tensors with roles, read lazily, and the rest bit-exact.
+"""Checkpoints in memory: named tensors with roles, read lazily, and the exact bytes around them.
 
-A checkpoint may hold several models. The names of a second model's tensors begin with the name of the model:
+A checkpoint may hold several models. Tensor names of a second model begin with the model's name, as in
 ``ema.fc.weight``.
 
-A checkpoint on disk is one or more files. Each file is described by a `FileLayout`: *regions*, where
-tensor bytes lie, and the *skeleton*, every other byte of the file (headers, pickles, scalars). Putting
-tensors back into the regions of an unchanged skeleton restores the file in its own format, so a
-lossless restore is byte-identical and a lossy one differs in tensor values alone.
+A checkpoint on disk is one or more files. A `FileLayout` describes each file: its *regions* hold tensor
+bytes, and its *skeleton* is every other byte of the file (headers, pickles, scalars). Putting tensors back
+into the regions of an unchanged skeleton restores the file in its own format. A lossless restore is
+therefore byte-identical, and a lossy one differs only in tensor values.
 
 This module imports neither numpy nor torch.
 """
@@ -54,15 +54,15 @@ DTYPE_SIZES: Mapping[str, int] = {
     "complex64": 8,
     "complex128": 16,
 }
-"""Bytes per element of every dtype Inshrink stores, by torch's name without the prefix. An element of
-``float4_e2m1fn_x2`` is two numbers."""
+"""Bytes per element of every supported dtype, by torch's name without the prefix. An element of
+``float4_e2m1fn_x2`` holds two numbers."""
 
 FLOATS = frozenset(dtype for dtype in DTYPE_SIZES if "float" in dtype) - {"float4_e2m1fn_x2"}
 """Dtypes whose elements are one real number each."""
 
 
 class TensorRole(StrEnum):
-    """What a tensor is to the training.
+    """Role of a tensor in a training.
 
     Examples
     --------
@@ -80,23 +80,23 @@ class TensorRole(StrEnum):
     GRADIENT = "gradient"
     STEP = "step"
     STATE = "state"
-    """State of an optimizer that none of the other words is for; always exact."""
+    """Other optimizer state; always exact."""
     EXTRA = "extra"
-    """What a training saved beside its models and optimizers; always exact."""
+    """Tensors saved beside models and optimizers; always exact."""
 
 
 MODEL_ROLES = frozenset({TensorRole.WEIGHT, TensorRole.BUFFER})
-"""What `ratio_weights` counts and an evaluator sees."""
+"""Roles that `ratio_weights` counts and an evaluator receives."""
 
 OPTIMIZER_ROLES = frozenset(set(TensorRole) - MODEL_ROLES - {TensorRole.GRADIENT, TensorRole.EXTRA})
-"""What `--optimizer` speaks of."""
+"""Roles that the option ``--optimizer`` applies to."""
 
 EXACT_ROLES = frozenset({TensorRole.STEP, TensorRole.STATE, TensorRole.EXTRA})
-"""What every codec stores bit for bit."""
+"""Roles that every codec stores bit for bit."""
 
 
 class LayerType(StrEnum):
-    """Kind of layer a parameter belongs to; partitions and steps are decided per layer type."""
+    """Type of the layer of a parameter; partitions and step sizes are chosen per layer type."""
 
     EMBEDDING = "embedding"
     ATTENTION = "attention"
@@ -120,7 +120,7 @@ def classify_layer(name: str, shape: tuple[int, ...]) -> LayerType:
     name
         Dotted parameter name.
     shape
-        Its shape; at most one dimension is a `vector` whatever the name.
+        Its shape; with at most one dimension, the type is `vector` for any name.
 
     Examples
     --------
@@ -143,22 +143,22 @@ def classify_layer(name: str, shape: tuple[int, ...]) -> LayerType:
 
 
 AVERAGE: Final = "average"
-"""What an evaluator asks for to get the moving average, whatever it is called."""
+"""Name by which an evaluator requests the moving average, regardless of its name in the checkpoint."""
 
 N_AVERAGED: Final = "n_averaged"
-"""Buffer of ``torch.optim.swa_utils.AveragedModel``, which has the model under ``module``."""
+"""Buffer of ``torch.optim.swa_utils.AveragedModel``, which stores the model under ``module``."""
 
 _BEGIN: Final = r"(?:^|[._-]|(?<=[a-z])(?=[A-Z]))"
 _END: Final = r"(?![a-z])"
 _AVERAGE: Final = re.compile(rf"{_BEGIN}(?i:emas?|swa|ewma|polyak|avg|averaged?|averaging|shadow){_END}")
 _COPY: Final = re.compile(rf"{_BEGIN}(?i:teacher|target|momentum|lagged|slow|old){_END}")
-"""Names of models that follow another one; layers have such names too, so that shapes have to confirm it."""
+"""Names of models that follow another one. Layers may have such names, too, so shapes must confirm it."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def is_average_name(name: str) -> bool:
-    """Tell whether a model or a key of a file is called like a moving average.
+    """Return whether the name of a model or of a key suggests a moving average.
 
     Examples
     --------
@@ -169,7 +169,7 @@ def is_average_name(name: str) -> bool:
 
 
 def model_of(name: str, models: Iterable[str]) -> str:
-    """Return the name of the model that a tensor belongs to; that of the main model is empty.
+    """Return the name of the model that a tensor belongs to; empty for the main model.
 
     Examples
     --------
@@ -180,7 +180,7 @@ def model_of(name: str, models: Iterable[str]) -> str:
 
 
 def twins(shapes: Shapes, models: Collection[str] = (), trained: Collection[str] = ()) -> dict[str, str]:
-    """Return for each tensor of a moving average the tensor that it averages, by name.
+    """Return, for each tensor of a moving average, the tensor that it averages, by name.
 
     Parameters
     ----------
@@ -189,13 +189,13 @@ def twins(shapes: Shapes, models: Collection[str] = (), trained: Collection[str]
     models
         Names of the models beside the main one.
     trained
-        Those that have an optimizer: one that is not called an average is none.
+        Models with an optimizer: these are averages only if their name suggests one.
 
     Notes
     -----
-    A model is an average if it is called so and most of its tensors have a twin of the same name and shape,
-    or if it has the names and shapes of the main model and no optimizer. An average may also be a module of a
-    model: ``ema_model.module.fc.weight`` beside ``model.fc.weight``.
+    A model is an average if its name suggests one and most of its tensors have a twin of the same name and
+    shape, or if it has the names and shapes of the main model and no optimizer. A module of a model may also
+    be an average: ``ema_model.module.fc.weight`` beside ``model.fc.weight``.
 
     Examples
     --------
@@ -206,7 +206,7 @@ def twins(shapes: Shapes, models: Collection[str] = (), trained: Collection[str]
     for name in shapes:
         model = model_of(name, models)
         own = f"{model}." if is_average_name(model) else ""
-        # The state of an average may hold the model, too: ``ema.ema_model.`` and ``ema.online_model.``
+        # The state of an average may include the trained model: ``ema.ema_model.`` and ``ema.online_model.``
         if prefix := own + _average_prefix(name.removeprefix(own)) or (model and f"{model}."):
             groups.setdefault(prefix, {})[name.removeprefix(prefix)] = name
     found: dict[str, str] = {}
@@ -232,16 +232,16 @@ def twins(shapes: Shapes, models: Collection[str] = (), trained: Collection[str]
 
 
 def _average_prefix(name: str) -> str:
-    """Return a name as far as the first module that is called an average."""
+    """Return a name up to its first module that is named like an average."""
     match = _AVERAGE.search(name)
     return name[: name.find(".", match.end()) + 1] if match else ""
 
 
 def _paired(members: Mapping[str, str], others: Iterable[str], shapes: Shapes) -> dict[str, str]:
-    """Return the twins of an average's tensors, from the module in which most of them are."""
+    """Return the twins of an average's tensors, from the module that contains most of them."""
     known = {name: name for name in others}
     if not any("." in tail for tail in members):
-        # Latent diffusion's average has names without dots.
+        # The average of latent diffusion has names without dots.
         known = {name.replace(".", ""): name for name in known} | known
     longest = max(members, key=lambda tail: (shapes[members[tail]] != (), len(tail)))
     bases = {"", *(name.removesuffix(longest) for name in known if name.endswith(longest))}
@@ -255,11 +255,11 @@ def _paired(members: Mapping[str, str], others: Iterable[str], shapes: Shapes) -
 
 _MOST_UNSEEN = 3
 _LARGE = 1 << 20
-"""Bytes of a file that are worth a line: tokenizers and the pickles of headers are smaller."""
+"""Least bytes of a file that is worth reporting: tokenizers and the pickles of headers are smaller."""
 
 
 class Cell(NamedTuple):
-    """Of which tensor a cell is a part: its shape, and where in it the cell begins."""
+    """Position of a cell: the shape of the full tensor, and the index of the cell's first element."""
 
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -272,29 +272,29 @@ class TensorSpec:
     Parameters
     ----------
     name
-        The parameter or buffer, as in the run with wrapper keys removed. A tensor of the optimizer
-        bears the name of its parameter (``optimizer.state.3`` where that is not known); behind it, if its
-        role is `TensorRole.STATE`, a colon and its own.
+        The parameter or buffer, as in the run with wrapper keys removed. A tensor of the optimizer has the
+        name of its parameter (``optimizer.state.3`` if unknown); for the role `TensorRole.STATE`, a colon and
+        the name of the state follow.
     role
-        What the tensor is to the training.
+        Role of the tensor in the training.
     dtype
         A key of `DTYPE_SIZES`.
     shape
         Extent of each dimension; ``()`` for a scalar.
     exact
-        True where values must survive bit for bit whatever the codec, because another tensor shares
-        part of the storage.
+        True if values must be restored bit for bit by every codec, because another tensor shares part of the
+        storage.
     layer
-        Layer type; by default what `classify_layer` finds from name and shape. Readers give it where
-        they know more, as for a head tied to an embedding.
+        Layer type; by default the result of `classify_layer`. Readers set it where they know more, as for a
+        head tied to an embedding.
     cell
-        Where it is a cell of a larger tensor (`inshrink_core.chain.parts.cell_spec`), of which; its name
-        ends with its region then, ``fc.weight[0:512,0:256]``.
+        For a cell of a larger tensor (`inshrink_core.chain.parts.cell_spec`), its position. The name of a
+        cell ends with its region, as in ``fc.weight[0:512,0:256]``.
 
     Attributes
     ----------
     key
-        Unique within a checkpoint: the name, with ``@role`` for all but weights and buffers.
+        Unique within a checkpoint: the name, followed by ``@role`` except for weights and buffers.
     numel
         Number of elements.
     nbytes
@@ -319,7 +319,7 @@ class TensorSpec:
     nbytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        set_field, numel = object.__setattr__, math.prod(self.shape)  # frozen, and never seen without
+        set_field, numel = object.__setattr__, math.prod(self.shape)  # the dataclass is frozen
         if self.layer is None:
             set_field(self, "layer", classify_layer(self.name, self.shape))
         set_field(self, "key", self.name if self.role in MODEL_ROLES else f"{self.name}@{self.role.value}")
@@ -328,13 +328,13 @@ class TensorSpec:
 
     @property
     def parameter(self) -> str:
-        """Name of the parameter or buffer that it is, or belongs to; of a cell, that of the whole one."""
+        """Name of the parameter or buffer that the tensor is or belongs to; for a cell, of its tensor."""
         name = self.name if self.cell is None else self.name[: self.name.rindex("[")]
         return name.rpartition(":")[0] if self.role is TensorRole.STATE else name
 
     @property
     def whole(self) -> TensorSpec:
-        """The tensor that it is a cell of, else itself."""
+        """Spec of the full tensor of a cell; else this spec."""
         if self.cell is None:
             return self
         name = self.name[: self.name.rindex("[")]
@@ -342,11 +342,11 @@ class TensorSpec:
 
     @property
     def is_unattributed(self) -> bool:
-        """Whether it is optimizer state whose parameter is not known."""
+        """Whether the tensor is optimizer state of an unknown parameter."""
         return self.role in OPTIMIZER_ROLES and _UNATTRIBUTED.fullmatch(self.parameter) is not None
 
     def check(self, tensor: Tensor) -> None:
-        """Refuse a tensor unlike this spec: what is encoded of it would decode to another dtype or shape.
+        """Refuse a tensor that differs from this spec: it would be decoded with another dtype or shape.
 
         Raises
         ------
@@ -364,21 +364,21 @@ class TensorSpec:
 
 
 class Box(NamedTuple):
-    """A part of a tensor: first index and extent in each dimension."""
+    """Part of a tensor: first index and extent in each dimension."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What indexes the part."""
+        """Slices that index the part."""
         return tuple(slice(at, at + size) for at, size in zip(self.offsets, self.sizes, strict=True))
 
 
 class Member(NamedTuple):
-    """Where one tensor lies inside a region: byte offset, and element strides (None: contiguous).
+    """Position of one tensor inside a region: byte offset, and element strides (None: contiguous).
 
-    Of a tensor in shards it is one `box`; None is the whole tensor.
+    For a sharded tensor, `box` is the part stored here; None is the whole tensor.
     """
 
     key: str
@@ -387,18 +387,18 @@ class Member(NamedTuple):
     box: Box | None = None
 
     def shape_in(self, spec: TensorSpec) -> tuple[int, ...]:
-        """Return the shape of what lies there."""
+        """Return the shape of the stored part."""
         return spec.shape if self.box is None else self.box.sizes
 
     def nbytes_in(self, spec: TensorSpec) -> int:
-        """Return its size in bytes, without what strides skip."""
+        """Return the size of the stored part in bytes, without the bytes that strides skip."""
         return math.prod(self.shape_in(spec)) * DTYPE_SIZES[spec.dtype]
 
 
 class Region(NamedTuple):
-    """A span of a file that holds tensor bytes, and the tensors in it.
+    """Span of a file that holds tensor bytes, with its tensors.
 
-    Almost always one contiguous tensor; several members share a region where their storages overlap.
+    A region usually holds one contiguous tensor. Tensors with overlapping storages share a region.
     """
 
     offset: int
@@ -407,7 +407,7 @@ class Region(NamedTuple):
 
 
 class ZipEntry(NamedTuple):
-    """A zip member whose CRC-32 covers a region: data span, and where the CRC is written in the file."""
+    """Zip entry whose CRC-32 covers a region: its data span, and the positions of the CRC in the file."""
 
     data_offset: int
     data_nbytes: int
@@ -416,7 +416,7 @@ class ZipEntry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileLayout:
-    """How one file of a checkpoint is put together.
+    """Layout of one file of a checkpoint.
 
     Parameters
     ----------
@@ -425,12 +425,12 @@ class FileLayout:
     nbytes
         Size of the file.
     kind
-        ``torch``, ``safetensors``, ``dcp`` or ``opaque`` (no regions: the file travels as it is).
+        ``torch``, ``safetensors``, ``dcp`` or ``opaque`` (no regions: the file is stored unchanged).
     regions
         Ascending, disjoint spans of tensor bytes. The skeleton is every byte outside of them.
     zip_entries
-        Entries whose CRC must be written anew after the regions are filled; their CRC fields are
-        zero in the skeleton.
+        Entries whose CRC must be recomputed after the regions are filled; their CRC fields are zero in the
+        skeleton.
     """
 
     path: str
@@ -442,7 +442,7 @@ class FileLayout:
 
 @dataclass(frozen=True, slots=True)
 class UnseenFile:
-    """A file, and its bytes that lie in no tensor."""
+    """A file, and the number of its bytes outside of tensors."""
 
     path: str
     bytes: int
@@ -450,16 +450,16 @@ class UnseenFile:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """Bytes of some files that lie in no tensor, and are carried as they are.
+    """Bytes of some files outside of tensors, which are stored unchanged.
 
     Parameters
     ----------
     bytes
-        How many.
+        Their number.
     share
-        Of all bytes of these files.
+        Their share of all bytes of these files.
     files
-        The files that have most of them.
+        The files with most of them.
     """
 
     bytes: int = 0
@@ -468,7 +468,7 @@ class Unseen:
 
     @classmethod
     def of(cls, layouts: Iterable[FileLayout]) -> Self:
-        """Return it of the files of checkpoints; a file that all of them have is listed once."""
+        """Return the counts for the files of checkpoints; a path that recurs is listed once."""
         nbytes, total, files = 0, 0, dict[str, int]()
         for layout in layouts:
             outside = layout.nbytes - sum(region.nbytes for region in layout.regions)
@@ -480,7 +480,7 @@ class Unseen:
 
     @property
     def text(self) -> str:
-        """A line, where it is much: more than a hundredth of all, and a large file; else nothing."""
+        """One line, if the share is at least a hundredth and a file is large; else empty."""
         large = [f"{clipped(file.path)} ({size(file.bytes)})" for file in self.files if file.bytes >= _LARGE]
         if not large or self.share < 0.01:
             return ""
@@ -489,7 +489,7 @@ class Unseen:
 
 
 class TensorSource(Protocol):
-    """Whatever can produce the bytes of a checkpoint: files of a run, or frames of an archive."""
+    """Source of a checkpoint's bytes: files of a run, or frames of an archive."""
 
     def read(self, spec: TensorSpec) -> Tensor:
         """Return the tensor, contiguous on the CPU in the stored dtype; the caller may keep it."""
@@ -498,22 +498,22 @@ class TensorSource(Protocol):
     def skeleton(self, layout: FileLayout) -> bytes:
         """Return the bytes of the file outside its regions, in order, CRC fields zeroed.
 
-        Bytes inside a region that belong to none of its members (holes of a strided view) follow.
+        Bytes inside of a region that belong to no member (holes of a strided view) follow.
         """
         ...
 
 
 @runtime_checkable
 class DistantSource(TensorSource, Protocol):
-    """A source that may be far away."""
+    """A source with slow access, such as a network storage."""
 
     def prefetch(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:
-        """Fetch tensors ahead while the context is open, about in this order."""
+        """Prefetch tensors while the context is open, roughly in this order."""
         ...
 
 
 class _ReadAhead:
-    """A `TensorSource` whose tensors threads read in the order in which they will be asked for."""
+    """`TensorSource` whose threads read tensors ahead, in the order of their use."""
 
     def __init__(self, source: TensorSource, specs: Iterable[TensorSpec], n_threads: int) -> None:
         self._source, by_key = source, {spec.key: spec for spec in specs}
@@ -536,7 +536,7 @@ class _ReadAhead:
 
 @dataclass(frozen=True)
 class TensorsInMemory:
-    """A `TensorSource` over tensors by key, of a checkpoint without files."""
+    """`TensorSource` of tensors in memory by key, for a checkpoint without files."""
 
     tensors: Mapping[str, Tensor] = field(repr=False)
 
@@ -545,7 +545,7 @@ class TensorsInMemory:
         return self.tensors[spec.key].clone()
 
     def skeleton(self, layout: FileLayout) -> bytes:
-        """Refuse: there are no files."""
+        """Raise NotFoundError, as the source has no files."""
         raise NotFoundError(f"no file '{layout.path}' beside tensors in memory")
 
 
@@ -560,22 +560,22 @@ class Checkpoint(Mapping[str, "Tensor"]):
     specs
         Every distinct tensor, in file order; tensors that share one storage are listed once.
     source
-        Where values are read from, on demand.
+        Source of the values, which are read on demand.
     files
-        How the files are put together, in path order.
+        Layouts of the files, in path order.
     aliases
-        Further keys of a tensor (tied weights), to the key in `specs`.
+        Other keys of tied weights, mapped to the key in `specs`.
     hyperparameters
         Per parameter name, the numbers of its optimizer group: ``lr``, ``beta1``, ``beta2``, ``eps``,
-        ``weight_decay``, ``momentum``, ``dampening`` where the file has them.
+        ``weight_decay``, ``momentum``, ``dampening``, if the file has them.
     origin
-        Path it was read from, for messages.
+        Path of the checkpoint, for messages.
     branch
-        Its name, such as ``best``, if it is no step of the run.
+        Name of a checkpoint that is no step of the run, such as ``best``; else empty.
     folder
-        Name of the directory that it was; empty for a file, and where that is not known.
+        Name of the checkpoint's directory; empty for a file, and if unknown.
     models
-        Names of the models beside the main one (``ema``, ``D``); their tensors' names begin with them.
+        Names of the models beside the main one (``ema``, ``D``); names of their tensors begin with these.
 
     Examples
     --------
@@ -631,14 +631,14 @@ class Checkpoint(Mapping[str, "Tensor"]):
         return len(self.specs)
 
     def companion_spec(self, spec: TensorSpec, *roles: TensorRole) -> TensorSpec | None:
-        """Return the tensor that has a number for each element of a parameter: its gradient, a moment.
+        """Return the auxiliary tensor of a parameter with one number per element, such as its gradient.
 
         Parameters
         ----------
         spec
             The parameter.
         roles
-            The first of them that the checkpoint has, as floats in the shape of the parameter, is it.
+            Roles to search, in order. The first tensor of floats in the parameter's shape is returned.
         """
         for role in roles:
             key = f"{spec.name}@{role.value}"
@@ -647,25 +647,25 @@ class Checkpoint(Mapping[str, "Tensor"]):
         return None
 
     def companion(self, spec: TensorSpec, *roles: TensorRole) -> Tensor | None:
-        """Read what `companion_spec` finds."""
+        """Read the tensor that `companion_spec` finds."""
         found = self.companion_spec(spec, *roles)
         return None if found is None else self.source.read(found)
 
     @contextmanager
     def prefetch(self, specs: Collection[TensorSpec], n_threads: int = 1) -> Iterator[Checkpoint]:
-        """Give the same checkpoint, whose tensors are read ahead while the context is open.
+        """Yield the same checkpoint, with tensors read ahead while the context is open.
 
         Parameters
         ----------
         specs
-            The tensors, about in the order in which they will be asked for; another order is slower.
+            The tensors, roughly in the order of their use; another order is slower.
         n_threads
-            How many tensors to read at a time; 1 reads each when it is asked for.
+            Number of tensors to read at a time; 1 reads each tensor when it is used.
 
         Notes
         -----
-        Tensors that were read and not asked for yet have at most ``n_threads + 1`` times the bytes of the
-        largest one.
+        Tensors read ahead and not used yet take at most ``n_threads + 1`` times the bytes of the largest
+        tensor.
         """
         distant = self.source if isinstance(self.source, DistantSource) else None
         with nullcontext() if distant is None else distant.prefetch(specs):
@@ -680,7 +680,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
 
     @cached_property
     def twins(self) -> Mapping[str, str]:
-        """Names of the tensors of moving averages, and what each of them averages."""
+        """For each tensor of a moving average, the tensor that it averages, by name."""
         shapes = {name: self.spec(key).shape for name, key in self._model_keys.items()}
         stated = {spec.parameter for spec in self.specs if spec.role in OPTIMIZER_ROLES}
         trained = {model_of(name, self.models) for name in stated}
@@ -689,34 +689,34 @@ class Checkpoint(Mapping[str, "Tensor"]):
 
     @property
     def n_parameters(self) -> int:
-        """Elements of the weights, tied ones once and moving averages not at all."""
+        """Number of elements of the weights; tied weights count once, and moving averages do not count."""
         weights = (spec for spec in self.specs if spec.role is TensorRole.WEIGHT)
         return sum(spec.numel for spec in weights if spec.name not in self.twins)
 
     @property
     def _model_keys(self) -> dict[str, str]:
-        """Keys of weights and buffers by name, tied names included."""
+        """Keys of weights and buffers by name, including tied names."""
         keys = {spec.name: spec.key for spec in self.specs if spec.role in MODEL_ROLES}
         return keys | {name: key for name, key in self.aliases.items() if self.spec(key).role in MODEL_ROLES}
 
     def state_dict(self, which: str | None = "") -> dict[str, Tensor]:
-        """Return weights and buffers of a model by name, tied names included: what a module loads.
+        """Return weights and buffers of a model by name, with tied names, for ``load_state_dict``.
 
         Parameters
         ----------
         which
             ``""`` for the main model; ``"average"`` for its moving average; the name of another model, or of
-            a module. None for the tensors of all models under their full names, as where no model is the
-            main one.
+            a module. None for the tensors of all models under their full names; so does ``""`` without a
+            main model.
 
         Raises
         ------
         NotFoundError
-            There is no such model.
+            The checkpoint has no such model.
 
         Notes
         -----
-        What an average lacks, as most lack buffers, is the averaged model's.
+        Tensors that an average lacks, such as buffers, are taken from the averaged model.
         """
         keys = self._chosen_keys(which)
         keys_of_model = set(keys.values())
@@ -726,7 +726,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
         return {name: tensors[key] for name, key in keys.items()}
 
     def _chosen_keys(self, which: str | None) -> dict[str, str]:
-        """Return keys of tensors by the names that they have in a model."""
+        """Return keys of tensors, by their names within a model."""
         keys = self._model_keys
         model = {name: model_of(name, self.models) for name in keys}
         if which is None or (not which and "" not in model.values()):
@@ -757,5 +757,5 @@ class Checkpoint(Mapping[str, "Tensor"]):
         return chosen
 
     def raw_bytes(self, roles: frozenset[TensorRole] = frozenset(TensorRole)) -> int:
-        """Return numel × size of the stored dtype over the tensors of some roles, tied ones once."""
+        """Return the raw bytes of the tensors of some roles; tied tensors count once."""
         return sum(spec.nbytes for spec in self.specs if spec.role in roles)

@@ -1,8 +1,8 @@
-"""Every exception Inshrink raises on purpose, chosen by what the caller can do about it.
+"""Exceptions of Inshrink, one class per remedy.
 
-The class decides the exit code of the command line: 1 a check failed, 2 the user's input, 3 damaged
-data. A message says what is wrong, where (file, frame, tensor, offset), what was expected and found,
-and what to do; `InshrinkError` puts the parts together so that every message reads alike.
+The class determines the exit code of the command line: 1 a check failed, 2 the user's input, 3 damaged data.
+A message states the problem, the place (file, frame, tensor, offset), the expected and the found value, and a
+remedy; `InshrinkError` assembles these parts in a common form.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 _MOST_SIGNS: Final = {"what": 1600, "where": 1200, "expected": 300, "found": 300, "remedy": 600}
-"""Of each part of a message; of all together below 4,096, a screen."""
+"""Most characters of each part of a message; in all below 4,096, which fits a screen."""
 
 STANDS_FOR: Final[dict[str, str]] = {}
-"""Local folders that stand for what lies elsewhere, and its address: messages speak of that."""
+"""Addresses of remote data by the local folder that caches it: messages show the address."""
 
 _MOST_NAMES: Final = 12
 _MOST_SIGNS_OF_A_NAME: Final = 100
 
 
 def clipped(text: str, most: int = _MOST_SIGNS_OF_A_NAME) -> str:
-    """Return a text of at most so many signs: the middle of a longer one is left out.
+    """Return a text of at most `most` characters; the middle of a longer one is replaced by an ellipsis.
 
     Examples
     --------
@@ -39,7 +39,7 @@ def clipped(text: str, most: int = _MOST_SIGNS_OF_A_NAME) -> str:
 
 
 def named(names: Sequence[str], most: int = _MOST_NAMES) -> str:
-    """Return the first of some names for a message, each clipped, and how many more there are.
+    """Return the first names for a message, each clipped, and the number of the others.
 
     Examples
     --------
@@ -54,30 +54,30 @@ _RUNS_NOTHING: Final = "Inshrink never runs code from a checkpoint; save the ten
 
 
 def spoken(text: str) -> str:
-    """Return a text with addresses in the place of the local folders that stand for them."""
+    """Return a text with the local folders of `STANDS_FOR` replaced by their addresses."""
     for folder, address in tuple(STANDS_FOR.items()):
         text = text.replace(folder, address)
     return text
 
 
 class InshrinkError(Exception):
-    """Base of every deliberate error; never raised itself.
+    """Base class of all errors of Inshrink; never raised itself.
 
     Parameters
     ----------
     what
         The problem in one clause, without a final full stop.
     where
-        The file, frame or tensor it concerns; empty when `what` says it.
+        The file, frame or tensor concerned; empty if `what` names it.
     expected, found
-        What should have been there and what was; a message names those that are given.
+        Expected and found value; the message shows those that are given.
     remedy
         What the user can do next.
 
     Attributes
     ----------
     report
-        What was done all the same, as the verb returns it otherwise; None where that is nothing.
+        The verb's report on the work done before the error; None without one.
     """
 
     exit_code: ClassVar[int] = 2
@@ -86,7 +86,7 @@ class InshrinkError(Exception):
     def __init__(
         self, what: str, *, where: str = "", expected: str = "", found: str = "", remedy: str = ""
     ) -> None:
-        # Whatever a hostile file puts into a message, it stays one that can be read.
+        # Clipping keeps a message readable, even if a hostile file supplies parts of it.
         parts = {"what": what, "where": where, "expected": expected, "found": found, "remedy": remedy}
         what, where, expected, found, remedy = (
             clipped(spoken(text), _MOST_SIGNS[part]) for part, text in parts.items()
@@ -104,19 +104,19 @@ class InshrinkError(Exception):
         return str(self.args[0])  # a KeyError would show its repr
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it holds: classes are made of other arguments than the message."""
+        """Pickle the state: the message is not what subclasses take as arguments."""
         return _as_it_was, (type(self), self.args), self.__dict__
 
 
 def _as_it_was(error: type[InshrinkError], args: tuple[Any, ...]) -> InshrinkError:
-    """Return an error of another process."""
+    """Return an unpickled error, without a call of its constructor."""
     made = error.__new__(error)
     made.args = args
     return made
 
 
 class InputError(InshrinkError, ValueError):
-    """Fix an argument: what was asked for cannot be done as asked."""
+    """Fix an argument: the request is not possible as given."""
 
 
 class ConfigError(InputError):
@@ -124,11 +124,11 @@ class ConfigError(InputError):
 
 
 class NotFoundError(InputError, KeyError):
-    """A path, step or tensor that is not there."""
+    """A path, step or tensor does not exist."""
 
 
 class NotCheckpointError(InputError):
-    """Not a checkpoint, whatever its name says: its content is of another kind, or holds no tensor."""
+    """The file is not a checkpoint: its content is of another kind, or holds no tensor."""
 
 
 class ExistsError(InputError):
@@ -136,20 +136,20 @@ class ExistsError(InputError):
 
 
 class BaseModelError(InputError):
-    """Give the base model: a step is encoded relative to it, and it is not there, or is another one."""
+    """Provide the base model: a step is encoded relative to it, and it is missing or another one."""
 
 
 class StepConflictError(InputError):
-    """The step is in the archive already, with other values."""
+    """The archive holds the step already, with other values."""
 
 
 class UnsafePickleError(InputError):
-    """A pickle that wants to import more than the allowlist holds.
+    """A pickle needs imports that are not on the allowlist.
 
     Parameters
     ----------
     wanted
-        The dotted names it wanted to import, sorted; the message has the first of them.
+        The dotted names of these imports, sorted; the message shows the first ones.
     """
 
     def __init__(
@@ -160,15 +160,15 @@ class UnsafePickleError(InputError):
 
 
 class RefusedLinkError(InputError):
-    """A link of a run that leads out of it, where tensors or the run itself are expected."""
+    """A link leads out of a run, where tensors or the run itself are expected."""
 
 
 class UnsafePathError(InputError):
-    """A name from an archive that would leave the target directory."""
+    """A name from an archive leads out of the target directory."""
 
 
 class UntrustedCodeError(InputError):
-    """Code of a run that the user has not said to trust."""
+    """Code of a run needs the user's consent to be executed."""
 
 
 class EvaluatorError(InputError):
@@ -184,7 +184,7 @@ class LockedError(InputError):
 
 
 class ConflictError(LockedError):
-    """Another writer changed the archive meanwhile; what it wrote stays."""
+    """Another writer changed the archive meanwhile; its changes are kept."""
 
 
 class MissingExtraError(InputError):
@@ -195,7 +195,7 @@ class MissingExtraError(InputError):
     package
         The import that failed.
     extra
-        The extra of Inshrink that brings it.
+        The extra of Inshrink that installs it.
     """
 
     def __init__(self, package: str, extra: str) -> None:
@@ -210,7 +210,7 @@ class IncompatibleError(InputError):
 
 
 class EngineError(InputError):
-    """Workers died again and again, or cannot be reached: what they had finished is kept."""
+    """Workers died repeatedly, or cannot be reached; finished work is kept."""
 
 
 class StorageError(InputError):
@@ -218,12 +218,12 @@ class StorageError(InputError):
 
 
 class TooLargeError(InputError):
-    """More memory or disk than there is, or than was allowed; raised before any of it is taken.
+    """More memory or disk is needed than is available or allowed; raised before any is taken.
 
     Parameters
     ----------
     needed, limit
-        Bytes that it would take, and that it may take.
+        Bytes needed, and bytes available or allowed.
     """
 
     def __init__(
@@ -234,17 +234,17 @@ class TooLargeError(InputError):
 
 
 class CheckFailedError(InshrinkError):
-    """A check the user asked for did not pass."""
+    """A check that the user requested failed."""
 
     exit_code = 1
 
 
 class UnreadableError(CheckFailedError):
-    """Checkpoints of a run cannot be read; everything else was done, as its `report` says."""
+    """Checkpoints of a run cannot be read; the `report` describes everything else, which was done."""
 
 
 class UnreadableStepError(UnreadableError, InputError):
-    """A step that was asked for is one of the checkpoints that cannot be read."""
+    """A requested step is one of the checkpoints that cannot be read."""
 
     exit_code = 2
 
@@ -256,7 +256,7 @@ class DamagedError(InshrinkError):
 
 
 class RottenError(DamagedError):
-    """Bytes of a finished file differ from the checksum that was written with them.
+    """Bytes of a file differ from the checksum that was written with them.
 
     Parameters
     ----------
@@ -290,4 +290,4 @@ class RottenError(DamagedError):
 
 
 class MissingFrameError(DamagedError):
-    """Fetch the rest: a frame that others need as their reference is not there."""
+    """Fetch the missing files: a frame that others need as their reference is missing."""

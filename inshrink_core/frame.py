@@ -1,4 +1,4 @@
-"""An encoded checkpoint as plain data: what codecs produce, archives store and readers list.
+"""Encoded checkpoints as plain data, shared by codecs and archives.
 
 This module imports neither numpy nor torch.
 """
@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 
 class FrameKind(StrEnum):
-    """Whether a frame stands alone (`keyframe`) or needs its reference (`delta`)."""
+    """Kind of a frame: a `keyframe` is self-contained, a `delta` needs its reference."""
 
     KEYFRAME = "keyframe"
     DELTA = "delta"
@@ -24,9 +24,9 @@ class Block:
     Parameters
     ----------
     codec
-        Bitstream that decodes it, ``name/version``: same text if and only if mutually decodable.
+        Bitstream that decodes it, ``name/version``. Equal names are mutually decodable, and only these.
     payload
-        Everything the decoder needs besides the spec and the reference.
+        All data for the decoder except the spec and the reference.
     """
 
     codec: str
@@ -35,26 +35,26 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockEntry:
-    """Where a block lies in its frame, and what it is.
+    """Entry of a block in the index of its frame.
 
     Parameters
     ----------
     key
-        Unique among the tensors, or among the attachments, of the frame.
+        Unique among the tensors of the frame, or among its attachments.
     attachment
-        False for a tensor, True for opaque bytes of the rest (skeletons, side files).
+        False for a tensor, True for opaque bytes (skeletons, other files).
     codec
         Bitstream of the payload, ``name/version``.
     attributes
-        Small msgpack values the writer attached, such as role, dtype and shape; uninterpreted here.
+        Small msgpack values from the writer, such as role, dtype and shape; not interpreted here.
     offset, nbytes
         Position in the frame, and payload length.
     crc
         CRC-32C of the payload; None for a small block, whose frame was checked as a whole with its index.
     shared
-        Whether the bytes are stored with a block before it that has the same.
+        Whether the bytes are stored only once, with an earlier block of the same content.
     part
-        The part of the frame that it is in.
+        Number of the part of the frame that holds the block.
     """
 
     key: str
@@ -69,19 +69,19 @@ class BlockEntry:
 
     @property
     def stored_nbytes(self) -> int:
-        """Bytes that the frame has for this block alone."""
+        """Bytes stored for this block only; 0 if they are shared."""
         return 0 if self.shared else self.nbytes
 
 
 class FramePart(NamedTuple):
-    """One file of a frame: the frame itself where it has one part.
+    """One file of a frame; a frame of one part is one file.
 
     Parameters
     ----------
     number
-        Which part it is, from 0 on.
+        Number of the part, from 0.
     path, offset
-        The file, relative to the archive, and where it begins in a segment; None for a file of its own.
+        The file, relative to the archive, and the offset within a segment; None for a separate file.
     nbytes, digest
         Size and SHA-256.
     """
@@ -94,40 +94,40 @@ class FramePart(NamedTuple):
 
 
 NAMED_BRANCH: Final = 1 << 31
-"""Branches from this number on have a name, such as ``best``, and are no line of training."""
+"""Branches from this number on are named checkpoints, such as ``best``, outside of the training's history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameInfo:
-    """One frame as the archive lists it, without its blocks.
+    """Entry of a frame in the archive's list, without its blocks.
 
     Parameters
     ----------
     frame_id
         16 bytes, unique in the archive.
     parent_id
-        The frame it continues from (its reference, if it is a delta); None for the first.
+        The frame that it continues (its reference, if it is a delta); None for the first.
     step
         Training step of the checkpoint.
     kind
         Keyframe or delta.
     branch
-        0 for the first line of training; a continuation from an earlier frame opens the next number; from
-        `NAMED_BRANCH` on, a checkpoint with a name of its own.
+        0 for the first branch of training; a continuation from an earlier frame opens the next number; from
+        `NAMED_BRANCH` on, a named checkpoint.
     generation
-        Order of commits: of two frames that claim the same place, the higher wins.
+        Order of commits: of two frames for the same place, the higher generation is valid.
     nbytes
-        Size of the whole frame, header, index and trailer included; of all its parts.
+        Size of the frame in all its parts, including header, index and trailer.
     digest
-        SHA-256 of the whole frame; where it has several parts, of their digests one after another.
+        SHA-256 of the frame; for several parts, SHA-256 of their concatenated digests.
     path
-        The file it lies in, relative to the archive; of several parts, the first.
+        Its file, relative to the archive; for several parts, the file of the first.
     offset
-        Where it begins in a segment; None where it is a file of its own.
+        Offset within a segment; None for a separate file.
     n_parts
-        How many parts it has.
+        Number of parts.
     parts
-        The parts that are there, where it has several.
+        The existing parts, if there are several.
     """
 
     frame_id: bytes
@@ -145,20 +145,20 @@ class FrameInfo:
 
     @property
     def files(self) -> tuple[FramePart, ...]:
-        """The files it lies in: one, or one a part."""
+        """The files of the frame, one per part."""
         return self.parts or (FramePart(0, self.path, self.nbytes, self.digest, self.offset),)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of these files."""
+        """The paths of the files."""
         return tuple(part.path for part in self.parts) or (self.path,)
 
     @property
     def is_named(self) -> bool:
-        """Whether it is a checkpoint with a name of its own, beside the steps."""
+        """Whether the frame is a named checkpoint, not a step."""
         return self.branch >= NAMED_BRANCH
 
     @property
     def place(self) -> dict[str, Any]:
-        """Which frame it is, as documents say it."""
+        """Identification of the frame in documents."""
         return {"step": self.step, "branch": self.branch, "path": self.path}

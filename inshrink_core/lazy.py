@@ -1,4 +1,4 @@
-"""Packages whose public names load on first use (PEP 562)."""
+"""Lazy loading of a package's public names on first use (PEP 562)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 
 def index(package: str, *, with_verbs: bool = False) -> list[str]:
-    """Make the names that a package imports under ``if TYPE_CHECKING:`` load on first use.
+    """Let the names that a package imports under ``if TYPE_CHECKING:`` load on first use.
 
     Parameters
     ----------
     package
-        Name of the package, which calls this while it is imported.
+        Name of the package, which calls this function during its import.
     with_verbs
-        Whether verbs that are registered elsewhere are found in it, too.
+        Whether registered verbs are attributes of the package, too.
 
     Returns
     -------
@@ -46,7 +46,7 @@ def index(package: str, *, with_verbs: bool = False) -> list[str]:
 
 
 class _Index(ModuleType):
-    """A package with names that are loaded when they are asked for."""
+    """A package whose names load on first use."""
 
     _where: dict[str, tuple[str, str]]
     _with_verbs: bool
@@ -69,14 +69,14 @@ class _Index(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: object) -> None:
-        # Importing a submodule must not hide the public name that it shares.
+        # Importing a submodule must not replace the public name that hides it.
         is_submodule = isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}"
         if is_submodule and self._where.get(name, (self.__name__, ""))[0] != self.__name__:
             return
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        # cloudpickle knows plain modules alone; of a subclass it would pickle the content.
+        # cloudpickle recognizes only plain modules, and would pickle the content of a subclass.
         return import_module, (self.__name__,)
 
     def __dir__(self) -> list[str]:

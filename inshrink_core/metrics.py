@@ -1,6 +1,6 @@
-"""Numbers with units: ratio, bits per parameter, drop, divergence, error norms.
+"""Metrics: ratio, bits per parameter, drop, divergence, error norms.
 
-Pure functions; neither numpy nor torch is imported before a function needs it.
+All functions are pure, and import numpy and torch only when needed.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 NORMALISATION_TOLERANCE = 1e-2
-"""Largest abs(log Σ p) of a row of log-probabilities, nats: what bfloat16 costs a row, and far below
-what logits or plain probabilities in their place would show."""
+"""Largest abs(log Σ p) of a row of log-probabilities, nats: above the rounding error of bfloat16, and far
+below the value for logits or plain probabilities."""
 
 LOG_SMALLEST = math.log(5e-324)
-"""Log of the smallest positive float64: what a probability of zero counts as, which keeps KL finite."""
+"""Log of the smallest positive float64, which replaces the log of a zero probability and keeps KL finite."""
 
 CHUNK_ELEMENTS = 1 << 20
-"""Elements turned to float64 at a time: 8 MB, small beside any tensor worth a thought."""
+"""Elements converted to float64 at a time: 8 MB, little beside a large tensor."""
 
 
 class Direction(StrEnum):
-    """Which way a metric is better."""
+    """Better direction of a metric."""
 
     HIGHER = "higher"
     LOWER = "lower"
 
     def cost(self, value: float) -> float:
-        """Return a value turned so that less is better; of a cost, the value."""
+        """Return a value with the sign for which lower is better."""
         return value if self is Direction.LOWER else -value
 
 
@@ -49,7 +49,7 @@ _SPLITS = ("val_", "valid_", "validation_", "eval_", "test_", "train_")
 
 
 def known_direction(metric: str) -> Direction | None:
-    """Return which way a metric of a well-known name is better, or None.
+    """Return the better direction of a metric with a well-known name, or None.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def known_direction(metric: str) -> Direction | None:
 
 
 def is_loss(metric: str) -> bool:
-    """Return whether a name is that of a mean cross-entropy, nats, or of a mean squared error.
+    """Return whether a name is that of a mean cross-entropy (nats) or of a mean squared error.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def _without_split(metric: str) -> str:
 
 
 def ratio(raw_bytes: int, archive_bytes: int) -> float | None:
-    """Return raw bytes / archive bytes; None where nothing was stored.
+    """Return raw bytes / archive bytes; None if nothing was stored.
 
     Examples
     --------
@@ -91,15 +91,16 @@ def ratio(raw_bytes: int, archive_bytes: int) -> float | None:
 
 
 def bits_per_parameter(archive_bytes: int, n_parameters: int) -> float | None:
-    """Return archive bits for each parameter; None where there is no parameter."""
+    """Return archived bits per parameter; None without parameters."""
     return 8 * archive_bytes / n_parameters if n_parameters > 0 else None
 
 
 def drop(original: float, restored: float, direction: Direction) -> float | None:
     """Return the relative change of a metric for the worse, signed.
 
-    σ·(m₀ − m)/abs(m₀), σ = +1 where higher is better, −1 where lower is: 0.01 is one percent worse,
-    negative is better. None where m₀ = 0 or either value is not finite, for then there is no drop.
+    The drop from the original value m₀ to the restored m is σ·(m₀ − m)/abs(m₀), with σ = +1 if higher is
+    better and −1 if lower is: 0.01 is one percent worse, negative is better. It is undefined, and None, if m₀
+    = 0 or either value is not finite.
 
     Examples
     --------
@@ -109,12 +110,12 @@ def drop(original: float, restored: float, direction: Direction) -> float | None
     if original == 0 or not (math.isfinite(original) and math.isfinite(restored)):
         return None
     sign = 1.0 if direction is Direction.HIGHER else -1.0
-    # Adding zero turns −0.0 into 0.0, which reads better in a table.
+    # Adding zero turns −0.0 into 0.0 for display.
     return sign * (original - restored) / abs(original) + 0.0
 
 
 def worse_by(original: float, drop: float, direction: Direction) -> float:
-    """Return the metric that is by this drop worse than an original one.
+    """Return the metric that is worse than the original one by this drop.
 
     Examples
     --------
@@ -126,7 +127,7 @@ def worse_by(original: float, drop: float, direction: Direction) -> float:
 
 
 def _float64(values: Any) -> NDArray[Any]:
-    """Take tensors and arrays alike, at the border of what an evaluator returns."""
+    """Return a tensor or array from an evaluator as float64."""
     import numpy as np
 
     if hasattr(values, "detach"):
@@ -159,24 +160,27 @@ def _log_normalised(rows: NDArray[Any], which: str) -> NDArray[Any]:
 
 
 def divergence(log_probs_original: Any, log_probs_restored: Any) -> float:
-    """Return the mean KL(original ‖ restored) of two sets of predictions, nats.
+    """Return the mean Kullback-Leibler divergence of the restored from the original predictions, nats.
+
+    With n rows and probabilities p (original) and q (restored), it is (1/n) Σ p · (log p − log q) over all
+    rows and classes.
 
     Parameters
     ----------
     log_probs_original, log_probs_restored
         Natural logarithms of class probabilities, shape (n, classes), tensors or arrays. −inf is a
-        probability of zero: it adds nothing in the original, and counts as the smallest positive
-        float64 in the restored, so that the result is finite.
+        probability of zero: in the original it adds nothing; in the restored it counts as the smallest
+        positive float64, so that the result is finite.
 
     Returns
     -------
     float
-        Not negative; 0.0 where the two are equal. Computed in float64.
+        Not negative; 0.0 if both are equal. Computed in float64.
 
     Raises
     ------
     InputError
-        Shapes differ, are not (n, classes) or are empty; NaN or +inf; rows that do not sum to one
+        Shapes differ, are not (n, classes) or are empty; values are NaN or +inf; rows do not sum to one
         within `NORMALISATION_TOLERANCE`.
 
     Notes
@@ -205,13 +209,13 @@ def divergence(log_probs_original: Any, log_probs_restored: Any) -> float:
         log_p = _log_normalised(original[rows], "original")
         log_q = np.maximum(_log_normalised(restored[rows], "restored"), LOG_SMALLEST)
         p = np.exp(log_p)
-        # A class of probability zero adds nothing; its −inf must not meet the subtraction.
+        # A class of probability zero adds nothing; its −inf must not be subtracted.
         total += float((p * (np.where(p > 0, log_p, log_q) - log_q)).sum())
     return max(float(total / n_rows), 0.0)
 
 
 def mean_entropy(log_probs: Any) -> float:
-    """Return the mean entropy of predictions, shape (n, classes), nats; their expected cross-entropy.
+    """Return the mean entropy of predictions, shape (n, classes), nats: their expected cross-entropy.
 
     Examples
     --------
@@ -230,7 +234,7 @@ def mean_entropy(log_probs: Any) -> float:
 
 
 def mean_squared_difference(original: Any, restored: Any) -> float:
-    """Return the mean squared difference of two outputs of one shape.
+    """Return the mean squared difference of two outputs of the same shape.
 
     Raises
     ------
@@ -243,7 +247,7 @@ def mean_squared_difference(original: Any, restored: Any) -> float:
 
 
 def _outputs(original: Any, restored: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return two outputs of one shape in float64."""
+    """Return two outputs of the same shape in float64."""
     import numpy as np
 
     first, second = _float64(original), _float64(restored)
@@ -261,7 +265,7 @@ def _outputs(original: Any, restored: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 def output_error(original: Any, restored: Any) -> float | None:
     """Return mean squared difference / variance of the original output: the divergence of a regression.
 
-    None where the original output is constant and the restored one differs from it.
+    None if the original output is constant and the restored one differs from it.
 
     Raises
     ------
@@ -276,18 +280,18 @@ def output_error(original: Any, restored: Any) -> float | None:
 
 
 class TensorError(NamedTuple):
-    """How far a restored tensor is from the original.
+    """Error norms of a restored tensor against the original.
 
     Parameters
     ----------
     max_abs
-        Largest absolute error; inf where one side is NaN or inf and the other is not the same.
+        Largest absolute error; inf if one value is NaN or inf and the other is not the same.
     rms
         Root mean square of the error.
     relative_rms
-        `rms` / root mean square of the original's finite values; None where that is 0.
+        `rms` / root mean square of the original's finite values; None if that is 0.
     bit_exact
-        Every bit is the same (−0.0 differs from 0.0, NaN payloads count).
+        Whether every bit is the same (−0.0 differs from 0.0, NaN payloads count).
     """
 
     max_abs: float
@@ -297,25 +301,25 @@ class TensorError(NamedTuple):
 
 
 def _chunks(total: int, size: int) -> Iterator[slice]:
-    """Keep float64 copies small, whatever the input."""
+    """Yield slices of `size` elements, so that float64 copies stay small."""
     for start in range(0, total, size):
         yield slice(start, min(start + size, total))
 
 
 def _flat_bytes(tensor: Tensor) -> Tensor:
-    """See the bits: float comparison would miss −0.0 and NaN payloads."""
+    """Return the bytes of a tensor: a comparison of floats would miss −0.0 and NaN payloads."""
     import torch
 
     return tensor.reshape(-1).contiguous().view(torch.uint8)
 
 
 def tensor_error(original: Tensor, restored: Tensor) -> TensorError:
-    """Return the error norms of a restored tensor; NaN where both have NaN is no error.
+    """Return the error norms of a restored tensor; NaN in both is no error.
 
     Parameters
     ----------
     original, restored
-        Equal shape and dtype, any device and strides.
+        Tensors of equal shape and dtype, on any device, with any strides.
 
     Raises
     ------
@@ -324,7 +328,7 @@ def tensor_error(original: Tensor, restored: Tensor) -> TensorError:
 
     Notes
     -----
-    O(n) time; memory of a contiguous copy at most, and float64 chunks of `CHUNK_ELEMENTS`.
+    O(n) time; memory of at most a contiguous copy, and float64 chunks of `CHUNK_ELEMENTS`.
 
     Examples
     --------

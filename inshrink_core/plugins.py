@@ -1,7 +1,7 @@
-"""What can be added from outside, by entry points: codecs, run layouts, storages, verbs, tasks, evaluators.
+"""Plug-ins by entry points: codecs, run layouts, storages, verbs, tasks, evaluators.
 
-The project's own are in ``pyproject.toml`` like everybody's, and are read from there where the project is
-used from a checkout, installed or not.
+The project's own entry points are declared in ``pyproject.toml``. In a checkout they are read from that file,
+so that no installation is needed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Final
 
 VERBS: Final = "inshrink.verbs"
-"""Group of verbs: each is a request (`inshrink_core.request.Request`)."""
+"""Group of verbs; each is a request (`inshrink_core.request.Request`)."""
 
 _PYPROJECT: Final = Path(__file__).resolve().parents[1] / "pyproject.toml"
 
 
 def plugin(group: str, name: str) -> EntryPoint | None:
-    """Return one entry point; None where there is none. The project's own are found without a scan.
+    """Return one entry point, or None. The project's own are found without a scan.
 
     Parameters
     ----------
     group, name
-        As `plugins` has them.
+        Group and name, as in `plugins`.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def plugin(group: str, name: str) -> EntryPoint | None:
 
 @functools.cache
 def plugins(group: str) -> Mapping[str, EntryPoint]:
-    """Return the entry points of a group by name: the project's own first, which no other can replace.
+    """Return the entry points of a group by name: the project's own first, which others cannot replace.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def _bundled(group: str) -> dict[str, EntryPoint]:
 
 @functools.cache
 def _stated() -> Mapping[str, Mapping[str, str]]:
-    """Return what the checkout's ``pyproject.toml`` states; nothing where there is no checkout."""
+    """Return the entry points in the checkout's ``pyproject.toml``; empty without a checkout."""
     if not _PYPROJECT.is_file():
         return {}
     project = tomllib.loads(_PYPROJECT.read_text()).get("project", {})

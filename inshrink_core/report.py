@@ -1,4 +1,4 @@
-"""What verbs return: frozen dataclasses that are a JSON document, and a list of what people read."""
+"""Reports of verbs: frozen dataclasses, written as a JSON document or shown as text."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 UNSAID: Final = {"unsaid": True}
-"""Metadata of a field that is no part of the document."""
+"""Metadata of a field that is not part of the document."""
 
 
 def plain_value(value: Any, *, strict: bool = False) -> Any:
-    """Return a value as JSON has it: enumerations as their values, paths as texts, reports as documents.
+    """Return a value as JSON data: enumerations as their values, paths as text, reports as documents.
 
     Parameters
     ----------
     value
         Any value.
     strict
-        Turn NaN and infinity into None, bytes into hexadecimal digits and other objects into text, too.
+        Also convert NaN and infinity to None, bytes to hexadecimal digits and other objects to text.
 
     Examples
     --------
@@ -74,19 +74,18 @@ Columns = Mapping[str, Callable[[Any], str] | None]
 
 
 class Table(NamedTuple):
-    """Rows under headings, as a verb lists them.
+    """Table for the terminal.
 
     Parameters
     ----------
     columns
-        Columns of text are on the left of their cells, others on the right. A column without any text is not
-        shown.
+        Columns of text are aligned left, others right. A column without any text is hidden.
     rows
         The values of each row, in the order of the columns.
     title
         A line above.
     most
-        Number of rows to show; the middle of more is left out.
+        Number of rows to show; the middle of a longer table is left out.
     """
 
     columns: Columns
@@ -96,7 +95,7 @@ class Table(NamedTuple):
 
 
 Part = tuple[str, str] | str | Table
-"""A fact, with its name and its value, or a line, or a table."""
+"""A fact (name and value), a line, or a table."""
 
 
 _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
@@ -111,7 +110,7 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
     "seconds": text.duration,
     "step": str,
 }
-"""How numbers are written, by a word of their key."""
+"""Formats of numbers, by a word of their key."""
 
 _NAMES: Final = {
     "base": "base model",
@@ -124,7 +123,7 @@ _NAMES: Final = {
     "ratio_weights": "ratio of the weights",
     "seconds": "time",
 }
-"""What people read for a key, where that is not the key with spaces."""
+"""Displayed names of keys, if not the key with spaces."""
 
 _MOST_ROWS: Final = 40
 _MOST_LINES: Final = 20
@@ -134,7 +133,7 @@ _REASONS: Final = {"what", "reason"}
 
 
 def value_text(key: str, value: Any) -> str:
-    """Return a value of a document as text, in the unit that its key names; nothing where there is none.
+    """Return a value of a document as text, in the unit that its key names; empty without a value.
 
     Examples
     --------
@@ -160,7 +159,7 @@ def value_text(key: str, value: Any) -> str:
 
 
 def parts_of(key: str, value: Any, most: int | None = _MOST_ROWS) -> Iterator[Part]:
-    """Yield a value of a document for people: a fact, a table of records, or a line for each reason."""
+    """Yield a value of a document for display: a fact, a table of records, or a line for each reason."""
     name = _NAMES.get(key, key.replace("_", " "))
     rows = value if isinstance(value, list) else []
     if isinstance(value, Mapping) and value and all(isinstance(row, Mapping) for row in value.values()):
@@ -186,21 +185,21 @@ def parts_of(key: str, value: Any, most: int | None = _MOST_ROWS) -> Iterator[Pa
 
 
 class Report:
-    """A frozen dataclass that is a JSON document: of fields, of what it `KEYS`, or what `_document` makes."""
+    """Frozen dataclass with a JSON document, made of its fields, of `KEYS`, or by `_document`."""
 
     __slots__ = ()
 
     KEYS: ClassVar[str] = ""
-    """Keys of the document, where they are not the fields: attributes, or ``key=path.of.attribute``.
+    """Keys of the document, if not the fields: attributes, or ``key=path.of.attribute``.
 
-    A path goes through the items of a tuple, and ends at None.
+    A path continues through the items of a tuple, and ends at None.
     """
 
     SHOWS: ClassVar[str] = ""
-    """What people read, in order: keys of the document, or ``name=path.of.attribute``; by default all."""
+    """Displayed values, in order: keys of the document, or ``name=path.of.attribute``; by default all."""
 
     def shown(self) -> Iterator[Part]:
-        """Yield the facts, lines and tables that people read, in order."""
+        """Yield the facts, lines and tables to display, in order."""
         document = self.to_json()
         for word in self.SHOWS.split() or document:
             key, _, path = word.partition("=")
@@ -213,7 +212,7 @@ class Report:
         return iter(())
 
     def show(self, console: Console) -> None:
-        """Print it for people."""
+        """Print the report."""
         show_parts(console, self.shown())
 
     def to_json(self) -> dict[str, Any]:
@@ -221,7 +220,7 @@ class Report:
         return {key: plain_value(value) for key, value in self._document().items()}
 
     def _document(self) -> dict[str, Any]:
-        """Return the values of the document in their order."""
+        """Return the values of the document, in order."""
         return {key: self._at(path) for key, path in self.document_paths().items()}
 
     def _at(self, path: str) -> Any:
@@ -229,7 +228,7 @@ class Report:
 
     @classmethod
     def document_paths(cls) -> dict[str, str]:
-        """Return the keys of the document, each with the path of the attribute that it shows."""
+        """Return the keys of the document, each with the path of its attribute."""
         if not cls.KEYS:
             known: tuple[Field[Any], ...] = fields(cls) if is_dataclass(cls) else ()
             return {field.name: field.name for field in known if not field.metadata.get("unsaid")}
@@ -244,7 +243,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def show_parts(console: Console, parts: Iterable[Part]) -> None:
-    """Print facts with their values in one column, lines, and tables with an empty line around each."""
+    """Print facts with their values in one column, lines, and tables between empty lines."""
     from rich.text import Text
 
     before: type | None = None
@@ -270,7 +269,7 @@ def show_parts(console: Console, parts: Iterable[Part]) -> None:
 
 
 def drawn(table: Table) -> RichTable:
-    """Return a table with thin rules."""
+    """Return a table for rich, with thin rules."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text

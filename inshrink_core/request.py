@@ -1,8 +1,8 @@
 """Requests: one frozen dataclass per verb.
 
-A field has its type, default and range in the class, and its explanation in the ``Parameters`` section of the
-docstring. The command line, the Python call, JSON documents and the lines that the explorer shows derive from
-these. Options that several verbs share are dataclasses that requests inherit.
+The class defines type, default and range of each field; the ``Parameters`` section of its docstring is the
+help text. The command line, the Python call, JSON documents and the commands shown in the explorer are
+derived from them. Options that several verbs share are dataclasses that requests inherit.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ _HEADING = re.compile(r"^(\w[\w ]*)\n-{3,}\n", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """How the command line presents a field, beside its type and its default.
+    """Presentation of a field on the command line, in addition to its type and default.
 
     Parameters
     ----------
     names
-        Names of the option, the one to show first; by default the field's. A field that is not keyword-only
+        Names of the option, the displayed one first; by default the field's. A field that is not keyword-only
         and has no names is a positional argument.
     metavar
         Name of its value.
     least, most
-        The range of a number, both ends included.
+        Range of a number, both ends included.
     many
-        Whether it may be given several times; of positional arguments, only the last one may.
+        Whether the option may be repeated; among positional arguments, only the last one may.
     read
-        Converts a text to the value. Otherwise a field with a `metavar` whose type is not a plain one is a
+        Converts a text to the value. Without it, a field with a `metavar` whose type is not a plain one is a
         text.
     needs
-        Name of a field without which it cannot be given.
+        Name of a field that must be given, too.
     hidden
-        Whether only Python can give it.
+        Whether the field exists only in Python.
     name, text, type, default, by_place
-        Of the field, as `fields_of` fills them in: no default is `inspect.Parameter.empty`, and a positional
-        argument is given by its place.
+        Filled in from the field by `fields_of`: `inspect.Parameter.empty` is no default, and `by_place` marks
+        a positional argument.
     """
 
     names: tuple[str, ...] = ()
@@ -90,16 +90,16 @@ class Option:
 
     @property
     def off(self) -> str:
-        """Name of the option that switches a flag off which is on by default; else empty."""
+        """Name of the option that switches off a flag that is on by default; else empty."""
         return f"--no-{self.names[0][2:]}" if self.default is True else ""
 
     def check(self, value: Any) -> None:
-        """Refuse NaN, and a number that is out of range.
+        """Refuse NaN, and a number out of range.
 
         Raises
         ------
         InputError
-            It is.
+            The value is NaN or out of range.
         """
         if type(value) not in (int, float):
             return
@@ -116,12 +116,12 @@ class Option:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(Generic[R_co]):
-    """The arguments of a verb.
+    """Arguments of a verb.
 
     Parameters
     ----------
     progress
-        Called as the verb proceeds, after each tensor; raising cancels.
+        Called as the verb proceeds, after each tensor; an exception from it cancels the verb.
     """
 
     progress: Annotated[Callable[[Any], None] | None, Option(hidden=True)] = dataclasses.field(
@@ -129,34 +129,34 @@ class Request(Generic[R_co]):
     )
 
     COMMAND: ClassVar[str] = ""
-    """Name of the verb, where it is not the class's."""
+    """Name of the verb, if not derived from the class's."""
     EXAMPLES: ClassVar[tuple[str, ...]] = ()
-    """Commands that a user would write."""
+    """Typical commands for the help."""
     INTERRUPTED: ClassVar[str] = "the archive is as it was"
-    """What Ctrl-C leaves behind."""
+    """State after Ctrl-C, for the message."""
     THREADED: ClassVar[bool] = False
-    """Whether its threads may take all processors of a command's process."""
+    """Whether the verb's threads may take all processors of the command's process."""
     UNIT: ClassVar[str] = "bytes"
-    """What progress counts: bytes, steps or trials."""
+    """Unit of progress: bytes, steps or trials."""
     STAGE: ClassVar[str] = ""
-    """The stage whose progress is shown, of a verb with several."""
+    """For a verb with several stages, the stage whose progress is shown."""
     REPORTS: ClassVar[bool] = True
-    """Whether there is a report, and options for how it is printed."""
+    """Whether the verb has a report, and options to print it."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def perform(self) -> R_co:
-        """Perform it, and report."""
+        """Perform the request and return its report."""
         raise NotImplementedError
 
     def meant(self) -> Request[Any]:
-        """Return the request to perform: this, or the one in the file that it names."""
+        """Return the request to perform: this one, or the one in the file that it names."""
         return self
 
     @property
     def events(self) -> str:
-        """The stage of progress whose details are lines on stderr; empty for none."""
+        """The progress stage whose details are printed as lines on stderr; empty for none."""
         return ""
 
     @classmethod
@@ -173,23 +173,23 @@ class Request(Generic[R_co]):
 
     @classmethod
     def summary(cls) -> str:
-        """Return the first line of its docstring."""
+        """Return the first line of the class's docstring."""
         return inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
 
     def given(self) -> dict[str, Any]:
-        """Return the fields that are not as by default, as JSON data; runs and archives as paths."""
+        """Return the fields that differ from their defaults, as JSON data; runs and archives as paths."""
         found = ((field.name, field.default, getattr(self, field.name)) for field in fields_of(type(self)))
         return {
             name: _plain(value) for name, default, value in found if value is not default and value != default
         }
 
     def exclude(self, option: str, names: Iterable[str]) -> None:
-        """Refuse fields that do not go with an option.
+        """Refuse fields that an option excludes.
 
         Raises
         ------
         InputError
-            One of them is given.
+            One of the fields is given.
         """
         given = self.given()
         for field in fields_of(type(self)):
@@ -199,7 +199,7 @@ class Request(Generic[R_co]):
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that `request_from_json` reads: the verb, and what is given.
+        """Return the document that `request_from_json` reads: the verb, and the given fields.
 
         Examples
         --------
@@ -210,21 +210,21 @@ class Request(Generic[R_co]):
         return {"verb": self.verb(), "fields": fields}
 
     def words(self) -> list[str]:
-        """Return the words after ``inshrink`` that ask for the same."""
+        """Return the command line of the request, as words after ``inshrink``."""
         given = self.given()
         words = (_words(field, given[field.name]) for field in fields_of(type(self)) if field.name in given)
         return [self.verb(), *(word for some in words for word in some)]
 
 
 def check_fields(request: Any) -> None:
-    """Refuse numbers that are out of range, and fields without the one that they need.
+    """Refuse numbers out of range, and fields without the field that they need.
 
-    A single value of a field that may have several becomes a tuple.
+    A single value of a repeatable field is replaced by a tuple.
 
     Raises
     ------
     InputError
-        A number is out of range, or NaN, or a field that is needed is missing.
+        A number is out of range or NaN, or a required field is missing.
     """
     for field in fields_of(type(request)):
         value = getattr(request, field.name)
@@ -237,7 +237,7 @@ def check_fields(request: Any) -> None:
 
 
 def listed(value: Any) -> Any:
-    """Return a value where several may be given: a single one as a tuple of it.
+    """Return a value of a repeatable field; a single value as a tuple of one.
 
     Examples
     --------
@@ -252,7 +252,7 @@ def _words(field: Option, value: Any) -> list[str]:
     name, many = field.names[0], field.many
     values = value if isinstance(value, list) else [value]
     if field.by_place:
-        # A name that begins with a hyphen would be read as an option.
+        # Without "./" a name that begins with a hyphen would be parsed as an option.
         return [f"./{text}" if text.startswith("-") else text for text in map(str, values)]
     if isinstance(value, bool):
         return [name if value else field.off]
@@ -345,7 +345,7 @@ _CALLS: dict[type, Callable[..., Any]] = {}
 
 
 def python_call(request: Callable[P, Request[R]]) -> Callable[P, R]:
-    """Return a verb as a function of the fields of its request: always the same one."""
+    """Return a verb as a function of the fields of its request; the same function at every call."""
 
     def call(*args: P.args, **fields: P.kwargs) -> R:
         return request(*args, **fields).perform()
@@ -360,7 +360,7 @@ def python_call(request: Callable[P, Request[R]]) -> Callable[P, R]:
 
 
 def _report_of(request: type) -> Any:
-    """Return the report of a request, a class or its name."""
+    """Return the report of a request, as a class or as its name."""
     for base in getattr(request, "__orig_bases__", ()):
         if issubclass(get_origin(base) or object, Request):
             report = get_args(base)[0]
@@ -369,12 +369,12 @@ def _report_of(request: type) -> Any:
 
 
 def request_of(verb: str) -> type[Request[Any]] | None:
-    """Return the request of a verb, importing its module only; None where there is no such verb.
+    """Return the request of a verb, importing only its module; None for an unknown verb.
 
     Raises
     ------
     InputError
-        What is registered under its name cannot be loaded, or is no request.
+        The registered object cannot be loaded, or is no request.
 
     Examples
     --------
@@ -399,10 +399,10 @@ def request_of(verb: str) -> type[Request[Any]] | None:
 
 
 MAX_REQUEST_BYTES = 1_000_000
-"""Most bytes of a document that is read: 10,000 steps and as many overrides take less."""
+"""Largest document that is read, bytes: 10,000 steps and as many overrides need less."""
 
 _DEEPEST = 16
-"""Most levels of lists and objects in a field."""
+"""Largest nesting of lists and objects in a field."""
 
 _LONGEST = 60
 """Most characters of an untrusted text in an error."""
@@ -419,14 +419,14 @@ def read_document(content: bytes, where: str = "") -> Request[Any]:
     Raises
     ------
     InputError
-        It is too large, is no JSON, or is refused by `request_from_json`.
+        The file is too large, is no JSON, or `request_from_json` refuses it.
     """
     if len(content) > MAX_REQUEST_BYTES:
         raise InputError(
             "the request is too large", where=where, expected=f"at most {MAX_REQUEST_BYTES:,} bytes"
         )
     try:
-        # Not msgspec.json: names of files may hold lone surrogates.
+        # Not msgspec.json: file names may contain lone surrogates.
         document = json.loads(content, object_pairs_hook=_once, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -445,20 +445,20 @@ def _no_number(text: str) -> Any:
 
 
 def request_from_json(document: Any, where: str = "") -> Request[Any]:
-    """Return the request in a document, which is untrusted; nothing is performed.
+    """Return the request in a document, which is untrusted, without performing it.
 
     Parameters
     ----------
     document
-        ``verb``, the name of a registered verb; ``fields``, by name: JSON data of the types that the request
-        has, infinity as ``inf``.
+        ``verb``, the name of a registered verb; ``fields`` by name, as JSON data of the types in the request,
+        with infinity as ``inf``.
     where
-        Its file, for errors.
+        The document's file, for errors.
 
     Raises
     ------
     InputError
-        There is no such verb or field, one is missing, or a value is of another type or out of range.
+        The verb or a field is unknown, a field is missing, or a value has another type or is out of range.
 
     Examples
     --------
@@ -500,7 +500,7 @@ def request_from_json(document: Any, where: str = "") -> Request[Any]:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Return whether a value is finite and not deep, and its texts can be names of files."""
+    """Return whether a value is finite and not too deep, and its texts are valid file names."""
     if isinstance(value, str):
         try:
             return b"\0" not in os.fsencode(value)
@@ -513,6 +513,6 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 def _short(text: str) -> str:
-    """Return an untrusted text in one short line."""
+    """Return an untrusted text as one short line."""
     shown = "".join(sign if sign.isprintable() else "?" for sign in text)
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"

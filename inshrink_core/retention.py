@@ -1,4 +1,4 @@
-"""What stays of an archive: which steps, and of which of them the optimizer's state."""
+"""Retention policy of an archive: the steps to keep, and the steps whose optimizer state to keep."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _BEST: Final = re.compile(r"(?P<metric>.+?):(?P<n>\d{1,9})(?::(?P<direction>high
 
 
 class Best(NamedTuple):
-    """Keep the steps with the best values of a metric.
+    """Rule that keeps the steps with the best values of a metric.
 
     Parameters
     ----------
     metric, n, direction
-        Of which, how many, and which way it is better.
+        The metric, the number of steps, and the better direction.
     """
 
     metric: str
@@ -31,7 +31,7 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which steps of an archive stay, and of which of them the optimizer's state.
+    """Retention policy: the steps of an archive to keep, and the steps whose optimizer state to keep.
 
     Parameters
     ----------
@@ -40,11 +40,11 @@ class Retention:
     keep_every
         Keep steps that are multiples of this.
     keep_best
-        Keep that many steps with the best values of a metric, as val_loss:3; score:3:higher says which way
-        it is better, where its name does not. May be repeated.
+        Keep that many steps with the best values of a metric, as val_loss:3; score:3:higher adds the better
+        direction, if the name does not imply it. May be repeated.
     optimizer_last
-        Keep the optimizer's state of that many steps at the end of each branch, and of the others everything
-        but that. Without another rule every step stays.
+        Keep the optimizer state of that many steps at the end of each branch, and remove only that from the
+        others. Without another rule every step stays.
 
     Examples
     --------
@@ -66,24 +66,24 @@ class Retention:
 
     @property
     def best(self) -> tuple[Best, ...]:
-        """What `keep_best` says.
+        """The parsed rules of `keep_best`.
 
         Raises
         ------
         InputError
-            It says no metric and number, or not which way the metric is better.
+            A text is not METRIC:N, or the better direction of its metric is unknown.
         """
         given = (self.keep_best,) if isinstance(self.keep_best, str) else tuple(self.keep_best)
         return tuple(map(_best, given))
 
     @property
     def thins(self) -> bool:
-        """Whether a rule says which steps to keep."""
+        """Whether a rule selects the steps to keep."""
         return self.keep_every is not None or self.keep_last is not None or bool(self.best)
 
     @property
     def says_nothing(self) -> bool:
-        """Whether everything stays."""
+        """Whether no rule is given."""
         return not self.thins and self.optimizer_last is None
 
 
@@ -105,7 +105,7 @@ def _best(text: str) -> Best:
 
 
 def metrics_of(policy: Retention | None, given: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return the numbers that a policy goes by, of what a training measured; tensors of one value, too."""
+    """Return the measured values of a policy's metrics as floats; tensors of one element are converted."""
     found: dict[str, float] = {}
     if policy is None or given is None:
         return found

@@ -1,7 +1,7 @@
-"""Bundled sample runs: where they lie, and which code in a run is ours.
+"""Bundled sample runs: their location, and trust in their evaluators.
 
-Code of a run is executed only when the user says so; a bundled sample is trusted by the digest of what
-would be executed and of what that reads, never by its path.
+Code of a run is executed only with the user's consent. A bundled sample is trusted by the digest of its code
+and of the files that this reads, never by its path.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from inshrink_core.errors import NotFoundError
 _PACKAGE = "inshrink_samples"
 
 TRUSTED_FILES = ("evaluator.py", "inshrink.toml", "digits-validation.npz")
-"""What a sample's evaluator consists of, in the order of the digest."""
+"""Files of a sample's evaluator, in the order of the digest."""
 
 TRUSTED_DIGESTS = frozenset({"168f8811ffafad6d66f76c0ff26486b217095eb2971f029d94c9f662d6c4424a"})
 """`evaluator_digest` of every bundled sample."""
 
 _LARGEST_TRUSTED_BYTES = 1 << 20
-"""No file of a bundled evaluator is larger; a larger one is not read."""
+"""Larger files are not read: no file of a bundled evaluator is larger."""
 
 
 def _root() -> Path:
@@ -39,7 +39,7 @@ def sample(name: str = "digits-cnn") -> Path:
     Raises
     ------
     NotFoundError
-        There is no such sample; the message lists those there are.
+        The sample does not exist; the message lists the existing ones.
 
     Examples
     --------
@@ -70,5 +70,5 @@ def evaluator_digest(run_dir: Path) -> str | None:
 
 
 def is_trusted_sample(run_dir: Path) -> bool:
-    """Tell whether a run's evaluator is, byte for byte, one of the bundled ones."""
+    """Return whether a run's evaluator equals a bundled one, byte for byte."""
     return evaluator_digest(Path(run_dir)) in TRUSTED_DIGESTS

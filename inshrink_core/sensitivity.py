@@ -1,4 +1,4 @@
-"""How much the loss minds an error in a parameter: four metrics per parameter, and their summaries.
+"""Sensitivity of the loss to an error of a parameter: four metrics per parameter, and their summaries.
 
 Sources: `magnitude` and `taylor` are the Inshrinkerator paper's (Agrawal et al. 2024, Section 4.1); the
 second moment of Adam estimates the diagonal of the empirical Fisher information (Kingma and Ba 2015).
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 
 N_KEYS = 0x7F80
-"""Keys of the finite, non-negative float32 values: their top 16 bits lie below those of infinity."""
+"""Number of keys, the top 16 bits of finite, non-negative float32 values: all are below infinity's."""
 
 CHUNK_ELEMENTS = 1 << 20
-"""Scores turned to float64 at a time, 8 MB."""
+"""Scores converted to float64 at a time, 8 MB."""
 
 STATISTICS = ("mean", "p50", "p99")
-"""What a table says of the scores of a row."""
+"""Statistics of the scores in a table."""
 
 
 class _Word(StrEnum):
-    """A word that a user chooses."""
+    """Enumeration whose members are words of the user."""
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """Return the member of a name.
+        """Return the member with a name.
 
         Raises
         ------
         InputError
-            There is none.
+            No member has the name.
         """
         try:
             return cls(name)
@@ -51,7 +51,7 @@ class _Word(StrEnum):
 
 
 class SensitivityMetric(_Word):
-    """What is measured: abs(w), abs(g·w), Adam's second moment, or abs(w − previous w)."""
+    """Metric of a parameter: abs(w), abs(g·w), Adam's second moment, or abs(w − previous w)."""
 
     MAGNITUDE = "magnitude"
     TAYLOR = "taylor"
@@ -60,7 +60,7 @@ class SensitivityMetric(_Word):
 
     @property
     def quantity(self) -> str:
-        """What its values are, in a word: how far or how large a weight is says nothing of the loss.
+        """Kind of the values, in a word: magnitude and movement do not measure the sensitivity of the loss.
 
         Examples
         --------
@@ -72,7 +72,7 @@ class SensitivityMetric(_Word):
 
 
 class Grouping(_Word):
-    """What a row is of."""
+    """Grouping of parameters into the rows of a table."""
 
     TENSOR = "tensor"
     BLOCK = "block"
@@ -85,11 +85,11 @@ class Scores(NamedTuple):
     Parameters
     ----------
     values
-        Not negative, float32, in the shape of the weight.
+        Non-negative float32, in the shape of the weight.
     source
-        What they were computed from, where there is a choice: ``gradient`` (recorded) or ``exp_avg``
-        (Adam's first moment as its proxy) for `taylor`; ``uncorrected`` for a `fisher` whose bias
-        correction is not known; else None.
+        Input of the computation, if several are possible: ``gradient`` (recorded) or ``exp_avg`` (Adam's
+        first moment as a proxy) for `taylor`; ``uncorrected`` for a `fisher` without bias correction; else
+        None.
     """
 
     values: Tensor
@@ -107,7 +107,7 @@ def scores(
     step: float | None = None,
     previous: Tensor | None = None,
 ) -> Scores | None:
-    """Return a sensitivity per parameter, or None where what it needs is not known.
+    """Return a sensitivity per parameter, or None if a required input is missing.
 
     Parameters
     ----------
@@ -119,19 +119,20 @@ def scores(
     gradient, exp_avg, exp_avg_sq
         Recorded gradient, Adam's first and second moment, in the weight's shape.
     beta2, step
-        Decay of the second moment and number of updates so far: exp_avg_sq / (1 − beta2^step).
+        Decay of the second moment and number of updates so far. The bias-corrected second moment is
+        exp_avg_sq / (1 − beta2^step).
     previous
-        The weight at the previous checkpoint; of another shape it counts as not known.
+        The weight at the previous checkpoint; ignored if its shape differs.
 
     Raises
     ------
     InputError
-        No such metric, or a companion that is not of the weight's shape.
+        The metric is unknown, or an auxiliary tensor does not have the weight's shape.
 
     Notes
     -----
-    O(n); computed in float32 by single operations. The first moment is taken as it is stored, without
-    bias correction: a common factor that changes no order and fades within tens of steps.
+    O(n); computed in float32 by single operations. The first moment is used as stored, without bias
+    correction: this common factor changes no order and vanishes within tens of steps.
 
     Examples
     --------
@@ -163,7 +164,7 @@ def scores(
 
 
 def _fisher(exp_avg_sq: Tensor, beta2: float | None, step: float | None) -> Scores:
-    """Undo the bias towards zero of Adam's early steps, where its decay and step are known."""
+    """Correct the bias towards zero of Adam's early steps, if decay and step are known."""
     values = _float32(exp_avg_sq).abs()
     if beta2 is None or step is None or step < 1 or not 0 <= beta2 < 1:
         return Scores(values, "uncorrected")
@@ -171,23 +172,22 @@ def _fisher(exp_avg_sq: Tensor, beta2: float | None, step: float | None) -> Scor
 
 
 def _float32(tensor: Tensor) -> Tensor:
-    """Compute every dtype alike."""
     import torch
 
     return magnitudes(tensor, torch.float32)
 
 
 class Summary(NamedTuple):
-    """Statistics of finite scores; NaN where there are none.
+    """Statistics of finite scores; NaN without scores.
 
     Parameters
     ----------
     mean, p50, p99
-        Mean, and the values below which a half and 99 % of the scores lie.
+        Mean, median and 99th percentile.
     n
-        How many scores are finite.
+        Number of finite scores.
     n_nonfinite
-        How many are NaN or infinite and counted nowhere else.
+        Number of NaN and infinite scores, which are not counted elsewhere.
     """
 
     mean: float
@@ -198,13 +198,13 @@ class Summary(NamedTuple):
 
 
 class ScoreHistogram:
-    """Counts and sums of scores by the top 16 bits of their float32, which merge without loss.
+    """Histogram of scores by the top 16 bits of their float32, with sums; histograms merge without loss.
 
     Notes
     -----
-    510 kB whatever the number of scores. A quantile is the mean of the scores that share the key of
-    the wanted rank: within one key's width, 2^-7 of its value, and exact where they are equal. The same
-    scores in the same order give the same bits, on any number of threads.
+    The size is 510 kB for any number of scores. A quantile is the mean of the scores with the key of the
+    wanted rank. Its error is below the width of a key, 2^-7 of the value, and 0 if these scores are equal.
+    The same scores in the same order give the same bits, on any number of threads.
 
     Examples
     --------
@@ -240,13 +240,13 @@ class ScoreHistogram:
             self._sums += np.bincount(keys, weights=chunk, minlength=N_KEYS)
 
     def merge(self, other: ScoreHistogram) -> None:
-        """Add the scores that another histogram counted."""
+        """Add the counts of another histogram."""
         self._counts += other._counts
         self._sums += other._sums
         self._n_nonfinite += other._n_nonfinite
 
     def summary(self) -> Summary:
-        """Return mean, median and 99th percentile of what was counted."""
+        """Return mean, median and 99th percentile of the counted scores."""
         import numpy as np
 
         cumulative = np.cumsum(self._counts)

@@ -1,6 +1,6 @@
-"""Numbers, sizes, durations and steps as people read and write them: one place decides units and digits.
+"""Formatting and parsing of numbers, sizes, durations and steps.
 
-Sizes are SI everywhere (1 MB = 10^6 bytes). What is not known is a dash, never a zero.
+Sizes use SI prefixes (1 MB = 10^6 bytes). An unknown value is shown as a dash, never as zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inshrink_core.errors import InputError, clipped
 Item = TypeVar("Item")
 
 UNKNOWN = "–"
-"""Shown where there is no number."""
+"""Shown instead of an unknown number."""
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _THOUSAND = 1000.0
@@ -27,14 +27,14 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 _SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?)b?", re.IGNORECASE)
 
 _FEW_STEPS = 8
-"""Up to this many steps are listed one by one; more become first, last and number."""
+"""Longest list of steps that is shown in full; of longer ones, the first two, the last and the number."""
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _JOINED_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 
 
 def is_url(path: object) -> bool:
-    """Tell whether a path names something that is not on a file system.
+    """Return whether a path is a URL.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def is_url(path: object) -> bool:
 
 
 def was_url(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path was a URL before it became a path, which joins its slashes.
+    """Return whether a path was a URL before its conversion to a `Path`, which merges slashes.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def was_url(path: str | os.PathLike[str]) -> bool:
 
 
 def url_of(place: str | os.PathLike[str]) -> str | None:
-    """Return the URL that a place is, or was before it became a path; None for a path."""
+    """Return the URL that a place is, or was before its conversion to a `Path`; None for a path."""
     text = os.fspath(place)
     if is_url(text):
         return text
@@ -69,7 +69,7 @@ def _known(value: float | None) -> bool:
 
 
 def _three_digits(value: float) -> str:
-    """Three significant digits without an exponent, for a value below 1000 or so."""
+    """Return three significant digits without an exponent, for a value below about 1000."""
     if value >= 99.95:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
@@ -99,12 +99,12 @@ def size(n_bytes: float | None) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that a size names: ``4GB``, ``1.5 GiB``, ``800M`` or plain bytes.
+    """Return the number of bytes of a size: ``4GB``, ``1.5 GiB``, ``800M`` or plain bytes.
 
     Raises
     ------
     InputError
-        It is no size.
+        The text is not a size.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(nbytes: int) -> str:
-    """Return a size for a message that compares two: with more digits than `size`, bytes below a megabyte.
+    """Return a size for a message that compares two: in megabytes and larger units, else in plain bytes.
 
     Examples
     --------
@@ -127,14 +127,14 @@ def format_size(nbytes: int) -> str:
     """
     for power, unit in ((18, "EB"), (15, "PB"), (12, "TB"), (9, "GB"), (6, "MB")):
         if nbytes >= 10**power:
-            if nbytes >= 10**24:  # 64 dimensions of an archive may say anything
+            if nbytes >= 10**24:  # a hostile archive may declare 64 large dimensions
                 return f"over 10^{len(str(nbytes)) - 1} bytes"
             return f"{nbytes / 10**power:.1f} {unit}"
     return f"{nbytes} bytes"
 
 
 def rate(mb_per_s: float | None) -> str:
-    """Return a speed in MB/s (10^6 bytes a second).
+    """Return a speed in MB/s (10^6 bytes per second).
 
     Examples
     --------
@@ -156,7 +156,7 @@ def ratio(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """Return a whole number with its thousands apart.
+    """Return a whole number with thousands separators.
 
     Examples
     --------
@@ -167,7 +167,7 @@ def count(value: float | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number and what it counts.
+    """Return a number with its noun.
 
     Examples
     --------
@@ -178,7 +178,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def plain(value: float | None, digits: int = 4) -> str:
-    """Return a number to so many significant digits, so that numbers of one kind are equally long.
+    """Return a number with `digits` significant digits, trailing zeros included, so that widths agree.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def plain(value: float | None, digits: int = 4) -> str:
 
 
 def percentage(value: float) -> str:
-    """Return a fraction, at least zero, in percent: three significant digits, and two decimals at most.
+    """Return a non-negative fraction in percent: three significant digits, and at most two decimals.
 
     Examples
     --------
@@ -203,7 +203,7 @@ def percentage(value: float) -> str:
 
 
 def limit_text(figure: str, limit: float) -> str:
-    """Return a bound of a figure: a divergence in nats, others as a share.
+    """Return an upper bound of a figure: a divergence in nats, others in percent.
 
     Examples
     --------
@@ -214,7 +214,7 @@ def limit_text(figure: str, limit: float) -> str:
 
 
 def exponential(value: float, digits: int = 3) -> str:
-    """Return a number in powers of ten.
+    """Return a number in scientific notation.
 
     Examples
     --------
@@ -226,7 +226,7 @@ def exponential(value: float, digits: int = 3) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a fraction as a signed percentage, as drops are.
+    """Return a fraction as a signed percentage, for drops.
 
     Examples
     --------
@@ -242,7 +242,7 @@ def percent(value: float | None) -> str:
 
 
 def nats(value: float | None) -> str:
-    """Return a divergence; its scale spans decades, so small ones get an exponent.
+    """Return a divergence in nats; values below 1e-4 have an exponent.
 
     Examples
     --------
@@ -255,7 +255,7 @@ def nats(value: float | None) -> str:
 
 
 def error_size(value: float | None) -> str:
-    """Return an error; zero is worth a word.
+    """Return an error in scientific notation; zero is ``0``.
 
     Examples
     --------
@@ -268,7 +268,7 @@ def error_size(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time.
+    """Return a duration.
 
     Examples
     --------
@@ -297,7 +297,7 @@ def shape(extents: Sequence[int]) -> str:
 
 
 def steps_in_short(steps: Sequence[int]) -> str:
-    """Return a list of steps that fits a line.
+    """Return a list of steps that fits one line.
 
     Examples
     --------
@@ -314,10 +314,9 @@ def steps_in_short(steps: Sequence[int]) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return text on one line that a terminal cannot mistake for commands.
+    r"""Return text on one line that a terminal cannot interpret as commands.
 
-    Names of tensors and files come from strangers, so an escape sequence in one is shown as
-    what it is.
+    Names of tensors and files are untrusted, so escape sequences in them are escaped.
 
     Examples
     --------
@@ -334,7 +333,7 @@ _MOST_SAID: Final = 300
 
 
 def described(error: BaseException) -> str:
-    r"""Return what an error of someone else's code says, by its class: one line that fits a screen.
+    r"""Return class and message of an error of foreign code, in one line that fits a screen.
 
     Examples
     --------
@@ -343,9 +342,9 @@ def described(error: BaseException) -> str:
     """
     try:
         reason = str(error)
-    except Exception:  # their code, too
+    except Exception:  # the error's __str__ is foreign code, too
         reason = "it does not say why"
-    # Clipped before too: escaping a megabyte takes a while.
+    # Clip before escaping, too: escaping a megabyte is slow.
     return clipped(printable(clipped(f"{type(error).__name__}: {reason}", _MOST_SAID)), _MOST_SAID)
 
 
@@ -354,9 +353,9 @@ _FORMULA: Final = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 
 
 def csv_cell(value: object) -> object:
-    """Return a value for a cell of CSV: text that a spreadsheet would take for a formula begins with a quote.
+    """Return a value for a CSV cell: a text that a spreadsheet would read as a formula gets a quote.
 
-    Names in a table come from strangers. Numbers stay numbers, as text too.
+    Names in a table are untrusted. Numbers stay numbers, also as text.
 
     Examples
     --------
@@ -365,19 +364,19 @@ def csv_cell(value: object) -> object:
     """
     if not isinstance(value, str):
         return value
-    text = printable(value)  # a line feed would begin a row
+    text = printable(value)  # a line feed would begin a new row
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def elided(name: str, width: int) -> str:
-    """Return a name, shortened in its middle, where dotted parameter names say least.
+    """Return a name, shortened in its middle, which carries least information in dotted parameter names.
 
     Parameters
     ----------
     name
         Any text.
     width
-        Greatest number of characters of the result, at least 3.
+        Most characters of the result, at least 3.
 
     Examples
     --------
@@ -391,7 +390,7 @@ def elided(name: str, width: int) -> str:
 
 
 def spread(items: Sequence[Item], most: int) -> list[Item]:
-    """Return at most so many items, from the first to the last at even distances.
+    """Return at most `most` items at even distances, including the first and the last.
 
     Examples
     --------

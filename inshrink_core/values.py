@@ -1,7 +1,7 @@
-"""Tensors of any dtype as plain numbers: what norms, histograms and scores are computed from.
+"""Conversion of tensors of any dtype to plain numbers, for norms, histograms and scores.
 
-Most operations of PyTorch refuse some dtype (float8 is not promoted, float4 not even converted), so
-code that measures values takes them from here. Codecs store bits and do not need it.
+Most operations of PyTorch do not support every dtype (float8 is not promoted, float4 not even converted), so
+code that measures values uses this module. Codecs store bits and do not need it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 _FLOAT4 = "torch.float4_e2m1fn_x2"
-"""Two numbers in a byte, the first in its lower half; compared by name, as older releases lack it."""
+"""Two numbers per byte, the first in the lower half; compared by name, as older releases lack the dtype."""
 
 _FLOAT4_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """By their four bits: sign, two of exponent, one of mantissa (Open Compute MX specification 1.0, 5.3.3)."""
 
 
 def real_numbers(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return every real number of a tensor in one row: two for a complex number or a pair of float4.
+    """Return all real numbers of a tensor as one dimension: two for a complex number or a pair of float4.
 
     Parameters
     ----------
     values
         Any shape, dtype, device and strides.
     dtype
-        The floating dtype of the result. It aliases `values` where nothing has to be converted.
+        The floating dtype of the result, which aliases `values` if no conversion is needed.
 
     Examples
     --------
@@ -47,15 +47,15 @@ def real_numbers(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def magnitudes(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return one number for each element, in the tensor's shape.
+    """Return one number per element, in the tensor's shape.
 
-    A complex number counts by its absolute value and a pair of float4 by its norm; every other number is
-    itself, with its sign.
+    Complex numbers are replaced by their absolute value and pairs of float4 by their norm; other numbers keep
+    their value and sign.
 
     Parameters
     ----------
     values, dtype
-        As of `real_numbers`.
+        As in `real_numbers`.
     """
     if not values.is_complex() and str(values.dtype) != _FLOAT4:
         return values.detach().to(dtype)

@@ -1,4 +1,4 @@
-"""Numbers of variable length: seven bits a byte, least significant first, as protobuf has them (LEB128)."""
+"""Numbers of variable length: seven bits per byte, least significant first, as in protobuf (LEB128)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from inshrink_core.errors import DamagedError
 
 _MAX_BYTES: Final = 9
-"""63 bits, the most a length may have."""
+"""63 bits, the largest length."""
 
 
 def write_varint(out: bytearray, value: int) -> None:
@@ -32,7 +32,7 @@ def read_varint(payload: bytes | memoryview, offset: int, max_bytes: int = _MAX_
     Raises
     ------
     DamagedError
-        It ends early, or is longer than `max_bytes`.
+        The number ends early, or is longer than `max_bytes`.
 
     Examples
     --------
@@ -56,18 +56,18 @@ def read_varint(payload: bytes | memoryview, offset: int, max_bytes: int = _MAX_
 
 
 def write_section(out: bytearray, section: bytes | memoryview) -> None:
-    """Append bytes after their length."""
+    """Append bytes, preceded by their length."""
     write_varint(out, len(section))
     out += section
 
 
 def read_section(payload: memoryview, offset: int) -> tuple[memoryview, int]:
-    """Return bytes that follow their length, and the offset after them.
+    """Return bytes preceded by their length, and the offset after them.
 
     Raises
     ------
     DamagedError
-        They end early.
+        The payload ends early.
     """
     length, at = read_varint(payload, offset)
     if length > len(payload) - at:

@@ -1,6 +1,6 @@
-"""The command line `inshrink`, derived from the requests of its verbs; no verb is in it.
+"""Command line `inshrink`, derived from the requests of the verbs.
 
-Nothing but the standard library is imported here: the working directory leaves the import path first.
+This module imports only the standard library, because the working directory must leave the import path first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     -------
     int
         0 done, 1 a check failed, 2 the user's input, 3 damaged data, 70 a bug, 130 interrupted,
-        141 the reader of the output went away.
+        141 the reader of the output closed it.
     """
     from inshrink_core.cli.surroundings import leave_working_directory
 

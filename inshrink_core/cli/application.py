@@ -1,4 +1,4 @@
-"""The command `inshrink`: its verbs, and what every one of them does with an error."""
+"""Entry point of the command `inshrink`: dispatch to a verb, and handling of errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXIT_BROKEN_PIPE = 141
 """128 + SIGPIPE."""
 
 _FIRST = ("inspect", "compress", "restore", "verify", "compare")
-"""Verbs that everybody needs."""
+"""Verbs listed first."""
 
 _HELP = """\
 Usage: inshrink VERB [OPTIONS] …
@@ -53,19 +53,18 @@ Exit codes: 0 done, 1 a check failed, 2 the input, 3 damaged data, 70 a bug,
 
 
 def known_verbs() -> list[str]:
-    """Return the names of all verbs: what one needs first comes first."""
+    """Return the names of all verbs, the most used ones first."""
     rest = set(plugins(VERBS)).difference(_FIRST)
     return [*_FIRST, *sorted(rest)]
 
 
 def _help() -> str:
-    """Return the help of the command itself."""
     lines = (f"  {verb:<11} {_summary(verb)}" for verb in known_verbs())
     return _HELP.format(verbs="\n".join(lines))
 
 
 def _summary(verb: str) -> str:
-    """Return what a verb does: from the text of its module, if that is there, and nothing is imported."""
+    """Return the summary of a verb, from the source text of its module if possible, without an import."""
     point = plugin(VERBS, verb)
     if point is None:
         return ""
@@ -84,16 +83,17 @@ def _summary(verb: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line (`inshrink_core.cli.main`); the working directory has left the import path."""
+    """Run the command line; `inshrink_core.cli.main` has removed the working directory from the path."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a sign gets its code point, not a UnicodeEncodeError.
+        # Replace characters that the terminal cannot encode by escapes, instead of raising
+        # UnicodeEncodeError.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _run(_process_words() if arguments is None else list(arguments))
         sys.stdout.flush()
     except OSError as error:
-        # What is left goes nowhere, so that the flush at the interpreter's end does not complain.
+        # Redirect the remaining output, so that the flush at exit raises no further error.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _process_words() -> list[str]:
-    """Return the words of this process; of one of several that torchrun started, as it takes them."""
+    """Return the words of this process; under torchrun, the words agreed on by all processes."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return sys.argv[1:]
     from inshrink_core.execution.together import words_together
@@ -113,7 +113,7 @@ def _process_words() -> list[str]:
 
 
 def _run(words: list[str]) -> int:
-    """Invoke a verb; every error becomes one line and an exit code."""
+    """Run a verb; print an error as one line, and return the exit code."""
     request = Request
     try:
         if not words or words[0] in ("-h", "--help"):
@@ -140,7 +140,7 @@ def _run(words: list[str]) -> int:
 
 
 def _known_request(verb: str) -> type[Request[Any]]:
-    """Return the request of a verb, and refuse what is none."""
+    """Return the request of a verb; refuse an unknown one."""
     request = request_of(verb)
     if request is None:
         meant = difflib.get_close_matches(verb, known_verbs(), n=1)

@@ -1,4 +1,4 @@
-"""The command line of a verb, derived from its request."""
+"""Command line of a verb, derived from its request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """How a report and progress are printed.
+    """Options for printing the report and progress.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Output:
     quiet
         Print nothing but errors.
     shown_as
-        What stderr shows: a bar where that is a terminal, or one JSON object a line.
+        Form of progress on stderr: a bar if that is a terminal, or one JSON object per line.
     """
 
     as_json: Annotated[bool, Parameter(name="--json")] = False
@@ -47,7 +47,7 @@ class Output:
     shown_as: Annotated[str, Parameter(name="--progress", metavar="bar|jsonl", show_default=True)] = "bar"
 
     def present(self, report: Report, failure: InshrinkError | None = None) -> int:
-        """Show a report; return the exit code of its failure, 0 without one."""
+        """Print a report; return the exit code of its failure, 0 without one."""
         failure = failure or getattr(report, "failure", None)
         if self.as_json:
             write_document(report.to_json() | ({"error": error_document(failure)} if failure else {}))
@@ -61,14 +61,14 @@ class Output:
 
 
 class UsageError(InputError):
-    """Words that a verb does not take.
+    """Invalid options or arguments of a verb.
 
     Parameters
     ----------
     what
-        What is wrong with them.
+        The problem.
     verb
-        The verb, whose help explains what it takes.
+        The verb; the message refers to its help.
     """
 
     def __init__(self, what: str, verb: str) -> None:
@@ -76,22 +76,22 @@ class UsageError(InputError):
 
 
 def run_verb(request: type[Request[Any]], words: Sequence[str]) -> int:
-    """Read the options of a verb, perform it and show the report; return the exit code.
+    """Parse the options of a verb, perform it and print the report; return the exit code.
 
     Parameters
     ----------
     request
         The request of the verb.
     words
-        The verb, and what follows it.
+        The verb, and the words after it.
 
     Raises
     ------
     UsageError
-        The words are not what the verb takes.
+        The words are invalid for the verb.
     """
     read = _read(request, words)
-    if read is None:  # a command is one line, however long, so that it can be copied
+    if read is None:  # a command is one line of any length, so that it can be copied
         sys.stdout.write("\n".join(["\nExample:", *(f"  $ {line}" for line in request.EXAMPLES), ""]))
         return 0
     asked, out = read
@@ -115,12 +115,12 @@ def run_verb(request: type[Request[Any]], words: Sequence[str]) -> int:
 
 
 def read_request(request: type[Request[Any]], words: Sequence[str]) -> Request[Any]:
-    """Return the request that words ask for, and do not perform it.
+    """Return the request that words describe, without performing it.
 
     Raises
     ------
     UsageError
-        The words are not what the verb takes.
+        The words are invalid for the verb.
 
     Examples
     --------
@@ -135,11 +135,11 @@ def read_request(request: type[Request[Any]], words: Sequence[str]) -> Request[A
 
 
 def _read(request: Any, words: Sequence[str]) -> tuple[Request[Any], Output] | None:
-    """Return the request that words ask for and how it is printed; None after help."""
+    """Return the request that words describe, and the output options; None after help."""
     joined: list[str] = []
     for word in words:
         if word == "-" and joined and joined[-1].startswith("-"):
-            joined[-1] += "=-"  # a hyphen by itself is a value, not an option
+            joined[-1] += "=-"  # a single hyphen is a value, not an option
         else:
             joined.append(word)
     try:
@@ -152,7 +152,7 @@ def _read(request: Any, words: Sequence[str]) -> tuple[Request[Any], Output] | N
 
 @cache
 def _app(request: Any, verb: str) -> App:
-    """Return the parser of a verb's words; making it takes longer than parsing."""
+    """Return the parser of a verb's words, cached: making it takes longer than parsing."""
     app = App(
         name="inshrink",
         version_flags=(),
@@ -209,7 +209,7 @@ def _parameter(field: Option) -> inspect.Parameter:
 
 
 def _formatter() -> DefaultFormatter:
-    """Return the layout of help: two columns, no boxes."""
+    """Return the format of help: two columns without boxes."""
     from cyclopts.help import DefaultFormatter, PanelSpec
     from cyclopts.help.specs import NameRenderer, get_default_parameter_columns
     from rich.box import Box
@@ -227,4 +227,4 @@ def _formatter() -> DefaultFormatter:
 
 
 _NAMES: Final = 0.42
-"""Most that names of options take of a line: at 80 columns, the longest list of choices fits."""
+"""Largest share of a line for option names: at 80 columns, the longest list of choices fits."""

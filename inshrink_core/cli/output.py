@@ -1,4 +1,4 @@
-"""What goes where: results to stdout, as text or as one JSON document; progress and errors to stderr."""
+"""Output of the command line: results to stdout, as text or JSON; progress and errors to stderr."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 EXIT_INPUT, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
-"""70 is ``EX_SOFTWARE`` of sysexits.h, 130 is 128 + SIGINT, as shells have it."""
+"""70 is ``EX_SOFTWARE`` of sysexits.h; 130 is 128 + SIGINT, as in shells."""
 
 _PIPED_WIDTH = 100
-"""Columns of a table that goes to a file or a pipe."""
+"""Columns of a table written to a file or a pipe."""
 
 _STDERR = 2
 _SECONDS_BETWEEN_LINES = 0.2
@@ -39,11 +39,11 @@ _SECONDS_TO_TIDY_UP = 1.5
 
 
 def console_of_stdout() -> Console:
-    """Return a console on stdout; no colour and a fixed width where it is not a terminal."""
+    """Return a console on stdout; without colour and with a fixed width if stdout is no terminal."""
     from rich.console import Console
 
     class Output(Console):
-        """A console that leaves it to the command what a reader that went away means."""
+        """A console that raises BrokenPipeError, so that the command handles a closed pipe."""
 
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
@@ -65,13 +65,13 @@ def write_error(message: str) -> None:
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return which file the system refused, and why."""
+    """Return the file that the system refused, and the reason."""
     reason = error.strerror or str(error) or type(error).__name__
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def error_document(error: BaseException, interrupted: str = "") -> dict[str, Any]:
-    """Return the value of the key ``error`` of a document; `interrupted` is what Ctrl-C leaves behind."""
+    """Return the value of the key ``error`` of a document; `interrupted` describes the state after Ctrl-C."""
     kind, code, where, remedy = type(error).__name__, EXIT_INPUT, "", ""
     match error:
         case InshrinkError():
@@ -93,24 +93,24 @@ def error_document(error: BaseException, interrupted: str = "") -> dict[str, Any
 
 @contextmanager
 def shown_progress(asked: Request[Any], form: str, *, hidden: bool) -> Iterator[OnProgress | None]:
-    """Show how far a verb is, as a ``bar`` on a terminal or as ``jsonl``: one JSON message a line on stderr.
+    """Show progress as a ``bar`` on a terminal, or as ``jsonl``: one JSON message per line on stderr.
 
-    The reader of the messages may end the verb with SIGTERM, or by going away: both are an interruption,
-    as Ctrl-C is, and leave what was committed.
+    The reader of the messages may end the verb with SIGTERM or by closing the pipe. Both interrupt it like
+    Ctrl-C, and committed data is kept.
 
     Parameters
     ----------
     asked
-        The request, which says what is counted and which stages are shown.
+        The request, with the unit of progress and the stage to show.
     form
         ``bar`` or ``jsonl``.
     hidden
-        Show nothing for people.
+        Whether to hide the bar and events.
 
     Yields
     ------
     OnProgress or None
-        To be called as the action proceeds; None where nothing is shown.
+        Callback for the verb; None if nothing is shown.
     """
     if form not in ("bar", "jsonl"):
         raise InputError(f"--progress {form}", remedy="choose one of bar, jsonl")
@@ -161,12 +161,12 @@ def _json_lines(verb: str, unit: str) -> Iterator[OnProgress]:
 
 
 def _interrupt(signum: int, frame: object) -> NoReturn:
-    """Do as Ctrl-C does."""
+    """Raise KeyboardInterrupt, as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
 def _end_with_reader(ended: threading.Event) -> None:
-    """Interrupt this process once nobody reads its stderr any more, and end it where that takes long."""
+    """Interrupt this process when the reader closes stderr; exit if the interruption takes long."""
     poll = select.poll()
     poll.register(_STDERR, 0)
     poll.poll()
@@ -178,7 +178,7 @@ def _end_with_reader(ended: threading.Event) -> None:
 
 @contextmanager
 def _bar(verb: str, unit: str) -> Iterator[OnProgress | None]:
-    """Show a bar with what is done, the speed and the time left, on a terminal."""
+    """Show a bar with progress, speed and remaining time, on a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -205,7 +205,7 @@ def _bar(verb: str, unit: str) -> Iterator[OnProgress | None]:
 
 @contextmanager
 def _printed_above(console: Console) -> Iterator[None]:
-    """Print above the bar that kernels are compiled, which those who wait for the first call should know."""
+    """Print above the bar that kernels are being compiled, which explains a long first call."""
     handler, logger = logging.Handler(logging.INFO), logging.getLogger("inshrink_core.ops.cpu.compiled")
     handler.emit = lambda record: console.print(record.getMessage())  # type: ignore[method-assign]
     before = logger.level

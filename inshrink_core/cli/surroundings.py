@@ -1,7 +1,7 @@
-"""What the working directory may not do: lend us modules, or settings that lead to code.
+"""Protection against the working directory: no modules, and no settings that lead to code, are used from it.
 
-Whoever inspects a downloaded folder is most often in it. Standard library only, because this runs before
-anything else is imported.
+The working directory is often a downloaded, untrusted folder. The module imports only the standard library,
+because it runs before anything else is imported.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 import inshrink_core
 
 _NUMBA_FILE = ".numba_config.yaml"
-"""Numba obeys it in whatever folder it is used from; ``cache_dir`` makes it read pickles from there."""
+"""Numba reads this file from the working directory; its ``cache_dir`` would make numba load pickles."""
 
 
 def leave_working_directory() -> None:
-    """Take the working directory off the import path of a process that is ours, and say so.
+    """Remove the working directory from the import path of the command's process, and print a note.
 
-    Python puts it there for ``python -m`` and for an entry of ``PYTHONPATH`` that is empty or relative. What
-    Python itself imports before the first line of ours it takes from there all the same; only the command
-    `inshrink` and ``python -P``, which never look there, help against that. The same folder named in full
-    in ``PYTHONPATH`` stays: whoever wrote that meant it.
+    Python adds it for ``python -m``, and for an empty or relative entry of ``PYTHONPATH``. Modules that
+    Python imports before the first line of this code still come from there; only the command `inshrink` and
+    ``python -P``, which never search there, prevent that. The same folder as an absolute entry of
+    ``PYTHONPATH`` is kept, because the user chose it.
     """
     reasons = _reasons()
     found = [place for place, path in enumerate(sys.path) if _is_here(path)][: len(reasons)]
@@ -38,7 +38,7 @@ def leave_working_directory() -> None:
 
 
 def _reasons() -> list[str]:
-    """Return why the working directory is searched for modules: one for each entry of the import path."""
+    """Return why the working directory is on the import path: one reason per entry."""
     specification = getattr(sys.modules["__main__"], "__spec__", None)
     reasons = []
     if getattr(specification, "name", "") == "inshrink_core.cli.__main__" and not sys.flags.safe_path:
@@ -50,7 +50,7 @@ def _reasons() -> list[str]:
 
 
 def _is_here(path: str) -> bool:
-    """Tell whether an entry of the import path is the working directory, under whatever name."""
+    """Return whether an entry of the import path is the working directory, under any name."""
     try:
         return Path(path or os.curdir).samefile(os.curdir)
     except OSError:
@@ -58,7 +58,7 @@ def _is_here(path: str) -> bool:
 
 
 def _without_numba_file() -> None:
-    """Say that numba will find no settings here, and see to it."""
+    """Make numba ignore its settings file in the working directory, and print a note."""
     from inshrink_core.execution.process import ignore_numba_file
 
     _say(f"{_NUMBA_FILE} of the working directory is not obeyed; set NUMBA_… variables instead")
@@ -66,5 +66,5 @@ def _without_numba_file() -> None:
 
 
 def _say(text: str) -> None:
-    """Tell the terminal, before there is anything that could do so better."""
+    """Print a note to stderr, before the console is available."""
     sys.stderr.write(f"note: {text}\n")

@@ -1,4 +1,4 @@
-"""Opening the explorer."""
+"""Verb that opens the explorer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Ui(Request[None]):
     port
         Port to listen on.
     root
-        The explorer sees nothing outside of it; may be repeated, also with addresses.
+        A folder or an address that the explorer may show; it shows nothing else. May be repeated.
     browser
         Open the browser, or do not.
     window
@@ -36,9 +36,9 @@ class Ui(Request[None]):
     ------
     InputError
         A root is neither a folder nor an address, the path lies outside of the roots, the port is taken, the
-        host is open to others and no roots were given, or no window can be opened here.
+        host is open to others and no roots were given, or no window can be opened.
     MissingExtraError
-        What the explorer needs is not installed.
+        The explorer's packages are not installed.
     """
 
     path: Annotated[PathLike | None, Option(metavar="PATH")] = None
@@ -57,9 +57,9 @@ class Ui(Request[None]):
 
     def perform(self) -> None:
         """Serve the explorer until it is interrupted, or its window is closed."""
-        # By name, because the engine must not depend on the explorer, which depends on it.
+        # Imported by name, because the engine must not depend on the explorer.
         launch = import_module("inshrink_app.launch")
-        # Ctrl-C is how one stops the explorer, so it is no interruption.
+        # Ctrl-C is the usual way to stop the explorer, so it is no error.
         with suppress(KeyboardInterrupt):
             launch.run(
                 None if self.path is None else os.fspath(self.path),

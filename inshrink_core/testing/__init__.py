@@ -1,6 +1,6 @@
-"""Conformance suites: what a codec, a run layout or a storage must keep, for those who write one.
+"""Conformance suites for codecs, run readers and storages.
 
-Needs pytest and hypothesis. A suite is a class to inherit from in a test file of one's own.
+Each suite is a class to subclass in a test file. The suites need pytest and hypothesis.
 """
 
 from __future__ import annotations

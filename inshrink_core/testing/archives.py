@@ -1,8 +1,8 @@
-"""The archive against a dictionary, through appends, branches, crashes, removals and reopenings.
+"""Stateful test of the archive against a dictionary: appends, branches, crashes, removals, reopening.
 
-For whoever changes how archives are written, or keeps them somewhere else: subclass `ArchiveMachine`, say
-where a new archive lies, and let Hypothesis look for a sequence of actions after which the archive and the
-dictionary disagree. Needs ``hypothesis``.
+Use it to test changes of the archive writer, or a new storage: subclass `ArchiveMachine`, and override
+`new_place`. Hypothesis searches a sequence of actions after which the archive and the dictionary differ. The
+module needs ``hypothesis``.
 
 Examples
 --------
@@ -51,7 +51,7 @@ _METAS = st.dictionaries(
 
 
 class _Committed(NamedTuple):
-    """What the oracle knows of a frame; its key is the frame's id."""
+    """A frame in the model; its key is the frame's id."""
 
     parent: bytes | None
     step: int
@@ -63,7 +63,7 @@ class _Committed(NamedTuple):
 
 
 class ArchiveMachine(RuleBasedStateMachine):
-    """Frames in the order of their commits, in a plain dictionary; after each action, both must agree."""
+    """State machine that applies each action to an archive and to a dictionary, and compares them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,11 +72,11 @@ class ArchiveMachine(RuleBasedStateMachine):
         self.ever: set[bytes] = set()
 
     def new_place(self) -> str | Path:
-        """Return the path or URL of an archive that is not there yet."""
+        """Return the path or URL of a new archive."""
         return Path(tempfile.mkdtemp()) / "x"
 
     def remove_place(self) -> None:
-        """Remove the archive; by default a path, with the folder it lies in."""
+        """Remove the archive; by default a path, with its parent folder."""
         shutil.rmtree(Path(self.path).parent)
 
     @initialize()
@@ -118,7 +118,7 @@ class ArchiveMachine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(["delta", "delta", "keyframe"]), codec=st.sampled_from(["raw/1", "zstd/1"]),
           blocks=_BLOCKS, meta=_METAS)  # fmt: skip
     def append_to_head(self, kind: str, codec: str, blocks: dict[str, bytes], meta: dict[str, Any]) -> None:
-        """Go on where the newest branch ends."""
+        """Append to the last frame of the newest branch."""
         head = self.head()
         branch = self.model[head].branch if head else 0
         self.append(head, branch, kind, codec, blocks, meta)
@@ -126,21 +126,21 @@ class ArchiveMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model)
     @rule(data=st.data(), blocks=_BLOCKS, meta=_METAS)
     def open_a_branch(self, data: st.DataObject, blocks: dict[str, bytes], meta: dict[str, Any]) -> None:
-        """Go on from any frame."""
+        """Append to any frame, on a new branch."""
         parent = data.draw(st.sampled_from(list(self.model)))
         branch = max(frame.branch for frame in self.model.values()) + 1
         self.append(parent, branch, "delta", "raw/1", blocks, meta)
 
     @rule(blocks=_BLOCKS)
     def crash_before_the_manifest_is_written(self, blocks: dict[str, bytes]) -> None:
-        """Commit a frame, and lose what the manifest says of it."""
+        """Commit a frame, and restore the manifest from before."""
         storage = open_storage(self.path)
         before, _ = storage.load(MANIFEST_NAME)
         self.append_to_head(kind="delta", codec="raw/1", blocks=blocks, meta={"crash": True})
         self.writer.close()
         storage.replace(MANIFEST_NAME, before, storage.load(MANIFEST_NAME)[1])
         if not storage.exclusive:
-            # It may be another writer's, and is no frame of the archive.
+            # Without a lock the file may belong to another writer: it is not part of the archive.
             self.ever.discard(self.model.popitem()[0])
             self.writer = ArchiveWriter(self.path)
             self.agrees()
@@ -170,15 +170,15 @@ class ArchiveMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model)
     @rule(data=st.data(), n_frames=st.integers(1, 5))
     def append_a_group(self, data: st.DataObject, n_frames: int) -> None:
-        """Append frames upon each other, and look at them when all are there."""
+        """Append several frames, and compare only after the last one."""
         for _ in range(n_frames):
             self.append_to_head("delta", "raw/1", data.draw(_BLOCKS), {"n": n_frames})
 
     @precondition(lambda self: self.model)
     @rule()
     def lose_the_manifest(self) -> None:
-        """Every frame reads without it, none is taken for the last; go on with one that was rebuilt."""
-        # Of a manifest that is lost, the generations of removed frames are lost too: ids may recur.
+        """Delete the manifest: frames stay readable, no frame counts as the last; then rebuild it."""
+        # The lost manifest recorded the generations of removed frames, so that their ids may recur.
         self.writer.close()
         open_storage(self.path).delete(MANIFEST_NAME)
         self.ever = set(self.model)
@@ -202,7 +202,7 @@ class ArchiveMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def remove_a_frame_and_its_descendants(self, data: st.DataObject) -> None:
-        """Remove a frame and all that need it."""
+        """Remove a frame and all frames that need it."""
         gone = {data.draw(st.sampled_from(list(self.model)))}
         for frame_id, frame in self.model.items():
             if frame.parent in gone and frame.kind == "delta":
@@ -213,7 +213,7 @@ class ArchiveMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        """Compare every frame, and what a reader says of them, with the dictionary."""
+        """Compare every frame, and the reader's lists of frames, with the dictionary."""
         for reader in (self.writer.reader, self._flushed()):
             self._agrees(reader)
 
@@ -250,7 +250,7 @@ class ArchiveMachine(RuleBasedStateMachine):
 
     @invariant()
     def knows_no_other_step(self) -> None:
-        """Look for the frame that was never committed."""
+        """Check that the aborted frame is not found."""
         try:
             ArchiveReader.open(self.path).find(10**6)
         except NotFoundError:

@@ -1,6 +1,6 @@
-"""The laws every codec keeps, tested once: inherit `CodecSuite` and say which codec.
+"""Conformance suite for codecs: subclass `CodecSuite` and set `codec`.
 
-Override `make_item` where the codec wants companions (gradients, second moments).
+Override `make_item` if the codec needs auxiliary tensors (gradients, second moments).
 
 Examples
 --------
@@ -51,7 +51,7 @@ _N_FLIPS = 150
 def state_bits(state: Any) -> Any:
     """Return a state as nested tuples of bytes and numbers, so that `==` compares it bit for bit.
 
-    Without what an encoder keeps in it for itself: fields that are not compared.
+    Fields of a dataclass with ``compare=False``, such as private encoder state, are left out.
     """
     if isinstance(state, Tensor):
         return str(state.dtype), tuple(state.shape), bits(state)
@@ -68,12 +68,12 @@ def state_bits(state: Any) -> Any:
 
 
 class CodecSuite:
-    """The six laws and the contract; `codec` comes from the subclass."""
+    """Tests of the six laws of codecs and of their contract; a subclass sets `codec`."""
 
     codec: ClassVar[AnyCodec]
 
     def make_item(self, spec: TensorSpec, tensor: Tensor) -> TensorInput:
-        """Return a tensor with the companions that the codec asks for."""
+        """Return a tensor with the auxiliary tensors that the codec needs."""
         return TensorInput(spec=spec, tensor=tensor)
 
     def encode_frame(
@@ -94,13 +94,13 @@ class CodecSuite:
     def decode_one(
         self, tensor: Tensor, block: Block, reference: TensorReference | None = None
     ) -> TensorReference:
-        """Return the state after the block of a frame of one tensor."""
+        """Return the state after decoding a frame of one tensor."""
         return self.decoder(block).decode(spec_of(tensor, "layer0.weight"), block, reference)
 
     def decode_checked(
         self, tensor: Tensor, encoded: Encoded, reference: TensorReference | None = None
     ) -> TensorReference:
-        """Decode a block; fail unless its size, the state and the values are as promised."""
+        """Decode a block; fail unless its size, the state and the values meet the contract."""
         spec = spec_of(tensor, "layer0.weight")
         assert len(encoded.block.payload) <= self.codec.worst_case_bytes(spec)
         decoded = self.decode_one(tensor, encoded.block, reference)
@@ -110,7 +110,7 @@ class CodecSuite:
         return decoded
 
     def decoder(self, block: Block) -> AnyCodec:
-        """Return the codec under test, or the one it delegated a tensor to."""
+        """Return the codec that decodes a block: the codec under test, or its delegate."""
         return self.codec if block.codec == self.codec.bitstream else codec_for_block(block.codec)
 
     def drifting_frames(self, n_frames: int = 6) -> list[list[Tensor]]:
@@ -132,7 +132,7 @@ class CodecSuite:
         return frames
 
     def assert_survives(self, tensor: Tensor, restored: Tensor) -> None:
-        """Fail unless a tensor survived: its spec, what is no number, and every bit if lossless."""
+        """Fail unless dtype, shape and special floats are restored, and every bit if lossless."""
         assert restored.dtype == tensor.dtype
         assert restored.shape == tensor.shape
         if self.codec.is_exact(self.codec.settings()) or not tensor.dtype.is_floating_point:
@@ -143,7 +143,7 @@ class CodecSuite:
         assert torch.equal(wide.isposinf(), before.isposinf())
         assert torch.equal(wide.isneginf(), before.isneginf())
 
-    # The settings and what is said of them
+    # Settings and their descriptions
 
     def test_a_codec_is_found_by_its_name_and_made_again_from_its_settings(self) -> None:
         kind = type(self.codec)
@@ -218,7 +218,8 @@ class CodecSuite:
     # 3 device independence
 
     def test_back_ends_produce_the_same_bytes_and_the_same_bits(self) -> None:
-        # Without the largest tensor: the reference takes most of its time for it, and shows no more by it.
+        # The largest tensor is left out: it takes the reference back end most of its time and adds no
+        # coverage.
         frames = [tensors[1:] for tensors in self.drifting_frames(3)]
         references: list[TensorReference | None] = [None] * len(frames[0])
         for tensors in frames:
@@ -266,7 +267,7 @@ class CodecSuite:
         restored = self.encode_one(tensor).reference
         state = self.encode_one(tensor, restored).reference
         again = self.encode_one(tensor, state)
-        # A delta without change costs no more than a hundredth of a bit per value and a small header.
+        # A delta without change costs at most a hundredth of a bit per value and a small header.
         assert len(again.block.payload) <= self.unchanged_bytes(tensor)
 
     def unchanged_bytes(self, tensor: Tensor) -> int:
@@ -302,7 +303,7 @@ class CodecSuite:
     # Damaged payloads
 
     def check_damage(self, spec: TensorSpec, block: Block, payload: bytes, reference: Any) -> bool:
-        """Return whether a damaged payload was refused; if it was not, it decodes to a tensor of the spec."""
+        """Return whether a damaged payload was refused; if not, check that it decodes to the spec."""
         try:
             decoded = self.decoder(block).decode(spec, Block(block.codec, payload), reference)
         except DamagedError:

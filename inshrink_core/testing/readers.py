@@ -1,4 +1,4 @@
-"""What every reader of a run layout keeps, as tests: subclass `ReaderSuite` in a package's own tests."""
+"""Conformance suite for readers of a run layout: subclass `ReaderSuite`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_FLIPS = 60
 
 
 class ReaderSuite(ABC):
-    """The promises of a reader.
+    """Tests of the contract of a reader.
 
     Examples
     --------
@@ -44,10 +44,10 @@ class ReaderSuite(ABC):
 
     @abstractmethod
     def save(self, folder: Path, step: int, weights: dict[str, Tensor]) -> Path:
-        """Write a checkpoint into the folder of a run, and return the file or directory that it is."""
+        """Write a checkpoint into the folder of a run, and return its file or directory."""
 
     def weights(self, step: int) -> dict[str, Tensor]:
-        """Return what the checkpoint of a step holds; the layout must be able to hold it."""
+        """Return the tensors of a step's checkpoint; override if the layout cannot store them."""
         import torch
 
         dice = torch.Generator().manual_seed(step)
@@ -61,7 +61,7 @@ class ReaderSuite(ABC):
         return open_run(folder)
 
     def test_its_checkpoints_are_detected_and_nothing_else(self, tmp_path: Path) -> None:
-        """`detect` knows its own, and passes over what is empty, missing or of another layout."""
+        """`detect` accepts the reader's checkpoints, and refuses empty, missing and foreign files."""
         access = Access.of(tmp_path)
         assert self.reader.detect(self.save(tmp_path, 10, self.weights(10)), access)
         (tmp_path / "empty").mkdir()
@@ -71,7 +71,7 @@ class ReaderSuite(ABC):
             assert not self.reader.detect(tmp_path / name, access)
 
     def test_a_run_opens_in_step_order_with_the_values_that_were_saved(self, tmp_path: Path) -> None:
-        """Every tensor comes back bit for bit under its name."""
+        """Every tensor is read bit for bit under its name."""
         import torch
 
         run = self.run(tmp_path)
@@ -83,14 +83,14 @@ class ReaderSuite(ABC):
                 assert torch.equal(run[step][name].view(torch.uint8), tensor.view(torch.uint8))
 
     def test_opening_reads_headers_only(self, tmp_path: Path) -> None:
-        """A tensor's bytes are not read before it is asked for."""
+        """Opening a run does not read the bytes of tensors."""
         import torch
 
         self.save(tmp_path, 10, self.weights(10) | {"large": torch.zeros(1 << 20)})
         assert open_run(tmp_path).bytes_read < 1 << 20
 
     def test_a_checkpoint_is_written_back_byte_for_byte(self, tmp_path: Path) -> None:
-        """All files of a checkpoint are accounted for, whatever is in them."""
+        """Every byte of a checkpoint's files is restored."""
         (tmp_path / "run").mkdir()
         run = self.run(tmp_path / "run")
         for step in run.steps:
@@ -101,7 +101,7 @@ class ReaderSuite(ABC):
                 assert path.read_bytes() == (folder / name).read_bytes()
 
     def test_what_was_read_before_changes_nothing(self, tmp_path: Path) -> None:
-        """A checkpoint in a row reads as it does alone."""
+        """A checkpoint opens the same with and without the reparse cache."""
         run, recall = self.run(tmp_path), Recall()
         for step in run.steps:
             path = run.path_of(step)
@@ -110,7 +110,7 @@ class ReaderSuite(ABC):
             assert self.reader.open(path, access, recall) == alone
 
     def test_damage_is_an_error_of_ours_or_another_checkpoint(self, tmp_path: Path) -> None:
-        """Cut off, or with a bit flipped, a file gives no error but an `InshrinkError`."""
+        """A truncated file, or one with a flipped bit, raises no error but `InshrinkError`."""
         path = self.save(tmp_path, 10, self.weights(10))
         files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
         for file in files:
@@ -124,7 +124,7 @@ class ReaderSuite(ABC):
             file.write_bytes(content)
 
     def test_a_link_out_of_the_run_is_not_followed(self, tmp_path: Path) -> None:
-        """Tensors behind a link that leads elsewhere are refused."""
+        """A link to a file outside of the run is refused."""
         (tmp_path / "run").mkdir()
         (tmp_path / "elsewhere").mkdir()
         path = self.save(tmp_path / "run", 10, self.weights(10))

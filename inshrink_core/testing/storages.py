@@ -1,4 +1,4 @@
-"""What every storage that is written keeps, as tests: subclass `StorageSuite` in a package's own tests."""
+"""Conformance suite for writable storages: subclass `StorageSuite`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = ["StorageSuite"]
 _N_RIVALS = 8
 _MIB = 1 << 20
 _NAMES = ("", "/a", "..", "../a", "frames/../../a", "frames/..", ".", "./a", "a//b", "a/", "a\0b", ".a.tmp")
-"""Names of no object: empty, absolute, leading out, with a NUL, in other words, or of what is unfinished."""
+"""Invalid names: empty, absolute, outside of the root, with a NUL, not normalized, or of temporary files."""
 
 _FOLDERS = ("", "frames")
 
 
 class StorageSuite(ABC):
-    """The promises of a storage.
+    """Tests of the contract of a storage.
 
     Examples
     --------
@@ -47,23 +47,23 @@ class StorageSuite(ABC):
 
     @abstractmethod
     def place(self, folder: Path) -> str | Path:
-        """Return the path or URL of an archive that is not there yet; for the same folder the same.
+        """Return the path or URL of a new archive; always the same for the same folder.
 
         Parameters
         ----------
         folder
-            Empty, and no other test's.
+            An empty folder of this test only.
         """
 
     def storage(self, folder: Path) -> Storage:
-        """Return another view of the same place each time, ready to be written."""
+        """Return a new, writable view of the same place at each call."""
         storage = storage_at(self.place(folder))
         with storage.made():
             storage.recover(_FOLDERS)
         return storage
 
     def test_an_object_is_seen_when_it_is_committed_and_not_before(self, tmp_path: Path) -> None:
-        """Others see nothing of what is being written, and all of it after."""
+        """Other views see an object only after the commit, and then completely."""
         storage, other = self.storage(tmp_path), self.storage(tmp_path)
         with storage.create("frames/a") as creation:
             for piece in (b"one ", b"", memoryview(b"two "), bytearray(b"three")):
@@ -79,7 +79,7 @@ class StorageSuite(ABC):
             assert view.read("frames/a", 0, 13) == b"one two three"
 
     def test_bytes_that_were_given_may_be_changed_afterwards(self, tmp_path: Path) -> None:
-        """A writer uses its buffers again."""
+        """A writer may reuse its buffers."""
         storage, buffer = self.storage(tmp_path), bytearray(b"first")
         with storage.create("a") as creation:
             creation.write(memoryview(buffer))
@@ -89,7 +89,7 @@ class StorageSuite(ABC):
         assert storage.read("a", 0, 100) == b"firstother"
 
     def test_an_aborted_object_leaves_nothing(self, tmp_path: Path) -> None:
-        """Neither in the listing nor among what is unfinished; its name is free."""
+        """It is neither listed nor among the temporary files, and its name is free."""
         storage = self.storage(tmp_path)
         creation = storage.create("frames/a")
         creation.write(bytes(100))
@@ -102,7 +102,7 @@ class StorageSuite(ABC):
         assert storage.read("frames/a", 0, 10) == b"x"
 
     def test_what_a_writer_left_that_was_cut_off_is_cleared(self, tmp_path: Path) -> None:
-        """Recovering leaves nothing unfinished, and all that is whole."""
+        """Recovery removes temporary files and keeps complete objects."""
         storage, died = self.storage(tmp_path), self.storage(tmp_path)
         _put(storage, "frames/a", b"whole")
         with died.create("frames/b") as creation:
@@ -112,7 +112,7 @@ class StorageSuite(ABC):
         assert storage.read("frames/a", 0, 10) == b"whole"
 
     def test_an_object_is_not_created_where_one_is(self, tmp_path: Path) -> None:
-        """What is there stays; only who says so writes over it."""
+        """An existing object is overwritten only with `over`."""
         storage = self.storage(tmp_path)
         _put(storage, "frames/a", b"old")
         with pytest.raises((FileExistsError, InshrinkError)):
@@ -124,7 +124,7 @@ class StorageSuite(ABC):
         assert storage.read("frames/a", 0, 10) == b"over it"
 
     def test_of_several_that_create_one_name_one_wins(self, tmp_path: Path) -> None:
-        """At the same moment, each through a view of its own; what is there is the winner's."""
+        """Several views create the same name at the same moment; the object is the winner's."""
         views = [self.storage(tmp_path) for _ in range(_N_RIVALS)]
         for turn in range(5):
             name = f"frames/{turn}"
@@ -133,7 +133,7 @@ class StorageSuite(ABC):
             assert views[0].read(name, 0, 2000) == bytes(won) * 1000
 
     def test_an_object_is_replaced_only_if_it_is_unchanged(self, tmp_path: Path) -> None:
-        """A tag that is out of date, or of an object that is gone, is refused."""
+        """An outdated tag, or the tag of a deleted object, is refused."""
         storage, other = self.storage(tmp_path), self.storage(tmp_path)
         first = storage.replace("m", b"first", None)
         with pytest.raises(ConflictError):
@@ -153,7 +153,7 @@ class StorageSuite(ABC):
         assert other.load("m")[0] == b"fourth"
 
     def test_of_several_that_replace_an_object_one_wins(self, tmp_path: Path) -> None:
-        """At the same moment, with the same tag."""
+        """They replace it at the same moment, with the same tag."""
         views = [self.storage(tmp_path) for _ in range(_N_RIVALS)]
         tag: Tag | None = None
         for turn in range(5):
@@ -164,7 +164,7 @@ class StorageSuite(ABC):
             assert content == bytes([turn, *won]) * 500
 
     def test_who_reads_what_is_replaced_gets_the_old_or_the_new(self, tmp_path: Path) -> None:
-        """Never some of each, and never nothing."""
+        """A reader never gets a mixture, and never an error."""
         storage, other = self.storage(tmp_path), self.storage(tmp_path)
         tag, done = storage.replace("m", bytes(20_000), None), threading.Event()
 
@@ -183,7 +183,7 @@ class StorageSuite(ABC):
             replacing.result()
 
     def test_a_listing_has_what_is_there_now(self, tmp_path: Path) -> None:
-        """Whoever wrote or removed it; sorted, a folder at a time; nothing of one that is not there."""
+        """Listings are current for all views, sorted, per folder, and empty for a missing folder."""
         storage, other = self.storage(tmp_path), self.storage(tmp_path)
         assert other.list("frames") == other.list("nowhere") == ()
         for name in ("frames/b", "frames/a", "frames/é.frame", "m"):
@@ -196,7 +196,7 @@ class StorageSuite(ABC):
         assert other.list("frames") == ("a", "é.frame")
 
     def test_a_deleted_object_is_gone(self, tmp_path: Path) -> None:
-        """And to delete what is not there does no harm."""
+        """Deleting a missing object is no error."""
         storage, other = self.storage(tmp_path), self.storage(tmp_path)
         _put(storage, "frames/a", b"x")
         storage.delete("frames/a")
@@ -209,7 +209,7 @@ class StorageSuite(ABC):
         assert other.read("frames/a", 0, 10) == b"again"
 
     def test_ranges_end_where_the_object_ends(self, tmp_path: Path) -> None:
-        """Beyond it there is nothing, and it is no error."""
+        """A range beyond the end returns no bytes and raises no error."""
         storage = self.storage(tmp_path)
         _put(storage, "a", b"0123456789")
         _put(storage, "empty", b"")
@@ -227,7 +227,7 @@ class StorageSuite(ABC):
             storage.read("nothing", 0, 5)
 
     def test_many_ranges_come_in_the_order_in_which_they_are_asked_for(self, tmp_path: Path) -> None:
-        """Of several objects; in the place of one that is not there is the error, and the others come."""
+        """Ranges may be of several objects; an error takes the place of a missing object's bytes."""
         storage = self.storage(tmp_path)
         contents = {f"frames/{name}": name.encode() * 1000 for name in "abc"}
         for name, content in contents.items():
@@ -247,7 +247,7 @@ class StorageSuite(ABC):
 
     @pytest.mark.parametrize("name", _NAMES)
     def test_a_name_of_no_object_is_refused(self, tmp_path: Path, name: str) -> None:
-        """Whatever is asked of it; names come from archives, which come from anywhere."""
+        """Every method refuses the name, because names come from untrusted archives."""
         storage = self.storage(tmp_path)
         asked: list[Callable[[], object]] = [
             lambda: storage.read(name, 0, 1),
@@ -263,7 +263,7 @@ class StorageSuite(ABC):
                 ask()
 
     def test_an_object_may_be_large(self, tmp_path: Path) -> None:
-        """Written in pieces, and read by ranges."""
+        """It is written in pieces, and read by ranges."""
         storage = self.storage(tmp_path)
         with storage.create("frames/a") as creation:
             for i in range(24):
@@ -275,7 +275,7 @@ class StorageSuite(ABC):
         assert storage.read("frames/a", 24 * _MIB - 5, 9) == bytes([23]) * 5
 
     def test_a_lock_is_released_once_and_then_free(self, tmp_path: Path) -> None:
-        """Where a storage has locks, the second writer is refused meanwhile."""
+        """If the storage has locks, a second writer is refused while the lock is taken."""
         storage, other = self.storage(tmp_path), self.storage(tmp_path)
         lock = storage.lock()
         states = [lock.released]
@@ -290,7 +290,7 @@ class StorageSuite(ABC):
         other.lock().release()
 
     def test_an_archive_is_written_thinned_out_packed_and_checked(self, tmp_path: Path) -> None:
-        """All that is done with an archive, in it alone."""
+        """All operations on an archive work in this storage alone."""
         place = self.place(tmp_path)
         assert not is_archive(place)
         with ArchiveWriter(place, create=True) as writer:
@@ -317,7 +317,7 @@ class StorageSuite(ABC):
         assert around.size(name) == ArchiveReader.open(packed).nbytes
 
     def test_of_two_writers_one_is_refused_and_leaves_nothing(self, tmp_path: Path) -> None:
-        """When it opens the archive, or by the tag of the manifest when it commits."""
+        """It is refused by the lock when it opens the archive, or by the manifest's tag when it commits."""
         place = self.place(tmp_path)
         with ArchiveWriter(place, create=True) as writer:
             _append(writer, 0)
@@ -341,7 +341,7 @@ def _put(storage: Storage, path: str, content: bytes) -> None:
 
 
 def _race(act: Callable[[int], object]) -> list[int]:
-    """Do something at the same moment in several threads, and return who was not refused."""
+    """Call a function at the same moment in several threads; return the indices without an error."""
     barrier, won = threading.Barrier(_N_RIVALS), []
 
     def run(i: int) -> None:

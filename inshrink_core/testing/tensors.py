@@ -1,4 +1,4 @@
-"""Tensors that suites are made of: the edges, by name, and chains of weights for hypothesis."""
+"""Tensors for conformance suites: edge cases by name, and chains of weights for hypothesis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spec_of(
 
 
 def bits(tensor: Tensor) -> bytes:
-    """Return the bytes of a tensor's elements, in order: what "equal" means here (NaN payloads, -0.0)."""
+    """Return the bytes of a tensor's elements in order, which distinguish NaN payloads and -0.0."""
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     data: bytes = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     return data
@@ -41,12 +41,12 @@ def random_bits(dtype: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def normal(shape: tuple[int, ...], seed: int, scale: float = 0.02) -> Tensor:
-    """Return values distributed like weights."""
+    """Return normally distributed values, like those of weights."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 def _special() -> Tensor:
-    """Weights among which stands every kind of float that is not a plain number."""
+    """Return weights with NaNs, infinities, a subnormal and -0.0 among them."""
     values = normal((40, 30), 3)
     flat = values.view(-1)
     flat[3], flat[77], flat[401] = float("nan"), float("inf"), float("-inf")
@@ -91,12 +91,12 @@ EDGE_TENSORS: dict[str, Callable[[], Tensor]] = {
     "conjugate": lambda: torch.complex(normal((20, 20), 15), normal((20, 20), 16)).conj(),
     **{f"length_{n}": partial(normal, (1, n), n) for n in (63, 64, 65, 1023, 1024, 1025, 4095, 4097)},
 }
-"""Every kind of tensor a codec must survive, by name."""
+"""Edge cases that a codec must handle, by name."""
 
 
 @st.composite
 def float_chains(draw: st.DrawFn, n_frames: int = 3) -> list[Tensor]:
-    """Draw frames of one weight: values, and how much of them moves by how much from frame to frame."""
+    """Draw frames of one weight: its first values, and the share and size of the changes per frame."""
     shape = draw(st.sampled_from([(1, 1), (2, 3), (7, 9), (16, 16), (33, 31), (1, 300)]))
     dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]))
     seed = draw(st.integers(0, 2**31 - 1))

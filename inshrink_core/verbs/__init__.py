@@ -1,6 +1,6 @@
-"""What a user does with a run or an archive: every verb of the command line, and its report.
+"""Verbs of the command line as functions, with their reports.
 
-Registered verbs (entry points ``inshrink.verbs``) are found here as well: `inshrink_core.verbs.bench`.
+Registered verbs (entry points ``inshrink.verbs``) are attributes, too: `inshrink_core.verbs.bench`.
 """
 
 from __future__ import annotations

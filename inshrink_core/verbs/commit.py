@@ -1,4 +1,4 @@
-"""Committing frames that several processes wrote in parts."""
+"""Commit frames that several processes wrote in parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inshrink_core.verbs.shared.groups import PathLike
 
 
 class WaitingStep(NamedTuple):
-    """A step, and the parts that it waits for."""
+    """A step, and its missing parts."""
 
     step: int
     parts: tuple[str, ...]
@@ -20,18 +20,18 @@ class WaitingStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitReport(Report):
-    """What `commit` did.
+    """Result of `commit`.
 
     Parameters
     ----------
     archive
         The archive.
     committed
-        Steps that were listed now.
+        Steps that were committed now.
     waiting
-        Steps that wait for parts, and for which, as ``2/8``.
+        Steps with missing parts, and these parts, as ``2/8``.
     discarded
-        Steps whose parts were given up.
+        Steps whose parts were discarded.
     """
 
     archive: str
@@ -41,7 +41,7 @@ class CommitReport(Report):
 
     @property
     def failure(self) -> CheckFailedError | None:
-        """Which parts are missing; None where no step waits."""
+        """An error that names missing parts; None if no step waits."""
         if not self.waiting:
             return None
         step, parts = self.waiting[0]
@@ -58,14 +58,14 @@ def _named(parts: Any) -> str:
 
 @dataclass(frozen=True)
 class Commit(Request["CommitReport"]):
-    """Make steps live that were compressed in parts.
+    """Commit steps that were compressed in parts.
 
     Parameters
     ----------
     archive
         The archive that the parts were written to.
     discard
-        Give up steps that wait for parts, and those whose parts contradict each other.
+        Discard steps with missing parts, and steps whose parts contradict each other.
 
     Raises
     ------
@@ -76,9 +76,9 @@ class Commit(Request["CommitReport"]):
 
     Notes
     -----
-    Parts that see each other commit by themselves when the last one ends; this is for those that do not, and
-    for what was cut off. Every part is read, and compared with the others of its step, before it is listed.
-    Where steps wait for parts the report names them, and the command ends with 1.
+    Parts on a shared file system commit themselves when the last one ends. Use this verb for parts that do
+    not see each other, and after an interruption. Every part is read and compared with the other parts of its
+    step before the step is committed. If steps wait for parts, the report names them, and the exit code is 1.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class Commit(Request["CommitReport"]):
     INTERRUPTED: ClassVar = "what was committed is kept, and the same command continues"
 
     def perform(self) -> CommitReport:
-        """List what is whole."""
+        """Commit the complete steps."""
         import os
 
         from inshrink_core.archive import commit_parts

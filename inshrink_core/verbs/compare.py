@@ -1,4 +1,4 @@
-"""Comparing what restores with what was trained: the task metric of every step, and the drop."""
+"""Compare restored steps with the originals: the task metric of every step, and its drop."""
 
 from __future__ import annotations
 
@@ -43,17 +43,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparisons(Report):
-    """Several archives of a run, each compared with it.
+    """Comparisons of several archives with their run.
 
     Parameters
     ----------
     archives
         Path and comparison of each.
     passed
-        Of an archive, by its path, the steps that prove little.
+        By path of an archive, its steps that are not discriminative: the previous-checkpoint baseline passes.
     failure
-        Why the command ends with an error: a bound that is not kept, or originals that cannot be read; None
-        where it does not.
+        The error of the exit code: a bound that is not kept, or originals that cannot be read; None without.
 
     Examples
     --------
@@ -66,12 +65,12 @@ class Comparisons(Report):
     failure: InshrinkError | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink compare --json``: of one archive alone its comparison."""
+        """Return the document of ``inshrink compare --json``; for a single archive, its comparison."""
         rows = [{"archive": path, **found.to_json()} for path, found in self.archives]
         return self.archives[0][1].to_json() if len(rows) == 1 else {"archives": rows}
 
     def shown(self) -> Iterator[Part]:
-        """Yield a row a step of each archive, and the largest figures."""
+        """Yield one row per step of each archive, and the largest figures."""
         for path, comparison in self.archives:
             yield "archive", path
             yield from parts_of("unreadable", plain_value(comparison.unreadable))
@@ -103,30 +102,30 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
     Parameters
     ----------
     archives
-        The archive to judge, or several of the run: each original step is evaluated once.
+        One or more archives of the run; each original step is evaluated once.
     against
         The original run.
     gain
-        Measure too how much of each step's movement a restore would keep, which costs an encoding of it.
+        Also measure how much of each step's movement a restore keeps, at the cost of an encoding per step.
 
     Raises
     ------
     InputError
-        There is no archive, or one that has no step in common with the run.
+        No archive is given, or one has no step in common with the run.
     UntrustedCodeError
-        The run's own evaluator would be executed without consent; bundled samples need none.
+        The run's own evaluator needs consent before it is executed; bundled samples need none.
     EvaluatorError
         The evaluator failed.
     StorageError
-        There is no room for the predictions of the originals, which several archives share in a temporary
+        The disk has no room for the predictions of the originals, which several archives share in a temporary
         folder.
 
     Notes
     -----
-    What was found is stored with the run, and answers the next comparison of the same archive with the same
-    originals by the same evaluator (`measured_at` of it says so). A bound that is not kept is the report's
-    `failure`. What cannot be read of the run is not compared, and named in a comparison's `unreadable`. To
-    know, every original is read once before.
+    Results are stored with the run. The next comparison of the same archive with the same originals by the
+    same evaluator reuses them, with their time in `measured_at`. A bound that is not kept is the report's
+    `failure`. Unreadable steps of the run are not compared, and listed in a comparison's `unreadable`. To
+    find them, every original is read once first.
 
     Examples
     --------
@@ -155,7 +154,7 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
     )
 
     def perform(self) -> Comparisons:
-        """Compare them, and check the bounds."""
+        """Compare the archives, and check the bounds."""
         from inshrink_core.evaluate import OriginalEvaluations
         from inshrink_core.formats import unreadable_error
         from inshrink_core.search.bounds import failure_of, passed_by_previous
@@ -203,7 +202,7 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         known: Callable[[int], Evaluation] | None,
         tell: Callable[[EvaluatedStep, Mapping[str, Any]], None],
     ) -> Comparison:
-        """Compare an archive at some steps, except at those whose results are stored; store the others."""
+        """Compare an archive at some steps; reuse stored results, and store new ones."""
         from inshrink_core.evaluate import Comparison, compare_steps
         from inshrink_core.metrics import Direction
 
@@ -237,7 +236,7 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
             try:
                 compare_steps(run, archive.sequential(), judge, steps=missing, known=known, on_step=take)
                 fresh = _with_gains(fresh, archive, run) if self.gain else fresh
-            finally:  # What was measured before an interruption is known to the next attempt.
+            finally:  # Store results measured before an interruption, too.
                 if fresh:
                     of = about["metric"], about["direction"], device
                     known_errors = {row.step: errors[row.step] for row in fresh}
@@ -266,7 +265,7 @@ def compare(archive: ArchiveLike, against: RunLike, **options: Any) -> Compariso
     archive, against
         The archive, and the original run.
     **options
-        As of `compare_archives`; bounds are not checked.
+        Options of `compare_archives`; bounds are not checked.
 
     Examples
     --------
@@ -281,7 +280,7 @@ def compare(archive: ArchiveLike, against: RunLike, **options: Any) -> Compariso
 
 
 def _previous(archive: Archive, run: Run) -> dict[int, int | None]:
-    """Return the step before each of those that an archive and its run have in common."""
+    """Return, for each step that an archive and its run share, the shared step before it."""
     common = [step for step in run.steps if step in archive.listed_steps]
     return dict(zip(common, [None, *common], strict=False))
 
@@ -292,7 +291,7 @@ def _common_steps(archive: Archive, run: Run, asked: Sequence[int] | None, *, al
     Raises
     ------
     InputError
-        There are none.
+        No step is left.
     """
     from inshrink_core.formats import unreadable_error
 
@@ -309,7 +308,7 @@ def _common_steps(archive: Archive, run: Run, asked: Sequence[int] | None, *, al
 
 
 def _with_gains(rows: Sequence[EvaluatedStep], archive: Archive, run: Run) -> list[EvaluatedStep]:
-    """Add gain and noise to every step that has a previous one."""
+    """Add restore gain and noise to every step after the first."""
     from inshrink_core.analysis.gain import restore_gain
 
     measured = restore_gain(archive, run, steps=[row.step for row in rows], device=archive.device)

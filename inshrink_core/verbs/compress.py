@@ -1,4 +1,4 @@
-"""Compressing a run: in this process, in parts, or beside a training."""
+"""Compress a run: in this process, in parts, or beside a training."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from inshrink_core.verbs.shared.compressing import Compressing, CompressReport
 
 @dataclass(frozen=True)
 class Compress(Compressing):
-    """Write a run into an archive: the steps it does not hold yet.
+    """Write the steps of a run that an archive does not hold yet.
 
     Raises
     ------
     StepConflictError
-        A step is in the archive with other values, and `resumed_from` does not say why.
+        The archive holds a step with other values, and `resumed_from` is not given.
     InputError
         The archive was written with another codec, or a step does not exist.
     BaseModelError
-        `base` is another model, or not the one that the archive was begun with.
+        `base` is another model than the one that the archive was begun with.
     UnreadableError
-        Checkpoints of the run cannot be read: they are damaged, or do not match their own checksums. All
-        others are archived, and its `report` is what is returned otherwise. UnreadableStepError where
-        `steps` has the step of one.
+        Checkpoints of the run are damaged, or fail their own checksums. All others are archived, and the
+        error's `report` is the usual return value. The class is UnreadableStepError if `steps` names an
+        unreadable step.
     RefusedLinkError
-        Tensors lie behind a link out of the run, and `follow_links` is not set.
+        A link leads to tensors outside of the run, and `follow_links` is not set.
     EvaluatorError, UntrustedCodeError
-        The evaluator failed, or may not run. Steps committed before are kept.
+        The evaluator failed, or lacks consent to run. Steps committed before are kept.
     LockedError
         Another process writes the archive; with `watch`, for longer than a dozen intervals.
 
     Notes
     -----
-    With `watch` the function stays beside a training, and returns a `WatchReport`, also after Ctrl-C: steps
-    that were committed are kept, and one that was being written is archived by the next watch. A directory
-    without a checkpoint is waited in. `progress` then gets what happens, too: the stage is ``watch``, and
-    `detail` says it, as "archived step 400". Others may read, prune or append between two
-    writings; each writing decodes the last step again, at most `keyframe_every` frames.
+    With `watch` the function runs beside a training, and returns a `WatchReport`, also after Ctrl-C.
+    Committed steps are kept, and the next watch archives an interrupted step. The directory may be empty at
+    first. `progress` receives events, too: their stage is ``watch``, and their `detail` is a text such as
+    "archived step 400". Other processes may read, prune or append between two writes; each write decodes the
+    last step again, from at most `keyframe_every` frames.
 
-    What is not said of codec, settings and optimizer is as the archive was written so far
-    (`inshrink_core.chain.ChainConfig`). Under bounds (`inshrink_core.verbs.Bounds`) each step is written with
-    the smallest frame found that keeps them, or exactly if no smaller one does.
+    Codec, settings and optimizer that are not given are those of the existing archive
+    (`inshrink_core.chain.ChainConfig`). Under bounds (`inshrink_core.verbs.Bounds`) each step is written as
+    the smallest frame found that keeps them, or exactly if no smaller frame does.
 
     Examples
     --------
@@ -68,7 +68,7 @@ class Compress(Compressing):
 
     @property
     def events(self) -> str:
-        """The stage of progress whose details are lines on stderr; empty for none."""
+        """The progress stage whose details are printed as lines on stderr; empty for none."""
         return "watch" if self.watch else ""
 
     def perform_part(self) -> Any:
@@ -79,7 +79,7 @@ class Compress(Compressing):
         return write_part(self, Share.parse(str(self.part)))
 
     def perform(self) -> CompressReport:
-        """Write what is not there."""
+        """Write the steps that the archive lacks."""
         if self.watch:
             from inshrink_core.verbs.modes.watch import watch_run
 

@@ -1,4 +1,4 @@
-"""Estimates of what configurations do to a run: seconds each, without measuring one."""
+"""Estimate ratio and quality of configurations in seconds, without evaluating restored steps."""
 
 from __future__ import annotations
 
@@ -38,63 +38,63 @@ if TYPE_CHECKING:
 
 
 _NUMEL: Final = 1 << 23
-"""Elements encoded in all: a few seconds."""
+"""Elements encoded in all: takes a few seconds."""
 
 _LEAST_NUMEL: Final = 1 << 17
-"""Elements of a step below which its ratio says little."""
+"""Fewest elements of a step for a useful ratio."""
 
 _TENSORS: Final = 4000
-"""Tensors encoded in all, some milliseconds each, however small they are."""
+"""Tensors encoded in all; each takes some milliseconds, even a small one."""
 
 _LEAST_TENSORS: Final = 64
-"""Tensors of a step, where it has so many."""
+"""Fewest tensors of a step, if it has so many."""
 
 _RUN_LENGTH: Final = 16
-"""Steps of a stretch, where a run has more steps than can be encoded."""
+"""Steps of a stretch, in a run with more steps than can be encoded."""
 
 _STRETCHES: Final = 3
-"""Begin, middle and end: movement changes over a training."""
+"""Beginning, middle and end: movement changes over a training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateReport(Report):
-    """Estimates of what a configuration does to a run; nothing here was measured on decoded states.
+    """Estimates of a configuration for a run; nothing is measured on decoded states.
 
     Parameters
     ----------
     codec, config, overrides
         The configuration.
     ratio_total, ratio_weights
-        Of the whole chain: of everything that is stored, and of the weights.
+        Ratios of the whole chain: of all stored data, and of the weights.
     drop, divergence
-        Of the worst step; None where the trials at hand do not say.
+        Figures of the worst step; None if the trials do not determine them.
     basis
-        What drop and divergence rest on: ``trials`` of this run, or ``rule of thumb`` from other runs,
-        uncalibrated (`inshrink_core.search.quadratic`).
+        Source of drop and divergence: ``trials`` of this run, or an uncalibrated ``rule of thumb`` from other
+        runs (`inshrink_core.search.quadratic`).
     rank_correlation
-        Between what the model predicts of those trials and what was measured.
+        Rank correlation between the model's predictions and the measurements of those trials.
     n_trials
-        Trials that the prediction is calibrated on.
+        Number of trials that calibrate the prediction.
     n_steps, sampled
-        Steps encoded, and the share of their weights that was.
+        Number of steps encoded, and the encoded share of their weights.
     seconds
         Wall time.
     notes
-        What should be known.
+        Caveats of the estimate.
     unseen
-        What of the run's steps lies in no tensor, and hardly shrinks.
+        Parts of the run's steps outside of tensors; they hardly shrink.
     device
         Where frames were encoded.
     tensors
-        The same tensor by tensor, where that was asked for; those that were encoded.
+        Estimates of the encoded tensors, if requested.
     archive
-        What an archive takes and costs, where so many steps were tried.
+        Size and cost of an archive, if `tried` steps were requested.
     set
-        Of one of several: codec, settings and optimizer that were asked for.
+        With several configurations: the codec, settings and optimizer of this one.
     each
         The other configurations, in their order.
     measured_at
-        When it was estimated (Unix time), where that was known already.
+        Unix time of a stored estimate; None for a new one.
     """
 
     codec: str
@@ -125,14 +125,14 @@ class EstimateReport(Report):
     )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink estimate --json``; parts only where they were asked for."""
+        """Return the document of ``inshrink estimate --json``; optional parts only if requested."""
         parts = {name: getattr(self, name) for name in ("tensors", "archive", "set", "each")}
         there = {name: plain_value(value) for name, value in parts.items() if value}
         return {"estimate": True} | Report.to_json(self) | there
 
     @property
     def estimated(self) -> list[dict[str, Any]]:
-        """A row for each configuration; one alone has a name, too."""
+        """One row per configuration, each with a name."""
         figures = ("ratio_total", "ratio_weights", "drop", "divergence")
         rows = []
         for row in (self, *self.each):
@@ -152,23 +152,23 @@ class EstimateReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class TensorEstimate:
-    """What a configuration does to one weight or buffer.
+    """Estimate for one weight or buffer.
 
     Parameters
     ----------
     key
-        Which one.
+        Key of the tensor.
     layer_type
         Its layer type; None for other buffers.
     n_values
-        Its elements.
+        Number of elements.
     bits_per_weight
-        Stored bits of its blocks over its values and frames, keyframes in the proportion that the chain has
-        them.
+        Stored bits of its blocks per value and frame, with keyframes in the proportion of the chain.
     sensitivity
-        Mean squared gradient, or movement, of its values at the last step encoded; None where not known.
+        h: mean squared gradient, or movement, of its values at the last encoded step; None if unknown.
     damage
-        ½ Σ h·e² at the worst step encoded; its squared error where no tensor has an h, None where others do.
+        ½ Σ h·e², with errors e, at the worst encoded step. If no tensor has an h, its squared error; if only
+        others do, None.
     """
 
     key: str
@@ -181,7 +181,7 @@ class TensorEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveEstimate:
-    """What an archive of the chain takes, and what a restore from it costs.
+    """Estimated size of the chain's archive, and the cost of a restore.
 
     Parameters
     ----------
@@ -190,23 +190,23 @@ class ArchiveEstimate:
     tried
         The steps that were encoded.
     raw_bytes, nbytes
-        Raw bytes of what the archive holds, and its size.
+        Raw bytes of the archived tensors, and size of the archive.
     bits_per_weight
-        Stored bits of the weights for each weight of each step.
+        Stored bits of the weights, per weight and step.
     relative_error
-        Root of squared error over squared norm of the weights, the largest of the steps that were tried.
+        ``sqrt(squared error / squared norm)`` of the weights, the largest of the tried steps.
     restore_cost
-        Of the worst step; None where nothing tells it.
+        Restore cost of the worst step; None if unknown.
     basis
-        What the restore cost rests on: ``exact``, nothing is lost; ``judged``, the evaluator at the steps
-        that were tried, written as small as the bound allows; ``predicted``, by trials of a search;
-        ``unknown``, no trials are at hand.
+        Source of the restore cost: ``exact``, nothing is lost; ``judged``, the evaluator at the tried steps,
+        each written as small as the bound allows; ``predicted``, from trials of a search; ``unknown``, no
+        trials exist.
     bound
-        What a restore may cost at most; None: the settings decide.
+        Largest allowed restore cost; None: the settings apply.
     not_judged
-        Why the evaluator tells no restore cost; empty where it does, or was not asked.
+        Why the evaluator gives no restore cost; empty if it does, or was not asked.
     evaluator_failed
-        Whether that is because the evaluator itself failed, and not because of what it returns.
+        Whether the evaluator itself failed; False if it returned unsuitable results.
     """
 
     run_bytes: int
@@ -224,41 +224,38 @@ class ArchiveEstimate:
 
 @dataclass(frozen=True)
 class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, Request[EstimateReport]):
-    """Estimate the ratio and the drop of a configuration, or of several; nothing is measured.
+    """Estimate the ratio and the drop of one or more configurations, without measuring.
 
     Parameters
     ----------
     run
-        The run it would be of.
+        The run to estimate for.
     each
-        Estimate another configuration too: settings, a codec or an optimizer that replace those given, as
+        Estimate another configuration, too: settings, a codec or an optimizer that replace the given ones, as
         codec=uniform,bits=4; may be repeated.
     tried
-        Encode so many steps in the middle of the run alone, and tell what an archive takes.
+        Encode only so many steps from the middle of the run, and report the size of an archive.
     max_restore_cost
-        With --try and an evaluator: judge these steps, each written as small as keeps this bound.
+        With --try and an evaluator: evaluate these steps, each written as small as this bound allows.
     by_tensor
-        Also report bits, sensitivity and damage of every tensor that was encoded.
+        Also report bits, sensitivity and damage of every encoded tensor.
     trials
-        Trials of a search, which say what an error costs; by default the run's own.
+        Trials of a search, which calibrate the estimate; by default the run's own.
 
     Raises
     ------
     InputError
-        The log is one of another run, or the configuration cannot be used.
+        The trials are of another run, or the configuration is not applicable.
     UntrustedCodeError
-        The evaluator may not run.
+        The evaluator lacks consent to run.
 
     Notes
     -----
-    Encodes a sample of the tensors, of every layer type, in closed loop; at most `_NUMEL` elements, unless
+    A sample of the tensors, of every layer type, is encoded in closed loop: at most `_NUMEL` elements, unless
     the steps are large. Drop and divergence come from ½ Σ h·e² and trials of the same steps, of the same
-    codec where there are any (`inshrink_core.search.quadratic.Calibration`): near the measurement where a
-    configuration was measured, and corrected in the same way beside it. Without trials they are
-    rules of thumb, right to an order of magnitude at best. Of several configurations, progress has the
-    document of each.
-
-    Examples
+    codec if available (`inshrink_core.search.quadratic.Calibration`): close to the measurement for a measured
+    configuration, and with the same correction near it. Without trials they are rules of thumb, right to an
+    order of magnitude at best. With several configurations, progress events carry the document of each.
     --------
     >>> import inshrink_core
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
@@ -286,7 +283,7 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
     UNIT: ClassVar = "steps"
 
     def perform(self) -> EstimateReport:
-        """Estimate each."""
+        """Estimate each configuration."""
         from inshrink_core.search.search import choose_steps, known_trials
 
         begun = time.perf_counter()
@@ -312,7 +309,7 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
         return report
 
     def _estimated(self, sample: _Sample, writings: Sequence[_Asked]) -> list[EstimateReport]:
-        """Estimate each configuration, then have those judged that lose something."""
+        """Estimate each configuration, then evaluate the lossy ones under the bound."""
         found: list[EstimateReport] = []
         n = sum(map(len, sample.stretches))
         total = n * len(writings) * (1 if self.max_restore_cost is None else 2)
@@ -327,14 +324,14 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
             tell(found[-1], len(found))
         if self.max_restore_cost is None:
             return found
-        # Weights are written alike, whatever becomes of the optimizer's state.
+        # The weights are written the same way for every choice of optimizer state.
         alike = [at for at, row in enumerate(found) if _weights(row) == _weights(found[0])]
         lossy = [at for at in alike if _tried(found[at]).basis != "exact"]
         chains = sorted((writings[at].chain for at in lossy), key=lambda entry: entry.optimizer == "drop")
         about: dict[str, Any] = {"bound": self.max_restore_cost}
         try:
             judged = _judged(sample, chains[0], self, self.max_restore_cost) if chains else None
-        except InputError as error:  # What it returns tells no cost.
+        except InputError as error:  # The evaluator's results give no restore cost.
             judged = None
             about = {"not_judged": str(error), "evaluator_failed": isinstance(error, EvaluatorError)}
         found = [replace(row, archive=replace(_tried(row), **about)) for row in found]
@@ -347,7 +344,7 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
     def _question(
         self, run: Run, steps: Sequence[int], writings: Sequence[_Asked], known: Sequence[Trial]
     ) -> dict[str, Any]:
-        """Return what the estimates depend on, beside the run."""
+        """Return what the estimates depend on, apart from the run."""
         from importlib.metadata import version
 
         from inshrink_core.execution import key_digest
@@ -371,14 +368,14 @@ estimate = python_call(Estimate)
 
 
 class _Asked(NamedTuple):
-    """How a chain would be written, and what of it was asked for as one of several."""
+    """A chain config, and the settings that distinguish it from the other configurations."""
 
     chain: ChainConfig
     set: Mapping[str, Any]
 
     @classmethod
     def of(cls, asked: Estimate, text: str) -> _Asked:
-        """Return what a request asks with some of its settings replaced."""
+        """Return a request's configuration with some settings replaced."""
         given = parse_settings(text.split(",") if text else ())
         codec, optimizer = given.pop("codec", None), given.pop("optimizer", asked.optimizer)
         settings = given if codec else {**given_settings({}, asked.settings), **given}
@@ -398,7 +395,7 @@ class _Asked(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """What of a run is encoded: stretches of its steps, tensors of each, and the trials that are known."""
+    """The encoded sample of a run: stretches of its steps, tensors of each, and the known trials."""
 
     run: Run
     steps: tuple[int, ...]
@@ -420,7 +417,7 @@ class _Sample(NamedTuple):
         return cls(run, steps, stretches, sample_keys(run[stretches[0][0]], numel, n_tensors), known, {})
 
     def ahead(self, chain: ChainConfig) -> Any:
-        """Return what the encoder knows of later steps; what the knob turns does not change it."""
+        """Return the encoder's look-ahead, cached: it does not depend on the tunable parameter."""
         from inshrink_core.chain import FrameEncoder
 
         tuning = chain.config.tuning
@@ -438,7 +435,7 @@ class _Sample(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Share of the model's elements that is encoded."""
+        """Encoded share of the model's elements."""
         numel = {spec.key: spec.numel for spec in self.model()}
         return sum(numel[key] for key in numel.keys() & self.keys) / max(1, sum(numel.values()))
 
@@ -450,20 +447,20 @@ def _tried(row: EstimateReport) -> ArchiveEstimate:
 
 
 def _weights(row: EstimateReport) -> str:
-    """Return what decides how weights are written, as a key."""
+    """Return a key of the settings that determine how weights are written."""
     return json.dumps([row.codec, row.config, row.overrides], sort_keys=True)
 
 
 def _judged(
     sample: _Sample, chain: ChainConfig, judging: EvaluatorRequest, most: float
 ) -> tuple[ArchiveSize, Mapping[str, Any]]:
-    """Write the steps that are tried under a bound; return their sizes, and the worst figures."""
+    """Write the tried steps under a bound; return their sizes, and the worst figures."""
     from inshrink_core.search.bounded import open_bounded, written_bounded
     from inshrink_core.search.bounds import Bounds
 
     (tried,), run = sample.stretches, sample.run
     with open_bounded(run, tuple(tried), chain, Bounds(max_restore_cost=most), judging) as bounded:
-        # What a restore may cost follows the learning rate, of which these steps do not tell the largest.
+        # The bound on the restore cost follows the learning rate: earlier steps provide its largest value.
         for step in sample.steps[: sample.steps.index(tried[0])]:
             bounded.saw(run[step])
         sizes = written_bounded(bounded, chain, [run[step] for step in tried], sample.ahead(chain))
@@ -473,9 +470,10 @@ def _judged(
 def _with_judged(
     found: EstimateReport, judged: tuple[ArchiveSize, Mapping[str, Any]], sample: _Sample, chain: ChainConfig
 ) -> EstimateReport:
-    """Return what a configuration takes where its weights are written as they were judged.
+    """Return an estimate with the evaluated weights in place of the estimated ones.
 
-    How coarse weights are decides how coarse optimizer state is: what the judged frames hold of it counts.
+    The step size of the weights determines that of optimizer state, so the evaluated frames give its size,
+    too.
     """
     from inshrink_core.metrics import bits_per_parameter
     from inshrink_core.search.measure import Rest, in_proportion
@@ -511,7 +509,7 @@ def _with_judged(
 
 
 def _estimate(sample: _Sample, asked: _Asked, request: Estimate) -> EstimateReport:
-    """Return what a configuration does to a chain: steps that are encoded, and what follows of them."""
+    """Return the estimate of one configuration: encode the sample, and extrapolate to the chain."""
     from inshrink_core.metrics import bits_per_parameter
     from inshrink_core.search.measure import estimate_rest, in_proportion, middle_of
     from inshrink_core.search.quadratic import calibrate
@@ -573,7 +571,7 @@ def _estimate(sample: _Sample, asked: _Asked, request: Estimate) -> EstimateRepo
 
 
 def _figures(calibration: Calibration, chain: ChainConfig, rows: Sequence[_Row]) -> tuple[float | None, ...]:
-    """Return drop and divergence of the worst step, by trials where there are any."""
+    """Return drop and divergence of the worst step, from trials if available."""
     from inshrink_core.search.quadratic import prior_of
 
     if not calibration.n_trials:
@@ -588,7 +586,7 @@ def _figures(calibration: Calibration, chain: ChainConfig, rows: Sequence[_Row])
 def _cost(
     known: Sequence[Trial], chain: ChainConfig, calibration: Calibration, divergence: float | None
 ) -> tuple[str, float | None]:
-    """Return the basis of the restore cost, and the cost: what trials paid for a divergence."""
+    """Return the basis and the restore cost, at the trials' median cost per divergence."""
     from inshrink_core.chain import is_exact
 
     if chain.optimizer == "exact" and is_exact(chain.codec, {}):
@@ -607,7 +605,7 @@ def _cost(
 def _by_tensor(
     specs: Sequence[TensorSpec], rows: Sequence[_Row], n_steps: int, keyframe_every: int
 ) -> Iterator[TensorEstimate]:
-    """Yield what happens to each tensor that was encoded at every step."""
+    """Yield the estimate of each tensor that was encoded."""
     from inshrink_core.search.measure import in_proportion
 
     weighed = any(row.sensitivities for row in rows)
@@ -642,7 +640,7 @@ _UNCALIBRATED: Final = (
 
 
 class _Row(NamedTuple):
-    """One step, from its sample."""
+    """Figures of one step, from its sample."""
 
     step: int
     raw: int
@@ -656,7 +654,7 @@ class _Row(NamedTuple):
 
 
 def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
-    """Return all steps, or stretches of a long run: its begin, its end, and between."""
+    """Return all steps, or three stretches of a long run: beginning, middle and end."""
     if len(steps) <= _RUN_LENGTH * _STRETCHES:
         return [steps]
     room = len(steps) - _RUN_LENGTH

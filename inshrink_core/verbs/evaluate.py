@@ -1,4 +1,4 @@
-"""Evaluating one step of a run, and writing an evaluator to begin with."""
+"""Evaluate one step of a run, or write a template of an evaluator."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateReport(Report):
-    """What an evaluator says of one step.
+    """Result of an evaluator for one step.
 
     Parameters
     ----------
     step
         The step.
     evaluator
-        Whose function it was: ``FILE.py:FUNCTION``.
+        The evaluator, as ``FILE.py:FUNCTION``.
     metric, direction, value
-        The figure that counts, which way it is better, and what it is.
+        The metric that is compared, its better direction, and its value.
     metrics, standard_errors
-        Every figure that was returned, and how sure some of them are.
+        All returned metrics, and the standard errors of some.
     log_probs, predictions
-        Shape of what a divergence is measured by; None where it was not returned.
+        Shapes of the returned arrays that a divergence compares; None if not returned.
     printed
-        The end of what the evaluator printed, in one line.
+        The end of the evaluator's output, in one line.
     seconds
         Time within the evaluator.
     """
@@ -57,7 +57,7 @@ class EvaluateReport(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatorReport(Report):
-    """An evaluator that was written.
+    """Result of writing a template of an evaluator.
 
     Parameters
     ----------
@@ -75,25 +75,25 @@ class EvaluatorReport(Report):
 
 @dataclass(frozen=True)
 class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
-    """Evaluate one step, to see that an evaluator works; or write one to begin with.
+    """Evaluate one step, to test an evaluator; or write a template of one.
 
     Parameters
     ----------
     run
         A run: a directory, a glob or a checkpoint file.
     step
-        Which step; by default the last.
+        The step; by default the last.
     write
-        Write an evaluator to begin with to this Python file instead; nothing is executed.
+        Write a template of an evaluator to this Python file instead; nothing is executed.
     model
-        The model's class, made without arguments.
+        The model's class, constructed without arguments.
     force
-        Overwrite what exists.
+        Overwrite existing files.
 
     Raises
     ------
     UntrustedCodeError
-        The run's own evaluator would be executed without consent.
+        The run's own evaluator needs consent before it is executed.
     EvaluatorError
         The evaluator failed.
 
@@ -149,7 +149,7 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
         return report
 
     def written(self) -> EvaluatorReport:
-        """Write an evaluator to begin with: it marks what is left to fill in."""
+        """Write a template of an evaluator, which marks what the user fills in."""
         from inshrink_core.evaluate.template import evaluator_source
         from inshrink_core.execution import make_folders, require_free, write_durably
 

@@ -1,4 +1,4 @@
-"""One step as one file: to begin another training from, or to hand on."""
+"""Export one step as one file, for transfer learning or for distribution."""
 
 from __future__ import annotations
 
@@ -30,59 +30,59 @@ if TYPE_CHECKING:
 
 
 DEFAULT_RATIO: Final = 8.0
-"""Float32 bytes over exported bytes of the weights, where they may be coarsened."""
+"""Default ratio of coarsened weights: float32 bytes over exported bytes."""
 
 LAYOUTS: Final = ("packed", "safetensors")
 
 DTYPES: Final = {"same": "", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""What weights may become in a plain file, by the word for it."""
+"""Dtypes of weights in a plain file, by the word of the option."""
 
 CASTABLE: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
-"""Dtypes that may: integers, flags and eight-bit floats mean what they are."""
+"""Dtypes that can be cast: integers, flags and eight-bit floats cannot."""
 
 _PACKING_NBYTES: Final = 256
-"""More than packing one frame adds: header, padding, directory and trailer of the file."""
+"""Upper bound on what packing adds to one frame: header, padding, directory and trailer of the file."""
 
 _TRAINING_STATE: Final = re.compile(
     r"^(training_args|trainer_state|scheduler|lr_scheduler|scaler|sampler|dl_state_dict|random_states|"
     r"rng_state|custom_checkpoint|optimizer)([._-].*)?$",
     re.IGNORECASE,
 )
-"""Files of a checkpoint that a training goes on from, and that a model is loaded without."""
+"""Checkpoint files that resuming a training needs and loading a model does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport(Report):
-    """What `export` wrote.
+    """Result of exporting one step.
 
     Parameters
     ----------
     archive, output
-        What was exported, and the file that was made.
+        The archive, and the file written.
     steps
         The step.
     layout
-        As what it was written: ``packed`` or ``safetensors``.
+        Format of the file: ``packed`` or ``safetensors``.
     ratio_float32
-        Bytes of the weights as float32 over the bytes that hold them, all overhead included.
+        Bytes of the weights as float32 over the bytes that store them, including all overhead.
     size
-        Sizes of a packed file; None of a plain one.
+        Sizes of a packed file; None for a plain one.
     nbytes
         Size of the file.
     n_tensors
-        Tensors in it.
+        Number of tensors in the file.
     weights_only
         Whether optimizer and training state were left out.
     exact
-        Whether every tensor written decodes to the same bits as in the archive.
+        Whether every written tensor has the same bits as in the archive.
     relative_error
-        Root of squared error over squared norm of coarsened weights, against the archive's; 0 if exact.
+        ``sqrt(squared error / squared norm)`` of coarsened weights, against the archive's; 0 if exact.
     left_out
-        Files of the checkpoint that were left out, and tensors that travel in no other form than their file.
+        Checkpoint files that were left out, and tensors that cannot be separated from their file.
     layers_left_out
         Outermost modules and tensors of the model that were left out.
     converted
-        Tensors that a plain file has no form for, and what was written of each: plain values, or parts.
+        Tensors that a plain file cannot represent, and what was written instead: plain values, or parts.
     seconds
         Wall time.
     device
@@ -113,25 +113,25 @@ class ExportReport(Report):
     )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document; of a plain file with its format and the number of its tensors."""
+        """Return the document; for a plain file with its format and number of tensors."""
         plain = {} if self.layout == "packed" else {"format": self.layout, "tensors": self.n_tensors}
         return Report.to_json(self) | plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackReport(Report):
-    """What a copy of a whole archive is.
+    """Result of copying a whole archive.
 
     Parameters
     ----------
     archive, output
-        What was copied, and what was made.
+        The archive, and its copy.
     steps
         Steps of its newest branch.
     n_frames
-        Frames of all branches.
+        Number of frames of all branches.
     nbytes
-        Bytes of what was made: of the file, or of the frames and the manifest.
+        Bytes written: of the file, or of the frames and the manifest.
     seconds
         Wall time.
     """
@@ -148,57 +148,57 @@ class PackReport(Report):
 
 @dataclass(frozen=True)
 class Export(Decoding, Request[ExportReport | PackReport]):
-    """Write one step, or a whole archive, as one file that needs nothing else.
+    """Write one step, or a whole archive, as one self-contained file.
 
     Parameters
     ----------
     archive
         The archive: a folder, a packed file or a URL.
     output
-        The file to make of one step.
+        The file to write one step to.
     step
-        Which step; by default the last.
+        The step; by default the last.
     weights_only
-        For transfer learning: without the optimizer's state and the files that training goes on from, weights
-        coarsened to reach `ratio`; config and tokenizer files stay.
+        For transfer learning: leave out optimizer state and the files that only a resumed training needs, and
+        coarsen weights to reach `ratio`; config and tokenizer files stay.
     ratio
-        With --weights-only, how many times smaller than float32 the weights become at least; by default 8.
+        With --weights-only, the least ratio of the weights as float32 to the exported ones; by default 8.
     exact
         With --weights-only, keep every bit of the archived weights.
     tensors
-        With --weights-only, keep these layers alone: the name of a tensor or a module, else a glob, a
+        With --weights-only, export only these layers: the name of a tensor or a module, else a glob, a
         /regular expression/ or a part of names; may be repeated.
     without
-        With --weights-only, leave these layers out, named likewise; may be repeated.
+        With --weights-only, leave these layers out, named the same way; may be repeated.
     layout
-        packed; or, with --weights-only, safetensors: one plain file that loads without Inshrink, of the
-        values that the packed one would restore.
+        packed; or, with --weights-only, safetensors: one plain file that loads without Inshrink, with the
+        values that the packed file would restore.
     dtype
-        With --format safetensors, what floats become: same, fp32, bf16 or fp16.
+        With --format safetensors, the dtype of floats: same, fp32, bf16 or fp16.
     pack
         Copy the whole archive into one file instead.
     unpack
         Copy the whole archive into a folder instead.
     force
-        Overwrite what exists.
+        Overwrite existing files.
 
     Raises
     ------
     NotFoundError
-        The archive has no such step, or no tensor is left.
+        The archive lacks the step, or no tensor is left.
     ExistsError
         The file exists and `force` is not set.
     InputError
         `ratio` is not a number of at least 1, options exclude each other, or a value does not fit `dtype`.
     TooLargeError
-        It would take more memory or disk than that.
+        The export needs more memory or disk than the limits allow.
     DamagedError, MissingFrameError
         The step cannot be decoded.
 
     Notes
     -----
-    Weights that reach `ratio` as they are stay exact. The paper's transfer learning does the same with
-    its own quantizer: no delta, one checkpoint (Inshrinkerator, section on transfer learning).
+    Weights that already reach `ratio` stay exact. The paper's transfer learning also encodes one checkpoint
+    without a delta, with its own quantizer (Inshrinkerator, section on transfer learning).
 
     Examples
     --------
@@ -319,7 +319,7 @@ class Export(Decoding, Request[ExportReport | PackReport]):
         )
 
     def _check(self, *, is_chosen: bool) -> None:
-        """Refuse what makes no sense together."""
+        """Refuse options that exclude each other."""
         graded = sum((self.exact, self.ratio is not None))
         of_weights = graded or is_chosen or self.layout != "packed" or self.dtype != "same"
         n_targets = sum(target is not None for target in (self.output, self.pack, self.unpack))
@@ -347,21 +347,21 @@ export = python_call(Export)
 def chosen_names(
     names: Iterable[str], tensors: Sequence[str] = (), without: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the names that patterns choose.
+    """Return the names that patterns select.
 
     Parameters
     ----------
     names
         Names of tensors.
     tensors
-        What is kept, as `matching_names` reads it; without any, everything.
+        Patterns of `matching_names` to include; without any, all names are included.
     without
-        What is left out all the same.
+        Patterns to exclude, which take precedence.
 
     Raises
     ------
     InputError
-        A regular expression cannot be read.
+        A regular expression is invalid.
 
     Examples
     --------
@@ -376,7 +376,7 @@ def chosen_names(
 
 @contextlib.contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """Yield a folder to make the archive in that will be packed, on the file system of the file."""
+    """Yield a folder for the archive to be packed, on the file system of `target`."""
     from inshrink_core.archive.storage import storage_error
     from inshrink_core.execution import make_folders, working_folder
 
@@ -389,14 +389,14 @@ def _beside(target: Path) -> Iterator[Path]:
     except StorageError as error:
         if folder is None or not error.where.startswith(str(folder)):
             raise
-        # That folder is gone by now.
+        # The folder is deleted already, so the error names the target.
         raise StorageError(error.what, where=str(target), remedy=error.remedy) from error
     except OSError as error:
         raise storage_error(error, "the step cannot be exported", str(target)) from error
 
 
 class _Step:
-    """One step on its way into an archive of its own; of its weights alone where patterns are given."""
+    """One step to be written as an archive or a file; only its weights if patterns are given."""
 
     def __init__(
         self,
@@ -424,27 +424,27 @@ class _Step:
         ]
         self.n_tensors = len(self._view)
         files, keys = {file.path for file in self._view.files}, {spec.key for spec in self._view.specs}
-        # A file with tensors lives on in those that are written.
+        # A file that contributes tensors to the export is not left out.
         self.left_out = tuple(
             file.path
             for file in self._checkpoint.files
             if file.path not in files
             and not any(member.key in keys for region in file.regions for member in region.members)
         )
-        if not plain:  # what of the step is packed travels in its files
+        if not plain:  # quantized tensors stay packed in their files
             self.left_out += tuple(f"{item.key} ({item.kind})" for item in carried if item.file not in files)
         self.layers_left_out = _layers_left_out(self._checkpoint, self._view)
         self.converted: list[str] = []
         self._source = [archive.reader.archive_id, info.frame_id]
 
     def write_exact(self, folder: Path) -> ArchiveSize:
-        """Write the step with the bits it has; return its sizes."""
+        """Write the step without loss; return its sizes."""
         from inshrink_core.chain import Archive, archive_size
         from inshrink_core.chain.attachments import DROPPED, attachments_of, encode_attachments
         from inshrink_core.chain.base import BASE
         from inshrink_core.chain.prune import NewFrame, rewrite_frame
 
-        # The frame that training was restored from stays behind, and so does what the digest is of.
+        # The references to the restored frame and to the base model, and the content digest, no longer apply.
         gone = ["restored", BASE, *(() if self._view is self._checkpoint else ("content", DROPPED))]
         meta = {key: value for key, value in self._meta.items() if key not in gone}
         meta |= {"source": self._source} | ({} if self._view is self._checkpoint else {"optimizer": "drop"})
@@ -456,7 +456,7 @@ class _Step:
         return archive_size(Archive.open(folder))
 
     def write_coarse(self, folder: Path, ratio: float, exact: ArchiveSize) -> float:
-        """Write the weights on a lattice that reaches the ratio; return their relative error."""
+        """Write the weights with the lattice codec, at a ratio; return their relative error."""
         from inshrink_core.chain.attachments import add_attachments, attachments_of
         from inshrink_core.chain.meta import FOLDER, ORIGINALS, pack_attributes
         from inshrink_core.search.coarsen import coarsen
@@ -478,7 +478,7 @@ class _Step:
         return coarse.relative_error
 
     def write_plain(self, made: Archive, target: Path, dtype: str, *, force: bool) -> float:
-        """Write the weights that an archive restores as one plain file; return their relative error."""
+        """Write the decoded weights of an archive as one plain file; return their relative error."""
         from inshrink_core.formats.carried import with_plain_values
         from inshrink_core.formats.write import write_safetensors, written_nbytes
 
@@ -495,7 +495,7 @@ class _Step:
 
     @contextlib.contextmanager
     def _single_frame(self, folder: Path, form: str) -> Iterator[FrameWriter]:
-        """Make an archive of one keyframe; its id is a digest, so that the same export has the same bytes."""
+        """Make an archive of one keyframe; its id is a digest, so that equal exports have equal bytes."""
         from inshrink_core.archive import ArchiveWriter
         from inshrink_core.frame import FrameKind
 
@@ -509,7 +509,7 @@ class _Step:
             yield frame
 
     def _counter(self, stage: str, view: Checkpoint) -> Callable[[str], None]:
-        """Return what reports each tensor of a view that is done."""
+        """Return a callback that reports each finished tensor of a view."""
         count = Counter(self._progress, stage, view.raw_bytes())
         return lambda key: count.add(view.spec(key).nbytes, self._info.step, key)
 
@@ -522,14 +522,14 @@ def _float32_nbytes(size: ArchiveSize) -> int:
 
 
 class _Cast:
-    """Gives tensors in another dtype, and knows how far all that were read are from their originals."""
+    """Tensors cast to another dtype, with the error of all that were read against their originals."""
 
     def __init__(self, checkpoint: Checkpoint, original: Checkpoint, dtype: str) -> None:
         self._checkpoint, self._original, self._dtype = checkpoint, original, dtype
         self._error = self._norm = 0.0
 
     def spec(self, spec: TensorSpec) -> TensorSpec:
-        """Return the spec of a tensor as it is given."""
+        """Return the spec of a tensor after the cast."""
         is_cast = self._dtype and spec.dtype in CASTABLE
         return replace(spec, dtype=self._dtype) if is_cast else spec
 
@@ -554,22 +554,22 @@ class _Cast:
         return made
 
     def skeleton(self, layout: FileLayout) -> bytes:
-        """Return the bytes of a file outside its tensors."""
+        """Return the bytes of a file outside of its tensors."""
         return self._checkpoint.source.skeleton(layout)
 
     @property
     def relative_error(self) -> float:
-        """Root of squared error over squared norm of all floats read so far."""
+        """``sqrt(squared error / squared norm)`` of all floats read so far."""
         return math.sqrt(self._error / self._norm) if self._norm > 0 else 0.0
 
 
 def _weights_of(checkpoint: Checkpoint, tensors: Sequence[str], without: Sequence[str]) -> Checkpoint:
-    """Return chosen weights and buffers, and the files that belong to the model, not to its training.
+    """Return chosen weights and buffers, with the files that belong to the model and not to its training.
 
     Raises
     ------
     NotFoundError
-        Nothing is chosen.
+        The patterns select no tensor.
     """
     from inshrink_core.chain import view_of
     from inshrink_core.checkpoint import MODEL_ROLES
@@ -588,7 +588,7 @@ def _weights_of(checkpoint: Checkpoint, tensors: Sequence[str], without: Sequenc
         if file.kind != "opaque"
         or not (
             _TRAINING_STATE.match(file.path.rpartition("/")[2])
-            # The index of shards that are not all there leads to nothing.
+            # An index of shards is useless if some of them are left out.
             or (len(chosen) < len(keys) and file.path.endswith(".index.json"))
         )
     )
@@ -604,7 +604,7 @@ def _model_names(checkpoint: Checkpoint) -> dict[str, None]:
 
 
 def _layers_left_out(checkpoint: Checkpoint, view: Checkpoint) -> tuple[str, ...]:
-    """Return the outermost modules and tensors of the model of which nothing is kept."""
+    """Return the outermost modules and tensors of the model that are left out entirely."""
 
     def above(name: str) -> list[str]:
         return [name[: dot.start()] for dot in re.finditer(r"\.|$", name)]

@@ -1,4 +1,4 @@
-"""What is in a run or an archive, from headers alone."""
+"""Show the contents of a run or an archive, from headers only."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _SIZES: Final = ("raw_bytes", "archive_bytes", "ratio")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory(Report):
-    """What a run or an archive holds.
+    """Contents of a run or an archive.
 
     Parameters
     ----------
     path
-        The run or the archive, as it was named.
+        The run or the archive, as the request names it.
     facts
-        The document of ``inshrink inspect --json``, whose keys docs/json.md explains.
+        The document of ``inshrink inspect --json`` (docs/json.md explains its keys).
     failure
-        What is wrong with it although it can be shown.
+        An error that does not prevent showing the rest.
     with_tensors
-        Whether every tensor is shown.
+        Whether to list every tensor.
     """
 
     path: str
@@ -69,7 +69,7 @@ class Inventory(Report):
 
     @property
     def frames(self) -> list[dict[str, Any]]:
-        """A row for each frame, with how many tensors a save under a budget left as they were."""
+        """One row per frame, with the number of tensors that a save under a budget did not update."""
         rows = []
         for row in self.facts.get("frames", ()):
             older, quality = row.get("older") or {}, row["quality"] or {}
@@ -80,7 +80,7 @@ class Inventory(Report):
 
     @property
     def listed(self) -> list[dict[str, Any]]:
-        """A row for each tensor."""
+        """One row per tensor."""
         return [
             {"tensor": row["key"], "dtype": row["dtype"], "shape": text.shape(row["shape"])}
             | {"layer": "unattributed" if row["unattributed"] else row["layer"], "n_steps": row["n_steps"]}
@@ -89,7 +89,7 @@ class Inventory(Report):
         ]
 
     def shown(self) -> Iterator[Part]:
-        """Yield the facts, the sizes by role, the frames, and what was left out and why."""
+        """Yield the facts, the sizes by role, the frames, and the files left out with reasons."""
         yield self.facts["kind"], self.path
         yield from Report.shown(self)
         yield from parts_of("tensors", self.listed if self.with_tensors else [], most=None)
@@ -105,12 +105,12 @@ class Inspect(Reading, Request[Inventory]):
     source
         A run, a checkpoint file or an archive.
     tensors
-        List every tensor.
+        List all tensors.
 
     Raises
     ------
     NotFoundError
-        There is neither a run nor an archive.
+        The path is neither a run nor an archive.
 
     Examples
     --------
@@ -150,10 +150,10 @@ inspect = python_call(Inspect)
 def _tensor_rows(
     steps: Iterable[Iterable[tuple[TensorSpec, int, str | None]]], *, archived: bool
 ) -> list[dict[str, Any]]:
-    """Return a row a tensor of some steps: its newest spec, and its bytes added up.
+    """Return one row per tensor over some steps: its newest spec, and its total bytes.
 
-    Tensors are in order of first appearance. Of each tensor of a step, its spec, archived bytes and bitstream
-    are given.
+    `steps` yields spec, archived bytes and bitstream of each tensor of each step. Rows are in order of first
+    appearance.
     """
     rows: dict[str, dict[str, Any]] = {}
     for tensors in steps:
@@ -175,7 +175,7 @@ def _tensor_rows(
 
 
 def _roles(tensors: Iterable[Mapping[str, Any]], *, archived: bool) -> dict[str, dict[str, Any]]:
-    """Return a row a role, the largest first."""
+    """Return one row per role, by raw bytes, the largest first."""
     sums: dict[str, dict[str, Any]] = {}
     for tensor in tensors:
         row = sums.setdefault(tensor["role"], {"tensors": 0, "raw_bytes": 0, "archive_bytes": 0})
@@ -187,14 +187,14 @@ def _roles(tensors: Iterable[Mapping[str, Any]], *, archived: bool) -> dict[str,
 
 
 def _with_ratio(row: dict[str, Any], archived: bool) -> dict[str, Any]:
-    """Return a row with its ratio; of a run, without what only an archive has."""
+    """Return a row with its ratio; for a run, drop the keys that only an archive has."""
     if archived:
         return row | {"ratio": ratio(row["raw_bytes"], row["archive_bytes"]) or None}
     return {key: value for key, value in row.items() if key not in ("codec", "archive_bytes")}
 
 
 def _run_facts(run: Run | None, skipped: Iterable[Skipped]) -> dict[str, Any]:
-    """Return the document of a run, of which every header is read, or of a directory without a checkpoint."""
+    """Return the document of a run, or of a directory without a checkpoint; read every header."""
     from inshrink_core.formats import Fate, Skipped
 
     steps, at = ((), {}) if run is None else (run.steps, run)
@@ -226,7 +226,7 @@ def _run_facts(run: Run | None, skipped: Iterable[Skipped]) -> dict[str, Any]:
 
 
 def _inspect_archive(archive: Archive) -> Inventory:
-    """Return the inventory of an archive; reads the index of every frame."""
+    """Return the inventory of an archive; read the index of every frame."""
     from inshrink_core.chain import QUALITY, WRITTEN, archive_size, optimizer_of, original_checks
     from inshrink_core.chain.meta import MODELS
 
@@ -252,7 +252,7 @@ def _inspect_archive(archive: Archive) -> Inventory:
         meta_of = archive.frame(frame.info).meta
         older = {"older": meta_of[WRITTEN]} if WRITTEN in meta_of else {}
         frames.append({**frame.to_json(), "quality": meta_of.get(QUALITY), **older})
-    with suppress(InshrinkError):  # a checkpoint with a name that cannot be read is a problem elsewhere
+    with suppress(InshrinkError):  # `verify` reports a damaged frame of a named checkpoint
         named = archive.branches.items()
         branches = [{"name": name, "step": info.step, "bytes": info.nbytes} for name, info in named]
     facts: dict[str, Any] = {
@@ -288,7 +288,7 @@ def _inspect_archive(archive: Archive) -> Inventory:
 
 
 def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:
-    """Return what is wrong with an archive that can be shown all the same."""
+    """Return the error for an archive that can be shown in part."""
     from inshrink_core.archive.layout import REBUILD_REMEDY
 
     if facts["manifest_problem"]:
@@ -309,12 +309,12 @@ def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:
 
 
 def _shown(archive: Archive) -> tuple[FrameInfo, ...]:
-    """Return the frames of the head's history; every frame where nothing tells which is the head."""
+    """Return the frames of the head's history; without a manifest, which records the head, all frames."""
     return archive.frames if archive.reader.catalog.is_complete else archive.reader.frames
 
 
 def _readable(archive: Archive) -> tuple[list[FrameInfo], list[FrameInfo], list[StepNeeds], list[str]]:
-    """Return the frames that can be read, those that need a missing one, what restoring takes, and notes."""
+    """Return the readable frames, those that need a missing one, the needs of a restore, and notes."""
     from inshrink_core.chain import step_needs
 
     readable: list[FrameInfo] = []
@@ -336,7 +336,7 @@ def _readable(archive: Archive) -> tuple[list[FrameInfo], list[FrameInfo], list[
 
 
 def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what of an archive is not as it was committed."""
+    """Yield notes on frames or a manifest that are missing."""
     for lost in facts["missing_frames"]:
         last = ": the last one, from which training would go on" if lost["last"] else ""
         branch = f" on branch {lost['branch']}" if lost["branch"] else ""

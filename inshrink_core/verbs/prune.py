@@ -1,4 +1,4 @@
-"""Pruning an archive: steps that are not needed any more go, and those that stay keep every bit."""
+"""Prune an archive: remove steps, and keep every bit of the remaining ones."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneReport(Report):
-    """What `prune` did, or would do.
+    """Result or plan of `prune`.
 
     Parameters
     ----------
     archive
         The archive.
     applied
-        True where it was done; False for a plan.
+        True if the archive was pruned; False for a plan.
     plan
-        What becomes of every frame.
+        The fate of every frame.
     before, after
-        Bytes of the archive; `after` is an estimate where nothing was done and frames are re-keyed.
+        Bytes of the archive; in a plan that re-keys frames, `after` is an estimate.
     seconds
         Wall time.
     device
@@ -61,12 +61,12 @@ class PruneReport(Report):
 
     @property
     def freed(self) -> int:
-        """Bytes that pruning frees; negative where re-keyed frames take more than what goes."""
+        """Bytes that pruning frees; negative if re-keyed frames grow by more than the removed ones held."""
         return self.before - self.after
 
     @property
     def frames(self) -> list[dict[str, Any]]:
-        """What becomes of every frame, in the order of writing."""
+        """The fate of every frame, in the order of writing."""
         plan = self.plan
         fates = {"kept": plan.kept, "reference": plan.references, "removed": plan.removed}
         written = {f.frame_id: "rekeyed" for f in plan.rekeyed}
@@ -85,7 +85,7 @@ class PruneReport(Report):
         ]
 
     def remarks(self) -> Iterator[str]:
-        """Yield what is to do."""
+        """Yield the next command."""
         if not self.plan.changes:
             yield "nothing to remove"
         elif not self.applied:
@@ -94,23 +94,23 @@ class PruneReport(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetReport(Report):
-    """What `prune` with `forget_missing` gave up, or would.
+    """Result or plan of `prune` with `forget_missing`.
 
     Parameters
     ----------
     archive
         The archive.
     applied
-        True where it was done; False for a plan.
+        True if frames were given up; False for a plan.
     manifest
-        Why the manifest cannot be used, and is rebuilt from the frames that are there; empty where it can.
-        Nothing then says which frames are gone without a trace: they are not among the missing.
+        Why the manifest is unusable and rebuilt from the existing frames; empty if it is usable. Without a
+        manifest, lost frames that no other frame refers to are unknown, and not among the missing.
     missing
-        Frames whose files are gone.
+        Frames whose files are lost.
     useless
-        Frames that are there and cannot be decoded without one of those.
+        Existing frames that need a lost one to be decoded.
     head
-        The frame that is the last one then; None where none is left.
+        The last frame afterwards; None if no frame is left.
     """
 
     archive: str
@@ -123,7 +123,7 @@ class ForgetReport(Report):
     KEYS: ClassVar = "archive applied manifest missing=missing.place useless=useless.place last=head.place"
 
     def remarks(self) -> Iterator[str]:
-        """Yield what is to do."""
+        """Yield the next command."""
         if not (self.missing or self.useless or self.manifest):
             yield "no frame is missing"
         elif not self.applied:
@@ -132,55 +132,55 @@ class ForgetReport(Report):
 
 @dataclass(frozen=True)
 class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
-    """Remove archived steps, or their optimizer state; what stays keeps every bit.
+    """Remove archived steps, or their optimizer state; the rest keeps every bit.
 
-    Shows a plan unless told to apply it.
+    Shows a plan unless `apply` is set.
 
     Parameters
     ----------
     archive
         The archive: a folder, or a URL.
     log
-        What the training logged, as CSV, JSON lines or an event file, or its run: for --keep-best. By default
-        what the archived steps carry.
+        The training log, as CSV, JSON lines or an event file, or the run: for --keep-best. By default the
+        metrics stored with the archived steps.
     keep
         Keep these steps. A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
         repeated.
     drop_branches
         Keep nothing outside the history of the newest branch.
     stand_alone
-        Re-key the frames that are encoded relative to a base model, so that nothing needs it any more.
+        Re-key the frames that are encoded relative to a base model, so that the archive no longer needs it.
         Without another rule every step stays.
     forget_missing
-        Instead give up frames whose files are lost, and those that need them; rebuild a manifest that is of
-        no use from the frames that are there, which are taken for all.
+        Instead give up frames whose files are lost, and frames that need them; rebuild an unusable manifest
+        from the existing frames.
     apply
-        Do it. Otherwise nothing is changed, and the report says what would be done.
+        Change the archive. Otherwise only a plan is shown.
 
     Raises
     ------
     InputError
-        No rule says what to keep, a rule stands beside `forget_missing`, no step has a metric's value, or the
+        No rule is given, a rule is combined with `forget_missing`, no step has a value of the metric, or the
         archive is packed or behind a URL.
     NotFoundError
-        A step of `keep` is not there.
+        A step of `keep` does not exist.
     MissingFrameError, DamagedError
-        A frame that stays cannot be decoded; nothing is changed.
+        A frame to keep cannot be decoded; nothing is changed.
     BaseModelError
-        A base model is needed, and it is not there or is another one; nothing is changed.
+        A required base model is missing, or is another one; nothing is changed.
     LockedError, StorageError
-        As for any writer; nothing is changed.
+        Another process writes the archive, or the storage refused; nothing is changed.
 
     Notes
     -----
-    The last step of each branch stays, and so does the step that its training was last restored from.
-    A step whose reference goes becomes a keyframe; of a step that keeps its optimizer's state upon one that
-    does not, that state is stored anew to stand alone. Everything new is written, synced, decoded and
-    compared before one replacement of the manifest makes it live and buries what goes; files are
-    deleted last. Killed at any moment, the archive is either as before or pruned.
+    The last step of each branch is kept, and so is the step that its training was last restored from. A step
+    whose reference is removed becomes a keyframe. If a step keeps its optimizer state and its reference does
+    not, that state is encoded anew without the reference. New frames are written, synced, decoded and
+    compared first; then one replacement of the manifest makes them live and records the removals; files are
+    deleted last. After an interruption at any moment, the archive is either unchanged or pruned.
 
-    Giving frames up cannot be undone: a file that is found later is no part of the archive any more. The
-    steps go on from what is the last frame then, perhaps that of a branch which training had left.
+    Giving frames up cannot be undone: a file found later is no longer part of the archive. New steps then
+    continue from the last remaining frame, which may be on a branch that training had left.
 
     Examples
     --------
@@ -212,7 +212,7 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
     )
 
     def perform(self) -> PruneReport | ForgetReport:
-        """Plan, and do it where that is said."""
+        """Plan, and prune if `apply` is set."""
         from inshrink_core.archive import ArchiveWriter
         from inshrink_core.chain.prune import carry_out, make_plan
 
@@ -237,7 +237,7 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
         if not (self.apply and plan.changes):
             after = before + _growth(opened, plan)
             if self.apply:
-                # Opening repairs: what a prune that was cut off had still to delete goes now.
+                # Opening for writing repairs: it deletes files that an interrupted prune left.
                 ArchiveWriter(self.archive).close()
         else:
             with ArchiveWriter(opened.reader.path) as writer:
@@ -254,7 +254,7 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
         )
 
     def _forget(self) -> ForgetReport:
-        """Tell which frames are given up, and remove them where that is said."""
+        """Find the frames to give up, and remove them if `apply` is set."""
         from inshrink_core.archive import ArchiveReader, ArchiveWriter, remove_frames
 
         self.exclude("--forget-missing", self.given().keys() - {"archive", "forget_missing", "apply"})
@@ -276,7 +276,7 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
             )
 
     def _rules(self, reader: ArchiveReader) -> PruneRules:
-        """Return the rules, the steps to keep as numbers."""
+        """Return the rules, with the steps to keep as numbers."""
         from inshrink_core.chain.prune import PruneRules
 
         steps = chosen_steps(
@@ -290,9 +290,9 @@ prune = python_call(Prune)
 
 
 def _growth(archive: Archive, plan: PrunePlan) -> int:
-    """Return by about how many bytes an archive grows; negative where it shrinks.
+    """Return the approximate growth of an archive in bytes; negative if it shrinks.
 
-    A tensor that is re-keyed is taken to need as much as in the last keyframe before it.
+    A re-keyed tensor is assumed to need as many bytes as in the last keyframe before it.
     """
     from inshrink_core.chain.meta import spec_of
 
@@ -315,14 +315,14 @@ def _growth(archive: Archive, plan: PrunePlan) -> int:
 
 
 def _stays(key: str, is_attachment: bool, view: Checkpoint) -> bool:
-    """Return whether a block stays of a frame whose optimizer state goes."""
+    """Return whether a frame keeps a block when its optimizer state is removed."""
     from inshrink_core.chain.attachments import LAYOUT_KEY
 
     return key == LAYOUT_KEY or any(file.path == key for file in view.files) if is_attachment else key in view
 
 
 def _lost(reader: ArchiveReader) -> tuple[tuple[FrameInfo, ...], tuple[FrameInfo, ...]]:
-    """Return the missing frames, and those whose chains lead through one."""
+    """Return the missing frames, and the frames that need one of them."""
     useless = []
     for frame in reader.frames:
         try:

@@ -1,4 +1,4 @@
-"""Restoring steps as files, or as tensors to load."""
+"""Restore steps as files, or as tensors to load."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 _SHARE_OF_A_RUN: Final = 0.5
-"""Of the memory and the disk there is, what several steps may take unless it is said how much."""
+"""Default share of the available memory and disk that restoring several steps may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport(Report):
-    """What `restore` wrote.
+    """Result of `restore`.
 
     Parameters
     ----------
@@ -51,21 +51,21 @@ class RestoreReport(Report):
     paths
         Every file written.
     layout
-        ``same`` as in the run, or the format the files were written in.
+        Format of the files; ``same`` for the format of the run.
     seconds
         Wall time.
     bytes_read
         Bytes read from the archive.
     stored
-        Which roles came back bit for bit, and which with an error.
+        The roles that were restored bit for bit, and those with an error.
     originals
-        What is known of the checksums of the original files; a restored file is no better than its original.
+        Results of the checksums of the original files; a restored file is no better than its original.
     device
         Where tensors were decoded.
     without_state
-        Steps whose optimizer state was pruned: what was restored of them is everything else.
+        Steps whose optimizer state was pruned; everything else of them was restored.
     converted
-        Tensors that the format has no form for, and what was written of each: plain values, or parts.
+        Tensors that the format cannot represent, and what was written instead: plain values, or parts.
     """
 
     steps: tuple[int, ...]
@@ -99,9 +99,9 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
     archive
         The archive to restore from.
     output
-        Where the files go; made if it is not there. One step goes right there, and so do several that are
-        single files of the run's own format; other steps go into a folder each, called as in the run, or
-        checkpoint-STEP.
+        The folder to write to; made if missing. A single step is written right there, and so are several
+        steps that were single files in the run's own format. Other steps get one folder each, with the name
+        of the run's folder, or checkpoint-STEP.
     every
         Restore every step.
     layout
@@ -110,24 +110,24 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
     tensors
         Only tensors whose keys match this glob, as safetensors; nothing else is read or written.
     branch
-        Look for the steps in the history of this branch's last frame: a number, or the name of a checkpoint
-        that is no step, such as best.
+        Search the steps in the history of this branch's last frame: a number, or the name of a checkpoint
+        without a step, such as best.
     force
-        Overwrite what exists.
+        Overwrite existing files.
 
     Raises
     ------
     NotFoundError
-        A step is not in the archive, or no tensor matches.
+        The archive lacks a step, or no tensor matches.
     BaseModelError
-        The base model is needed, and it is not there or is another one.
+        The required base model is missing, or is another one.
     ExistsError
         A file exists and `force` is not set.
     MissingFrameError
-        A frame that is needed is listed and missing.
+        A required frame is listed and missing.
     TooLargeError
-        It would take more memory or disk than that (by default what is available, and half of it for several
-        steps); nothing is written.
+        The restore needs more memory or disk than the limits (by default what is available, and half of it
+        for several steps); nothing is written.
     UnsafePathError
         The archive names a path outside of `output`.
 
@@ -194,7 +194,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
         paths: list[Path] = []
         converted: dict[str, None] = {}
         written = self.layout
-        # Files of steps that were no folders go beside each other, unless names collide.
+        # Steps that were single files in the run are written beside each other, unless names collide.
         flat = [found for info in every if not (found := view.checkpoint(info)).folder]
         names = [file.path.casefold() for item in flat for file in item.files]
         collide = len(set(names)) < len(names)
@@ -245,7 +245,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
         )
 
     def _on_engine(self) -> RestoreReport:
-        """Have workers write the files, each those of some steps."""
+        """Restore with workers, each some of the steps."""
         from inshrink_core.chain import exactness_of, original_checks
         from inshrink_core.verbs.shared.sharing import shared_out
 
@@ -265,7 +265,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
         )
 
     def _frames(self, archive: Archive) -> tuple[FrameInfo, ...]:
-        """Return the frames to restore: of the steps asked for, or the last."""
+        """Return the frames to restore: those of the requested steps, or the last one."""
         branch = _branch_number(archive, self.branch)
         steps = chosen_steps(
             [":"] if self.every else self.steps, lambda: known_steps(archive, branch), str(archive.path)
@@ -280,12 +280,12 @@ restore = python_call(Restore)
 
 
 def known_steps(archive: Archive, branch: int | None = None) -> tuple[int, ...]:
-    """Return the steps of the newest branch's history or of another's, missing ones included, ascending.
+    """Return the steps of a branch's history, by default the newest's, with missing ones, ascending.
 
     Raises
     ------
     NotFoundError
-        There is no such branch.
+        The branch does not exist.
     """
     if branch is None:
         return archive.listed_steps
@@ -294,7 +294,7 @@ def known_steps(archive: Archive, branch: int | None = None) -> tuple[int, ...]:
 
 
 def _branch_number(archive: Archive, branch: int | str | None) -> int | None:
-    """Return the number of a branch that is named.
+    """Return the number of a branch, given by number or name.
 
     Raises
     ------
@@ -316,7 +316,7 @@ def _branch_number(archive: Archive, branch: int | str | None) -> int | None:
 
 def _tip(archive: Archive, branch: int) -> FrameInfo:
     """Return the last frame of a branch."""
-    _ = archive.reader.listed_head  # without a manifest nothing tells which frame is the last of any branch
+    _ = archive.reader.listed_head  # raises without a manifest, which records the last frames
     tips = [frame for frame in archive.reader.listed if frame.branch == branch]
     if not tips:
         raise NotFoundError(f"there is no branch {branch}", where=archive.reader.path)
@@ -335,7 +335,7 @@ def _selector(pattern: str | None) -> Callable[[str], bool] | None:
 def load_state_dict(
     archive: Archive | str | os.PathLike[str], step: int | None = None, *, device: str = "auto"
 ) -> dict[str, Tensor]:
-    """Return weights and buffers of an archived step, by name: what a module loads.
+    """Return weights and buffers of an archived step by name, for `torch.nn.Module.load_state_dict`.
 
     Parameters
     ----------
@@ -344,7 +344,7 @@ def load_state_dict(
     step
         The step; by default the last.
     device
-        Where tensors are decoded: ``auto``, ``cpu`` or ``cuda``. They come in host memory.
+        Where tensors are decoded: ``auto``, ``cpu`` or ``cuda``. They are returned in host memory.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Performing a request that a file says, as the explorer's jobs do."""
+"""Perform a request stored in a file, as the explorer's jobs do."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from inshrink_core.verbs.shared.groups import PathLike
 
 @dataclass(frozen=True)
 class Run(Request[Report]):
-    """Perform a request of any verb that a JSON file says.
+    """Perform a request of any verb, read from a JSON file.
 
     Parameters
     ----------
     request
         A JSON document: verb, mode where the verb has some, and fields by their names in Python.
     trust
-        SHA-256 of a file of code that it may execute, an evaluator's; may be repeated. The file itself
-        cannot say so.
+        SHA-256 of a file of code that may be executed, such as an evaluator; may be repeated. The request
+        file itself cannot grant this.
 
     Raises
     ------
     NotFoundError
-        There is no such file.
+        The file does not exist.
     InputError
-        It is no request: too large or deep, or of a verb, a field or a value that there is not.
+        The file is no valid request: it is too large or deep, or has an unknown verb, field or value.
     UntrustedCodeError
-        It would have code executed that is not one of the trusted files.
+        The request would execute code that is not one of the trusted files.
 
     Notes
     -----
-    What the verb raises is raised, and its report is returned. The document of a request is its `to_json`.
+    The function raises the errors of the verb and returns its report. `to_json` of a request returns its
+    document.
 
     Examples
     --------
@@ -60,7 +61,7 @@ class Run(Request[Report]):
     INTERRUPTED: ClassVar = "the same request goes on where its verb does"
 
     def meant(self) -> Request[Any]:
-        """Return the request that the file says."""
+        """Return the request in the file."""
         path = Path(self.request)
         if not path.is_file():
             raise NotFoundError("there is no such request", where=str(path))
@@ -72,7 +73,7 @@ class Run(Request[Report]):
         return replace(asked, **beside)
 
     def perform(self) -> Report:
-        """Perform it."""
+        """Perform the request in the file."""
         report: Report = self.meant().perform()
         return report
 

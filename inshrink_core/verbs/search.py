@@ -1,4 +1,4 @@
-"""The coarsest precision that keeps the metric within a bound: one configuration for a whole run."""
+"""Search one configuration for a whole run: the coarsest that keeps the metric within a bound."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ _NOTHING_SAID: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByStep:
-    """What `inshrink compress` writes under the same bounds, with settings that are found for each step.
+    """Figures of the chain that `inshrink compress` writes under the same bounds, with settings per step.
 
     Parameters
     ----------
     ratio_weights, ratio_total
-        Of the whole chain.
+        Ratios of the whole chain.
     drop, divergence, restore_cost
-        Of the worst step; None where no step has one.
+        Figures of the worst step; None if no step has one.
     evaluations
-        States that the evaluator judged for it, originals not counted.
+        Number of restored states evaluated for it; originals are not counted.
     """
 
     ratio_weights: float | None
@@ -87,50 +87,50 @@ class ByStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchReport(Report):
-    """What `search` found.
+    """Result of `search`.
 
     Parameters
     ----------
     best
-        The chain of the configuration that was found; None where none keeps the bounds.
+        The chain of the best configuration; None if no configuration keeps the bounds.
     ratio_total
-        Of everything, with the best configuration; what is not weights is estimated from a sample. None
-        without one.
+        Total ratio with the best configuration, with data other than weights estimated from a sample; None
+        without a best configuration.
     default, default_keeps
-        The chain of the codec as it is without a search, and whether that keeps the bounds.
+        The chain of the codec's defaults, and whether it keeps the bounds.
     by_step
-        What an archive under the same bounds has whose steps have settings of their own; None for a target
-        ratio, with a budget, and of codecs other than the lattice.
+        Figures of an archive under the same bounds with settings per step; None for a target ratio, with a
+        budget, and for codecs other than the lattice.
     binding
-        Which step leaves the least room in the best chain, in the default's where there is none; None for a
-        target ratio.
+        The step of the best chain, else of the default's, that is closest to its bound; None for a target
+        ratio.
     bounds
-        What was promised, a divergence bound that was added included.
+        The quality bounds, including a divergence bound that was added.
     target_ratio
-        The ratio that was asked for; None where bounds were.
+        The requested ratio; None if bounds were given.
     metric, direction
-        What the drop is of.
+        The metric that the drop refers to, and its better direction.
     steps
         Steps of the chain.
     uninformative
-        Steps at which the previous checkpoint keeps the bounds too.
+        Steps that are not discriminative: the previous-checkpoint baseline keeps the bounds, too.
     evaluations
-        Trials measured now; those of the log cost nothing.
+        Number of trials measured now; trials from the log are not counted.
     trials
-        Everything that is known of this search's chains, in the order of measuring.
+        All known trials of this search's chains, in the order of measuring.
     rank_correlation
-        Between the quadratic model's prediction and what was measured, of divergences where there are any,
-        else of drops; None for too few trials.
+        Rank correlation between the quadratic model's predictions and the measurements, of divergences if
+        available, else of drops; None for too few trials.
     seconds
         Wall time.
     log
-        Where the trials are kept; None for nowhere.
+        File of the trials; None if they are not stored.
     notes
-        What should be known.
+        Caveats of the result.
     device
         Where trials were encoded and decoded.
     output
-        Where the report is written; None for nowhere.
+        File of the report; None if it is not written.
     """
 
     best: Chain | None
@@ -164,13 +164,13 @@ class SearchReport(Report):
 
     @property
     def is_best_by_step(self) -> bool:
-        """Whether settings of its own for each step store more than any one configuration that was found."""
+        """Whether settings per step store more than the best single configuration."""
         found = None if self.by_step is None else self.by_step.ratio_weights
         return found is not None and (self.best is None or found > self.best.ratio_weights)
 
     @property
     def failure(self) -> CheckFailedError | None:
-        """Why there is no best configuration; None where there is one."""
+        """The error without a best configuration; None with one."""
         if self.best is not None:
             return None
         if self.target_ratio is not None:
@@ -199,17 +199,17 @@ class SearchReport(Report):
 
     @property
     def found(self) -> str:
-        """The configuration in a few words."""
+        """Short text of the best configuration."""
         return "none" if self.best is None else printable(describe(self.best.to_json()["config"]))
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """The ratios of the configuration, and its figures at the worst step."""
+        """Ratios of the best configuration, and its figures at the worst step."""
         known = {} if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()}
         return {name: value for name, value in known.items() if name != "config"}
 
     def remarks(self) -> Iterator[str]:
-        """Yield how to write what was found, and the notes."""
+        """Yield the next command, and the notes."""
         from inshrink_core.search.bounds import option_of
 
         if self.is_best_by_step:
@@ -221,7 +221,7 @@ class SearchReport(Report):
 
 
 class Binding(NamedTuple):
-    """The step that leaves the least room under the bounds, and its figure as a share of the limit."""
+    """The step closest to its bound, the figure concerned, and its share of the limit."""
 
     step: int
     figure: str
@@ -229,7 +229,7 @@ class Binding(NamedTuple):
 
 
 def _binding(chain: Chain, bounds: Bounds) -> Binding | None:
-    """Return the step of a chain that leaves the least room; None where no bound can be compared."""
+    """Return the step of a chain that is closest to its bound; None without comparable bounds."""
     found = [
         Binding(trial.step, name, value / limit)
         for trial in chain.trials
@@ -240,7 +240,7 @@ def _binding(chain: Chain, bounds: Bounds) -> Binding | None:
 
 
 def describe(config: Mapping[str, Any]) -> str:
-    """Return a configuration in a few words: its settings, and those of layer types.
+    """Return a short text of a configuration: its settings, and those of layer types.
 
     Examples
     --------
@@ -261,38 +261,37 @@ def _short(value: object) -> str:
 
 @dataclass(frozen=True)
 class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[SearchReport]):
-    """Find the configuration of largest ratio whose restored steps keep a bound.
+    """Find the configuration with the largest ratio whose restored steps keep a bound.
 
     Parameters
     ----------
     run
         The run to search on.
     target_ratio
-        Instead of bounds: the smallest divergence at this ratio. Without either, a restore may cost what
-        `inshrink compress` allows where it is given an evaluator.
+        Instead of bounds: minimize the divergence at this ratio. Without either, the bound on the restore
+        cost is the default of `inshrink compress` with an evaluator.
     output
-        Write the result there, for compress --config; trials are kept beside it as they come, and the same
-        search goes on from them. By default they are kept in ``.inshrink`` inside of the run, or in the
-        user's cache where that cannot be written and for the bundled samples.
+        File of the result, for compress --config. Trials are stored beside it, and the same search continues
+        from them. By default they are stored in ``.inshrink`` inside of the run, or in the user's cache if
+        that is not writable and for the bundled samples.
     budget
         Most configurations to try.
 
     Raises
     ------
     InputError
-        Bounds and a target, a codec without anything to search, a log of another run.
+        Bounds and a target are both given, the codec has no tunable parameter, or the log is of another run.
     EvaluatorError, UntrustedCodeError
-        The evaluator failed, or may not run.
+        The evaluator failed, or lacks consent to run.
 
     Notes
     -----
-    A trial is one step encoded in memory, in the chain that a configuration makes, and evaluated. A
-    configuration is given up at the first step that breaks a bound; the codec as it is without a search is
-    measured too, at every step, and nothing larger is returned where that keeps the bounds. So is the chain
-    that `inshrink compress` writes under the same bounds, with settings of their own for each step: where
-    that stores more than any one configuration, the report says so (`SearchReport.by_step`). The report's
-    `best` has the config that `inshrink_core.compress` takes; how frames are written besides decides sizes,
-    not figures.
+    A trial encodes one step in memory, as part of the chain that a configuration makes, and evaluates it. A
+    configuration is rejected at the first step that breaks a bound. The codec's defaults are measured, too,
+    at every step; if they keep the bounds, the result is never larger. The search also measures the chain
+    that `inshrink compress` writes under the same bounds, with settings per step; if that stores more than
+    any single configuration, the report shows it (`SearchReport.by_step`). The report's `best` has the config
+    for `inshrink_core.compress`. Other options of writing affect sizes, not figures.
 
     Examples
     --------
@@ -321,7 +320,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
     UNIT: ClassVar = "trials"
 
     def perform(self) -> SearchReport:
-        """Search."""
+        """Run the search."""
         from inshrink_core.execution import write_whole
         from inshrink_core.search.bounded import MOST_TRIALS
         from inshrink_core.search.quadratic import calibrate
@@ -384,7 +383,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         document = report.to_json()
         if target is not None:
             write_whole(target, json.dumps(document, indent=1) + "\n")
-        # The trials are in a log of their own, by which the next search goes on.
+        # The trials have their own log, from which the next search continues.
         asked = {"codec": base.codec, "config": base.record()["config"], "steps": list(chosen)}
         asked |= {"bounds": document["bounds"], "target_ratio": self.target_ratio}
         question = {**asked, "evaluator": evaluator.digest, "name": evaluator.name}
@@ -392,9 +391,10 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         return report
 
     def _by_step(self, run: Run, chains: ChainTrials) -> ByStep | None:
-        """Write the chain under the bounds somewhere temporary, each step with what is found for it.
+        """Write the chain under the bounds to a temporary place, with settings found for each step.
 
-        Measured once: it is kept among what is known of the run. None where the bounds cannot be kept so.
+        The result is stored with the run's measurements and reused. None if the bounds cannot be kept this
+        way.
         """
         from inshrink_core.search.bounded import MOST_TRIALS, BoundedWriter, written_bounded
         from inshrink_core.search.bounds import FIGURES
@@ -462,7 +462,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
 
     @property
     def bounds(self) -> Bounds:
-        """The bounds; without any and without a target, those that `inshrink compress` promises."""
+        """The bounds; without any and without a target, the default of `inshrink compress`."""
         from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 
         asked = self.max_drop, self.max_divergence, self.max_restore_cost
@@ -471,7 +471,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         return Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
 
     def _check(self) -> None:
-        """Refuse what cannot be searched for."""
+        """Refuse a request without a goal, or with contradicting ones."""
         target, bounded = self.target_ratio, bool(super().bounds.limits)
         if target is None and not self.bounds.limits:
             raise InputError("there is nothing to search for", remedy="give a bound that is finite")
@@ -484,7 +484,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
 
 
 def _default(space: Cube | Line, base: ChainConfig) -> Candidate:
-    """Return the configuration that a run is written with where nobody searches."""
+    """Return the configuration that a run is written with by default."""
     from inshrink_core.search.space import Candidate
 
     point: Any = space.point_of(base.config)

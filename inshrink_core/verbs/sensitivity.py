@@ -1,4 +1,4 @@
-"""How much the loss minds an error, as tables of a run."""
+"""Tables of how sensitive the loss is to errors of a run's tensors."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _COLUMNS: Final = 6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SensitivityReport(Report):
-    """One metric of a run, by one grouping or by several.
+    """One sensitivity metric of a run, by one or more groupings.
 
     Parameters
     ----------
     run
-        The run, as it was named.
+        The run, as the request names it.
     tables
-        A table for each grouping.
+        One table per grouping.
     restored
-        Whether it is an archive, so that values are those of restored tensors.
+        Whether the run is an archive, and the values are of restored tensors.
     bytes_read
-        Bytes of tensors read to measure it; those that were cached took none.
+        Bytes of tensors read for the measurement; cached tensors count 0.
     device
         Where the tensors of an archive were decoded.
     """
@@ -52,7 +52,7 @@ class SensitivityReport(Report):
     device: str = "cpu"
 
     KEYS: ClassVar = "run metric=table.metric device"
-    """What every document has."""
+    """Keys of every document."""
 
     @property
     def table(self) -> SensitivityTable:
@@ -80,7 +80,7 @@ class SensitivityReport(Report):
         return about | {"restored": self.restored, "tables": found}
 
     def shown(self) -> Iterator[Part]:
-        """Yield the means of each row, and as many steps as fit."""
+        """Yield the means of each row, at as many steps as fit a line."""
         for table in self.tables:
             steps, by = table.steps, table.grouping.replace("_", " ")
             chosen = spread(range(len(steps)), _COLUMNS)
@@ -96,7 +96,7 @@ class SensitivityReport(Report):
 
 
 def _rows(table: SensitivityTable) -> list[dict[str, Any]]:
-    """Return the rows of a table, with a value for each step, NaN where there is none."""
+    """Return the rows of a table, with one value per step; NaN if not measured."""
     arrays = {name: getattr(table, name).tolist() for name in (*STATISTICS, "n_nonfinite")}
     return [
         {
@@ -117,23 +117,23 @@ def _short(value: float) -> str:
 
 @dataclass(frozen=True)
 class Sensitivity(Stepping, Opening, Request[SensitivityReport]):
-    """Show how much the loss minds an error, per tensor and step.
+    """Show how sensitive the loss is to errors, per tensor and step.
 
     Parameters
     ----------
     run
         A run, a checkpoint file or an archive.
     metric
-        abs(w), abs(g·w), Adam's second moment, or the movement since the step before.
+        abs(w), abs(g·w), Adam's second moment, or the movement since the previous step.
     by
-        What a row is; also several, as a list a,b.
+        Grouping of the rows; also several, as a list a,b.
 
     Raises
     ------
     InputError
-        There is no such metric or grouping.
+        The metric or grouping is unknown.
     NotFoundError
-        There is no such step.
+        A step does not exist.
 
     Examples
     --------
@@ -156,7 +156,7 @@ class Sensitivity(Stepping, Opening, Request[SensitivityReport]):
     )
 
     def perform(self) -> SensitivityReport:
-        """Measure it."""
+        """Measure the metric at the chosen steps."""
         from inshrink_core.analysis.profile import sensitivity
         from inshrink_core.chain import Archive
 

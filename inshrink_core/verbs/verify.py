@@ -1,4 +1,4 @@
-"""Proving an archive: structure and checksums, every frame decoded, and errors against the originals."""
+"""Verify an archive: structure and checksums, decoding of every frame, errors against the originals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True, slots=True)
 class StepError(Report):
-    """The error of one tensor at one step, against the original; `large` where nobody asked for that much."""
+    """Error of one tensor at one step against the original; `large` lists unexpectedly large ones."""
 
     step: int
     key: str
@@ -55,31 +55,30 @@ class StepError(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification(Report):
-    """What a verification found.
+    """Result of a verification.
 
     Parameters
     ----------
     path
         The archive.
     problems
-        Everything wrong, worst first; empty where the archive is sound.
+        All problems, worst first; empty if the archive is sound.
     notes
-        What a writer that was cut off left behind; nothing committed is lost by it.
+        Leftovers of an interrupted writer; no committed data is lost.
     n_frames
-        Frames checked.
+        Number of frames checked.
     deep
         True if every frame was decoded.
     errors
-        Per step and tensor, the error against the originals, where they were given.
+        Error of each tensor at each step against the originals, if they were given.
     missing_steps
-        Steps of the originals that the archive does not hold.
+        Steps of the originals that the archive lacks.
     unreadable
-        What looks like a checkpoint of the original run and cannot be read.
+        Files that look like checkpoints of the original run and cannot be read.
     stored
-        Which roles are stored bit for bit, over the newest line of training; neither where nothing tells.
+        The roles that are stored bit for bit, and the others, over the newest branch; both empty if unknown.
     originals
-        What vouched for the originals when they were archived: what is sound may be a sound copy of
-        damaged files.
+        Results of the originals' checksums when archived: a sound archive may hold copies of damaged files.
     device
         Where frames were decoded.
     """
@@ -107,17 +106,17 @@ class Verification(Report):
 
     @property
     def large_errors(self) -> list[LargeError]:
-        """Tensors of the model whose relative error is above .25 though no setting asks for it."""
+        """Tensors of the model with a relative error above .25 that no setting asks for."""
         return [error for row in self.errors for error in row.large]
 
     @property
     def ok(self) -> bool:
-        """True where nothing is wrong."""
+        """True if the archive has no problem."""
         return not self.problems
 
     @property
     def failure(self) -> CheckFailedError | None:
-        """Why the command ends with 1; None where nothing is wrong."""
+        """The error of the exit code 1; None without problems."""
         n = len(self.problems)
         what = "a problem was found" if n == 1 else f"{n} problems were found"
         return None if self.ok else CheckFailedError(what, where=self.path)
@@ -134,7 +133,7 @@ class Verification(Report):
         return sorted((row for row in self.errors if not row.error.bit_exact), key=badness)[:_MOST_WORST]
 
     def remarks(self) -> Iterator[str]:
-        """Yield the verdict."""
+        """Yield a summary."""
         if self.errors:
             exact = sum(row.error.bit_exact for row in self.errors)
             yield f"bit-exact: {exact:,} of {len(self.errors):,} tensors, all steps"
@@ -146,15 +145,15 @@ class Verification(Report):
 
 @dataclass(frozen=True)
 class Verify(Sparing, InParts, Decoding, Request[Verification]):
-    """Check an archive; ends with 1 if anything is wrong.
+    """Check an archive; the exit code is 1 if it has problems.
 
     Parameters
     ----------
     archive
         The archive to check.
     deep
-        Restore every frame too, those of older branches included, without writing a file: what passes,
-        restores.
+        Also restore every frame, including older branches, without writing files: frames that pass can be
+        restored.
     against
         The original run.
 
@@ -163,15 +162,15 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
     InputError
         The device is not available.
     TooLargeError
-        Decoding would take more than that; of disk, a restored step, as nothing is written.
+        Decoding needs more memory than the limit, or a restored step more disk, although nothing is written.
 
     Notes
     -----
     With `against` the error of every tensor is measured: tensors that are stored losslessly must be
-    bit-exact, and all that the run holds must be in the archive, but for steps that were pruned.
+    bit-exact, and the archive must hold everything in the run except pruned steps.
 
-    Frames that cannot be decoded without their base model are problems. The bytes are read every time: what
-    was found before, which is kept and which reports and the explorer show, says nothing of a disk today.
+    Frames that cannot be decoded without their base model are problems. Every call reads all bytes again: the
+    stored result, which reports and the explorer show, does not prove the present state of the disk.
 
     Examples
     --------
@@ -195,7 +194,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
     )
 
     def perform(self) -> Verification:
-        """Check it."""
+        """Check the archive."""
         if self.is_shared_out:
             from inshrink_core.verbs.shared.sharing import shared_out
 
@@ -248,7 +247,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
             report,
             problems=tuple(dict.fromkeys(problems)),
             n_frames=len(frames),
-            # An index that is damaged is a problem of its own.
+            # A damaged index is reported as a problem already.
             stored=_unless_damaged(lambda: exactness_of(archive, line), report.stored),
             originals=_unless_damaged(lambda: original_checks(archive), report.originals),
             device=archive.device,
@@ -259,7 +258,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
         return report
 
     def _store(self, archive: Archive, against: Run | Archive | None, report: Verification) -> None:
-        """Add the report to the stored results; the errors of all tensors are large, and only counted."""
+        """Store the report; the errors of all tensors would be large, so store only their numbers."""
         directory = getattr(against, "directory", None)
         document = report.to_json()
         errors = document.pop("errors")
@@ -275,14 +274,14 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
         problems: list[Problem],
         report: Verification,
     ) -> Verification:
-        """Compare every step that both have; add to the problems, and return the report with the rest."""
+        """Compare every common step; append to `problems`, and return the report with the other results."""
         from inshrink_core.archive import Problem
         from inshrink_core.chain.parts import frames_of
         from inshrink_core.formats import Run
 
         archived = {info.step for info in line}
         missing = tuple(step for step in against.steps if step not in archived)
-        # What came before the last frame of an archive that was pruned may have been removed.
+        # Steps before the last frame of a pruned archive may have been removed.
         first = max(archived, default=0) if archive.reader.catalog.manifest.tombstones else 0
         lost = [step for step in missing if step >= first]
         unreadable = against.unreadable if isinstance(against, Run) else ()
@@ -324,7 +323,7 @@ verify = python_call(Verify)
 
 
 def _together(reports: Sequence[Verification]) -> Verification:
-    """Return what the processes of one command found, as one."""
+    """Merge the reports of all processes of one command."""
     part_ways()
     if len(reports) == 1:
         return reports[0]
@@ -347,13 +346,13 @@ def _unless_damaged(read: Callable[[], _Read], instead: _Read) -> _Read:
 def verified_step(
     archive: Archive, info: FrameInfo, originals: Run | Archive
 ) -> tuple[list[Problem], list[StepError]]:
-    """Restore a frame without writing a file, and measure it against its original; return what is wrong."""
+    """Restore a frame without writing files, and measure it against its original; return both results."""
     wrong, rows = _compare(archive, info, _as_archived(_accepting(originals, archive, info), archive, info))
     return [*_rehearse(archive, info), *wrong], rows
 
 
 def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]:
-    """Yield what each frame takes; one that cannot be read is a problem of its own."""
+    """Yield the needs of each frame; skip unreadable frames, which are reported as problems."""
     from inshrink_core.chain.sizes import step_needs
 
     for info in frames:
@@ -362,7 +361,7 @@ def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]
 
 
 def _rehearse(archive: Archive, info: FrameInfo) -> list[Problem]:
-    """Restore a frame and store nothing; what fails becomes a problem."""
+    """Restore a frame without writing; return a failure as a problem."""
     from inshrink_core.formats.write import rehearse_writing, restorable_layout
 
     try:
@@ -378,7 +377,7 @@ def _rehearse(archive: Archive, info: FrameInfo) -> list[Problem]:
 def _compare(
     archive: Archive, info: FrameInfo, original: Checkpoint
 ) -> tuple[list[Problem], list[StepError]]:
-    """Measure a frame against its original; problems are tensors that cannot be what was archived."""
+    """Measure a frame against its original; report tensors that contradict the archived ones."""
     from inshrink_core.archive import Problem
     from inshrink_core.chain.attachments import holds_content, stored_view
     from inshrink_core.chain.config import large_errors, optimizer_of
@@ -393,7 +392,7 @@ def _compare(
     try:
         frame = archive.frame(info)
         meta = frame.meta
-        # A frame exported without its training's files has no digest of what it came from.
+        # A frame that was exported without training files has no digest of its source.
         known = all("content" in frame.meta_of(part.number) for part in info.files)
         if known and not holds_content(frame, stored_view(original, optimizer_of(meta))):
             remedy = "compare with the original run, or archive this one as another branch"
@@ -424,7 +423,7 @@ def _compare(
 
 
 def _accepting(against: Run | Archive, archive: Archive, info: FrameInfo) -> Run | Archive:
-    """Return the originals as a frame took its own: as it was, where the user accepted damage."""
+    """Return the originals, with damage allowed if the user allowed it when the frame was archived."""
     from inshrink_core.chain.report import original_checks
     from inshrink_core.formats import Run
 
@@ -433,7 +432,7 @@ def _accepting(against: Run | Archive, archive: Archive, info: FrameInfo) -> Run
 
 
 def _as_archived(originals: Run | Archive, archive: Archive, info: FrameInfo) -> Checkpoint:
-    """Return an original with its state attributed as its frame attributes it."""
+    """Return an original, with optimizer state matched as in its frame."""
     from inshrink_core.chain.archive import Archive
 
     if isinstance(originals, Archive):
@@ -444,7 +443,7 @@ def _as_archived(originals: Run | Archive, archive: Archive, info: FrameInfo) ->
 
 
 def _problem(archive: Archive, info: FrameInfo, error: InshrinkError) -> Problem:
-    """Turn an error into a row of the report."""
+    """Return an error as a problem of the report."""
     from inshrink_core.archive import Problem
 
     return Problem(error.where or archive.where(info), error.what, error.remedy)

@@ -1,1 +1,1 @@
-"""What becomes of a history: what stays of it, what is released, what is sent on."""
+"""Verbs that change a history: release of originals."""

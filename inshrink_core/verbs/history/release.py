@@ -1,4 +1,4 @@
-"""Releasing originals: checkpoints that an archive is proven to hold give their disk back."""
+"""Release originals: delete checkpoints that an archive provably holds."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from inshrink_core.frame import FrameInfo
 
 _UNPROVEN: Final = ".inshrink-releasing"
-"""Suffix of a checkpoint's hidden name until its files are compared once more."""
+"""Suffix of a checkpoint's hidden name until its files are compared again."""
 
 _RELEASED: Final = re.compile(r"\.(?P<name>.+)\.(?P<frame>[0-9a-f]{32})\.inshrink-released", re.DOTALL)
-"""Hidden name of a checkpoint whose deletion has begun: its name, and the id of the frame that holds it."""
+"""Hidden name of a checkpoint whose deletion has begun: its name, and the id of its frame."""
 
 
-class _Stays(Exception):  # noqa: N818 - no error: the reason why a checkpoint is not released
-    """Why a checkpoint stays."""
+class _Stays(Exception):  # noqa: N818 - not an error: the reason why a checkpoint is not released
+    """Reason why a checkpoint is not released."""
 
 
 def _stays_if(condition: object, why: str) -> None:
@@ -46,20 +46,20 @@ def _stays_if(condition: object, why: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalStep(Report):
-    """What becomes of one checkpoint of a run.
+    """Plan or result for one checkpoint of a run.
 
     Parameters
     ----------
     step, path
-        Which, and where it lies.
+        The step, and its path.
     nbytes
-        What deleting it frees.
+        Bytes that its deletion frees.
     exact
-        Whether the archive gives every bit of it back.
+        Whether the archive restores every bit of it.
     errors
-        Where it does not, the largest relative error of a tensor by role: root mean square.
+        If not, the largest relative RMS error of a tensor, by role.
     why
-        Why it stays; empty where it is deleted, or would be.
+        Why it is not deleted; empty if it is, or would be.
     """
 
     step: int
@@ -73,28 +73,28 @@ class OriginalStep(Report):
 
     @property
     def released(self) -> bool:
-        """Whether it is deleted, or would be."""
+        """Whether the checkpoint is deleted, or would be."""
         return not self.why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseReport(Report):
-    """What `release` did, or would do.
+    """Result or plan of `release`.
 
     Parameters
     ----------
     run, archive
-        Of which run, and what holds it.
+        The run, and the archive that holds it.
     applied
-        True where it was done; False for a plan.
+        True if checkpoints were deleted; False for a plan.
     steps
-        What becomes of each checkpoint of the run.
+        The plan or result for each checkpoint of the run.
     finished
-        Steps whose deletion had been cut off, and was finished.
+        Steps whose interrupted deletion was finished.
     problems
-        What is wrong with the archive, or with a step of it: nothing of that is released.
+        Problems of the archive, or of single steps; affected checkpoints are not released.
     left_out
-        Checkpoints of the run that are archived nowhere: they cannot be read, or are left out.
+        Checkpoints of the run that are in no archive: they are unreadable, or were left out.
     seconds
         Wall time.
     """
@@ -123,7 +123,7 @@ class ReleaseReport(Report):
 
     @property
     def plan(self) -> list[dict[str, Any]]:
-        """A row for each checkpoint, without its path."""
+        """One row per checkpoint, without its path."""
         return [
             {"step": row.step, "bytes": row.nbytes, "exact": row.exact, "error": row.errors, "why": row.why}
             for row in self.steps
@@ -131,12 +131,12 @@ class ReleaseReport(Report):
 
     @property
     def failure(self) -> CheckFailedError | None:
-        """Why the command ends with 1; None where nothing is wrong."""
+        """The error of the exit code 1; None without problems."""
         what = f"{counted(len(self.problems), 'problem')} found: of that nothing is released"
         return CheckFailedError(what, where=self.archive) if self.problems else None
 
     def remarks(self) -> Iterator[str]:
-        """Yield what is to do."""
+        """Yield notes and the next command."""
         if not self.applied:
             if any(row.released and not row.exact for row in self.steps):
                 yield "note: once released, what is archived with an error does not come back bit for bit"
@@ -144,17 +144,17 @@ class ReleaseReport(Report):
 
 
 def _larger(error: float | None, other: float | None) -> float | None:
-    """Return the larger of two relative errors; None, of an original that is all zero, is the largest."""
+    """Return the larger of two relative errors; None, for an original that is all zero, is the largest."""
     return None if error is None or other is None else max(error, other)
 
 
 def refuse_elsewhere(run: str) -> None:
-    """Refuse a run that lies behind a URL: what is deleted there, others may have made anew meanwhile.
+    """Refuse a run behind a URL: others may have rewritten a checkpoint before it is deleted there.
 
     Raises
     ------
     InputError
-        It does.
+        The run has a URL.
     """
     if url_of(run) is not None:
         raise InputError(
@@ -166,7 +166,7 @@ def refuse_elsewhere(run: str) -> None:
 
 @dataclass(frozen=True)
 class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
-    """Delete original checkpoints that an archive holds. Shows a plan unless told to apply it.
+    """Delete original checkpoints that an archive holds. Shows a plan unless `apply` is set.
 
     Parameters
     ----------
@@ -175,31 +175,32 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
     archive
         The archive that holds them.
     keep_newest
-        Of the run, checkpoints that stay whatever is archived.
+        Number of newest checkpoints that are never released.
     lossy
-        Release those too that the archive gives back with an error, as the default codec does. They are gone
-        then but for that.
+        Also release originals that the archive restores with an error, as the default codec does. Only the
+        lossy copy remains.
     apply
-        Do it. Otherwise nothing is changed, and the report says what would be done.
+        Delete the checkpoints. Otherwise only a plan is shown.
 
     Raises
     ------
     InputError
-        The run is one checkpoint, or a step is not there.
+        The run is a single checkpoint, or a step does not exist.
     LockedError
         Another process is writing the archive.
     StorageError
-        The system refused; what was not deleted yet is whole.
+        The file system refused; checkpoints not deleted yet are complete.
 
     Notes
     -----
-    A checkpoint goes if its frame restores (as of `verify --deep`), is of this very original, has all of its
-    tensors, and every byte outside of tensors (as of `verify --against`); and if all files in its folder are
-    in the archive, none is a link, and none changed since before it was compared. One that cannot be read,
-    or lacks anything in the archive, its optimizer's state say, stays whole.
+    A checkpoint is released if its frame restores (as `verify --deep` checks), was made from this original,
+    and holds all of its tensors and every byte outside of tensors (as `verify --against` checks); and if all
+    files in its folder are in the archive, none is a link, and none changed since before the comparison. A
+    checkpoint that cannot be read, or that the archive holds in part, for example without optimizer state, is
+    not touched.
 
-    A checkpoint is renamed first, so that no reader ever sees half of one: killed at any moment, each
-    original is whole, or archived and verified, and the same command finishes what was begun.
+    A checkpoint is renamed first, so that no reader sees a part of it. After an interruption at any moment,
+    each original is complete, or archived and verified; the same command finishes the deletion.
 
     Examples
     --------
@@ -227,13 +228,13 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
     )
 
     def perform(self) -> ReleaseReport:
-        """Finish what was cut off, prove each step, and delete it where that is said."""
+        """Finish interrupted deletions, prove each step, and delete it if `apply` is set."""
         from inshrink_core.archive import ArchiveWriter
 
         begun = time.perf_counter()
         archive = self.opened_archive(self.archive)
         is_locked = self.apply and archive.reader.storage.writable
-        # Nobody prunes what is about to be the only copy.
+        # The lock prevents a prune of frames that are about to be the only copy.
         with ArchiveWriter(archive.reader.path) if is_locked else contextlib.nullcontext():
             archive.reader.refresh()
             folder = self._folder()
@@ -252,7 +253,7 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
         )
 
     def _folder(self) -> Path:
-        """Return the run's folder, also where no checkpoint is left in it."""
+        """Return the run's folder, even if it contains no checkpoint."""
         from inshrink_core import formats
 
         run = self.run
@@ -265,7 +266,7 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
         return path
 
     def _steps(self, run: Run, archive: Archive) -> tuple[list[OriginalStep], list[Problem]]:
-        """Return what becomes of every step, and do it where that is said."""
+        """Return the plan or result for every step; delete the proven ones if `apply` is set."""
         from inshrink_core.archive import Problem, check_archive
         from inshrink_core.chain.sizes import sequential_within, step_needs
 
@@ -311,7 +312,7 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
         return list(rows.values()), problems
 
     def _refuse(self, run: Run, step: int, archive: Archive, frames: Mapping[int, FrameInfo]) -> None:
-        """Refuse a step that stays and need not be compared."""
+        """Raise `_Stays` for a step that is not released and needs no comparison."""
         from inshrink_core.chain.attachments import dropped_of
 
         _stays_if(step in run.steps[-self.keep_newest :], f"one of the newest {self.keep_newest}")
@@ -328,7 +329,7 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
     def _proven(
         self, row: OriginalStep, run: Run, archive: Archive, info: FrameInfo, problems: list[Problem]
     ) -> OriginalStep:
-        """Compare an original with its frame; add what is wrong to the problems."""
+        """Compare an original with its frame; add what is wrong to `problems`."""
         from inshrink_core.verbs.verify import verified_step
 
         try:
@@ -352,11 +353,11 @@ release = python_call(Release)
 
 
 _Files = Mapping[str, os.stat_result]
-"""The files of one checkpoint by relative path, as they are before they are compared."""
+"""Files of a checkpoint by relative path, with their status before the comparison."""
 
 
 def _files_of(run: Run, step: int) -> _Files:
-    """Return the files of a checkpoint, unless it stays."""
+    """Return the files of a checkpoint; raise `_Stays` if they cannot be deleted safely."""
     path, checkpoint = run.path_of(step), run[step]
     known = {file.path for file in checkpoint.files}
     inside = os.path.realpath(run.directory)
@@ -377,7 +378,7 @@ def _files_of(run: Run, step: int) -> _Files:
 
 
 def _walk(path: Path, name: str) -> _Files:
-    """Return every file and link below a folder by its relative path, or a file by a name; follow none."""
+    """Return all files and links below a folder by relative path, or one file by `name`; follow no link."""
     if not path.is_dir():
         return {name: path.lstat()}
     found = {}
@@ -389,7 +390,7 @@ def _walk(path: Path, name: str) -> _Files:
 
 
 def _stamps(found: _Files) -> dict[str, tuple[int, ...]]:
-    """Return by what files are known to be the very same."""
+    """Return the device, inode, size and time of each file, which identify an unchanged file."""
     return {name: (row.st_dev, row.st_ino, row.st_size, row.st_mtime_ns) for name, row in found.items()}
 
 
@@ -398,7 +399,7 @@ def _raise(error: OSError) -> None:
 
 
 def _refuse_lacking(original: Checkpoint, restored: Checkpoint) -> None:
-    """Refuse an original of which the archive lacks something, skeletons bit for bit."""
+    """Raise `_Stays` if the archive lacks a part of an original; compare skeletons bit for bit."""
     if lost := [spec.key for spec in original.specs if spec.key not in restored]:
         state = all("@" in key for key in lost)
         raise _Stays("the archive lacks " + ("its optimizer's state" if state else named(lost)))
@@ -410,7 +411,7 @@ def _refuse_lacking(original: Checkpoint, restored: Checkpoint) -> None:
 
 
 def _delete(path: Path, files: _Files, info: FrameInfo) -> None:
-    """Delete a checkpoint that is proven, if it is still what was compared."""
+    """Delete a proven checkpoint, if its files are unchanged since the comparison."""
     from inshrink_core.archive.storage import storage_errors
     from inshrink_core.execution import sync_path
 
@@ -446,7 +447,7 @@ def _remove(path: Path) -> None:
 
 
 def _finish(folder: Path, archive: Archive) -> tuple[int, ...]:
-    """Finish deletions that were cut off, below a run's folder; return their steps.
+    """Finish interrupted deletions below a run's folder; return their steps.
 
     Raises
     ------
@@ -470,7 +471,7 @@ def _finish(folder: Path, archive: Archive) -> tuple[int, ...]:
 
 
 def _require_held(frame_id: bytes, archive: Archive, where: str) -> int:
-    """Return the step of a frame; refuse to finish a deletion unless the archive restores it."""
+    """Return the step of a frame; raise InputError unless the archive restores it."""
     from inshrink_core.formats.write import rehearse_writing, restorable_layout
 
     info = next((frame for frame in archive.reader.frames if frame.frame_id == frame_id), None)

@@ -1,1 +1,1 @@
-"""Modes of verbs with a request and a report of their own."""
+"""Modes of `compress`: in parts, and beside a training."""

@@ -1,4 +1,4 @@
-"""Compressing one part of each step, beside other processes that compress the others."""
+"""Compress one part of each step, while other processes compress the others."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 
 _SINGLE = ("max_drop", "max_divergence", "max_restore_cost", "evaluator", "resumed_from", "base")
-"""Options of a compression that no part can follow alone."""
+"""Options that need all tensors of a step in one process."""
 
 
 def compress_in_parts(request: Compressing) -> CompressReport:
-    """Write the steps that an archive does not hold yet: one part, or all parts by an engine's workers.
+    """Write the steps that an archive lacks: one part, or all parts by an engine's workers.
 
-    One part is committed where it was the last.
+    The last part to finish commits.
 
     Raises
     ------
     InputError
-        An option that needs all tensors in one process.
+        An option needs all tensors in one process.
     ConflictError, StepConflictError, UnreadableError
         As `write_part`.
     EngineError, MissingExtraError
-        As `inshrink_core.verbs.shared.sharing.shared_out`. What is whole is kept.
+        As `inshrink_core.verbs.shared.sharing.shared_out`. Complete frames are kept.
     """
     from inshrink_core.archive import commit_parts
     from inshrink_core.chain.parts import share_of
@@ -84,7 +84,7 @@ def _report(request: Compressing, written: Sequence[Written], begun: float, **mo
 
 
 def _branches(request: Compressing) -> tuple[str, ...]:
-    """Write the run's branches, unless steps were named or other parts are still at work."""
+    """Write the named branches, unless steps were selected or other parts are not finished."""
     from inshrink_core.archive import ArchiveReader
 
     reader = ArchiveReader.open(request.archive)
@@ -92,7 +92,7 @@ def _branches(request: Compressing) -> tuple[str, ...]:
 
 
 def _begun_in(archive: PathLike) -> int:
-    """Return in how many parts an earlier attempt was, whose steps wait for some of them; 0 for none."""
+    """Return the number of parts of an earlier, unfinished attempt; 0 without one."""
     from inshrink_core.archive import ArchiveReader, is_archive
 
     pending = ArchiveReader.open(archive).catalog.pending if is_archive(archive) else ()
@@ -100,16 +100,16 @@ def _begun_in(archive: PathLike) -> int:
 
 
 def write_part(request: Compressing, share: Share) -> Written:
-    """Write one part of the steps that an archive does not hold yet, and commit nothing.
+    """Write one part of the steps that an archive lacks, and commit nothing.
 
     Raises
     ------
     ConflictError
-        Other parts were given other steps, settings or tensors.
+        Other parts have other steps, settings or tensors.
     StepConflictError
-        A step is in the archive with other values.
+        The archive holds a step with other values.
     UnreadableError
-        A checkpoint cannot be read: in parts none is passed over, for the others would not know.
+        A checkpoint cannot be read. It is not skipped, because the other parts would not skip it.
     """
     from inshrink_core.archive import PartWriter
     from inshrink_core.chain import FrameEncoder
@@ -141,7 +141,7 @@ def write_part(request: Compressing, share: Share) -> Written:
 
 
 def commit_if_last(archive: PathLike) -> None:
-    """Commit; where another part is still at work, it will."""
+    """Commit, unless another part is still being written and will commit later."""
     from inshrink_core.archive import commit_parts
 
     with suppress(LockedError):
@@ -149,12 +149,12 @@ def commit_if_last(archive: PathLike) -> None:
 
 
 def require_same_settings(writer: PartWriter, config: ChainConfig) -> None:
-    """Refuse settings that are not those of the part that began the next frame.
+    """Refuse settings that differ from those of the part that began the next frame.
 
     Raises
     ------
     ConflictError
-        They differ; the message says in what.
+        A setting differs; the message names it.
     """
     other, record = writer.meta_of_others(), config.record()
     for key in record if other else ():
@@ -170,14 +170,14 @@ def require_same_settings(writer: PartWriter, config: ChainConfig) -> None:
 
 
 def _differing(value: Any, other: Any) -> str:
-    """Return a value as text, of a map only what another has otherwise."""
+    """Return a value as text; for a mapping only the entries that differ from `other`."""
     if not (isinstance(value, dict) and isinstance(other, dict)):
         return str(value)
     return ", ".join(f"{name}={value[name]!r}" for name in value if value[name] != other.get(name))
 
 
 class _Part:
-    """One part of each step: its tensors, and whether the archive has them."""
+    """One part of each step: its tensors, and the steps that the archive holds."""
 
     def __init__(
         self, run: Run, steps: Sequence[int], writer: PartWriter, config: ChainConfig, share: Share
@@ -191,7 +191,7 @@ class _Part:
         self.chain = ChainWriter(writer, config, split=self._split)
 
     def _stored(self, step: int) -> Checkpoint:
-        """Return what is stored of a step, by all parts together."""
+        """Return the view of a step that all parts together store."""
         from inshrink_core.chain import stored_view
 
         return stored_view(self._run[step], self._optimizer)
@@ -205,12 +205,12 @@ class _Part:
         return sum(spec.nbytes for spec in self._specs(step))
 
     def is_there(self, step: int) -> bool:
-        """Whether a step is in the archive, or was removed from it.
+        """Return whether the archive holds a step, or held it before a prune.
 
         Raises
         ------
         StepConflictError
-            It is there with other values, or it was never there and cannot be written behind later ones.
+            The archive holds the step with other values, or it lies before the archive's last step.
         """
         from inshrink_core.chain import holds_content
         from inshrink_core.chain.attachments import parts_of
@@ -245,7 +245,7 @@ class _Part:
         parent = self.chain.parent
         known = parent is not None and parent.step in self._run.steps
         self.chain.before = self._stored(parent.step) if parent is not None and known else None
-        # A keyframe where a delta would not be worth it is a choice of all parts together: none makes it.
+        # All parts must write the same kind of frame, so no part replaces a costly delta by a keyframe.
         appended = self.chain.append(self._run[step], done=done, keyframe=self.chain.keyframe_is_due)
         self._archived[step] = appended.info
         return appended

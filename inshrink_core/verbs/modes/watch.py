@@ -1,4 +1,4 @@
-"""Archiving beside a training: each checkpoint as it is finished, before the trainer deletes it."""
+"""Archive checkpoints beside a training, as they are finished and before the trainer deletes them."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 _PATIENCE: Final = 12
-"""Looks to wait for an archive that another process writes, and for files that the checkpoint before had
-and this one lacks, as trainers write the optimizer and their own state last."""
+"""Polls to wait for an archive that another process writes, and for files that the previous checkpoint
+has and this one lacks: trainers write the optimizer and their own state last."""
 
 _MOST_FAILURES: Final = 3
-"""Looks in a row that may fail: a trainer that deletes as we look makes one or two fail."""
+"""Polls in a row that may fail: a trainer that deletes files during a poll makes one or two fail."""
 
 
 _STAGE: Final = "watch"
 
 
 def watch_run(asked: Compressing) -> WatchReport:
-    """Look at a run again and again until it ends, and archive what is new (`watch`)."""
+    """Poll a run until an end condition holds, and archive new checkpoints."""
     from inshrink_core.archive import is_archive
     from inshrink_core.chain import Archive, archive_size
     from inshrink_core.formats import split_step_pattern
@@ -61,7 +61,7 @@ def watch_run(asked: Compressing) -> WatchReport:
         ended = "interrupted"
     watcher.end(ended)
     if is_archive(asked.archive):
-        with suppress(NotFoundError):  # every checkpoint may be gone by now
+        with suppress(NotFoundError):  # the trainer may have deleted every checkpoint
             watcher.writing.write_branches()
     if is_archive(asked.archive):
         opened = Archive.open(asked.archive)
@@ -72,7 +72,7 @@ def watch_run(asked: Compressing) -> WatchReport:
 
 
 class _Watcher:
-    """One watch: what was seen of each checkpoint, and what became of it."""
+    """State of one watch: the checkpoints seen, and the result for each."""
 
     def __init__(self, asked: Compressing, run: str) -> None:
         from inshrink_core.chain import ArchiveSize, open_base
@@ -87,23 +87,23 @@ class _Watcher:
         )
         self._run: Run | None = None
         self._rows: dict[str, Skipped] = {}
-        """Checkpoints that cannot be read and are wanted, by path."""
+        """Unreadable checkpoints to be archived, by path."""
         self._age: dict[tuple[int | str, str], int] = {}
-        """For how many looks a step, or the path of what cannot be read, has had an identity."""
+        """Number of polls since a step, or the path of an unreadable checkpoint, has had an identity."""
         self._done: dict[int, str] = {}
-        """Identity of each step that needs no writing any more."""
+        """Identity of each step that needs no more writing."""
         self._names: dict[int, frozenset[str]] = {}
         self._archived = self._archived_now()
         self._last, self._n_failures, self._n_locked = -1, 0, 0
 
     def say(self, what: str, step: int | None = None, why: str = "") -> None:
-        """Tell the listener what happened."""
+        """Report an event to the progress callback."""
         text = what if step is None else f"{what} step {step}"
         if self._asked.progress is not None:
             self._asked.progress(Progress(_STAGE, 0, 0, step, f"{text}: {why}" if why else text))
 
     def work(self) -> str:
-        """Look again and again; return why it ended."""
+        """Poll until an end condition holds; return its name."""
         until, idle, busy_at = self._asked.until, self._asked.idle, time.monotonic()
         while True:
             if self._look():
@@ -115,12 +115,13 @@ class _Watcher:
             time.sleep(self._asked.interval)
 
     def _look(self) -> bool:
-        """Look once; return whether something was written, or seen for the first time."""
+        """Poll once; return whether a checkpoint was written, or seen for the first time."""
         until = self._asked.until
         try:
             run, rows = self._opened()
         except (InshrinkError, OSError):
-            # A trainer deletes while we look: that passes, and what does not is raised.
+            # A trainer that deletes files during the poll causes errors that do not repeat; others are
+            # raised.
             self._n_failures += 1
             if self._n_failures >= _MOST_FAILURES:
                 raise
@@ -147,7 +148,7 @@ class _Watcher:
         return (bool(ready) and self._write(run, ready)) or stirred
 
     def _opened(self) -> tuple[Run | None, Sequence[Skipped]]:
-        """Return the run as it is now, None where there is no checkpoint yet, and what cannot be read."""
+        """Return the current run, None without a checkpoint, and its unreadable checkpoints."""
         from inshrink_core.formats import open_run
         from inshrink_core.formats.run import NoCheckpointError
 
@@ -158,7 +159,7 @@ class _Watcher:
         return run, run.unreadable
 
     def _is_ready(self, run: Run, step: int, identity: str) -> bool:
-        """Tell whether a checkpoint is finished and not archived: it was the same at the look before."""
+        """Return whether a checkpoint is not archived and finished, that is unchanged since the last poll."""
         age = self._age[step, identity]
         if self._done.get(step) == identity or not age:
             return False
@@ -168,7 +169,7 @@ class _Watcher:
         return not lacks or age >= _PATIENCE
 
     def _waits(self, until: int) -> bool:
-        """Tell whether a step that is wanted is not archived yet, or may only be unfinished."""
+        """Return whether a step up to `until` is not archived yet, or may be unfinished."""
         steps = () if self._run is None else self._run.steps
         return any(step <= until and step not in self._done for step in steps) or any(
             row.step is not None and path not in self.report.unreadable_by_path
@@ -176,13 +177,13 @@ class _Watcher:
         )
 
     def _give_up(self, row: Skipped) -> None:
-        """Report a checkpoint that cannot be read, once."""
+        """Report an unreadable checkpoint, once."""
         if self.report.unreadable_by_path.get(row.path) != row:
             self.report.unreadable_by_path[row.path] = row
             self.say("unreadable", row.step, f"{row.path}: {row.reason}")
 
     def end(self, why: str) -> None:
-        """Report why the watch ended, and what cannot be read and is not being written."""
+        """Record why the watch ended, and report unreadable checkpoints that are no longer changing."""
         self.report.ended = why
         for path, row in self._rows.items():
             if why == "idle" or self._age.get((path, row.identity)):
@@ -196,11 +197,11 @@ class _Watcher:
         return frozenset(Archive.open(archive).steps if is_archive(archive) else ())
 
     def _write(self, run: Run, ready: Mapping[int, str]) -> bool:
-        """Archive what is ready; what changes or vanishes meanwhile is left for the next look."""
+        """Archive the finished steps; the next poll retries steps that change or vanish meanwhile."""
         try:
             report = replace(self.writing, run=run, steps=tuple(ready)).write()
         except LockedError:
-            # Another process prunes or appends; that passes.
+            # Another process prunes or appends; retry at the next poll.
             self._n_locked += 1
             if self._n_locked >= _PATIENCE:
                 raise
@@ -243,7 +244,7 @@ class _Watcher:
 
     @staticmethod
     def _changed(run: Run, ready: Mapping[int, str]) -> list[int]:
-        """Return the steps that are gone, or others by now."""
+        """Return the steps that were deleted or changed."""
         try:
             now = run.refresh()
         except (InshrinkError, OSError):
@@ -251,7 +252,7 @@ class _Watcher:
         return [step for step, old in ready.items() if step not in now.steps or now.identity(step) != old]
 
     def _release(self, run: Run) -> None:
-        """Release what is archived; what keeps it from that ends no watch."""
+        """Release archived originals; report an error without ending the watch."""
         from inshrink_core.verbs.history.release import Release
 
         asked = self._asked
@@ -277,29 +278,29 @@ class _Watcher:
 
 @dataclass(slots=True, kw_only=True)
 class WatchReport(Report):
-    """What `watch` did.
+    """Result of `compress` with `watch`.
 
     Parameters
     ----------
     archive
         The archive.
     ended
-        Why it ended: ``until``, ``idle`` or ``interrupted``.
+        Why the watch ended: ``until``, ``idle`` or ``interrupted``.
     appended, skipped, vanished, released
-        Steps that were archived; that were in the archive already, or were pruned; that went before they
-        could be archived; whose originals were deleted.
+        Steps archived; steps that the archive held already, or that were pruned; steps deleted before they
+        were archived; steps whose originals were released.
     size
-        Sizes of the archive's newest branch; without frames where nothing was ever archived.
+        Sizes of the archive's newest branch; without frames if nothing was archived.
     last
-        The report of the last writing; None for none.
+        The report of the last write; None without one.
     seconds
         Wall time.
     unreadable_by_path
-        Checkpoints that cannot be read and are not archived, by path.
+        Unreadable checkpoints that are not archived, by path.
     skip_damaged
-        Whether such checkpoints are no failure.
+        Whether unreadable checkpoints are no failure.
     freed
-        Bytes of originals that were released.
+        Bytes of released originals.
     """
 
     archive: str
@@ -328,12 +329,12 @@ class WatchReport(Report):
 
     @property
     def unreadable(self) -> tuple[Skipped, ...]:
-        """Checkpoints that cannot be read and are not archived."""
+        """Unreadable checkpoints that are not archived."""
         return tuple(self.unreadable_by_path.values())
 
     @property
     def failure(self) -> UnreadableError | None:
-        """Why a watch that ended well is no success: a checkpoint cannot be read."""
+        """The error for unreadable checkpoints; None without any."""
         from inshrink_core.formats import unreadable_error
 
         return None if self.skip_damaged else unreadable_error(self.unreadable, self.archive)

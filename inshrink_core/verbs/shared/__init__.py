@@ -1,1 +1,1 @@
-"""What requests of several verbs share: fields, values as people write them, and how reports are shown."""
+"""Shared code of the verbs: option groups, parsing of values, stored measurements, report texts."""

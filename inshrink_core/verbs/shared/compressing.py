@@ -1,4 +1,4 @@
-"""Compressing a run: which steps are there already, which are written, and what came of it."""
+"""Compress a run: find the steps that the archive lacks, write them, and report the result."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 class Compressing(
     Stepping, Writing, Bounding, EvaluatorRequest, Computing, Sparing, InParts, Request["CompressReport"]
 ):
-    """What `compress` is asked, and how it writes in one process.
+    """Request of `compress`, which `write` performs in one process.
 
     Parameters
     ----------
@@ -70,32 +70,32 @@ class Compressing(
     archive
         The archive to make or to append to.
     coarseness
-        Of the lattice codec, about 0.25 to 10: more is smaller and less exact; by default 0.5.
+        Coarseness of the lattice codec, about 0.25 to 10: higher is smaller and less exact; by default 0.5.
     resumed_from
         The archived step that training was restored from: the steps after it open a branch there.
     base
-        Of a fine-tuning, the model it began from: the first frame is encoded relative to it, and is restored
-        with it alone.
+        The base model of a fine-tuning. The first frame is encoded relative to it, and needs it to be
+        restored.
     allow_damaged
-        Archive files that do not match their own checksums, too; the archive will always say so.
+        Also archive files that fail their own checksums; the archive records the damage.
     watch
-        Stay beside a training: archive each checkpoint as it is finished.
+        Run beside a training: archive each checkpoint as it is finished.
     interval
-        Seconds between looks. A checkpoint counts as finished when it can be read and none of its files
-        changed from one look to the next.
+        Seconds between polls. A checkpoint counts as finished when it can be read and none of its files
+        changed between two polls.
     until
         End when this step or a later one is archived.
     idle
-        End when nothing new was archived, or written that cannot be read yet, for so many seconds.
+        End after so many seconds without a newly archived step or a new file that cannot be read yet.
     release
-        Delete originals that are archived, but for the newest two, once each is restored and compared; those
-        alone that the archive gives back bit for bit.
+        Delete archived originals except the newest two, once each is restored and compared. Only originals
+        that the archive restores bit for bit are deleted.
     lossy
-        Release those too that the archive gives back with an error, as the default codec does. They are gone
-        then but for that.
+        Also release originals that the archive restores with an error, as the default codec does. Only the
+        lossy copy remains.
     look_ahead
-        Whether a new archive's codec may look at the whole run first, at some of the steps to be written, and
-        plan for it. To be switched off where a run is written step by step as it grows.
+        Whether the codec of a new archive may read some of the steps first, to plan for the whole run. Switch
+        it off where a run is written step by step as it grows.
     """
 
     run: RunLike
@@ -119,11 +119,11 @@ class Compressing(
         return super().reading | {"allow_damaged": self.allow_damaged}
 
     def chosen(self, **named: Any) -> ChainChoice:
-        """Return how frames are written."""
+        """Return the choices for writing frames, with the coarseness among the settings."""
         return super().chosen(coarseness=self.coarseness, **named)
 
     def write_branches(self) -> tuple[str, ...]:
-        """Append the branches of a run to an archive that holds its steps; return their names."""
+        """Append the named branches of a run to an archive that holds its steps; return their names."""
         from inshrink_core.archive import ArchiveWriter
         from inshrink_core.chain import ChainWriter
         from inshrink_core.codec import FALLBACK_CODEC, get_codec
@@ -139,7 +139,7 @@ class Compressing(
             return _Session(self, run, writer, ChainWriter(writer, config)).write_branches()
 
     def write(self) -> CompressReport:
-        """Write what is not there, in this process."""
+        """Write the steps that the archive lacks, in this process."""
         from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
         from inshrink_core.chain import Archive, ChainWriter, FrameEncoder, archive_size, open_base
         from inshrink_core.formats import unreadable_error
@@ -155,7 +155,7 @@ class Compressing(
         chosen = _chosen(opened, asked)
         chain_config = self.chain_config(self.archive, device=self.device, threads=self.threads)
         if self.resumed_from is not None:
-            # Before the writer makes an archive: a branch needs one that is there.
+            # Check before the writer creates an archive: a branch needs an existing one.
             Archive.open(self.archive).reader.find(self.resumed_from)
         model = None if self.base is None else open_base(self.base)
         if model is not None:
@@ -165,7 +165,7 @@ class Compressing(
             bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
         bounded: BoundedWriter | None = None
         if bounds is not None:
-            # The evaluator sees every step beside its neighbours, so all of them must be there.
+            # The evaluator compares every step with its neighbours, so all of them must be readable.
             opened = opened.readable(chosen)
             chosen = tuple(step for step in chosen if step in opened)
             chain_config = chain_config.as_set()
@@ -188,7 +188,7 @@ class Compressing(
             session = _Session(self, opened, writer, chain, chosen, bounded)
             session.run_all()
             promise = None if bounded is None else bounded.promise
-            judged = None if bounded is None else bounded.judged()  # its originals go with the context
+            judged = None if bounded is None else bounded.judged()  # its originals close with the context
             branches = session.write_branches() if asked is None else ()
             if writer.storage.facts is not None:
                 sizes = archive_size(Archive(writer.reader))
@@ -223,7 +223,7 @@ class Compressing(
 
 
 def _hint(run: Run, config: AnyCodec) -> str:
-    """Return which option would bound the quality, if the run shows one; nothing is executed."""
+    """Return the option that would bound the quality of this run, if any; execute nothing."""
     from inshrink_core.codec import DEFAULT_CODEC, make_codec
     from inshrink_core.evaluate.own_samples import AUTO, likely_evaluator
 
@@ -238,7 +238,7 @@ def _hint(run: Run, config: AnyCodec) -> str:
 
 
 def _store_judged(archive: Archive, run: Run, judged: Judged) -> None:
-    """Add what was measured of an archive while it was written to the stored results, as a comparison."""
+    """Store the evaluations made while an archive was written, as a comparison."""
     steps = [row.step for row in judged.steps]
     question = question_of(
         EvaluatorId(judged.judge.spec, judged.judge.digest),
@@ -252,14 +252,14 @@ def _store_judged(archive: Archive, run: Run, judged: Judged) -> None:
 
 
 def _chosen(run: Run, asked: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the steps to write: all, or those asked for that can be read.
+    """Return the steps to write: all of them, or the readable ones among those asked for.
 
     Raises
     ------
     UnreadableStepError
-        None of those can be.
+        No step asked for can be read.
     NotFoundError
-        The run has nothing of one.
+        The run lacks a step asked for.
     """
     from inshrink_core.formats import unreadable_error
     from inshrink_core.search.search import choose_steps
@@ -275,16 +275,16 @@ def _chosen(run: Run, asked: tuple[int, ...] | None) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Written:
-    """What was written of a run: by one process of it, or by one part of it.
+    """Result of writing a run, or one part of it, in one process.
 
     Parameters
     ----------
     appended, skipped
-        Steps written now, and steps that were there already.
+        Steps written now, and steps that the archive held already.
     raw_bytes, squared_error, squared_norm, large_errors
-        Of the steps written now.
+        Sums over the steps written now.
     left_out, unseen, device
-        As `CompressReport` has them.
+        As in `CompressReport`.
     """
 
     appended: list[int] = field(default_factory=list)
@@ -298,7 +298,7 @@ class Written:
     device: str = "cpu"
 
     def note(self, run: Run, steps: Iterable[int], device: str, skipped: Iterable[Skipped]) -> None:
-        """Note what of a run is not archived, and where its steps were encoded."""
+        """Record which parts of a run are not archived, and the device that encoded its steps."""
         self.left_out = tuple(row for row in skipped if not row.unreadable)
         self.unseen = Unseen.of(layout for step in steps for layout in run[step].files)
         self.device = device
@@ -320,7 +320,7 @@ def report_on(
     begun: float,
     **more: Any,
 ) -> CompressReport:
-    """Return the report on what some processes wrote into an archive."""
+    """Return the report on an archive that one or more processes wrote into."""
     from inshrink_core.archive.storage.registry import place_of
     from inshrink_core.chain import archive_size, original_checks
     from inshrink_core.chain.report import predicted_cost
@@ -352,7 +352,7 @@ def report_on(
 
 
 class _Session:
-    """The steps of one `compress`: which are there already, and which are written."""
+    """One `compress`: sort the steps into archived and missing ones, and append the missing ones."""
 
     def __init__(
         self,
@@ -370,7 +370,7 @@ class _Session:
         self._resumed_from, self._steps = request.resumed_from, steps
         n_bytes = sum(run[step].raw_bytes() for step in steps) if request.progress else 0
         self._count, self.written = Counter(request.progress, "compress", n_bytes), Written()
-        # The line of training that is continued, and what of it is missing.
+        # The branch of training that is continued, and its frames that the archive lacks.
         continues = chain.parent is not None and request.resumed_from is None
         line = writer.reader.listed_history(chain.parent) if continues else ()
         there = {frame.frame_id for frame in writer.reader.frames}
@@ -379,10 +379,10 @@ class _Session:
         self._restored: FrameInfo | None = None
 
     def run_all(self) -> None:
-        """Skip what is archived and append the rest, in step order, but for what cannot be read.
+        """Skip archived steps and append the rest in step order; pass over steps that cannot be read.
 
-        A step that is bit for bit what its frame decodes to was restored from there: what follows it
-        continues from that frame.
+        A step that equals the decoded tensors of its frame bit for bit was restored from that frame: the
+        steps after it continue from there.
         """
         known = dict(self._archived)
         for step in self._steps:
@@ -391,19 +391,19 @@ class _Session:
                 self._take(step)
             except (DamagedError, NotFoundError, StorageError) as error:
                 if self.run.is_elsewhere and isinstance(error, StorageError):
-                    raise  # a network that is down is no damage: the same command goes on
+                    raise  # a network failure is not damage: the same command can be repeated
                 self.run = self.run.readable([step])
                 if step in self.run:
                     raise
             self._count.done = end
         self.run.fetch(())
         view = self._chain.archive.sequential()
-        for step in self.written.skipped:  # what is promised is promised of these, too
+        for step in self.written.skipped:  # the bounds hold for archived steps, too
             if self._bounded is not None and step in known:
                 self._bounded.check(view, known[step])
 
     def _take(self, step: int) -> None:
-        """Append a step where it is missing."""
+        """Append a step unless the archive holds it."""
         from inshrink_core.chain import ChainWriter, stored_view
 
         checkpoint, info = self.run[step], self._archived.get(step)
@@ -413,7 +413,7 @@ class _Session:
             self.written.skipped.append(step)
             return
         if self._restored is not None:
-            # What follows continues the restored step, as a branch if others follow it.
+            # The steps after a restored step continue from it: as a branch, if it has successors already.
             config, base = self._chain.config, self._chain.base
             self._chain = ChainWriter(
                 self._writer, config, parent=self._restored, restored=self._restored, base=base
@@ -441,15 +441,15 @@ class _Session:
         self.written.add(step, stored.raw_bytes(), appended)
 
     def _is_there(self, step: int, checkpoint: Checkpoint, info: FrameInfo | None) -> bool:
-        """Whether a step needs no writing."""
+        """Return whether a step needs no writing."""
         if self._resumed_from is not None and step <= self._resumed_from:
             return True
         if info is None and step in self._missing:
-            # Behind later frames it would be another history; the error names its file.
+            # Appended after later frames, it would change the history; the error names its missing file.
             self._writer.reader.find(step)
         pruned = self._archived and step < max(self._archived) and self._writer.manifest.tombstones
         if info is None and self._restored is None and pruned:
-            return True  # it must not come back behind later ones
+            return True  # a pruned step is not appended again after later ones
         self.run.fetch([step, *self._steps[self._steps.index(step) + 1 :][:1]])
         if info is None:
             return False
@@ -462,7 +462,7 @@ class _Session:
         return False
 
     def write_branches(self) -> tuple[str, ...]:
-        """Append the checkpoints with names, each upon the step that it belongs to; return these names."""
+        """Append the named checkpoints, each to the step that it belongs to; return their names."""
         from inshrink_core.chain import ChainWriter
         from inshrink_core.frame import NAMED_BRANCH
 
@@ -490,14 +490,14 @@ class _Session:
         return tuple(written)
 
     def _is_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
-        """Whether a frame was made from this checkpoint."""
+        """Return whether a frame was made from this checkpoint."""
         from inshrink_core.chain import holds_content, optimizer_of, stored_view
 
         frame = self._writer.reader.frame(info.frame_id)
         return holds_content(frame, stored_view(checkpoint, optimizer_of(frame.meta)))
 
     def _is_decoded(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
-        """Whether a checkpoint is what a frame restores to: training went on from there."""
+        """Return whether a checkpoint equals a restored frame: training was resumed from it."""
         from inshrink_core.chain import tensor_digest
 
         restored = self._chain.archive.checkpoint(info)
@@ -510,13 +510,13 @@ class _Session:
 
 
 def _archived_last(archive: str | os.PathLike[str]) -> Checkpoint | None:
-    """Return the last checkpoint of an archive, which says whose optimizer state is; None of a new one."""
+    """Return the last checkpoint of an archive, for optimizer-state matching; None for a new archive."""
     from inshrink_core.archive import is_archive
     from inshrink_core.chain import Archive
 
     if not is_archive(archive):
         return None
-    with suppress(MissingFrameError, DamagedError):  # whether it is needed, whoever appends decides
+    with suppress(MissingFrameError, DamagedError):  # appending raises the error if it needs the frame
         opened = Archive.open(archive)
         head = opened.reader.head
         return None if head is None else opened.checkpoint(head)
@@ -526,7 +526,7 @@ def _archived_last(archive: str | os.PathLike[str]) -> Checkpoint | None:
 def _check_base(
     model: BaseModel, archive: str | os.PathLike[str], codec: AnyCodec, first: Iterable[Checkpoint]
 ) -> None:
-    """Refuse a base model that the first frame cannot be encoded relative to, before there is an archive."""
+    """Refuse a base model that does not fit the first frame, before an archive is created."""
     from inshrink_core.archive import is_archive
     from inshrink_core.chain import Archive
     from inshrink_core.chain.base import require_base_codec
@@ -555,18 +555,18 @@ _JUDGED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressReport(Report):
-    """What `compress` did, and what the archive holds now.
+    """Result of `compress`, and the contents of the archive.
 
     Parameters
     ----------
     path
         The archive.
     size
-        Sizes over the head's history, steps archived earlier included.
+        Sizes over the head's history, including steps archived earlier.
     appended, skipped
-        Steps written now, and steps that were there already.
+        Steps written now, and steps that the archive held already.
     branches
-        Names of the checkpoints written now that are no steps, such as ``best``.
+        Names of the named checkpoints written now, such as ``best``.
     fates
         Number of tensor files of the run by fate (docs/runs.md).
     seconds
@@ -574,34 +574,33 @@ class CompressReport(Report):
     raw_bytes_read
         Raw bytes of the steps written now.
     relative_error
-        Root of squared error over squared norm of the weights written now; None if none were.
+        ``sqrt(squared error / squared norm)`` of the weights written now; None if none were written.
     large_errors
-        Tensors written now for which that is above .25, unless settings of the user's ask for it.
+        Tensors written now with a relative error above .25, unless the user's settings ask for it.
     codec, config
-        What the weights were written with; under bounds, where the search began.
+        Codec and settings of the weights; under bounds, the start of the search.
     optimizer
         How optimizer state was stored (`inshrink_core.chain.ChainConfig`).
     promise
-        What was promised of every restored step, and how each keeps it; None where nothing was.
+        The quality bounds of every restored step, and how each step keeps them; None without bounds.
     predicted
-        What a restore costs at most, as predicted and not measured; None where the coarseness was set, or
-        bounds were.
+        Predicted, not measured, maximum restore cost; None if a coarseness or bounds were set.
     unreadable
-        What looks like a checkpoint of the run and cannot be read: it is not in the archive.
+        Files that look like checkpoints of the run and cannot be read; they are not archived.
     left_out
-        What else was passed over, and why.
+        Other files that were passed over, and why.
     originals
-        What is known of the checksums of the original files.
+        Results of the checksums of the original files.
     unseen
-        What of the run's steps lies in no tensor, and hardly shrinks.
+        Parts of the run's steps outside of tensors; they hardly shrink.
     device
         Where the steps were encoded.
     part
-        Which part of the steps was written, as ``2/8``; None: all of them.
+        The part of the steps that was written, as ``2/8``; None: all of them.
     waiting
-        Steps that wait for other parts: they are not in the archive yet.
+        Steps that wait for other parts; they are not in the archive yet.
     hint
-        An option that would bound the quality, where none was given and the run shows one.
+        An option that would bound the quality, if none was given and the run supports one.
     """
 
     path: Path | str
@@ -644,14 +643,14 @@ class CompressReport(Report):
 
     @property
     def failure(self) -> CheckFailedError | None:
-        """Why the chain does not keep what was promised; None where it does, or nothing was."""
+        """Why the chain breaks its quality bounds; None if it keeps them or has none."""
         return None if self.promise is None else self.promise.failure(self.path)
 
     @property
     def decided(self) -> dict[str, Any] | None:
-        """The step after the first that shrinks least, and so decides the ratio; None without bounds.
+        """The step after the first with the lowest ratio, which limits the ratio; None without bounds.
 
-        With the ratio of its weights, whether it is stored exactly, and its share of the tightest bound.
+        The entries are its weight ratio, whether it is stored exactly, and its share of the tightest bound.
         """
         if self.promise is None:
             return None
@@ -667,7 +666,7 @@ class CompressReport(Report):
 
     @property
     def mb_per_s(self) -> float | None:
-        """Raw megabytes (10^6 bytes) written per second; None where nothing was."""
+        """Raw megabytes (10^6 bytes) written per second; None if no step was written."""
         return self.raw_bytes_read / 1e6 / self.seconds if self.appended and self.seconds else None
 
     @property
@@ -677,7 +676,7 @@ class CompressReport(Report):
 
     @property
     def rounded_buffers(self) -> str:
-        """How many buffers are rounded although nobody asked, and what keeps them."""
+        """How many buffers are rounded by default, and which option keeps them exact."""
         from inshrink_core.chain.config import is_exact
         from inshrink_core.checkpoint import TensorRole
         from inshrink_core.codec import FALLBACK_CODEC, get_codec
@@ -694,18 +693,18 @@ class CompressReport(Report):
 
     @property
     def optimizer_state(self) -> str:
-        """How optimizer state was stored; empty where there is none."""
+        """How optimizer state was stored; empty without optimizer state."""
         return optimizer_text(self.optimizer, self.roles)
 
     @property
     def judged(self) -> list[dict[str, Any]]:
-        """How each frame keeps the bounds; none without bounds."""
+        """How each frame keeps the bounds; empty without bounds."""
         rows = [] if self.promise is None else self.frames
         return [{name: row.get(name) for name in _JUDGED} for row in rows]
 
     @property
     def frames(self) -> list[dict[str, Any]]:
-        """A row a frame, with how it keeps what was promised."""
+        """One row per frame, with how it keeps the bounds."""
         names = ("step", "kind", "bytes", "ratio_total", "ratio_weights")
         rows = []
         for frame in self.size.frames:
@@ -724,7 +723,7 @@ class CompressReport(Report):
         return promised | base | shared | foreseen | Report.to_json(self) | {"left_out": left_out}
 
     def remarks(self) -> Iterator[str]:
-        """Yield what else people should know."""
+        """Yield remarks for the terminal."""
         if not self.appended:
             yield "nothing new"
         if self.hint:

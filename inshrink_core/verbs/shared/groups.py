@@ -1,4 +1,4 @@
-"""Options that several verbs share, each explained once: reading, decoding, writing, bounds and running."""
+"""Option groups that several verbs share: reading, decoding, writing, bounds and execution."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     PathLike = str | os.PathLike[str]
 else:
-    # Words and files say these by their paths; opened objects come from Python, and need the engine.
+    # Command lines and files give these as paths; opened objects come from Python, and need the engine.
     PathLike = Archive = Run = AnyCodec = BaseLike = TrainingLog = str
 
 AnyBase = BaseLike | PathLike
-"""A base model, or where it is: a file, a directory, ``ARCHIVE@STEP`` or ``RUN@STEP``."""
+"""A base model, or its place: a file, a directory, ``ARCHIVE@STEP`` or ``RUN@STEP``."""
 AnyArchive = Archive | PathLike
 """An archive, or its path or URL."""
 AnyLog = TrainingLog | PathLike
-"""What a training logged, or its file."""
+"""A training log, or its file."""
 AnyRun = Run | PathLike
 """A run, or its path."""
 ArchiveLike = Annotated[AnyArchive, Option(metavar="ARCHIVE")]
@@ -39,15 +39,15 @@ RunLike = Annotated[AnyRun, Option(metavar="RUN")]
 RunOrArchive = Annotated[AnyRun | AnyArchive, Option(metavar="RUN|ARCHIVE")]
 Globs = Annotated[str | Sequence[str], Option(metavar="GLOB", many=True)]
 Size = Annotated[int | None, Option(metavar="SIZE", read=parse_size)]
-"""Bytes; on the command line as 4GB."""
+"""A number of bytes; on the command line also as 4GB."""
 Device = Annotated[str, Option(metavar="auto|cpu|cuda")]
 Steps = Annotated[AnySteps | None, Option(("--steps", "--step"), "STEPS", many=True)]
 
 
 def steps_of(opened: Run | Archive, steps: AnySteps | None) -> tuple[int, ...] | None:
-    """Return the steps of a run or an archive that a request names; None where it names none.
+    """Return the steps of a run or an archive that a request names; None if it names none.
 
-    Those that cannot be read are named like the others, and the verb reports what is wrong with them.
+    Steps that cannot be read are included: the verb reports why.
     """
     from inshrink_core import formats
 
@@ -61,13 +61,13 @@ def steps_of(opened: Run | Archive, steps: AnySteps | None) -> tuple[int, ...] |
 
 @dataclass(frozen=True, kw_only=True)
 class Stepping:
-    """The steps that a verb is about.
+    """Selection of steps.
 
     Parameters
     ----------
     steps
         A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be repeated. By default
-        all; of a restore, the last.
+        all steps; for a restore, the last one.
     """
 
     steps: Steps = None
@@ -75,15 +75,15 @@ class Stepping:
 
 @dataclass(frozen=True, kw_only=True)
 class Computing:
-    """Where tensors are encoded or decoded, and how many at a time.
+    """Device and threads that encode or decode tensors.
 
     Parameters
     ----------
     device
-        Where numbers are crunched: auto, cpu or cuda; auto is CUDA where there is one. Neither bytes nor
-        figures depend on it.
+        Where tensors are encoded or decoded: auto, cpu or cuda; auto is CUDA if available. The result does
+        not depend on it.
     threads
-        Tensors worked on at a time; by default as many as there are processors.
+        Tensors processed at a time; by default the number of processors.
     """
 
     device: Device = "auto"
@@ -92,18 +92,18 @@ class Computing:
 
 @dataclass(frozen=True, kw_only=True)
 class InParts:
-    """Workers, or processes started elsewhere, that share the work.
+    """Distribution of the work over workers or processes started elsewhere.
 
     Parameters
     ----------
     part
-        Do one part, beside other processes that do the others: I/N, or auto for what torchrun or Slurm tell
-        this process.
+        Do one part of the work, while other processes do the others: I/N, or auto for the rank and world size
+        of torchrun or Slurm.
     engine
-        Who does the work: the threads of this process, processes beside it, or Ray, on the cluster of
-        RAY_ADDRESS or else on this machine. The result does not depend on it.
+        Where the work runs: threads of this process, other processes, or Ray, on the cluster of RAY_ADDRESS
+        or else on this machine. The result does not depend on it.
     workers
-        With an engine: processes, or tasks of Ray, at a time; by default as many as there is room for.
+        Processes, or tasks of Ray, at a time; by default as many as the machine has room for.
     """
 
     part: Annotated[str | None, Option(metavar="I/N|auto")] = None
@@ -112,24 +112,24 @@ class InParts:
 
     @property
     def is_shared_out(self) -> bool:
-        """Whether an engine is asked for."""
+        """Whether the request asks for an engine."""
         return self.engine != THREADS or self.workers is not None
 
     def perform_part(self) -> Any:
-        """Perform one part in a worker, and return what the report on all parts needs."""
+        """Perform one part in a worker; return the data that the report on all parts needs."""
         return cast("Request[Any]", self).perform()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How a run is opened.
+    """Options for opening a run.
 
     Parameters
     ----------
     step_pattern
-        How the step number is written in file names: 'model_ep{step}_*.pt'.
+        How file names contain the step number: 'model_ep{step}_*.pt'.
     follow_links
-        Follow links of the run that lead out of it.
+        Follow links that lead out of the run.
     """
 
     step_pattern: Annotated[str | None, Option(metavar="PATTERN")] = None
@@ -141,13 +141,13 @@ class Reading:
         return {"step_pattern": self.step_pattern, "follow_links": self.follow_links}
 
     def opened_run(self, run: Run | PathLike) -> Run:
-        """Open a run; an archive, which would be a directory without checkpoints, is refused."""
+        """Open a run; refuse an archive, which would look like a directory without checkpoints."""
         from inshrink_core import formats
         from inshrink_core.archive import is_archive
 
         if isinstance(run, formats.Run):
             return run
-        # Errors of a bucket name the run: whether it is an archive cannot be known then.
+        # A URL is opened first, so that errors of a bucket name the run.
         try:
             found = formats.open_run(run, **self.reading) if url_of(run) else None
         except NotFoundError:
@@ -163,12 +163,12 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Sparing(Reading):
-    """How a run is opened of which some cannot be read.
+    """Options for opening a run with unreadable checkpoints.
 
     Parameters
     ----------
     skip_damaged
-        Name checkpoints that cannot be read, and end with 0 all the same.
+        Report checkpoints that cannot be read, and exit with 0 all the same.
     """
 
     skip_damaged: bool = False
@@ -176,20 +176,20 @@ class Sparing(Reading):
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """How an archive is opened and decoded.
+    """Options for opening and decoding an archive.
 
     Parameters
     ----------
     base
         The base model that the archive's first frame is encoded relative to; by default the file that it was
-        encoded with, if it is the same.
+        encoded with, if unchanged.
     device
-        Where numbers are crunched: auto, cpu or cuda; auto is CUDA where there is one. Neither bytes nor
-        figures depend on it.
+        Where tensors are encoded or decoded: auto, cpu or cuda; auto is CUDA if available. The result does
+        not depend on it.
     max_memory
-        Most memory that decoding may take, as 4GB; by default what is available.
+        Most memory that decoding may take, as 4GB; by default the available memory.
     max_disk
-        Most disk that decoded files may take, as 4GB; by default what is free.
+        Most disk that decoded files may take, as 4GB; by default the free disk.
     """
 
     base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
@@ -198,13 +198,13 @@ class Decoding:
     max_disk: Size = None
 
     def limits(self, share: float = 1.0) -> Limits:
-        """Return the limits; `share` is of what is available, where none is given."""
+        """Return the limits; a limit that is not given is `share` of the available amount."""
         from inshrink_core.execution import Limits
 
         return Limits(max_memory=self.max_memory, max_disk=self.max_disk, share=share)
 
     def opened_archive(self, archive: Archive | PathLike, share: float = 1.0) -> Archive:
-        """Open an archive within the limits, to be decoded on the device."""
+        """Open an archive within the limits, for decoding on the device."""
         from inshrink_core import chain
         from inshrink_core.execution import Limits
 
@@ -217,7 +217,7 @@ class Decoding:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening(Reading, Decoding):
-    """How a run or an archive is opened."""
+    """Options for opening a run or an archive."""
 
     def opened(self, path: Run | Archive | PathLike) -> Run | Archive:
         """Open a run or an archive."""
@@ -232,12 +232,12 @@ class Opening(Reading, Decoding):
 
 
 class ChainChoice(NamedTuple):
-    """What is asked of how a chain is written, as `make_chain_config` takes it; None: as by default.
+    """Choices for writing a chain, as `make_chain_config` takes them; None selects the default.
 
     Parameters
     ----------
     codec, config, optimizer, keyframe_every
-        As `inshrink_core.chain.ChainConfig` has them.
+        As in `inshrink_core.chain.ChainConfig`.
     """
 
     codec: str | None
@@ -248,20 +248,20 @@ class ChainChoice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """How frames are written: what a config says, with what is given beside it on top.
+    """Options for writing frames: a config file, and single options that override it.
 
     Parameters
     ----------
     codec
         Codec of the weights; by default the archive's, else lattice.
     config
-        Settings from a TOML or JSON file, or a search's result; options override it. In Python also the
-        settings themselves, or a codec.
+        Settings from a TOML or JSON file, or a search's result; options override it. From Python also a
+        mapping of settings, or a codec.
     settings
         A setting of the codec; may be repeated.
     optimizer
-        Keep the optimizer's state bit-exact, to an octave (compressed), as rank-one factors, or leave it
-        out; by default compressed; exact beside weights that stay exact.
+        How to store optimizer state: exact (bit for bit), compressed (magnitudes to a factor of two), compact
+        (rank-one factors) or drop; by default compressed, or exact if the weights are stored exactly.
     keyframe_every
         Frames from one keyframe to the next; by default 32.
     """
@@ -275,7 +275,7 @@ class Writing:
     keyframe_every: Annotated[int | None, Option(least=1)] = None
 
     def chosen(self, **named: Any) -> ChainChoice:
-        """Return what is asked; `named` are settings that have options of their own."""
+        """Return the choices; `named` are codec settings with an option."""
         config = self.config
         given: Mapping[str, Any] = {}
         if isinstance(config, str | os.PathLike):
@@ -294,18 +294,18 @@ class Writing:
     def chain_config(
         self, archive: PathLike = "", *, device: str = "auto", threads: int | None = None
     ) -> ChainConfig:
-        """Return it all; what is not asked for is as in the archive, where there is one, or by default."""
+        """Return the chain config; choices not given come from the archive, if it exists, or the defaults."""
         from inshrink_core.chain.defaults import make_chain_config
 
         return make_chain_config(archive, *self.chosen(), device, threads)
 
 
 _KEYFRAME_EVERY = 32
-"""Where neither a request nor a config file says it."""
+"""Used when neither a request nor a config file gives the number."""
 
 
 def local_target(path: PathLike) -> Path:
-    """Return where files are written; refuse a URL, which would be a folder of that name."""
+    """Return the local path to write to; refuse a URL, which would become a folder of that name."""
     from inshrink_core.archive.storage.registry import place_of
 
     if isinstance(place_of(path), str):
@@ -319,17 +319,17 @@ def local_target(path: PathLike) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounding:
-    """Bounds on every restored step.
+    """Quality bounds on every restored step.
 
     Parameters
     ----------
     max_drop
-        Most that the metric of a restored step may drop: 0.01 is 1 %.
+        Largest drop of the metric of a restored step: 0.01 is 1 %.
     max_divergence
-        Most that a restored step's predictions may diverge; inf: any. Where steps are written under
+        Largest divergence of a restored step's predictions; inf: any. Where steps are written under
         --max-drop it is 0.003 by default, if the evaluator returns log_probs.
     max_restore_cost
-        Most that a restore may cost: the loss is expected to rise by this share of it. Where steps are
+        Largest cost of a restore: the expected rise of the loss, relative to the loss. Where steps are
         written with an evaluator and no bound it is 0.003.
     """
 
@@ -339,7 +339,7 @@ class Bounding:
 
     @property
     def bounds(self) -> Bounds:
-        """The bounds; all of them free where nothing is bounded."""
+        """The bounds; infinite where not given."""
         from inshrink_core.search.bounds import Bounds
 
         return Bounds(
@@ -347,11 +347,11 @@ class Bounding:
         )
 
     def promised(self) -> Bounds | None:
-        """Return the bounds of a chain that is to be written; None where there are none.
+        """Return the bounds of a chain to be written; None without bounds.
 
         Raises
         ------
         InputError
-            What was given bounds nothing.
+            The given values bound nothing.
         """
         return self.bounds.promised()

@@ -1,9 +1,9 @@
-"""What was measured of archives and runs, kept where every verb and the explorer find it.
+"""Store of measurements of archives and runs, shared by the verbs and the explorer.
 
-A log lies beside the run where that may be written, else in the user's cache; one for each archive, known by
-its id, and one for the run itself. Each row is an answer: of what content, to which question, and when. What
-is asked again of the same content is answered from it; rows of other content say what was true before the
-last change.
+The store is a log of JSON lines, in the run's folder if that is writable, else in the user's cache: one log
+per archive, named by the archive's id, and one for the run itself. Each row records an answer: the digest of
+the content, the question, the document and the time. A question asked again about the same content is
+answered from the log. Rows about other content describe an earlier state.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
-    """Whether what was measured before is an answer.
+    """Choice between stored results and new measurements.
 
     Parameters
     ----------
     again
-        Measure anew what was measured before of the same content, with the same question.
+        Measure again, even if the same measurement of the same content is stored.
     """
 
     again: Annotated[bool, Option()] = False
 
 
 class EvaluatorId(NamedTuple):
-    """What tells an evaluator from others: its name for people, and a digest of its file and settings."""
+    """Identity of an evaluator: its name, and a digest of its file and settings."""
 
     name: str
     digest: str
 
     @classmethod
     def of(cls, evaluator: Evaluator) -> Self:
-        """Return that of an evaluator as its file is now."""
+        """Return the identity of an evaluator, from its current file."""
         from inshrink_core.search.trials import evaluator_digest
 
         return cls(evaluator.spec, evaluator_digest(evaluator))
@@ -74,9 +74,9 @@ class EvaluatorId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """An answer: the verb that gave it, when (Unix time), of what content, to which question.
+    """A stored answer: the verb, the Unix time, the digest of the content, the question and the document.
 
-    `question` and `document` are as somebody's file has them: their values are not trusted to make sense.
+    `question` and `document` come from a file: their values are not trusted.
     """
 
     kind: str
@@ -89,7 +89,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What a comparison asks (`question_of`)."""
+    """The question of a comparison (`question_of`)."""
 
     evaluator: str
     name: str
@@ -98,18 +98,18 @@ class _Question:
 
 
 class Measurements:
-    """What was measured of one archive or run.
+    """Stored measurements of one archive or run.
 
     Parameters
     ----------
     folders
-        Where it is looked for, and kept.
+        Folders of the logs.
     name
-        What the archive or run is known by in them.
+        Name of the log, without suffix.
     content
-        Digest of what it holds now.
+        Digest of the current content.
     path
-        Where it lies.
+        Path of the archive or run.
     """
 
     def __init__(self, folders: Iterable[Path], name: str, content: str, path: str = "") -> None:
@@ -120,17 +120,17 @@ class Measurements:
     def of_archive(
         cls, archive: Archive | ChainReport, run: Path | None = None, *, make: bool = False
     ) -> Self:
-        """Return those of an archive; ones that are to be kept are made room for.
+        """Return the measurements of an archive.
 
         Parameters
         ----------
         archive
             The archive.
         run
-            Directory of its run, where that is known; what lies beside the archive as ``NAME`` beside
-            ``NAME.inshrink`` is known anyway.
+            Directory of its run, if known; for ``NAME.inshrink`` the folder ``NAME`` beside it is found
+            anyway.
         make
-            Whether something is to be kept.
+            Whether to make the folders, for a result to be stored.
         """
         from inshrink_core.chain.report import ChainReport, content_digest
 
@@ -145,17 +145,17 @@ class Measurements:
 
     @classmethod
     def of_run(cls, run: Run, *, make: bool = False) -> Self:
-        """Return those of a run, as its files are by their paths, sizes and times."""
+        """Return the measurements of a run, identified by the paths, sizes and times of its files."""
         return cls.of_content(run_content(run), run.directory, run.address, make=make)
 
     @classmethod
     def of_content(cls, content: str, directory: Path, path: str = "", *, make: bool = False) -> Self:
-        """Return those of a run that is not open: by its `run_content` and the directory it lies in."""
+        """Return the measurements of a run that is not open, from its `run_content` and its directory."""
         found = results_folder(directory, make=make)
         return cls([] if found is None else [found / _FOLDER], _OF_RUN, content, path)
 
     def add(self, kind: str, question: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-        """Keep an answer; a disk that refuses costs no result."""
+        """Store an answer; a failure to write is logged and not raised."""
         row = {"v": _VERSION, "kind": kind, "at": time.time(), "content": self.content, "path": self._path}
         row |= {"question": dict(question), "document": dict(document)}
         for file in self._files:
@@ -165,7 +165,7 @@ class Measurements:
                 _logger.info("%s", error)
 
     def rows(self, kind: str, *, earlier: bool = False) -> Iterator[Measurement]:
-        """Yield the answers of a verb, the newest first: of the content as it is, or as it was before."""
+        """Yield the answers of a verb, newest first: about the current content, or any `earlier` one."""
         lines = (row for file in self._files for row in shared_lines(file) if row.get("kind") == kind)
         read = (answer for row in lines if (answer := read_as(Measurement, row)) is not None)
         known = [entry for entry in read if entry.v == _VERSION and 0 <= entry.at <= _LAST_TIME]
@@ -175,18 +175,18 @@ class Measurements:
                 yield entry
 
     def find(self, kind: str, question: Mapping[str, Any]) -> Measurement | None:
-        """Return the newest answer to a question; None where it was not asked of this content."""
+        """Return the newest answer to a question about the current content; None if none is stored."""
         asked = key_digest(question)
         return next((row for row in self.rows(kind) if key_digest(row.question) == asked), None)
 
 
 def run_content(run: Run) -> str:
-    """Return a digest of what a run holds, told by the paths, sizes and times of its files."""
+    """Return a digest of a run's content, from the paths, sizes and times of its files."""
     return key_digest({"run": [run.identity(step) for step in run.steps]})
 
 
 def read_as(kind: type[R], values: Mapping[str, Any]) -> R | None:
-    """Return a record of JSON values; None, with a note, of values that are none."""
+    """Return a record made of JSON values; None, with a log message, if they do not fit."""
     import msgspec
 
     try:
@@ -197,9 +197,9 @@ def read_as(kind: type[R], values: Mapping[str, Any]) -> R | None:
 
 
 def _folders(archive: Path, run: Path | None, *, make: bool) -> list[Path]:
-    """Return where measurements of an archive are: with its run, and where the archive alone leads to."""
+    """Return the folders of an archive's measurements: its run's, and one found from the archive alone."""
     beside = Path(str(archive).removesuffix(".inshrink"))
-    # What keeps nothing stays as it is: it may be anything of that name.
+    # A folder without results is not touched: it may only share the name.
     is_kept = beside != archive and beside.is_dir() and results_folder(beside, make=False) is not None
     is_run = is_kept and ((beside / ".inshrink").is_dir() or run is not None)
     places = [item for item in (run, beside if is_run else None) if item is not None]
@@ -216,24 +216,24 @@ def _real(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of an archive beside its run: of each step, what was measured last by one evaluator.
+    """Known measurements of an archive: the last of each step, by one evaluator.
 
     Parameters
     ----------
     archive
-        Where it lay. Untrusted text, as the evaluator's name.
+        Path of the archive when measured. Untrusted text, as the evaluator's name.
     at
-        When the newest of it was measured, Unix time.
+        Unix time of the newest measurement.
     evaluator
-        Who measured it.
+        The evaluator that measured.
     comparison
-        The steps, and the worst of them; `measured_at` is the time of the oldest.
+        The steps, and the worst figures; `measured_at` is the time of the oldest measurement.
     n_samples
-        How many samples were predicted, where that is known.
+        Number of samples predicted, if known.
     standard_errors
-        Of the originals' metric, by step.
+        Standard error of the originals' metric, by step.
     is_current
-        Whether it is of the archive as it is: otherwise, of what it was before the last change.
+        Whether the measurements describe the archive's current content; otherwise an earlier one.
     """
 
     archive: str
@@ -260,12 +260,12 @@ class Known:
 
     @property
     def name(self) -> str:
-        """What to call the archive. Untrusted text."""
+        """Name of the archive's file. Untrusted text."""
         return Path(self.archive).name
 
     @property
     def granularity(self) -> float | None:
-        """The drop of one sample, where the metric is a share of few samples; None where it is no share."""
+        """The drop caused by one sample, if the metric is a share of `n_samples`; else None."""
         worst, n = self.worst, self.n_samples
         if worst is None or not n or not 0 < worst.original <= 1:
             return None
@@ -276,26 +276,26 @@ class Known:
 def known_comparison(
     archive: Archive | ChainReport, run: Path | None = None, evaluator: EvaluatorId | None = None
 ) -> Known | None:
-    """Return what is known of an archive beside its run; None where nothing was measured.
+    """Return the known measurements of an archive; None if nothing was measured.
 
     Parameters
     ----------
     archive
         The archive.
     run
-        The directory of its run, where that is known (`Measurements.of_archive`).
+        The directory of its run, if known (`Measurements.of_archive`).
     evaluator
-        Who is to have measured; by default who did last.
+        The evaluator; by default the one that measured last.
 
     Returns
     -------
     Known or None
-        Of the archive as it is; where nothing is known of that, of what it was before.
+        Measurements of the current content; if none exist, of the content before the last change.
     """
     found = Measurements.of_archive(archive, run)
     for earlier in (False, True):
         rows = list(found.rows("compare", earlier=earlier))
-        if earlier and rows:  # One state of the archive, not several.
+        if earlier and rows:  # Use a single earlier state of the archive.
             rows = [row for row in rows if row.content == rows[0].content]
         known = merged(rows, evaluator)
         if known is not None:
@@ -308,16 +308,16 @@ def merged(
     evaluator: EvaluatorId | None = None,
     originals: Mapping[str, str] | None = None,
 ) -> Known | None:
-    """Put comparisons of the same content together: of each step the newest, by one evaluator.
+    """Merge comparisons of the same content: for each step the newest, by one evaluator.
 
     Parameters
     ----------
     rows
         Comparisons, the newest first.
     evaluator
-        Who is to have measured; by default who did last.
+        The evaluator; by default the one that measured last.
     originals
-        Identities of the originals, by step as text; rows of others do not count.
+        Identities of the originals, by step as text; results for other originals are ignored.
     """
     from inshrink_core.evaluate import Comparison
     from inshrink_core.evaluate.comparison import Compared
@@ -358,7 +358,7 @@ def merged(
 
 
 def _is_of(asked: _Question, step: int, originals: Mapping[str, str] | None) -> bool:
-    """Whether a step was compared with the original as it is now, and so was the one before it."""
+    """Return whether a step was compared with the current original, and with the current one before it."""
     if originals is None:
         return True
     before = asked.before.get(str(step))
@@ -369,7 +369,7 @@ def _is_of(asked: _Question, step: int, originals: Mapping[str, str] | None) -> 
 def question_of(
     evaluator: EvaluatorId, run: Run, steps: Sequence[int], before: Mapping[int, int | None]
 ) -> dict[str, Any]:
-    """Return what a comparison asks: who measures, which originals, and which one comes before each."""
+    """Return the question of a comparison: the evaluator, the originals, and the step before each."""
     looked_at = {*steps, *(row for row in before.values() if row is not None)}
     return {
         "evaluator": evaluator.digest,
@@ -385,7 +385,7 @@ def compared_document(
     n_samples: int | None,
     standard_errors: Mapping[int, float | None],
 ) -> dict[str, Any]:
-    """Return what is kept of a comparison; `about` is its metric, direction and device."""
+    """Return the document that is stored for a comparison; `about` is its metric, direction and device."""
     from inshrink_core.report import plain_value
 
     known = ((step, error) for step, error in standard_errors.items() if error is not None)

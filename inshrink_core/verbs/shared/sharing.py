@@ -1,4 +1,4 @@
-"""Having the parts of a request performed by the workers of an engine."""
+"""Perform the parts of a request with the workers of an engine."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _PERFORM: Final = "inshrink_core.verbs.shared.sharing:perform_part"
 
 
 def shared_out(request: Any, n_parts: Callable[[int], int] = int) -> list[Any]:
-    """Have all parts of a request performed, and return what came of each.
+    """Perform all parts of a request with its engine; return the result of each part.
 
     Parameters
     ----------
     request
-        A verb's, with the fields of `inshrink_core.verbs.shared.groups.InParts`.
+        Request of a verb, with the fields of `inshrink_core.verbs.shared.groups.InParts`.
     n_parts
-        Returns how many parts there are, given how many the engine would have.
+        Returns the number of parts for the number that the engine suggests.
 
     Raises
     ------
     InputError
-        There is no such engine, options exclude each other, or a field is no path that workers could open.
+        The engine is unknown, options exclude each other, or a field holds an object instead of a path.
     EngineError, MissingExtraError
-        Workers died, or there are none.
+        Workers died, or the engine is not installed.
     """
     engine = engine_of(request.engine)
     if engine is None:
@@ -63,7 +63,7 @@ def shared_out(request: Any, n_parts: Callable[[int], int] = int) -> list[Any]:
 
 
 def perform_part(asked: Any, progress: OnProgress) -> Any:
-    """Perform a part, in a process that is there for it alone."""
+    """Perform one part, in a process that does nothing else."""
     ignore_numba_file()
     prepare_process()
     request: Any = replace(request_from_json(asked["request"]), progress=progress)

@@ -1,4 +1,4 @@
-"""What several verbs report in the same words."""
+"""Texts that the reports of several verbs share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPRESSED = "{}, not bit for bit: training resumes from it; --optimizer exact 
 def counted_fates(
     run: Run, steps: Collection[int] | None = None, *, skip_damaged: bool = False
 ) -> dict[str, int]:
-    """Count the tensor files of a run by fate; files of other `steps`, if some are given, are excluded."""
+    """Count the tensor files of a run by fate; files of other `steps`, if `steps` are given, are excluded."""
     from inshrink_core.formats import Fate
 
     counts = Counter[Fate | None]()
@@ -28,7 +28,7 @@ def counted_fates(
 
 
 def optimizer_text(optimizer: str | None, roles: Iterable[str]) -> str:
-    """Return how optimizer state of some roles was stored; nothing where there is none.
+    """Return how optimizer state of some roles was stored; empty without optimizer state.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What people write on the command line as values: steps, settings and config files."""
+"""Parse values of the command line: steps, settings and config files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _STEPS = re.compile(r"(?=.)(\d{1,19})?(:(\d{1,19})?(?::(\d{1,19})?)?)?", re.ASCI
 """A step or a range FIRST:LAST:EVERY; 2^63 - 1 has 19 digits."""
 
 _MAX_CONFIG_BYTES = 1 << 20
-"""A config is a page of text: anything larger is another file by mistake."""
+"""Configs are short: a larger file was given by mistake."""
 
 
 class _Config(msgspec.Struct, forbid_unknown_fields=True):
-    """What a config file may hold: ``settings`` are the codec's, ``override`` those of some tensors."""
+    """Keys of a config file: ``settings`` apply to the codec, ``override`` to some tensors."""
 
     codec: str = ""
     optimizer: str = ""
@@ -39,24 +39,24 @@ AnySteps = int | str | Sequence[int | str]
 def chosen_steps(
     steps: AnySteps | None, known: Callable[[], Sequence[int]], where: str
 ) -> tuple[int, ...] | None:
-    """Return the steps that a request names, ascending; None where it names none.
+    """Return the steps that a request names, ascending; None if it names none.
 
     Parameters
     ----------
     steps
         Steps, or texts: ``100``, ``100,200``, ``100:500``, ``:500``, ``100:``, ``0:500:5``.
     known
-        Returns every step there is. Called for a range only, whose steps come from these; a step named by
-        itself is passed on even if it is not there: reading it raises the error.
+        Returns all existing steps. Called for ranges only; a single step is returned without a check, and
+        reading it raises the error.
     where
         The run or archive, for messages.
 
     Raises
     ------
     InputError
-        Not a step, a list or a range.
+        A text is not a step, a list or a range.
     NotFoundError
-        A range without any step in it.
+        A range contains no step.
 
     Examples
     --------
@@ -102,14 +102,14 @@ def matching_names(names: Iterable[str], pattern: str) -> tuple[str, ...]:
     names
         Dotted names of tensors.
     pattern
-        The name of a tensor or a module, which stands for all in it. Where there is none of that name:
-        ``/a regular expression/``, a glob of either with ``*``, ``?`` or ``[ab]``, or a part of a name in
-        small or capital letters.
+        The name of a tensor, or of a module, which matches all tensors in it. If no tensor or module has that
+        name: ``/a regular expression/``, a glob with ``*``, ``?`` or ``[ab]`` that matches either, or a part
+        of a name in any case.
 
     Raises
     ------
     InputError
-        The regular expression cannot be read.
+        The regular expression is invalid.
 
     Examples
     --------
@@ -141,12 +141,12 @@ def matching_names(names: Iterable[str], pattern: str) -> tuple[str, ...]:
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     """Return settings from ``KEY=VALUE`` texts.
 
-    A value is JSON where it reads as JSON, else a text. ``KEY.NAME=VALUE`` sets one entry of a table.
+    A value is parsed as JSON if possible, else it is a text. ``KEY.NAME=VALUE`` sets one entry of a table.
 
     Raises
     ------
     ConfigError
-        A text without ``=``, or a setting that is both a value and a table.
+        A text lacks ``=``, or a setting is both a value and a table.
 
     Examples
     --------
@@ -174,21 +174,21 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 def given_settings(
     document: Mapping[str, Any], settings: Mapping[str, Any] | Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return the settings of a config file, overrides among them, with others, or their texts, on top."""
+    """Return the settings and overrides of a config file, updated with other settings or their texts."""
     overrides = {"overrides": document["override"]} if "override" in document else {}
     others = settings if isinstance(settings, Mapping) else parse_settings(settings)
     return {**document.get("settings", {}), **overrides, **others}
 
 
 def read_config_file(path: Path) -> Mapping[str, Any]:
-    """Return the settings of compression in a TOML or JSON file: codec, optimizer, settings and so on.
+    """Return the contents of a TOML or JSON config file: codec, optimizer, settings and so on.
 
     Raises
     ------
     NotFoundError
-        There is no such file.
+        The file does not exist.
     ConfigError
-        It is not TOML or JSON, or has other keys.
+        The file is not TOML or JSON, or has unknown keys.
     """
     if not path.is_file():
         raise NotFoundError("there is no such config file", where=str(path))
