@@ -83,7 +83,7 @@ def compile_step_pattern(pattern: str) -> re.Pattern[str]:
     Parameters
     ----------
     pattern
-        A full name in which ``{step}`` stands for the number and ``*`` for anything.
+        A full name in which ``{step}`` matches the number and ``*`` matches anything.
 
     Raises
     ------
