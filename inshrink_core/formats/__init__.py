@@ -1,4 +1,4 @@
-"""Runs and checkpoints on disk, read and written; no pickle is ever executed."""
+"""Read and write runs and checkpoints on disk; no pickle is ever executed."""
 
 from inshrink_core.formats.disk import Fate, Skipped
 from inshrink_core.formats.logs.log import MetricsFile, RunSettings, TrainingLog, read_metrics

@@ -1,8 +1,7 @@
-"""The files of one checkpoint, put together: every tensor with one key, every byte accounted for.
+"""Assemble the files of one checkpoint: each tensor gets one key, and every byte is accounted for.
 
-Tensors that lie at the same place in the same way are one tensor under several names; tensors that share
-only some bytes become one region together and must survive exactly, since a change to one would change the
-other.
+Tensors with the same place and strides are one tensor with several names. Tensors that share only some bytes
+form one region together and are stored exactly, since a change to one would change the other.
 """
 
 from __future__ import annotations
@@ -50,44 +49,45 @@ NO_WEIGHTS: Final = "no weights in it"
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedCheckpoint:
-    """A checkpoint's headers, step still to be decided.
+    """The headers of a checkpoint whose step is not decided yet.
 
     Parameters
     ----------
     path
         The file or directory.
     format
-        ``torch``, ``safetensors``, ``huggingface``, ``sharded-safetensors``, ``dcp``, or as its reader says.
+        ``torch``, ``safetensors``, ``huggingface``, ``sharded-safetensors``, ``dcp``, or the name given by
+        its reader.
     paths, stamps
-        Of every file, by its path relative to the root; files with tensors first.
+        Path and stamp of every file, by relative path; files with tensors first.
     kinds
-        Of the files with tensors, in the same order.
+        Kinds of the files with tensors, in the same order.
     steps
         Step keys found inside, with values.
     numbers
         Hyperparameters by file, optimizer and group.
     zips
-        Of the files that are a row of zips, where each of them lies.
+        For files that are a sequence of zips, the span of each.
     skipped
-        Files beside the tensors that were left out, and why.
+        Files beside the tensors that were left out, with reasons.
     contents, has_gradients
-        What the files hold, and which hold gradients. The rest of the fields follows from it.
+        Content of the files, and which files hold gradients. The fields below follow from these.
     regions
         Regions and zip entries of the files with tensors.
     places
-        Tensor key to the number of its file, and place.
+        Tensor key to file number and place.
     groups
         File, optimizer and group with the hyperparameters of a parameter.
     slots
-        The parameters that optimizers know by number alone.
+        The parameters that optimizers know by number only.
     owners
-        Whose they are, as far as it follows from headers, or as was given.
+        Parameter names of the slots, as far as headers or a given attribution determine them.
     free
-        The weights that they may be, by shape, in the model's order as far as that is known.
+        Shapes of the candidate weights for the slots, in the model's order if known.
     ordered
-        Whether it is: the weights are not sorted by name.
+        Whether `free` is in the model's order: its weights are not sorted by name.
     models
-        Names of the models beside the main one, with which the names of their tensors begin.
+        Names of the models beside the main one, which prefix the names of their tensors.
     weight_shapes
         Name and shape of weights and buffers.
     """
@@ -118,12 +118,12 @@ class ParsedCheckpoint:
 
     @property
     def nbytes(self) -> int:
-        """Size of all files on disk."""
+        """Total size of all files in bytes."""
         return sum(stamp.nbytes for stamp in self.stamps.values())
 
     @functools.cached_property
     def layouts(self) -> tuple[FileLayout, ...]:
-        """The files, by path."""
+        """The file layouts, sorted by path."""
         rows = zip_longest(self.stamps.items(), self.kinds, self.regions)
         found = []
         for (name, stamp), kind, items in rows:
@@ -134,23 +134,23 @@ class ParsedCheckpoint:
 
     @functools.cached_property
     def hyperparameters(self) -> Mapping[str, Mapping[str, float]]:
-        """Numbers of its group by parameter."""
+        """The hyperparameters of each parameter's group."""
         return {name: self.numbers[file][item][group] for name, (file, item, group) in self.groups.items()}
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Names of weights and buffers, in the order in which they are listed."""
+        """Names of weights and buffers, in listing order."""
         return tuple(self.weight_shapes)
 
     def attributed(self, attribution: Attribution) -> ParsedCheckpoint:
         """Return the same checkpoint with the given owners of state and order of tensors."""
-        # Checkpoints that are alike share the list.
+        # Checkpoints of equal layout share this list.
         if not self.again or self.again[0][0] != attribution:
             self.again[:] = [(attribution, _arranged(self.contents, self.has_gradients, attribution))]
         return replace(self, **self.again[0][1])
 
     def checkpoint(self, step: int, counter: ByteCounter) -> Checkpoint:
-        """Return the checkpoint; values are read when asked for."""
+        """Return the checkpoint; values are read on access."""
         return Checkpoint(
             step=step,
             specs=self.specs,
@@ -165,14 +165,14 @@ class ParsedCheckpoint:
 
 
 class Recall:
-    """The checkpoint that was read last: one whose tensors lie in the same way needs no new analysis."""
+    """A reparse cache with the last checkpoint's analysis, reused while the tensor layout is unchanged."""
 
     sketch: object = None
     arranged: Mapping[str, Any] = MappingProxyType({})
 
 
 def _sketch(content: FileContent) -> object:
-    """Return all of a file that its checkpoint follows from, but for its name, its steps and its numbers."""
+    """Return all that determines a file's analysis: everything but name, steps and hyperparameters."""
     tree = content.tree
     groups = [[(g.params, g.names, bool(g.numbers)) for g in item.groups] for item in tree.optimizers]
     optimizers = [list(optimizer.state.items()) for optimizer in tree.optimizers], groups
@@ -180,7 +180,7 @@ def _sketch(content: FileContent) -> object:
 
 
 def _is_shared(placed: Placed) -> bool:
-    """Tell whether two elements of a strided tensor may be the same bytes."""
+    """Return whether two elements of a strided tensor may share bytes."""
     if placed.stride is None:
         return False
     reach = 1
@@ -195,7 +195,7 @@ def _is_shared(placed: Placed) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _layer(name: str, shape: tuple[int, ...]) -> LayerType:
-    # The names of a run are the same at every step; classifying them again is most of opening it.
+    # Cached because names repeat at every step; classifying them dominates the time to open a run.
     return classify_layer(name, shape)
 
 
@@ -203,13 +203,13 @@ def _layer(name: str, shape: tuple[int, ...]) -> LayerType:
 def _spec(
     name: str, role: TensorRole, dtype: str, shape: tuple[int, ...], exact: bool, layer: LayerType
 ) -> TensorSpec:
-    # Specs hold no values: the checkpoints of a run share theirs, which saves time and most of the memory.
+    # Specs hold no values, so the checkpoints of a run share them, which saves time and memory.
     return TensorSpec(name=name, role=role, dtype=dtype, shape=shape, exact=exact, layer=layer)
 
 
 def _regions(tensors: Iterable[Named]) -> tuple[list[Region], set[str]]:
-    """Return the regions that tensors make, and the keys of those that share bytes with another."""
-    # Empty tensors too, as regions of no bytes: whoever asks which tensors a file holds finds them.
+    """Return the regions of tensors, and the keys of tensors that share bytes with another."""
+    # Empty tensors become regions without bytes, so that layouts list all tensors of a file.
     groups: list[tuple[int, int, list[Named]]] = []
     for tensor in sorted(tensors, key=lambda t: (t.placed.offset, t.placed.span)):
         start, end = tensor.placed.offset, tensor.placed.offset + tensor.placed.span
@@ -229,9 +229,9 @@ def _regions(tensors: Iterable[Named]) -> tuple[list[Region], set[str]]:
 def _place_in_regions(
     tensors: Mapping[str, Named],
 ) -> tuple[list[Region], list[TensorSpec], dict[str, str]]:
-    """Return regions, specs and aliases of the tensors of one file by their keys.
+    """Return regions, specs and aliases of one file's tensors, given by key.
 
-    A tensor tied to an embedding is an embedding, whichever of the two names comes first.
+    A tensor tied to an embedding is classified as an embedding, regardless of the order of the two names.
     """
     first_at: dict[Placed, str] = {}
     aliases: dict[str, str] = {}
@@ -254,7 +254,7 @@ def _place_in_regions(
 def _with_entries(
     content: FileContent, regions: list[Region]
 ) -> tuple[tuple[Region, ...], tuple[ZipEntry, ...]]:
-    """Return the regions of a file in order, and the zip entries that hold them; each lies in one."""
+    """Return the regions of a file in order, and the zip entries that contain any; each region is in one."""
     ordered = tuple(sorted(regions, key=lambda region: region[:2]))
     starts = [region.offset for region in ordered]
     rows = ((e, e.data_offset, e.data_offset + e.data_nbytes) for e in content.entries if e.crc_offsets)
@@ -265,7 +265,7 @@ def _with_entries(
 def _named_averages(
     tree: StateTree, model: Sequence[tuple[int, str, Placed]], *, ordered: bool
 ) -> Sequence[tuple[str, Placed]]:
-    """Return tensors of further models; each of a list of averages has the name of what it averages."""
+    """Return the tensors of further models; tensors in lists of averages get their originals' names."""
     lists: dict[str, list[Slot]] = {}
     for name, placed in tree.extra:
         prefix, _, number = name.rpartition(".")
@@ -284,7 +284,7 @@ def _named_averages(
 def _arranged(
     contents: Sequence[FileContent], has_gradients: Sequence[bool], attribution: Attribution | None = None
 ) -> dict[str, Any]:
-    """Return the fields of a `ParsedCheckpoint` that follow from what its files hold."""
+    """Return the fields of a `ParsedCheckpoint` that follow from the content of its files."""
     model: list[tuple[int, str, Placed]] = []
     owner: dict[str, int] = {}
     for number, content in enumerate(contents):
@@ -382,30 +382,30 @@ def assemble(
     path
         The checkpoint, a file or a directory.
     fmt
-        What it is called.
+        Name of its format.
     contents
-        Weight and optimizer files by relative path; earlier ones win where names repeat.
+        Weight and optimizer files by relative path; earlier ones win if names repeat.
     paths
         Every file by relative path.
     opaque
-        Files that travel as they are.
+        Files that are carried unread.
     steps
-        Step keys found beside the files, before those inside.
+        Step keys found beside the files; they precede those inside.
     gradient_files
-        Those of `contents` whose tensors are gradients.
+        The files in `contents` whose tensors are gradients.
     recall
-        What the checkpoint before was like; the answer does not depend on it.
+        Reparse cache of the previous checkpoint; it does not affect the result.
     needs_weights
         Whether a checkpoint without weights is an error.
     skipped
-        Files that were left out, and why.
+        Files that were left out, with reasons.
 
     Raises
     ------
     InputError
-        No file holds a weight; NotCheckpointError where none holds any tensor.
+        No file holds a weight; NotCheckpointError if none holds any tensor.
     UnsafePathError
-        A file with tensors has a name that a restore would not write; others are left out.
+        A file with tensors has a name that is unsafe to write; other such files are left out.
     DamagedError
         A piece of a tensor shares bytes with another tensor.
     """
@@ -421,7 +421,7 @@ def assemble(
                 raise DamagedError("two tensors lie over each other", where=str(paths[name]))
     recall.sketch, arranged = sketch, recall.arranged
     if needs_weights and not arranged["weight_shapes"]:
-        # State without its weights is a part of a checkpoint: left out, it would be lost.
+        # State without weights is an incomplete checkpoint; skipping it silently would lose it.
         part = arranged["specs"] or any(
             optimizer.state for content in file_contents for optimizer in content.tree.optimizers
         )

@@ -1,8 +1,8 @@
-"""Tensors that a torch file carries unread, made anew where another format is written.
+"""Rebuild tensors that a torch file carries unread, for writing them to another format.
 
-The pickle of a file travels in its skeleton, and with it every tensor whose values differ from the bytes of
-one storage: conjugated and negated views, sparse, quantized and meta tensors, expanded constants. Nothing in
-the pickle is executed: PyTorch's constructors are called with what it says, after that was checked.
+The skeleton stores a file's pickle, and with it every tensor whose values differ from the bytes of one
+storage: conjugated and negated views, sparse, quantized and meta tensors, expanded constants. The pickle is
+not executed. Its checked contents become the arguments of PyTorch's constructors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PACKED: Final = {"quint4x2": 2, "quint2x4": 4}
-"""How many elements of quantized tensors share a byte."""
+"""Number of elements of quantized dtypes that share a byte."""
 
 _SPARSE_PARTS: Final = {
     "torch.sparse_coo": ("indices", "values"),
@@ -41,24 +41,24 @@ _SPARSE_PARTS: Final = {
     "torch.sparse_bsc": ("ccol_indices", "row_indices", "values"),
 }
 _MOST_NESTED: Final = 4
-"""Of tensors that are made of tensors: negated and conjugated values of a sparse one."""
+"""Maximum nesting of tensors made of tensors, such as negated and conjugated values of a sparse one."""
 
 
 class CarriedTensor(NamedTuple):
-    """A tensor that no spec stands for.
+    """A tensor without a spec, carried unread in a file.
 
     Parameters
     ----------
     name, role
-        As of a spec.
+        As in a spec.
     kind
-        What it is, for messages.
+        Its kind, for messages.
     file
-        In which it lies.
+        The file that contains it.
     whole
-        Returns it as PyTorch would load it.
+        Returns the tensor as PyTorch would load it.
     plain
-        Returns what a format without such tensors can hold of it: plain tensors by what follows its name.
+        Returns its equivalent in plain tensors, by the suffix appended to its name.
     """
 
     name: str
@@ -75,7 +75,7 @@ class CarriedTensor(NamedTuple):
 
 
 class _Maker:
-    """Makes the tensors of one file."""
+    """Makes the carried tensors of one file."""
 
     def __init__(self, file: Readable, held: TorchFile, limits: Limits) -> None:
         self._file, self._storages, self._limits = file, held.storages, limits
@@ -87,7 +87,7 @@ class _Maker:
         return CarriedTensor(name, role, _kind(ref), self._where, full, plain)
 
     def whole(self, ref: TensorRef, name: str) -> Tensor:
-        """Return a tensor as it is."""
+        """Return the tensor as PyTorch would load it."""
         try:
             made: Tensor = self._rebuilt(ref, name)
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
@@ -98,7 +98,7 @@ class _Maker:
     def _rebuilt(self, ref: TensorRef, name: str, depth: int = 0) -> Any:
         import torch
 
-        build: Any = torch  # its functions of sparse and quantized tensors have no types
+        build: Any = torch  # torch's functions for sparse and quantized tensors lack type hints
         if depth > _MOST_NESTED:
             raise ValueError("it is made of itself")
         if not isinstance(ref, OddTensor):
@@ -132,12 +132,12 @@ class _Maker:
             kind = getattr(torch, storage.dtype)
             made = build.storage.TypedStorage(wrap_storage=made, dtype=kind, _internal=True)
             place = offset, shape, stride
-            with warnings.catch_warnings(action="ignore"):  # what PyTorch will no longer make, it still loads
+            with warnings.catch_warnings(action="ignore"):  # creating these dtypes is deprecated
                 return build._utils._rebuild_qtensor(made, *place, method, False, OrderedDict())
         raise _no_values(name, ref.kind, self._where)
 
     def plain(self, ref: TensorRef, name: str) -> dict[str, Tensor]:
-        """Return plain tensors that say the same, by what follows the name."""
+        """Return equivalent plain tensors, by the suffix appended to the name."""
         import torch
 
         tensor_as_is = self.whole(ref, name)
@@ -178,7 +178,6 @@ class _Maker:
         return (data.ne(0) if dtype == "bool" else data.view(kind)).as_strided(shape, stride)
 
     def _bytes(self, storage: StorageRef, offset: int, n_elements: int, dtype: str) -> bytearray:
-        """Return the bytes of some elements of a storage."""
         import torch
 
         entry = self._storages[storage.key]
@@ -210,7 +209,7 @@ def carried_tensors(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> 
     checkpoint
         From a run, or decoded from an archive.
     limits
-        What a tensor may take of memory.
+        Limits on the memory for a tensor.
 
     Raises
     ------
@@ -230,7 +229,7 @@ def carried_tensors(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> 
 
 
 def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
-    """Yield what a distributed checkpoint has as shards of their own; a part is called by its offsets."""
+    """Yield the carried tensors of a distributed checkpoint; a shard's name ends with its offsets."""
     folder = metadata.path.removesuffix(METADATA)
     files = {
         item.path: item for item in checkpoint.files if item.kind == "dcp" and item.path.startswith(folder)
@@ -271,7 +270,7 @@ def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> I
         if (known := opened.place(ref)) is not None:
             return known
         refs.append(ref)
-        # It lies nowhere: its place is its number, before the file.
+        # It has no place in the file: encode its number as a negative offset.
         return Placed("float32", (1,), None, -len(refs), 1 << 20)
 
     tree = read_state_tree(opened.root, placed, opened.where, n_bytes=opened.n_bytes)
@@ -288,7 +287,7 @@ def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> I
 def _named_state(
     checkpoint: Checkpoint, layout: FileLayout, optimizer: Optimizer, number: int
 ) -> Iterator[Named]:
-    """Yield what an optimizer has for each parameter, called as the rest of it is in the checkpoint."""
+    """Yield an optimizer's tensors of each parameter, under the parameter names used in the checkpoint."""
     keys = {
         region.offset + member.start: member.key for region in layout.regions for member in region.members
     }
@@ -303,21 +302,21 @@ def _named_state(
 def with_plain_values(
     checkpoint: Checkpoint, carried: Iterable[CarriedTensor], told: Callable[[str], None]
 ) -> Checkpoint:
-    """Return a checkpoint with specs for tensors that are carried unread, of their plain values or parts.
+    """Return a checkpoint with specs for carried tensors, as plain values or as parts.
 
     Parameters
     ----------
     checkpoint
         The checkpoint.
     carried
-        Of its `carried_tensors`, those to add.
+        The tensors to add, a selection from `carried_tensors`.
     told
-        Told of each what becomes of it.
+        Called with a message about each tensor.
 
     Raises
     ------
     InputError
-        One has no values, or a name is taken.
+        A tensor has no values, or its name is taken.
     """
     made: dict[str, tuple[CarriedTensor, str]] = {}
     specs = list(checkpoint.specs)
@@ -344,7 +343,7 @@ def with_plain_values(
 
 
 class _WithPlainValues:
-    """A `TensorSource` that makes what is carried when it is asked for."""
+    """A `TensorSource` that makes carried tensors when they are read."""
 
     def __init__(self, source: TensorSource, made: Mapping[str, tuple[CarriedTensor, str]]) -> None:
         self._source, self._made = source, made

@@ -1,4 +1,4 @@
-"""The layouts that come with Inshrink: a torch or safetensors file, and directories of files or shards."""
+"""The built-in layouts: a torch or safetensors file, and directories of files or shards."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _CANONICAL: Final = re.compile(
 """Names in a checkpoint directory, and of the last model beside numbered files."""
 
 _DIRECTORY_ONLY: Final = re.compile(r"^trainer_state\.json$|\.index\.json$|^random_states_\d+\.pkl$")
-"""Names that only a checkpoint directory has."""
+"""Names that occur only in checkpoint directories."""
 
 _OTHER_FILE: Final = re.compile(
     r"^\.|\.(json|jsonl|csv|tsv|txt|md|html|log|py|ipynb|toml|yaml|yml|npz|npy|h5|onnx|msgpack|inshrink|whl|svg|pdf|"
     r"gz|zst|png|jpe?g|gif|webp|bmp|wav|mp3|flac|mp4|parquet|arrow|out|err|sh)$",
     re.IGNORECASE,
 )
-"""Never opened: no torch or safetensors file is called so."""
+"""Files that are never opened: no torch or safetensors file has such a name."""
 
 _OPTIMIZER_FILE: Final = re.compile(r"^optim(izer)?(_states?)?([._-]\d+)?\.(pt|pth|bin|ckpt|safetensors)$")
 _GRADIENT_FILE: Final = re.compile(r"^grad(ient)?s?\.(pt|pth|bin|safetensors)$")
@@ -74,7 +74,7 @@ def all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, P
     RefusedLinkError
         A file that must hold tensors is a link out of the run; other such files are listed as skipped.
     DamagedError
-        One is a link that leads nowhere.
+        A file that must hold tensors is a dangling link.
     """
     found: dict[str, Path] = {}
     for path in access.walk(root, skipped):
@@ -95,14 +95,14 @@ def all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, P
 
 
 def _holds_tensors(name: str) -> bool:
-    """Tell from its name that a file is read for tensors, or says which files are."""
+    """Return whether a file is read for tensors or is an index of such files, by its name."""
     if "/" in name:
         return bool(model_folders([name]))
     return is_weight_file(name) or name.endswith(".index.json")
 
 
 def _index_shards(root: Path, index: str, access: Access) -> dict[str, set[str]]:
-    """Return the shard files an index names, each with the tensors it must hold."""
+    """Return the shard files that an index lists, each with its tensors."""
     where = str(root / index)
     table = access.read_json(root / index)
     weight_map = table.get("weight_map") if isinstance(table, dict) else None
@@ -135,7 +135,7 @@ def _require_all_shards(root: Path, names: Collection[str]) -> None:
 
 
 def trainer_step(path: Path | None, access: Access) -> tuple[tuple[str, int], ...]:
-    """Return the step that the state of Hugging Face's trainer says, as a step key."""
+    """Return the step in the state of Hugging Face's trainer, as a step key."""
     if path is None:
         return ()
     state = access.read_json(path)
@@ -144,9 +144,9 @@ def trainer_step(path: Path | None, access: Access) -> tuple[tuple[str, int], ..
 
 
 def model_folders(names: Iterable[str]) -> list[str]:
-    """Return the folders of a checkpoint that hold a model each, from its files' names.
+    """Return the folders of a checkpoint that each hold a model, given its files' names.
 
-    Folders that are called like a step, or hold the state of a trainer, are checkpoints of their own.
+    Folders that are named like a step, or hold a trainer's state, are separate checkpoints.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def model_folders(names: Iterable[str]) -> list[str]:
 
 
 def named_apart(content: FileContent, model: str) -> FileContent:
-    """Return what a file holds with the names of a model beside the main one."""
+    """Return the content of a file as that of a further model, with prefixed names."""
     prefix = f"{model}."
     tree = content.tree.renamed(lambda name: prefix + name)
     tree = tree._replace(model=(), extra=[*tree.model, *tree.extra], models=(model, *tree.models))
@@ -173,10 +173,10 @@ def named_apart(content: FileContent, model: str) -> FileContent:
 
 
 def _models_named(contents: dict[str, FileContent]) -> dict[str, FileContent]:
-    """Give further models names of their own; drop copies, which travel as they are.
+    """Prefix the names of further models; drop copies, which are carried unread.
 
-    A further model is called an average or numbered by accelerate. Where files have some names in common and
-    others not, all are models of their own, but for one that is called as the only model of a folder is.
+    A further model is named like an average, or numbered by accelerate. If files share some names but not
+    all, each is a separate model, except one with the usual name of a folder's only model.
     """
     names = {name: {tensor for tensor, _ in content.tree.model} for name, content in contents.items()}
     further = {
@@ -199,7 +199,7 @@ def _models_named(contents: dict[str, FileContent]) -> dict[str, FileContent]:
 
 
 def _is_numbered(name: str, names: Collection[str]) -> bool:
-    """Tell whether a file is a further model of accelerate: ``model_1.safetensors`` and all before it."""
+    """Return whether a file is a further model of accelerate, such as ``model_1.safetensors``."""
     found = _NUMBERED.match(name)
     if found is None or int(found[2]) > len(names):
         return False
@@ -208,7 +208,7 @@ def _is_numbered(name: str, names: Collection[str]) -> bool:
 
 
 class Contents(NamedTuple):
-    """What the files of a checkpoint with tensors hold, the format, and step keys beside them."""
+    """The content of a checkpoint's files with tensors, the format, and step keys beside them."""
 
     files: dict[str, FileContent]
     format: str
@@ -216,21 +216,21 @@ class Contents(NamedTuple):
 
 
 def read_weight_files(root: Path, paths: Mapping[str, Path], access: Access) -> Contents:
-    """Return what the files of weights, state and gradients in a directory hold, and the format.
+    """Return the content of the weight, state and gradient files in a directory, and the format.
 
     Parameters
     ----------
     root
         The directory.
     paths
-        Its files by relative path; in folders within it, models are read (`model_folders`).
+        Its files by relative path; models in folders inside it are read too (`model_folders`).
     access
-        Where links may lead.
+        Access rights for links.
 
     Raises
     ------
     InshrinkError
-        As `DirectoryReader.contents`.
+        As for `DirectoryReader.contents`.
     """
     remaining, fmt, _ = _read_folder(root, paths, access)
     folders = model_folders(paths)
@@ -243,7 +243,7 @@ def read_weight_files(root: Path, paths: Mapping[str, Path], access: Access) -> 
         except (UnsafePickleError, NotCheckpointError):
             if not has_main:
                 raise
-            continue  # it travels as it is
+            continue  # carried unread
         is_main = not has_main and [folder] == trained
         for name, content in items.items():
             model = folder.replace("/", ".")
@@ -253,13 +253,13 @@ def read_weight_files(root: Path, paths: Mapping[str, Path], access: Access) -> 
 
 
 def _read_folder(root: Path, paths: Mapping[str, Path], access: Access) -> Contents:
-    """Return what `read_weight_files` does, without the folders inside."""
+    """Return the content of one folder like `read_weight_files`, without inner folders."""
     items = [name for name in paths if "/" not in name and is_weight_file(name)]
     gradients = list(filter(_GRADIENT_FILE.match, items))
     optimizers = list(filter(_OPTIMIZER_FILE.match, items))
     weights = [name for name in items if name not in (*optimizers, *gradients)]
     if any(name.endswith(".safetensors") for name in weights):
-        # Both formats of one model: the safer is read, the other travels along.
+        # With both formats of one model, read the safer one and carry the other unread.
         weights = [name for name in weights if name.endswith(".safetensors") or is_average_name(name)]
     weights.sort(key=is_average_name)
     _require_all_shards(root, weights)
@@ -276,7 +276,7 @@ def _read_folder(root: Path, paths: Mapping[str, Path], access: Access) -> Conte
         except NotCheckpointError:
             if name in shards or len(weights) < 2:
                 raise
-            continue  # of another program, whatever its suffix
+            continue  # a file of another program
         there = {tensor for tensor, _ in content.tree.model} | {tensor.name for tensor in content.named}
         if missing := shards.get(name, set()) - there:
             what = f"shard '{name}' lacks tensor '{min(missing)[:80]}' that the index puts there"
@@ -289,47 +289,47 @@ def _read_folder(root: Path, paths: Mapping[str, Path], access: Access) -> Conte
 
 
 def _is_torch_zip(first: bytes) -> bool:
-    """Tell the zip of `torch.save`, whose first entry is its pickle, from others."""
+    """Return whether a zip comes from `torch.save`: its first entry is then the pickle."""
     length = int.from_bytes(first[26:28], "little")
     return is_zip(first) and first[30 : 30 + length].endswith(b"data.pkl")
 
 
 def _is_numbered_apart(name: str, names: list[str]) -> bool:
-    """Tell whether a number in a file's name is that of a step, beside files of other steps."""
+    """Return whether a number in a file's name is that of a step, beside files of other steps."""
     if _CANONICAL.search(name) or _is_numbered(name, names):
         return False
     return bool(read_name(name).numbers)
 
 
 class FilesReader(Reader):
-    """Files of which some hold tensors (`contents`); all others travel as they are."""
+    """A reader of several files: some hold tensors (`contents`), all others are carried unread."""
 
     needs_weights: ClassVar[bool] = True
     """Whether a checkpoint without weights is an error."""
 
     def paths(self, path: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
-        """Return the files of a checkpoint by relative path, and note what is left out."""
+        """Return the files of a checkpoint by relative path, and record those left out."""
         return all_files(path, access, skipped)
 
     @abstractmethod
     def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
-        """Return what the files with tensors hold."""
+        """Return the content of the files with tensors."""
 
     def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
-        """Return the checkpoint that the files are.
+        """Return the checkpoint in the files.
 
         Raises
         ------
         RefusedLinkError
             A file of tensors is a link out of the run.
         DamagedError
-            A file is missing or cut off, or files contradict each other.
+            A file is missing or truncated, or files contradict each other.
         UnsafePathError
-            A file is named that lies outside of the directory.
+            A named file is outside the directory.
         UnsafePickleError
-            A file wants to import names outside the allowlist.
+            A file imports names outside the allowlist.
         InputError
-            No file holds a weight, or tensors are in a form that is not read.
+            No file holds a weight, or tensors are in an unsupported form.
         """
         skipped: list[Skipped] = []
         paths = self.paths(path, access, skipped)
@@ -350,12 +350,12 @@ class FilesReader(Reader):
 
 
 class FileReader(FilesReader):
-    """A file of `torch.save` or of safetensors."""
+    """Reads a file of `torch.save` or of safetensors."""
 
     name: ClassVar[str] = "file"
 
     def detect(self, path: Path, access: Access) -> bool:
-        """Tell whether a file may hold tensors."""
+        """Return whether a file may hold tensors."""
         name = path.name
         if not is_file(path):
             return False
@@ -363,7 +363,7 @@ class FileReader(FilesReader):
             return is_weight_file(name)
         if _OTHER_FILE.search(name):
             return False
-        # The suffix does not decide, so the first bytes do.
+        # If the suffix is inconclusive, check the first bytes.
         try:
             with ReadableFile(path, access.counter, access.admit(path)) as file:
                 first = file.read(0, min(file.nbytes, _HEAD_NBYTES))
@@ -376,25 +376,25 @@ class FileReader(FilesReader):
         return {path.name: path}
 
     def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
-        """Return what the file holds (`read_content`)."""
+        """Return the content of the file (`read_content`)."""
         content = read_content(path, access)
         return Contents({path.name: content}, content.kind)
 
 
 class DirectoryReader(FilesReader):
-    """A directory of one or more weight files, such as those of Hugging Face's trainer.
+    """Reads a directory of one or more weight files, such as those of Hugging Face's trainer.
 
-    Weight, optimizer and gradient files are read by their headers. Every other file travels as it is and
-    is never opened, whatever pickles it holds.
+    Only the headers of weight, optimizer and gradient files are read. Every other file is carried unread and
+    never opened, even if it is a pickle.
     """
 
     name: ClassVar[str] = "directory"
 
     def detect(self, path: Path, access: Access) -> bool:
-        """Tell a directory that is one checkpoint from one that holds many.
+        """Return whether a directory is one checkpoint, not a directory of several.
 
-        It is one if a file has a name that only checkpoint directories have, if its weight files are not
-        numbered apart, or if it is called like a step and has folders with a model each.
+        It is one if a file has a name that occurs only in checkpoint directories, if its weight files have no
+        step numbers, or if it is named like a step and has folders with one model each.
         """
         names = [entry.name for entry in scan(path) if is_file(entry)] if is_dir(path) else []
         weights = list(filter(is_weight_file, names))
@@ -409,7 +409,7 @@ class DirectoryReader(FilesReader):
         return is_step and len(_folders_of_models(path)) > 1
 
     def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
-        """Return what files of weights, optimizers and gradients hold."""
+        """Return the content of weight, optimizer and gradient files."""
         return read_weight_files(path, paths, access)
 
 
@@ -419,23 +419,24 @@ def _folders_of_models(path: Path) -> list[str]:
 
 
 class DistributedReader(FilesReader):
-    """A directory of `torch.distributed.checkpoint`, or one that has such directories as its parts.
+    """Reads a directory of `torch.distributed.checkpoint`, or one with such directories as its parts.
 
-    Tensors are whole, however many ranks wrote their shards. Parts are what accelerate and Hugging Face's
-    trainer write with FSDP: ``pytorch_model_fsdp_0/`` and ``optimizer_0/``. Other files travel as they are.
+    Tensors are complete, regardless of how many ranks wrote their shards. accelerate and Hugging Face's
+    trainer write parts with FSDP: ``pytorch_model_fsdp_0/`` and ``optimizer_0/``. Other files are carried
+    unread.
     """
 
     name: ClassVar[str] = "dcp"
 
     def detect(self, path: Path, access: Access) -> bool:
-        """Tell a directory with ``.metadata`` or shards, or with a model in such a directory."""
+        """Return whether a directory has ``.metadata`` or shards, or a model in such a directory."""
         if not is_dir(path):
             return False
         parts = _parts(path)
         return parts == [path] or any(part.name.startswith("pytorch_model") for part in parts)
 
     def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
-        """Return what files of shards hold (`read_distributed`)."""
+        """Return the content of the shard files (`read_distributed`)."""
         contents: dict[str, FileContent] = {}
         for part in _parts(path):
             if not is_file(part / METADATA):
@@ -447,7 +448,7 @@ class DistributedReader(FilesReader):
             contents |= {prefix + name: content for name, content in items.items()}
         steps: tuple[tuple[str, int], ...] = ()
         for name in ("meta.pt", "common.pt"):
-            # Lightning's and Megatron-LM's: the step, beside objects that are not looked at.
+            # Files of Lightning and Megatron-LM with the step; their other objects are ignored.
             if name in paths:
                 with suppress(InshrinkError):
                     steps += read_content(paths[name], access).tree.steps
@@ -456,7 +457,7 @@ class DistributedReader(FilesReader):
 
 
 def _parts(path: Path) -> list[Path]:
-    """Return the directories of shards that make up a checkpoint: itself, or those inside."""
+    """Return the shard directories of a checkpoint: itself, or those inside."""
     if _has_shards(path):
         return [path]
     inner = [Path(entry.path) for entry in scan(path) if SHARDED_PART.match(entry.name) and is_dir(entry)]
@@ -464,7 +465,7 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _has_shards(folder: Path) -> bool:
-    """Tell whether a directory is a distributed checkpoint, finished or not."""
+    """Return whether a directory is a distributed checkpoint, finished or not."""
     return any(
         entry.name == METADATA or entry.name.endswith(SHARDS) for entry in scan(folder) if is_file(entry)
     )

@@ -1,9 +1,8 @@
-"""What vouches for the bytes of a file: the CRC-32 of a zip's entries, and digests that lie beside it.
+"""Verify the bytes of a file: CRC-32 of zip entries, and digests stored beside the file.
 
-Whoever reads bytes that will be kept reads them through `FileChecks`, which compares the very buffer it
-returns. A range that a checksum covers only together with others is read page by page: one pass over
-all that the checksum covers compares it and notes the CRC-32 of every page, and each read compares its
-pages with these.
+Bytes to be archived are read through `FileChecks`, which verifies the returned buffer itself. If a read
+covers only part of a checksum's span, it is verified page by page. One pass over the span verifies the
+checksum and records the CRC-32 of every page, and each read compares its pages with these.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from inshrink_core.formats.torch.zip import CheckedEntry, is_zip, read_entries
 
 _PAGE: Final = 1 << 16
 _CHUNK: Final = 1 << 24
-"""Read at a time in a pass over what one checksum covers; a multiple of a page."""
+"""Bytes per read in a pass over the span of one checksum; a multiple of a page."""
 
 _MAX_DIGEST_FILE_BYTES: Final = 1 << 20
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
@@ -35,9 +34,9 @@ _GIT_SHA1: Final = re.compile(r"[0-9a-f]{40}")
 
 
 class Digest(NamedTuple):
-    """A digest of a whole file, and where it was found.
+    """A digest of a whole file, and its origin.
 
-    `kind` is ``sha256``, or ``git`` for the SHA-1 that git names a file's content by.
+    `kind` is ``sha256``, or ``git`` for git's SHA-1 of a file's content.
     """
 
     kind: str
@@ -46,9 +45,9 @@ class Digest(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes that differ from the checksum beside them, and were accepted.
+    """Accepted damage: bytes that differ from their stored checksum.
 
-    `entry` is the zip entry, ``""`` for the whole file; `crc` is that of the bytes as they are.
+    `entry` is the zip entry, ``""`` for the whole file; `crc` is the CRC-32 of the present bytes.
     """
 
     file: str
@@ -59,7 +58,7 @@ class Damage(NamedTuple):
 
 
 class PackedZip(NamedTuple):
-    """A zip within a file; `optional`: it only travels along, and may be no zip of `torch.save`."""
+    """A zip within a file; `optional` if it is carried unread and may not come from `torch.save`."""
 
     offset: int
     nbytes: int
@@ -67,19 +66,19 @@ class PackedZip(NamedTuple):
 
 
 def digest_beside(path: Path, nbytes: int) -> Digest | None:
-    """Return the digest that is known of a file, None where there is none.
+    """Return the known digest of a file; None if it has none.
 
     Parameters
     ----------
     path
-        The file, by the name it has in the run.
+        The file, under its name in the run.
     nbytes
-        Its size; a git digest covers it.
+        Its size in bytes; a git digest includes it.
 
     Notes
     -----
-    Three conventions: in the cache of Hugging Face the blob that a file links to is named by its
-    digest; ``NAME.sha256`` beside the file; a line for it in ``SHA256SUMS`` beside it.
+    Supports three conventions: a blob in the Hugging Face cache is named after its digest; a file
+    ``NAME.sha256`` beside the file; a line for it in ``SHA256SUMS`` beside it.
     """
     real = Path(os.path.realpath(path))
     if real.parent.name == "blobs" and path.is_symlink():
@@ -89,15 +88,15 @@ def digest_beside(path: Path, nbytes: int) -> Digest | None:
             return Digest("git", real.name, str(real))
     for beside in (f"{path.name}.sha256", "SHA256SUMS"):
         for value, name in _listed(path.parent / beside):
-            # A digest alone is of the file it is called after.
+            # A digest without a name belongs to the file that its own name refers to.
             if name.rpartition("/")[2] == path.name or not (name or beside == "SHA256SUMS"):
                 return Digest("sha256", value, str(path.parent / beside))
     return None
 
 
 def _listed(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (digest, name) of each line, as `sha256sum` writes them."""
-    # A link might lead anywhere; a digest is only ever a small file of its own.
+    """Yield (digest, name) for each line in the format of `sha256sum`."""
+    # Ignore links, which could lead anywhere.
     if os.path.islink(path) or not is_file(path):  # noqa: PTH114 - the name may be too long for a Path
         return
     try:
@@ -112,24 +111,24 @@ def _listed(path: Path) -> Iterator[tuple[str, str]]:
 
 
 class FileChecks:
-    """The checksums of one file, compared as it is read; any thread may read.
+    """The checksums of one file, verified as it is read; safe for any thread.
 
     Parameters
     ----------
     file
-        The file, open; its records are read now, its content later.
+        The open file; its records are read now, its content later.
     name
-        What the run calls it.
+        Its name in the run.
     tensors
-        Key, first byte and extent of the tensors in it, for messages.
+        Key, first byte and extent of its tensors, for messages.
     digest
-        Of the whole file, where one is known.
+        Digest of the whole file, if known.
     accepted
-        Damage that the user accepted: these bytes must still be what they were then.
+        Damage that the user accepted; these bytes must not change further.
     optional
-        A file that only travels along: what is no zip of `torch.save` has no checksums.
+        Whether the file is carried unread; it then may not be a zip of `torch.save`, and has no checksums.
     zips
-        Where the file is a row of zips: each of them, in order.
+        For a file that is a sequence of zips, the span of each, in order.
     """
 
     def __init__(
@@ -158,12 +157,12 @@ class FileChecks:
         return bool(self._entries)
 
     def read(self, file: ReadableFile, offset: int, nbytes: int) -> memoryview:
-        """Return bytes in memory of their own, compared with what vouches for them.
+        """Return bytes in a new buffer, after verifying its checksums.
 
         Raises
         ------
         RottenError
-            They are not those that were written.
+            The bytes do not match a checksum.
         """
         if self.digest is not None:
             buffer = self._read_pages(file, self._full_span, offset, nbytes)
@@ -186,7 +185,7 @@ class FileChecks:
         return buffer
 
     def damage(self, file: ReadableFile) -> list[Damage]:
-        """Read the whole file and return what does not match; nothing is raised for that."""
+        """Read the whole file and return all mismatches instead of raising errors."""
         found = []
         for span in [*self._entries, *([self._full_span] if self.digest else [])]:
             try:
@@ -197,7 +196,7 @@ class FileChecks:
         return found
 
     def _judge(self, file: ReadableFile, span: CheckedEntry, crc: int, digest: str = "") -> None:
-        """Refuse a span whose checksum does not match, and damage that grew since it was accepted."""
+        """Refuse a span whose checksum does not match, and damage that changed since it was accepted."""
         accepted = self._accepted.get(span.name)
         if accepted is not None:
             if accepted != crc:
@@ -218,7 +217,7 @@ class FileChecks:
         return RottenError(what, path=file.path, offset=span.offset, tensors=keys, **facts)
 
     def _read_pages(self, file: ReadableFile, span: CheckedEntry, offset: int, nbytes: int) -> memoryview:
-        """Return bytes of a span by whole pages, each compared with what the pass over the span saw."""
+        """Return bytes of a span, read by whole pages and compared with the recorded CRC-32s."""
         pages = self._pages_of(file, span)
         first = (offset - span.offset) // _PAGE
         start = span.offset + first * _PAGE
@@ -241,7 +240,7 @@ class FileChecks:
             return pages
 
     def _pass_over(self, file: ReadableFile, span: CheckedEntry, pages: list[int]) -> tuple[int, str]:
-        """Read a span once; return its CRC-32 and its digest, and note the CRC-32 of each page."""
+        """Read a span once; return its CRC-32 and its digest, and record the CRC-32 of each page."""
         hasher: Any = None
         if span is self._full_span and self.digest is not None:
             is_git = self.digest.kind == "git"
@@ -259,7 +258,7 @@ class FileChecks:
 
 
 def _packed_entries(file: ReadableFile, zips: Sequence[PackedZip]) -> list[CheckedEntry]:
-    """Return the entries of every zip of a row, placed in the file; a name says which zip it is from."""
+    """Return the entries of all zips in a sequence, with file offsets; names include the zip's offset."""
     return [
         entry.moved(packed.offset)._replace(name=f"{entry.name} at {packed.offset}")
         for packed in zips
@@ -268,7 +267,7 @@ def _packed_entries(file: ReadableFile, zips: Sequence[PackedZip]) -> list[Check
 
 
 def _entries_of(file: Readable, optional: bool) -> list[CheckedEntry]:
-    """Return the entries of a zip in order of offset; none where they have no checksums."""
+    """Return the entries of a zip in order of offset; none if they have no checksums."""
     entries: list[CheckedEntry] = []
     have_checksums = False
     with suppress(*(DamagedError,) * optional):
@@ -285,7 +284,7 @@ def _changed(file: ReadableFile) -> DamagedError:
 def summary(
     kinds: Mapping[str, str], checks: Mapping[str, FileChecks], damage: Sequence[Damage]
 ) -> dict[str, Any]:
-    """Return what is recorded of the files of one checkpoint; `kinds` are of those that hold tensors."""
+    """Return the record of which checksums cover a checkpoint's files; `kinds` maps files with tensors."""
     algorithms, without = set(), set()
     for name, kind in kinds.items():
         check = checks[name]

@@ -1,4 +1,4 @@
-"""One weight file: what it holds and where, whatever its format."""
+"""Read one weight file of any format: its content and the places of its tensors."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ _STATE_ROLES: Final = {role.value: role for role in TensorRole if role.value not
 _SHARDING: Final = "DCP_SHARDING_INFO"
 
 _TAR_AT: Final = 257
-"""Where a tar says that it is one. PyTorch 0.1 wrote such files."""
+"""Offset of a tar's magic bytes. PyTorch 0.1 wrote tar files."""
 
 _TEXT: Final = re.compile(rb"[\t\n\r -~]+")
 
 MAX_EXTENT: Final = 1 << 62
-"""Extents of an empty tensor, 0 taken as 1: PyTorch's strides are such products, in 64 bits."""
+"""Bound for the product of an empty tensor's extents, counting 0 as 1; PyTorch's strides have 64 bits."""
 
 
 class FileContent(NamedTuple):
-    """Everything in the header of one weight file.
+    """The header content of one weight file.
 
     Parameters
     ----------
     stamp
-        By which the file is opened again.
+        The stamp for reopening the file.
     kind
         ``torch``, ``safetensors``, or the name of a layout.
     tree
         Its tensors and step numbers.
     named
-        State whose names are known already (``conv1.weight@exp_avg``).
+        State whose names are already known (``conv1.weight@exp_avg``).
     aliases
-        Further names of tensors, to their keys.
+        Further names of tensors, mapped to their keys.
     entries
         The zip entries of storages.
     zips
-        Where the file is a row of zips: each of them, in order.
+        For a file that is a sequence of zips, the span of each, in order.
     """
 
     stamp: FileStamp
@@ -77,7 +77,7 @@ class FileContent(NamedTuple):
 
 
 def place(ref: TensorRef, entry: ZipEntry | None, where: str) -> Placed | None:
-    """Return where a tensor of a torch file lies, or None where it is carried unread (quantized, expanded).
+    """Return the place of a tensor in a torch file; None if it is carried unread (quantized, expanded).
 
     Raises
     ------
@@ -103,8 +103,8 @@ def place(ref: TensorRef, entry: ZipEntry | None, where: str) -> Placed | None:
     if (ref.offset + extent) * itemsize > entry.data_nbytes:
         what = f"a tensor of shape {clipped(str(shape))} reaches past its storage '{ref.storage.key[:40]}'"
         raise DamagedError(what, where=where, expected=f"at most {entry.data_nbytes} bytes")
-    # An expanded tensor shows one element many times. Far more often than there are bytes, it is a
-    # trap for memory or a constant: either way it is better carried than read.
+    # An expanded tensor repeats one element. If the repetition far exceeds its bytes, it is a constant or an
+    # attack on memory; either way it is carried unread.
     if numel > max(extent, 1 << 16) * 64:
         return None
     offset = entry.data_offset + ref.offset * itemsize
@@ -117,7 +117,7 @@ def _require_plain(root: object, tree: StateTree, where: str) -> None:
     Raises
     ------
     UnsafePickleError
-        It is.
+        The model is such an object.
     """
     items = [root.get(key) for key in (*MODEL_KEYS, *EMA_KEYS)] if isinstance(root, dict) else []
     wanted = sorted({value.name for value in items if isinstance(value, Foreign) and not value})
@@ -126,7 +126,7 @@ def _require_plain(root: object, tree: StateTree, where: str) -> None:
 
 
 class TorchFile(NamedTuple):
-    """What a torch file describes: the content of its pickle, the size of that, and the storages."""
+    """The description in a torch file: the content and size of its pickle, and the storages."""
 
     root: object
     n_bytes: int
@@ -135,7 +135,7 @@ class TorchFile(NamedTuple):
 
     @classmethod
     def read(cls, file: Readable, first: bytes = b"", *, allow_damaged: bool = False) -> TorchFile:
-        """Return it, given the first bytes of the file; it is a zip unless these say otherwise."""
+        """Return the description; `first` are the first bytes, which identify the legacy format."""
         where = str(file.path)
         if is_legacy(first):
             return cls(*read_torch_legacy(file), where)
@@ -143,18 +143,18 @@ class TorchFile(NamedTuple):
         return cls(read_pickle(pickled, where), len(pickled), storages, where)
 
     def place(self, ref: TensorRef) -> Placed | None:
-        """Return where a tensor lies (`place`)."""
+        """Return the place of a tensor (`place`)."""
         return place(ref, self.storages.get(ref.storage.key), self.where)
 
     def content(self, stamp: FileStamp) -> FileContent:
-        """Return what the file holds."""
+        """Return the content of the file."""
         tree = read_state_tree(self.root, self.place, self.where, n_bytes=self.n_bytes)
         _require_plain(self.root, tree, self.where)
         return FileContent(stamp, "torch", tree, entries=tuple(sorted(self.storages.values())))
 
 
 def _is_shard(name: str, sharding: str) -> bool:
-    """Tell from what PyTorch notes of a file whether a tensor in it is not the whole one, or may not be."""
+    """Return whether a tensor may be only a shard, from PyTorch's sharding metadata."""
     if not sharding:
         return False
     if name.startswith("shard-"):
@@ -189,27 +189,27 @@ def _read_safetensors(file: ReadableFile, stamp: FileStamp) -> FileContent:
 
 
 def read_content(path: Path, access: Access) -> FileContent:
-    """Return what a weight file holds, from its header.
+    """Return the content of a weight file, from its header.
 
     Parameters
     ----------
     path
         The file.
     access
-        Where links may lead, and whether damage is accepted.
+        Access rights, and whether damage is accepted.
 
     Raises
     ------
     RefusedLinkError
-        The path leads where it may not.
+        The path leads out of the run.
     RottenError
-        What describes the tensors does not match its checksum.
+        The description of the tensors does not match its checksum.
     DamagedError
-        The file is empty, cut off or contradicts itself.
+        The file is empty, truncated or contradicts itself.
     UnsafePickleError
-        It wants to import names outside the allowlist.
+        It imports names outside the allowlist.
     InputError
-        It is in a format that is not read.
+        Its format is not supported.
     NotCheckpointError
         It was never a checkpoint.
     """
@@ -225,7 +225,7 @@ def read_content(path: Path, access: Access) -> FileContent:
         if looks_like_safetensors(first, file.nbytes) or path.suffix == ".safetensors":
             return _read_safetensors(file, stamp)
         is_tar = file.nbytes > 2 * _TAR_AT and file.read(_TAR_AT, 5) == b"ustar" and path.suffix != ".tar"
-    # Anything may be called .bin, and a text anything; else the name promises a checkpoint.
+    # Any file may be named .bin, and text may have any name; otherwise the name promises a checkpoint.
     foreign = (path.suffix == ".bin" and any(first)) or _TEXT.fullmatch(first)
     error: type[InshrinkError] = NotCheckpointError if foreign else DamagedError
     what, remedy = "no checkpoint: neither a torch file nor safetensors", ""

@@ -1,7 +1,7 @@
-"""States that `torch.distributed.checkpoint` saves or loads without files of its own: named, and written.
+"""Name and write states of `torch.distributed.checkpoint` that have no files in the archive.
 
-A frame that ranks of a training wrote has no files. It carries a `SavedState` instead, as the skeleton of a
-file of the kind `STATE`, from which a directory for ``dcp.load`` is made.
+A frame written by the ranks of a training has no files. Instead it carries a `SavedState`, as the skeleton of
+a file of the kind `STATE`. From it `write_state` makes a directory for ``dcp.load``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STATE: Final = "dcp-state"
 
 _FILE: Final = f"__0_0{SHARDS}"
 STATE_WORDS: Final = {TensorRole.MOMENTUM: "momentum_buffer", TensorRole.MASTER: "master_param"}
-"""What PyTorch's optimizers call state of a role, where that is another word."""
+"""Names of optimizer state in PyTorch that differ from the role's name."""
 
 _PLAIN: Final = [
     (io.BytesIO, "_io.BytesIO"),
@@ -50,25 +50,25 @@ _PLAIN: Final = [
         for module in ("pathlib", "pathlib._local")
     ),
 ]
-"""Types beside those of PyTorch that only hold values, and what pickles call them."""
+"""Types outside PyTorch that only hold values, and their names in pickles."""
 
 _LOADING: Final = threading.Lock()
-"""Of the list of types that PyTorch loads."""
+"""Guards the list of types that PyTorch loads."""
 
 StatePath = tuple[str | int, ...]
 
 
 class SavedState(NamedTuple):
-    """What was given to ``dcp.save``, by the names that it has there.
+    """The state passed to ``dcp.save``, by its names.
 
     Parameters
     ----------
     tensors
         Key of each tensor.
     objects
-        What is no tensor, as DCP pickles it.
+        Objects that are no tensors, as pickled by DCP.
     paths
-        The keys that lead to each in the state.
+        The keys that lead to each entry in the state.
     """
 
     tensors: Mapping[str, str]
@@ -76,7 +76,7 @@ class SavedState(NamedTuple):
     paths: Mapping[str, StatePath]
 
     def packed(self) -> bytes:
-        """Return it as msgpack."""
+        """Return the state as msgpack."""
         return msgspec.msgpack.encode([self.tensors, self.objects, [*self.paths.items()]])
 
 
@@ -89,7 +89,7 @@ def unpack_state(content: bytes, where: str) -> SavedState:
     Raises
     ------
     DamagedError
-        It is none.
+        The content is no packed state.
     """
     try:
         tensors, objects, paths = msgspec.msgpack.decode(content, type=_Packed)
@@ -99,9 +99,9 @@ def unpack_state(content: bytes, where: str) -> SavedState:
 
 
 def saved_state(checkpoint: Checkpoint) -> SavedState:
-    """Return the state that a checkpoint was saved as; of others, one that says what each tensor is.
+    """Return the state that a checkpoint was saved as; for other checkpoints, a state made from its specs.
 
-    Tensors that are not stored, optimizer state perhaps, are not in it.
+    Tensors that are not stored, such as omitted optimizer state, are not in it.
     """
     for layout in checkpoint.files:
         if layout.kind == STATE:
@@ -142,17 +142,17 @@ def _pickled(value: object) -> bytes:
 def loaded(name: str, content: bytes, where: str) -> object:
     """Return an object of a state.
 
-    Its types are those that ``torch.load(weights_only=True)`` takes, `io.BytesIO` and the paths of `pathlib`.
+    The allowed types are those of ``torch.load(weights_only=True)``, `io.BytesIO` and the paths of `pathlib`.
 
     Raises
     ------
     UnsafePickleError
-        It is of another type, or no pickle.
+        The object has another type, or the content is no pickle.
     """
     import torch
 
     types = torch.serialization
-    # The list is of the process: what is there already stays.
+    # The list is global to the process: leave existing entries in it.
     with _LOADING, types.safe_globals([kind for kind in _PLAIN if kind not in types.get_safe_globals()]):
         try:
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -172,10 +172,7 @@ def loaded(name: str, content: bytes, where: str) -> object:
 
 
 class NamedState(NamedTuple):
-    """Tensors of a state: what each is called here, by its name there, and numbers of optimizer groups.
-
-    `hyperparameters` are by parameter.
-    """
+    """The specs of a state's tensors by name, and the hyperparameters of optimizer groups by parameter."""
 
     specs: Mapping[str, TensorSpec]
     hyperparameters: Mapping[str, Mapping[str, float]]
@@ -187,24 +184,24 @@ def named_state(
     paths: Mapping[Any, Any],
     where: str,
 ) -> NamedState:
-    """Tell names and roles of the tensors of a state, as of a directory that holds the same.
+    """Return names and roles of a state's tensors, as for a directory of the same content.
 
     Parameters
     ----------
     tensors
         Dtype and shape by name.
     objects, paths
-        As of `SavedState`.
+        As in `SavedState`.
     where
-        For messages.
+        The checkpoint, for messages.
 
     Notes
     -----
-    What lies beside a model and its optimizer is stored exactly, under its own name.
+    Tensors outside the model and its optimizer are stored exactly, under their own names.
     """
     names = list(tensors)
     places = {
-        # All that counts of a place is which tensor it is.
+        # The place only identifies the tensor.
         name: Placed(dtype, shape, None, at, 1)
         for at, (name, (dtype, shape)) in enumerate(tensors.items())
         if dtype in DTYPE_SIZES
@@ -220,7 +217,7 @@ def named_state(
 
     specs: dict[str, TensorSpec] = {}
     hyperparameters: Mapping[str, Mapping[str, float]] = {}
-    with suppress(InputError):  # a state without a model: all of it is exact
+    with suppress(InputError):  # a state without a model is stored exactly
         tree = state_tree(places, objects, paths, number, value, where)
         content = FileContent(FileStamp("", 0, 0), "dcp", tree)
         parsed = assemble(Path(where), "dcp", {METADATA: content}, paths={METADATA: Path(METADATA)})
@@ -238,12 +235,12 @@ def named_state(
 def write_state(
     checkpoint: Checkpoint, progress: Callable[[str], None]
 ) -> dict[str, Callable[[IO[bytes]], None]]:
-    """Return what writes each file of a directory for ``dcp.load``, in this order, by path.
+    """Return the writers of a directory for ``dcp.load``, by path; they must run in this order.
 
     Notes
     -----
-    One file holds all tensors, each whole: DCP cuts them for the ranks that load. Memory is bounded by two
-    copies of the largest. Layout: torch/distributed/checkpoint/filesystem.py of PyTorch 2.13.
+    One file holds all tensors, unsplit: DCP slices them for the ranks that load. Memory is bounded by two
+    copies of the largest tensor. Layout: torch/distributed/checkpoint/filesystem.py of PyTorch 2.13.
     """
     state = saved_state(checkpoint)
     lengths: dict[str, tuple[int, int]] = {}
@@ -283,7 +280,7 @@ def write_state(
 
 
 def storage_metadata(specs: Iterable[TensorSpec]) -> Any:
-    """Return what DCP wants to know of a tensor, given the cells that it is stored in, or itself."""
+    """Return DCP's metadata of a tensor, given the specs of its stored cells, or its own spec."""
     import torch
     from torch.distributed.checkpoint import metadata as dcp
 

@@ -1,9 +1,9 @@
-"""Checkpoints of DeepSpeed: the folders that its engine writes, put together by parameter.
+"""DeepSpeed checkpoints: folders written by its engine, reassembled by parameter.
 
-With ZeRO each rank keeps a partition of every group of parameters, laid out flat: masters and moments of
-many parameters lie one behind the other in one vector, and a parameter may go on in the file of the next
-rank. The shapes in the model's file say where each begins. What is cut out of a vector is a run of elements,
-and a run is a few boxes of the tensor, so that it is made of pieces like a tensor in shards of any layout.
+With ZeRO each rank stores a partition of every parameter group. The partition is one flat vector with the
+masters or moments of many parameters in sequence, and a parameter may continue in the file of the next rank.
+The shapes in the model's file give the start of each parameter. A slice of a vector is a run of elements,
+which is a few boxes of the tensor. The tensor therefore has pieces, like a tensor in any sharded layout.
 Layout: deepspeed/runtime/engine.py, runtime/zero/stage_1_and_2.py and stage3.py, runtime/bf16_optimizer.py
 and utils/zero_to_fp32.py of DeepSpeed 0.19.
 """
@@ -33,14 +33,14 @@ _FILE: Final = re.compile(
     r"^(?:(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_?(model|optim)_states\.pt$"
 )
 _LAYER: Final = re.compile(r"^layer_(\d{1,6})(?:-model_(\d{1,6}))?-model_states\.pt$")
-"""Of a pipeline: the weights of one layer, or of one rank's share of it."""
+"""File of a pipeline: the weights of one layer, or one rank's share of them."""
 
 _LATEST: Final = "latest"
-"""Lies beside the folders, and names the newest."""
+"""The file beside the folders that names the newest one."""
 
 _STAGE_3, _STAGES_1_AND_2 = "fp32_flat_groups", "single_partition_of_fp32_groups"
 _BASE: Final = {_STAGE_3: "optimizer_state_dict", _STAGES_1_AND_2: "base_optimizer_state"}
-"""Under which key of a rank's file the masters are, and under which PyTorch's optimizer."""
+"""In a rank's file, the key of the masters, mapped to the key of PyTorch's optimizer."""
 
 _MASTER: Final = "master_param"
 _FRAGMENTS: Final = "frozen_param_fragments"
@@ -48,20 +48,20 @@ _MOST_DIMENSIONS: Final = 64
 
 
 class DeepSpeedReader(FilesReader):
-    """The folder of one tag (``global_step100/``), or a directory that has one such folder as its part.
+    """Reads the folder of one tag (``global_step100/``), or a directory with one such folder as its part.
 
-    The latter is what Hugging Face's trainer, accelerate and Lightning write. Optimizer state and masters
-    bear the names of their parameters, whatever ranks they lie with. Other files travel as they are.
+    Hugging Face's trainer, accelerate and Lightning write such directories. Optimizer state and masters are
+    named after their parameters, independent of their rank. Other files are carried unread.
     """
 
     name: ClassVar[str] = "deepspeed"
 
     def detect(self, path: Path, access: Access) -> bool:
-        """Tell from the names in a directory; and inside, where `latest` lies in it."""
+        """Return whether the names in a directory match, or those in a subfolder if `latest` is present."""
         return is_dir(path) and _tag_folder(path) is not None
 
     def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
-        """Return what the files of all ranks hold, and weights that lie beside them."""
+        """Return the content of the files of all ranks, and of weights beside them."""
         folder = _tag_folder(path) or path
         prefix = "" if folder == path else f"{folder.name}/"
         names = _rank_files(name.removeprefix(prefix) for name in paths if name.startswith(prefix))
@@ -74,9 +74,9 @@ class DeepSpeedReader(FilesReader):
 
 
 def _tag_folder(path: Path) -> Path | None:
-    """Return the folder with the files of ranks: a directory itself, or the only one inside that is its part.
+    """Return the folder with the rank files: `path` itself, or the only such folder in it that is part of it.
 
-    A folder with a step in its name is a checkpoint of its own, unless the trainer's state lies beside it.
+    A folder with a step in its name is a separate checkpoint, unless the trainer's state is beside it.
     """
     entries = scan(path)
     if any(_FILE.match(entry.name) for entry in entries):
@@ -91,7 +91,7 @@ def _tag_folder(path: Path) -> Path | None:
 
 
 def _rank_files(names: Iterable[str]) -> list[str]:
-    """Return the names of files that are read; of two that are called after one rank, the latter."""
+    """Return the names of files that are read; of two names for the same rank, the latter."""
     remaining: dict[tuple[str | None, ...], str] = {}
     for name in names:
         if of := _FILE.match(name):
@@ -106,7 +106,7 @@ def _mapping(value: object) -> Mapping[Any, Any]:
 
 
 class _File:
-    """One file, read: its number in the checkpoint, what its pickle says, and where tensors lie."""
+    """A file with its number in the checkpoint, its unpickled description and the places of its tensors."""
 
     def __init__(self, path: Path, access: Access, number: int) -> None:
         self.path, self.number = path, number
@@ -118,12 +118,12 @@ class _File:
         self.content = FileContent(stamp, "torch", StateTree(), entries=entries)
 
     def vector(self, value: object) -> Placed | None:
-        """Return where a flat tensor lies; None of anything else."""
+        """Return the place of a flat tensor; None for anything else."""
         placed = self.place(value) if isinstance(value, TensorRef) and len(value.shape) == 1 else None
         return placed if placed is not None and placed.stride is None else None
 
     def require_few(self, n_values: int) -> None:
-        """Refuse more values than the pickle has bytes: it has one in many places."""
+        """Refuse more values than the pickle has bytes, which repeated references could produce."""
         if n_values > self.n_bytes:
             raise self.damaged("the file holds more values than a checkpoint would")
 
@@ -139,12 +139,12 @@ class _Tag:
         self._numbers = {name: first + i for i, name in enumerate(names)}
 
     def contents(self, known: frozenset[str]) -> dict[str, FileContent]:
-        """Return what each file holds; the first model file of a model-parallel rank lists its tensors.
+        """Return the content of each file; the first model file of a model-parallel rank lists its tensors.
 
         Parameters
         ----------
         known
-            Names of weights that lie beside the folder.
+            Names of weights in files beside the folder.
         """
         found: dict[str, FileContent] = {}
         called: set[str] = set()
@@ -171,7 +171,7 @@ class _Tag:
         return _File(self._folder / name, self._access, self._numbers[name])
 
     def _files_of(self, mp_rank: int, kind: str) -> dict[int, _File]:
-        """Return the files of one kind, by rank of data."""
+        """Return the files of one kind, by data-parallel rank."""
         found = ((_FILE.match(name), name) for name in self._numbers)
         names = {int(of[1] or 0): name for of, name in found if of and (int(of[2]), of[3]) == (mp_rank, kind)}
         return {rank: self._read(name) for rank, name in sorted(names.items())}
@@ -179,7 +179,7 @@ class _Tag:
     def _require_ranks(self, files: Mapping[int, _File], held: _ModelRank) -> None:
         if not files and held.is_partitioned:
             raise self._missing("*_optim_states.pt", 0)
-        # With many files missing, the first is at most one behind those that are there.
+        # With many files missing, the first gap is at most one past the number of files present.
         for rank in range(min(held.n_ranks, len(files) + 1)):
             if rank not in files:
                 example = files[min(files)].path.name
@@ -192,7 +192,7 @@ class _Tag:
 
 
 def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:
-    """Return a tree whose names no earlier one has: model-parallel ranks call their shares by the same."""
+    """Return a tree with unique names: model-parallel ranks use the same names for their shares."""
     names = {name for name, _ in tree.model} | {
         str(n) for optimizer in tree.optimizers for n in optimizer.state
     }
@@ -206,7 +206,7 @@ def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:
 
 
 class _Run(NamedTuple):
-    """Elements of a parameter in row-major order, and where a rank has them in the vector of a group."""
+    """A run of a parameter's elements in row-major order, and its place in a rank's group vector."""
 
     start: int
     stop: int
@@ -216,7 +216,7 @@ class _Run(NamedTuple):
 
 
 class _Parameter(NamedTuple):
-    """A parameter that lies in vectors."""
+    """A parameter stored in vectors, with its runs."""
 
     name: str
     shape: tuple[int, ...]
@@ -224,29 +224,29 @@ class _Parameter(NamedTuple):
 
 
 _Vectors = list[dict[int, Placed]]
-"""For each rank, the vectors of the groups by number."""
+"""For each rank, the group vectors by group number."""
 
 
 class _ModelRank:
-    """The files of one model-parallel rank: the model's, and the optimizer's of each rank of data."""
+    """The files of one model-parallel rank: those of the model, and the optimizer files of all data ranks."""
 
     def __init__(self, models: list[_File], ranks: list[_File]) -> None:
         self.models, self.ranks = models, ranks
         self._states = [_mapping(file.root.get("optimizer_state_dict")) for file in ranks]
         self.is_stage_3 = bool(ranks) and _STAGE_3 in self._states[0]
-        """Parameters are partitioned too, each by itself; in stages 1 and 2 the vector of a group is."""
+        """Whether each parameter is partitioned separately; stages 1 and 2 partition the group vector."""
         self.is_partitioned = isinstance(models[0].root.get("param_shapes"), list)
         count = self._states[0].get("partition_count") if ranks else None
         counts = [item for item in (count if isinstance(count, list) else [count]) if type(item) is int]
         self.n_ranks = max([1, *counts])
         self._is_cut = self.is_partitioned and len(set(counts)) == 1
-        """Experts have as many partitions as there are copies of them: their files are carried unread."""
+        """False for experts, which have as many partitions as copies; their files are carried unread."""
 
     def tree(self, known: frozenset[str]) -> StateTree:
-        """Return the tensors of all files: names and roles as in a torch file that holds the same.
+        """Return the tensors of all files, with names and roles as in a torch file of the same content.
 
-        Those of the model are called ``deepspeed.NAME`` where their names are known: the same weights lie in
-        files beside the folder.
+        Model tensors are renamed ``deepspeed.NAME`` if `known` contains their names, because files beside the
+        folder hold the same weights.
         """
         file = self.models[0]
         root, module = dict(file.root), dict(_mapping(file.root.get("module")))
@@ -294,14 +294,14 @@ class _ModelRank:
         return tree
 
     def _vectors(self) -> dict[str, _Vectors]:
-        """Return masters and state of PyTorch's optimizer, by what it calls them."""
+        """Return masters and the state of PyTorch's optimizer, by their names in it."""
         found: dict[str, _Vectors] = {}
         key = _STAGE_3 if self.is_stage_3 else _STAGES_1_AND_2
         for rank, (file, state_of_rank) in enumerate(zip(self.ranks, self._states, strict=True)):
             masters, base = state_of_rank.get(key), state_of_rank.get(_BASE[key])
             if not isinstance(masters, list):
                 return {}
-            # An elastic checkpoint has a list in the place of the optimizer's state.
+            # An elastic checkpoint has a list instead of the optimizer's state.
             state = dict(enumerate(base)) if isinstance(base, list) else _mapping(_mapping(base).get("state"))
             file.require_few(sum(len(_mapping(state_of_vector)) for state_of_vector in state.values()))
             rows = [(i, _MASTER, value) for i, value in enumerate(masters)]
@@ -336,7 +336,7 @@ class _ModelRank:
         Raises
         ------
         DamagedError
-            The vectors hold fewer elements than the shapes in the model's file ask for.
+            The vectors hold fewer elements than the shapes in the model's file require.
         """
         if self.is_stage_3:
             shapes = itertools.chain(*self._shapes())
@@ -363,7 +363,7 @@ class _ModelRank:
     def _cut_each(
         self, shapes: Iterable[tuple[str, tuple[int, ...], int]], sizes: Sequence[int]
     ) -> list[_Parameter]:
-        """Return parameters each of which is cut into parts of one size; those of a rank lie in a row."""
+        """Return parameters cut into equal parts, one per rank; the parts of a rank are contiguous."""
         ends = list(itertools.accumulate(sizes))
         found: list[_Parameter] = []
         at = 0
@@ -390,7 +390,7 @@ class _ModelRank:
         return self.ranks[0].damaged(f"the partitions end before '{clipped(name)}', which the model has")
 
     def _frozen(self) -> tuple[list[_Parameter], _Vectors]:
-        """Return the parameters of stage 3 that no optimizer moves, and where their parts lie."""
+        """Return the frozen parameters of stage 3 and the places of their parts."""
         found: list[_Parameter] = []
         fragments: _Vectors = [{} for _ in self.models]
         for i, (name, shape) in enumerate(_mapping(self.models[0].root.get("frozen_param_shapes")).items()):
@@ -403,7 +403,7 @@ class _ModelRank:
         return found, fragments
 
     def _groups(self, parameters: Sequence[_Parameter]) -> list[dict[Any, Any]]:
-        """Return the optimizer's groups with the names of parameters in the place of vectors."""
+        """Return the optimizer's groups with parameter names instead of vectors."""
         base = _mapping(self._states[0].get(_BASE[_STAGE_3 if self.is_stage_3 else _STAGES_1_AND_2]))
         given = base.get("param_groups")
         groups: list[Any] = given if isinstance(given, list) else []
@@ -427,12 +427,12 @@ class _ModelRank:
 def _placed(
     parameter: _Parameter, vectors: _Vectors, files: Sequence[_File], *, required: bool
 ) -> Placed | None:
-    """Return where a parameter lies in vectors; None where ranks have none, or one of another size.
+    """Return the place of a parameter in vectors; None if ranks lack it or have another size.
 
     Raises
     ------
     DamagedError
-        That of a rank is missing or too short though it is required, or of another dtype.
+        A required part of a rank is missing or too short, or a part has another dtype.
     """
     pieces: list[Piece] = []
     dtype = ""
@@ -450,7 +450,7 @@ def _placed(
             raise file.damaged(what)
         itemsize = DTYPE_SIZES[dtype]
         offset = vector.offset + run.at * itemsize
-        # The same for masters and moments, and at every step.
+        # Boxes are cached: masters, moments and all steps share them.
         for box in _boxes(run.start, run.stop, parameter.shape):
             nbytes = math.prod(box.sizes) * itemsize
             full = box.sizes == parameter.shape
@@ -463,7 +463,7 @@ def _placed(
 
 @functools.lru_cache(maxsize=1 << 16)
 def _boxes(start: int, stop: int, shape: tuple[int, ...]) -> tuple[Box, ...]:
-    """Return the boxes that elements in row-major order make up, in order.
+    """Return the boxes that cover a range of elements in row-major order, in order.
 
     Examples
     --------

@@ -41,24 +41,24 @@ _TEMPORARY: Final = re.compile(
 _UNFINISHED: Final = "still being written: it has a temporary name"
 _DANGLING: Final = "a link that leads nowhere"
 MAX_ENTRIES: Final = 200_000
-"""Names below a run that are searched for checkpoints: a data set in it may have millions."""
+"""Maximum number of paths below a run that are searched: a data set inside it may have millions."""
 
 ARCHIVE_MARK: Final = "inshrink-manifest"
-"""File that makes a folder an archive."""
+"""The file that marks a folder as an archive."""
 
 SHARDED_PART: Final = re.compile(r"^(pytorch_model_fsdp|optimizer)_\d+$")
-"""Directories that accelerate and Hugging Face's trainer write shards into: parts of one checkpoint."""
+"""Shard directories of accelerate and Hugging Face's trainer: parts of one checkpoint."""
 
 STEP_FOLDER: Final = re.compile(
     r"(?:^|[^a-z])(step|iter(ation)?|checkpoint|ckpt|epoch)s?[-_=. ]?\d", re.IGNORECASE
 )
-"""Folders that are called like a step."""
+"""Folders named after a step."""
 
 _TAG: Final = re.compile(r"^global_step\d+$")
-"""A folder of DeepSpeed: a part, where the trainer's state lies beside it."""
+"""A folder of DeepSpeed; it is a part of a checkpoint if the trainer's state is beside it."""
 
 TRAINER_STATE: Final = "trainer_state.json"
-"""What Hugging Face's trainer writes into each checkpoint."""
+"""The file that Hugging Face's trainer writes into each checkpoint."""
 
 WEIGHT_SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
@@ -67,36 +67,36 @@ _SIDE_FILE: Final = re.compile(
     r"custom_checkpoint|tokenizer|spiece|meta)([._-].*)?$",
     re.IGNORECASE,
 )
-"""Never opened: pickles of schedulers, random-number generators and arguments, and tokenizers."""
+"""Files that are never opened: pickles of schedulers, random-number generators and arguments; tokenizers."""
 
 METADATA: Final = ".metadata"
-"""Of a distributed checkpoint, written last: a directory that has it is a finished one."""
+"""The index of a distributed checkpoint. It is written last, so its presence marks a finished checkpoint."""
 
 
 def is_weight_file(name: str) -> bool:
-    """Tell from its name that a file is read for tensors, not carried without being opened."""
+    """Return whether a file is read for tensors, by its name; other files are carried unread."""
     return has_weight_suffix(name) and _SIDE_FILE.match(name) is None
 
 
 def has_weight_suffix(name: str) -> bool:
-    """Tell from its suffix that a file may hold tensors, such as ``model.pth.tar``."""
+    """Return whether a file may hold tensors, by its suffix; accepts names such as ``model.pth.tar``."""
     return name.lower().removesuffix(".tar").endswith(WEIGHT_SUFFIXES)
 
 
 @dataclass(slots=True, eq=False)
 class Found:
-    """A file or directory that a reader takes for a checkpoint, and what reading it gave.
+    """A file or directory that a reader detects as a checkpoint, and the result of reading it.
 
     Parameters
     ----------
     path, reader
-        What it is read with.
+        The path, and the reader that opens it.
     members
-        The files of a checkpoint that lies in several files beside those of other steps.
+        The files of a checkpoint split into several files beside those of other steps.
     stamps
-        By which it is known to be still the same.
+        The stamps that identify its unchanged state.
     parsed, error
-        Its headers, or why there are none.
+        Its headers, or the error that prevents reading them.
     """
 
     path: Path
@@ -108,16 +108,16 @@ class Found:
 
     @property
     def key(self) -> tuple[Path, ...]:
-        """The paths by which it is found again."""
+        """The paths that identify the candidate."""
         return self.members or (self.path,)
 
     def read(self, known: Mapping[tuple[Path, ...], Found], access: Access, recall: Recall) -> Found:
-        """Read the headers, or take them from what is known of the same files; return itself.
+        """Read the headers, or reuse those of unchanged files in `known`; return itself.
 
         Raises
         ------
         RefusedLinkError
-            Tensors are behind a link out of the run: left out, they would be a gap that goes unnoticed.
+            Tensors are behind a link out of the run; skipping them would leave an unnoticed gap.
         """
         before = known.get(self.key)
         try:
@@ -134,53 +134,53 @@ class Found:
 
     @property
     def reason(self) -> str:
-        """Why it cannot be read."""
+        """The reason why it cannot be read."""
         return "" if self.error is None else reason_of(self.path, self.error)
 
 
 def reason_of(path: Path, error: InshrinkError) -> str:
-    """Return why a checkpoint cannot be read, without its path, which is shown beside."""
+    """Return the reason why a checkpoint cannot be read, without its path, which is shown separately."""
     return str(error).removeprefix(f"{path}: ")
 
 
 def stamps_of(path: Path, access: Access) -> tuple[FileStamp, ...]:
-    """Return the stamps of a file, or of the files below a directory."""
+    """Return the stamps of a file, or of all files below a directory."""
     paths = [item for item in sorted(access.walk(path, [])) if is_file(item)] if is_dir(path) else [path]
     return tuple(map(stamp_of, paths))
 
 
 class Discovery:
-    """What may be checkpoints under a path.
+    """The candidates for checkpoints under a path.
 
     Parameters
     ----------
     path
         A file, a directory, or a glob.
     access
-        Where links may lead.
+        Access rights for links.
 
     Attributes
     ----------
     root
-        The path; of a glob its fixed part.
+        The path, or the fixed part of a glob.
     found
         The candidates in natural order.
     skipped
-        What was passed over.
+        The files that were passed over.
     single
-        The path itself is the one candidate.
+        Whether the path itself is the only candidate.
     others
-        What no reader takes for a checkpoint. Beside checkpoints with names of the same shape, one is a
-        checkpoint that has lost what it was known by.
+        Paths that no reader detects. One of them is a broken checkpoint if checkpoints have names of the same
+        pattern.
 
     Raises
     ------
     NotFoundError
-        Nothing is there.
+        The path does not exist.
     RefusedLinkError
-        A directory of a step is a link out of the run.
+        A step directory is a link out of the run.
     InputError
-        The path holds a NUL byte, or is too long.
+        The path contains a NUL byte, or is too long.
     """
 
     def __init__(self, path: str | os.PathLike[str], access: Access) -> None:
@@ -194,7 +194,7 @@ class Discovery:
         self._n_left = MAX_ENTRIES
         self._seen: set[str] = set()
         if self.single:
-            # A file that no reader knows is opened all the same, to say what is wrong with it.
+            # Open a file that no reader detects as well, for a specific error message.
             found = [Found(root, reader_of(root, access) or readers()[-1])]
         elif is_dir(root):
             reader = reader_of(root, access)
@@ -218,7 +218,7 @@ class Discovery:
             self.others.append(path)
 
     def _walk(self, root: Path) -> Iterator[Found]:
-        """Yield the candidates at any depth below a directory that is no checkpoint itself."""
+        """Yield the candidates at any depth below a directory that is not itself a checkpoint."""
         todo = [root]
         while todo:
             folder = todo.pop()
@@ -261,12 +261,12 @@ class Discovery:
             return
         self.others.append(path)
         real = os.path.realpath(path) if path.is_symlink() else ""
-        if real not in self._seen:  # a link may lead to a folder above itself
+        if real not in self._seen:  # a link may lead to a parent folder
             self._seen |= {real} - {""}
             inner.append(path)
 
     def _is_refused(self, folder: Path) -> bool:
-        """Tell whether a directory is a link out of the run; one whose name has a step is an error."""
+        """Return whether a directory is a link out of the run; raise an error if its name has a step."""
         if self._access.admits(folder):
             return False
         if is_numbered(folder.name):
@@ -275,7 +275,7 @@ class Discovery:
         return True
 
     def _holds_checkpoints(self, folder: Path) -> bool:
-        """Tell whether a directory has checkpoint directories inside, numbered by step."""
+        """Return whether a directory contains checkpoint directories numbered by step."""
         return any(
             is_dir(entry)
             and is_numbered(entry.name)
@@ -286,7 +286,7 @@ class Discovery:
         )
 
     def _match(self, pattern: str) -> Iterator[Found]:
-        """Yield the candidates that a pattern matches."""
+        """Yield the candidates that match a pattern."""
         matches = [Path(match) for match in glob.glob(pattern, recursive=True)]  # noqa: PTH207 - absolute too
         if not matches:
             raise NotFoundError("nothing matches the pattern", where=pattern)
@@ -297,7 +297,7 @@ class Discovery:
                 yield from self._take(match)
 
     def _without_links(self, found: list[Found]) -> Iterator[Found]:
-        """Yield one of the paths that lead to the same file; a real one before a link."""
+        """Yield one path per real file; paths without links take precedence."""
         by_target: dict[str, list[Found]] = {}
         for item in found:
             by_target.setdefault(os.path.realpath(item.path), []).append(item)
@@ -310,18 +310,18 @@ class Discovery:
 
 
 def _is_part(folder: Path, name: str) -> bool:
-    """Tell whether a folder inside another is a part of the checkpoint that the other is."""
+    """Return whether a folder is a part of the checkpoint in its parent folder."""
     if SHARDED_PART.match(name):
         return True
     if STEP_FOLDER.search(folder.name) and not STEP_FOLDER.search(name):
-        return True  # a model of its own, whatever number is in its name
+        return True  # a separate model, regardless of numbers in its name
     return _TAG.match(name) is not None and is_file(folder / TRAINER_STATE)
 
 
 def fixed_part(path: str | os.PathLike[str]) -> Path:
-    """Return the directory that a path names, without links in it resolved.
+    """Return the directory that a path refers to, without resolving links.
 
-    Of a file that is its directory, of a pattern the part before the first wildcard.
+    For a file it is its parent directory, for a pattern the part before the first wildcard.
     """
     named = Path(path)
     if is_dir(named):
@@ -332,12 +332,12 @@ def fixed_part(path: str | os.PathLike[str]) -> Path:
 
 
 def _check_path(text: str) -> None:
-    """Refuse a path that no file can have, and say what the system says of others.
+    """Refuse an impossible path, and raise an error if the system cannot access it.
 
     Raises
     ------
     InputError
-        It holds a NUL byte, or is too long.
+        The path contains a NUL byte, is too long, or cannot be accessed.
     """
     if "\0" in text:
         raise InputError("a path cannot hold a NUL byte", where=clipped(repr(text)))

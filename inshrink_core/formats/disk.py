@@ -1,6 +1,7 @@
-"""Bytes from files: counted, bounded, found only where they may be, and never a surprise from the system.
+"""Safe file access: counted and bounded reads, link checks, and checks of file names from archives.
 
-Names from an archive are untrusted too: none may lead outside the directory that is written to.
+All errors of the system become errors of Inshrink. Names from an archive are untrusted and must not lead
+outside the target directory.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from inshrink_core.errors import (
 from inshrink_core.execution.mirror import OPEN_AGAIN, Content, mirror_of
 
 MAX_JSON_BYTES: Final = 256 << 20
-"""A trainer_state.json of half a million logged steps is about 75 MB."""
+"""A trainer_state.json with half a million logged steps takes about 75 MB."""
 
 MAX_VALUES: Final = 1 << 22
-"""In a JSON or a CSV file: as objects they take some 700 MB, and four seconds."""
+"""Limit for values in a JSON or CSV file: as objects they take about 700 MB and four seconds."""
 
 _LONGEST_INTEGER: Final = 300
-"""Digits that are a float, too."""
+"""Limit for the digits of an integer, chosen so that it fits a float."""
 
 _MAX_NAME_BYTES: Final = 255
 """NAME_MAX of every common file system."""
@@ -49,7 +50,7 @@ CHANGED: Final = "the file changed since its header was read"
 
 
 class ByteCounter:
-    """Bytes read from disk so far, added up from any thread."""
+    """A thread-safe counter of bytes read from disk."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,13 +62,13 @@ class ByteCounter:
         return self._total
 
     def add(self, n_bytes: int) -> None:
-        """Count some more bytes."""
+        """Add a number of bytes."""
         with self._lock:
             self._total += n_bytes
 
 
 class FileStamp(NamedTuple):
-    """By what a file is known to be the same: where it really lies, its size and its time."""
+    """The identity of a file: real path, size in bytes and modification time in nanoseconds."""
 
     real_path: str
     nbytes: int
@@ -75,14 +76,14 @@ class FileStamp(NamedTuple):
 
 
 def stamp_of(path: Path) -> FileStamp:
-    """Return the stamp of a regular file, links followed.
+    """Return the stamp of a regular file; links are followed.
 
     Raises
     ------
     NotFoundError
-        There is no regular file at the path.
+        The path has no regular file.
     StorageError
-        The file system refuses.
+        The file system refuses access.
     """
     try:
         found = path.stat()
@@ -97,27 +98,27 @@ def stamp_of(path: Path) -> FileStamp:
 
 
 class ReadableFile:
-    """An open file that is read by position; use it as a context manager.
+    """An open file with positioned reads; use it as a context manager.
 
     Parameters
     ----------
     path
         The file.
     counter
-        Told of every byte read.
+        Counts every byte read.
     unchanged
-        Stamp the file must still have, so that an offset found earlier still means the same. The file it
-        was taken of is opened, wherever a link in `path` may lead by now.
+        Stamp that the file must still have, so that earlier offsets remain valid. Its real path is
+        opened, even if a link in `path` now leads elsewhere.
 
     Raises
     ------
     DamagedError
-        The file changed since `unchanged`, or is shorter than a read wants.
+        The file changed since `unchanged`, or is shorter than a read requires.
     """
 
     def __init__(self, path: Path, counter: ByteCounter, unchanged: FileStamp | None = None) -> None:
         self.path, self.counter = path, counter
-        # Not blocking: a pipe in the place of a checkpoint must not hang the reader.
+        # Open without blocking: a pipe instead of a checkpoint must not hang the reader.
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         flags |= 0 if unchanged is None else getattr(os, "O_NOFOLLOW", 0)
         try:
@@ -135,7 +136,7 @@ class ReadableFile:
         self._content = self._elsewhere(os.fspath(path) if unchanged is None else unchanged.real_path)
 
     def require(self, unchanged: FileStamp | None, is_there: bool = True) -> int:
-        """Require that the open file is one, has a stamp, and lies where that says; return its size."""
+        """Check that the open file is regular, matches a stamp and its path; return its size."""
         found = os.fstat(self._descriptor)
         if not is_there or (unchanged and (found.st_size, found.st_mtime_ns) != unchanged[1:]):
             raise DamagedError(CHANGED, where=str(self.path), remedy="open the run again")
@@ -144,7 +145,7 @@ class ReadableFile:
         return found.st_size
 
     def _elsewhere(self, path: str) -> Content | None:
-        """Return what fetches the bytes of a file that lies elsewhere, and read from that."""
+        """Return the block cache's content of a remote file and redirect the descriptor to it."""
         try:
             mirror = mirror_of(path)
             if mirror is None:
@@ -158,42 +159,42 @@ class ReadableFile:
         return content
 
     def _require_at(self, path: str) -> None:
-        """Require that the open file is still the one of that path: another object has another."""
+        """Check that the path still refers to the open file: a replaced object has a different one."""
         with contextlib.suppress(OSError):
             if os.path.samestat(os.stat(path), os.fstat(self._descriptor)):  # noqa: PTH116
                 return
         raise DamagedError("the object changed while it was opened", where=path, remedy=OPEN_AGAIN)
 
     def expect(self, spans: Iterable[tuple[int, int]], *, compared: bool = True) -> None:
-        """Say which bytes, each an offset and a size, are read soon: from elsewhere all come at once."""
+        """Prefetch spans (offset, size) that are read soon; a remote file fetches them in one batch."""
         if self._content is not None:
             self._content.fill(spans, compared=compared)
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether its bytes are fetched as they are read."""
+        """Whether the file is remote, so that its bytes are fetched when read."""
         return self._content is not None
 
     def is_here(self, offset: int, n_bytes: int) -> bool:
-        """Whether some bytes can be read without being fetched."""
+        """Return whether a span of bytes can be read without fetching it."""
         return self._content is None or self._content.is_here(offset, n_bytes)
 
     def promise(self, told: Iterable[tuple[int, bytes, int]]) -> None:
-        """Say what lies somewhere, unread; what is read there, or up to an end, is compared first.
+        """Register expected bytes; reads at an offset, or up to an end, are first compared with them.
 
         Parameters
         ----------
         told
-            Each an offset, the bytes there, and the end of what was found by them.
+            Tuples of an offset, the expected bytes there, and the end of the data that they describe.
         """
         if self._content is not None:
             self._content.promised.take(told)
 
     def _is_at(self, real_path: str) -> bool:
-        """Tell whether the open file lies where a path without links says."""
+        """Return whether the open file is at a path without links."""
         try:
-            # What Linux says of the open file cannot be changed behind it, as a path could.
-            # Asked at every opening, and a path takes longer to make than the answer.
+            # The kernel's link cannot be swapped by another process, unlike a path. It is also faster than
+            # resolving the path, and this check runs at every opening.
             return os.readlink(f"/proc/self/fd/{self._descriptor}") == real_path  # noqa: PTH115
         except OSError:
             return os.path.realpath(real_path) == real_path
@@ -209,13 +210,13 @@ class ReadableFile:
         self.close()
 
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
-        """Return exactly `n_bytes` bytes from `offset`; `compared` with what was promised of them."""
+        """Return exactly `n_bytes` bytes from `offset`, `compared` with bytes registered for that span."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             expected, found = f"{n_bytes} bytes at offset {offset}", f"{self.nbytes} bytes in all"
             raise damaged(self, "the file is shorter than it says", expected=expected, found=found)
         self.expect([(offset, n_bytes)], compared=compared)
         if n_bytes <= 4096:
-            # Thousands of these are read to open a run: no buffer, no loop.
+            # Opening a run does thousands of small reads: avoid the buffer and the loop.
             try:
                 data = os.pread(self._descriptor, n_bytes, offset)
             except OSError as error:
@@ -228,14 +229,14 @@ class ReadableFile:
         return bytes(buffer)
 
     def read_runs(self, offset: int, n_bytes: int, apart: int, count: int) -> bytearray:
-        """Return runs of bytes, one after the other, each `apart` bytes after the one before.
+        """Return `count` runs of `n_bytes` bytes, joined; each starts `apart` bytes after the one before.
 
-        What lies between them is read into the system's cache, if it is not there: whoever samples a file
-        reads the whole of it later, and many small reads from a disk take longer than one large one.
+        The bytes between the runs are read into the system's page cache: a sampled file is read completely
+        later, and many small reads from a disk take longer than one large read.
         """
         span = (count - 1) * apart + n_bytes
         if offset < 0 or offset + span > self.nbytes:
-            self.read(offset, span)  # says what is wrong
+            self.read(offset, span)  # raises the error
         places = range(offset, offset + count * apart, apart)
         self.expect((place, n_bytes) for place in places)
         try:
@@ -256,7 +257,7 @@ class ReadableFile:
         self.expect([(offset, wanted)])
         while done < wanted:
             try:
-                # One read is at most 2 GiB on Linux; 256 MiB keeps other systems' limits away too.
+                # Linux limits one read to 2 GiB; 256 MiB also stays below the limits of other systems.
                 part = os.preadv(self._descriptor, [target[done : done + (256 << 20)]], offset + done)
             except OSError as error:
                 raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
@@ -267,7 +268,7 @@ class ReadableFile:
 
 
 _MOST_IDLE: Final = 16
-"""Files that stay open between reads: as many as threads read different ones of."""
+"""Maximum number of files that stay open between reads; enough for threads that read different files."""
 
 _idle: list[tuple[FileStamp, ReadableFile]] = []
 _n_holding = 0
@@ -276,10 +277,9 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def holding_files() -> Iterator[None]:
-    """Leave files open between reads (`reading`) while the context is open, in any thread.
+    """Keep files open between reads (`reading`) in all threads while the context is active.
 
-    To open a file, and to make sure that it is the one whose header was read, takes longer than to read a
-    small tensor.
+    Opening a file and verifying that it is unchanged takes longer than reading a small tensor.
     """
     global _n_holding
     with _lock:
@@ -297,7 +297,7 @@ def holding_files() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path, counter: ByteCounter, unchanged: FileStamp) -> Iterator[ReadableFile]:
-    """Give an open file, as `ReadableFile` opens it, or one that was left open and has not changed since."""
+    """Yield an open file: a new `ReadableFile`, or an idle one that has not changed since."""
     with _lock:
         alike = (item for item in _idle if item[0] == unchanged and item[1].counter is counter)
         left = next(alike, None)
@@ -321,28 +321,28 @@ def reading(path: Path, counter: ByteCounter, unchanged: FileStamp) -> Iterator[
 
 
 class Readable(Protocol):
-    """What a file is to whoever reads its records."""
+    """The interface for reading the records of a file."""
 
     path: Path
     nbytes: int
 
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
-        """Return exactly `n_bytes` bytes from `offset`; `compared` with what was promised of them."""
+        """Return exactly `n_bytes` bytes from `offset`, `compared` with bytes registered for that span."""
         ...
 
     def expect(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Say which bytes will be read soon."""
+        """Prefetch spans of bytes (offset, size) that are read soon."""
         ...
 
 
 def damaged(file: Readable, what: str, **facts: str) -> DamagedError:
-    """Return the error of a file that contradicts itself."""
+    """Return the error for a file whose parts contradict each other."""
     remedy = "it may be half-written: wait, or restore it from a backup"
     return DamagedError(what, where=str(file.path), remedy=remedy, **facts)
 
 
 class Window:
-    """Some bytes of an open file, read as a file."""
+    """A span of bytes of an open file, readable as a file."""
 
     def __init__(self, file: Readable, offset: int, nbytes: int) -> None:
         self.path, self.nbytes = file.path, nbytes
@@ -356,48 +356,48 @@ class Window:
         return self._file.read(self._offset + offset, n_bytes, compared=compared)
 
     def expect(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Say which bytes will be read soon: who reads the file has said so."""
+        """Do nothing: the reader of the enclosing file has prefetched the bytes."""
 
 
 class Fate(StrEnum):
-    """What becomes of a tensor file when its run is archived."""
+    """The fate of a tensor file when its run is archived."""
 
     STEP = "step"
     """Archived as a step of the run, or as a part of one."""
     AUXILIARY = "auxiliary"
     """Archived with a step: optimizer state, scaler, moving average."""
     BRANCH = "branch"
-    """Archived under a name of its own, such as ``best``, beside the steps."""
+    """Archived under a name beside the steps, such as ``best``."""
     DUPLICATE = "duplicate"
     """Equal, bit for bit, to files of a step or of a branch."""
     EXCLUDED = "excluded"
-    """Not asked for: by the steps, the step pattern or ``--skip-damaged``, or pruned from the archive."""
+    """Not requested: excluded by steps, step pattern or ``--skip-damaged``, or pruned from the archive."""
     PENDING = "pending"
     """Still being written."""
     OTHER_MODEL = "other model"
-    """The file of another model, whose names or shapes differ."""
+    """A file of another model, with different names or shapes."""
     UNREADABLE = "unreadable"
-    """Damaged, or in a form that cannot be read."""
+    """Damaged, or in an unsupported form."""
     LEFT_OUT = "left out"
-    """Readable, of the same model, and archived nowhere."""
+    """Readable and of the same model, but not archived."""
 
 
 _LOST: Final = (Fate.UNREADABLE, Fate.LEFT_OUT)
 
 
 class Skipped(NamedTuple):
-    """A file or directory that is no step of the run, or not part of one, and why.
+    """A file or directory that is no step of the run, or no part of one, and the reason.
 
     Parameters
     ----------
     path, reason
         The file or directory, and why it was passed over.
     fate
-        None if it holds no tensors of the run.
+        Its fate; None if it holds no tensors of the run.
     step
-        Step in the name of an unreadable checkpoint, or the step that a duplicate equals.
+        The step in the name of an unreadable checkpoint, or the step that a duplicate equals.
     identity
-        Digest of path, size and time of an unreadable checkpoint.
+        Digest of path, size and modification time of an unreadable checkpoint.
     name
         Name of a branch.
     """
@@ -411,38 +411,38 @@ class Skipped(NamedTuple):
 
     @property
     def unreadable(self) -> bool:
-        """Whether tensors of the run are lost with it: it is unreadable or left out."""
+        """Whether tensors of the run are lost: the file is unreadable or left out."""
         return self.fate in _LOST
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row of the documents of the command line."""
+        """Return the row for the JSON output of the command line."""
         return {"path": self.path, "step": self.step, "reason": self.reason}
 
 
 def is_file(path: Path | os.DirEntry[str]) -> bool:
-    """Tell whether a path leads to a regular file; a path that cannot be looked at does not."""
+    """Return whether a path leads to a regular file; False if the path cannot be examined."""
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for a path that is too long
 
 
 def is_dir(path: Path | os.DirEntry[str]) -> bool:
-    """Tell whether a path leads to a directory; a path that cannot be looked at does not."""
+    """Return whether a path leads to a directory; False if the path cannot be examined."""
     return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises for a path that is too long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What opening a run may read, and who counts the bytes.
+    """The access rights for reading a run, and its byte counter.
 
     Parameters
     ----------
     root
-        Real path that links may lead into: the directory of the run.
+        Real path of the run's directory; links may lead into it.
     counter
-        Told of every byte read.
+        Counts every byte read.
     follow_links
-        Follow links wherever they lead.
+        Follow all links.
     allow_damaged
-        Take files that do not match their own checksums.
+        Accept files that do not match their own checksums.
     within
         Further real paths that links may lead into.
     """
@@ -455,11 +455,11 @@ class Access:
 
     @classmethod
     def of(cls, path: Path, *, within: Sequence[str] = (), **options: Any) -> Access:
-        """Return the access to a directory, which may be a link itself: that was the user's choice."""
+        """Return the access to a directory, which may itself be a link because the user chose it."""
         return cls(root=os.path.realpath(path), within=tuple(map(os.path.realpath, within)), **options)
 
     def admits(self, path: str | os.PathLike[str], real: str | None = None) -> bool:
-        """Tell whether a path leads somewhere that may be read; `real` is where, if that is known."""
+        """Return whether a path leads to a readable location; `real` is its real path, if known."""
         if self.follow_links:
             return True
         real = os.path.realpath(path) if real is None else real
@@ -468,14 +468,14 @@ class Access:
         return any(is_blob(real, root) for root in (self.root, os.path.realpath(Path(path).parent)))
 
     def admit(self, path: Path) -> FileStamp:
-        """Return the stamp of a file, by which it is opened; refuse a path that leads out of the run.
+        """Return the stamp for opening a file; refuse a path that leads out of the run.
 
         Raises
         ------
         RefusedLinkError
-            It does.
+            The path leads out of the run.
         NotFoundError
-            There is no regular file.
+            The path has no regular file.
         """
         if not self.admits(path):
             what = f"a link out of the run, to '{clipped(os.path.realpath(path), 200)}'"
@@ -492,9 +492,9 @@ class Access:
         Raises
         ------
         DamagedError
-            It is larger than allowed.
+            It is larger than `max_nbytes`.
         RefusedLinkError
-            It lies outside of the run.
+            It is outside the run.
         """
         with ReadableFile(path, self.counter, self.admit(path)) as file:
             if file.nbytes > max_nbytes:
@@ -508,20 +508,20 @@ class Access:
         Raises
         ------
         DamagedError
-            It is larger than 256 MB, or no JSON.
+            It is larger than 256 MB or not valid JSON.
         RefusedLinkError
-            It lies outside of the run.
+            It is outside the run.
         """
         return parse_json(self.read_text(path, MAX_JSON_BYTES), str(path))
 
     def skipped(self, path: str | os.PathLike[str]) -> Skipped:
-        """Return the row of a link that was not followed."""
+        """Return the row of a link that is not followed."""
         target = clipped(os.path.realpath(path), 200)
         reason = f"a link out of the run, to '{target}', not followed without --follow-links"
         return Skipped(os.fspath(path), reason)
 
     def walk(self, root: Path, skipped: list[Skipped]) -> Iterator[Path]:
-        """Yield the paths of the files below a directory; linked directories are followed once."""
+        """Yield the paths of all files below a directory; each linked directory is followed once."""
         seen = {os.path.realpath(root)}
         todo = [root]
         while todo:
@@ -545,7 +545,7 @@ class Access:
 
 
 def parse_json(text: bytes, where: str, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Return the content of JSON that somebody wrote.
+    """Return the content of untrusted JSON.
 
     Parameters
     ----------
@@ -554,15 +554,15 @@ def parse_json(text: bytes, where: str, hook: Callable[[list[tuple[str, Any]]], 
     where
         The file, for messages.
     hook
-        Makes an object of its pairs; by default a dict.
+        Makes an object of its list of pairs; by default a dict.
 
     Raises
     ------
     DamagedError
-        It is no JSON, nested too deeply, has more than four million values or an integer of more than 300
-        digits.
+        It is not valid JSON, is nested too deeply, has more than four million values, or has an integer of
+        more than 300 digits.
     """
-    # Counted before anything is allocated for them: three bytes can be an object of sixty-four.
+    # Count values before parsing allocates memory: three bytes can become an object of 64 bytes.
     if sum(text.count(sign) for sign in (b",", b"[", b"{")) > MAX_VALUES:
         expected = f"at most {MAX_VALUES:,}"
         raise DamagedError("it has more values than are read", where=where, expected=expected)
@@ -579,7 +579,7 @@ def _integer(digits: str) -> int:
 
 
 def scan(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what lies in a directory, in natural order."""
+    """Return the entries of a directory in natural order."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: natural_key(entry.name))
@@ -588,12 +588,12 @@ def scan(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def is_within(real: str, root: str) -> bool:
-    """Tell whether a real path is a directory or lies in it."""
+    """Return whether a real path is `root` or inside it."""
     return real == root or real.startswith(root if root.endswith(os.sep) else root + os.sep)
 
 
 def is_blob(real: str, folder: str) -> bool:
-    """Tell whether a file is a blob of the Hugging Face cache whose snapshot a folder is, or lies in.
+    """Return whether a file is a Hugging Face cache blob, and `folder` is in a snapshot of the same cache.
 
     The layout is ``models--NAME/snapshots/REVISION/…`` with links to ``models--NAME/blobs/DIGEST``.
     """
@@ -608,7 +608,7 @@ def is_blob(real: str, folder: str) -> bool:
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key that orders ``step-9`` before ``step-10``."""
+    """Return a sort key that places ``step-9`` before ``step-10``."""
     return tuple(
         (0, int(part[:4000]), part) if part.isascii() and part.isdigit() else (1, 0, part)
         for part in _DIGITS.split(text)
@@ -617,7 +617,7 @@ def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def _reason(name: str) -> str | None:
-    """Return why a relative POSIX path is not safe to write, or None."""
+    """Return the reason why a relative POSIX path is unsafe to write, or None."""
     parts = name.split("/")
     odd = next((part for part in parts if part in ("", ".", "..")), None)
     reasons = {
@@ -639,7 +639,7 @@ def unsafe_names(names: Iterable[str]) -> dict[str, str]:
     Parameters
     ----------
     names
-        POSIX paths relative to the target; earlier ones are kept where two collide.
+        POSIX paths relative to the target; if two collide, the later one is unsafe.
 
     Examples
     --------
@@ -669,7 +669,7 @@ def unsafe_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def check_names(names: Iterable[str], where: str = "") -> None:
-    """Refuse relative paths that could be written outside their directory, or over one another.
+    """Refuse relative paths that would be written outside their directory or overwrite each other.
 
     Parameters
     ----------
@@ -681,8 +681,8 @@ def check_names(names: Iterable[str], where: str = "") -> None:
     Raises
     ------
     UnsafePathError
-        One is absolute, holds ``..``, a drive letter, a backslash or a control sign, has an empty
-        component, or occurs twice (upper and lower case taken as one, as some file systems do).
+        A path is absolute, contains ``..``, a drive letter, a backslash or a control character, has an empty
+        component, or occurs twice (ignoring case, as some file systems do).
 
     Examples
     --------
@@ -693,7 +693,7 @@ def check_names(names: Iterable[str], where: str = "") -> None:
 
 
 def check_target(directory: Path, name: str) -> Path:
-    """Return where a checked name is written, refusing links on the way.
+    """Return the target path of a checked name; refuse links on the way.
 
     Raises
     ------

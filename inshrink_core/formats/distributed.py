@@ -1,8 +1,8 @@
-"""Distributed checkpoints: directories that `torch.distributed.checkpoint` writes.
+"""Distributed checkpoints: directories written by `torch.distributed.checkpoint`.
 
-``.metadata`` is a pickle that names every tensor, the boxes it was cut into, and in which file, from which
-byte on each box lies; what lies there is a file of `torch.save` with one tensor in it. It is read like every
-other pickle here, as a description, and nothing it says is believed before it was compared with the files.
+``.metadata`` is a pickle that lists every tensor, the boxes it is split into, and the file and byte offset
+of each box. The bytes there are a `torch.save` file with one tensor. The pickle is read as a description,
+without executing it, and everything in it is compared with the files before use.
 Layout: torch/distributed/checkpoint/{metadata,filesystem}.py of PyTorch 2.13.
 """
 
@@ -58,19 +58,19 @@ _T = TypeVar("_T")
 _MOST_DEPTH: Final = 8
 _MOST_ITEMS: Final = 1 << 20
 _MOST_OBJECTS: Final = 1024
-"""Objects that are opened: optimizers that are stored flat have ten for each parameter."""
+"""Maximum number of objects that are opened: optimizers stored flat have ten for each parameter."""
 
 _SHARD_NBYTES: Final = 16
-"""Of the pickle, at least, for each shard: one object may stand in lists as often as two bytes each say."""
+"""Minimum pickle bytes per shard: a pickle can list the same object repeatedly at two bytes each."""
 
 _END_NBYTES: Final = 4 << 10
-"""Of a shard elsewhere, asked for at both ends before it is read."""
+"""Bytes requested at both ends of a remote shard before it is read."""
 
 _MEGATRON: Final = re.compile(rf"(?:chained_\d+\.)?optimizer\.state\.({'|'.join(STATE_ROLES)})\.(.+)")
-"""Megatron-LM names state by its role first, and flat: ``optimizer.state.exp_avg.decoder.layers.…``."""
+"""Megatron-LM's flat names start with the role: ``optimizer.state.exp_avg.decoder.layers.…``."""
 
 _MOST_COMPARISONS: Final = 1 << 24
-"""Of shards of one tensor; those of a grid of devices take one for each, or a few."""
+"""Maximum number of comparisons between shards of one tensor; a device grid needs about one per shard."""
 
 
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=MAX_EXTENT)]
@@ -78,14 +78,14 @@ _Sizes = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=64)]
 
 
 class _Index(msgspec.Struct):
-    """Which shard of a tensor lies somewhere; without an offset, an object."""
+    """The key of a stored shard; for an object, `offset` is None."""
 
     fqn: str
     offset: _Sizes | None = None
 
 
 class _Payload(msgspec.Struct, frozen=True):
-    """Where a shard or an object lies."""
+    """The location of a shard or an object: file, byte offset and size."""
 
     file: str = msgspec.field(name="relative_path")
     offset: _Size
@@ -117,7 +117,7 @@ class _Tensor(NamedTuple):
 
 
 class _Metadata:
-    """What ``.metadata`` says, checked: tensors and objects by name, and the keys that lead to each."""
+    """The checked content of ``.metadata``: tensors and objects by name, and the key path of each."""
 
     def __init__(self, root: Path, access: Access) -> None:
         self._where = str(root / METADATA)
@@ -183,14 +183,14 @@ class _Metadata:
 
 
 def flaw_of_cover(boxes: list[Box], shape: tuple[int, ...]) -> str:
-    """Return what is wrong with boxes that must cover a tensor once; nothing if they do.
+    """Return the error of boxes that must cover a tensor exactly once; an empty string if they do.
 
     Parameters
     ----------
     boxes
-        Without empty ones.
+        The non-empty boxes.
     shape
-        Of the tensor.
+        Shape of the tensor.
     """
     for box in boxes:
         if any(at + size > n for at, size, n in zip(*box, shape, strict=True)):
@@ -218,7 +218,7 @@ def _overlap(one: Box, other: Box) -> bool:
 
 
 class _Files:
-    """The files of shards, open; what lies in them is read and compared with what the metadata says of it."""
+    """The open shard files, with reads that compare their content with the metadata."""
 
     def __init__(self, root: Path, payloads: Iterable[_Payload], access: Access, stack: ExitStack) -> None:
         self._allow_damaged = access.allow_damaged
@@ -255,7 +255,7 @@ class _Files:
         return Window(self._files[payload.file], payload.offset, payload.nbytes)
 
     def number(self, payload: _Payload, placed: Placed) -> int | None:
-        """Return the integer that a tensor of one element is; None of any other."""
+        """Return the value of an integer tensor with one element; None for any other tensor."""
         if placed.dtype not in ("int64", "int32") or math.prod(placed.shape) != 1:
             return None
         at = placed.pieces[0].placed
@@ -263,13 +263,13 @@ class _Files:
         return int.from_bytes(raw, "little", signed=True)
 
     def value(self, payload: _Payload) -> object:
-        """Return what an object is; None where it is carried unread."""
+        """Return the value of an object; None if it is carried unread."""
         with suppress(InshrinkError):
             return read_pickle(read_torch_zip(self.window(payload))[0], payload.file)
         return None
 
     def placed(self, payload: _Payload) -> Placed | None:
-        """Return where the one tensor of a shard lies in its file; None where it is carried unread."""
+        """Return the place of a shard's single tensor in its file; None if it is carried unread."""
         window = self.window(payload)
         where = f"{window.path}, the shard at {payload.offset}"
         if not is_zip(window.read(0, min(4, window.nbytes))):
@@ -289,7 +289,7 @@ class _Files:
 
 
 def split_name(name: str, paths: Mapping[Any, Any]) -> tuple[str | int, ...]:
-    """Return the keys that lead to a tensor in the state that was saved."""
+    """Return the keys that lead to a tensor in the saved state."""
     path = paths.get(name)
     given = _MEGATRON.fullmatch(name) if path in (None, (name,)) else None
     if given and given[2].rpartition(".")[2] not in STATE_ROLES:
@@ -314,7 +314,7 @@ def _insert(root: dict[Any, Any], path: tuple[str | int, ...], value: object) ->
 
 
 def _optimizer_of(value: object) -> object:
-    """Return an optimizer as PyTorch's own: stored flat, its state and groups have dotted names."""
+    """Return an optimizer in PyTorch's layout; flat storage uses dotted names for state and groups."""
     if not isinstance(value, dict):
         return value
     state: dict[Any, Any] = {}
@@ -334,7 +334,7 @@ def _optimizer_of(value: object) -> object:
 
 
 def _by_number(state: dict[Any, Any], groups: list[Any]) -> dict[Any, Any]:
-    """Return state by the numbers that its groups speak of, which PyTorch stores as text."""
+    """Return state with integer keys, as in the groups; PyTorch stores these numbers as text."""
     items = [group.get("params") for group in groups if isinstance(group, dict)]
     known = (n for params in items if isinstance(params, list) for n in params if type(n) is int)
     numbers = {str(n): n for n in known if 0 <= n < _MOST_ITEMS}
@@ -342,7 +342,7 @@ def _by_number(state: dict[Any, Any], groups: list[Any]) -> dict[Any, Any]:
 
 
 def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:
-    """Return a state in the shape of a torch file: the model under one key, optimizers beside it."""
+    """Return a state in the layout of a torch file: the model under one key, optimizers beside it."""
     known = (*MODEL_KEYS, *OPTIMIZER_KEYS)
     for _ in range(_MOST_DEPTH):
         # A state of the whole application: {"app": {"model": …, "optim": …}}.
@@ -352,7 +352,7 @@ def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:
         nested = inner
     root = {key: value if key in MODEL_KEYS else _optimizer_of(value) for key, value in nested.items()}
     if not any(isinstance(root.get(key), dict) for key in MODEL_KEYS):
-        # torchtitan: the model's own names are at the top.
+        # torchtitan puts the names of the model's tensors at the top level.
         loose = {key: value for key, value in root.items() if isinstance(value, TensorRef)}
         rest = {key: value for key, value in root.items() if key not in loose}
         root = rest | {"model": _as_state(loose, root)}
@@ -360,7 +360,7 @@ def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _as_state(loose: dict[Any, Any], root: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return weights by the names that the optimizer's state has: Megatron-LM puts ``model.`` before them."""
+    """Return weights under their names in the optimizer's state: Megatron-LM adds a prefix ``model.``."""
     state = root.get("optimizer")
     items = state.get("state") if isinstance(state, dict) else None
     names = items.keys() if isinstance(items, dict) else ()
@@ -377,21 +377,21 @@ def state_tree(
     value: Callable[[str], object],
     where: str,
 ) -> StateTree:
-    """Return the parts of a state: names and roles as in a torch file that holds the same.
+    """Return the parts of a state, with names and roles as in a torch file of the same content.
 
     Parameters
     ----------
     places
         Tensors by name.
     objects
-        Names of what is no tensor.
+        Names of the entries that are no tensors.
     paths
-        The keys that lead to each, by name, where they are known.
+        The key path of each entry by name, where known.
     number, value
-        Return the integer that a tensor of one element is, if it is one, and what an object is, if that can
-        be read.
+        `number` returns the integer in a tensor of one element, or None; `value` returns an object, or None
+        if it cannot be read.
     where
-        For messages.
+        The checkpoint, for messages.
     """
     nested: dict[Any, Any] = {}
     steps: dict[str, int] = {}
@@ -419,17 +419,17 @@ def state_tree(
 
 
 def _is_step(path: tuple[str | int, ...]) -> bool:
-    """Tell whether keys lead to the step of the training: at the top, or in a part such as train_state."""
+    """Return whether keys lead to the training step: at the top level, or in a part such as train_state."""
     return path[-1] in STEP_KEYS and len(path) <= 2 and path[0] not in (*MODEL_KEYS, *OPTIMIZER_KEYS)
 
 
 def _place(name: str, tensor: _Tensor, files: _Files, numbers: Mapping[str, int]) -> Placed | None:
-    """Return where a tensor lies, all its pieces together; None where it is carried unread.
+    """Return the place of a tensor with all its pieces; None if it is carried unread.
 
     Raises
     ------
     DamagedError
-        A shard is another tensor than ``.metadata`` says.
+        A shard differs from its description in ``.metadata``.
     """
     itemsize = DTYPE_SIZES.get(tensor.dtype)
     if itemsize is None:
@@ -456,37 +456,37 @@ def _place(name: str, tensor: _Tensor, files: _Files, numbers: Mapping[str, int]
 
 
 def read_distributed(root: Path, access: Access, first: int = 0) -> dict[str, FileContent]:
-    """Return what each file of a distributed checkpoint holds, by its path below the root.
+    """Return the content of each file of a distributed checkpoint, by its path below the root.
 
     Parameters
     ----------
     root
         The directory with ``.metadata``.
     access
-        Where links may lead, and whether damage is accepted.
+        Access rights, and whether damage is accepted.
     first
         Number of its first file among those of the checkpoint.
 
     Returns
     -------
     dict
-        All tensors are listed with the first file; their pieces say in which they lie.
+        The content by path. The first file lists all tensors; their pieces give the files that contain them.
 
     Raises
     ------
     DamagedError
-        A file is missing or cut off, ``.metadata`` contradicts itself or the files, or the shards of a
+        A file is missing or truncated, ``.metadata`` contradicts itself or the files, or the shards of a
         tensor overlap or leave a hole.
     UnsafePathError
-        It names a file outside of the directory.
+        ``.metadata`` names a file outside the directory.
     UnsafePickleError
-        A pickle wants to import names outside the allowlist.
+        A pickle imports names outside the allowlist.
     InputError
-        Shards were transformed as they were written.
+        Shards were transformed when they were written.
 
     Notes
     -----
-    Takes two reads for each shard, of 4 kB at most each.
+    Takes two reads of at most 4 kB per shard.
     """
     described = _Metadata(root, access)
     shards = [payload for tensor in described.tensors.values() for _, payload in tensor.shards]

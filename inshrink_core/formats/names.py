@@ -1,4 +1,4 @@
-"""Read the numbers in names of checkpoints: which count, and which are dates, metrics, sizes or ranks."""
+"""Read the numbers in checkpoint names, and distinguish counters from dates, metrics, sizes and ranks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 MAX_STEP: Final = 1 << 62
-"""Steps are less."""
+"""Upper bound for steps."""
 
 _MOST_DIGITS: Final = 24
-"""Of a number, with a fraction and an exponent: what is longer counts nothing."""
+"""Maximum length of a number, with fraction and exponent; longer ones are ignored."""
 
 _LEVELS: Final[Mapping[str, str]] = {
     word: level
@@ -48,7 +48,7 @@ _SUFFIXES: Final = re.compile(
     r"(\.(pt|pth|bin|ckpt|safetensors|tar|t7|th|zip|h5|hdf5|pkl|npz|params|weights|distcp))+$", re.IGNORECASE
 )
 _REVISION: Final = re.compile(r"-v\d+$")
-"""What Lightning adds to a name that is there already."""
+"""The suffix that Lightning adds to a name that already exists."""
 _CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _MEASURES: Final = re.compile(
     r"(?<![a-z0-9])(?:f1|r2|top-?[15]|acc[15]|map50|ap50|hits@?\d+|recall@\d+)(?=[-_=:@]*\d)"
@@ -63,7 +63,7 @@ _SHARD: Final = re.compile(r"(?<![a-z0-9])(\d+)[-_]?of[-_]?(\d+)(?!\d)")
 RANK: Final = re.compile(
     r"[._-]?(?:mp|dp|tp|pp|zero|local)?_?(?:pp_)?rank[._-]?\d+(?:[._-]\d+)*", re.IGNORECASE
 )
-"""The part of a name that says which rank wrote a file or a directory."""
+"""The part of a name that identifies the rank that wrote a file or a directory."""
 
 _YEAR: Final = r"(?P<year>(?:19|20)\d\d)"
 _MONTHS: Final = "janfebmaraprmayjunjulaugsepoctnovdec"
@@ -100,32 +100,32 @@ _SCALES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10
 
 _N_MONTHS: Final = 12
 _N_UNIX: Final = 2
-"""Parts of a `Time` that is seconds since 1970."""
+"""Length of a `Time` in seconds since 1970."""
 
 Number = int | float
 Time = tuple[Any, ...]
-"""Whether day and month may be swapped; year, month, day and the time of day, or seconds since 1970."""
+"""Whether day and month may be swapped, then year, month, day and time of day, or seconds since 1970."""
 
 
 class Name(NamedTuple):
-    """What a name says of its checkpoint, read alone.
+    """The content of a single name.
 
     Parameters
     ----------
     unit
-        What its counter counts: ``step``, ``epoch`` or ``version``; ``inner`` for a number behind an epoch;
+        Unit of the counter: ``step``, ``epoch`` or ``version``; ``inner`` for a number after an epoch;
         ``pair`` for the last of several numbers without words, ``plain`` for a single number; ``attached``
-        for digits at the end of a word; ``time`` where there are only times; empty for no number.
+        for digits at the end of a word; ``time`` if the name has only times; empty without a number.
     counter
         The number.
     versions, times
         Numbers of runs, versions and folders; dates and times.
     leading
-        What the counter may restart with: epochs, or the other numbers of a pair.
+        Numbers at whose change the counter may restart: epochs, or the other numbers of a pair.
     labels
         Words such as ``best`` and ``ema``.
     part
-        Of a file that one rank wrote, which: ``rank0``.
+        The rank that wrote the file, such as ``rank0``, if it is one rank's part.
     words
         The words that are no labels.
     """
@@ -141,13 +141,13 @@ class Name(NamedTuple):
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        """What counts steps, epochs and times, to compare with names beside it; empty without a number."""
+        """The numbers of steps, epochs and times, to compare with sibling names; empty without a number."""
         counter = () if self.counter is None or self.unit == "attached" else (self.counter,)
         return (*self.versions, *self.leading, *counter, *self.times)
 
 
 def stem_of(path: str) -> str:
-    """Return a path without the suffixes of checkpoints."""
+    """Return a path without checkpoint suffixes."""
     return _SUFFIXES.sub("", path)
 
 
@@ -164,7 +164,7 @@ def step_in_name(name: str) -> int | None:
 
 
 def is_numbered(name: str) -> bool:
-    """Tell whether a name has a number that tells it from its siblings, or a time.
+    """Return whether a name has a number that distinguishes it from its siblings, or a time.
 
     Examples
     --------
@@ -179,7 +179,7 @@ def _blank(found: re.Match[str]) -> str:
 
 
 def _without_id(found: re.Match[str]) -> str:
-    """Blank a digest or a random name, not words with their counters."""
+    """Blank a digest or a random name, but not words with their counters."""
     text = found.group()
     pieces = _SWITCHED.findall(text)
     is_random = len(pieces) > 3 and not any(piece in _LEVELS for piece in pieces)
@@ -187,7 +187,7 @@ def _without_id(found: re.Match[str]) -> str:
 
 
 def _take_dates(text: str) -> tuple[str, list[Time]]:
-    """Return a text without its dates, and these: whether day and month may be swapped, and the fields."""
+    """Return a text without its dates, and the dates: whether day and month may be swapped, then fields."""
     times: list[Time] = []
     for pattern in _DATES:
         at = 0
@@ -214,7 +214,7 @@ def _take_dates(text: str) -> tuple[str, list[Time]]:
 
 
 def _level(found: re.Match[str]) -> str:
-    """Return what the number at a match counts, by the words around it; nothing for a size or a metric."""
+    """Return the level of the number at a match, from the words around it; empty for a size or a metric."""
     word, after, digits, scale = found["word"], found["after"], found["digits"], found["scale"]
     level = _LEVELS.get(word or "", "plain" if not word or found["gap"] else "attached")
     if after and level not in (*_STEPS, "epoch"):
@@ -226,7 +226,7 @@ def _level(found: re.Match[str]) -> str:
 
 
 def _numbers(text: str) -> Iterator[tuple[str, Number, int, str]]:
-    """Yield level, value, place and text of the numbers that count something."""
+    """Yield level, value, position and text of the numbers that count something."""
     for found in _NUMBER.finditer(text):
         level, digits, scale = _level(found), found["digits"], _SCALES[found["scale"] or ""]
         if not level or len(digits) > _MOST_DIGITS:
@@ -239,7 +239,7 @@ def _numbers(text: str) -> Iterator[tuple[str, Number, int, str]]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def read_name(path: str) -> Name:
-    """Return what a path says, without regard to others.
+    """Return the content of a path's name, without regard to other names.
 
     Examples
     --------
@@ -252,7 +252,7 @@ def read_name(path: str) -> Name:
     text, times = _take_dates(_MEASURES.sub("score", text))
     parts: list[str] = []
     for shard in _SHARD.finditer(text):
-        # Of "epoch_3_of_100" the 3 counts.
+        # In "epoch_3_of_100" the 3 is the counter.
         begin = shard.end(1) if _COUNTS.search(text, 0, shard.start()) else shard.start()
         parts += [f"{shard[1]}-of-{shard[2]}"] if begin == shard.start() else []
         text = text[:begin] + "|" * (shard.end() - begin) + text[shard.end() :]
@@ -284,13 +284,13 @@ def read_name(path: str) -> Name:
 
 
 def settled(names: list[Name]) -> list[Name]:
-    """Return the names of a run with dates that can be compared: day after month, and across New Year."""
+    """Return the names of a run with comparable dates: day after month, and ordered across New Year."""
     dates = [time for name in names for time in name.times if len(time) > _N_UNIX]
     swap = any(swapped and first > _N_MONTHS for swapped, _, first, *_ in dates)
     months = {month for _, year, month, *_ in dates if not year} - {0}
     first = _N_MONTHS
     while {1, _N_MONTHS} <= months and first - 1 in months:
-        # The months that lead up to the end of a year: those before them are of the next.
+        # Find the months that lead up to the end of a year; earlier months belong to the next year.
         first -= 1
     turned = first > 1 and {1, _N_MONTHS} <= months
     if not (turned or any(date[0] for date in dates)):

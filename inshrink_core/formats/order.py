@@ -1,7 +1,7 @@
-"""Order the checkpoints of a run: the numbers in their names and those inside, read together.
+"""Order the checkpoints of a run by the numbers in their names and in the files.
 
-Each source of an order (a key inside, a counter in the names) is a candidate, and the best one numbers the
-checkpoints.
+Each source of an order (a key in the files, a counter in the names) is a candidate. The best candidate
+numbers the checkpoints.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ _GLOBAL: Final = frozenset({"global_step", "iter_num", "num_updates"})
 """Keys that count from the beginning of the training."""
 
 _UNITS: Final = ("step", "inner", "pair", "plain", "epoch", "version", "attached")
-"""Of counters in names, in the order of precedence."""
+"""Units of counters in names, in order of precedence."""
 
 _COUNTS: Final = {"step": "step", "inner": "step", "pair": "step", "epoch": "epoch"}
 _NAMES: Final = "names"
 _MIXED: Final = "keys in the files and names"
 _SECOND_NS: Final = 10**9
-"""Files that a training saved are this far apart at least; those that were copied may be closer."""
+"""Minimum time between files saved by a training; copied files may be closer."""
 
 Value = tuple[Any, ...]
-"""What orders a checkpoint: the numbers around its counter, outermost first, and the counter."""
+"""The sort key of a checkpoint: the numbers around its counter, outermost first, and the counter."""
 
 
 class Evidence(NamedTuple):
-    """What is known of a checkpoint that its place in a run follows from.
+    """The properties of a checkpoint that determine its place in a run.
 
     Parameters
     ----------
     path
-        POSIX, relative to the run.
+        POSIX path relative to the run.
     keys
-        Step keys found inside with their values.
+        Step keys found inside, with their values.
     mtime_ns
-        When the file was written; None where nothing tells, as in a bucket.
+        Modification time in nanoseconds; None if unknown, as in a bucket.
     """
 
     path: str
@@ -49,14 +49,14 @@ class Evidence(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """The step of a checkpoint, None where nothing tells it, and whether it is one of the run."""
+    """The step of a checkpoint, None if unknown, and whether it belongs to the run's main line."""
 
     step: int | None
     is_main: bool = True
 
 
 class _Source(NamedTuple):
-    """A candidate for the order: where it is read, the unit it counts, and a value or None for each."""
+    """A candidate for the order: its description, the unit it counts, and a value or None per checkpoint."""
 
     text: str
     unit: str
@@ -64,29 +64,29 @@ class _Source(NamedTuple):
 
 
 def order_checkpoints(evidence: Sequence[Evidence]) -> tuple[list[Placement], str]:
-    """Return the place of every checkpoint of a run, and where the steps come from.
+    """Return the place of every checkpoint of a run, and the origin of the steps.
 
     Parameters
     ----------
     evidence
-        What is known of each checkpoint, in any order.
+        The properties of each checkpoint, in any order.
 
     Returns
     -------
     placements
         One for each checkpoint. Those with the same step on the main line are parts of one checkpoint.
     origin
-        A sentence; what would order them otherwise follows after a semicolon.
+        A sentence. After a semicolon it lists sources that would order the checkpoints differently.
 
-    Notes
-    -----
-    The sources of an order are, in turn: keys that count steps, steps and bare numbers in names, the key
-    ``epoch``, epochs and versions in names, digits behind words, dates and times. The one is taken that most
-    checkpoints have, that tells most of them apart, that most others agree with, and that comes first.
-    A counter that restarts within an epoch, a version or a day goes on where the last one ended, so that a
-    later checkpoint changes no earlier step. Where there is no number, files are numbered by their times, if
-    these are known and seconds apart, else in natural order. ``best``, ``last`` and the like take a step that
-    is free if a number or a key says it. Time is n log n in the number of files.
+    Notes ----- The sources of an order are, in order of precedence: keys that count steps, steps and bare
+    numbers in names, the key ``epoch``, epochs and versions in names, digits after words, dates and times.
+    The chosen source covers the most checkpoints; ties are resolved by the number of distinct values, then by
+    agreement with the other sources, then by precedence.
+
+    A counter that restarts within an epoch, a version or a day continues after the previous values, so that a
+    later checkpoint changes no earlier step. Without any number, files are numbered by their modification
+    times if these are known and at least a second apart, otherwise in natural order. ``best``, ``last`` and
+    the like take a free step if a number or a key gives one. Time is n log n in the number of files.
 
     Examples
     --------
@@ -104,9 +104,9 @@ def order_checkpoints(evidence: Sequence[Evidence]) -> tuple[list[Placement], st
 
 
 class _Run:
-    """The checkpoints of a run in natural order, and how they are numbered.
+    """The checkpoints of a run in natural order, and their numbering.
 
-    `regular` are those that the main line consists of; the rest takes what places are left.
+    The main line consists of the checkpoints in `regular`; the others take the remaining places.
     """
 
     def __init__(self, evidence: Sequence[Evidence]) -> None:
@@ -153,7 +153,7 @@ class _Run:
 
     def _counters(self, unit: str) -> list[Any]:
         counters = [name.counter if name.unit == unit else None for name in self.names]
-        # Digits that are the same everywhere are none, as in "resnet50_a.pt" and "resnet50_b.pt".
+        # Digits that are equal everywhere are no counter, as in "resnet50_a.pt" and "resnet50_b.pt".
         found = [counter for counter in counters if counter is not None]
         is_name = unit == "attached" and len(found) > 1 and len(set(found)) == 1
         return [None] * len(counters) if is_name else counters
@@ -161,7 +161,7 @@ class _Run:
     def _source(
         self, text: str, unit: str, counters: Sequence[Any], leading: Sequence[Value] | None = None
     ) -> _Source:
-        """Return an order by counters within versions, and within times and what leads them where given."""
+        """Return an order by counters within versions, and within times and leading numbers if given."""
         values: list[Value | None] = [None] * len(counters)
         for i, (name, counter) in enumerate(zip(self.names, counters, strict=True)):
             if counter is not None:
@@ -174,7 +174,7 @@ class _Run:
         rows = [(leading[i], counters[i]) for i in self.regular if counters[i] is not None]
         distinct = len(dict(rows)) == len(rows)
         if unit == "pair" and distinct and all(0 < last <= outer[-1] for outer, last in rows):
-            # Of "ckpt_900_93" the first number counts: there are more updates than epochs.
+            # In "ckpt_900_93" the first number counts: updates outnumber epochs.
             counters = [None if n is None else outer[-1] for outer, n in zip(leading, counters, strict=True)]
             leading = [outer[:-1] for outer in leading]
         return self._source(_NAMES, unit, counters, leading)
@@ -187,7 +187,7 @@ class _Run:
         return [ranks[values[i]] for i in self.regular]
 
     def _columns(self) -> dict[str, list[int]]:
-        """Return what an order may agree with: ranks by keys, and by names or their natural order."""
+        """Return the orders to compare with: ranks by keys, and by names or their natural order."""
         complete = [source for source in self.sources if self._is_complete(source) and source.text != _MIXED]
         columns = {source.text: self._ranks(source.values) for source in complete}
         if not any(source.text == _NAMES or source.unit == "time" for source in complete):
@@ -205,7 +205,7 @@ class _Run:
         return len(found), len(set(found)), -len(disagreeing)
 
     def _positions(self) -> _Source:
-        """Return the order where no number tells it: of file times or of names, for each part."""
+        """Return an order without numbers: by file times or by names, for each part."""
         times = [item.mtime_ns or 0 for item in self.evidence]
         groups: dict[str, list[int]] = {}
         for i in sorted(self.regular, key=times.__getitem__):
@@ -221,12 +221,12 @@ class _Run:
         )
 
     def _steps(self) -> list[int | None]:
-        """Return the steps by the chosen source, and note how far counters that restart are moved."""
+        """Return the steps by the chosen source, and record the offsets of counters that restart."""
         values = self.chosen.values
         known = sorted({value for i in self.regular if (value := values[i]) is not None})
         last: dict[Value, Number] = {}
         for outer, counter in filter(None, values):
-            # What may take a free place counts, too: a later restart does not meet it.
+            # Include checkpoints outside the main line, so that a later restart does not collide with them.
             last[outer] = max(counter, last.get(outer, 0))
         top: Number = -1
         offset: Number = 0
@@ -251,10 +251,10 @@ class _Run:
         return step if isinstance(step, int) and step < MAX_STEP else None
 
     def _comparable(self) -> list[_Source]:
-        """Return the sources whose counters are the steps of the main line, as far as it has them."""
+        """Return the sources whose counters equal the steps of the main line wherever both exist."""
         if not self.offsets or any(self.offsets.values()):
             return []
-        # Where nothing on the main line has keys, those of others count the same if they are called so.
+        # If no checkpoint of the main line has keys, other checkpoints' keys count if their unit matches.
         has_keys = any(self.keys[i] for i in self.regular)
         unit = _COUNTS.get(self.chosen.unit) if self.chosen.text == _NAMES and not has_keys else None
         found = []
@@ -266,7 +266,7 @@ class _Run:
         return found
 
     def placements(self) -> list[Placement]:
-        """Return the place of each checkpoint: the main line first, and what is left of it for the others."""
+        """Return the place of each checkpoint: the main line first, the others in the remaining places."""
         regular, comparable = set(self.regular), self._comparable()
         names = enumerate(self.names)
         rows = [(i not in regular, self.steps[i] is None, not n.unit, bool(n.labels), i) for i, n in names]
@@ -289,7 +289,7 @@ class _Run:
         return [places[i] for i in range(len(places))]
 
     def origin(self) -> str:
-        """Return where the steps come from, and what is in doubt."""
+        """Return the origin of the steps, and any doubts about it."""
         doubts = ["counters that restart go on where the last ones ended"] * any(self.offsets.values())
         if self._is_complete(self.chosen) and self.chosen.unit != "position":
             others = (text for text in self._disagreeing(self.chosen) if text != self.chosen.text)

@@ -1,8 +1,8 @@
-"""The layouts that checkpoints have on disk: one reader each, found by entry point.
+"""Readers for the checkpoint layouts on disk, one per layout, found by entry point.
 
-A run is the checkpoints below a path, and a reader says which files or directories are one of its layout,
-and where their tensors lie. All else (steps, links, half-written files, values, checksums, writing the
-files back byte for byte) is the same for every layout.
+A run is the set of checkpoints below a path. A reader detects the files or directories of its layout, and
+locates their tensors. Everything else (steps, links, half-written files, values, checksums, exact restore) is
+the same for all layouts.
 """
 
 from __future__ import annotations
@@ -39,40 +39,40 @@ class Reader(ABC):
     """One layout of a checkpoint on disk; registered under the entry point group ``inshrink.readers``."""
 
     name: ClassVar[str]
-    """What checkpoints of the layout are called."""
+    """Name of the layout."""
 
     @abstractmethod
     def detect(self, path: Path, access: Access) -> bool:
-        """Tell whether a file or directory is one checkpoint of this layout.
+        """Return whether a file or directory is one checkpoint of this layout.
 
-        Asked of every path below a run, before the built-in readers are: look at names only, or at a few
-        bytes. Nothing is raised for what is of another layout.
+        Called for every path below a run, before the built-in readers: inspect only names or a few bytes.
+        Raise nothing for other layouts.
         """
 
     @abstractmethod
     def open(self, path: Path, access: Access, recall: Recall) -> ParsedCheckpoint:
-        """Return where the tensors of a checkpoint lie, from its headers (`assemble`).
+        """Return the places of a checkpoint's tensors, from its headers (`assemble`).
 
         Parameters
         ----------
         path
-            For which `detect` is true.
+            A path for which `detect` is true.
         access
-            By which every file is opened: it says where links may lead, and counts the bytes.
+            Opens every file: it checks links and counts bytes.
         recall
-            For `assemble`, which is faster where checkpoints are alike.
+            Reparse cache for `assemble`, which is faster for similar checkpoints.
 
         Raises
         ------
         InshrinkError
-            The checkpoint cannot be read. In a run of several it is named with this reason
-            (`Run.unreadable`); where the error is a NotCheckpointError, it is no loss.
+            The checkpoint cannot be read. A run of several lists it with this reason (`Run.unreadable`),
+            unless the error is a NotCheckpointError.
         """
 
 
 @functools.cache
 def readers() -> tuple[Reader, ...]:
-    """Return the readers of all layouts in the order in which they are asked, built-in ones last."""
+    """Return the readers of all layouts in the order of detection, built-in ones last."""
     found = sorted(
         plugins(_GROUP).values(), key=lambda point: (point.module.startswith("inshrink_core."), point.name)
     )
@@ -80,5 +80,5 @@ def readers() -> tuple[Reader, ...]:
 
 
 def reader_of(path: Path, access: Access) -> Reader | None:
-    """Return the reader of a checkpoint; None where a path is none."""
+    """Return the reader of a checkpoint; None if the path is no checkpoint."""
     return next((reader for reader in readers() if reader.detect(path, access)), None)

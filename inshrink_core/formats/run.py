@@ -1,4 +1,4 @@
-"""A run: the checkpoints of one training, in step order, as they lie on disk."""
+"""A run: the checkpoints of one training on disk, in step order."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ from inshrink_core.formats.step_pattern import (
 from inshrink_core.text import url_of
 
 _FIRST_NBYTES: Final = 64 << 10
-"""Of a file elsewhere: what is asked for at its ends, before anything of it is known."""
+"""Bytes requested at both ends of each remote file before its layout is known."""
 
 _PIECE_NBYTES: Final = 8 << 20
 
@@ -85,16 +85,16 @@ _MOST_STRANGE: Final = 20
 
 
 _attributions: dict[object, Attribution] = {}
-"""The last one, for whoever opens the same run again."""
+"""The attribution of the run that was opened last, reused when the same run is opened again."""
 
 
 class NoCheckpointError(NotFoundError):
-    """No readable checkpoint where a run was expected.
+    """Raised when a run has no readable checkpoint.
 
     Parameters
     ----------
     skipped
-        What was there, and why it is no checkpoint.
+        The files found, each with the reason why it is no checkpoint.
     """
 
     def __init__(self, what: str, *, where: str, skipped: tuple[Skipped, ...], remedy: str = "") -> None:
@@ -105,7 +105,7 @@ class NoCheckpointError(NotFoundError):
 def unreadable_error(
     rows: Sequence[Skipped], where: str, asked: Collection[int] | None = None
 ) -> UnreadableError | None:
-    """Return how a verb ends that did all it could while some of a run could not be read; None if all could.
+    """Return the error that ends a verb after it read everything readable; None if all could be read.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def unreadable_error(
     where
         The run.
     asked
-        The steps that were asked for, where they were named: the others do not matter then.
+        The requested steps; unreadable checkpoints of other steps are ignored. None means all steps.
     """
     concerned = [row for row in rows if asked is None or row.step in asked]
     if not concerned:
@@ -136,23 +136,23 @@ def _identity(stamps: Iterable[tuple[str, FileStamp]]) -> str:
 
 
 class Run(Mapping[int, Checkpoint]):
-    """The checkpoints of one training: a mapping from step to `Checkpoint`, headers in memory only.
+    """The checkpoints of one training: a mapping from step to `Checkpoint` that loads only headers.
 
-    Made by `open_run`. Iterating gives the steps, ascending.
+    `open_run` creates it. Iteration yields the steps in ascending order.
 
     Parameters
     ----------
     path
-        What was opened.
+        The path that was opened.
     steps
-        Ascending.
+        The steps, ascending.
     skipped
-        What was passed over, and why.
+        The files that were passed over, with reasons.
     format
-        Of the first checkpoint: ``torch``, ``safetensors``, ``huggingface``, ``sharded-safetensors`` or
-        ``dcp``.
+        Format of the first checkpoint: ``torch``, ``safetensors``, ``huggingface``,
+        ``sharded-safetensors`` or ``dcp``.
     notes
-        What the reader should know: where steps come from, names that were guessed.
+        Remarks for the reader: where steps come from, which names were guessed.
 
     Examples
     --------
@@ -195,24 +195,24 @@ class Run(Mapping[int, Checkpoint]):
 
     @property
     def address(self) -> str:
-        """Where it lies, for messages and reports: its path, or its URL."""
+        """The path or the URL of the run, for messages and reports."""
         return spoken(str(self.path))
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether its files lie behind a URL, and are fetched as they are read."""
+        """Whether the run is behind a URL, so that its files are fetched when read."""
         return mirror_of(self.path) is not None
 
     @property
     def requests(self) -> int:
-        """Requests so far, of this process, to where it lies; 0 of a run on this machine."""
+        """Number of requests that this process sent to the run's storage; 0 for a local run."""
         mirror = mirror_of(self.path)
         return 0 if mirror is None else mirror.storage.requests
 
     def fetch(self, steps: Iterable[int]) -> None:
-        """Fetch checkpoints whole, behind whoever reads them, and let all others go.
+        """Prefetch whole checkpoints in the background and release all others.
 
-        Does nothing where the run lies on this machine. What is not fetched so is fetched as it is read.
+        Does nothing for a local run. Data that is not prefetched is fetched when it is read.
         """
         mirror = mirror_of(self.path)
         if mirror is not None:
@@ -220,31 +220,31 @@ class Run(Mapping[int, Checkpoint]):
 
     @property
     def directory(self) -> Path:
-        """The directory of the run: where `inshrink.toml` and the log lie."""
+        """The directory of the run, which contains `inshrink.toml` and the log."""
         return self.path.parent if self.path.is_file() else self.path
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from disk so far, headers included; of a run elsewhere, bytes fetched."""
+        """Bytes read from disk so far, headers included; for a remote run, bytes fetched."""
         mirror = mirror_of(self.path)
         return self._access.counter.total if mirror is None else mirror.storage.bytes_read
 
     @functools.cached_property
     def settings(self) -> RunSettings:
-        """What ``inshrink.toml`` says.
+        """The settings in ``inshrink.toml``.
 
         Raises
         ------
         ConfigError
             It has an unknown key or a wrong value.
         RefusedLinkError
-            It is a link out of the run.
+            It is a link that leads out of the run.
         """
         return read_settings(self.directory, self._access)
 
     @functools.cached_property
     def log(self) -> TrainingLog:
-        """The metrics the training logged, read when first asked for."""
+        """The metrics that the training logged, read on first access."""
         return read_log(self.directory, [p.path for p in self._parsed.values()], self._access)
 
     def _at(self, step: int) -> ParsedCheckpoint:
@@ -260,18 +260,18 @@ class Run(Mapping[int, Checkpoint]):
             ) from None
 
     def attributed(self, archived: Checkpoint | None = None) -> Run:
-        """Return the run with its optimizers' state attributed by values, which reads some of them.
+        """Return the run with its optimizer state matched to parameters by values.
 
         Parameters
         ----------
         archived
-            The last checkpoint that an archive of the run holds: its attribution holds, unless values clearly
+            The last checkpoint in an archive of the run. Its attribution is used unless values clearly
             contradict it.
 
         Notes
         -----
-        Reads a sample of the weights and moments of the first checkpoints (`N_PAIRS`), once in a process.
-        Where the optimizer's file names its parameters there is nothing to do.
+        Reads a sample of the weights and moments of the first checkpoints (`N_PAIRS`), once per process.
+        Returns the run unchanged where the optimizer's file names its parameters.
         """
         last = next((p for p in reversed(self._parsed.values()) if p.slots), None)
         if self._is_attributed or last is None:
@@ -305,21 +305,21 @@ class Run(Mapping[int, Checkpoint]):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the files have the tensors in the model's order; others are in that of names.
+        """Whether the files list the tensors in the model's order; otherwise they are sorted by name.
 
-        Of those, `attributed` finds the order where the code of the model tells it.
+        `attributed` finds the order of sorted tensors where the model's code gives it.
         """
         last = next(reversed(self._parsed.values()), None)
         return last is None or last.ordered
 
     @property
     def attribution_digest(self) -> str:
-        """A digest of the attribution of the optimizers' state, for caches."""
+        """A digest of the optimizer-state attribution, used as a cache key."""
         owners = [sorted(parsed.owners.items()) for parsed in self._parsed.values()]
         return hashlib.blake2b(repr(owners).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
     def as_archived(self, step: int, archived: Checkpoint) -> Checkpoint:
-        """Return a checkpoint that attributes state, and lists tensors, as an archived one does."""
+        """Return a checkpoint with the attribution and the tensor order of an archived one."""
         parsed = self._at(step)
         if not parsed.slots and parsed.order == same_places(parsed, archived).order:
             return self[step]
@@ -339,7 +339,7 @@ class Run(Mapping[int, Checkpoint]):
     def __iter__(self) -> Iterator[int]:
         return iter(self.steps)
 
-    # Two runs are compared as objects: as mappings, every checkpoint would be read.
+    # Compare runs as objects: comparing them as mappings would read every checkpoint.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -361,27 +361,27 @@ class Run(Mapping[int, Checkpoint]):
         return self._at(step).nbytes
 
     def identity(self, step: int) -> str:
-        """Return a digest of where a checkpoint lies, its size and its time: a key for caches.
+        """Return a digest of a checkpoint's paths, sizes and modification times, used as a cache key.
 
         Returns
         -------
         str
-            32 hexadecimal digits; they change when a file of the checkpoint is written again.
+            32 hexadecimal digits; they change when a file of the checkpoint is rewritten.
         """
         return _identity(sorted(self._at(step).stamps.items()))
 
     def refresh(self) -> Run:
-        """Return the run as it is now; headers of unchanged files are not read again."""
+        """Return the run in its current state; headers of unchanged files are not read again."""
         if (mirror := mirror_of(self.path)) is not None:
             mirror.refresh()
         return self._reopen()
 
     def allowing_damage(self) -> Run:
-        """Return the run with files that do not match their own checksums taken as they are.
+        """Return the run with files accepted as they are, even if they do not match their own checksums.
 
         Notes
         -----
-        Every file of a checkpoint is read once when the checkpoint is first asked for.
+        The first access to a checkpoint reads each of its files once.
         """
         if self._access.allow_damaged:
             return self
@@ -389,23 +389,23 @@ class Run(Mapping[int, Checkpoint]):
 
     @property
     def unreadable(self) -> tuple[Skipped, ...]:
-        """Checkpoints of the run that cannot be read, or are left out."""
+        """Checkpoints of the run that cannot be read or are left out."""
         return tuple(row for row in self.skipped if row.unreadable)
 
     @functools.cached_property
     def branches(self) -> Mapping[str, Checkpoint]:
-        """Checkpoints with a name of their own beside the steps, such as ``best``, by name.
+        """Named checkpoints beside the steps, such as ``best``, by name.
 
         Notes
         -----
-        Files of equal size are read to compare them; of a run behind a URL, the listing is.
+        Files of equal size are compared by content. For a run behind a URL, the listing is compared instead.
         """
         branches = [named for named, fate, _ in self._beside if fate is Fate.BRANCH]
         return {b.name: replace(self._checkpoint(b.parsed, b.step), branch=b.name) for b in branches}
 
     @functools.cached_property
     def _beside(self) -> tuple[tuple[Named, Fate, int], ...]:
-        """The checkpoints beside the steps, with their fates and steps."""
+        """The named checkpoints beside the steps, with their fates and steps."""
         by_size: dict[int, list[tuple[int, FileStamp]]] = {}
         for step, parsed in self._parsed.items():
             for stamp in parsed.stamps.values():
@@ -426,7 +426,7 @@ class Run(Mapping[int, Checkpoint]):
         return tuple(rows)
 
     def _is_restored(self, one: Named, step: int) -> bool:
-        """Tell a restored copy of a step from another training: it is nearer to it than the next step is."""
+        """Return whether a checkpoint is a restored copy of a step: nearer to it than a neighbour is."""
         at = self.steps.index(step)
         neighbour = self.steps[at - 1] if at else self.steps[-1]
         copy = one.parsed.checkpoint(step, self._access.counter)
@@ -440,9 +440,9 @@ class Run(Mapping[int, Checkpoint]):
 
     @functools.cached_property
     def fates(self) -> tuple[Skipped, ...]:
-        """What becomes of each tensor file under the run when it is archived, by path relative to the run.
+        """The fate of each tensor file under the run when it is archived, by path relative to the run.
 
-        The step is the one that it is archived with, or equals; the name is that of its branch.
+        The step is the one that the file is archived with or equals; the name is that of its branch.
         """
         steps = [Skipped("", "", Fate.STEP, step) for step in self._parsed]
         rows = list(zip(steps, self._parsed.values(), strict=True))
@@ -462,7 +462,6 @@ class Run(Mapping[int, Checkpoint]):
         return tuple(found[path] for path in sorted(found))
 
     def _fates_of(self, parsed: ParsedCheckpoint, about: Skipped) -> Iterator[Skipped]:
-        """Yield the fates of the tensor files of a checkpoint."""
         model = {spec.key for spec in parsed.specs if spec.role in MODEL_ROLES}
         for layout in parsed.layouts:
             path = parsed.paths[layout.path]
@@ -477,7 +476,7 @@ class Run(Mapping[int, Checkpoint]):
         return os.path.relpath(spoken(os.fspath(path)), root).replace(os.sep, "/")
 
     def without_branch(self, name: str, error: InshrinkError) -> Run:
-        """Return the run without a checkpoint beside the steps, which cannot be read for that reason."""
+        """Return the run without a named checkpoint that cannot be read, and record the error."""
         rest = self._copied()
         (lost,) = (item for item in self._named if item.name == name)
         rest._named = tuple(item for item in self._named if item is not lost)
@@ -486,20 +485,20 @@ class Run(Mapping[int, Checkpoint]):
         return rest
 
     def _copied(self) -> Run:
-        """Return a copy that finds anew what lies beside its steps."""
+        """Return a copy without the cached properties that depend on the steps."""
         run = copy.copy(self)
         for cached in ("branches", "fates", "_beside"):
             run.__dict__.pop(cached, None)
         return run
 
     def readable(self, steps: Iterable[int]) -> Run:
-        """Return the run without those of some steps that cannot be read to the end.
+        """Return the run without the given steps that cannot be read completely.
 
-        They are among its `unreadable` then.
+        Those steps become part of its `unreadable`.
 
         Notes
         -----
-        Reads every byte of these steps, and compares it with what vouches for it.
+        Reads every byte of these steps and verifies its checksums.
         """
         rows: dict[int, Skipped] = {}
         for step in steps:
@@ -525,21 +524,21 @@ class Run(Mapping[int, Checkpoint]):
 
 @functools.lru_cache(maxsize=1 << 12)
 def _content(stamp: FileStamp) -> str:
-    """Return a digest of a file's bytes; of one behind a URL, what the listing says of them."""
+    """Return a digest of a file's bytes; for a remote file, of its size and entity tag in the listing."""
     if mirror_of(stamp.real_path) is not None:
-        return f"{stamp.nbytes} {stamp.mtime_ns % 10**9}"  # the nanoseconds are a digest of the tag
+        return f"{stamp.nbytes} {stamp.mtime_ns % 10**9}"  # the nanoseconds encode the entity tag
     digest = hashlib.blake2b(digest_size=16)
     try:
         with ReadableFile(Path(stamp.real_path), ByteCounter(), stamp) as file:
             for at in range(0, file.nbytes, _PIECE_NBYTES):
                 digest.update(file.read(at, min(_PIECE_NBYTES, file.nbytes - at)))
-    except InshrinkError:  # equal to no other file; the error is raised where the file is archived
+    except InshrinkError:  # treated as unique; archiving the file raises the error
         return stamp.real_path
     return digest.hexdigest()
 
 
 def _notes(origin: str, parsed: Iterable[ParsedCheckpoint]) -> tuple[str, ...]:
-    """Say where steps come from, what is not seen into, and how much optimizer state has no owner."""
+    """Return the run's notes: origin of steps, opaque files, number of parameters with unmatched state."""
     checkpoints = list(parsed)
     most, of = max([(len(p.slots) - len(p.owners), len(p.slots)) for p in checkpoints], default=(0, 0))
     unseen = Unseen.of(layout for checkpoint in checkpoints for layout in checkpoint.layouts).text
@@ -548,16 +547,16 @@ def _notes(origin: str, parsed: Iterable[ParsedCheckpoint]) -> tuple[str, ...]:
 
 
 class _Names:
-    """What the names of a run's checkpoints have in common, once they have their steps.
+    """The common pattern in the names of a run's checkpoints, after steps are assigned.
 
     Parameters
     ----------
     root
         The run.
     by_step
-        The checkpoints that can be read.
+        The readable checkpoints.
     pattern
-        The step pattern, where one was given.
+        The step pattern, if one was given.
     """
 
     def __init__(self, root: Path, by_step: Mapping[int, ParsedCheckpoint], pattern: str | None) -> None:
@@ -575,24 +574,24 @@ class _Names:
         return step_in_name(path.name)
 
     def match(self, path: Path) -> bool:
-        """Tell whether a path is called like the checkpoints that can be read."""
+        """Return whether a path has the same name pattern as the readable checkpoints."""
         shape = self._shape(path)
         return "*" in shape and shape in self._shapes
 
     def admit(self, path: Path) -> bool:
-        """Tell whether a path may be a checkpoint of the run: with a step pattern the names alone decide."""
+        """Return whether a path may be a checkpoint of the run; a step pattern decides by name alone."""
         return self._pattern is None or self._number(path) is not None
 
     def step(self, path: Path) -> int | None:
-        """Return the step in a name, where names have the steps of the run."""
+        """Return the step in a name, if names contain the steps of the run."""
         return self._number(path) if self._tell else None
 
 
 def _failed(discovery: Discovery, found: Iterable[Found], names: _Names, access: Access) -> list[Skipped]:
-    """Return what is no step of the run because it cannot be read as a checkpoint.
+    """Return the files that are no step because they cannot be read as checkpoints.
 
-    What a reader takes for a checkpoint looks like one, unless its content says that it never was; and so
-    does what has lost all that it was known by, and is called like the others.
+    A file counts as an unreadable checkpoint if a reader detects it and its content does not rule that out,
+    or if its name has the pattern of the readable checkpoints.
     """
     rows = []
     for candidate in found:
@@ -612,7 +611,7 @@ def _failed(discovery: Discovery, found: Iterable[Found], names: _Names, access:
 
 
 def _lost(path: Path, step: int | None, access: Access) -> Skipped:
-    """Return the row of what no reader takes for the checkpoint that its name promises."""
+    """Return the row of a path that is named like a checkpoint but that no reader detects."""
     stamps: tuple[FileStamp, ...] = ()
     reason = "no checkpoint in it, unlike in others of such a name"
     try:
@@ -626,7 +625,7 @@ def _lost(path: Path, step: int | None, access: Access) -> Skipped:
 
 
 def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Found], **options: Any) -> Run:
-    """Return a run; `options` are those of `_access`."""
+    """Open a run; `options` are passed to `_access`."""
     if pattern is not None:
         compile_step_pattern(pattern)
     access = _access(path, **options)
@@ -667,7 +666,7 @@ def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Fo
 
 
 def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], Found], access: Access) -> None:
-    """Ask for what is read first of every checkpoint, all at once, where they lie elsewhere."""
+    """Prefetch the headers of all checkpoints of a remote run in one batch."""
     mirror = mirror_of(discovery.root)
     if mirror is None:
         return
@@ -686,16 +685,16 @@ def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], Found], acces
 
 
 def _access(path: str, *, within: Sequence[str] | None, **options: Any) -> Access:
-    """Return where the links of a run may lead; the run itself may be a link, that was the user's choice.
+    """Return the access rights for a run; the run itself may be a link because the user chose it.
 
     Raises
     ------
     RefusedLinkError
-        The run lies outside of the directories that it must lie in.
+        The run is outside the allowed directories.
     """
     access = Access.of(fixed_part(path), within=within or (), **options)
     if within is not None:
-        # A blob of the Hugging Face cache may lie elsewhere if the snapshot that links to it does not.
+        # Accept a blob of the Hugging Face cache anywhere if the snapshot that links to it is inside.
         named = Path(path) if os.path.lexists(path) else fixed_part(path)
         folder, real = os.path.realpath(named.parent), os.path.realpath(named)
         inside = [any(is_within(item, root) for root in access.within) for item in (real, folder)]
@@ -712,47 +711,47 @@ def open_run(
     allow_damaged: bool = False,
     within: Iterable[str | os.PathLike[str]] | None = None,
 ) -> Run:
-    """Open the checkpoints of a training; reads headers only and imports no torch.
+    """Open the checkpoints of a training; reads only headers and does not import torch.
 
     Parameters
     ----------
     path
         A directory, a glob, a checkpoint file, or a directory that is one checkpoint; or a directory and a
-        step pattern with ``{step}`` as its last part. Or the address of such, as ``s3://BUCKET/RUN``.
+        step pattern with ``{step}`` as its last part. A URL such as ``s3://BUCKET/RUN`` works as well.
     step_pattern
         How names contain the step number: ``model_ep{step}_*.pt``, or a regular expression with one
-        group. Overrides what the files say.
+        group. Overrides the steps in the files.
     follow_links
-        Follow links out of the run too. Links inside it, and those of the Hugging Face cache to its blobs,
-        are followed anyway; the path itself may be a link.
+        Also follow links out of the run. Links inside the run, and links of the Hugging Face cache to its
+        blobs, are always followed; the path itself may be a link.
     allow_damaged
-        Take files that do not match their own checksums as they are; an archive of them says so.
+        Accept files that do not match their own checksums; an archive of them records the damage.
     within
-        Directories that the run must lie in, links resolved; links may lead anywhere in them. By default
-        the run may lie anywhere.
+        Directories that must contain the run after links are resolved; links may lead anywhere inside
+        them. By default the run may be anywhere.
 
     Returns
     -------
     Run
-        Steps, what was skipped and why, and the checkpoints themselves.
+        The steps, the skipped files with reasons, and the checkpoints themselves.
 
     Raises
     ------
     NoCheckpointError
-        Nothing there is readable; its `skipped` says what was found. A NotFoundError.
+        Nothing there is readable; its `skipped` lists the files found. A subclass of NotFoundError.
     RefusedLinkError
-        Tensors lie behind a link out of the run, or the run outside of `within`.
+        Tensors are behind a link out of the run, or the run is outside `within`.
     DamagedError, UnsafePickleError, InputError
-        The single checkpoint asked for cannot be read; in a run of several it is among the `unreadable`.
+        The only checkpoint cannot be read; in a run of several it is added to `unreadable` instead.
     InputError
-        The files are of two different models, or there are two step patterns.
+        The files belong to two different models, or two step patterns are given.
     ConfigError
-        The step pattern is none.
+        The step pattern is invalid.
 
     Notes
     -----
-    A few milliseconds a checkpoint; only the zip directory and ``data.pkl``, or the safetensors header,
-    of each file are read.
+    Takes a few milliseconds per checkpoint. Reads only the zip directory and ``data.pkl``, or the
+    safetensors header, of each file.
     """
     url = url_of(path)
     if url is not None:
@@ -774,7 +773,7 @@ def open_run(
 
 
 def preview_steps(path: str | os.PathLike[str], step_pattern: str) -> tuple[NamedStep, ...]:
-    """Return which steps a step pattern would give the checkpoints of a run; nothing of them is read.
+    """Return the steps that a step pattern would assign to the checkpoints of a run, without reading them.
 
     Parameters
     ----------
@@ -786,14 +785,14 @@ def preview_steps(path: str | os.PathLike[str], step_pattern: str) -> tuple[Name
     Returns
     -------
     tuple of NamedStep
-        In natural order: the step of each name, or the reason why it has none.
+        The step of each name, or the reason why it has none; in natural order.
 
     Raises
     ------
     ConfigError
-        The step pattern is none.
+        The step pattern is invalid.
     NotFoundError
-        Nothing is there.
+        The path does not exist.
 
     Examples
     --------

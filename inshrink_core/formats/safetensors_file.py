@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read and checked by the rules of its specification."""
+"""Read the header of a safetensors file and check it against the specification."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_HEADER_BYTES: Final = 100_000_000
 """The specification's own bound (safetensors README, "Format")."""
 
 MAX_TENSORS: Final = 1 << 17
-"""In one file. The largest models have fewer in all of theirs; a hundred thousand open in some seconds."""
+"""Maximum number of tensors in one file. The largest models have fewer in total; 100,000 open in seconds."""
 
 _DTYPE_PAIRS: Final = """BOOL:bool U8:uint8 I8:int8 I16:int16 U16:uint16 I32:int32 U32:uint32 I64:int64
     U64:uint64 F8_E4M3:float8_e4m3fn F8_E5M2:float8_e5m2 F8_E4M3FNUZ:float8_e4m3fnuz
@@ -23,16 +23,16 @@ _DTYPE_PAIRS: Final = """BOOL:bool U8:uint8 I8:int8 I16:int16 U16:uint16 I32:int
     C64:complex64 F4:float4_e2m1fn_x2"""
 
 SAFETENSORS_DTYPES: Final[dict[str, str]] = dict(re.findall(r"(\w+):(\w+)", _DTYPE_PAIRS))
-"""The format's dtype names to ours; complex128 has none."""
+"""The format's dtype names mapped to ours; complex128 has none."""
 
 _BITS: Final = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
-"""Of elements that are smaller than a byte. PyTorch has no dtype of six bits: such are read as bytes."""
+"""Bits per element of dtypes below one byte. PyTorch has no 6-bit dtype, so these are read as bytes."""
 
 
 def packed_shape(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape in bytes of elements smaller than a byte, None where they fill none.
+    """Return the shape in bytes for elements smaller than a byte; None if the last byte is not full.
 
-    The last dimension is in bytes then; where a row does not end with a byte, all are one row.
+    The last dimension counts bytes. If rows do not end at a byte, the shape is one row.
     """
     bits = _BITS[dtype]
     if shape and shape[-1] * bits % 8 == 0:
@@ -42,7 +42,7 @@ def packed_shape(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def looks_like_safetensors(first_bytes: bytes, file_nbytes: int) -> bool:
-    """Return whether a file of some size that begins so may be a safetensors file."""
+    """Return whether a file of a given size with these first bytes may be a safetensors file."""
     if len(first_bytes) < 9:
         return False
     n_header = int.from_bytes(first_bytes[:8], "little")
@@ -78,7 +78,7 @@ def _placed(file: ReadableFile, name: str, entry: object, data_offset: int) -> P
     nbytes = reach = DTYPE_SIZES[dtype]
     for extent in shape:
         nbytes *= extent
-        # An extent of 0 must not hide one that PyTorch cannot take.
+        # An extent of 0 must not hide an extent too large for PyTorch.
         reach *= max(extent, 1)
         if reach > 1 << 62:
             raise damaged(file, f"{named} is larger than any file")
@@ -89,7 +89,7 @@ def _placed(file: ReadableFile, name: str, entry: object, data_offset: int) -> P
 
 
 def read_header(file: ReadableFile) -> tuple[list[tuple[str, Placed]], dict[str, str]]:
-    """Return names and places in the order of a file's header, and its metadata; no tensor byte is read.
+    """Return names and places in header order, and the metadata, without reading tensor bytes.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def read_header(file: ReadableFile) -> tuple[list[tuple[str, Placed]], dict[str,
     Raises
     ------
     DamagedError
-        The header is cut off, larger than 100 MB or no JSON; or a tensor lies outside the file, overlaps
+        The header is truncated, larger than 100 MB or invalid JSON; or a tensor is outside the file, overlaps
         another or leaves a gap.
     InputError
         A tensor has an unknown dtype.

@@ -1,6 +1,6 @@
-"""Which files below a path are checkpoints together, which are steps, and which have other names beside them.
+"""Select the checkpoints below a path: group files, number the steps, and name the others.
 
-Some checkpoints lie in several files of a directory, such as ``model_100.pt`` with ``optim_100.pt``.
+Some checkpoints consist of several files in a directory, such as ``model_100.pt`` with ``optim_100.pt``.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from inshrink_core.formats.step_pattern import compile_step_pattern, steps_by_pa
 
 _SHARD: Final = re.compile(rf"-\d+-of-\d+|{RANK.pattern}|(?<=hf_model)_\d{{4}}(?=_)", re.IGNORECASE)
 _AVERAGES: Final = frozenset({"ema", "swa"})
-"""Labels of averages that are saved beside the model of a step; others name an average of several steps."""
+"""Labels of averages saved beside the model of a step; other labels name an average of several steps."""
 _MODEL: Final = frozenset({"model", "net", "network", "weights", "checkpoint", "ckpt"})
 
 
 class GroupReader(FilesReader):
-    """Several files of one step in a directory that holds those of other steps, too.
+    """Reads several files of one step in a directory shared with other steps.
 
     Parameters
     ----------
     members
-        The files, a model's first.
+        The files, with those of a model first.
     """
 
     name: ClassVar[str] = "files"
@@ -50,18 +50,18 @@ class GroupReader(FilesReader):
         self.members = tuple(members)
 
     def detect(self, path: Path, access: Access) -> bool:
-        """Return False: a group is found among files, never by one path."""
+        """Return False: groups are found among files, never by a single path."""
         return False
 
     def paths(self, path: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
-        """Return the members, or all files of the folder of a step."""
+        """Return the members, or all files in the folder of a step."""
         if is_dir(path):
             return super().paths(path, access, skipped)
         root = os.path.commonpath([member.parent for member in self.members])
         return {member.relative_to(root).as_posix(): member for member in self.members}
 
     def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
-        """Return what the members hold, several models with names of their own."""
+        """Return the content of the members, with prefixed names for several models."""
         names = {member: name for name, member in paths.items()}
         contents: dict[str, FileContent] = {}
         for member in self.members:
@@ -73,7 +73,7 @@ class GroupReader(FilesReader):
 
 
 def _apart(contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
-    """Give the tensors of several models prefixes; those of a model beside its average keep their names."""
+    """Prefix the tensors of several models; a model beside its average keeps its names."""
     models = [name for name, content in contents.items() if content.tree.model]
     distinct = {_SHARD.sub("", name) for name in models if not is_average_name(name)}
     words = Counter(_prefix(name) for name in distinct)
@@ -94,7 +94,7 @@ def _apart(contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
 
 
 def _prefix(name: str) -> str:
-    """Return the name of the model in a file: the words of the file's name."""
+    """Return the prefix of a file's model: an average's label, or the words of the file's name."""
     name_read = read_name(_SHARD.sub("", name.rpartition("/")[2]))
     return next(
         (label for label in name_read.labels if label in _AVERAGES), "_".join(name_read.words) or "model"
@@ -102,10 +102,10 @@ def _prefix(name: str) -> str:
 
 
 class _File(NamedTuple):
-    """A file that may be of a group: what its name says, and its headers.
+    """A file that may belong to a group: the content of its name, and its headers.
 
-    Where the name has no counter, it is the folder above that is called like a step (`step_folder`) that
-    counts. `folder` and `name` are without ranks; `parsed` is None of a file without weights.
+    If the name has no counter, the name of the nearest step folder above provides it (`step_folder`).
+    `folder` and `name` omit ranks; `parsed` is None for a file without weights.
     """
 
     path: Path
@@ -139,7 +139,7 @@ class _File(NamedTuple):
         return self.folder, self.reading.words
 
     def goes_with(self, other: _File, roles: Set[tuple[Path, tuple[str, ...]]]) -> bool:
-        """Tell whether two files of one directory with the same counters are of one checkpoint."""
+        """Return whether two files with equal counters in one directory belong to one checkpoint."""
         if self.name == other.name:
             return True  # shards
         if not self.reading.numbers:
@@ -152,7 +152,7 @@ class _File(NamedTuple):
 
 
 def _files(found: Iterable[Found], root: Path) -> Iterator[_File]:
-    """Yield the files that may be of a group."""
+    """Yield the files that may belong to a group."""
     for candidate in found:
         path, error = candidate.path, candidate.error
         is_part = isinstance(error, InputError) and error.what == NO_WEIGHTS
@@ -170,22 +170,20 @@ def _files(found: Iterable[Found], root: Path) -> Iterator[_File]:
 
 
 def group_files(found: Iterable[Found], root: Path) -> Iterator[Found]:
-    """Yield the checkpoints that lie in several files, or in one without weights.
+    """Yield the checkpoints that consist of several files, or of one without weights.
 
     Parameters
     ----------
     found
-        The candidates of a run, read, in natural order.
+        The candidates of a run, already read, in natural order.
     root
         The run.
 
-    Notes
-    -----
-    Files of one directory with the same counters and labels in their names are a group if their other words
-    differ, as those of ``G_100.pth`` and ``D_100.pth``; so are different models below a folder that is called
-    like a step. Shards are a group. Files without a counter are, if their words are those of numbered groups.
-    A file without weights joins the files of its counters, in its directory or in the only one that has some;
-    without counters, such files are a group of their own.
+    Notes ----- Files of one directory with equal counters and labels in their names form a group if their
+    other words differ, as in ``G_100.pth`` and ``D_100.pth``; so do different models below a folder named
+    like a step. Shards form a group. Files without a counter form one if their words match those of numbered
+    groups. A file without weights joins the files with its counters, in its directory or in the only one that
+    has some; without counters, such files form their own group.
     """
     files = list(_files(found, root))
     classes = _classes([file for file in files if file.parsed is not None])
@@ -209,7 +207,7 @@ def group_files(found: Iterable[Found], root: Path) -> Iterator[Found]:
 
 
 def _classes(files: list[_File]) -> dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[_File]]]:
-    """Return the groups of files with weights by directory, counters and labels."""
+    """Return the groups of files with weights, by directory, counters and labels."""
     classes: dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[_File]]] = {}
     roles: set[tuple[Path, tuple[str, ...]]] = set()
     for file in sorted(files, key=lambda unread: not unread.reading.numbers):
@@ -233,7 +231,7 @@ _BESIDE: Final = frozenset(
 
 
 class Named(NamedTuple):
-    """A checkpoint beside the steps.
+    """A named checkpoint beside the steps.
 
     Parameters
     ----------
@@ -244,7 +242,7 @@ class Named(NamedTuple):
     parsed
         Its headers.
     above
-        Step of the file with the same name and size that lies in a folder above, as of a restored copy.
+        Step of a file with the same name and size in a folder above, as for a restored copy.
     """
 
     name: str
@@ -254,7 +252,7 @@ class Named(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The steps of a run, its checkpoints beside them, and a sentence on where the order comes from."""
+    """The steps of a run, its named checkpoints, and a sentence about the origin of the order."""
 
     by_step: dict[int, ParsedCheckpoint]
     named: tuple[Named, ...]
@@ -262,7 +260,7 @@ class Selection(NamedTuple):
 
 
 def are_other_models(one: ParsedCheckpoint, other: ParsedCheckpoint) -> bool:
-    """Tell two models from two states of one: few common names, or hardly a common shape."""
+    """Return whether two checkpoints are of different models: they share few names, or hardly any shape."""
     if one.specs == other.specs:
         return False
     first, second = one.weight_shapes, other.weight_shapes
@@ -275,12 +273,12 @@ def are_other_models(one: ParsedCheckpoint, other: ParsedCheckpoint) -> bool:
 def main_model(
     parsed: Sequence[ParsedCheckpoint], skipped: list[Skipped]
 ) -> tuple[list[ParsedCheckpoint], list[ParsedCheckpoint]]:
-    """Return the checkpoints of the model that most are of, and those without weights; name the others.
+    """Return the checkpoints of the most frequent model, and those without weights; record the others.
 
     Raises
     ------
     InputError
-        Two models have as many checkpoints.
+        Two models have equally many checkpoints.
     """
     partial = [checkpoint for checkpoint in parsed if not checkpoint.weight_shapes]
     models: list[list[ParsedCheckpoint]] = []
@@ -309,13 +307,13 @@ def main_model(
 
 
 def _paths(parsed: Iterable[ParsedCheckpoint]) -> Iterator[str]:
-    """Yield the directories that are checkpoints, and the files of others."""
+    """Yield the paths of directory checkpoints, and the files of others."""
     for checkpoint in parsed:
         yield from map(str, [checkpoint.path] if is_dir(checkpoint.path) else checkpoint.paths.values())
 
 
 def by_pattern(parsed: Sequence[ParsedCheckpoint], pattern: str, skipped: list[Skipped]) -> Selection:
-    """Return the checkpoints that a step pattern numbers."""
+    """Return the checkpoints numbered by a step pattern."""
     by_step: dict[int, ParsedCheckpoint] = {}
     matches = compile_step_pattern(pattern).search
     for row, item in zip(steps_by_pattern([p.path.name for p in parsed], pattern), parsed, strict=True):
@@ -330,7 +328,7 @@ def by_pattern(parsed: Sequence[ParsedCheckpoint], pattern: str, skipped: list[S
 def by_evidence(
     parsed: Sequence[ParsedCheckpoint], partial: Sequence[ParsedCheckpoint], root: Path
 ) -> Selection:
-    """Return the checkpoints of one model in the order of their names and keys."""
+    """Return the checkpoints of one model, ordered by their names and keys."""
     above = _above(parsed)
     of_run = [checkpoint for checkpoint in parsed if id(checkpoint) not in above]
     is_main = _on_main_line([entry.path.name for entry in of_run])
@@ -364,7 +362,7 @@ def by_evidence(
 
 
 def _above(parsed: Sequence[ParsedCheckpoint]) -> dict[int, ParsedCheckpoint]:
-    """Return checkpoints of the same name, keys and sizes in a folder above, by the id of the lower one."""
+    """Return checkpoints of equal name, keys and sizes in a folder above, by the id of the lower one."""
     first: dict[object, ParsedCheckpoint] = {}
     found = {}
     for checkpoint in sorted(parsed, key=lambda item: len(item.path.parts)):
@@ -376,7 +374,7 @@ def _above(parsed: Sequence[ParsedCheckpoint]) -> dict[int, ParsedCheckpoint]:
 
 
 def _on_main_line(names: Sequence[str]) -> list[bool]:
-    """Tell steps from checkpoints whose names say that they are none, such as best and last."""
+    """Return which names are steps; labels such as best and last exclude a checkpoint."""
     numbered = list(map(is_numbered, names))
     is_main = [not _BESIDE & {*read_name(name).labels} for name in names]
     if not any(map(and_, is_main, numbered)):
@@ -392,7 +390,7 @@ def _branch_name(parsed: ParsedCheckpoint) -> str:
 
 
 def _inside(path: Path, root: Path) -> str:
-    """Return a path relative to the run, with ``/``; of the run itself, its name."""
+    """Return a POSIX path relative to the run; for the run itself, its name."""
     if path == root:
         return path.name
     return os.path.relpath(path, root if is_dir(root) else root.parent).replace(os.sep, "/")

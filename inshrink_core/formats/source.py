@@ -1,4 +1,4 @@
-"""Tensor bytes from the files of a run and the rest of those files, and both put together again."""
+"""Read tensors and skeletons from the files of a run, and restore files from both."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 
 DEFAULT_LIMITS: Final = Limits()
-"""What is available."""
+"""Limits from the available resources."""
 
 _SAMPLED_NBYTES: Final = 1 << 22
-"""From this size on, 256 short reads take less time than one of the whole tensor."""
+"""From this size on, 256 short reads are faster than one read of the whole tensor."""
 
 _MOST_SAMPLES_NBYTES: Final = 1 << 25
 
 _samples: dict[tuple[FileStamp, int, int], bytearray] = {}
-"""What was sampled of large tensors last, by file, place and size, the oldest first.
+"""Cached samples of large tensors by file, offset and size, oldest first.
 
-A run's attribution, its chain's plan and each frame's look at the same samples.
+The run's attribution, the chain's plan and each frame use the same samples.
 """
 
 _samples_lock = threading.Lock()
@@ -54,29 +54,29 @@ _samples_lock = threading.Lock()
 _ODD_BOOLS: Final = struct.Struct("<2Q")
 
 _MAX_STRIDES: Final = 63
-"""Of 64 dimensions that numpy knows, one counts the bytes of an element."""
+"""numpy supports 64 dimensions; one is needed for the bytes of an element."""
 
 
 class FileSource:
-    """Reads tensors and skeletons of one checkpoint; no file stays open, any thread may read.
+    """Reads tensors and skeletons of one checkpoint; safe for any thread, without keeping files open.
 
     Parameters
     ----------
     paths, stamps
-        Of every file by relative path; a file that changed since is refused.
+        Path and stamp of every file by relative path; files that changed since are refused.
     places
-        Tensor key to file and place; files are numbered as in `stamps`.
+        Tensor key to file number and place; files are numbered as in `stamps`.
     counter
-        Told of every byte read.
+        Counts every byte read.
     accepted
-        Damage that the user accepted; any other is refused.
+        Damage that the user accepted; other damage raises an error.
     zips
-        Of the files that are a row of zips, where each of them lies.
+        For files that are a sequence of zips, the span of each.
 
     Notes
     -----
-    What `read` and `skeleton` return was compared with the checksums of the file: the very buffer, not an
-    earlier read of the same bytes.
+    `read` and `skeleton` compare the returned buffer itself with the checksums of the file, not an earlier
+    read of the same bytes.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class FileSource:
         return reading(self._paths[name], self._counter, self._stamps[name])
 
     def _checks_of(self, name: str, file: ReadableFile) -> FileChecks:
-        """Return the checksums of a file, found when its bytes are first asked for."""
+        """Return the checksums of a file, located at the first access to its bytes."""
         with self._lock:
             if name not in self._checks:
                 tensors = self._extents.get(name, [])
@@ -112,7 +112,7 @@ class FileSource:
 
     @functools.cached_property
     def _extents(self) -> dict[str, list[tuple[str, int, int]]]:
-        """Key, first byte and extent of the tensors, or their pieces, of each file."""
+        """Key, first byte and extent of the tensors, or their pieces, in each file."""
         found: dict[str, list[tuple[str, int, int]]] = {}
         for key, (number, full) in self._places.items():
             for items, place in self._pieces(number, full):
@@ -120,30 +120,30 @@ class FileSource:
         return found
 
     def _pieces(self, number: int, placed: Placed) -> list[tuple[str, Placed]]:
-        """Return file and place of every piece of a tensor; of one in a piece, its own."""
+        """Return file and place of every piece of a tensor; for an unsplit tensor, its only one."""
         items = [(piece.file, piece.placed) for piece in placed.pieces] or [(number, placed)]
         return [(self._names[file], place) for file, place in items]
 
     def read(self, spec: TensorSpec) -> Tensor:
-        """Return a tensor, contiguous, in memory of its own, compared with the checksums of its file.
+        """Return a tensor as a contiguous copy, after comparing it with the checksums of its file.
 
         Raises
         ------
         NotFoundError
             The checkpoint has no such tensor.
         RottenError
-            Its bytes do not match the checksum that was written with them.
+            Its bytes do not match the checksum stored with them.
         DamagedError
-            The file was changed or cut off since its header was read.
+            The file was changed or truncated since its header was read.
         """
         return self._tensor(spec, checked=True)
 
     def peek(self, spec: TensorSpec) -> Tensor:
-        """Return what `read` does, without comparing checksums: for values that are not stored."""
+        """Return the tensor without comparing checksums, for values that are not stored."""
         return self._tensor(spec, checked=False)
 
     def sample(self, spec: TensorSpec) -> Tensor:
-        """Return what `inshrink_core.ops.sample.sample` returns of a tensor; checksums are not compared."""
+        """Return the sample of a tensor (`inshrink_core.ops.sample.sample`) without comparing checksums."""
         import torch
 
         from inshrink_core.ops.flat import flattened
@@ -189,7 +189,7 @@ class FileSource:
         return full.reshape(-1).view(dtype).reshape(placed.shape)
 
     def _read(self, name: str, placed: Placed, *, checked: bool) -> Tensor:
-        """Return what lies at one place, contiguous."""
+        """Return the tensor at one place, contiguous."""
         import torch
 
         dtype = getattr(torch, placed.dtype)
@@ -200,7 +200,7 @@ class FileSource:
                 buffer = new_buffer(placed.span)
                 file.read_into(placed.offset, buffer)
         if placed.dtype == "bool":
-            # Any byte but 0 and 1 in a bool tensor is undefined behaviour in PyTorch.
+            # In PyTorch, any byte but 0 and 1 in a bool tensor is undefined behaviour.
             flat = torch.frombuffer(buffer, dtype=torch.uint8).ne(0)
         else:
             flat = torch.frombuffer(buffer, dtype=dtype)
@@ -211,7 +211,7 @@ class FileSource:
     def skeleton(self, layout: FileLayout) -> bytes:
         """Return the bytes outside the regions, CRC fields zeroed, then the holes inside regions.
 
-        Regions of bools with a byte that is neither 0 nor 1 follow, each after its offset and size.
+        Regions of bools with a byte other than 0 and 1 follow, each after its offset and size.
 
         Raises
         ------
@@ -233,7 +233,7 @@ class FileSource:
         return b"".join(parts)
 
     def _odd_bools(self, file: ReadableFile, checks: FileChecks, region: Region) -> bytes:
-        """Return place and bytes of bools of which some are neither 0 nor 1: `read` gives them as true."""
+        """Return offset, size and bytes of bools with a byte above 1, which `read` returns as true."""
         if any(self._places[member.key][1].dtype != "bool" for member in region.members):
             return b""
         data = bytes(checks.read(file, region.offset, region.nbytes))
@@ -250,13 +250,13 @@ class FileSource:
         return bytes(data[mask].tobytes())
 
     def vouched(self, files: Sequence[FileLayout]) -> dict[str, Any]:
-        """Return what vouched for the tensors of some files, as a frame records it.
+        """Return which checksums cover the tensors of some files, as recorded in a frame.
 
         Returns
         -------
         dict
             ``checked``: names of the checksums. ``unchecked``: kinds of the files that have none.
-            ``damaged``, where the user accepted damage: file, entry, first byte and size of each.
+            ``damaged``, if the user accepted damage: file, entry, first byte and size of each.
         """
         kinds = {layout.path: layout.kind for layout in files if layout.kind != "opaque"}
         for name in kinds:
@@ -265,7 +265,7 @@ class FileSource:
         return summary(kinds, self._checks, self._accepted)
 
     def accepting_damage(self, files: Sequence[FileLayout]) -> FileSource:
-        """Return a source that takes the bytes as they are now, after reading every one of them."""
+        """Read all bytes and return a source that accepts them in their current state."""
         damage: list[Damage] = []
         for layout in files:
             with self._open(layout.path) as file:
@@ -281,14 +281,14 @@ class FileSource:
 
 
 def peek(source: TensorSource, spec: TensorSpec) -> Tensor:
-    """Return a tensor that is only looked at: where it comes from a file, its checksum is not computed."""
+    """Return a tensor for inspection only; the checksum of one from a file is not computed."""
     return source.peek(spec) if isinstance(source, FileSource) else source.read(spec)
 
 
 def peek_sample(source: TensorSource, spec: TensorSpec) -> Tensor:
-    """Return the sample of a tensor (`inshrink_core.ops.sample.sample`), as `peek` returns the tensor.
+    """Return the sample of a tensor (`inshrink_core.ops.sample.sample`) for inspection, as `peek` does.
 
-    Of a large tensor in a file little more than the sample is read.
+    For a large tensor in a file, little more than the sample is read.
     """
     if isinstance(source, FileSource):
         return source.sample(spec)
@@ -299,12 +299,12 @@ def peek_sample(source: TensorSource, spec: TensorSpec) -> Tensor:
 
 
 def accepting_damage(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint whose bytes are taken as they are, though they do not match their checksums.
+    """Return a checkpoint whose bytes are accepted even if they do not match their checksums.
 
     Notes
     -----
-    Reads every file once. The checksum of a damaged entry is left as it stands, so that a restored file
-    is as damaged as the original for whoever checks it.
+    Reads every file once. The stored checksum of a damaged entry is preserved, so that other tools detect
+    the same damage in a restored file as in the original.
     """
     if not isinstance(checkpoint.source, FileSource):
         return checkpoint
@@ -330,7 +330,7 @@ def _bytes_between(layout: FileLayout) -> list[tuple[int, int]]:
 
 
 def _hole_mask(region: Region, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> Any:
-    """Return which bytes of a region belong to none of its members, or None where all belong.
+    """Return a mask of the bytes of a region that belong to no member, or None if all bytes belong to one.
 
     Parameters
     ----------
@@ -342,12 +342,12 @@ def _hole_mask(region: Region, shapes: Sequence[tuple[str, tuple[int, ...]]]) ->
     Returns
     -------
     numpy.ndarray or None
-        Booleans, one a byte.
+        Booleans, one per byte.
 
     Notes
     -----
-    A view that skips elements (a column of a matrix) leaves holes, whose bytes the skeleton keeps so
-    that the file can be written back whole.
+    A view that skips elements (a column of a matrix) leaves holes. The skeleton stores their bytes so that
+    the file can be restored exactly.
     """
     if all(member.stride is None for member in region.members):
         return None
@@ -371,7 +371,7 @@ def _hole_mask(region: Region, shapes: Sequence[tuple[str, tuple[int, ...]]]) ->
 
 
 def _strided(buffer: Any, member: Member, shape: tuple[int, ...], itemsize: int) -> Any:
-    """Return the bytes of a strided member of a region, as an array of its shape."""
+    """Return the bytes of a strided member of a region, as an array of its shape plus the item size."""
     import numpy as np
 
     strides = (*(step * itemsize for step in member.stride or ()), 1)
@@ -379,7 +379,7 @@ def _strided(buffer: Any, member: Member, shape: tuple[int, ...], itemsize: int)
 
 
 def _is_permutation(stride: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
-    """Tell whether strides are those of a contiguous tensor with its dimensions swapped."""
+    """Return whether strides are those of a contiguous tensor with permuted dimensions."""
     step = 1
     for s, n in sorted((s, n) for s, n in zip(stride or (), shape, strict=True) if n != 1):
         if s != step:
@@ -389,12 +389,12 @@ def _is_permutation(stride: tuple[int, ...] | None, shape: tuple[int, ...]) -> b
 
 
 def tensor_bytes(tensor: Tensor, spec: TensorSpec) -> memoryview:
-    """Return the bytes of a tensor in row-major order, checked against its spec.
+    """Return the bytes of a tensor in row-major order, after checking it against its spec.
 
     Raises
     ------
     DamagedError
-        The source gave a tensor of another dtype or shape than it promised.
+        The tensor has another dtype or shape than its spec.
     """
     import torch
 
@@ -407,7 +407,7 @@ def tensor_bytes(tensor: Tensor, spec: TensorSpec) -> memoryview:
 
 
 class _Writer:
-    """Writes a file front to back and computes the CRC-32 of each zip entry on the way."""
+    """Writes a file from front to back and computes the CRC-32 of each zip entry meanwhile."""
 
     def __init__(self, file: IO[bytes], layout: FileLayout) -> None:
         self.file, self.at = file, 0
@@ -438,11 +438,11 @@ class _Writer:
 
 
 def _check_layout(layout: FileLayout, checkpoint: Checkpoint, n_skeleton: int) -> None:
-    """Refuse a layout, which may come from an archive, that contradicts itself.
+    """Refuse a self-contradictory layout, which may come from an untrusted archive.
 
-    A region can hold no more bytes than its tensors and the holes of which the skeleton has the bytes: what
-    is allocated for it is bounded by what is really there. Checksums are of spans that do not overlap, and
-    none is written over a tensor.
+    A region may not exceed the size of its tensors plus the holes stored in the skeleton, so that allocations
+    are bounded by the data present. Checksummed spans must not overlap, and a checksum field must not be
+    inside a tensor.
     """
     name = layout.path
 
@@ -494,7 +494,7 @@ def _check_layout(layout: FileLayout, checkpoint: Checkpoint, n_skeleton: int) -
 
 
 def _with_odd_bools(data: memoryview, odd: memoryview | None) -> memoryview:
-    """Return bools as they were in the file, where they are the same truths still."""
+    """Return the original bytes of bools where their truth values are unchanged."""
     if odd is None:
         return data
     import numpy as np
@@ -505,12 +505,12 @@ def _with_odd_bools(data: memoryview, odd: memoryview | None) -> memoryview:
 
 
 def _is_one_tensor(region: Region) -> bool:
-    """Whether a region is one whole contiguous tensor, which is written as it is decoded."""
+    """Return whether a region is one whole contiguous tensor, whose decoded bytes are written directly."""
     return len(region.members) == 1 and region.members[0][2:] == (None, None)
 
 
 class _Piece(NamedTuple):
-    """Bytes of the skeleton in a row; or a region, with its holes and the bools that are neither 0 nor 1."""
+    """A span of the skeleton; or a region, with its holes and its bools other than 0 and 1."""
 
     offset: int
     nbytes: int
@@ -520,12 +520,12 @@ class _Piece(NamedTuple):
 
 
 class RestoredFile:
-    """A file as it is restored, of which only what is asked for is decoded.
+    """A restored file that decodes only the parts that are read.
 
     Parameters
     ----------
     checkpoint
-        Gives tensors and the skeleton.
+        Provides the tensors and the skeleton.
     layout
         One of its files.
 
@@ -578,7 +578,7 @@ class RestoredFile:
         return b"".join(found)
 
     def expect(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Say which bytes will be read soon: they are here."""
+        """Do nothing: all bytes are available locally."""
 
     def _shapes(self, region: Region) -> list[tuple[str, tuple[int, ...]]]:
         specs = ((self._checkpoint.spec(member.key), member) for member in region.members)
@@ -589,7 +589,7 @@ class RestoredFile:
         return 0 if mask is None else int(mask.sum())
 
     def decoded(self, piece: _Piece, read: Callable[[TensorSpec], Tensor]) -> memoryview:
-        """Return the bytes of a piece; `read` is for tensors that lie in several."""
+        """Return the bytes of a piece; `read` is used for tensors that are split into several."""
         if piece.region is None:
             return piece.data
         data = self._region_bytes(piece.region, piece.data, read)
@@ -633,20 +633,20 @@ def write_layout(
     progress: Callable[[str], None],
     limits: Limits = DEFAULT_LIMITS,
 ) -> None:
-    """Write one file of a checkpoint as its layout says.
+    """Write one file of a checkpoint according to its layout.
 
     Parameters
     ----------
     file
-        Writable and seekable, empty.
+        A writable and seekable empty file.
     checkpoint
-        Gives tensors and the skeleton.
+        Provides the tensors and the skeleton.
     layout
         One of its files.
     progress
-        Told the key of every tensor written.
+        Called with the key of every tensor written.
     limits
-        What a region whose tensors do not lie one after the other may take to put together.
+        Limits the memory for assembling a region whose tensors are not one contiguous tensor.
 
     Raises
     ------
@@ -662,7 +662,7 @@ def write_layout(
             largest = max((checkpoint.spec(member.key).nbytes for member in region.members), default=0)
             limits.require_memory(2 * region.nbytes + largest, what, checkpoint.origin)
     writer = _Writer(file, layout)
-    # Of a tensor cut by rows and parts of rows, several pieces lie in a row: it is decoded once for all.
+    # Consecutive pieces of a tensor cut by rows share one decoded copy.
     read = functools.lru_cache(maxsize=1)(checkpoint.source.read)
     for piece in restored.pieces:
         writer.write(restored.decoded(piece, read))

@@ -1,6 +1,6 @@
-"""Find the model, the optimizers and the step in what a torch file holds, and which state belongs to what.
+"""Find the model, the optimizers and the step in a torch file, and match state to parameters.
 
-Training scripts agree on no layout, only on habits; the lists of keys below are those habits.
+Training scripts share no layout, only conventions; the lists of keys below are these conventions.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ MODEL_KEYS: Final = ("state_dict", "model_state_dict", "model", "module", "net",
 MODELS_KEYS: Final = ("models", "networks", "nets", "agents", "policies")
 EMA_KEYS: Final = ("ema", "model_ema", "ema_model", "state_dict_ema", "ema_state_dict")
 CURRENT_KEY: Final = "current_model_state"
-"""Lightning's WeightAveraging has the trained model there, and its average in the place of the model."""
+"""Lightning's WeightAveraging stores the trained model here, and its average under the model's usual key."""
 
 _KEYS: Final = (CURRENT_KEY, *MODEL_KEYS)
 
 OPTIMIZER_KEYS: Final = ("optimizer", "optimizer_state_dict", "optim", "optimizers", "optimizer_states")
 GRADIENT_KEYS: Final = ("gradients", "gradient", "grads", "grad")
 STEP_KEYS: Final = ("global_step", "step", "iter_num", "iteration", "it", "n_iter", "num_updates", "epoch")
-"""In the order of precedence."""
+"""Keys of the step, in order of precedence."""
 
 SAVE_KEY: Final = "inshrink"
-"""Key of a saver's file under which it says that it is one: ``{"save": 1, "buffers": names}``. In such a file
-nothing is guessed: ``model`` and ``optimizer`` are what they are called, further ones are by name under
-``also``, and what is under ``extra`` is never searched for any."""
+"""The key that marks a file of Inshrink's saver: ``{"save": 1, "buffers": names}``.
+
+Nothing is guessed in such a file: ``model`` and ``optimizer`` have their literal meaning, ``also`` holds
+further ones by name, and ``extra`` is never searched for models or optimizers.
+"""
 
 _OTHER_STATE: Final = frozenset(
     {"scheduler", "lr_scheduler", "lr_schedulers", "scheduler_state_dict", "lr_scheduler_state_dict"}
@@ -50,12 +52,13 @@ _OTHER_STATE: Final = frozenset(
     | {"rng", "rng_state", "rng_states", "random_state", "random_states", "torch_rng_state"}
     | {"cuda_rng_state", "hyper_parameters", "config", "args", "metadata", "train_state"}
 )
-"""Keys whose tensors are no part of a model: they travel with the skeleton."""
+"""Keys whose tensors are no part of a model; they are stored in the skeleton."""
 
 STATE_ROLES: Final = {
     **{role.value: role for role in OPTIMIZER_ROLES},
     "momentum_buffer": TensorRole.MOMENTUM,
-    # RMSprop and Adadelta; Adagrad. Squares of gradients, like Adam's: what counts is how they compare.
+    # RMSprop and Adadelta; Adagrad. Averages or sums of squared gradients, like Adam's; only their relative
+    # sizes matter.
     **dict.fromkeys(("square_avg", "sum"), TensorRole.EXP_AVG_SQ),
     **dict.fromkeys(
         ("master_param", "master_weight", "master_weights", "fp32_from_fp16", "fp32", "fp32_param"),
@@ -68,10 +71,10 @@ _MAX_DEPTH: Final = 8
 _MAX_VALUES: Final = 4_000_000
 _SOME_VALUES: Final = 4096
 _LEAST_TENSOR_BYTES: Final = 32
-"""Of a pickle: PyTorch writes about a hundred for each tensor."""
+"""Minimum pickle bytes per tensor; PyTorch writes about a hundred."""
 
 _LEAST_KEPT_BYTES: Final = 1 << 14
-"""Of a tensor beside model and optimizer: smaller ones travel with the skeleton, which is as exact."""
+"""Minimum size of a tensor outside model and optimizer; the skeleton stores smaller ones losslessly."""
 
 _MAX_NAME: Final = 500
 _MAX_INTEGER: Final = 1 << 61
@@ -91,7 +94,7 @@ _SUFFIXES: Final = {role: "" if role in MODEL_ROLES else f"@{role.value}" for ro
 class Placed(NamedTuple):
     """A tensor's place in a file: first byte, extent in bytes, element strides (None: contiguous).
 
-    Where a tensor lies in `pieces`, each has a place of its own and `span` is the bytes of all.
+    If the tensor is split into `pieces`, each has its own place and `span` is their total size in bytes.
     """
 
     dtype: str
@@ -103,14 +106,14 @@ class Placed(NamedTuple):
 
 
 def extent(shape: Iterable[int], stride: Iterable[int]) -> int:
-    """Return how many elements of a storage a tensor reaches over that is not empty."""
+    """Return how many storage elements a non-empty tensor spans."""
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 class Piece(NamedTuple):
     """A part of a tensor (None: the whole), the number of its file in the checkpoint, its place there.
 
-    No other tensor may share bytes with it. The pieces of a tensor cover it once.
+    The pieces of a tensor cover it exactly once. No other tensor may share their bytes.
     """
 
     box: Box | None
@@ -119,7 +122,7 @@ class Piece(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A placed tensor, what it is called, and the number of its file."""
+    """A placed tensor with its name, its role and the number of its file."""
 
     name: str
     role: TensorRole
@@ -128,7 +131,7 @@ class Named(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key its spec will have."""
+        """The key of the tensor's spec."""
         return self.name + _SUFFIXES[self.role]
 
 
@@ -141,9 +144,9 @@ class OptimizerGroup(NamedTuple):
 
 
 class StateTensor(NamedTuple):
-    """A tensor that an optimizer has for a parameter: its role, its place, and what names it.
+    """A tensor that an optimizer holds for a parameter: its role, its name suffix and its place.
 
-    The suffix follows the parameter's name. It is empty where the role says what the tensor is.
+    The suffix is appended to the parameter's name. It is empty where the role alone identifies the tensor.
     """
 
     role: TensorRole
@@ -152,33 +155,34 @@ class StateTensor(NamedTuple):
 
 
 class Optimizer(NamedTuple):
-    """State tensors by parameter, and the groups."""
+    """State tensors by parameter, and the parameter groups."""
 
     state: dict[int | str, list[StateTensor]]
     groups: tuple[OptimizerGroup, ...]
 
 
 class StateTree(NamedTuple):
-    """What a torch file holds.
+    """The content of a torch file.
 
     Parameters
     ----------
     model
-        Name and place of weights and buffers, wrapper prefixes removed, in the file's order.
+        Name and place of weights and buffers in the file's order, without wrapper prefixes.
     extra
         Weights and buffers of further models, named ``ema.<name>`` or ``<key>.<name>``.
     gradients
-        By parameter name.
+        Gradients by parameter name.
     optimizers
         Every optimizer, in the file's order.
     steps
-        Step keys present with their values, in order of precedence.
+        The step keys present with their values, in order of precedence.
     kept
-        What a saver's file holds beside models and optimizers, by its path from ``extra``.
+        Tensors in a saver's file outside models and optimizers, by their path from ``extra``.
     buffers
-        Which tensors of `model` are buffers, by name, where the file says so; the others are parameters then.
+        Names of the tensors of `model` that are buffers; the others are parameters. None if the file does
+        not list them.
     models
-        Names of the further models, with which the names of their tensors begin.
+        Names of the further models, which prefix the names of their tensors.
     """
 
     model: Sequence[tuple[str, Placed]] = ()
@@ -191,13 +195,13 @@ class StateTree(NamedTuple):
     models: tuple[str, ...] = ()
 
     def with_role(self, tensor: Named) -> Named:
-        """Return a tensor of `model` with the role that the file gives it, if it gives any."""
+        """Return a tensor of `model` with the role that the file gives it, if any."""
         if self.buffers is None or not tensor.placed.dtype.startswith(_FLOATS):
             return tensor
         return tensor._replace(role=TensorRole.BUFFER if tensor.name in self.buffers else TensorRole.WEIGHT)
 
     def renamed(self, new: Callable[[str], str]) -> StateTree:
-        """Return the same with other names of tensors, parameters and models."""
+        """Return the tree with new names for tensors, parameters and models."""
 
         def of(rows: Sequence[tuple[str, Placed]]) -> list[tuple[str, Placed]]:
             return [(new(name), placed) for name, placed in rows]
@@ -227,10 +231,10 @@ Place = Callable[[TensorRef], Placed | None]
 
 
 def strip_wrappers(names: list[str]) -> list[str]:
-    """Return names without what DistributedDataParallel, FSDP and torch.compile put before them.
+    """Return names without the prefixes of DistributedDataParallel, FSDP and torch.compile.
 
-    ``module.`` goes only where every name has it, since a submodule may be called so. Names that
-    would collide stay as they are.
+    ``module.`` is removed only if every name has it, since a submodule may have that name. Names that
+    would collide stay unchanged.
 
     Examples
     --------
@@ -256,10 +260,10 @@ def strip_wrappers(names: list[str]) -> list[str]:
 
 
 class _Walker:
-    """Walks containers that may be huge, shared or refer to themselves; counts, and stops at a bound.
+    """Walks containers that may be huge, shared or cyclic; counts values and stops at a bound.
 
-    The bound is the size of the pickle: a value takes a byte of it at least, and a name its length. Only
-    one that shares its containers many times over has more to look at than it has bytes.
+    The bound follows from the size of the pickle: each value takes at least one byte, and a name its length.
+    Only a pickle that shares its containers many times exceeds it.
     """
 
     def __init__(self, place: Place, where: str, n_bytes: int) -> None:
@@ -270,12 +274,12 @@ class _Walker:
         self.most_signs = 4 * (_SOME_VALUES + n_bytes)
 
     def spend(self, n_values: int) -> None:
-        """Count values that are looked at.
+        """Count visited values.
 
         Raises
         ------
         DamagedError
-            They are too many.
+            They exceed the bound.
         """
         self.n_values += n_values
         if self.n_values > self.most:
@@ -287,7 +291,7 @@ class _Walker:
         Raises
         ------
         DamagedError
-            Tensors, under however many names, or their names are too many.
+            The number of named tensors, or the total length of their names, exceeds the bound.
         """
         name = f"{prefix}{key}"
         self.n_signs += len(name)
@@ -313,19 +317,19 @@ class _Walker:
                 yield from self.tensors(item, inner, depth + 1)
 
     def placed(self, value: object, prefix: str = "") -> list[tuple[str, Placed]]:
-        """Return the tensors in a value, by names that occur once."""
+        """Return the tensors in a value by name; the first of equal names wins."""
         found: dict[str, TensorRef] = {}
         for name, ref in self.tensors(value):
             found.setdefault(name, ref)
-        if found.pop(N_AVERAGED, None):  # a counter of AveragedModel, which wraps a model as others do
+        if found.pop(N_AVERAGED, None):  # AveragedModel's counter; it wraps a model like the others
             found = {name.removeprefix("module."): ref for name, ref in found.items()}
         refs = zip(strip_wrappers(list(found)), found.values(), strict=True)
         return [(prefix + name, placed) for name, ref in refs if (placed := self.place(ref)) is not None]
 
     def kept(self, value: object, name: str) -> list[tuple[str, Placed]]:
-        """Return the tensors anywhere in a value by their paths, but for small ones and for endless paths.
+        """Return the tensors anywhere in a value by their paths, except small ones and ones with long paths.
 
-        What is left out travels with the skeleton, so that nothing in a value is too much of anything.
+        The skeleton stores the omitted tensors, so exceeding a limit is no error here.
         """
         found: dict[str, Placed] = {}
         seen: set[int] = set()
@@ -359,16 +363,16 @@ def _is_optimizer(value: object) -> bool:
 
 
 def _is_state(value: object) -> bool:
-    """Tell whether a mapping holds a tensor that only an optimizer calls so; a sum may be anybody's."""
+    """Return whether a mapping holds a tensor under a key specific to optimizers, unlike ``sum``."""
     return isinstance(value, dict) and any(
         isinstance(value.get(word), TensorRef) for word in STATE_ROLES if word not in ("sum", "state")
     )
 
 
 def _is_state_dict(value: object, walker: _Walker) -> bool:
-    """Tell whether most values of a mapping, or of a list, are tensors.
+    """Return whether most values of a mapping or a list are tensors.
 
-    Entries that are None do not count, nor do numbers and words beside dotted names.
+    None entries do not count, nor do numbers and strings beside dotted names.
     """
     if not isinstance(value, (dict, list, tuple)) or not value:
         return False
@@ -382,14 +386,14 @@ def _is_state_dict(value: object, walker: _Walker) -> bool:
 
 
 def _is_model(value: object, walker: _Walker) -> bool:
-    """Tell whether a value is what a model may be under its key: a mapping, or state dicts in a list."""
+    """Return whether a value can be a model under a model's key: a mapping, or a list with state dicts."""
     if isinstance(value, (list, tuple)):
         return any(_is_state_dict(item, walker) for item in value[:_MOST_MODELS])
     return isinstance(value, dict) and bool(value)
 
 
 def _find_model(root: object, walker: _Walker) -> tuple[Any, str | None]:
-    """Return the mapping or list that holds the model, and under which top-level key it was."""
+    """Return the mapping or list that holds the model, and its top-level key."""
     top: str | None = None
     for _ in range(_MAX_DEPTH):
         if not isinstance(root, dict) or _is_state_dict(root, walker) or _is_optimizer(root):
@@ -402,13 +406,12 @@ def _find_model(root: object, walker: _Walker) -> tuple[Any, str | None]:
 
 
 def _models(value: object, name: str, walker: _Walker, depth: int = 0) -> Iterator[tuple[str, object]]:
-    """Yield the models in a value, with their names."""
     inner, _ = _find_model(value, walker)
     is_top = not depth and isinstance(inner, dict)
     if _is_state_dict(inner, walker) and (is_top or is_average_name(name) or _is_dotted(inner)):
         yield name, inner
     elif depth < _MOST_NESTED and not _is_optimizer(inner):
-        # What is deep in a file is a model where its key says so.
+        # Deeper values count as models only if their key is a model's key.
         is_known = is_average_name(name) or name in MODELS_KEYS
         items = list(islice(inner.items() if isinstance(inner, dict) else enumerate(inner), _MOST_MODELS))
         walker.spend(len(items))
@@ -424,7 +427,7 @@ def _models(value: object, name: str, walker: _Walker, depth: int = 0) -> Iterat
 
 
 def _is_dotted(value: object) -> bool:
-    """Tell whether a mapping has names of modules or matrices: other lists of mappings are records."""
+    """Return whether a mapping has dotted names or matrices; other lists of mappings are plain records."""
     refs = ((k, v) for k, v in value.items() if isinstance(v, TensorRef)) if isinstance(value, dict) else ()
     return any(len(ref.shape) > 1 or "." in str(key) for key, ref in refs)
 
@@ -442,14 +445,14 @@ def _numbers(group: dict[Any, Any]) -> dict[str, float]:
 
 
 def _float(value: object) -> float | None:
-    """Return a finite number as a float; None of anything else, a number of a thousand bits included."""
+    """Return a finite number as a float; None for anything else, including huge integers."""
     if type(value) is int and abs(value) < _MAX_INTEGER:
         return float(value)
     return value if type(value) is float and math.isfinite(value) else None
 
 
 def _identifiers(values: object, walker: _Walker) -> tuple[int | str, ...]:
-    """Return the numbers or names of parameters; numbers whose hashes may be chosen to collide are none."""
+    """Return the numbers or names of parameters; drop large numbers, whose hashes could collide."""
     if not isinstance(values, list):
         return ()
     walker.spend(len(values))
@@ -458,12 +461,12 @@ def _identifiers(values: object, walker: _Walker) -> tuple[int | str, ...]:
 
 
 def _state_tensors(state: object, walker: _Walker) -> list[StateTensor]:
-    """Return what an optimizer has for a parameter; numbers of unknown use stay where they are."""
+    """Return the optimizer's tensors of a parameter; scalars with unknown keys stay in the skeleton."""
     found: dict[tuple[TensorRole, str], TensorRef] = {}
     if not isinstance(state, dict):
         return []
     for key, ref in walker.tensors(state):
-        # Centred RMSprop takes the root of a difference: rounding could make it negative.
+        # Centred RMSprop takes the root of square_avg - grad_avg², which rounding could make negative.
         role = None if key == "square_avg" and "grad_avg" in state else STATE_ROLES.get(key)
         found.setdefault((TensorRole.STATE, f":{key}") if role is None else (role, ""), ref)
     rows = ((role, suffix, walker.place(ref)) for (role, suffix), ref in found.items())
@@ -486,7 +489,7 @@ def _read_optimizer(tree: dict[Any, Any], walker: _Walker) -> Optimizer:
 
 
 def _optimizers(value: object, walker: _Walker, depth: int = 0) -> Iterator[Optimizer]:
-    """Find optimizers in a value: one, a list or a mapping of them, or state by parameter name."""
+    """Yield the optimizers in a value: one, a list or a mapping of them, or state by parameter name."""
     if _is_optimizer(value):
         yield _read_optimizer(value, walker)  # type: ignore[arg-type]
     elif isinstance(value, (list, tuple)) and depth < 2:
@@ -504,7 +507,7 @@ def _optimizers(value: object, walker: _Walker, depth: int = 0) -> Iterator[Opti
         groups: tuple[OptimizerGroup, ...] = ()
         if all(sum(len(group.params) for group in entry.groups) == 1 for entry in items.values()) and any(
             isinstance(key, str) and "." in key for key in items
-        ):  # an optimizer for each parameter, by its name
+        ):  # one optimizer per parameter, keyed by its name
             by_name |= {str(key): next(iter(entry.state.values()), []) for key, entry in items.items()}
             groups = tuple(entry.groups[0]._replace(params=(str(key),)) for key, entry in items.items())
             items = {}
@@ -535,23 +538,23 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
     Parameters
     ----------
     root
-        What `read_pickle` returned.
+        The value returned by `read_pickle`.
     place
-        Says where a tensor lies; None of one that is carried unread.
+        Returns the place of a tensor; None for one that is carried unread.
     where
         The file, for messages.
     n_bytes
-        Size of the pickle, which bounds how much there is to look at.
+        Size of the pickle in bytes, which bounds the number of visited values.
 
     Raises
     ------
     DamagedError
-        It is a maze rather than a checkpoint: more values than bytes, or more than 4 million.
+        The file has more values than bytes, or more than 4 million; no checkpoint does.
 
     Notes
     -----
-    A mapping whose values are mostly tensors is a state dict; else the first of `MODEL_KEYS` leads to
-    it. Tensors under keys of schedulers and random-number generators are no part of it.
+    A mapping with mostly tensors as values is a state dict; otherwise the first of `MODEL_KEYS` leads to
+    it. Tensors under the keys of schedulers and random-number generators are no part of it.
     """
     walker = _Walker(place, where, n_bytes)
     if _is_optimizer(root):
@@ -591,7 +594,7 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
         loose = {k: v for k, v in root.items() if _is_parameter(k, v)}
         models = {"": loose} if loose else {}
     trained = [name for name in models if not is_average_name(name)] or list(models)
-    if len(trained) == 1:  # the only model is the main one, whatever it is called
+    if len(trained) == 1:  # the only model is the main one, regardless of its name
         models = {"": models[trained[0]]} | {
             name: item for name, item in models.items() if name != trained[0]
         }
@@ -602,7 +605,7 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
 
 
 def _as_mapping(root: Sequence[Any]) -> dict[str, Any]:
-    """Return a tuple of models, optimizers and a number as a mapping; the only integer is the step."""
+    """Return a sequence of models, optimizers and numbers as a mapping; a single integer is the step."""
     found = {str(at): value for at, value in enumerate(root)}
     for at, value in enumerate(root):
         if isinstance(value, (list, tuple)) and any(map(_is_optimizer, value[:_MOST_MODELS])):
@@ -612,13 +615,13 @@ def _as_mapping(root: Sequence[Any]) -> dict[str, Any]:
 
 
 def _is_parameter(key: object, value: object) -> bool:
-    """Tell whether a value beside an optimizer is a parameter: floats, and no single number."""
+    """Return whether a value beside an optimizer is a parameter: a float tensor with dimensions."""
     is_tensor = isinstance(value, TensorRef) and bool(value.shape) and value.dtype.startswith(_FLOATS)
     return is_tensor and isinstance(key, str) and key.lower() not in _OTHER_STATE
 
 
 def _read_save(root: dict[Any, Any], told: dict[Any, Any], walker: _Walker) -> StateTree:
-    """Return the parts of a saver's file, as it says itself."""
+    """Return the parts of a saver's file, following its explicit keys."""
     also, buffers = root.get("also"), told.get("buffers")
     parts = {"": root, **(also if isinstance(also, dict) else {})}
     model: list[tuple[str, Placed]] = []
@@ -636,9 +639,9 @@ def _read_save(root: dict[Any, Any], told: dict[Any, Any], walker: _Walker) -> S
 class RoleMap(NamedTuple):
     """Model tensors with their roles, optimizer tensors, and the group of each parameter.
 
-    A group is named by the numbers of its file, its optimizer and itself. `slots` are the parameters that
-    optimizers know by number, `owners` gives the names of those that are known, and `free` the weights that
-    the others may be, by shape in the order given.
+    A group is identified by the numbers of its file, its optimizer and itself. `slots` are the parameters
+    that optimizers know by number only, `owners` maps slots to parameter names where known, and `free` holds
+    the candidate weights for the remaining slots with their shapes, in the given order.
     """
 
     model: list[Named]
@@ -651,19 +654,19 @@ class RoleMap(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 16)
 def is_buffer(name: str, dtype: str) -> bool:
-    """Tell from name and dtype that a tensor is no parameter."""
-    # The names of a run are the same at every step.
+    """Return whether name and dtype show that a tensor is no parameter."""
+    # Cached because the names of a run are the same at every step.
     return not dtype.startswith(_FLOATS) or _BUFFER_NAME.search(name) is not None
 
 
 def _shape_of(state: Sequence[StateTensor]) -> tuple[int, ...] | None:
-    """Return the shape of the parameter some state belongs to, or None where no tensor has it."""
+    """Return the shape of the parameter that owns the state, or None if no tensor shows it."""
     untold = (TensorRole.STEP, TensorRole.STATE)
     return next((item.placed.shape for item in state if item.role not in untold), None)
 
 
 def _names_known(optimizer: Optimizer) -> dict[int | str, str]:
-    """Return the names of parameters that the file itself gives."""
+    """Return the parameter names that the file gives."""
     params = [p for group in optimizer.groups for p in group.params]
     known = [n for group in optimizer.groups for n in group.names]
     if len(known) == len(params) and params:
@@ -675,7 +678,7 @@ def _names_known(optimizer: Optimizer) -> dict[int | str, str]:
 def _slots(
     optimizers: Sequence[Sequence[Optimizer]],
 ) -> Iterator[tuple[int, int, Optimizer, str, list[tuple[int | str, Slot]]]]:
-    """Yield file, number in the file, optimizer, what its state is called, and its parameters' slots."""
+    """Yield file, number in the file, optimizer, prefix of its state's names, and its parameters' slots."""
     n_optimizers = n_groups = 0
     for file, items in enumerate(optimizers):
         for number, optimizer in enumerate(items):
@@ -691,7 +694,7 @@ def _slots(
 
 
 def parameters_of(model: Iterable[tuple[int, str, Placed]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what is no buffer by its name, of tied tensors once."""
+    """Return the shapes of all tensors whose names are not buffer names; tied tensors count once."""
     seen: set[tuple[int, Placed]] = set()
     found: dict[str, tuple[int, ...]] = {}
     for file, name, placed in model:
@@ -714,23 +717,23 @@ def assign_roles(
     Parameters
     ----------
     model
-        Number of the file, name and place of weights and buffers in order; tied names come with the same
-        place.
+        File number, name and place of weights and buffers, in order; tied names have equal places.
     optimizers
-        For each file, the optimizers it holds.
+        For each file, its optimizers.
     ordered
-        Whether the model's tensors are in its own order, not sorted by name.
+        Whether the tensors are in the model's order, not sorted by name.
     owners
-        Whose the slots are; by default what headers tell (`told_by_headers`).
+        Parameter names of the slots; by default those found from headers (`claims_of_headers`).
     models
         Names of the models beside the main one.
 
     Notes
     -----
-    State that nothing attributes is called by its slot. A float tensor that no group of a fully attributed
-    optimizer holds is a buffer, unless it is a matrix called ``weight``: that one is frozen. So is a model
-    none of whose tensors has state. Models beside the main one are trained where the optimizers have more
-    parameters than it has; a tensor of a moving average has the role of the tensor that it averages.
+    Unattributed state is named after its slot. If all state is attributed, a float tensor that no
+    optimizer group holds is a buffer, unless it is a matrix named ``weight``: that is a frozen weight. The
+    tensors of a model without any state are frozen too. Models beside the main one count as trained if the
+    optimizers have more parameters than the main model; a tensor of a moving average has the role of the
+    tensor that it averages.
     """
     free = parameters_of(model)
     every = list(_slots(optimizers))

@@ -1,4 +1,4 @@
-"""Step patterns: where the user says how names give the step."""
+"""Step patterns, with which the user specifies how names contain the step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _DECIMAL: Final = re.compile(r"\d+(\.\d+)*")
 
 _STEP_PART: Final = "{step}"
 _LONGEST_PATTERN: Final = 255
-"""As long as a name can be."""
+"""Maximum length of a file name."""
 
 
 class NamedStep(NamedTuple):
-    """The step of a checkpoint by its name, or why it is none of the run's: either `step` or `reason`."""
+    """The step in a checkpoint's name, or the reason why it has none: either `step` or `reason` is set."""
 
     name: str
     step: int | None
@@ -26,7 +26,7 @@ class NamedStep(NamedTuple):
 
 
 def name_shape(name: str) -> str:
-    """Return a name with its numbers left out: that of a checkpoint and of its siblings is the same.
+    """Return a name with its numbers replaced by ``*``; checkpoints of one series share it.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def name_shape(name: str) -> str:
 
 
 def suggest_step_pattern(names: Sequence[str]) -> str:
-    """Return the step pattern that gives most names a step, in rising order where one does; else nothing.
+    """Return the step pattern that matches most names, preferably in ascending order; empty if none.
 
     Parameters
     ----------
@@ -62,9 +62,9 @@ def suggest_step_pattern(names: Sequence[str]) -> str:
 
 
 def split_step_pattern(path: str | os.PathLike[str]) -> tuple[Path, str | None]:
-    """Return a path and its step pattern, for a path whose last part is one; None for others.
+    """Return a path and its step pattern, if its last part is one; otherwise the path and None.
 
-    A file that is really called so is no pattern.
+    The name of an existing file is no pattern.
 
     Examples
     --------
@@ -83,16 +83,16 @@ def compile_step_pattern(pattern: str) -> re.Pattern[str]:
     Parameters
     ----------
     pattern
-        A full name in which ``{step}`` stands for the number and ``*`` for anything.
+        A full name in which ``{step}`` matches the number and ``*`` matches anything.
 
     Raises
     ------
     ConfigError
-        It is no step pattern.
+        The pattern is invalid.
 
     Notes
     -----
-    A match takes time proportional to the name's length times the pattern's: patterns are not trusted.
+    Patterns are untrusted: matching takes time proportional to the name's length times the pattern's.
 
     Examples
     --------
@@ -109,14 +109,14 @@ def compile_step_pattern(pattern: str) -> re.Pattern[str]:
         return at_start + number.join(map(re.escape, text.split(_STEP_PART)))
 
     first, *others = pattern.split("*")
-    # What is between two stars matches where it can first: going back would find nothing more.
+    # Parts between two stars match at their first position: backtracking would find no further matches.
     middle = "".join(f"(?>.*?{literal(text)})" for text in others[:-1] if text)
     end = f".*{literal(others[-1])}" if others else ""
     return re.compile(rf"\A{literal(first)}{middle}{end}\Z", re.DOTALL | re.ASCII)
 
 
 def steps_by_pattern(names: Sequence[str], pattern: str) -> tuple[NamedStep, ...]:
-    """Return the steps that a pattern finds in names, and why others have none.
+    """Return the steps that a pattern finds in names, and the reason for each name without one.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def steps_by_pattern(names: Sequence[str], pattern: str) -> tuple[NamedStep, ...
     Raises
     ------
     ConfigError
-        It is no step pattern.
+        The pattern is invalid.
 
     Examples
     --------

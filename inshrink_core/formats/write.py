@@ -1,4 +1,4 @@
-"""Write a checkpoint to disk: in its own layout byte for byte, or as safetensors, torch's or DCP's files."""
+"""Write a checkpoint to disk: byte for byte in its original layout, or as safetensors, torch or DCP files."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ _DTYPE_NAMES: Final = {ours: theirs for theirs, ours in SAFETENSORS_DTYPES.items
 
 
 def _ignore(key: str) -> None:
-    """Stand in for a caller's progress function."""
+    """Ignore progress; the default of a progress callback."""
 
 
 def _write_safetensors(
     file: IO[bytes], checkpoint: Checkpoint, specs: Sequence[TensorSpec], progress: Progress
 ) -> None:
-    """Write header, then tensor after tensor; wide dtypes first, so that each is aligned.
+    """Write the header and then each tensor; wide dtypes come first, so that all are aligned.
 
-    Tied names are written as safetensors' `save_model` does.
+    Tied names are written like in safetensors' `save_model`.
     """
     ordered = sorted(specs, key=lambda s: (-DTYPE_SIZES[s.dtype], s.key))
     remaining = {spec.key for spec in specs}
@@ -78,7 +78,7 @@ def _write_safetensors(
 
 
 def _unpacked(spec: TensorSpec) -> list[int]:
-    """Return the shape as the format counts it: two numbers of four bits are two elements."""
+    """Return the shape as safetensors counts it: one float4_e2m1fn_x2 element packs two elements."""
     if spec.dtype != "float4_e2m1fn_x2":
         return list(spec.shape)
     return [*spec.shape[:-1], 2 * spec.shape[-1]] if spec.shape else [2]
@@ -105,7 +105,7 @@ def _write_torch(
     try:
         torch.save(content, file)
     except RuntimeError as error:
-        # PyTorch's zip writer reports the error of a write as one of its own.
+        # PyTorch's zip writer wraps errors of the underlying file.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
@@ -133,27 +133,27 @@ def write_checkpoint(
     directory
         Created if missing.
     layout
-        ``same``: the files it came from, byte-identical where tensors are exact. ``safetensors``:
+        ``same``: the original files, byte-identical if all tensors are exact. ``safetensors``:
         ``model.safetensors`` with weights and buffers, ``optimizer.safetensors`` with the rest under
-        ``name@role``, side files as they were. ``torch``: ``checkpoint.pt`` with
+        ``name@role``, side files unchanged. ``torch``: ``checkpoint.pt`` with
         ``{"step": int, "model": {name: tensor}, "optimizer": {name: {"exp_avg": tensor, …}},
-        "gradients": {name: tensor}}``, side files as they were. ``dcp``: a directory for
-        `torch.distributed.checkpoint.load`, of the state that was saved, where one was, else of
+        "gradients": {name: tensor}}``, side files unchanged. ``dcp``: a directory for
+        `torch.distributed.checkpoint.load`, with the saved state if there was one, otherwise with
         ``{"step": int, "model": {name: tensor}, "optimizer": {"state": {name: {"exp_avg": tensor, …}}}}``,
-        side files as they were.
+        side files unchanged.
     force
-        Replace files that exist.
+        Replace existing files.
     keys
-        Which tensors to write, by key; given, they alone are written as ``model.safetensors``.
+        Selects tensors by key; only these are then written, as ``model.safetensors``.
     progress
         Called with the key of each tensor when it is written.
     limits
-        What writing may take of memory and disk; by default what is available.
+        Limits on memory and disk space; by default the available resources.
     converted
-        Called with what becomes of each tensor that the layout has no form for. Of the tensors that torch
-        files carry unread, ``safetensors`` and ``dcp`` take the values of a conjugated, negated or expanded
+        Called with a message about each tensor that the layout cannot represent. For tensors that torch
+        files carry unread, ``safetensors`` and ``dcp`` write the values of a conjugated, negated or expanded
         one, and the parts of a sparse or quantized one (``q.weight.int_repr``, ``q.weight.scale``).
-        ``torch`` takes all as they are.
+        ``torch`` writes all unchanged.
 
     Returns
     -------
@@ -163,9 +163,9 @@ def write_checkpoint(
     Raises
     ------
     InputError
-        An unknown layout, or a tensor that the layout cannot hold.
+        The layout is unknown or cannot represent a tensor.
     NotFoundError
-        `keys` chooses nothing.
+        `keys` selects no tensor.
     UnsafePathError
         A file name of the checkpoint would leave the directory; nothing is written.
     ExistsError
@@ -177,8 +177,8 @@ def write_checkpoint(
 
     Notes
     -----
-    Memory is bounded by the largest tensor or skeleton, but for ``torch``, whose writer wants all
-    tensors at once. Files appear under their names only when all of them are complete.
+    Memory is bounded by the largest tensor or skeleton, except for ``torch``, whose writer needs all
+    tensors at once. Files get their final names only when all of them are complete.
 
     Examples
     --------
@@ -202,11 +202,11 @@ def write_safetensors(
     Parameters
     ----------
     checkpoint
-        Its tensors' keys become names; values are read one by one.
+        The checkpoint; its tensors' keys become names, and values are read one by one.
     path
         The file; its folder is created if missing.
     force
-        Replace a file that exists.
+        Replace an existing file.
     progress
         Called with the key of each tensor when it is written.
 
@@ -217,7 +217,7 @@ def write_safetensors(
     ExistsError
         The file exists and `force` is not set.
     StorageError
-        The disk is full or the target read-only; what was written is removed.
+        The disk is full or the target read-only; partial files are removed.
     """
     write = partial(
         _write_safetensors, checkpoint=checkpoint, specs=checkpoint.specs, progress=progress or _ignore
@@ -226,7 +226,7 @@ def write_safetensors(
 
 
 def restorable_layout(checkpoint: Checkpoint) -> str:
-    """Return ``same``, or a plain format where files were left out with the optimizer's tensors."""
+    """Return ``same`` if it is possible, ``dcp`` for a saved state, otherwise ``torch``."""
     covered = {
         member.key for file in checkpoint.files for region in file.regions for member in region.members
     }
@@ -236,7 +236,7 @@ def restorable_layout(checkpoint: Checkpoint) -> str:
 
 
 def written_nbytes(checkpoint: Checkpoint, layout: str, keys: Callable[[str], bool] | None = None) -> int:
-    """Return about how many bytes `write_checkpoint` writes; headers of plain formats are not counted."""
+    """Return the approximate size that `write_checkpoint` writes, without headers of plain formats."""
     if layout == "same" and keys is None:
         return sum(file.nbytes for file in checkpoint.files)
     side = sum(file.nbytes for file in checkpoint.files if file.kind == "opaque" and keys is None)
@@ -244,19 +244,19 @@ def written_nbytes(checkpoint: Checkpoint, layout: str, keys: Callable[[str], bo
 
 
 def rehearse_writing(checkpoint: Checkpoint, layout: str, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Do all that `write_checkpoint` does but store nothing: what passes can be written.
+    """Run `write_checkpoint` without storing anything, to verify that it would succeed.
 
     Parameters
     ----------
     checkpoint
-        What would be written.
+        The checkpoint that would be written.
     layout, limits
-        As for `write_checkpoint`; the disk is not looked at, unless the limits say how much of it.
+        As for `write_checkpoint`; disk space is checked only if the limits set a maximum.
 
     Raises
     ------
     InshrinkError
-        As `write_checkpoint`, but for what only a real directory refuses.
+        As for `write_checkpoint`, except errors of the target directory.
     """
     writers, _ = _writers(checkpoint, layout, None, limits, _ignore, _ignore)
     check_names(writers, checkpoint.origin)
@@ -268,7 +268,7 @@ def rehearse_writing(checkpoint: Checkpoint, layout: str, limits: Limits = DEFAU
 
 
 class _NullFile(io.BytesIO):
-    """A file that forgets what is written."""
+    """A file that discards written data."""
 
     def write(self, data: Any) -> int:
         return memoryview(data).nbytes
@@ -282,7 +282,7 @@ def _writers(
     progress: Progress,
     converted: Progress,
 ) -> tuple[dict[str, Writer], int]:
-    """Return what writes each file, by path, and about how many bytes; `progress` takes no made-up keys."""
+    """Return the writer of each file by path, and the approximate size; skip progress of carried tensors."""
     known = set(checkpoint)
 
     def report(key: str) -> None:
@@ -324,7 +324,7 @@ def _writers(
     writers |= {
         file.path: same(file)
         for file in checkpoint.files
-        # An index names shards that are not written.
+        # An index lists shards that are not written.
         if file.kind == "opaque"
         and not file.path.endswith((".index.json", METADATA))
         and file.path.casefold() not in names
@@ -353,9 +353,9 @@ def write_files(
     writers
         Relative POSIX path to a function that writes the file's bytes.
     force
-        Replace files that exist.
+        Replace existing files.
     origin
-        Where the names come from, for messages.
+        Source of the names, for messages.
 
     Returns
     -------
@@ -369,7 +369,7 @@ def write_files(
     ExistsError
         A target exists and `force` is not set; nothing is written.
     StorageError
-        The disk is full, the target read-only; what was written is removed.
+        The disk is full or the target read-only; partial files are removed.
     """
     check_names(writers, origin)
     targets = [check_target(directory, name) for name in writers]
@@ -379,7 +379,7 @@ def write_files(
             require_free(target, force)
         made += make_folders(directory)
         with working_folder(directory) as folder:
-            # Numbers for names: a long one may leave no room for more signs.
+            # Use numbers as temporary names: extending a long name could exceed the limit.
             fresh = [folder / str(number) for number in range(len(targets))]
             for path, write in zip(fresh, writers.values(), strict=True):
                 with path.open("xb") as file:
@@ -404,10 +404,10 @@ def write_files(
 
 
 def _switch(fresh: Sequence[Path], targets: Sequence[Path], folder: Path) -> None:
-    """Give all files their names, or none.
+    """Give all files their final names, or none.
 
-    Of several files the old ones go first, all of them: whatever cuts this off, no old file is ever
-    beside a new one. One file alone is replaced at once.
+    With several files, all old ones are moved away first, so that an interruption never leaves an old file
+    beside a new one. A single file is replaced atomically.
     """
     parents = {target.parent for target in targets}
     renamed: list[tuple[Path, Path]] = []

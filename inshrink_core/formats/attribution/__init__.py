@@ -1,1 +1,1 @@
-"""Which parameter each numbered state of an optimizer belongs to: by order, by values, by code."""
+"""Match numbered optimizer state to parameters: by order, by values, by code."""

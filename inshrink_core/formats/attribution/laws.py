@@ -1,9 +1,10 @@
-"""Which parameter each numbered state of an optimizer belongs to, from order and headers alone.
+"""Match numbered optimizer state to parameters from order and headers alone.
 
-A torch optimizer numbers its parameters in the order in which the training gave them: group by group, and
-within a group nearly always as the model has them. Weights may be sorted by name in their file. A *law* says
-which weight each number has if training kept to it, and claims nothing where that leaves a choice; whether
-it holds is decided by the values (`inshrink_core.formats.attribution.values`).
+A torch optimizer numbers its parameters in the order in which the training script passes them: group by
+group, and within a group nearly always in the model's order. A file may instead sort its weights by name. A
+*law* assigns weights to numbers under the assumption that the script followed a certain order, and makes no
+claim where the assignment is ambiguous. The values decide whether the law holds
+(`inshrink_core.formats.attribution.values`).
 """
 
 from __future__ import annotations
@@ -18,33 +19,33 @@ from inshrink_core.formats.disk import natural_key
 
 _DIGITS: Final = re.compile(r"\d+")
 _LEAVES: Final = {"weight": "0", "bias": "1"}
-"""Modules register them in this order."""
+"""Rank of a module's leaves: modules register the weight before the bias."""
 
 _NO_DECAY: Final = re.compile(
     r"(^|[._])(bias|(layer|rms|group|batch)?_?norm\d*|ln(_\w+)?)([._]|$)", re.IGNORECASE
 )
 _MAX_TRIED: Final = 1 << 22
-"""Shapes that are compared in search of where a group's parameters lie."""
+"""Maximum number of shapes compared while searching for the position of a group's parameters."""
 
 _FEWEST_CONFIRMED: Final = 5
 _FEWEST_NUMBERED: Final = 3
 
 Shape = tuple[int, ...]
 Claims = Mapping[str, str]
-"""Name of a weight by the key of the slot that is its."""
+"""Name of the matched weight by slot key."""
 
 
 class Slot(NamedTuple):
-    """A parameter of an optimizer that is known by its number alone.
+    """A parameter that an optimizer knows by number only.
 
     Parameters
     ----------
     key
-        What its state is called while its parameter is not known: ``optimizer.state.3``.
+        Name of its state while its parameter is unknown, such as ``optimizer.state.3``.
     optimizer, group
-        Numbers of its optimizer and of its group within all optimizers.
+        Number of its optimizer, and number of its group among the groups of all optimizers.
     shape
-        Of the parameter; None where no state of it has one.
+        Shape of the parameter; None if no state tensor shows it.
     """
 
     key: str
@@ -54,14 +55,14 @@ class Slot(NamedTuple):
 
 
 class Attribution(NamedTuple):
-    """Which weight each slot belongs to, and in which order the model has its tensors.
+    """The weight that each slot belongs to, and the model's tensor order.
 
     Parameters
     ----------
     owners
-        Name of the weight by key of the slot; a slot that is left out is unattributed.
+        Name of the weight by slot key; a missing slot is unattributed.
     order
-        Names of the model's tensors; those that are left out follow, in natural order.
+        Names of the model's tensors; missing tensors follow in natural order.
     """
 
     owners: Claims
@@ -69,12 +70,12 @@ class Attribution(NamedTuple):
 
 
 def is_sorted(names: Sequence[str]) -> bool:
-    """Tell whether names are in alphabetical order, which says nothing of the model's."""
+    """Return whether names are in alphabetical order, which gives no information about the model's order."""
     return all(name <= other for name, other in itertools.pairwise(names))
 
 
 def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
-    """Return names in a model's order; those it does not know follow their modules, in natural order.
+    """Return names in a model's order; unknown names follow their modules, in natural order.
 
     Examples
     --------
@@ -93,19 +94,19 @@ def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
 
 
 def _as_registered(name: str) -> str:
-    """Return a name that sorts a module's weight before its bias."""
+    """Return a sort key that places a module's weight before its bias."""
     parent, dot, leaf = name.rpartition(".")
     return f"{parent}{dot}{_LEAVES.get(leaf, leaf)}"
 
 
 def by_shape(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
-    """Claim what follows from shapes alone: one slot and one weight have it."""
+    """Claim what shapes alone determine: the only slot and the only weight of a shape belong together."""
     classes = by_shapes(slots, weights).values()
     return {members[0].key: names[0] for members, names in classes if len(members) == len(names) == 1}
 
 
 def by_number(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
-    """Claim for weights of one group that differ in numbers alone: containers number as they register."""
+    """Claim weights of one group whose names differ only in numbers, in the order of their numbers."""
     found: dict[str, str] = {}
     for members, names in by_shapes(slots, weights).values():
         patterns = {_DIGITS.sub("#", name) for name in names}
@@ -115,10 +116,10 @@ def by_number(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
 
 
 def doubtful(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> frozenset[str]:
-    """Return the slots of which `by_order` claims what only holds if groups follow each other in the model.
+    """Return the slots for which `by_order` depends on groups that follow each other in the model.
 
-    Several groups of their optimizer hold their shape, and neither biases nor norms set the groups apart: who
-    is in which does not follow from any order.
+    Several groups of their optimizer contain their shape, and no split into biases and norms separates the
+    groups. Order alone then does not determine which weight is in which group.
     """
     items = {(slot.optimizer, slot.group, slot.shape) for slot in slots}
     times = Counter((optimizer, shape) for optimizer, _, shape in items)
@@ -133,12 +134,12 @@ def doubtful(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> frozenset[s
 def claims_of_headers(
     slots: Sequence[Slot], weights: Mapping[str, Shape], *, ordered: bool
 ) -> dict[str, str]:
-    """Return what is claimed without reading values.
+    """Return the claims that need no values.
 
     Parameters
     ----------
     slots, weights
-        As of `by_order`.
+        As for `by_order`.
     ordered
         Whether the weights are in the model's order.
     """
@@ -151,9 +152,9 @@ def claims_of_headers(
 
 
 def numbers_ascend(slots: Sequence[Slot], certain: Claims) -> bool:
-    """Tell whether names that differ in numbers alone are in the order of their numbers.
+    """Return whether names that differ only in numbers are in the order of their numbers.
 
-    Three pairs of neighbours that are certain have to confirm it, and none to contradict it.
+    At least three pairs of neighbouring certain claims must confirm it, and none may contradict it.
     """
     last: dict[tuple[int, str], str] = {}
     n_confirmed = 0
@@ -174,7 +175,7 @@ def numbers_ascend(slots: Sequence[Slot], certain: Claims) -> bool:
 def by_shapes(
     slots: Sequence[Slot], weights: Mapping[str, Shape]
 ) -> dict[Shape | None, tuple[list[Slot], list[str]]]:
-    """Return slots and weights by shape."""
+    """Group slots and weights by shape."""
     found: dict[Shape | None, tuple[list[Slot], list[str]]] = {}
     for slot in slots:
         found.setdefault(slot.shape, ([], []))[0].append(slot)
@@ -184,21 +185,21 @@ def by_shapes(
 
 
 def by_order(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
-    """Claim what follows where every group has its parameters in the order of the model.
+    """Claim what follows if every group lists its parameters in the model's order.
 
     Parameters
     ----------
     slots
-        Of all optimizers, in order.
+        The slots of all optimizers, in order.
     weights
         Shapes by name, in the model's order.
 
     Notes
     -----
-    An optimizer has all weights, or those of one part of the model; its groups follow each other, or the
-    first of two leaves biases and norms to the second. Claimed is what every reading says that agrees with
-    all shapes. Where none does, each group lies somewhere in the model's order: claimed is what can lie in
-    one place only.
+    An optimizer has all weights of the model or of one part of it. Its groups follow each other, or the first
+    of two groups omits biases and norms and the second holds them. A claim must follow from every reading
+    that agrees with all shapes. If no reading agrees, each group is assumed to be a subsequence of the
+    model's order; a claim then requires that only one position is possible.
     """
     found: dict[str, str] = {}
     for of_optimizer in _by_optimizer(slots):
@@ -222,7 +223,7 @@ def _groups(slots: Iterable[Slot]) -> list[list[Slot]]:
 
 
 def _common(readings: Iterable[Claims]) -> dict[str, str]:
-    """Return what all readings claim alike."""
+    """Return the claims that all readings share."""
     first, *others = map(dict, readings)
     return {k: name for k, name in first.items() if all(claims.get(k) == name for claims in others)}
 
@@ -230,13 +231,13 @@ def _common(readings: Iterable[Claims]) -> dict[str, str]:
 def _readings(
     groups: Sequence[Sequence[Slot]], weights: Mapping[str, Shape]
 ) -> Iterator[tuple[Claims, bool]]:
-    """Yield every way to give an optimizer a stretch of the model that agrees with all shapes.
+    """Yield the claims of every assignment of model tensors to an optimizer that agrees with all shapes.
 
-    With it, whether biases and norms set its groups apart.
+    The second item is whether biases and norms separate its groups.
     """
     names, n = list(weights), sum(map(len, groups))
     parts = _parts(names)
-    # An optimizer has whole parts of a model.
+    # An optimizer covers whole parts of a model.
     cuts = {0, len(names), *(at for at in range(1, len(names)) if parts[at - 1] != parts[at])}
     starts = [at for at in sorted(cuts) if at + n in cuts]
     if len(starts) * n > _MAX_TRIED:
@@ -261,7 +262,7 @@ def _readings(
 
 
 def _parts(names: Sequence[str]) -> list[str]:
-    """Return which part of the model each tensor is of: the module below what all names have in common."""
+    """Return the model part of each tensor: the module below the common prefix of all names."""
     split = [name.split(".") for name in names]
     n_common = 0
     if split:
@@ -272,9 +273,9 @@ def _parts(names: Sequence[str]) -> list[str]:
 
 
 def _embedded(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Claims) -> list[list[str]]:
-    """Return between which weights each parameter of a group lies, in the model's order with gaps.
+    """Return the possible weights of each slot of a group embedded in the model's order with gaps.
 
-    Empty where they do not fit.
+    The result is empty if the group does not fit.
     """
     names, shapes = list(weights), list(weights.values())
     first = _leftmost(slots, names, shapes, certain)
@@ -285,21 +286,21 @@ def _embedded(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Clai
 
 
 def by_anchors(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Claims) -> dict[str, list[str]]:
-    """Return what each slot may have where every group has its parameters in the model's order.
+    """Return the possible weights of each slot if every group lists its parameters in the model's order.
 
     Parameters
     ----------
     slots, weights
-        As of `by_order`.
+        As for `by_order`.
     certain
-        What is known already.
+        The claims already known.
 
     Returns
     -------
     dict
-        Names of weights by key of the slot, of those that are not certain. Empty unless five pairs of
-        neighbours confirm the order and none contradicts it: for one group that is a chance of one in 720,
-        and shapes have to agree besides.
+        Names of weights by slot key, for the slots that are not certain. Empty unless five pairs of
+        neighbours confirm the order and none contradicts it. For one group the chance of this is one in 720,
+        and the shapes must agree as well.
     """
     place = {name: at for at, name in enumerate(weights)}
     found: dict[str, list[str]] = {}
@@ -322,7 +323,7 @@ def by_anchors(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Cla
 def _leftmost(
     slots: Sequence[Slot], names: Sequence[str], shapes: Sequence[Shape], certain: Claims
 ) -> list[int] | None:
-    """Return where each slot lies if all lie as early as they can; None where they do not fit."""
+    """Return the position of each slot if all are placed as early as possible; None if they do not fit."""
     found, at = [], 0
     owned = {name: key for key, name in certain.items()}
     for slot in slots:

@@ -1,7 +1,7 @@
-"""In which order a model's code registers its parameters, asked of the library that its config names.
+"""Find the order in which a model's code registers its parameters, from the library that its config names.
 
-The model is built without memory (PyTorch's meta device) by transformers, in a process of its own and within
-a time limit. Code of the run is never run: no ``auto_map``, no remote code, nothing from the network.
+transformers builds the model without memory (PyTorch's meta device), in a separate process with a time limit.
+Code of the run is never executed: no ``auto_map``, no remote code, no network access.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ json.dump(list(saved_names(model).values()), sys.stdout)
 
 
 def saved_names(model: Any) -> dict[str, str]:
-    """Return what a module's parameters are called in the files that it saves, by name, in its own order.
+    """Return the names of a module's parameters in its saved files, by parameter name, in registration order.
 
     Notes
     -----
-    Later versions of transformers save some models under the names that earlier ones gave their weights.
+    Later versions of transformers save some models under the weight names of earlier versions.
     """
     names = [name for name, _ in model.named_parameters()]
     try:
@@ -72,20 +72,20 @@ def saved_names(model: Any) -> dict[str, str]:
 
 
 def registered_order(parsed: ParsedCheckpoint, directory: Path, access: Access) -> tuple[str, ...]:
-    """Return the names of a checkpoint's weights in the order of its model's code; () where it is not known.
+    """Return the names of a checkpoint's weights in registration order; () if it is unknown.
 
     Parameters
     ----------
     parsed
         The checkpoint.
     directory
-        Of the run, where a config may lie that is one of all checkpoints.
+        Directory of the run, which may hold one config for all checkpoints.
     access
-        By which files are read.
+        Access rights for reading files.
 
     Notes
     -----
-    Takes some seconds the first time; the answer is stored in the user's cache by the digest of the config.
+    Takes some seconds the first time; the result is stored in the user's cache by the digest of the config.
     """
     folders = [parsed.path, directory] if parsed.path.is_dir() else [directory]
     adapter = _config(folders, _ADAPTER, access)
@@ -121,7 +121,7 @@ def _adapted(names: Iterable[str], of_base: Sequence[str]) -> tuple[str, ...]:
 
 
 def _names(config: dict[str, Any] | None) -> list[str]:
-    """Return the parameters of the model that a config of transformers describes; [] where none is built."""
+    """Return the parameters of the model that a config of transformers describes; [] if none can be built."""
     if config is None or not isinstance(config.get("model_type"), str):
         return []
     kinds = config.get("architectures")
@@ -147,7 +147,7 @@ def _names(config: dict[str, Any] | None) -> list[str]:
 
 
 def _built(document: str) -> list[str] | None:
-    """Have a model built; [] of a config that describes none, None where that took too long."""
+    """Build a model and return its parameter names; [] if the config describes none, None after a timeout."""
     environment = minimal_environment() | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     source = inspect.getsource(saved_names).replace("-> dict[str, str]", "").replace(": Any", "")
     script = f"{source}\n{_BUILD}"

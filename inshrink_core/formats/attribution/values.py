@@ -1,10 +1,9 @@
-"""Which parameter each numbered state of an optimizer belongs to, by values: weights move as moments point.
+"""Match numbered optimizer state to parameters by values: weights move in the direction of their moments.
 
 The direction of an optimizer's step (first moment over the root of the second, or momentum) correlates with
-what the weight moved by between two checkpoints. That tells weights of one shape apart: of all ways to give
-them their states, the one that correlates best is taken, as far as it is beyond doubt. Laws of order
-(`inshrink_core.formats.attribution.laws`) fill in what values alone cannot decide, unless values speak
-against them.
+the movement of its weight between two checkpoints. This distinguishes weights of equal shape. Among all
+assignments of states to weights, the one with the highest correlation is chosen, as far as it is certain.
+Laws of order (`inshrink_core.formats.attribution.laws`) fill in the rest, unless values contradict them.
 """
 
 from __future__ import annotations
@@ -43,26 +42,29 @@ if TYPE_CHECKING:
 
 
 N_PAIRS: Final = 8
-"""Pairs of neighbouring checkpoints that are looked at, the first ones: later ones change nothing any more,
-so that a run archived step by step ends with the attribution of one archived at once."""
+"""Number of neighbouring pairs of checkpoints to compare, from the start of the run.
+
+Later pairs are ignored, so that a run archived step by step gets the same attribution as one archived at
+once.
+"""
 
 _N_CLUSTERS: Final = 64
 _FEWEST_CLUSTERS: Final = 8
 _CERTAIN: Final = 5.0
-"""Standard errors by which a weight must fit better than any other: one in three million by chance."""
+"""Standard errors by which a weight must fit better than any other: by chance, one in three million."""
 
 _CLEAR: Final = 4.0
-"""Standard errors that confirm or refute what was claimed before values were looked at."""
+"""Standard errors that confirm or refute a claim made without values."""
 
 _MOST_ALIKE: Final = 250
-"""Slots of one shape that are compared each with each; of more, this many, evenly spaced."""
+"""Maximum number of slots of one shape compared pairwise; larger classes are sampled evenly to this size."""
 
 _FEWEST_CONFIRMED: Final = 2
 _TINY: Final = 1e-12
 
 
 class _Class:
-    """Slots and weights of one shape, and what is known of how they correlate."""
+    """Slots and weights of one shape, and the sums of their correlations."""
 
     def __init__(self, slots: Sequence[Slot], names: Sequence[str]) -> None:
         self.slots, self.names = list(slots), list(names)
@@ -70,7 +72,7 @@ class _Class:
         self.moved: set[str] = set()
 
     def add(self, directions: Mapping[str, Tensor], movements: Mapping[str, Tensor]) -> None:
-        """Count what one save's directions have to do with one movement."""
+        """Add the correlations of one checkpoint's directions with one movement."""
         import torch
 
         shape = next((direction.shape for direction in directions.values()), None)
@@ -91,14 +93,14 @@ class _Class:
         return [sums for sums in self.sums if sums.shape[-1] >= _FEWEST_CLUSTERS]
 
     def best(self) -> dict[str, str]:
-        """Return the weights that beyond doubt fit better than all others, by slot."""
+        """Return the weights that certainly fit better than all others, by slot."""
         chosen = assigned(self.sums[0].sum(-1)) if self.sums else []
         claims = {slot.key: self.names[at] for slot, at in zip(self.slots, chosen, strict=False) if at >= 0}
         margins = self.margins(claims)
         return {key: name for key, name in claims.items() if margins[key] >= _CERTAIN}
 
     def margins(self, claims: Claims) -> dict[str, float]:
-        """Return by how many standard errors each slot fits the weight claimed better than any other."""
+        """Return by how many standard errors each slot fits its claimed weight better than any other."""
         if not self.sums:
             return {}
         place = {name: at for at, name in enumerate(self.names)}
@@ -107,7 +109,7 @@ class _Class:
         return {slot.key: m for slot, at, m in zip(self.slots, chosen, margins, strict=True) if at >= 0}
 
     def fittest(self, key: str, names: Iterable[str]) -> str | None:
-        """Return the weight that beyond doubt fits a slot best among some; None where none does."""
+        """Return the weight among `names` that certainly fits a slot best; None if none does."""
         import numpy as np
 
         at = next((i for i, slot in enumerate(self.slots) if slot.key == key), None)
@@ -125,9 +127,10 @@ class _Class:
     def _margins(self, chosen: Sequence[int]) -> list[float]:
         """Return by how many standard errors each slot fits its weight better than the next best choice.
 
-        Another choice is an exchange with another slot, or a weight or a slot that has no partner. What
-        tensors have in common cancels in an exchange. Elements of one row, or of one column, depend on each
-        other: standard errors are those of the sums over rows, or over columns, whichever are larger.
+        An alternative choice is an exchange with another slot, or a weight or slot without a partner.
+        Components that tensors share cancel in an exchange. Elements of one row, or of one column, depend on
+        each other, so standard errors are computed from sums over rows and over columns, and the smaller
+        margin is used.
         """
         import numpy as np
 
@@ -147,7 +150,11 @@ class _Class:
 
 
 def _errors(contrasts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return means in standard errors, as of many clusters: few make errors uncertain themselves."""
+    """Return the means in units of their standard errors, corrected for a small number of clusters.
+
+    With n clusters, mean m and standard deviation s, the result is ``m / (s / sqrt(n)) / (1 + 8 / n)``. The
+    divisor ``1 + 8 / n`` accounts for the uncertainty of s.
+    """
     import numpy as np
 
     n = contrasts.shape[-1]
@@ -167,7 +174,7 @@ def _unit(values: Tensor) -> Tensor:
 
 
 def _clusters(values: Tensor) -> Tensor:
-    """Return (n, rows, columns) as (n, clusters, elements): neighbouring rows together, zeros behind."""
+    """Return (n, rows, columns) as (n, clusters, elements): neighbouring rows together, padded with zeros."""
     import torch
 
     n, rows, columns = values.shape
@@ -180,11 +187,11 @@ def _clusters(values: Tensor) -> Tensor:
 
 
 def assigned(scores: NDArray[np.float64]) -> list[int]:
-    """Return for each row the column that it has in the best assignment of rows to columns; -1 for none.
+    """Return the column of each row in the assignment with the highest total score; -1 for none.
 
     Notes
     -----
-    The Hungarian method by shortest augmenting paths, O(n²m): Crouse, IEEE Transactions on Aerospace and
+    The Hungarian method with shortest augmenting paths, O(n²m): Crouse, IEEE Transactions on Aerospace and
     Electronic Systems 52 (2016).
 
     Examples
@@ -230,7 +237,7 @@ def assigned(scores: NDArray[np.float64]) -> list[int]:
 
 
 class Evidence:
-    """What values show: what is beyond doubt, by how much claims hold, what fits best, what moved."""
+    """The findings from values: certain matches, margins of claims, best fits, and moved weights."""
 
     def __init__(self, classes: Sequence[_Class]) -> None:
         self._classes = classes
@@ -238,24 +245,24 @@ class Evidence:
 
     @property
     def moved(self) -> frozenset[str]:
-        """The weights that moved."""
+        """The weights that changed."""
         return frozenset(name for group in self._classes for name in group.moved)
 
     def fittest(self, key: str, names: Iterable[str]) -> str | None:
-        """Return the weight that beyond doubt fits a slot best among some; None where none does."""
+        """Return the weight among `names` that certainly fits a slot best; None if none does."""
         found = (group.fittest(key, names) for group in self._classes)
         return next(filter(None, found), None)
 
     def margins(self, claims: Claims) -> dict[str, float]:
-        """Return by how many standard errors each slot fits the weight claimed better than any other."""
+        """Return by how many standard errors each slot fits its claimed weight better than any other."""
         return {key: margin for group in self._classes for key, margin in group.margins(claims).items()}
 
     def refuted(self, claims: Claims) -> set[str]:
-        """Return the slots for which another weight fits clearly better than the one claimed."""
+        """Return the slots for which another weight fits clearly better than the claimed one."""
         return {key for key, margin in self.margins(claims).items() if margin <= -_CLEAR}
 
     def confirmed(self, claims: Claims) -> set[str]:
-        """Return the slots that the weight claimed fits clearly better than any other."""
+        """Return the slots whose claimed weight fits clearly better than any other."""
         return {key for key, margin in self.margins(claims).items() if margin >= _CLEAR}
 
 
@@ -267,31 +274,32 @@ def gather(
     read: Callable[[int], Checkpoint],
     claims: Claims,
 ) -> Evidence:
-    """Look at how weights moved between the first checkpoints of a run.
+    """Measure how weights moved between the first checkpoints of a run.
 
     Parameters
     ----------
     steps
-        Of the checkpoints, ascending.
+        Steps of the checkpoints, ascending.
     slots, free
-        What has to be matched, as a checkpoint has it (`ParsedCheckpoint`).
+        Slots and weights to match, as in `ParsedCheckpoint`.
     read
-        Returns a checkpoint in which no slot is attributed.
+        Returns a checkpoint without any attribution.
     claims
-        By which some are chosen where there are too many of one shape.
+        Claims that select slots where one shape has too many.
     """
     classes = _classes_of(slots, free, claims)
     found = Evidence(classes)
     alike = {slot.key for group in classes if len(group.names) > 1 for slot in group.slots}
     for before, after in list(itertools.pairwise(steps))[:N_PAIRS]:
         ends = read(before), read(after)
-        # A trainer deletes while we look, and a damaged file shows nothing: whoever needs it will say so.
+        # Ignore checkpoints deleted or damaged meanwhile; reading them later raises the error.
         with suppress(InshrinkError, OSError):
             for group in classes:
                 _look(group, *ends)
         found = Evidence(classes)
         certain = found.certain
-        # A law of all slots, wrong of none and right of most that could be others', fills in the rest anyway.
+        # Stop early if a law covers all slots, contradicts none of the certain matches, and the certain
+        # matches cover at least half of the ambiguous slots: the law then fills in the rest.
         agreed = all(claims.get(key) == name for key, name in certain.items())
         is_lawful = agreed and len(claims) == len(slots) and len(alike) <= 2 * len(certain.keys() & alike)
         if is_lawful or sum(len(group.slots) for group in classes) == len(certain):
@@ -313,7 +321,7 @@ def _classes_of(slots: Sequence[Slot], free: Mapping[str, tuple[int, ...]], clai
 
 
 def _look(one: _Class, before: Checkpoint, after: Checkpoint) -> None:
-    """Count a pair of checkpoints: the movement, and directions and masters at both of its ends."""
+    """Add a pair of checkpoints: the movement, and directions and masters at both ends."""
     ends = before, after
     values = [{n: read for n in one.names if (read := _read(end, n)) is not None} for end in ends]
     common = values[0].keys() & values[1].keys()
@@ -326,7 +334,11 @@ def _look(one: _Class, before: Checkpoint, after: Checkpoint) -> None:
 
 
 def _direction(checkpoint: Checkpoint, key: str) -> Tensor | None:
-    """Return where an optimizer moves a parameter next; None where its state does not show it."""
+    """Return the direction in which an optimizer moves a parameter next; None if its state does not show it.
+
+    With first moment m and second moment v, it is ``-m / (sqrt(v) + _TINY)``; without v it is ``-sign(m)``.
+    With a momentum buffer b it is ``-b``.
+    """
     first = _read(checkpoint, f"{key}@{TensorRole.EXP_AVG}")
     if first is None:
         momentum = _read(checkpoint, f"{key}@{TensorRole.MOMENTUM}")
@@ -338,7 +350,7 @@ def _direction(checkpoint: Checkpoint, key: str) -> Tensor | None:
 
 
 def _read(checkpoint: Checkpoint, key: str) -> Tensor | None:
-    """Return a sample of a tensor as a matrix; the same elements of all tensors of a shape."""
+    """Return a sample of a tensor as a matrix; equal shapes give the same elements."""
     import torch
 
     if key not in checkpoint:
@@ -368,17 +380,17 @@ def attribute(
     parsed
         The checkpoint.
     evidence
-        Gathers what values show (`gather`), given what order claims.
+        Collects the evidence from values (`gather`), given the claims from order.
     known
-        What an archive of the run says already.
+        The attribution in an existing archive of the run.
     order
-        Names of the model's tensors as its code registers them, where that is known.
+        Names of the model's tensors in registration order, if known from the model's code.
 
     Notes
     -----
-    What values show beyond doubt holds. The first law that they do not contradict fills in the rest, but for
-    what speaks clearly against it; who is in which of several groups with equal shapes is believed where
-    values confirm two of them at least.
+    Certain matches from values are final. The laws that do not contradict them fill in the remaining slots in
+    turn, except where values clearly refute a claim. Claims about the membership in several groups with equal
+    shapes are accepted if values confirm at least two of them.
     """
     slots, free = parsed.slots, parsed.free
     orders = [dict(free)] if parsed.ordered else []
@@ -425,7 +437,7 @@ def attribute(
             law = {key: name for key, name in law.items() if key not in doubted}
         taken = set(found.values())
         fill({key: name for key, name in law.items() if key not in found and name not in taken})
-    for order_known in (*orders, *orders):  # what the first turn tells narrows what is left for the second
+    for order_known in (*orders, *orders):  # the first pass narrows the choices of the second
         choices = by_anchors(slots, order_known, found).items()
         chosen = {key: names[0] if len(names) == 1 else seen.fittest(key, names) for key, names in choices}
         times = Counter(chosen.values())
@@ -434,13 +446,13 @@ def attribute(
 
 
 def same_places(parsed: ParsedCheckpoint, reference: Checkpoint) -> Attribution:
-    """Return how an archived checkpoint attributes the state of one whose files are laid out alike."""
+    """Return an archived checkpoint's attribution for a checkpoint with the same file layout."""
     neutral = parsed.attributed(Attribution({}, ()))
     specs = {spec.key: spec for spec in neutral.specs}
     slots = {slot.key for slot in parsed.slots}
     archived = {file.path: file for file in reference.files}
     if len(reference.files) == len(neutral.layouts) == 1:
-        # A file for each step bears its number.
+        # Single files are named after their steps, so match them without comparing names.
         archived = {neutral.layouts[0].path: reference.files[0]}
     owners: dict[str, str] = {}
     for file in neutral.layouts:

@@ -1,1 +1,1 @@
-"""What a training logged beside its checkpoints: metrics in any file, and TensorBoard events."""
+"""Logs beside the checkpoints of a training: metrics in any file, and TensorBoard events."""

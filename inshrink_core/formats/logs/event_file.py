@@ -1,4 +1,4 @@
-"""Scalars of TensorBoard's event files: records with checksums, and the few fields that hold numbers."""
+"""Read scalars from TensorBoard event files: checksummed records, and the few fields with numbers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _HEADER: Final = struct.Struct("<QI")
 _CHECKSUM: Final = struct.Struct("<I")
 _MASK_DELTA: Final = 0xA282EAD8
 _MOST_VARINT_BYTES: Final = 10
-"""Of 64 bits: protobuf writes negative numbers so."""
+"""Maximum size of a 64-bit varint: protobuf uses it for negative numbers."""
 
 _CUT: Final = "the last record is cut off"
 _LARGEST_EVENT_BYTES: Final = 1 << 22
-"""Larger ones are graphs and pictures."""
+"""Maximum size of an event; larger ones are graphs and images."""
 
 _EVENT_WALL_TIME, _EVENT_STEP, _EVENT_SUMMARY = 1, 2, 5
 _SUMMARY_VALUE = 1
@@ -29,36 +29,36 @@ _VALUE_TAG, _VALUE_SIMPLE, _VALUE_TENSOR = 1, 2, 8
 _TENSOR_CONTENT = 4
 _TENSOR_DTYPE = 1
 _TENSOR_FORMATS: Final = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
-"""By the number of a data type: DT_FLOAT, DT_DOUBLE, DT_INT32, DT_INT64."""
+"""Formats by data type number: DT_FLOAT, DT_DOUBLE, DT_INT32, DT_INT64."""
 
 _TENSOR_FLOATS: Final = {5: "<f", 6: "<d"}
-"""By the number of a field: float_val, double_val."""
+"""Formats by field number: float_val, double_val."""
 
 
 def is_event_file(content: bytes) -> bool:
-    """Tell whether a file begins with a record's header whose checksum is right."""
+    """Return whether a file begins with a record header whose checksum is correct."""
     return len(content) >= _HEADER.size and _header(content, 0) is not None
 
 
 def scalar_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
-    """Return what was logged, an event a row, and what is damaged about the file.
+    """Return the logged scalars, one event per row, and a note about damage.
 
     Parameters
     ----------
     content
-        An event file. What is no scalar is passed over.
+        An event file. Entries that are no scalars are ignored.
 
     Returns
     -------
     rows
-        ``step`` and ``wall_time`` (Unix time) of an event, and its scalars by their tags.
+        ``step`` and ``wall_time`` (Unix time) of each event, and its scalars by tag.
     note
-        Empty where all records are whole. One that is cut off at the end, as while a training writes, is
-        left out; so is one with a wrong checksum; and all after a header with a wrong one.
+        Empty if all records are intact. A record truncated at the end, as while a training writes, is
+        omitted; so is one with a wrong checksum, and everything after a header with a wrong checksum.
 
     Notes
     -----
-    The framing is that of TFRecord, the messages are ``Event``, ``Summary`` and ``TensorProto`` of
+    The framing is that of TFRecord; the messages are ``Event``, ``Summary`` and ``TensorProto`` of
     TensorFlow's ``core/util/event.proto`` and ``core/framework``.
     """
     rows: list[dict[str, float]] = []
@@ -88,14 +88,14 @@ def scalar_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
 
 
 def _header(content: bytes, offset: int) -> int | None:
-    """Return the length of the record at an offset; None where its checksum is wrong."""
+    """Return the length of the record at an offset; None if its checksum is wrong."""
     length, checksum = _HEADER.unpack_from(content, offset)
     head = content[offset : offset + _HEADER.size - _CHECKSUM.size]
     return int(length) if _masked(head) == checksum else None
 
 
 def _masked(content: bytes) -> int:
-    """Return the CRC-32C as TFRecord stores it: rotated, with a constant added."""
+    """Return the CRC-32C in TFRecord's masked form: rotated, with a constant added."""
     checksum: int = google_crc32c.value(content)
     return (((checksum >> 15) | (checksum << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
@@ -115,7 +115,7 @@ def _row(event: bytes) -> dict[str, float]:
 
 
 def _scalar(message: bytes) -> tuple[str, float]:
-    """Return tag and value; an empty tag where the value is no scalar."""
+    """Return tag and value; an empty tag if the value is no scalar."""
     tag, found = "", None
     for number, value in _fields(message):
         if isinstance(value, int):
@@ -130,7 +130,7 @@ def _scalar(message: bytes) -> tuple[str, float]:
 
 
 def _element(tensor: bytes) -> float | None:
-    """Return the only element of a tensor of numbers; None of another."""
+    """Return the only element of a numeric tensor; None for other tensors."""
     form, content = None, None
     for number, value in _fields(tensor):
         if number == _TENSOR_DTYPE and isinstance(value, int):
@@ -143,7 +143,7 @@ def _element(tensor: bytes) -> float | None:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and value of each field: an integer, or the bytes of anything else."""
+    """Yield the number and value of each field: an integer, or the bytes of other types."""
     offset = 0
     while offset < len(message):
         key, offset = read_varint(message, offset, _MOST_VARINT_BYTES)

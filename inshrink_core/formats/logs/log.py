@@ -1,4 +1,4 @@
-"""What lies beside the checkpoints of a run: the metrics it logged, in any file, and `inshrink.toml`."""
+"""Read the files beside the checkpoints of a run: logged metrics, in any format, and `inshrink.toml`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from inshrink_core.formats.logs.event_file import is_event_file, scalar_rows
 SETTINGS_NAME: Final = "inshrink.toml"
 _MAX_SETTINGS_BYTES: Final = 1 << 20
 _MAX_TEXT_BYTES: Final = 32_000_000
-"""Of a file of metrics; as numbers it takes up to twenty times as much memory."""
+"""Maximum size of a text file of metrics; parsed numbers take up to twenty times as much memory."""
 
 _STEP_COLUMNS: Final = ("step", "global_step", "iter", "iteration")
 _STEP_WORDS: Final = (*_STEP_COLUMNS, "epoch", "epochs", "current_epoch")
@@ -36,14 +36,14 @@ _NO_HEADER: Final = "no header: columns are numbered, and the first that counts 
 
 
 class TrainingLog(Mapping[str, list[tuple[int, float]]]):
-    """Metric to its (step, value) pairs in step order; NaN and infinities are as they were logged.
+    """Metrics mapped to (step, value) pairs in step order; NaN and infinities are preserved.
 
     Parameters
     ----------
     series
         The pairs of each metric, in any order.
     origin
-        The file, for the user to read; empty where the run has no log.
+        Path of the file, for display; empty if the run has no log.
     """
 
     def __init__(self, series: Mapping[str, Iterable[tuple[int, float]]], origin: str = "") -> None:
@@ -88,18 +88,18 @@ def _collect(
 
 @dataclass(frozen=True, slots=True)
 class MetricsFile:
-    """What a file of metrics holds, of which columns are chosen.
+    """The content of a metrics file, before columns are chosen.
 
     Parameters
     ----------
     path
         The file.
     columns
-        Names of the columns that have a number, in the order in which they appear.
+        Names of the columns that contain a number, in order of appearance.
     rows
         The numbers of each row, by column.
     note
-        What is damaged about the file, or that it has no header; else empty.
+        A note about damage or a missing header; otherwise empty.
     """
 
     path: Path
@@ -109,13 +109,13 @@ class MetricsFile:
 
     @property
     def step_column(self) -> str | None:
-        """The column that is called like a step, or else an epoch; None without one."""
+        """The column with the name of a step, or else of an epoch; None without one."""
         words = {_word(name): name for name in reversed(self.columns)}
         return next((words[word] for word in _STEP_WORDS if word in words), None)
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The columns that are called neither like a step or an epoch nor like a time."""
+        """The columns whose names are not those of a step, an epoch or a time."""
         return tuple(name for name in self.columns if _is_metric(name))
 
     def log(self, step_column: str | None = None, columns: Sequence[str] | None = None) -> TrainingLog:
@@ -124,15 +124,15 @@ class MetricsFile:
         Parameters
         ----------
         step_column
-            By default `step_column`.
+            By default the property `step_column`.
         columns
-            The metrics; by default `metrics`.
+            The metrics; by default the property `metrics`.
 
         Raises
         ------
         InputError
-            There is no such column, none is called like a step, steps are no whole numbers, or nothing is
-            left.
+            A column is missing, no column is named like a step, steps are not whole numbers, or no metric
+            remains.
         """
         there = f"columns {named(self.columns)}"
         step = step_column or self.step_column
@@ -168,35 +168,33 @@ def _is_metric(name: str) -> bool:
 
 
 def _word(name: str) -> str:
-    """Return a column's name without what loggers put around it: ``trainer/global_step``, ``_step``."""
+    """Return a column's name without decorations of loggers: ``trainer/global_step``, ``_step``."""
     return name.casefold().rpartition("/")[2].strip(" _")
 
 
 def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
-    """Return the columns of any file of metrics.
+    """Return the columns of a metrics file in any format.
 
     Parameters
     ----------
     path
-        CSV (with commas, semicolons or tabs, with a header or without), JSON lines, a JSON list,
-        ``trainer_state.json``, or an event file of TensorBoard. The content decides.
+        CSV (with commas, semicolons or tabs, with or without a header), JSON lines, a JSON list,
+        ``trainer_state.json``, or an event file of TensorBoard. The content determines the format.
 
     Raises
     ------
     NotFoundError
-        There is no such file.
+        The file does not exist.
     RefusedLinkError
-        It is a link to another directory.
+        The file is a link to another directory.
     DamagedError
-        It is too large: 256 MB.
+        The file is larger than 256 MB.
     InputError
-        There is no number in it, or it is more than 32 MB of text.
+        The file has no number, or is more than 32 MB of text.
 
-    Notes
-    -----
-    The last line of a file that is being written may be cut off; it is left out. Names are as they are in
-    the file, without padding: they are not trusted. Decimal commas are read, and separators of thousands.
-    Columns without a header are numbered; the first that counts up is called ``step``.
+    Notes ----- The last line of a file being written may be truncated; it is ignored. Names are untrusted and
+    returned as in the file, without padding. Decimal commas and thousands separators are supported. Columns
+    without a header are numbered; the first one that counts up is named ``step``.
 
     Examples
     --------
@@ -220,10 +218,10 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
 
 
 def _rows(content: bytes, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
-    """Return the rows of a file of metrics, and what is remarkable about it."""
+    """Return the rows of a metrics file, and a note about it."""
     if is_event_file(content):
         return scalar_rows(content)
-    # Marks of UTF-8, -16 and -32 are known to it, and where zeros are in ASCII without one.
+    # detect_encoding recognizes byte order marks of UTF-8, -16 and -32, and otherwise the zeros in ASCII.
     text = content.decode(json.detect_encoding(content[:4]), errors="replace").replace("\0", "")
     if text.lstrip()[:1] not in ("{", "["):
         return _csv_rows(text, path)
@@ -233,7 +231,7 @@ def _rows(content: bytes, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
     except (ValueError, RecursionError):
         found = []
         for line in text.splitlines():
-            # The last line of a run that is being written, or that was killed, is often cut off.
+            # The last line of a running or killed training is often truncated.
             with suppress(ValueError, RecursionError):
                 found.append(json.loads(line))
     if isinstance(found, dict) and isinstance(found.get("log_history"), list):
@@ -268,7 +266,7 @@ def _cells(lines: Iterable[str], delimiter: str, path: Path) -> Iterator[list[st
 
 
 def _with_point(cell: str, delimiter: str) -> str:
-    """Return a number without separators of thousands, its decimal comma as a point."""
+    """Return a number without thousands separators, and with a decimal point."""
     if "," not in cell:
         return cell
     if (delimiter == "," or "." in cell) and _THOUSANDS.fullmatch(cell):
@@ -290,12 +288,12 @@ def _require_few(n_values: int, path: Path) -> None:
 
 
 def log_of_trainer(content: bytes, where: str) -> TrainingLog:
-    """Return the metrics that a ``trainer_state.json`` holds; none where it has no history.
+    """Return the metrics in a ``trainer_state.json``; empty if it has no history.
 
     Raises
     ------
     DamagedError
-        It is no JSON.
+        The content is not valid JSON.
     """
     state = parse_json(content, where)
     history = state.get("log_history") if isinstance(state, dict) else None
@@ -304,7 +302,7 @@ def log_of_trainer(content: bytes, where: str) -> TrainingLog:
 
 
 def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access | None = None) -> TrainingLog:
-    """Return the metrics of a run; empty where it logged none.
+    """Return the metrics of a run; empty if it logged none.
 
     Parameters
     ----------
@@ -313,19 +311,19 @@ def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access |
     checkpoints
         Its checkpoints, oldest first: the last one's ``trainer_state.json`` has the whole history.
     access
-        Where links may lead; by default into the run. A log elsewhere is passed over.
+        Access rights for links; by default into the run. A log elsewhere is ignored.
 
     Raises
     ------
     DamagedError
-        The log is too large or no JSON or CSV.
+        The log is too large, or not valid JSON or CSV.
     """
     access = access or Access.of(directory)
     names = ("trainer_state.json", "metrics.csv", "metrics.jsonl")
     folders = [path for path in reversed(list(checkpoints)) if is_dir(path)][:1]
     places = [(folder, access, [*names]) for folder in (*folders, directory)]
     if directory.name in ("checkpoints", "checkpoint"):
-        # The log of ``run/checkpoints`` lies beside it: no link leads there, so it may be read.
+        # The log of ``run/checkpoints`` is beside that folder; no link is involved, so it may be read.
         beside = directory.parent
         places.append((beside, replace(access, root=os.path.realpath(beside)), [*names[1:]]))
     for folder, allowed, candidates in places:
@@ -339,17 +337,17 @@ def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access |
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The run's own evaluator and what it measures; None where the file says nothing.
+    """The run's evaluator and its metric; None for missing settings.
 
     Parameters
     ----------
     file
-        Python file of the evaluator, relative to the run. Naming it runs nothing: whoever executes it
-        must have the user's word.
+        Python file of the evaluator, relative to the run. Naming it runs nothing: executing it requires the
+        user's consent.
     function
         The function in it.
     metric
-        The metric that counts.
+        The metric to compare.
     direction
         ``lower`` or ``higher``: which is better.
     """
@@ -365,21 +363,21 @@ class _Settings(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_settings(directory: Path, access: Access | None = None) -> RunSettings:
-    """Return the settings of a run; defaults where there is no file.
+    """Return the settings of a run; defaults if it has no file.
 
     Parameters
     ----------
     directory
         The run.
     access
-        Where links may lead; by default into the directory.
+        Access rights for links; by default into the directory.
 
     Raises
     ------
     RefusedLinkError
         The file is a link out of the run.
     ConfigError
-        The file is no TOML, has an unknown key, or a value of the wrong kind.
+        The file is not valid TOML, has an unknown key, or a value of the wrong type.
     """
     path = directory / SETTINGS_NAME
     if not is_file(path):

@@ -1,1 +1,1 @@
-"""Files that `torch.save` writes: the zip container, and its pickle read without being run."""
+"""Read files of `torch.save`: the zip container, and its pickle without executing it."""

@@ -1,8 +1,8 @@
-"""The stream that `torch.save` wrote before PyTorch 1.6, and writes when it is told not to make a zip.
+"""Read the stream format of `torch.save` before PyTorch 1.6, still available without its zip option.
 
-It begins with five pickles: a magic number, the version, facts about the machine, the content, and the keys
-of the storages. The storages follow in that order, each after the number of its elements. There are no
-checksums. Source: `_legacy_save` in torch/serialization.py.
+It begins with five pickles: a magic number, the version, machine properties, the content, and the storage
+keys. The storages follow in that order, each after its number of elements. The format has no checksums.
+Source: `_legacy_save` in torch/serialization.py.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from inshrink_core.formats.disk import Readable, damaged
 from inshrink_core.formats.torch.pickles import MAX_PICKLE_BYTES, StorageRef, pickle_nbytes, read_pickle
 
 _MAGIC: Final = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""The magic number, behind the opcodes that say which protocol it is in."""
+"""The magic number, after the protocol opcodes."""
 
 MAGIC_WITHIN: Final = 32
-"""Bytes in which the first pickle ends."""
+"""Number of bytes within which the first pickle ends."""
 
 _FIRST_NBYTES: Final = 1 << 20
 _COUNT_NBYTES: Final = 8
 _SIZES: Final = {"": 1, "qint8": 1, "quint8": 1, "qint32": 4, "quint4x2": 1, "quint2x4": 1, **DTYPE_SIZES}
-"""Bytes per element of every storage."""
+"""Bytes per element of each storage type."""
 
 
 def is_legacy(first_bytes: bytes) -> bool:
-    """Return whether a file that begins so is such a stream."""
+    """Return whether a file with these first bytes is such a stream."""
     return first_bytes[:1] == b"\x80" and _MAGIC in first_bytes[:MAGIC_WITHIN]
 
 
 def _pickles(file: Readable) -> list[bytes]:
-    """Return the five pickles; what is read grows until it holds them."""
+    """Return the five pickles, reading larger prefixes until they are complete."""
     n_ahead = min(file.nbytes, _FIRST_NBYTES)
     while True:
         data, at, found = file.read(0, n_ahead), 0, list[bytes]()
@@ -48,7 +48,7 @@ def _pickles(file: Readable) -> list[bytes]:
 
 
 def read_torch_legacy(file: Readable) -> tuple[object, int, dict[str, ZipEntry]]:
-    """Return what the stream describes, the size of that pickle, and the storages; no tensor byte is read.
+    """Return the described objects, the size of their pickle, and the storages, without reading tensor bytes.
 
     Parameters
     ----------
@@ -58,9 +58,9 @@ def read_torch_legacy(file: Readable) -> tuple[object, int, dict[str, ZipEntry]]
     Raises
     ------
     DamagedError
-        It is cut off, contradicts itself, or is big-endian.
+        The stream is truncated, contradicts itself, or is big-endian.
     UnsafePickleError
-        The pickle calls what no harmless value needs.
+        The pickle calls names that no harmless value needs.
     """
     where = str(file.path)
     pickles = _pickles(file)

@@ -1,18 +1,19 @@
-"""Read what a checkpoint's pickle describes without running it.
+"""Read the objects that a checkpoint's pickle describes without executing it.
 
-A pickle is a program for a stack machine, and Python's machine calls whatever the program names. Here the
-program is scanned first, opcode by opcode, and each opcode that makes, calls or changes an object is replaced
-by one that hands its operands to `_Reader`. What is left for Python's machine (the one written in C, which is
-twenty times as fast as one in Python) pushes numbers, text, bytes and tuples, moves values on its stack and
-in its memo, and extends the containers made here. A name from outside is looked up in a fixed table of inert
-stand-ins. One that is not in the table is an opaque symbol: nothing is imported, and what the program makes
-with it is carried unread, as enums, dates and dataclasses among hyperparameters are. A program that would
-call what no harmless value needs (`Foreign.is_refused`) is refused, with the names. So reading is safe on a
-file from anywhere.
+A pickle is a program for a stack machine, and Python's machine calls every function that the program names.
+This module first scans the program, opcode by opcode. Each opcode that makes, calls or changes an object is
+replaced by one that passes its operands to `_Reader`. Python's machine, which is written in C and 20 times
+faster than one in Python, runs the rest: it pushes numbers, text, bytes and tuples, moves values on its stack
+and in its memo, and extends the containers made here.
 
-The scan also bounds what the program may allocate: values end within the file, the memo has no holes, and
-containers are no more than the file has room for. Nothing here recurses, and no hash that the program chose
-decides how long a lookup takes.
+An imported name is looked up in a fixed table of inert stand-ins. A name outside the table becomes an opaque
+symbol: nothing is imported, and objects made with it are carried unread, for example enums, dates and
+dataclasses among hyperparameters. A program is refused, with the names, if it calls a function that no
+harmless value needs (`Foreign.is_refused`). Reading is therefore safe for untrusted files.
+
+The scan also bounds what the program may allocate: values end within the file, the memo has no holes, and the
+number of containers is limited by the file's size. Nothing here recurses, and no hash chosen by the program
+affects the time of a lookup.
 """
 
 from __future__ import annotations
@@ -30,78 +31,78 @@ from typing import Any, Final, NamedTuple
 from inshrink_core.errors import DamagedError, UnsafePickleError, clipped
 
 MAX_PICKLE_BYTES: Final = 256 << 20
-"""Largest pickle that is read. 1 M tensors take about 200 MB; a larger one is no checkpoint."""
+"""Maximum size of a pickle. One million tensors take about 200 MB; checkpoints have no larger pickles."""
 
 _SOME: Final = 1024
-"""Containers and calls that the shortest program may make."""
+"""Number of containers and calls that even the shortest program may make."""
 
 _MOST_WANTED: Final = 1000
-"""Refused names that are listed; further ones are counted."""
+"""Maximum number of refused names that are listed; further ones are counted."""
 
 _MOST: Final = 1 << 62
-"""Of an offset, an extent or a stride."""
+"""Upper bound for offsets, extents and strides."""
 
 _MOST_DIMENSIONS: Final = 64
 _SMALL_TYPES: Final = (str, int, float, bool, type(None))
 _MOST_BITS: Final = 1024
-"""Of a number that is written out to compare it as a key."""
+"""Maximum size of a number that is written out for comparison as a key."""
 
 _HASH_MODULUS: Final = (1 << 61) - 1
-"""Numbers that differ by it have the same hash (sys.hash_info)."""
+"""Modulus of Python's integer hash: numbers that differ by it collide (sys.hash_info)."""
 
 _FEW_KEYS: Final = 4096
-"""So many items are found in milliseconds even where all of them collide."""
+"""Number of items that takes only milliseconds to look up even if all of them collide."""
 
 
 class _MalformedError(Exception):
-    """The pickle is no program of a checkpoint; becomes a DamagedError."""
+    """The pickle is no program of a checkpoint; converted to a DamagedError."""
 
 
 _ERRORS: Final[tuple[type[Exception], ...]] = (
     *(_MalformedError, pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError),
     *(MemoryError, TypeError, ValueError),
 )
-"""What Python's machine raises on a program that is malformed."""
+"""Exceptions that Python's machine raises for a malformed program."""
 
 
 class Opaque:
-    """A value that is carried, never looked into: numpy scalars, sparse tensors, sets of them."""
+    """A value that is carried but never inspected: numpy scalars, sparse tensors, sets of them."""
 
     __slots__ = ()
 
     def append(self, item: object) -> None:
-        """Forget an item."""
+        """Discard an item."""
 
     def extend(self, items: object) -> None:
-        """Forget items."""
+        """Discard items."""
 
     def __setitem__(self, key: object, value: object) -> None:
-        """Forget an item."""
+        """Discard an item."""
 
 
 OPAQUE: Final = Opaque()
 
 
 class DTypeRef(NamedTuple):
-    """A torch dtype by name, as ``DTypeRef("float32")``."""
+    """A torch dtype by name, such as ``DTypeRef("float32")``."""
 
     name: str
 
 
 class StorageType(NamedTuple):
-    """A storage class by the dtype of its elements; ``""`` for the untyped one."""
+    """A storage class, given by its element dtype; ``""`` for the untyped class."""
 
     dtype: str
 
 
 class RecordType(NamedTuple):
-    """A class whose objects are read as `Record`, by its name."""
+    """A class whose objects are read as `Record`, given by its name."""
 
     name: str
 
 
 class Record:
-    """An object as the pickle describes it: the name of its class, and its state."""
+    """An object described by the pickle: the name of its class and its state."""
 
     __slots__ = ("kind", "state")
 
@@ -122,9 +123,9 @@ class StorageRef(NamedTuple):
 
 
 class TensorRef:
-    """A tensor as the pickle describes it; offsets and strides in elements.
+    """A tensor described by the pickle; offsets and strides count elements.
 
-    A class, not a tuple, so that it is compared and hashed by identity.
+    This is a class, not a tuple, so that tensors are compared and hashed by identity.
     """
 
     __slots__ = ("dtype", "offset", "shape", "storage", "stride")
@@ -137,14 +138,14 @@ class TensorRef:
 
 
 class OddTensor(TensorRef):
-    """A tensor whose values are not what the bytes of one storage say: carried unread.
+    """A tensor whose values differ from the bytes of one storage; it is carried unread.
 
     Parameters
     ----------
     kind
         ``conjugate``, ``negative``, ``sparse``, ``quantized``, ``meta`` or ``numpy``.
     args
-        Of the function that PyTorch would build it with; of the first two, the tensor without its bits.
+        Arguments of PyTorch's rebuild function; for the first two kinds, the tensor without its bits.
     """
 
     __slots__ = ("args", "kind")
@@ -155,9 +156,9 @@ class OddTensor(TensorRef):
 
 
 class _OddKey:
-    """A key of a mapping that stands for one whose own hash its maker may have chosen.
+    """A stand-in for a mapping key whose hash an attacker could choose.
 
-    Compared by its text, which Python hashes with a secret of the process.
+    Keys are compared by text, which Python hashes with a secret of the process.
     """
 
     __slots__ = ("shown", "text")
@@ -167,7 +168,7 @@ class _OddKey:
 
     @classmethod
     def of(cls, place: int) -> _OddKey:
-        """Return what stands for the object at a place in memory."""
+        """Return the stand-in for the object at a memory address."""
         return cls(f"object {place}", "object")
 
     def __eq__(self, other: object) -> bool:
@@ -187,10 +188,10 @@ def _is_small(value: object) -> bool:
 
 
 class _Mapping(dict[Any, Any]):
-    """A dict whose keys are text or numbers that a training would use; others are replaced.
+    """A dict that accepts text and plausible numbers as keys and replaces other keys.
 
-    The hash of a number is known to whoever writes the pickle: with numbers that collide, every item
-    takes as long as all before it together. Hashing a deep tuple takes for ever, or overflows the C stack.
+    The author of a pickle can predict the hash of a number. If all keys collide, each insertion takes time
+    proportional to the number of items. Hashing a deeply nested tuple is too slow or overflows the C stack.
     """
 
     __slots__ = ()
@@ -209,19 +210,20 @@ class _Mapping(dict[Any, Any]):
             text = ", ".join(f"{k:x}" if type(k) is int else repr(k) for k in key)
             return _OddKey(f"tuple {text}", clipped(f"({text})"))
         if isinstance(key, int) and _is_small(key):
-            # Nearly dense, as the numbers of parameters are; others while they are few, as ids are.
+            # Accept nearly dense numbers, such as those of parameters, and arbitrary ones, such as ids, while
+            # few.
             few = len(self) < _FEW_KEYS and abs(key) < _HASH_MODULUS
             if few or 0 <= key < 8 * len(self):
                 return key
             return _OddKey(f"int {key:x}", f"0x{key:x}" if key.bit_length() > 64 else str(key))
         if isinstance(key, float):
             return _OddKey(f"float {key.hex()}", str(key))
-        # Another object at each opcode: their places in memory are no one's choice.
+        # Each opcode makes a new object, and the program cannot choose memory addresses.
         return _OddKey.of(id(key))
 
 
 def _of_python_3(module: str, name: str) -> tuple[str, str]:
-    """Return module and name as Python 3 has them; protocol 2 writes those of Python 2."""
+    """Return the Python 3 equivalents of module and name; protocol 2 writes those of Python 2."""
     other = _compat_pickle.IMPORT_MAPPING.get(module, module), name
     return _compat_pickle.NAME_MAPPING.get((module, name), other)
 
@@ -229,7 +231,7 @@ def _of_python_3(module: str, name: str) -> tuple[str, str]:
 class Foreign(Opaque, _Mapping):
     """A name outside the table, or an object made with it (`is_made`); carried, never executed.
 
-    An object of a subclass of dict has its items. A module has the items of its state dict, an optimizer its
+    An object of a dict subclass has its items. A module has the items of its state dict, an optimizer its
     state and groups, any other object the tensors of the modules among its attributes.
     """
 
@@ -247,15 +249,15 @@ class Foreign(Opaque, _Mapping):
 
     @property
     def known_as(self) -> tuple[str, str]:
-        """Module and name as Python 3 has them."""
+        """The Python 3 equivalents of module and name."""
         return _of_python_3(self.module, self.qualname)
 
     @property
     def is_refused(self) -> bool:
         """Whether a call of it refuses the file: it is an object, or a function that no harmless value needs.
 
-        Those are all of Python's library but `_HARMLESS` and exceptions, and public functions of PyTorch and
-        numpy.
+        These functions are all of Python's standard library except `_HARMLESS` and exceptions, and public
+        functions of PyTorch and numpy.
         """
         module, name = self.known_as
         root, last = module.partition(".")[0], name.rpartition(".")[2]
@@ -266,7 +268,7 @@ class Foreign(Opaque, _Mapping):
         return root in ("torch", "numpy") and last[:1].islower()
 
     def take_state(self, state: Any, spend: Callable[[int], None]) -> None:
-        """Take the tensors of a module, an optimizer, or an object with modules as attributes."""
+        """Store the tensors of a module, an optimizer, or an object with modules as attributes."""
         state = state[0] if type(state) is tuple and state else state
         if not isinstance(state, dict):
             return
@@ -291,7 +293,7 @@ class Foreign(Opaque, _Mapping):
             self._take_optimizer(state["state"], state["param_groups"], spend)
 
     def _take_optimizer(self, state: Any, groups: Any, spend: Callable[[int], None]) -> None:
-        """Take state and groups with numbers for parameters, as `state_dict` has them."""
+        """Store state and groups with numbers for parameters, as in `state_dict`."""
         numbers: dict[int, int] = {}
         numbered = _Sequence()
         for group in groups:
@@ -306,13 +308,13 @@ class Foreign(Opaque, _Mapping):
 
 
 class TensorParts(_Mapping):
-    """A tensor of a class that holds it as other tensors, by name: codes and scales, say."""
+    """A tensor of a class that stores it as other tensors by name, such as codes and scales."""
 
     __slots__ = ()
 
 
 class _Sequence(list[Any]):
-    """A list whose items are only ever added at its end."""
+    """A list that only grows at its end."""
 
     __slots__ = ()
 
@@ -356,7 +358,7 @@ def _rebuild_v3(args: tuple[Any, ...]) -> object:
 
 
 def _with_bits(made: TensorRef, metadata: object) -> TensorRef:
-    """Return a tensor, odd where a bit says that its values are not what the bytes say."""
+    """Return a tensor; an odd one if a bit makes its values differ from the bytes."""
     bits = metadata if isinstance(metadata, dict) else {}
     for bit, kind in (("conj", "conjugate"), ("neg", "negative")):
         if bits.get(bit):
@@ -369,7 +371,7 @@ def _odd(kind: str) -> Callable[[tuple[Any, ...]], object]:
 
 
 def _rebuild_nested(args: tuple[Any, ...]) -> object:
-    # Jagged: a mapping of what it is made of; strided: values, sizes, strides and offsets.
+    # Jagged: a mapping of its parts; strided: values, sizes, strides and offsets.
     parts = args[0] if isinstance(args[0], dict) else dict(zip(_NESTED_PARTS, args, strict=False))
     return TensorParts((key, value) for key, value in parts.items() if isinstance(value, TensorRef))
 
@@ -379,12 +381,12 @@ def _first(args: tuple[Any, ...]) -> object:
 
 
 def _rebuild_wrapper(args: tuple[Any, ...]) -> object:
-    # A tensor of a class without a storage of its own: what it holds follows as its attributes.
+    # A tensor of a class without its own storage; the tensors that it holds follow as attributes.
     return OPAQUE
 
 
 def _rebuild_subclass(args: tuple[Any, ...]) -> object:
-    # (function, class, its arguments, attributes): `_Reader` answers for the other functions.
+    # (function, class, its arguments, attributes); `_Reader` handles the other functions.
     state = args[3][0] if type(args[3]) is tuple and args[3] else args[3]
     items = state.items() if isinstance(state, _Mapping) else ()
     return TensorParts((key, value) for key, value in items if isinstance(value, (TensorRef, TensorParts)))
@@ -394,7 +396,7 @@ _NESTED_PARTS: Final = ("values", "sizes", "strides", "storage_offsets")
 
 
 def _reconstruct(args: tuple[Any, ...]) -> object:
-    # Protocols 0 and 1 make an object so, without a call of its class.
+    # Protocols 0 and 1 make an object this way, without calling its class.
     return Foreign(args[0].module, args[0].qualname, is_made=True) if isinstance(args[0], Foreign) else OPAQUE
 
 
@@ -403,7 +405,7 @@ def _inert(args: tuple[Any, ...]) -> object:
 
 
 def _make_dict(args: tuple[Any, ...]) -> object:
-    # defaultdict(factory, mapping) and Counter(mapping); OrderedDict(pairs) is older Pythons'.
+    # defaultdict(factory, mapping) and Counter(mapping); older Pythons write OrderedDict(pairs).
     if not args:
         return _Mapping()
     source = next((a for a in args if isinstance(a, (dict, list)) and not isinstance(a, Foreign)), ())
@@ -439,10 +441,10 @@ _HARMLESS_NAMES: Final = """
     types.GenericAlias types.SimpleNamespace uuid.SafeUUID uuid.UUID zoneinfo.ZoneInfo
     zoneinfo.ZoneInfo._unpickle"""
 _HARMLESS: Final = frozenset(_HARMLESS_NAMES.split())
-"""What values are made with that do no harm where they are made. None of them is called here."""
+"""Callables that harmless values need. None of them is called here."""
 
 _Made = Callable[[tuple[Any, ...]], object] | DTypeRef | StorageType | RecordType
-"""What a name stands for: a value, or a function of the arguments of a call."""
+"""The stand-in for a name: a value, or a function of the call's arguments."""
 
 _TABLE: Final[dict[Callable[..., Any], str]] = {
     _rebuild_v2: "torch._utils: _rebuild_tensor_v2",
@@ -489,8 +491,11 @@ _TABLE: Final[dict[Callable[..., Any], str]] = {
         torch.distributed._shard.sharded_tensor.metadata: TensorProperties;
         torch.distributed.checkpoint.filesystem: _StorageInfo _StoragePrefix""",
 }
-"""What is known: names by their modules, and what answers for each; a type is given the name, or what
-follows it. Modules and names of Python 2 stand for those of Python 3."""
+"""The known names by module, and their stand-ins.
+
+A type is called with the name, or with the text after ``=``. Python 2 names use the entries of their Python 3
+equivalents.
+"""
 
 
 def _allowlist() -> dict[tuple[str, str], _Made]:
@@ -508,11 +513,11 @@ def _allowlist() -> dict[tuple[str, str], _Made]:
 _ALLOWED: Final = _allowlist()
 
 _CALL, _CALL_REVERSED, _CALL_ITEMS, _NEW, _BUILD, _ADD, _LIST, _DICT = range(8)
-"""What `_Reader` is to do with two values; an opcode that would do it is replaced by its number."""
+"""Operations of `_Reader` on two values; an opcode for one of them is replaced by its number."""
 
 
 def _ask(deed: int, before: bytes = b"") -> bytes:
-    """Return opcodes that replace the two topmost values by what `_Reader` makes of them."""
+    """Return opcodes that replace the two topmost values by the result of a `_Reader` operation."""
     return before + b"K" + bytes([deed]) + b"\x87Q"
 
 
@@ -532,18 +537,18 @@ _REPLACED: Final = {
 }
 
 _INST: Final = re.compile(rb"i([^\n]*+\n[^\n]*+\n)")
-"""A name, called with what was pushed since the last mark."""
+"""The INST opcode: a name, called with the values pushed since the last mark."""
 
 _SIZES: Final = {b"X": 4, b"T": 4, b"B": 4, b"\x8b": 4, b"\x8a": 1, b"\x8c": 1, b"U": 1, b"C": 1} | {
     b"\x8d": 8,
     b"\x8e": 8,
     b"\x96": 8,
 }
-"""Opcodes whose value follows its size; bytes of the size."""
+"""Opcodes whose value follows its size, with the width of the size field in bytes."""
 
 
 def _short(opcode: bytes, n_zeros: int, most: int) -> bytes:
-    """Return a pattern of an opcode with a value of fewer than so many bytes, which saves looking at it."""
+    """Return a pattern of an opcode with a value of fewer than `most` bytes, matched without a callback."""
     groups = []
     for first in range(0, most, 8):
         sizes = range(first, first + 8)
@@ -554,14 +559,14 @@ def _short(opcode: bytes, n_zeros: int, most: int) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def _plain_opcodes(index: bytes, n_digits: int) -> re.Pattern[bytes]:
-    """Return a pattern of opcodes that Python's machine may run as they are.
+    """Return a pattern of opcodes that Python's machine may run unchanged.
 
     Parameters
     ----------
     index
-        Pattern of the largest index of the memo, as LONG_BINPUT writes it.
+        Pattern of the largest memo index, as written by LONG_BINPUT.
     n_digits
-        Its decimal digits.
+        Number of its decimal digits.
     """
     patterns = [
         rb"[(N012aesut)Q\x85-\x89\x93]",
@@ -578,16 +583,16 @@ def _plain_opcodes(index: bytes, n_digits: int) -> re.Pattern[bytes]:
 
 
 def _plain_for(n_bytes: int) -> re.Pattern[bytes]:
-    """Return the pattern for a program, whose memo has about as many places at most as it has bytes."""
+    """Return the pattern for a program of `n_bytes` bytes, which also bounds its memo's size."""
     high, low = n_bytes >> 24, (n_bytes >> 16) & 0xFF
     index = b"..[\\x00-\\x%02x]\\x00" % low if not high else b"...[\\x00-\\x%02x]" % high
     return _plain_opcodes(index, len(str(n_bytes // 8)))
 
 
 def _rewritten(data: bytes) -> tuple[bytes, str, int]:
-    """Return a program without the opcodes that `_Reader` answers for, what is wrong with it, and its size.
+    """Return a program without the opcodes that `_Reader` handles, its flaw, and its size in bytes.
 
-    A flawed one ends at the flaw: up to there it shows which names it wants.
+    A flawed program is cut at the flaw, so that reading it still finds the names that it imports.
     """
     match, n_bytes = _plain_for(len(data)).match, len(data)
     pieces: list[bytes] = []
@@ -611,12 +616,12 @@ def _rewritten(data: bytes) -> tuple[bytes, str, int]:
                 flaw = "a value longer than the rest of the pickle"
                 break
             if opcode == b"\x96":
-                # BYTEARRAY8 as BINBYTES8: bytes cannot be changed.
+                # Rewrite BYTEARRAY8 as BINBYTES8, because bytes are immutable.
                 pieces += (data[remaining:at], b"\x8e")
                 remaining = at + 1
             at = end
         elif opcode == b"\x95" and at + 9 <= n_bytes:
-            # FRAME: there is one around the whole program.
+            # Drop FRAME opcodes; one frame encloses the whole rewritten program.
             pieces.append(data[remaining:at])
             at = remaining = at + 9
         elif opcode == b"i" and (name := _INST.match(data, at)):
@@ -633,13 +638,13 @@ def _rewritten(data: bytes) -> tuple[bytes, str, int]:
 
 
 def pickle_nbytes(data: bytes) -> int:
-    """Return the size of the pickle that data begin with, 0 where it does not end in them."""
+    """Return the size of the pickle at the start of the data; 0 if it is incomplete."""
     _, flaw, nbytes = _rewritten(data)
     return 0 if flaw else nbytes
 
 
 class _Reader(pickle.Unpickler):
-    """Python's own machine, over a program that calls nothing but the two methods of this class."""
+    """Python's own machine, for a program that calls only the two methods of this class."""
 
     def __init__(self, program: bytes) -> None:
         super().__init__(io.BytesIO(program), encoding="latin-1")
@@ -649,12 +654,12 @@ class _Reader(pickle.Unpickler):
         self._room = _SOME + len(program)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name from outside stands for."""
+        """Return the stand-in for an imported name."""
         found = _ALLOWED.get(_of_python_3(module, name))
         return Foreign(module, name) if found is None else found
 
     def _refuse(self, foreign: Foreign) -> Opaque:
-        """Note a name outside the table that something is made with."""
+        """Record a refused name that an object is made with."""
         if len(self.wanted) < _MOST_WANTED:
             self.wanted.add(foreign.name)
         else:
@@ -662,7 +667,7 @@ class _Reader(pickle.Unpickler):
         return OPAQUE
 
     def persistent_load(self, pid: Any) -> object:
-        """Return an empty container, what a replaced opcode makes, or the storage that an id names."""
+        """Return an empty container, the result of a replaced opcode, or the storage with an id."""
         if type(pid) is tuple:
             if len(pid) == 3:
                 return self._do(*pid)
@@ -686,7 +691,7 @@ class _Reader(pickle.Unpickler):
         raise _MalformedError("a persistent id that is no storage")
 
     def _do(self, one: Any, other: Any, deed: object) -> object:
-        """Return what a replaced opcode makes of two values."""
+        """Return the result of a replaced opcode for two values."""
         if deed == _NEW and isinstance(one, Foreign):
             return self._made(one, other)
         if deed in (_CALL, _NEW):
@@ -701,7 +706,7 @@ class _Reader(pickle.Unpickler):
         if deed == _BUILD and isinstance(one, Foreign):
             one.take_state(other, self._spend)
             return one
-        # State of an object: OrderedDict's `_metadata` and numpy's dtype are of no use.
+        # Ignore the state of other objects: OrderedDict's `_metadata` and numpy's dtype are not needed.
         if deed == _BUILD and isinstance(one, Record):
             one.state = other
             return one
@@ -719,7 +724,7 @@ class _Reader(pickle.Unpickler):
             self._spend(len(args) + len(args[2]))
             return _rebuild_v2(args)
         if function is _rebuild_subclass and args[0] is not _rebuild_wrapper:
-            if args[0] is _rebuild_subclass:  # nothing recurses
+            if args[0] is _rebuild_subclass:  # avoids recursion
                 raise _MalformedError("a class of tensors within itself")
             return self._call(args[0], args[2])  # a class that adds methods to a tensor
         if type(function) is FunctionType:
@@ -736,20 +741,20 @@ class _Reader(pickle.Unpickler):
         raise _MalformedError("a call of something that is no function")
 
     def _called(self, function: Foreign, args: tuple[Any, ...]) -> object:
-        """Return an object made by a call that is not known, if values are made with such."""
+        """Return the object made by a call of an unknown name, unless the name is refused."""
         if function.known_as == ("builtins", "getattr") and len(args) == 2 and isinstance(args[1], str):
             owner = args[0]
             self._spend(len(args[1]) + len(getattr(owner, "qualname", "")))
             if isinstance(owner, Foreign) and not owner.is_made:
                 return self.find_class(owner.module, f"{owner.qualname}.{args[1]}")
             return Foreign(function.module, function.qualname, is_made=True)  # a method of an object
-        # A union of types is a reduction.
+        # A union of types is pickled as a reduction.
         is_reduction = function.known_as[1] == "reduce" and bool(args)
         is_union = is_reduction and getattr(args[0], "qualname", "") == "or_"
         return self._refuse(function) if function.is_refused and not is_union else self._made(function, args)
 
     def _made(self, one: Foreign, args: object) -> Foreign:
-        """Return an object of a class; a module may be made of another one, or of its state."""
+        """Return an object of a class; a module may be constructed from another module or from its state."""
         made = Foreign(one.module, one.qualname, is_made=True)
         if type(args) is tuple and args and isinstance(args[0], dict):
             compiled = one.qualname == "OptimizedModule"
@@ -757,7 +762,7 @@ class _Reader(pickle.Unpickler):
         return made
 
     def _spend(self, n_values: int) -> None:
-        """Count values that are copied or looked at: again and again, one would outgrow any patience."""
+        """Count copied or visited values, so that repeated references cannot multiply the work."""
         self._room -= n_values
         if self._room < 0:
             raise _MalformedError("more values than the pickle has bytes")
@@ -772,7 +777,7 @@ def _storage(kind: object, key: object, n_elements: object) -> object:
 
 
 def read_pickle(data: bytes, where: str = "", *, storages: dict[str, StorageRef] | None = None) -> object:
-    """Return what a pickle of a checkpoint describes, without importing or calling anything.
+    """Return the objects that a checkpoint's pickle describes, without importing or calling anything.
 
     Parameters
     ----------
@@ -781,26 +786,25 @@ def read_pickle(data: bytes, where: str = "", *, storages: dict[str, StorageRef]
     where
         The file, for messages.
     storages
-        Takes every storage that it names, by key.
+        Receives every storage that the pickle names, by key.
 
     Returns
     -------
     object
-        Plain containers, numbers, strings and bytes; `TensorRef`, `TensorParts`, `StorageRef`, `DTypeRef` and
-        `Record`; and
-        `Opaque` for values that are carried but not read (`Foreign` of classes outside the table, which a
-        module makes a mapping). Lists and dicts may refer to themselves.
+        Plain containers, numbers, strings and bytes; `TensorRef`, `TensorParts`, `StorageRef`, `DTypeRef`
+        and `Record`; `Opaque` for values that are carried but not read (`Foreign` for classes outside the
+        table, which is a mapping for modules). Lists and dicts may refer to themselves.
 
     Raises
     ------
     UnsafePickleError
-        It calls names that no harmless value needs, or is nothing but an object; the error lists them.
-    DamagedError
-        It is cut off, too large, or no pickle at all.
+            The pickle calls names that no harmless value needs, or is only an object; the error lists them.
+        DamagedError
+            The data is truncated, too large, or no pickle.
 
     Notes
     -----
-    Time and memory are linear in the size of the pickle: about 50 ns a byte, and 100 bytes at most.
+    Time and memory are linear in the size of the pickle: about 50 ns and at most 100 bytes per byte.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""The zip container that `torch.save` writes: entries found, bounds checked, nothing unpacked.
+"""Read the zip container of `torch.save`: locate entries and check bounds, without unpacking.
 
-Python's zipfile is not used: it hides where the bytes of an entry and its checksum lie in the file,
-which is what reading one tensor and writing a file back need, and it takes files apart that PyTorch
-itself would read differently. Layout of the records: PKWARE APPNOTE 6.3.10, sections 4.3.7-4.3.16.
+Python's zipfile is not used. It hides the positions of an entry's bytes and checksum, which are needed to
+read single tensors and to restore files. It also parses some files differently from PyTorch. Layout of the
+records: PKWARE APPNOTE 6.3.10, sections 4.3.7-4.3.16.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _END64_LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQ2H2I4Q")
 
 _MAX_DIRECTORY_BYTES: Final = 512 << 20
-"""A central directory of 4 M entries; PyTorch's own writer stops far below."""
+"""Size of a central directory with 4 M entries; PyTorch's own writer stays far below."""
 
 _TAIL_BYTES: Final = 4 << 10
-"""First read from the end: its last record, and the whole directory of 40 entries or fewer."""
+"""Size of the first read, at the end: it covers the end record and a directory of up to 40 entries."""
 
 _GAP_BYTES: Final = 256
-"""Between the data of an entry and the header of the next; PyTorch's writer leaves 24 at most."""
+"""Maximum gap between the data of an entry and the next header; PyTorch's writer leaves at most 24."""
 
 _ALIGNMENT: Final = 64
-"""PyTorch's writer begins the data of every entry at a multiple of this."""
+"""Alignment of every entry's data in files written by PyTorch."""
 
 _HAS_DESCRIPTOR = 0x08
 _FLAGS_OF_TORCH = 0x0808
@@ -45,8 +45,8 @@ _U32_MAX = 0xFFFFFFFF
 class CheckedEntry(NamedTuple):
     """The bytes of one entry and their CRC-32.
 
-    `contradiction` is where its records contradict each other, if they do; `crc_offsets` are where a CRC-32
-    must be written when the bytes change.
+    `contradiction` describes a conflict between its records, if any. `crc_offsets` are the positions to
+    update with a new CRC-32 when the bytes change.
     """
 
     offset: int
@@ -57,7 +57,7 @@ class CheckedEntry(NamedTuple):
     crc_offsets: tuple[int, ...]
 
     def moved(self, by: int) -> CheckedEntry:
-        """Return the entry of a zip that begins so many bytes later."""
+        """Return the entry shifted by a number of bytes, for a zip inside a file."""
         return self._replace(offset=self.offset + by, crc_offsets=tuple(at + by for at in self.crc_offsets))
 
 
@@ -70,12 +70,12 @@ class _Record(NamedTuple):
 
 
 def is_zip(first_bytes: bytes) -> bool:
-    """Return whether a file that begins so is a zip."""
+    """Return whether a file with these first bytes is a zip."""
     return first_bytes[:4] == b"PK\x03\x04"
 
 
 class _Tail:
-    """The end of the file, read once; further reads only where the directory is larger."""
+    """The end of the file, read once; larger directories cause further reads."""
 
     def __init__(self, file: Readable) -> None:
         self.file = file
@@ -117,7 +117,7 @@ def _find_directory(tail: _Tail) -> tuple[int, int, int]:
 
 
 def _zip64_values(file: Readable, extra: bytes, values: list[int]) -> list[int]:
-    """Return the three sizes with those that overflow 32 bits taken from the zip64 field."""
+    """Return the three sizes, with values that overflow 32 bits taken from the zip64 field."""
     at = 0
     while at + 4 <= len(extra):
         kind, size = struct.unpack_from("<HH", extra, at)
@@ -164,19 +164,17 @@ def read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
     Raises
     ------
     DamagedError
-        The zip is cut off, compressed or has overlapping entries.
+        The zip is truncated, compressed or has overlapping entries.
 
-    Notes
-    -----
-    PyTorch writes 0 for every entry where it is told to leave checksums out (`set_crc32_options(False)`). One
-    entry may well have the checksum 0, all of them cannot.
+    Notes ----- PyTorch writes 0 for every entry if checksums are disabled (`set_crc32_options(False)`). A
+    single entry can have the checksum 0, but not all of them.
     """
     records = sorted(_read_directory(_Tail(file)))
     have_checksums = any(record.crc for record in records if record.nbytes)
     limits = [record.header_offset for record in records[1:]]
     limits.append(min((record.central_offset for record in records), default=0))
     gaps = _gaps_of_torch(file, records, limits) if isinstance(file, ReadableFile) else {}
-    # The header of an entry, and what lies behind the one before.
+    # Prefetch the header of each entry, and the gap before it.
     file.expect(
         (max(0, item.header_offset - _GAP_BYTES), _GAP_BYTES + _LOCAL.size)
         for item in records
@@ -198,7 +196,7 @@ def read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
         end = offset + nbytes
         if magic != b"PK\x03\x04" or method != 0 or n_name != len(name) or end > limit:
             raise damaged(file, f"entry '{clipped(_text(name))}' of the zip is damaged")
-        # One read gives what lies behind the data and the header of the next entry.
+        # One read covers the bytes after the data and the header of the next entry.
         ahead, ahead_at = b"", -1
         if limit - end < _GAP_BYTES and limit + _LOCAL.size <= file.nbytes:
             ahead, ahead_at = read(end, limit + _LOCAL.size - end), end
@@ -207,9 +205,9 @@ def read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
             magic, behind = _DESCRIPTOR.unpack(ahead[: _DESCRIPTOR.size] or read(end, _DESCRIPTOR.size))
             behind_at = end + 4
             if magic != b"PK\x07\x08":
-                # The signature may be left out (APPNOTE 4.3.9.3).
+                # The signature is optional (APPNOTE 4.3.9.3).
                 behind, behind_at = int.from_bytes(magic, "little"), end
-        # Written before the data, a header cannot know the checksum yet: then it is 0.
+        # A header written before its data cannot contain the checksum; the field is then 0.
         contradicted = header_crc != crc and not (flags & _HAS_DESCRIPTOR and not header_crc)
         contradicted |= bool(nbytes) and behind not in (None, crc)
         places: tuple[int, ...] = ()
@@ -224,7 +222,7 @@ def read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
 
 
 class _Gap(NamedTuple):
-    """What PyTorch's writer puts between two entries; the second one ends at `end`."""
+    """The bytes between two entries in files written by PyTorch; the second entry ends at `end`."""
 
     offset: int
     content: bytes
@@ -232,10 +230,11 @@ class _Gap(NamedTuple):
 
 
 def _gaps_of_torch(file: ReadableFile, records: list[_Record], limits: list[int]) -> dict[int, _Gap]:
-    """Return what lies before entries of a file elsewhere, by the offset of their headers, unread.
+    """Return the predicted gaps before entries of a remote file, by header offset, without reading all.
 
-    Of a file that PyTorch wrote, the directory tells that, byte for byte. It is trusted where the gaps are as
-    large as it says, and those that are here, and the last, are what it says; and only until they are read.
+    In a file written by PyTorch the directory determines every gap byte for byte. The prediction requires
+    that all gaps have the predicted size, and that the last gap and all local ones match. Each gap is still
+    compared when it is read.
     """
     if not file.is_elsewhere:
         return {}
@@ -258,7 +257,7 @@ def _gaps_of_torch(file: ReadableFile, records: list[_Record], limits: list[int]
 
 
 def _framed(record: _Record, limit: int) -> tuple[bytes, bytes] | None:
-    """Return what PyTorch's writer puts before an entry's data and behind it; None where it does not fit."""
+    """Return the bytes before and after an entry's data in PyTorch's layout; None if they do not fit."""
     begin, name, crc, nbytes, _ = record
     large = [nbytes, 0] if nbytes >= _U32_MAX else []
     large += [begin] if begin >= _U32_MAX else []
@@ -276,26 +275,25 @@ def _text(name: bytes) -> str:
 
 
 def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> tuple[bytes, dict[str, ZipEntry]]:
-    """Return ``data.pkl`` of a torch file and its storages by key; no tensor byte is read.
+    """Return ``data.pkl`` of a torch file and its storages by key, without reading tensor bytes.
 
     Parameters
     ----------
     file
-        An open file that begins as a zip.
+        An open zip file.
     allow_damaged
-        Take the pickle though it does not match its checksum.
+        Accept a pickle that does not match its checksum.
 
     Raises
     ------
     DamagedError
-        The zip is cut off, compressed, has overlapping entries, or is no torch file.
+        The zip is truncated, compressed, has overlapping entries, or is no torch file.
     RottenError
         ``data.pkl`` does not match its CRC-32.
 
-    Notes
-    -----
-    Reads the directory, ``data.pkl``, ``byteorder`` and about a hundred bytes for each entry; of a file
-    elsewhere that PyTorch wrote, these are foretold, and compared before anything of the entry is read.
+    Notes ----- Reads the directory, ``data.pkl``, ``byteorder`` and about a hundred bytes for each entry. For
+    a remote file written by PyTorch these bytes are predicted, and compared before anything of the entry is
+    read.
     """
     entries, have_checksums = read_entries(file)
     by_name = {entry.name: entry for entry in entries}
