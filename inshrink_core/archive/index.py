@@ -163,7 +163,7 @@ class IndexBuilder:
         place: int | None,
         nbytes: int | None = None,
     ) -> bool:
-        """Add a tensor (key, codec, attributes), or without a place an attachment; return whether it is large.
+        """Add a tensor (key, codec, attributes), or without a place an attachment; return if it is large.
 
         The caller appends the checksum of a large block to `crcs`.
         """
