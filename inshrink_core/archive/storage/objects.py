@@ -145,7 +145,7 @@ _REFUSALS: Final = (
         "run it again later: what was there before is intact",
     ),
 )
-"""Patterns of a store's errors, their meaning, and the remedy; `{}` stands for the scheme's credentials."""
+"""Patterns of a store's errors, their meaning, and the remedy; `{}` is replaced by the scheme's credentials."""
 _NO_BUCKET: Final = _REFUSALS[0][0]
 _PASSING: Final = frozenset(what for _, what, _ in _REFUSALS[-2:])
 """Refusals that may be temporary."""
