@@ -145,7 +145,7 @@ _REFUSALS: Final = (
         "run it again later: what was there before is intact",
     ),
 )
-"""Patterns of a store's errors, their meaning, and the remedy; `{}` is replaced by the scheme's credentials."""
+"""Error patterns of stores, their meaning, and the remedy; `{}` becomes the credentials of the scheme."""
 _NO_BUCKET: Final = _REFUSALS[0][0]
 _PASSING: Final = frozenset(what for _, what, _ in _REFUSALS[-2:])
 """Refusals that may be temporary."""
