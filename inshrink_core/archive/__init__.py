@@ -1,6 +1,6 @@
 """The archive: immutable, checksummed frame files and a manifest, in a folder or packed in one file.
 
-It knows bytes, not tensors. ``docs/format.md`` is the specification.
+This package handles bytes, not tensors. ``docs/format.md`` is the specification.
 """
 
 from inshrink_core.archive.check import Problem, check_archive

@@ -1,8 +1,9 @@
-"""Which frames an archive has: the manifest and the folder's listing, reconciled.
+"""Find the frames of an archive: reconcile the manifest with the folder's listing.
 
-The manifest says what was committed, the files say what is there. A frame file that the manifest
-does not list is live if it is whole, belongs to this archive and was not removed: it was renamed into
-place just before a crash. Where two frames claim the same place, the higher generation wins.
+The manifest records the committed frames; the listing shows the files that exist. A frame file that the
+manifest does not list is live if it is whole, belongs to this archive and was not removed: its writer
+crashed after the rename and before the update of the manifest. If two frames claim the same place, the one
+of the higher generation wins.
 """
 
 from __future__ import annotations
@@ -25,48 +26,49 @@ from inshrink_core.execution import NotRegularError
 from inshrink_core.frame import FrameInfo, FramePart
 
 _N_ATTEMPTS: Final = 5
-"""Reloads while a writer removes frames between our reading of the manifest and of the folder."""
+"""Reloads if a writer removes frames between the read of the manifest and the listing of the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """What is in an archive.
+    """The content of an archive.
 
     Parameters
     ----------
     manifest
-        As read, or as rebuilt from the frames where it is lost; unlisted frames not included.
+        As read, or as rebuilt from the frames if it is lost; unlisted frames not included.
     manifest_nbytes
-        Size of the file.
+        Size of the file in bytes.
     manifest_problem
-        Why it could not be used; None if it was.
+        Why the manifest is unusable; None if it is sound.
     frames
         Live frames by ascending generation.
     by_id
-        Every whole frame by id, superseded ones included.
+        Every whole frame by id, superseded frames included.
     unlisted
-        Whole frames that the manifest does not list; their digest is not known and empty.
+        Whole frames that the manifest does not list; their digest is unknown and empty.
     pending
-        Frames that the manifest does not list and of which only some parts are there.
+        Unlisted frames of which some parts are missing.
     superseded
-        Frames whose place a higher generation has taken.
+        Frames whose place a frame of a higher generation has taken.
     missing
-        Frames the manifest lists whose file, or one of whose parts, is not there.
+        Listed frames of which the file, or a part's file, is missing.
     present
-        Every file that is there.
+        Paths of the existing files.
     moved
-        Frames that are stored elsewhere than the manifest says.
+        Frames stored at another place than the manifest records.
     buried
-        Paths of files that have nothing but removed frames, and copies of other frames.
+        Paths of files that contain only removed frames and copies of other frames.
     foreign, unreadable
-        Paths of frames of another archive, and of what is no whole frame, with the reason.
+        Paths of frames of another archive, and of files that are not whole frames, with the reason.
     unknown
-        Paths of what cannot be read, where no manifest says what it was.
+        Paths of unreadable files whose content no manifest records.
     is_complete
-        Whether it is known which frames were committed: the manifest says so or, of a packed archive whose
-        frames can all be read, the directory. Else a frame may be gone without a trace, the last one too.
+        Whether the set of committed frames is known: from the manifest, or from the directory of a packed
+        archive whose frames are all readable. Otherwise frames, even the last one, may
+        be missing without a trace.
     last_number
-        Highest generation in the name of a file that the manifest does not list.
+        Highest generation in the names of files that the manifest does not list.
     """
 
     manifest: Manifest
@@ -88,15 +90,15 @@ class Catalog:
     last_number: int = 0
 
     def with_frame(self, info: FrameInfo) -> Catalog:
-        """Return the catalog after the commit of a frame that takes no other's place."""
+        """Return the catalog after the commit of a frame that supersedes no other."""
         return replace(self, frames=(*self.frames, info), by_id=self.by_id | {info.frame_id: info})
 
     def lost_files(self, frame: FrameInfo) -> tuple[FramePart, ...]:
-        """Return the files of a frame that are not there."""
+        """Return the missing files of a frame."""
         return tuple(file for file in frame.files if file.path not in self.present)
 
     def require_complete(self, where: str) -> None:
-        """Raise DamagedError unless it is known which frames were committed."""
+        """Raise DamagedError unless the set of committed frames is known."""
         if self.is_complete or self.manifest_problem is None:
             return
         raise DamagedError(
@@ -121,12 +123,12 @@ class Catalog:
 
     @property
     def next_generation(self) -> int:
-        """Above every generation in the manifest, in a frame and in a file's name."""
+        """A generation above those of the manifest, of every frame and of every file name."""
         return max(self.manifest.next_generation, self.last_number + 1)
 
 
 def parts_in_words(numbers: Sequence[int], n_parts: int) -> str:
-    """Name parts, which users count from 1.
+    """Name parts, counted from 1.
 
     Examples
     --------
@@ -138,16 +140,22 @@ def parts_in_words(numbers: Sequence[int], n_parts: int) -> str:
 
 
 def missing_parts(frame: FrameInfo) -> str:
-    """Name the parts of a frame that are not there."""
+    """Name the missing parts of a frame."""
     there = {file.number for file in frame.files}
     return parts_in_words([n for n in range(frame.n_parts) if n not in there], frame.n_parts)
 
 
 class _Scan:
-    """The content of a file that the manifest does not list: a frame, or a segment.
+    """The frames in a file that the manifest does not list, a frame file or a segment.
 
-    Each frame, digest left empty, has the id of its archive beside it. `tail_lost`: what follows the last
-    frame cannot be read.
+    Attributes
+    ----------
+    frames
+        Each frame, with an empty digest, and the id of its archive.
+    problems
+        Why parts of the file are unreadable.
+    tail_lost
+        Whether the bytes after the last readable frame are unreadable.
     """
 
     def __init__(self, storage: Storage, path: str) -> None:
@@ -163,7 +171,7 @@ class _Scan:
             self.problems, self.tail_lost = [error], True
 
     def _read(self, file: FrameFile) -> int:
-        """Read a frame and return its size."""
+        """Read a frame and return its size in bytes."""
         header, trailer, *_ = read_envelope(file)
         info = header.info(trailer.file_nbytes)
         if file.offset is None:
@@ -182,7 +190,7 @@ class _Scan:
         return info.nbytes
 
     def _read_segment(self, storage: Storage, path: str) -> None:
-        """Find the frames of a segment; after damage go on where the next frame begins."""
+        """Find the frames of a segment; after damage, continue at the next frame magic."""
         where = f"{storage.name}, {path}"
         with storage_errors("the segment cannot be read", where):
             nbytes = storage.size(path)
@@ -207,12 +215,12 @@ class _Scan:
 
 
 def is_archive_storage(storage: Storage) -> bool:
-    """Tell whether a folder is an archive: it has a manifest, or a frame in its folder of frames."""
+    """Return whether a folder is an archive: it has a manifest, or a frame in its folder of frames."""
     return MANIFEST_NAME in storage.list("") or _has_frames(storage, storage.list(layout.FRAME_FOLDER))
 
 
 def _has_frames(storage: Storage, names: Iterable[str]) -> bool:
-    """Tell whether a file with the name of a frame begins as one."""
+    """Return whether any file with a frame's name begins with the frame magic."""
     for name in filter(layout.file_number, names):
         with contextlib.suppress(NotRegularError):
             if storage.read(f"{layout.FRAME_FOLDER}/{name}", 0, 8) == layout.FRAME_MAGIC:
@@ -221,18 +229,18 @@ def _has_frames(storage: Storage, names: Iterable[str]) -> bool:
 
 
 def load_catalog(storage: Storage) -> Catalog:
-    """Read the manifest and list the folder; frame files are opened only if the manifest lacks them.
+    """Read the manifest and list the folder; open only frame files that the manifest does not list.
 
     Raises
     ------
     NotFoundError
-        Not an archive.
+        The folder is not an archive.
     IncompatibleError
-        Manifest or a frame of a newer version.
+        The manifest or a frame has a newer version.
     DamagedError
-        No manifest and no whole frame.
+        The archive has neither a manifest nor a whole frame.
     StorageError
-        The system refused.
+        The storage refused.
     """
     try:
         catalog = _load(storage)
@@ -287,7 +295,7 @@ def _reconcile(
     buried = {path for path in others if _frame_generation(path) in removed}
     ignored: set[str] = set()
     if manifest is not None and not storage.exclusive:
-        # Committed is what the manifest lists: others are on their way, or will never be listed any more.
+        # Only listed frames are committed: other files are in progress, or were given up.
         buried |= {path for path, number in others.items() if number < manifest.next_generation}
         ignored = others.keys() - buried
     scans = {path: _Scan(storage, path) for path in others.keys() - buried - ignored}
@@ -361,7 +369,7 @@ def _reconcile(
 
 
 def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:
-    """Yield the frames that parts of one generation say they are of, as much of each as there is."""
+    """Yield the frames that parts of one generation belong to, each with its present parts."""
     groups: dict[FrameInfo, list[FrameInfo]] = {}
     for part in parts:
         groups.setdefault(replace(part, nbytes=0), []).append(part)
@@ -369,14 +377,14 @@ def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:
 
 
 def _frame_generation(path: str) -> int:
-    """Return the generation of a frame that is a file of its own; 0 for a segment."""
+    """Return the generation of a frame file; 0 for a segment."""
     return 0 if path.endswith(".segment") else layout.file_number(path)
 
 
 def _commonest_archive(
     storage: Storage, scanned: list[tuple[FrameInfo, bytes]], problem: DamagedError | None
 ) -> bytes:
-    """Without a manifest, the archive is the one most frames say they belong to."""
+    """Return the archive id that most frames carry; used when the manifest is lost."""
     if not scanned:
         raise DamagedError(
             f"no frame can be read and the manifest cannot be used: {problem}",
@@ -387,7 +395,7 @@ def _commonest_archive(
 
 
 def _settle_claims(frames: Iterable[FrameInfo]) -> tuple[tuple[FrameInfo, ...], tuple[FrameInfo, ...]]:
-    """Split into frames that hold their place and frames that a higher generation supersedes."""
+    """Split frames into live ones and those that a higher generation supersedes."""
     rows = sorted(frames, key=lambda frame: frame.generation)
     last = {(frame.parent_id, frame.step, frame.branch): frame.generation for frame in rows}
     live = set(last.values())

@@ -1,4 +1,4 @@
-"""Checking an archive: every structure and checksum of every file, and that they agree."""
+"""Check an archive: every structure and checksum of every file, and their agreement."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _PENDING: Final = "run the parts that are missing, or give up the others: `inshr
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong: the file or block, the fault, and what to do.
+    """One problem: the file or block, the fault, and the remedy.
 
-    `leftover` is true for what a writer that was cut off left behind: nothing committed is lost by it.
+    `leftover` is True for the remains of an interrupted writer, which do not affect committed frames.
     """
 
     where: str
@@ -46,25 +46,25 @@ def check_archive(
     path: str | os.PathLike[str],
     among: Callable[[Sequence[FrameInfo]], Sequence[FrameInfo]] = lambda frames: frames,
 ) -> tuple[Problem, ...]:
-    """Read every byte of an archive and return what is wrong with it; nothing if it is sound.
+    """Read every byte of an archive and return its problems; an empty tuple if it is sound.
 
-    An archive without frames is sound. Memory is bounded by the largest block.
+    An archive without frames is sound. Memory use is bounded by the largest block.
 
     Parameters
     ----------
     path
         The archive.
     among
-        Chooses the frames whose bytes are read, where others read the rest; by default all.
+        Selects the frames to read, if other processes read the rest; by default all.
 
     Raises
     ------
     NotFoundError
-        There is no archive.
+        The archive does not exist.
     IncompatibleError
-        A newer version wrote it.
+        A newer version wrote the archive.
     StorageError
-        The system refused.
+        The storage refused.
 
     Examples
     --------
@@ -160,7 +160,7 @@ def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> I
 
 
 def _check_beside(path: str | os.PathLike[str]) -> Iterator[Problem]:
-    """Report a packing of the same name that was cut off; one at work looks the same."""
+    """Report an interrupted packing of the same name; an active one looks the same."""
     around, name = object_at(path)
     leftover = temporary_name(name)
     if around.writable and leftover in around.remains(""):
@@ -169,7 +169,7 @@ def _check_beside(path: str | os.PathLike[str]) -> Iterator[Problem]:
 
 
 def _check_segments(catalog: Catalog, storage: Storage) -> Iterator[Problem]:
-    """Report bytes of segments that the manifest gives to no frame."""
+    """Report bytes of segments that belong to no listed frame."""
     sizes: Counter[str] = Counter()
     for frame in (*catalog.frames, *catalog.superseded):
         if frame.offset is not None:
@@ -184,7 +184,7 @@ def _check_segments(catalog: Catalog, storage: Storage) -> Iterator[Problem]:
 
 
 def _check_strays(storage: Storage) -> Iterator[Problem]:
-    """Unfinished files are a problem only if no writer is at work on them."""
+    """Report unknown files, and unfinished files unless a writer is active."""
     known = {MANIFEST_NAME, LOCK_NAME, FRAME_FOLDER}
     names = [name for name in storage.list("") if name not in known]
     names += [f"{FRAME_FOLDER}/{name}" for name in storage.list(FRAME_FOLDER) if not file_number(name)]

@@ -1,7 +1,7 @@
-"""Small structured documents (frame index, manifest, meta): canonical msgpack, compressed by zstd.
+"""Small structured documents (frame index, manifest, metadata): canonical msgpack, compressed by zstd.
 
-Writing is deterministic; reading is bounded: a document's structure is walked without allocation
-before any object is made, so memory is proportional to bytes that are really there.
+Writing is deterministic. Reading is bounded: the parser walks a document's structure without allocation
+before it creates objects, so memory is proportional to the bytes present.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from inshrink_core.errors import DamagedError, InputError
 _STRONG_LEVEL: Final = 19
 _FAST_LEVEL: Final = 3
 _STRONG_LIMIT_NBYTES: Final = 1 << 20
-"""Above a mebibyte level 19 takes about a second; indices of usual models are far below."""
+"""Above 1 MiB, level 19 takes about a second; indexes of usual models are far smaller."""
 
 _MAX_WINDOW_NBYTES: Final = 128 << 20
-"""zstd's own default limit for decoders (ZSTD_WINDOWLOG_LIMIT_DEFAULT = 27)."""
+"""The default limit of zstd decoders (ZSTD_WINDOWLOG_LIMIT_DEFAULT = 27)."""
 
 _MAX_OBJECTS_NBYTES: Final = 512 << 20
 """Most memory that the objects of a document may take (docs/format.md, Documents). The index of half a
-million tensors with names of 40 letters takes a third of it; a document that is nothing but empty maps
-would take 4 GB, and compress to a few kB."""
+million tensors with names of 40 letters takes a third of it; a document of nothing but empty maps would
+take 4 GB, and compress to a few kB.
+"""
 
 _CONTAINER_NBYTES: Final = 64
-"""Of an empty map, or of a sequence of one and its place in another: the most that a byte can become."""
+"""Cost of an empty map, or of a one-item sequence and its slot in another: the most per byte of msgpack."""
 
 _TEXT_NBYTES, _BINARY_NBYTES, _INTEGER_NBYTES, _FLOAT_NBYTES, _PLAIN_NBYTES = 57, 41, 36, 32, 8
-"""Of an object in CPython on 64 bits, and of its place in a sequence; plain is what exists already."""
+"""Sizes of CPython objects on 64 bits, each with its slot in a sequence; plain values are singletons."""
 
 _MAX_DEPTH: Final = 64
 """Deepest nesting written; msgpack itself stops at 511 when reading."""
@@ -45,7 +46,7 @@ def _canonical(value: Any, depth: int = 0) -> Any:
         raise InputError(f"the value nests deeper than {_MAX_DEPTH} levels")
     if isinstance(value, _PLAIN):
         return value
-    # Most items are plain: a call for each would take most of the time of an index.
+    # Most items are plain: a call for each would dominate the time of packing an index.
     if isinstance(value, (list, tuple)):
         return [item if type(item) in _PLAIN else _canonical(item, depth + 1) for item in value]
     if isinstance(value, dict):
@@ -59,12 +60,12 @@ def _canonical(value: Any, depth: int = 0) -> Any:
 
 
 def pack_value(value: Any) -> bytes:
-    """Return the canonical msgpack bytes of a value: equal values, equal bytes.
+    """Return the canonical msgpack bytes of a value; equal values have equal bytes.
 
     Raises
     ------
     InputError
-        A type or range that msgpack does not hold.
+        The value has a type or range that msgpack cannot hold.
     """
     try:
         packed: bytes = msgpack.packb(_canonical(value), use_bin_type=True)
@@ -76,12 +77,12 @@ def pack_value(value: Any) -> bytes:
 
 
 def unpack_value(data: bytes, where: str, *, lists: bool) -> Any:
-    """Return the value of exactly these msgpack bytes; sequences are lists, or else tuples.
+    """Return the value of exactly these msgpack bytes; sequences become lists, or tuples if `lists` is False.
 
     Raises
     ------
     DamagedError
-        Not one msgpack value, one with extension types or with keys that are not text, or one whose objects
+        The bytes are not a single msgpack value, contain extension types or non-text keys, or their objects
         would take more than 512 MiB.
     """
     if is_dense(data):
@@ -90,7 +91,7 @@ def unpack_value(data: bytes, where: str, *, lists: bool) -> Any:
         walk = msgpack.Unpacker(max_buffer_size=max(len(data), 1), strict_map_key=True)
         walk.feed(data)
         walk.skip()
-        # A second value behind the first is left to unpackb, which refuses it.
+        # unpackb itself refuses a second value after the first.
         return msgpack.unpackb(
             data, use_list=lists, raw=False, strict_map_key=True, max_ext_len=0, ext_hook=_refuse_extension
         )
@@ -101,13 +102,13 @@ def unpack_value(data: bytes, where: str, *, lists: bool) -> Any:
 
 
 def objects_nbytes(data: bytes) -> int:
-    """Return a bound of the memory that the objects of some msgpack bytes take.
+    """Return an upper bound of the memory that the objects of msgpack bytes take.
 
     Notes
     -----
-    Takes every byte for the begin of an object, though most of it may be text or numbers: no structure is
-    followed, which would take longer than to make the objects. Documents of up to 8 MiB are within
-    `_MAX_OBJECTS_NBYTES` in any case.
+    The bound counts every byte as the start of an object, although most may belong to text or numbers:
+    parsing the structure would take longer than creating the objects. Documents of up to 8 MiB are always
+    within `_MAX_OBJECTS_NBYTES`.
     """
     import numpy as np
 
@@ -125,7 +126,7 @@ def objects_nbytes(data: bytes) -> int:
 
 
 def is_dense(data: bytes) -> bool:
-    """Tell whether msgpack bytes would become more memory than a document may take."""
+    """Return whether the objects of msgpack bytes would take more memory than allowed."""
     return len(data) * _CONTAINER_NBYTES > _MAX_OBJECTS_NBYTES and objects_nbytes(data) > _MAX_OBJECTS_NBYTES
 
 
@@ -141,12 +142,12 @@ def compress_document(raw: bytes, dictionary: bytes = b"") -> bytes:
     raw
         The document.
     dictionary
-        What the reader has already and the document may resemble.
+        Raw content dictionary, known to the reader, that resembles the document.
 
     Raises
     ------
     InputError
-        Larger than a reader would accept.
+        The document is larger than a reader accepts.
     """
     if len(raw) > MAX_DOCUMENT_NBYTES or is_dense(raw):
         raise InputError(
@@ -163,19 +164,19 @@ def compress_document(raw: bytes, dictionary: bytes = b"") -> bytes:
 
 
 def raw_dictionary(content: bytes | None) -> zstandard.ZstdCompressionDict | None:
-    """Return bytes as what zstd may refer to; None for none, which it refuses."""
+    """Return bytes as a zstd raw content dictionary; None for empty bytes, which zstd refuses."""
     if not content:
         return None
     return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
 def decompress_document(data: bytes, raw_nbytes: int, where: str, dictionary: bytes = b"") -> bytes:
-    """Return the content of one zstd frame, which must be `raw_nbytes` long, given its dictionary.
+    """Return the content of one zstd frame, which must have `raw_nbytes` bytes.
 
     Raises
     ------
     DamagedError
-        Not one zstd frame, or of another length. Nothing is allocated before lengths agree.
+        The data are not one zstd frame, or the length differs. Nothing is allocated before the lengths agree.
     """
     try:
         claimed = zstandard.frame_content_size(data)

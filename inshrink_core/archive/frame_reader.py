@@ -1,4 +1,4 @@
-"""Reading one frame file: header, index, blocks; every byte checked before it is believed."""
+"""Read one frame file: header, index and blocks, each verified before use."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError,
 from inshrink_core.frame import BlockEntry, FrameInfo, FramePart
 
 _SUFFIX_NBYTES: Final = 4096
-"""First read at the end of a frame: trailer and index of a few hundred blocks fit, and it is one page."""
+"""Size of the first read at the end of a frame: one page, enough for the trailer and an index of a few
+hundred blocks.
+"""
 
 _AHEAD_NBYTES: Final = 1 << 16
-"""Read at once where blocks are read in their order: opening a file takes longer than decoding a small
-tensor. Each frame that is open holds no more than this."""
+"""Read-ahead for blocks that are read in order: opening a file takes longer than decoding a small tensor.
+Each open frame buffers at most this much.
+"""
 
 _END_NBYTES: Final = 1 << 16
-"""Read at the end of a frame far away: with it comes what takes no longer than a request."""
+"""Read at the end of a remote frame: transferring this much takes no longer than the request itself."""
 
 _COMPLETE_NBYTES: Final = 4 * _END_NBYTES
-"""A frame far away of no more is read as a whole."""
+"""A remote frame of at most this size is read as a whole."""
 
 
 class FrameFile(NamedTuple):
-    """The place of a frame or a part: a file, or `nbytes` of a segment from `offset` on.
+    """The place of a frame or part: a file, or `nbytes` bytes of a segment from `offset` on.
 
-    Of one whose `digest` is known, what was fetched ahead is not read again.
+    If `digest` is known, reads use the block cache.
     """
 
     storage: Storage
@@ -48,27 +51,27 @@ class FrameFile(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The frame, for messages."""
+        """The frame's name in messages."""
         at = "" if self.offset is None else f", offset {self.offset}"
         return f"{self.storage.name}, frame {self.path}{at}"
 
     def span(self, offset: int, nbytes: int) -> Span:
-        """Return what is fetched ahead of some bytes."""
+        """Return the span to prefetch for a range of bytes."""
         last = self.offset is None and offset + nbytes == self.nbytes
         return Span(self.digest, self.path, self.offset or 0, offset, nbytes, last)
 
     @property
     def end(self) -> Span:
-        """The end of the frame, all of one that is small."""
+        """The end of the frame; all of a small frame."""
         nbytes = self.nbytes if self.nbytes <= _COMPLETE_NBYTES else _END_NBYTES
         return self.span(self.nbytes - nbytes, nbytes)
 
     def is_cached(self, offset: int, nbytes: int) -> bool:
-        """Tell whether bytes were fetched ahead."""
+        """Return whether the bytes are in the block cache."""
         return CACHE.has(self.digest, offset, nbytes)
 
     def suffix(self, nbytes: int) -> tuple[bytes, int]:
-        """Return the last bytes, and the length of the frame; of a file of its own, what the system says."""
+        """Return the last bytes and the length of the frame, which for a file comes from the storage."""
         size = self.nbytes
         if self.offset is None and not self.is_cached(size - min(nbytes, size), min(nbytes, size)):
             with _frame_errors(self.where):
@@ -76,7 +79,7 @@ class FrameFile(NamedTuple):
         return self.read(size - min(nbytes, size), min(nbytes, size)), size
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Read exactly, in Inshrink's errors: a frame may vanish or shrink between two calls."""
+        """Read exactly `nbytes` bytes; a frame that vanished or shrank raises an Inshrink error."""
         cached = CACHE.get(self.digest, offset, nbytes)
         if cached is not None:
             return cached
@@ -104,7 +107,7 @@ def _frame_errors(where: str) -> Iterator[None]:
 
 
 class FrameEnvelope(NamedTuple):
-    """A frame without its blocks but the small ones: checksums of all this are verified."""
+    """A frame without its large blocks, all checksums verified."""
 
     header: layout.FrameHeader
     trailer: layout.Trailer
@@ -113,41 +116,41 @@ class FrameEnvelope(NamedTuple):
 
 
 def fetch_ends(storage: Storage, parts: Iterable[FramePart]) -> None:
-    """Fetch the ends of frames with their indexes; a second time only where an index is longer than that."""
+    """Prefetch the ends of frames with their indexes; an index longer than the end takes a second request."""
     files = [FrameFile.of(storage, part) for part in parts]
     fetch(storage, [file.end for file in files])
     longer = []
     for file in files:
         fields = CACHE.get(file.digest, file.nbytes - layout.TRAILER_NBYTES, layout.TRAILER_NBYTES)
-        with contextlib.suppress(DamagedError):  # raised when it is read
+        with contextlib.suppress(DamagedError):  # reported when the frame is read
             trailer = layout.Trailer.parse(layout.FRAME, fields or b"", file.nbytes, file.where)
             longer.append(file.span(trailer.offset, file.nbytes - trailer.offset))
     fetch(storage, longer)
 
 
 def has_ends(storage: Storage, parts: Iterable[FramePart]) -> bool:
-    """Tell whether the ends of frames are in memory."""
+    """Return whether the ends of all frames are in the block cache."""
     ends = (FrameFile.of(storage, part).end for part in parts)
     return all(CACHE.has(end.digest, end.offset, end.nbytes) for end in ends)
 
 
 def read_envelope(file: FrameFile, listed: layout.FrameHeader | None = None) -> FrameEnvelope:
-    """Read and check what surrounds the blocks of a frame, in two or three small reads.
+    """Read and check everything around the blocks of a frame, in two or three small reads.
 
     Parameters
     ----------
     file
         The frame.
     listed
-        The header it should have. Of a frame whose end was fetched it is not read: that the checksum behind
-        the index, which covers it, is right says that it is this one.
+        The header that the manifest implies. If the end of the frame is cached, the header is not read: the
+        trailer's checksum covers it, so a match proves that the frame has this header.
 
     Raises
     ------
     MissingFrameError
-        The file is not there.
+        The file is missing.
     DamagedError, IncompatibleError
-        It is not a whole frame of a version known here.
+        The frame is damaged or incomplete, or its version is not supported.
     """
     suffix, size = file.suffix(_SUFFIX_NBYTES)
     is_cached = file.is_cached(size - len(suffix), len(suffix))
@@ -180,7 +183,7 @@ _MEMORY: Final = "memory"
 
 
 def joined_memory(memories: Iterable[Any]) -> Any:
-    """Return what parts remember together: maps with the entries of all, else what the first one says.
+    """Merge the encoder state of several parts: maps are united, other values come from the first part.
 
     Examples
     --------
@@ -202,16 +205,16 @@ class FrameReader:
     Parameters
     ----------
     storage
-        Where the archive is stored.
+        The archive's storage.
     info
         The frame, as the archive lists it.
     indices
-        The resolved index of each of its parts, by number.
+        The resolved index of each part, by part number.
 
     Raises
     ------
     DamagedError
-        Its parts contradict each other.
+        The parts contradict each other.
     """
 
     def __init__(self, storage: Storage, info: FrameInfo, indices: Mapping[int, FrameIndex]) -> None:
@@ -227,9 +230,9 @@ class FrameReader:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the writer committed with the frame, a fresh copy; sequences are lists.
+        """A fresh copy of the metadata that the writer committed with the frame; sequences are lists.
 
-        Of several parts, what they have in common.
+        For a frame in several parts, the metadata that all parts share, and their merged encoder state.
         """
         apart = self.apart
         meta = {key: value for key, value in self.meta_of(min(self._parts)).items() if key not in apart}
@@ -239,23 +242,26 @@ class FrameReader:
 
     @property
     def apart(self) -> frozenset[str]:
-        """The keys of meta by which some parts of the frame differ; none where it has one."""
+        """The keys of metadata that differ between parts; empty for a single part."""
         if len(self._parts) == 1:
             return frozenset()
         return frozenset().union(*map(self.differing_meta_of, self._parts))
 
     def meta_of(self, part: int) -> dict[str, Any]:
-        """Return what the writer committed with a part, a fresh copy."""
+        """Return a fresh copy of the metadata committed with a part."""
         meta = self._parts[part].index.meta
         return {key: unpack_value(value, self._where, lists=True) for key, value in meta.items()}
 
     def differing_meta_of(self, part: int) -> frozenset[str]:
-        """Return the keys of meta by which a part differs from the first."""
+        """Return the keys of metadata in which a part differs from the first."""
         first, other = (self._parts[number].index.meta for number in (min(self._parts), part))
         return frozenset(key for key in first.keys() | other.keys() if first.get(key) != other.get(key))
 
     def contradictions(self, part: int) -> frozenset[str]:
-        """Return the keys of meta by which a part contradicts the first; it may remember other tensors."""
+        """Return the keys of metadata in which a part contradicts the first.
+
+        Content lists may differ; encoder states may hold different tensors, but not different values of one.
+        """
         apart = self.differing_meta_of(part) - {_CONTENT}
         if _MEMORY in apart:
             first, other = (self.meta_of(number).get(_MEMORY) for number in (min(self._parts), part))
@@ -264,16 +270,16 @@ class FrameReader:
 
     @property
     def overhead_nbytes(self) -> int:
-        """Bytes of the frame that are no payload: header, padding, index and trailer."""
+        """Bytes of the frame that are not payload: header, padding, index and trailer."""
         return self.info.nbytes - sum(entry.stored_nbytes for entry in self.entries)
 
     def stray_padding(self) -> Iterator[str]:
-        """Yield what has bytes other than zero before it, where there should be padding."""
+        """Yield a description of each block whose padding has bytes other than zero."""
         for part in self._parts.values():
             yield from part.stray_padding()
 
     def entry(self, key: str, attachment: bool = False) -> BlockEntry:
-        """Return the entry of a tensor, or of an attachment.
+        """Return the entry of a tensor or attachment.
 
         Raises
         ------
@@ -290,28 +296,28 @@ class FrameReader:
         return found
 
     def find(self, key: str, attachment: bool = False) -> BlockEntry | None:
-        """Return the entry of a tensor, or of an attachment; None where the frame has none."""
+        """Return the entry of a tensor or attachment; None if the frame does not have it."""
         return self._by_key.get((key, attachment))
 
     def span(self, entry: BlockEntry) -> Span | None:
-        """Return what is fetched ahead of a block; None of a small one, which came with the index."""
+        """Return the span to prefetch for a block; None for a small block, which comes with the index."""
         return None if entry.crc is None else self._parts[entry.part].file.span(entry.offset, entry.nbytes)
 
     def read(self, entry: BlockEntry) -> bytes:
-        """Return the payload of a block of this frame; neighbours read one after the other share a read.
+        """Return the payload of a block of this frame; consecutive neighbours share one read.
 
         Raises
         ------
         DamagedError
-            The bytes end early or their checksum does not match.
+            The bytes end early, or their checksum does not match.
         MissingFrameError
-            The frame was removed since.
+            The frame was removed meanwhile.
         """
         return self._parts[entry.part].read(entry)
 
 
 def _united(parts: Mapping[int, _PartReader], where: str) -> tuple[BlockEntry, ...]:
-    """Return the blocks of all the parts that are there: the tensors by their places, then attachments."""
+    """Return the blocks of all present parts: the tensors in frame order, then the attachments."""
     if len(parts) == 1:
         return next(iter(parts.values())).entries
     tensors: dict[int, BlockEntry] = {}
@@ -329,7 +335,7 @@ def _united(parts: Mapping[int, _PartReader], where: str) -> tuple[BlockEntry, .
 
 
 class _PartReader:
-    """The blocks of one file: a frame, or a part of one."""
+    """The blocks of one frame file or part."""
 
     def __init__(self, storage: Storage, part: FramePart, index: FrameIndex, step: int) -> None:
         self.index, self.file = index, FrameFile.of(storage, part)
@@ -339,7 +345,7 @@ class _PartReader:
         self._where = f"{storage.name}, frame {part.path} (step {step})"
 
     def stray_padding(self) -> Iterator[str]:
-        """Yield what has bytes other than zero before it, where there should be padding."""
+        """Yield a description of each block whose padding has bytes other than zero."""
         end = layout.FRAME_HEADER_NBYTES
         for entry in self.entries:
             if entry.crc is not None:
@@ -363,10 +369,10 @@ class _PartReader:
         return self._checked(entry, content[begin:end])
 
     def _fetched(self, entry: BlockEntry, *, ahead: bool) -> bytes:
-        """Read a block, and the bytes behind it where blocks are read in their order."""
+        """Read a block; with `ahead`, read the following bytes with it."""
         if ahead and entry.nbytes < _AHEAD_NBYTES and not self.file.is_cached(entry.offset, entry.nbytes):
             nbytes = min(_AHEAD_NBYTES, self.file.nbytes - entry.offset)
-            with contextlib.suppress(OSError):  # of what is behind the block, perhaps
+            with contextlib.suppress(OSError):  # the error may concern bytes behind the block only
                 begin = (self.file.offset or 0) + entry.offset
                 content = self.file.storage.read(self.file.path, begin, nbytes)
                 if len(content) >= entry.nbytes:

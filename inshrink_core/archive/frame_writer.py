@@ -1,4 +1,4 @@
-"""Writing one frame: blocks are passed to the storage at once, the name appears when all is durable."""
+"""Write one frame: blocks go to the storage at once; the file appears under its name when all are durable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from inshrink_core.frame import FrameInfo
 
 
 class _FrameFile:
-    """One file of a frame that is being written: the frame, or a part of it."""
+    """One file of a frame being written: the whole frame or a part."""
 
     def __init__(self, file: Creation, header: layout.FrameHeader, parent: FrameIndex | None) -> None:
         self.file = file
@@ -35,7 +35,7 @@ class _FrameFile:
         self._write(self._header.pack())
 
     def add(self, block: tuple[Any, ...], content: bytes | memoryview, place: int | None) -> None:
-        """Append a tensor, or without a place an attachment."""
+        """Append a tensor; without a place, an attachment."""
         if self._index.add(block, content, place):
             self._write(bytes(layout.align(self._offset, len(content)) - self._offset))
             self._write(content)
@@ -59,27 +59,28 @@ class _FrameFile:
 
 
 class FrameWriter:
-    """One frame being written, in one file or in several parts; made by `ArchiveWriter.begin`.
+    """A frame being written, in one file or several parts; created by `ArchiveWriter.begin`.
 
-    As a context manager it aborts on an exception, and when `commit` was not called. Memory is
+    As a context manager it aborts the frame on an exception, and if `commit` was not called. Memory use is
     bounded by one payload, the small blocks (64 KiB) and the index.
 
     Parameters
     ----------
     storage
-        Where the archive is stored.
+        The archive's storage.
     headers
-        What the frame is, for each file that is written.
+        Header of each file to write.
     parents
-        Resolved index of each part of the parent, by number, from which a delta frame inherits.
+        Resolved index of each part of the parent, by part number, from which a delta frame inherits.
     publish
-        Called with the files and the frame once all bytes are written; commits and lists them.
+        Function that commits and lists the frame; called with the files and the frame once all bytes are
+        written.
     route
-        The place among the files of a tensor, by its key.
+        Function that returns the file's position for a tensor, given its key.
     apart
-        For each file, what its meta has beside the frame's.
+        Additional metadata of each file.
     create
-        Makes a file; by default the storage does.
+        Function that creates a file; by default that of the storage.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class FrameWriter:
         attachment: bool = False,
         place: int | None = None,
     ) -> None:
-        """Append a block; its bytes go to the file before this returns, but those of a small one.
+        """Append a block; its bytes are written before the call returns, except those of a small block.
 
         Parameters
         ----------
@@ -124,22 +125,22 @@ class FrameWriter:
         codec
             Bitstream of the payload, ``name/version``.
         payload
-            The bytes; not kept.
+            The bytes; the writer holds no reference to them.
         attributes
-            At most 16 msgpack values; sequences inside come back as tuples.
+            At most 16 msgpack values; sequences among them are read back as tuples.
         attachment
-            True for opaque bytes of the rest, False for a tensor.
+            True for opaque bytes, False for a tensor.
         place
-            Of a tensor in a part: which of the frame's tensors it is, each above the one before; by default
-            the next.
+            Position of a tensor among those of the frame, above that of the tensor before it; by default the
+            next position.
 
         Raises
         ------
         InputError
-            There is such a key already, or its place is not above the last, a value cannot be stored, or the
+            The key exists already, the place is not above the last one, a value cannot be stored, or the
             frame is closed.
         StorageError
-            The system refused, as on a full disk; the frame is aborted.
+            The storage refused, for example because the disk is full; the frame is aborted.
         """
         self._require_open()
         if (key, attachment) in self._seen:
@@ -164,7 +165,7 @@ class FrameWriter:
         pack_value([key, codec, attributes])
         content = payload if isinstance(payload, bytes) else memoryview(payload)
         if isinstance(content, memoryview):
-            content = content.cast("B") if content.nbytes else b""  # an empty one cannot be cast
+            content = content.cast("B") if content.nbytes else b""  # an empty view cannot be cast
         with self._aborting("the frame cannot be written", self.where):
             file = self._files[0 if attachment else self._route(key)]
             file.add((key, codec, attributes), content, None if attachment else place)
@@ -175,20 +176,20 @@ class FrameWriter:
     def commit(self, meta: Mapping[str, Any]) -> FrameInfo:
         """Write the index, make the frame durable, and list it in the manifest.
 
-        A writer that groups frames makes a small one durable later (`ArchiveWriter.flush`).
+        A writer that groups frames makes a small frame durable later (`ArchiveWriter.flush`).
 
         Parameters
         ----------
         meta
-            What describes the frame, by key: msgpack values, maps with text keys. A delta frame
-            stores only what differs from its parent's.
+            Metadata of the frame, by key: msgpack values, maps with text keys. A delta frame stores only the
+            differences from its parent.
 
         Raises
         ------
         InputError
             A value cannot be stored, or the frame is closed.
         StorageError
-            The system refused; the archive is as it was before the frame.
+            The storage refused; the archive is as it was before the frame.
         """
         self._require_open()
         if not all(isinstance(key, str) for key in meta):
@@ -203,7 +204,7 @@ class FrameWriter:
         return info
 
     def abort(self) -> None:
-        """Drop the frame; harmless after `commit`."""
+        """Discard the frame; does nothing after `commit`."""
         if self.is_open:
             self.is_open = False
             with contextlib.ExitStack() as stack:

@@ -1,9 +1,9 @@
-"""The index of a frame: which blocks it holds and its meta, stored as the difference to its parent's.
+"""The index of a frame: its blocks and metadata, stored as the difference from the parent's index.
 
-A delta frame usually has the blocks of its parent, with other lengths. Its index therefore leaves
-out each column that equals the parent's and each meta key whose bytes do. Offsets are not stored: lengths
-and the alignment rule give them, so blocks cannot overlap. Small blocks are next to the index and are read
-with it; of those with the same bytes, as counters of steps are, only the first is stored.
+A delta frame usually has the blocks of its parent, with other lengths. Its index therefore omits each column
+that equals the parent's, and each unchanged metadata key. Offsets are not stored: lengths and the alignment
+rule determine them, so blocks cannot overlap. Small blocks precede the index and are read with it; of small
+blocks with equal bytes, such as step counters, only the first is stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inshrink_core.archive.document import compress_document, pack_value, unpack
 from inshrink_core.frame import BlockEntry
 
 MAX_ATTRIBUTES: Final = 16
-"""Attributes of one block; a small number keeps reading linear in the size of the index."""
+"""Most attributes of one block; a small limit keeps parsing linear in the size of the index."""
 
 WORDS: Final = (
     *("weight", "bias", "running_mean", "running_var", "num_batches_tracked", "embedding", "attention"),
@@ -39,14 +39,14 @@ WORDS: Final = (
     *("coarseness", "contexts", "history", "exact", "gain_per", "tensor", "gamma", "one_dimensional"),
     *("sensitivity", "written"),
 )
-"""What indexes mostly say; what they say side by side is side by side here."""
+"""Frequent strings of indexes; strings that are adjacent in indexes are adjacent here."""
 
 INDEX_DICTIONARY: Final = pack_value(WORDS)
-"""What an index is compressed with: a fixed part of the format."""
+"""The zstd dictionary of indexes, a fixed part of the format."""
 
 
 class BlockColumns(NamedTuple):
-    """The blocks of one sort (tensors, or attachments), a tuple for each property."""
+    """The blocks of one sort (tensors or attachments), a tuple for each property."""
 
     keys: tuple[str, ...] = ()
     codecs: tuple[str, ...] = ()
@@ -56,10 +56,24 @@ class BlockColumns(NamedTuple):
 class FrameIndex(NamedTuple):
     """The whole content of an index, inheritance resolved.
 
-    `runs` counts blocks in their order: tensors, attachments, tensors, and so on. `nbytes` is in that order
-    too, as is `back`: 0, or how many places before a block the small block is that has the same bytes. `crcs`
-    are of all but the small blocks. `meta` maps a key to the canonical msgpack bytes of its value. `small`
-    holds the small blocks. `places` is of a part: which of the frame's tensors its own are.
+    Attributes
+    ----------
+    tensors, attachments
+        The blocks of each sort.
+    runs
+        Numbers of consecutive blocks in frame order: tensors, attachments, tensors, and so on.
+    nbytes
+        Length of each block, in frame order.
+    crcs
+        CRC-32C of each large block.
+    meta
+        Canonical msgpack bytes of each metadata value, by key.
+    back
+        For each block 0, or the distance to an earlier small block with the same bytes.
+    small
+        The bytes of the small blocks.
+    places
+        For a part: the positions of its tensors among those of the frame. None for a whole frame.
     """
 
     tensors: BlockColumns
@@ -80,7 +94,7 @@ def _pack_codecs(codecs: tuple[str, ...]) -> list[Any]:
 
 
 def _pack_attributes(attributes: tuple[tuple[Any, ...], ...]) -> list[Any]:
-    """Transpose, so that equal roles, dtypes and shapes are side by side for zstd."""
+    """Transpose, so that zstd sees equal roles, dtypes and shapes side by side."""
     widths = [len(row) for row in attributes]
     columns = [[row[j] for row in attributes if len(row) > j] for j in range(max(widths, default=0))]
     return [widths, columns]
@@ -89,7 +103,7 @@ def _pack_attributes(attributes: tuple[tuple[Any, ...], ...]) -> list[Any]:
 def _pack_columns(columns: BlockColumns, parent: BlockColumns | None) -> list[Any]:
     if parent is None:
         return [list(columns.keys), _pack_codecs(columns.codecs), _pack_attributes(columns.attributes)]
-    # 1, 1.0 and True are equal, but not as attributes.
+    # 1, 1.0 and True compare equal, but their stored bytes differ.
     same = pack_value(columns.attributes) == pack_value(parent.attributes)
     return [
         None if columns.keys == parent.keys else list(columns.keys),
@@ -99,26 +113,26 @@ def _pack_columns(columns: BlockColumns, parent: BlockColumns | None) -> list[An
 
 
 class SmallBlocks:
-    """The small blocks of a frame that is being made, each stored once."""
+    """The small blocks of a frame being written; equal blocks are stored once."""
 
     def __init__(self) -> None:
         self.content = bytearray()
         self._first: dict[bytes, int] = {}
 
     def add(self, number: int, payload: bytes | memoryview) -> int | None:
-        """Take a block, if it is small.
+        """Add a block if it is small.
 
         Parameters
         ----------
         number
-            How many blocks of the frame come before it.
+            Number of blocks before it in the frame.
         payload
             Its bytes.
 
         Returns
         -------
         back
-            0, or how many blocks before this one there is one of the same bytes; None where the
+            0 for a new small block, the distance to an earlier block with the same bytes, or None if the
             block is not small.
         """
         if not layout.is_small(len(payload), 0):
@@ -135,7 +149,7 @@ class SmallBlocks:
 
 
 class IndexBuilder:
-    """Collects the blocks of a frame that is being made."""
+    """Collects the blocks of a frame being written."""
 
     def __init__(self) -> None:
         self.small, self.crcs = SmallBlocks(), list[int]()
@@ -149,7 +163,7 @@ class IndexBuilder:
         place: int | None,
         nbytes: int | None = None,
     ) -> bool:
-        """Add a tensor (key, codec, attributes), or without a place an attachment; tell whether it is large.
+        """Add a tensor (key, codec, attributes), or without a place an attachment; return if it is large.
 
         The caller appends the checksum of a large block to `crcs`.
         """
@@ -165,7 +179,7 @@ class IndexBuilder:
         return back is None
 
     def finish(self, meta: Mapping[str, Any], *, several: bool = False) -> FrameIndex:
-        """Return the index; `several` as of `parse_index`."""
+        """Return the index; `several` as in `parse_index`."""
         rows = self._blocks
         tensors, attachments = (BlockColumns(*zip(*r, strict=True)) if r else BlockColumns() for r in rows)
         return FrameIndex(
@@ -181,14 +195,14 @@ class IndexBuilder:
 
 
 def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
-    """Return the uncompressed document of a frame.
+    """Return the uncompressed index document of a frame.
 
     Parameters
     ----------
     index
         The index.
     parent
-        That of the parent; None in a keyframe, which inherits nothing.
+        The index of the parent; None for a keyframe, which inherits nothing.
     """
     inherited: Mapping[str, bytes] = {} if parent is None else parent.meta
     places = None if parent is not None and parent.places == index.places else index.places
@@ -210,11 +224,11 @@ def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_STEP)]
-"""Sums of lengths are Python integers, so only the field's own width limits a block."""
+"""Lengths are limited only by the field's width: Python integers do not overflow when summed."""
 
 
 class _Columns(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The blocks of one sort as they are stored; what the parent has is None."""
+    """The stored blocks of one sort; None marks a column inherited from the parent."""
 
     keys: tuple[str, ...] | None
     codecs: tuple[tuple[str, ...], tuple[_Count, ...]] | None
@@ -222,7 +236,7 @@ class _Columns(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The index of a frame as it is stored."""
+    """The stored index of a frame."""
 
     tensors: _Columns
     attachments: _Columns
@@ -234,7 +248,7 @@ class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class _PartDocument(_Document):
-    """The index of a part."""
+    """The stored index of a part."""
 
     places: tuple[_Count, ...] | None
 
@@ -281,27 +295,27 @@ def _resolve(stored: _Columns, parent: BlockColumns | None) -> BlockColumns:
 def parse_index(
     raw: bytes, parent: FrameIndex | None, end: int, small: bytes, where: str, *, several: bool = False
 ) -> FrameIndex:
-    """Read a document and resolve what it inherits.
+    """Parse an index document and resolve inheritance.
 
     Parameters
     ----------
     raw
         The uncompressed document.
     parent
-        The resolved index of the parent; None in a keyframe.
+        The resolved index of the parent; None for a keyframe.
     end
-        Where the large blocks must end.
+        Offset at which the large blocks must end.
     small
-        The small blocks.
+        The bytes of the small blocks.
     where
         The frame, for messages.
     several
-        Whether it is a part of a frame that has several.
+        Whether the document belongs to one of several parts.
 
     Raises
     ------
     DamagedError
-        Not an index, or blocks that do not fill the space before it.
+        The document is not an index, or its blocks do not fill the space before it.
     """
     document = unpack_value(raw, where, lists=False)
     kind = _PartDocument if several else _Document
@@ -343,7 +357,7 @@ def parse_index(
 
 
 def _parse_lengths(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return bytes of each block, and how far back the block of the same bytes is."""
+    """Return the length of each block, and its distance to an earlier block with the same bytes, or 0."""
     nbytes: list[int] = []
     back: list[int] = []
     for value in lengths:
@@ -355,7 +369,7 @@ def _parse_lengths(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int
 
 
 class _Place(NamedTuple):
-    """The place of a block: among the small ones, or in the file."""
+    """The place of a block: an offset among the small blocks, or in the file."""
 
     offset: int
     nbytes: int
@@ -383,13 +397,13 @@ def _places(index: FrameIndex) -> list[_Place]:
 
 
 def _end_of_large(places: Iterable[_Place]) -> int:
-    """Return where the blocks end that are not small."""
+    """Return the end offset of the large blocks."""
     ends = (place.offset + place.nbytes for place in places if not place.small)
     return max(ends, default=layout.FRAME_HEADER_NBYTES)
 
 
 def block_entries(index: FrameIndex, part: int = 0) -> tuple[BlockEntry, ...]:
-    """Return the blocks of a frame, or of one of its parts, in their order, offsets worked out. O(blocks)."""
+    """Return the blocks of a frame or part, in order, with computed offsets. O(blocks)."""
     sorts = (zip(*index.tensors, strict=True), zip(*index.attachments, strict=True))
     places = _places(index)
     end, crcs = _end_of_large(places), iter(index.crcs)
@@ -414,9 +428,9 @@ def block_entries(index: FrameIndex, part: int = 0) -> tuple[BlockEntry, ...]:
 
 
 class ExpectedBlock(NamedTuple):
-    """A block of a frame that is not written: what its index says of it, its size, and its bytes if small.
+    """A block of a planned frame: its index entry, its size, and, if small, its bytes.
 
-    Of a large block no more bytes are needed than make it so.
+    The payload of a large block may be cut to the shortest length that counts as large.
     """
 
     key: str
@@ -432,23 +446,23 @@ def expected_index(
     meta: Mapping[str, Any],
     parent: FrameIndex | None,
 ) -> tuple[int, FrameIndex]:
-    """Return what a frame would take beside its blocks, and its index, without writing it.
+    """Return the overhead and the index of a frame, without writing it.
 
     Parameters
     ----------
     tensors, attachments
         Its blocks.
     meta
-        What describes it, by key.
+        Its metadata, by key.
     parent
-        Index of the parent; None in a keyframe, which inherits nothing.
+        Index of the parent; None for a keyframe, which inherits nothing.
 
     Returns
     -------
     nbytes
-        Header, index, trailer and padding, to a few bytes: checksums are as long, but not the same.
+        Size of header, index, trailer and padding, accurate to a few bytes: placeholders replace checksums.
     index
-        About that of the frame, for the next one to inherit from.
+        An approximation of the frame's index, from which the next one inherits.
     """
     builder, padding, offset = IndexBuilder(), 0, layout.FRAME_HEADER_NBYTES
     for number, block in enumerate((*tensors, *attachments)):
@@ -457,12 +471,12 @@ def expected_index(
             start = layout.align(offset, block.nbytes)
             padding, offset = padding + start - offset, start + block.nbytes
             digest = hashlib.sha256(f"{number} {block.nbytes}".encode()).digest()
-            builder.crcs.append(int.from_bytes(digest[:4], "little"))  # compresses as little as a checksum
+            builder.crcs.append(int.from_bytes(digest[:4], "little"))  # as incompressible as a checksum
     index = builder.finish(meta)
     document = compress_document(pack_index(index, parent), INDEX_DICTIONARY)
     return layout.FRAME_HEADER_NBYTES + padding + len(document) + layout.TRAILER_NBYTES, index
 
 
 def _as_read(value: Any) -> Any:
-    """Return sequences as they are read back, so that what is inherited compares equal."""
+    """Convert sequences to tuples, as the parser returns them, so that inherited values compare equal."""
     return tuple(map(_as_read, value)) if isinstance(value, list | tuple) else value

@@ -1,7 +1,7 @@
-"""The fixed structs of an archive, byte by byte, and the rules that place blocks (docs/format.md).
+"""The fixed structs of an archive, and the rules that place blocks (docs/format.md).
 
-Each struct is one ``struct.Struct``, a NamedTuple and a `pack`/`parse` pair; nothing else in the
-package knows an offset. All integers are little-endian.
+Each struct is a ``struct.Struct``, a NamedTuple and a `pack`/`parse` pair; no other module uses byte
+offsets. All integers are little-endian.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ FORMAT_VERSION: Final = 1
 """Version of frames, manifests and packed archives."""
 
 _EXTERNAL: Final = 1
-"""Flag of a frame."""
+"""Flag of a frame: decoding it needs data from outside the archive."""
 
 _SEGMENTS, _PARTS = 1, 2
-"""Flags of a manifest."""
+"""Flags of a manifest: it lists segments, or frames in parts."""
 
 MAX_PARTS: Final = 1 << 16
-"""Of a frame: what the header's field can count."""
+"""Largest number of parts in a frame, the range of the header's field."""
 
 FRAME_MAGIC: Final = b"INSHRNKF"
 MANIFEST_MAGIC: Final = b"INSHRNKM"
 
 ID_NBYTES: Final = 16
 NO_ID: Final = bytes(ID_NBYTES)
-"""Sixteen zeros: the parent of a first frame; never a frame's own id."""
+"""Sixteen zeros: the parent id of a first frame. No frame has this id."""
 
 LARGE_BLOCK_NBYTES: Final = 4096
 LARGE_ALIGNMENT: Final = 64
-"""A cache line, and the width of the widest vector load, so that a mapped block can be used in place."""
+"""A cache line and the widest vector load, so that a memory-mapped block can be used in place."""
 SMALL_ALIGNMENT: Final = 8
-"""Below a page, padding to 64 bytes would cost more than an unaligned start."""
+"""Below a page, padding to 64 bytes costs more than an unaligned start."""
 
 MAX_SMALL_NBYTES: Final = 1 << 16
-"""Small blocks of a frame together: they are read and cached with the index."""
+"""Largest total size of a frame's small blocks, which are read and cached with the index."""
 
 _CRC: Final = struct.Struct("<I")
 _FRAME_FIELDS: Final = struct.Struct("<8sHBBI16s16s16sqQHH")
@@ -68,13 +68,13 @@ MAX_DOCUMENT_NBYTES: Final = 64 << 20
 MAX_STEP: Final = (1 << 63) - 1
 MAX_BRANCH: Final = (1 << 32) - 1
 MAX_GENERATION: Final = (1 << 63) - 1
-"""One bit below the field's width, so that the next generation always fits too."""
+"""One bit below the field's width, so that the next generation always fits."""
 
 SMALL_FRAME_NBYTES: Final = 1 << 18
-"""Largest frame in a segment, and what is a small file: of those, 4 KiB blocks waste a hundredth at most."""
+"""Largest frame in a segment, and largest small file; a larger file loses at most 1 % in 4 KiB blocks."""
 
 MAX_SEGMENT_NBYTES: Final = 1 << 22
-"""Largest segment: read whole where no manifest says what is in it, and written anew where a frame goes."""
+"""Largest segment: read whole if no manifest lists its content, and rewritten if a frame is removed."""
 
 FRAME_FOLDER: Final = "frames"
 _STEP: Final = r"-(0|[1-9][0-9]{0,18})(?:\.([0-9]{5}))?\.frame"
@@ -85,23 +85,23 @@ _KIND_CODES: Final = {kind: code for code, kind in _KINDS.items()}
 
 
 _CRC_CHUNK_NBYTES: Final = 1 << 20
-"""Bytes copied at a time where a checksum needs a copy; fits a second-level cache."""
+"""Bytes copied at a time if a checksum needs a copy; fits a second-level cache."""
 
 
 def crc32c(*chunks: bytes | memoryview) -> int:
-    """Return the CRC-32C (Castagnoli) of the chunks joined; memory views are of bytes."""
+    """Return the CRC-32C (Castagnoli) of the concatenated chunks; memory views must have bytes as items."""
     crc: int = 0
     for chunk in chunks:
         if isinstance(chunk, bytes):
             crc = google_crc32c.extend(crc, chunk)
             continue
-        for start in range(0, len(chunk), _CRC_CHUNK_NBYTES):  # the library takes bytes objects only
+        for start in range(0, len(chunk), _CRC_CHUNK_NBYTES):  # the library accepts bytes objects only
             crc = google_crc32c.extend(crc, bytes(chunk[start : start + _CRC_CHUNK_NBYTES]))
     return crc
 
 
 def align(offset: int, nbytes: int) -> int:
-    """Return where a block of `nbytes` starts that may not start before `offset`.
+    """Return the first aligned offset, not below `offset`, for a block of `nbytes` bytes.
 
     Examples
     --------
@@ -113,14 +113,14 @@ def align(offset: int, nbytes: int) -> int:
 
 
 def is_small(nbytes: int, before: int) -> bool:
-    """Tell whether a block is among the small ones, next to the index.
+    """Return whether a block is stored among the small blocks, next to the index.
 
     Parameters
     ----------
     nbytes
-        Length of the block.
+        Length of the block in bytes.
     before
-        Bytes of the small blocks before it.
+        Total bytes of the small blocks before it.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def is_small(nbytes: int, before: int) -> bool:
 
 
 def frame_path(generation: int, step: int) -> str:
-    """Return the path of a frame file within the archive, which generation and step fix.
+    """Return the path of a frame file within the archive.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def frame_path(generation: int, step: int) -> str:
 
 
 def part_path(generation: int, step: int, part: int) -> str:
-    """Return the path of a part of a frame that has several.
+    """Return the path of a part of a frame in several parts.
 
     Examples
     --------
@@ -153,9 +153,9 @@ def part_path(generation: int, step: int, part: int) -> str:
 
 
 def parse_name(name: str) -> tuple[int, int | None] | None:
-    """Return the generation and the step in the name of a frame's file, of a segment its number and None.
+    """Return the generation and step in the name of a frame file; for a segment, its number and None.
 
-    Of another name None.
+    Return None for any other name.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -166,7 +166,7 @@ def parse_name(name: str) -> tuple[int, int | None] | None:
 
 
 def segment_path(number: int) -> str:
-    """Return the path of a segment, which has several frames, within the archive.
+    """Return the path of a segment, a file of several frames, within the archive.
 
     Examples
     --------
@@ -177,9 +177,9 @@ def segment_path(number: int) -> str:
 
 
 def file_number(path: str) -> int:
-    """Return the generation in the path of a frame file or a segment: no frame in it has a higher one.
+    """Return the generation in the path of a frame file or segment, the highest of its frames.
 
-    Of any other path 0.
+    Return 0 for any other path.
     """
     parsed = parse_name(path.rpartition("/")[2])
     return parsed[0] if parsed else 0
@@ -188,9 +188,14 @@ def file_number(path: str) -> int:
 def derive_frame_id(
     archive_id: bytes, parent_id: bytes | None, step: int, branch: int, generation: int, salt: bytes = b""
 ) -> bytes:
-    """Return the id of a new frame: unique, since generations are never used twice.
+    """Return the id of a new frame, unique because no generation is used twice.
 
-    Where several attempts may write parts of one generation, `salt` distinguishes their frames.
+    `salt` distinguishes the frames of several attempts to write parts of one generation.
+
+    Notes
+    -----
+    The id is the first 16 bytes of SHA-256 over archive id, parent id, step, branch and generation, packed as
+    ``<16s16sqIQ``, followed by the salt.
     """
     identity = struct.pack("<16s16sqIQ", archive_id, parent_id or NO_ID, step, branch, generation)
     return hashlib.sha256(identity + salt).digest()[:ID_NBYTES]
@@ -202,22 +207,22 @@ def damaged(what: str, where: str, **found: str) -> DamagedError:
 
 
 def sealed(fields: bytes, *chunks: bytes) -> bytes:
-    """Return a struct with its checksum behind it, which covers some more bytes before it."""
+    """Return a struct followed by the CRC-32C of `chunks` and the struct."""
     return fields + _CRC.pack(crc32c(*chunks, fields))
 
 
 def is_sealed(data: bytes, nbytes: int, *chunks: bytes) -> bool:
-    """Whether the checksum behind the first bytes of a struct is theirs, with some more bytes before them."""
+    """Return whether the checksum behind the first `nbytes` bytes covers `chunks` and these bytes."""
     return bool(_CRC.unpack_from(data, nbytes)[0] == crc32c(*chunks, data[:nbytes]))
 
 
 def unpack_header(fields: struct.Struct, magic: bytes, name: str, data: bytes, where: str) -> tuple[Any, ...]:
-    """Return the fields behind the magic of a sealed struct at the begin of a file.
+    """Return the fields after the magic of a sealed struct at the beginning of a file.
 
     Raises
     ------
     DamagedError
-        Too short, another magic, or a wrong checksum.
+        The data are too short, or magic or checksum are wrong.
     """
     if len(data) < fields.size + _CRC.size or not data.startswith(magic):
         raise damaged(f"this is not a {name}: it is too short, or its magic is wrong", where)
@@ -227,7 +232,7 @@ def unpack_header(fields: struct.Struct, magic: bytes, name: str, data: bytes, w
 
 
 def newer(where: str, expected: str, found: str, made: str = "written") -> IncompatibleError:
-    """Return the error for what only a newer version can read."""
+    """Return the error for data that only a newer version can read."""
     return IncompatibleError(
         f"it was {made} by a newer version of Inshrink",
         where=where,
@@ -238,7 +243,7 @@ def newer(where: str, expected: str, found: str, made: str = "written") -> Incom
 
 
 def check_version(version: int, where: str, made: str = "written") -> None:
-    """Refuse a file of a newer format, and one of the format 0, which there is not."""
+    """Refuse newer versions, and version 0, which does not exist."""
     if version > FORMAT_VERSION:
         raise newer(where, f"format version {FORMAT_VERSION}", str(version), made)
     if version == 0:
@@ -246,9 +251,9 @@ def check_version(version: int, where: str, made: str = "written") -> None:
 
 
 class FrameHeader(NamedTuple):
-    """The first bytes of a frame file: what the frame is, without its blocks.
+    """The first 88 bytes of a frame file: the identity of the frame.
 
-    `external` says that decoding it needs what the archive does not hold. `part` counts from 0 to `n_parts`.
+    `external` is True if decoding needs data from outside the archive. `part` counts from 0 to `n_parts` - 1.
     """
 
     archive_id: bytes
@@ -264,14 +269,14 @@ class FrameHeader(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The path of the file, where it is one of its own."""
+        """The path of the frame as a separate file."""
         if self.n_parts == 1:
             return frame_path(self.generation, self.step)
         return part_path(self.generation, self.step, self.part)
 
     @property
     def parts(self) -> tuple[FrameHeader, ...]:
-        """The header of each part, of the frame alone where it has one."""
+        """The headers of all parts; this header alone for a frame in one part."""
         return tuple(self._replace(part=number) for number in range(self.n_parts))
 
     def pack(self) -> bytes:
@@ -294,14 +299,14 @@ class FrameHeader(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> FrameHeader:
-        """Read and check a header; `data` is the first 88 bytes of the file, or what there is of them.
+        """Read and check a header; `data` is the first 88 bytes of the file, or fewer if it is shorter.
 
         Raises
         ------
         DamagedError
-            Too short, not a frame, a wrong checksum or a field out of range.
+            The data are too short or not a frame, the checksum is wrong, or a field is out of range.
         IncompatibleError
-            A newer version.
+            The frame has a newer version.
         """
         version, kind, flags, branch, archive_id, frame_id, parent_id, step, generation, part, last = (
             unpack_header(_FRAME_FIELDS, FRAME_MAGIC, "frame", data, where)
@@ -334,14 +339,14 @@ class FrameHeader(NamedTuple):
 
     @classmethod
     def of(cls, archive_id: bytes, info: FrameInfo, part: int) -> Self:
-        """Return the header that a frame has, or a part of it, as the archive lists it; not `external`."""
+        """Return the header of a listed frame's part, with `external` False."""
         identity = (info.frame_id, info.parent_id, info.step, info.kind, info.branch, info.generation)
         return cls(archive_id, *identity, part=part, n_parts=info.n_parts)
 
     def info(self, nbytes: int, digest: bytes = b"") -> FrameInfo:
-        """Return the frame as the archive lists it, of several parts this one alone.
+        """Return the frame as the archive lists it; for one of several parts, with this part alone.
 
-        An empty digest is one that is not known.
+        An empty digest means unknown.
         """
         several = self.n_parts > 1
         return FrameInfo(
@@ -360,7 +365,7 @@ class FrameHeader(NamedTuple):
 
 
 def joined(parts: Iterable[FrameInfo]) -> FrameInfo:
-    """Return the frame that some parts make up, by their numbers; of one part the frame itself."""
+    """Return the frame that the given parts make up, ordered by part number."""
     rows = sorted(parts, key=lambda row: row.files[0].number)
     files = tuple(file for row in rows for file in row.parts)
     if not files:
@@ -376,10 +381,10 @@ def joined(parts: Iterable[FrameInfo]) -> FrameInfo:
 
 
 class FileKind(NamedTuple):
-    """A kind of file that ends with a compressed document and a trailer, and what messages call them.
+    """A kind of file that ends with a compressed document and a trailer, and its names in messages.
 
-    Up to `most_before` bytes before the document belong to it: its checksum covers them, and the trailer's
-    offset is where they begin.
+    Up to `most_before` bytes before the document belong to it: the checksum covers them, and the trailer's
+    offset is their start.
     """
 
     name: str
@@ -393,7 +398,7 @@ FRAME: Final = FileKind("frame", "index", b"INSE", FRAME_HEADER_NBYTES, MAX_SMAL
 
 
 class Trailer(NamedTuple):
-    """The last bytes of a frame or of a packed archive: the place of its document (index, directory)."""
+    """The last bytes of a frame or packed archive: the place of its document (index or directory)."""
 
     offset: int
     file_nbytes: int
@@ -402,11 +407,11 @@ class Trailer(NamedTuple):
 
     @property
     def end_of_shortest(self) -> int:
-        """Where the file would end if nothing stood before the document."""
+        """Where the file would end if no bytes preceded the document."""
         return self.offset + self.nbytes + TRAILER_NBYTES
 
     def pack(self, kind: FileKind, header: bytes, document: bytes) -> bytes:
-        """Return the 32 bytes; the checksum covers header, what begins at the offset, and these fields."""
+        """Return the 32 bytes; the checksum covers header, `document` and these fields."""
         return sealed(_TRAILER_FIELDS.pack(*self), header, document) + kind.magic
 
     @classmethod
@@ -416,7 +421,7 @@ class Trailer(NamedTuple):
         Raises
         ------
         DamagedError
-            Too short, no trailer, or lengths that do not add up.
+            The data are too short or not a trailer, or the lengths do not add up.
         """
         if len(data) != TRAILER_NBYTES or not data.endswith(kind.magic):
             raise damaged(f"the {kind.name} has no trailer: it was cut short", where)
@@ -437,12 +442,12 @@ class Trailer(NamedTuple):
 
     @staticmethod
     def covers(data: bytes, header: bytes, document: bytes) -> bool:
-        """Tell whether the checksum in the trailer's bytes `data` is right."""
+        """Return whether the checksum in the trailer bytes `data` matches."""
         return is_sealed(data, _TRAILER_FIELDS.size, header, document)
 
 
 def trailed_spans(kind: FileKind, content: bytes) -> dict[int, int]:
-    """Return begin and first end of every span that ends as such a file does."""
+    """Return the start and first end of every span that a trailer of this kind describes."""
     spans: dict[int, int] = {}
     end = content.find(kind.magic) + len(kind.magic)
     while end >= len(kind.magic):
@@ -455,7 +460,7 @@ def trailed_spans(kind: FileKind, content: bytes) -> dict[int, int]:
 
 
 class ManifestHeader(NamedTuple):
-    """The first bytes of the manifest; the rest is one zstd-compressed msgpack document."""
+    """The first bytes of the manifest; a zstd-compressed msgpack document follows."""
 
     archive_id: bytes
     payload_nbytes: int
@@ -482,9 +487,9 @@ class ManifestHeader(NamedTuple):
         Raises
         ------
         DamagedError
-            Too short, not a manifest, a wrong checksum or a length that does not fit the file.
+            Too short, not a manifest, a wrong checksum, or a length that does not fit the file.
         IncompatibleError
-            A newer version.
+            The manifest has a newer version.
         """
         problem = partial(DamagedError, where=where, remedy=REBUILD_REMEDY)
         if len(data) < MANIFEST_HEADER_NBYTES or data[:8] != MANIFEST_MAGIC:

@@ -1,4 +1,4 @@
-"""Removing and rewriting frames of an archive, packing and unpacking it."""
+"""Remove and rewrite frames of an archive, pack and unpack it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from inshrink_core.frame import FrameInfo, FrameKind, FramePart
 
 
 def remove_frames(writer: ArchiveWriter, ids: Iterable[bytes]) -> None:
-    """Remove frames for good: tombstones first, then the files.
+    """Remove frames permanently: first write tombstones, then delete files.
 
     Raises
     ------
     NotFoundError
         No frame has such an id.
     InputError
-        A delta frame that stays needs one of them as its reference; nothing is removed.
+        A remaining delta frame needs one of the frames as its reference; nothing is removed.
     """
     wanted = set(ids)
     known = {frame.frame_id: frame for frame in (*writer.reader.missing, *writer.reader.frames)}
@@ -54,32 +54,32 @@ def remove_frames(writer: ArchiveWriter, ids: Iterable[bytes]) -> None:
 _FAILED: Final = "the archive cannot be rewritten"
 
 _NEVER: Final = "\0"
-"""No key, codec or attribute of a block: inheriting nothing is differing from this everywhere."""
+"""A value that no key, codec or attribute equals; columns of it are never inherited."""
 
 
 class Rewrite:
     """Rewrites some frames of an archive and removes others; use it as a context manager.
 
-    New frames get generations that are among the tombstones, so that they are not live before the
-    switch. `switch` writes the one manifest that lists them in the place of the old ones; then the
-    old files are deleted. Without `switch` everything stays as it was.
+    New frames get generations that are listed as tombstones, so they are not live before the switch. `switch`
+    writes a single manifest that replaces the old frames with the new ones, then deletes the old files.
+    Without `switch` nothing changes.
 
     Parameters
     ----------
     writer
         The archive, open for writing.
     frames
-        The frames to be rewritten. Their order stays: generations are given out in it.
+        The frames to rewrite. They receive ascending generations in their present order.
 
     Raises
     ------
     StorageError
-        The system refused.
+        The storage refused.
 
     Notes
     -----
-    A rewritten frame keeps its id, step and branch, so references to it stay valid. Write
-    children before their parents: as they inherit nothing, they are readable beside either version.
+    A rewritten frame keeps its id, step and branch, so references to it stay valid. Write children before
+    their parents: since they inherit no columns, they are readable beside either version.
     """
 
     def __init__(self, writer: ArchiveWriter, frames: Iterable[FrameInfo]) -> None:
@@ -110,20 +110,20 @@ class Rewrite:
         Parameters
         ----------
         frame_id
-            One of the frames given.
+            Id of one of the frames to rewrite.
         kind
             Keyframe or delta.
         parent_id
             The frame it continues from: its parent, or a nearer ancestor that stays.
         external
-            Whether decoding a keyframe needs what the archive does not hold.
+            Whether decoding a keyframe needs data from outside the archive.
 
         Raises
         ------
         InputError
-            It is not one of them, or is written already.
+            The frame is not among the frames to rewrite, or was rewritten already.
         StorageError
-            The system refused.
+            The storage refused.
         """
         if frame_id not in self._old or frame_id in self._new:
             raise InputError(f"frame {frame_id.hex()} is not to be rewritten", where=self._where)
@@ -141,7 +141,7 @@ class Rewrite:
         return self._frame
 
     def _parts_of(self, old: FrameInfo) -> tuple[dict[str, int], list[dict[str, Any]]]:
-        """Return the part of each tensor of a frame, and what each part says beside its meta."""
+        """Return the part number of each tensor of a frame, and the additional metadata of each part."""
         before = self._writer.reader.frame(old.frame_id)
         return {entry.key: entry.part for entry in before.entries if not entry.attachment}, [
             {key: value for key, value in before.meta_of(number).items() if key in before.apart}
@@ -149,25 +149,25 @@ class Rewrite:
         ]
 
     def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
-        """Give a frame its name: it is not live, as its generation is buried."""
+        """Commit the files of a frame, which is not live because its generation is a tombstone."""
         for file in files:
             file.commit()
         self._new[info.frame_id] = info
 
     def switch(self, gone: Iterable[FrameInfo] = ()) -> None:
-        """Put the new frames in the place of the old, and remove others, all at once.
+        """Replace the old frames with the new ones and remove others, atomically.
 
         Parameters
         ----------
         gone
-            Frames to remove for good. No delta frame that stays may have one as its parent.
+            Frames to remove permanently. No remaining delta frame may have one of them as its parent.
 
         Raises
         ------
         InputError
-            A frame was not rewritten, or a frame that stays needs one that goes; nothing is changed.
+            A frame was not rewritten, or a remaining frame needs one of `gone`; nothing changes.
         StorageError
-            The system refused.
+            The storage refused.
         """
         if self._new.keys() != self._old.keys():
             raise InputError("not every frame was rewritten", where=self._where)
@@ -181,7 +181,7 @@ class Rewrite:
             # The names of the new frames must be durable before a manifest lists them.
             with storage_errors(_FAILED, self._where):
                 self._storage.sync(layout.FRAME_FOLDER)
-                # The frames that stay of segments from which others go are written anew.
+                # Remaining frames of segments that lose a frame are copied to new segments.
                 left = {frame.path for frame in removed.values() if frame.offset is not None}
                 rows = [[frame for frame in frames if frame.path == path] for path in sorted(left)]
                 manifest = gathered(self._storage, manifest, rows)
@@ -203,7 +203,7 @@ class Rewrite:
 
 
 def _inheriting_nothing(meta: Mapping[str, bytes]) -> FrameIndex:
-    """Return an index whose columns no frame inherits; only its meta is."""
+    """Return an index from which a frame inherits metadata but no columns."""
     columns = BlockColumns((_NEVER,), (_NEVER,), ((_NEVER,),))
     return FrameIndex(columns, columns, (), (), (), meta, places=(-1,))
 
@@ -231,18 +231,18 @@ def pack_archive(
     force: bool = False,
     progress: OnProgress | None = None,
 ) -> int:
-    """Write the live frames and a manifest of them into one file.
+    """Write the live frames and their manifest into one file.
 
     Parameters
     ----------
     reader
-        The archive, a folder or packed itself.
+        The archive, a folder or itself packed.
     target
-        The file to make.
+        The file to create.
     force
         Replace the file if it exists.
     progress
-        Called after each piece copied.
+        Called after each copied chunk.
 
     Returns
     -------
@@ -252,16 +252,16 @@ def pack_archive(
     Raises
     ------
     ExistsError
-        The target exists and `force` is not set, or is a folder.
+        The target is a folder, or exists and `force` is False.
     MissingFrameError, DamagedError
-        A frame is gone, or not the one that was committed: nothing is written.
+        A frame is missing or differs from the committed one: nothing is written.
     StorageError
-        The system refused; nothing is left behind.
+        The storage refused; no file remains.
 
     Notes
     -----
-    Memory is bounded by 4 MiB. Every frame's SHA-256 is compared as it is copied. Frames that a writer
-    commits meanwhile are not in it.
+    Memory use is bounded by 4 MiB. The SHA-256 of every frame is verified during the copy. Frames that a
+    writer commits meanwhile are not included.
     """
     storage, name = object_at(target)
     where = os.fspath(target)
@@ -280,7 +280,7 @@ def pack_archive(
 
 
 def _require_free(target: str | os.PathLike[str], force: bool) -> None:
-    """Refuse to write over what is there."""
+    """Refuse to overwrite an existing file or folder."""
     found, where = found_at(target), os.fspath(target)
     if isinstance(found, Storage):
         raise ExistsError("a folder is there already", where=where, remedy="choose another name")
@@ -291,7 +291,7 @@ def _require_free(target: str | os.PathLike[str], force: bool) -> None:
 
 
 def _write(reader: ArchiveReader, file: Creation, counter: Counter) -> int:
-    """Write header, frames, manifest, directory and trailer, and return how many bytes they are."""
+    """Write header, frames, manifest, directory and trailer, and return their total size in bytes."""
     files: list[PackedFile] = []
     frames: list[FrameInfo] = []
     header = pack_header()
@@ -330,7 +330,7 @@ def _copy(
     file: Creation,
     counter: Counter,
 ) -> bytes:
-    """Copy a file of a frame and return its digest, which is compared if the manifest lists the frame."""
+    """Copy a file of a frame and return its SHA-256, verified if the manifest lists the frame."""
     digest, nbytes = hashlib.sha256(), 0
     for chunk in frame_chunks(reader.storage, part):
         file.write(chunk)
@@ -359,18 +359,18 @@ def unpack_archive(
     reader
         The archive, packed or a folder.
     target
-        The folder to make; it must not exist.
+        The folder to create; it must not exist.
     progress
-        Called after each piece copied.
+        Called after each copied chunk.
 
     Raises
     ------
     ExistsError
         The target exists.
     MissingFrameError, DamagedError
-        A frame is gone, or not the one that was packed.
+        A frame is missing or differs from the packed one.
     StorageError
-        The system refused; nothing is left behind.
+        The storage refused; no file remains.
     """
     with storage_errors("the archive cannot be unpacked", os.fspath(target)):
         if found_at(target) is not None:
@@ -386,7 +386,7 @@ def unpack_archive(
 
 
 def _write_folder(reader: ArchiveReader, storage: Storage, made: list[str], counter: Counter) -> None:
-    """Write the frames, then the manifest; append the paths of files to `made`."""
+    """Write the frames, then the manifest; append the paths of written files to `made`."""
     frames: list[FrameInfo] = []
     groups = batches(reader.frames) if len(reader.frames) > MAX_SMALL_FILES else zip(reader.frames)
     for batch in groups:

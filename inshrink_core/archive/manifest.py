@@ -1,4 +1,4 @@
-"""The manifest: which frames are live, in commit order, and which generations were removed."""
+"""The manifest: the live frames in commit order, and the generations of removed frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inshrink_core.errors import DamagedError
 from inshrink_core.frame import FrameInfo, FrameKind
 
 MANIFEST_NAME: Final = "inshrink-manifest"
-"""A name no other tool uses, since its presence makes a folder an archive."""
+"""A name that no other tool uses, because it marks a folder as an archive."""
 
 _DIGEST_NBYTES: Final = 32
 
@@ -31,7 +31,7 @@ class Manifest:
     frames
         Live frames, by ascending generation.
     tombstones
-        Generations whose frames were removed, ascending: a file that bears one is not live.
+        Generations of removed frames, ascending: a file with one of them is not live.
     next_generation
         Above every generation ever used.
     """
@@ -47,14 +47,14 @@ class Manifest:
         return replace(self, frames=frames, next_generation=max(self.next_generation, info.generation + 1))
 
     def with_places(self, moved: Iterable[FrameInfo]) -> Manifest:
-        """Return the manifest after some of its frames were written elsewhere."""
+        """Return the manifest after some of its frames moved to other files."""
         places = {frame.generation: frame for frame in moved}
         frames = tuple(places.get(frame.generation, frame) for frame in self.frames)
         last = max((layout.file_number(frame.path) for frame in places.values()), default=0)
         return replace(self, frames=frames, next_generation=max(self.next_generation, last + 1))
 
     def without_frames(self, generations: frozenset[int]) -> Manifest:
-        """Return the manifest with those frames buried."""
+        """Return the manifest with the given generations removed and listed as tombstones."""
         return replace(
             self,
             frames=tuple(frame for frame in self.frames if frame.generation not in generations),
@@ -95,14 +95,14 @@ class Manifest:
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Manifest:
-        """Read and check the bytes of the whole file.
+        """Parse and check the bytes of the whole file.
 
         Raises
         ------
         DamagedError
-            Not a manifest, or one that contradicts itself.
+            The bytes are not a manifest, or the manifest contradicts itself.
         IncompatibleError
-            A newer version.
+            The manifest has a newer version.
         """
         header = layout.ManifestHeader.parse(data, where)
         raw = decompress_document(data[layout.MANIFEST_HEADER_NBYTES :], header.payload_raw_nbytes, where)
@@ -116,7 +116,7 @@ class Manifest:
 
 
 def _places(frames: Iterable[FrameInfo]) -> Iterator[tuple[int, int]]:
-    """Yield the segment of each file, 0 for none, and how far it begins behind the one before it there."""
+    """Yield the segment number of each file, or 0, and its gap to the preceding file of that segment."""
     ends: dict[str, int] = {}
     for file in (file for frame in frames for file in frame.files):
         if file.offset is None:
@@ -137,7 +137,7 @@ _Id = Annotated[bytes, msgspec.Meta(min_length=layout.ID_NBYTES, max_length=layo
 
 
 class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The fields of every manifest; two more place frames in segments, and one counts the parts of each."""
+    """The fields of every manifest. Two more place frames in segments, another counts parts of frames."""
 
     ids: tuple[_Id | None, ...]
     parents: tuple[_Id | _Count | None, ...]
@@ -186,7 +186,7 @@ def _parse_document(document: Any, header: layout.ManifestHeader) -> Manifest:
     frames: list[FrameInfo] = []
     rows = zip(*columns, strict=True)
     for row, (frame_id, parent, step, kind, branch, generation, n_parts) in enumerate(rows):
-        _require(not isinstance(parent, int) or parent < row, "parents")  # parents come before their children
+        _require(not isinstance(parent, int) or parent < row, "parents")  # parents precede their children
         parent_id = frames[parent].frame_id if isinstance(parent, int) else parent
         identity = (parent_id, step, branch, generation)
         frame = layout.FrameHeader(
@@ -215,7 +215,7 @@ def _parse_document(document: Any, header: layout.ManifestHeader) -> Manifest:
 def _parse_places(
     columns: Sequence[Any], found: _Document, counts: Sequence[int]
 ) -> Iterator[tuple[str, int | None]]:
-    """Yield the segment of each file and where it begins there; "" and None for a separate file."""
+    """Yield the segment path and offset of each file; "" and None for a separate file."""
     if not columns:
         yield from itertools.repeat(("", None), len(found.sizes))
         return

@@ -1,4 +1,4 @@
-"""Reading a packed archive: one file that answers as the folder would, by ranges."""
+"""Read a packed archive: one file that serves the files of an archive folder by byte ranges."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ PACKED: Final = layout.FileKind("packed archive", "directory", b"INSQ", PACK_HEA
 _Count = Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_STEP)]
 
 _SUFFIX_NBYTES: Final = 64 << 10
-"""First read at the end: trailer, directory and manifest of some hundred frames, in one request."""
+"""First read at the end: trailer, directory and a manifest of some hundred frames, in one request."""
 
 
 def is_packed(file: RangeFile) -> bool:
-    """Tell whether a file is a packed archive, by its first bytes; or, damaged there, by its last."""
+    """Return whether a file is a packed archive, by its first bytes or, if these are damaged, by its last."""
     if file.read(0, len(PACK_MAGIC)) == PACK_MAGIC:
         return True
     return file.read(max(0, file.nbytes - len(PACKED.magic)), len(PACKED.magic)) == PACKED.magic
 
 
 class PackedStorage(Storage):
-    """The storage of a packed archive, to read from.
+    """The read-only storage of a packed archive.
 
     Parameters
     ----------
     file
-        The one file.
+        The packed archive.
 
     Raises
     ------
     DamagedError
-        Header, directory or trailer are not valid.
+        Header, directory or trailer are invalid.
     IncompatibleError
         A newer version packed it.
 
     Notes
     -----
-    Opening takes two reads at the same time, of the first 16 bytes and of the last 64 kB. What lies in the
-    latter, as the manifest does in most archives, is not read again.
+    Opening takes two simultaneous reads, of the first 16 bytes and of the last 64 KiB. Content of the latter,
+    which includes the manifest of most archives, is not read again.
     """
 
     writable = False
@@ -77,11 +77,11 @@ class PackedStorage(Storage):
 
     @property
     def overhead_nbytes(self) -> int:
-        """Bytes of the file that belong to none of the archive's: header, padding, directory, trailer."""
+        """Bytes of the file outside the archive's files: header, padding, directory and trailer."""
         return self._file.nbytes - sum(found.nbytes for found in self._files.values())
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes from `offset`, fewer only where the packed file's own part ends."""
+        """Return `nbytes` bytes from `offset`, or fewer at the end of the contained file."""
         found = self._files.get(path)
         if found is None:
             raise FileNotFoundError(path)
@@ -99,7 +99,7 @@ class PackedStorage(Storage):
         return tuple(name for parent, _, name in parts if parent == folder)
 
     def stray_padding(self) -> tuple[str, ...]:
-        """Return the files with bytes other than zero before them, where there should be padding."""
+        """Return the files whose padding has bytes other than zero."""
         end, found = PACK_HEADER_NBYTES, []
         for packed in self._files.values():
             if any(self._range(end, align_file(end) - end)):
@@ -108,11 +108,11 @@ class PackedStorage(Storage):
         return tuple(found)
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
-        """Return what calls return, made at the same time."""
+        """Run calls at the same time and return their results."""
         return self._file.storage.together(calls)
 
     def _range(self, offset: int, nbytes: int) -> bytes:
-        """Return a span of the packed file, from memory where the first read brought it."""
+        """Return a span of the packed file, from the first read if that covers it."""
         begin = offset - self._suffix_offset
         return self._fetch(offset, nbytes) if begin < 0 else self._suffix[begin : begin + nbytes]
 
@@ -134,7 +134,7 @@ class PackedFile(NamedTuple):
 
 
 def align_file(offset: int) -> int:
-    """Return where a file starts that may not start before `offset`: blocks keep their alignment.
+    """Return the first multiple of 64 not below `offset`, the start of a file, so that blocks stay aligned.
 
     Examples
     --------
@@ -150,14 +150,14 @@ def pack_header() -> bytes:
 
 
 def parse_header(data: bytes, where: str) -> None:
-    """Check the first 16 bytes of the file, or what there is of them.
+    """Check the first 16 bytes of the file, or fewer if it is shorter.
 
     Raises
     ------
     DamagedError
-        Too short, no packed archive, a wrong checksum or a field out of range.
+        The data are too short or not a packed archive, the checksum is wrong, or a field is out of range.
     IncompatibleError
-        A newer version.
+        The file has a newer version.
     """
     version, flags = layout.unpack_header(_HEADER_FIELDS, PACK_MAGIC, PACKED.name, data, where)
     layout.check_version(version, where, "packed")
@@ -171,9 +171,9 @@ def pack_directory(files: tuple[PackedFile, ...], offset: int) -> bytes:
     Parameters
     ----------
     files
-        In file order.
+        The files, in file order.
     offset
-        Where the directory starts: right behind the last file.
+        Where the directory starts: right after the last file.
     """
     raw = pack_value([[file.path for file in files], [file.nbytes for file in files]])
     directory = compress_document(raw)
@@ -184,12 +184,13 @@ def pack_directory(files: tuple[PackedFile, ...], offset: int) -> bytes:
 
 
 def parse_directory(directory: bytes, trailer: layout.Trailer, where: str) -> tuple[PackedFile, ...]:
-    """Return the files a directory names, in file order.
+    """Return the files that a directory names, in file order.
 
     Raises
     ------
     DamagedError
-        Not a directory, a name that no archive has, or files that do not fill the space before it.
+        The directory is malformed, has a name that no archive uses, or its files do not fill the space
+        before it.
     """
     raw = decompress_document(directory, trailer.raw_nbytes, where)
     document = unpack_value(raw, where, lists=False)
@@ -215,7 +216,7 @@ def parse_directory(directory: bytes, trailer: layout.Trailer, where: str) -> tu
 
 
 def _is_known(path: str) -> bool:
-    """Whether an archive has files of that name: its manifest, and frames."""
+    """Return whether the path is that of a manifest or frame file."""
     folder, _, name = path.rpartition("/")
     parsed = layout.parse_name(name) if folder == layout.FRAME_FOLDER else None
     return path == MANIFEST_NAME or (parsed is not None and parsed[1] is not None)

@@ -1,4 +1,4 @@
-"""Writing one part of an archive's frames, beside others who write the other parts."""
+"""Write one part of an archive's frames, beside processes that write the other parts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from inshrink_core.errors import ConflictError, InputError, LockedError
 from inshrink_core.frame import FrameInfo, FrameKind
 
 _PATIENCE_S: Final = 30.0
-"""Others hold the lock for as long as it takes to make an archive, or to list its frames."""
+"""How long to wait for others, which hold the lock while they create an archive or list its frames."""
 
 _N_LOOKS: Final = 5
-"""While a folder is listed, others may give names in it."""
+"""Listings to try: other processes may add files while a folder is listed."""
 
 
 def _agree(where: str) -> str:
@@ -39,34 +39,34 @@ class PartWriter:
     Parameters
     ----------
     path
-        The archive's folder; made where there is none.
+        The archive's folder; created if it does not exist.
     part, n_parts
-        Which part, from 0 on, and of how many.
+        The part's number, from 0, and the number of parts.
     salt
-        Of the ids of frames, the same for all parts: parts of another attempt never complete these.
+        Salt of the frame ids, the same for all parts: parts of another attempt never complete these frames.
     generation
-        That of the next frame, where the place has no locks; the same for all parts (`Gathering`).
+        Generation of the next frame if the storage has no locks; the same for all parts (`Gathering`).
 
     Raises
     ------
     ConflictError
         Frames of another job wait for parts.
     LockedError
-        A writer of whole frames is at work.
+        A writer of whole frames is active.
     InputError
-        There is no such part, or the archive cannot be written in parts.
+        The part number is out of range, or the archive cannot be written in parts.
     StorageError
-        The system refused.
+        The storage refused.
 
     Attributes
     ----------
     reader
-        Sees the archive's frames, and this part of those that wait for others.
+        Reads the archive's frames, and this part of pending frames.
 
     Notes
     -----
     Every part gives the same generations to the same steps: those that follow the manifest's, in order. A
-    frame is live when its last part has its name; `commit_parts` lists it.
+    frame is live once its last part exists; `commit_parts` lists it.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class PartWriter:
                 raise
 
     def _parts_here(self, catalog: Catalog) -> Iterator[FrameInfo]:
-        """Yield this part of the frames that wait for others."""
+        """Yield this part of the pending frames."""
         for frame in catalog.pending:
             for file in frame.files:
                 if file.number == self.part:
                     yield replace(frame, nbytes=file.nbytes, digest=b"", path=file.path, parts=(file,))
 
     def _look(self, generation: int | None) -> None:
-        """See what is there; once more where it changed meanwhile."""
+        """Check the pending frames, again if they change meanwhile, and set the next generation."""
         for look in range(_N_LOOKS):
             if look:
                 time.sleep(0.02)
@@ -138,7 +138,7 @@ class PartWriter:
             lock.release()
 
     def resume(self, salt: bytes, generation: int | None = None) -> None:
-        """Take the lock again for frames with another salt, and see what was committed since.
+        """Take the lock again for frames with another salt, and reload the archive.
 
         Raises as the constructor.
         """
@@ -159,7 +159,7 @@ class PartWriter:
         Raises
         ------
         ConflictError
-            Another part has another frame in its place: they were given other steps.
+            Another part has a different frame in its place: the parts were given different steps.
         """
         where, kind = self.storage.name, FrameKind(kind)
         waiting = self._waiting[0] if self._waiting else None
@@ -187,7 +187,7 @@ class PartWriter:
         return any(file.number == self.part for file in frame.files)
 
     def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
-        """Give a part its name."""
+        """Commit the part under its name."""
         try:
             files[0].commit()
         except FileExistsError as error:
@@ -204,11 +204,11 @@ class PartWriter:
             self._next += 1
 
     def written(self, info: FrameInfo) -> WrittenPart:
-        """Return what `Gathering.commit` needs of the part of a frame that this writer has committed."""
+        """Return the input of `Gathering.commit` for a part that this writer has committed."""
         return WrittenPart(info, {info.path: self.storage.staged(info.path)})
 
     def meta_of_others(self) -> dict[str, Any]:
-        """Return what another part says of the first frame that waits for this one; else nothing."""
+        """Return another part's metadata of the first frame that waits for this part; empty if none waits."""
         if not self._waiting:
             return {}
         frame, reader = self._waiting[0], ArchiveReader(self.storage, lambda catalog: catalog.pending)
@@ -223,14 +223,14 @@ class PartWriter:
 
 
 def _shared(storage: Storage, path: str | os.PathLike[str]) -> Lock:
-    """Return the shared lock of an archive, which is made where there is none."""
+    """Return the shared lock of an archive, created if it does not exist."""
     if storage.exclusive and not is_archive(path):
         ArchiveWriter(path, create=True).close()
     return storage.share()
 
 
 def _with_patience(take: Callable[[], Lock]) -> Lock:
-    """Take a lock that others hold for a moment."""
+    """Take a lock, waiting up to `_PATIENCE_S` for others to release it."""
     until = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -257,14 +257,14 @@ def _require_one_job(reader: ArchiveReader, n_parts: int) -> None:
 
 
 class WrittenPart(NamedTuple):
-    """A part of a frame, and what its storage needs to list the file (`Storage.staged`)."""
+    """A part of a frame, and the storage's data to list its files (`Storage.staged`)."""
 
     part: FrameInfo
     files: Mapping[str, Any]
 
 
 class Gathering:
-    """A frame whose parts several processes write where no lock keeps others out, and that this one lists.
+    """A frame in parts written by several processes without an exclusive lock; this process lists it.
 
     Parameters
     ----------
@@ -274,26 +274,26 @@ class Gathering:
     Attributes
     ----------
     generation
-        For all parts: no file of the archive has it.
+        Generation of all parts; no file of the archive has it.
 
     Raises
     ------
     InputError
-        The place has locks, or parts cannot be written there.
+        The storage has locks, or does not support parts.
     NotFoundError, DamagedError, StorageError
-        There is no archive, or its manifest cannot be read.
+        The archive does not exist, or its manifest cannot be read.
 
     Notes
     -----
-    Until the manifest lists the frame, its parts are nothing. The manifest is replaced only if it is the one
-    that was there before the parts were begun: where another writer was faster, or gave the parts up, they
-    are never listed, and a later writer deletes them.
+    The parts do not count until the manifest lists the frame. The manifest is replaced only if it has not
+    changed since the parts were begun. If another writer was faster, or discarded the parts, they are never
+    listed, and a later writer deletes them.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._storage = storage_at(path)
         if self._storage.exclusive:
-            self._storage.share()  # refuses
+            self._storage.share()  # raises InputError
         with storage_errors("the archive cannot be opened for writing", os.fspath(path)):
             content, self._tag = self._storage.load(MANIFEST_NAME)
             self._manifest = Manifest.parse(content, f"{self._storage.name}, manifest")
@@ -306,14 +306,14 @@ class Gathering:
         Parameters
         ----------
         written
-            What each process has written (`PartWriter.written`).
+            The parts that the processes have written (`PartWriter.written`).
 
         Raises
         ------
         ConflictError
-            They are not the parts of one frame, or another writer has changed the archive.
+            The parts do not form one frame, or another writer has changed the archive.
         StorageError
-            The store refused; the archive shows whether the frame is listed.
+            The storage refused; the archive shows whether the frame is listed.
         """
         where, parts = self._storage.name, [each.part for each in written]
         frame = layout.joined(parts)
@@ -327,10 +327,7 @@ class Gathering:
 
 
 class Committed(NamedTuple):
-    """What a commit did: frames that it listed, and frames that still wait for parts.
-
-    `discarded` are frames whose parts were given up.
-    """
+    """Result of a commit: listed frames, frames that still wait for parts, and discarded frames."""
 
     listed: tuple[FrameInfo, ...]
     waiting: tuple[FrameInfo, ...]
@@ -338,21 +335,21 @@ class Committed(NamedTuple):
 
 
 def commit_parts(path: str | os.PathLike[str], *, discard: bool = False) -> Committed:
-    """List every frame of an archive whose parts are all there.
+    """List every frame of an archive whose parts are all present.
 
     Parameters
     ----------
     path
         The archive.
     discard
-        Give up frames that wait for parts, and those whose parts contradict each other.
+        Discard frames that wait for parts, and frames whose parts contradict each other.
 
     Raises
     ------
     ConflictError
         Parts contradict each other, and `discard` is False: nothing is listed.
     LockedError
-        A part, or another writer, is at work.
+        A part or another writer is active.
     NotFoundError, DamagedError, StorageError
         As `ArchiveWriter`.
     """

@@ -1,4 +1,4 @@
-"""Reading an archive: which frames it has, how they hang together, and each frame's blocks."""
+"""Read an archive: its frames, their ancestry, and the blocks of each frame."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from inshrink_core.execution import NotRegularError
 from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart
 
 _N_CACHED_INDICES: Final = 64
-"""Two chains of the usual 32 frames, so that walking one while writing another resolves each index once."""
+"""Two chains of the usual 32 frames: walking one while writing another resolves each index once."""
 
 _CACHED_BLOCKS: Final = 1 << 20
-"""Of all cached indices: what the largest index alone may have."""
+"""Limit over all cached indices, the number of blocks that the largest single index may have."""
 
 _WALK: Final = 2
-"""After so many frames that were opened in their order, the next ones probably are, too."""
+"""After this many frames opened in order, the reader prefetches the following ones."""
 
 _FETCH: Final = "fetch the file from where the archive came from"
 
@@ -61,20 +61,20 @@ def _lost(catalog: Catalog, archive: str, frame: FrameInfo, remedy: str = _FETCH
 
 
 def _last(frames: Iterable[FrameInfo]) -> FrameInfo | None:
-    """Return the last frame of the newest line of training of some frames."""
+    """Return the last of the given frames on the newest unnamed branch."""
     frames = (frame for frame in frames if not frame.is_named)
     return max(frames, key=lambda frame: (frame.branch, frame.generation), default=None)
 
 
 class ArchiveReader:
-    """An open archive. Takes no lock and writes nothing; any number may read while one writes.
+    """An open archive. It takes no lock and writes nothing; any number of readers may run beside a writer.
 
     Parameters
     ----------
     storage
-        Where the archive is stored; `open` makes one for a path or a URL.
+        The archive's storage; `open` finds it for a path or URL.
     unlisted
-        Returns frames to see beside those of a catalog: readable where they say, and in no manifest yet.
+        Function that returns readable frames which no manifest lists yet, given the catalog.
 
     Examples
     --------
@@ -104,24 +104,24 @@ class ArchiveReader:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> ArchiveReader:
-        """Open an archive, a folder or packed, on disk or behind a URL; reads its manifest alone.
+        """Open an archive, a folder or packed, local or at a URL; only the manifest is read.
 
         Raises
         ------
         NotFoundError
-            There is nothing, or no archive.
+            The path does not exist or is not an archive.
         IncompatibleError
-            A newer version wrote it.
+            A newer version wrote the archive.
         DamagedError
-            Neither the manifest nor any frame can be read, or a packed archive's directory.
+            Neither the manifest nor any frame is readable, or the directory of a packed archive is damaged.
         MissingExtraError
-            A URL, and the client of its store is not installed.
+            The client of the URL's store is not installed.
         StorageError
-            The system refused.
+            The storage refused.
         """
         far = storage_at(path)
         if far.n_at_once > 1:
-            with contextlib.suppress(NotFoundError):  # perhaps it is packed
+            with contextlib.suppress(NotFoundError):  # it may be packed
                 return cls(far)
         try:
             return cls(open_storage(path))
@@ -132,7 +132,7 @@ class ArchiveReader:
 
     @property
     def catalog(self) -> Catalog:
-        """Everything the archive was found to contain, sound or not."""
+        """The full content of the archive, sound or not."""
         return self._catalog
 
     @property
@@ -142,7 +142,7 @@ class ArchiveReader:
 
     @property
     def archive_id(self) -> bytes:
-        """16 bytes that name the archive wherever it is copied to."""
+        """The 16-byte id of the archive, unchanged in copies."""
         return self._catalog.manifest.archive_id
 
     @property
@@ -152,22 +152,22 @@ class ArchiveReader:
 
     @property
     def missing(self) -> tuple[FrameInfo, ...]:
-        """Frames that were committed and whose files are not there."""
+        """Committed frames with missing files."""
         return self._catalog.missing
 
     @property
     def listed(self) -> tuple[FrameInfo, ...]:
-        """Every frame that was committed and not removed, those whose files are missing included."""
+        """Every committed frame that was not removed, including frames with missing files."""
         return (*self._catalog.frames, *self._catalog.missing)
 
     @property
     def listed_head(self) -> FrameInfo | None:
-        """The last frame of the newest branch, be its file there or not; None without frames.
+        """The last frame of the newest branch, even if its file is missing; None without frames.
 
         Raises
         ------
         DamagedError
-            The manifest cannot be used, so the last frame may be gone unnoticed.
+            The manifest is unusable, so the last frame may be missing unnoticed.
         """
         self._catalog.require_complete(self.path)
         return _last(self.listed)
@@ -179,10 +179,10 @@ class ArchiveReader:
         Raises
         ------
         MissingFrameError
-            Its file is not there. Another frame must not silently take its place: on it, training would
-            go on from a state that it left long ago.
+            The frame's file is missing. No other frame may silently replace it: training would resume from an
+            outdated state.
         DamagedError
-            As of `listed_head`.
+            As `listed_head`.
         """
         head = self.listed_head
         if head is not None and any(lost.frame_id == head.frame_id for lost in self.missing):
@@ -207,14 +207,14 @@ class ArchiveReader:
         return tuple({frame.branch: frame for frame in ordered if frame.is_named}.values())
 
     def require_whole(self) -> None:
-        """Raise an error if a frame is missing, or may be."""
+        """Raise an error if a frame is missing, or may be missing."""
         self._catalog.require_complete(self.path)
         for lost in self.missing:
             raise _lost(self._catalog, self.path, lost)
 
     @property
     def manifest_nbytes(self) -> int:
-        """Size of the manifest, and of what a packed archive has around its files."""
+        """Size of the manifest, plus the overhead of a packed archive, in bytes."""
         packed = self._storage.overhead_nbytes if isinstance(self._storage, PackedStorage) else 0
         return self._catalog.manifest_nbytes + packed
 
@@ -234,14 +234,14 @@ class ArchiveReader:
         return self._storage.bytes_read
 
     def refresh(self) -> None:
-        """See what was committed or removed since."""
+        """Reload the archive."""
         self._catalog: Catalog = load_catalog(self._storage)
         self._chains: dict[bytes, tuple[FrameInfo, ...]] = {}
         for info in tuple(self._unlisted(self._catalog)):
             self.see(info)
 
     def see(self, info: FrameInfo) -> None:
-        """See a frame that is readable where it says, and that no manifest lists yet."""
+        """Add a readable frame that no manifest lists yet."""
         self._catalog = self._catalog.with_frame(info)
 
     def info(self, frame_id: bytes) -> FrameInfo:
@@ -250,7 +250,7 @@ class ArchiveReader:
         Raises
         ------
         MissingFrameError
-            It was committed, its file is not there.
+            The frame was committed, but its file is missing.
         NotFoundError
             No frame has that id.
         """
@@ -263,17 +263,17 @@ class ArchiveReader:
         raise NotFoundError(f"there is no frame {frame_id.hex()}", where=self.path)
 
     def history(self, frame_id: bytes | None = None) -> tuple[FrameInfo, ...]:
-        """Return the frames from the first to one frame (by default the head), parent by parent.
+        """Return the ancestry of a frame (by default the head), from the first frame to itself.
 
-        Frames whose files are missing, the head too, are left out; the walk goes on past them where the
-        manifest knows their parent. `listed_history` has them.
+        Frames with missing files, even the head, are left out; the walk continues past them if the manifest
+        records their parent. `listed_history` includes them.
         """
         frames = self._catalog.by_id
         start = None if frame_id is None else self.info(frame_id)
         return tuple(frame for frame in self.listed_history(start) if frame.frame_id in frames)
 
     def listed_history(self, frame: FrameInfo | None = None) -> tuple[FrameInfo, ...]:
-        """Return the frames from the first to one (by default the head), be their files there or not."""
+        """Return the ancestry of a frame (by default the head), including frames with missing files."""
         frames, lost = self._catalog.by_id, {frame.frame_id: frame for frame in self.missing}
         frame = self.listed_head if frame is None else frame
         line: dict[bytes, FrameInfo] = {}
@@ -289,7 +289,7 @@ class ArchiveReader:
         Raises
         ------
         MissingFrameError
-            One of them is gone; the message names it.
+            One of the frames is missing; the message names it.
         NotFoundError
             No frame has that id.
         """
@@ -317,23 +317,23 @@ class ArchiveReader:
         return chains[frame_id]
 
     def find(self, step: int, branch: int | None = None) -> FrameInfo:
-        """Return the frame of a step: in the history of the head, else on the newest branch that has it.
+        """Return the frame of a step: from the head's history, else from the newest branch that has the step.
 
         Parameters
         ----------
         step
             Training step.
         branch
-            Look in the history of this branch's last frame alone.
+            Search only the history of this branch's last frame.
 
         Raises
         ------
         NotFoundError
-            No frame has that step; the message names the nearest ones.
+            No frame has that step; the message names the nearest steps.
         MissingFrameError
-            It was committed, its file is not there.
+            The frame was committed, but its file is missing.
         DamagedError
-            No branch is named, and the manifest, which cannot be used, names the newest.
+            `branch` is None, and the manifest, which determines the newest branch, is unusable.
         """
         if branch is None:
             self._catalog.require_complete(self.path)
@@ -366,18 +366,18 @@ class ArchiveReader:
 
     @property
     def is_far(self) -> bool:
-        """Whether each request is a wait, so that it pays to fetch ahead."""
+        """Whether the storage is remote, so that prefetching pays."""
         return self._storage.n_at_once > 1
 
     def fetch(self, frames: Iterable[FrameInfo], *, blocks: bool = False) -> None:
-        """Have what opening frames reads in memory, in one round trip where they are far away.
+        """Prefetch the data that opening frames reads, from remote storage in one round trip.
 
         Parameters
         ----------
         frames
-            The frames; ends that are in memory are not fetched again.
+            The frames; ends in the block cache are not fetched again.
         blocks
-            Fetch their blocks as well, where that is no more than 64 MB in all.
+            Also fetch the blocks, if they take at most 64 MB in total.
         """
         parts = [part for frame in frames for part in frame.files] if self.is_far else []
         if blocks and sum(part.nbytes for part in parts) <= MOST_AHEAD_NBYTES:
@@ -385,32 +385,32 @@ class ArchiveReader:
         fetch_ends(self._storage, parts)
 
     def windows(self, columns: Mapping[str, Iterable[tuple[FrameReader, BlockEntry]]]) -> Windows:
-        """Return what fetches columns of blocks about in their order."""
+        """Return a prefetcher that fetches columns of blocks approximately in order."""
         return Windows(self._storage, {name: _spans(blocks) for name, blocks in columns.items()})
 
     def fetch_blocks(self, blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> None:
-        """Have blocks in memory before they are read, in one round trip; nothing where they are near."""
+        """Prefetch blocks from remote storage in one round trip; does nothing for local storage."""
         if self.is_far:
             spans = _spans(blocks)
             if sum(span.nbytes for span in spans) <= MOST_AHEAD_NBYTES:
                 fetch(self._storage, spans)
 
     def frame(self, frame_id: bytes) -> FrameReader:
-        """Open a frame: reads its header and index, and those of the frames it inherits from.
+        """Open a frame: read its header and index, and those of the frames it inherits from.
 
         Raises
         ------
         MissingFrameError
-            It, or a frame its index refers to, is gone.
+            The frame, or a frame its index refers to, is missing.
         DamagedError, IncompatibleError
-            Its header or index is not valid.
+            Its header or index is invalid.
         NotFoundError
             No frame has that id.
         """
         return FrameReader(self._storage, self.info(frame_id), self.resolved(frame_id))
 
     def resolved(self, frame_id: bytes) -> Mapping[int, FrameIndex]:
-        """Return the index of each part of a frame, by number, with what it inherits.
+        """Return the index of each part of a frame, by part number, inheritance resolved.
 
         O(chain) reads, cached.
         """
@@ -439,7 +439,7 @@ class ArchiveReader:
         return indices
 
     def _fetch_indices(self, frames: Sequence[FrameInfo]) -> None:
-        """Fetch the ends of frames, and of those after them where one after the other is opened."""
+        """Prefetch the ends of frames; if frames are opened in order, also those of the following frames."""
         if not self.is_far or not frames:
             return
         walks = len(frames) == 1 and frames[0].parent_id == self._walked[0]
@@ -450,7 +450,7 @@ class ArchiveReader:
         self.fetch(frames)
 
     def inherited(self, kind: FrameKind, parent_id: bytes | None, n_parts: int) -> Mapping[int, FrameIndex]:
-        """Return what the parts of a frame inherit from: a delta those of its parent, if they are as many."""
+        """Return the indexes that a delta's parts inherit: its parent's, if that has as many parts."""
         if kind is FrameKind.KEYFRAME or parent_id is None or self.info(parent_id).n_parts != n_parts:
             return {}
         return self.resolved(parent_id)
@@ -481,7 +481,7 @@ class ArchiveReader:
 
 
 def _spans(blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> list[Span]:
-    """Return what is fetched ahead of some blocks; small ones are with the index."""
+    """Return the spans to prefetch for blocks; small blocks come with the index."""
     return [span for frame, entry in blocks if (span := frame.span(entry)) is not None]
 
 
@@ -491,9 +491,9 @@ def _weight(indices: Mapping[int, FrameIndex]) -> int:
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path is an archive, a folder or packed. Never raises for what it may find there.
+    """Return whether a path is an archive, a folder or packed. Does not raise for any content of the path.
 
-    A URL whose storage is read only counts as an archive without a request.
+    A URL with read-only storage counts as an archive without a request.
     """
     try:
         if is_url(path):
@@ -511,18 +511,18 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
 
 
 def open_storage(path: str | os.PathLike[str]) -> Storage:
-    """Return the storage that a path or a URL names.
+    """Return the storage of a path or URL.
 
     Raises
     ------
     NotFoundError
-        Nothing is there, or a file that is no packed archive.
+        The path does not exist, or is a file that is not a packed archive.
     DamagedError, IncompatibleError
-        A packed archive that cannot be read.
+        The packed archive cannot be read.
     MissingExtraError
-        A URL, and the client of its store is not installed.
+        The client of the URL's store is not installed.
     StorageError
-        The system refused.
+        The storage refused.
     """
     where = os.fspath(path)
     try:

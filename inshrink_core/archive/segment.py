@@ -1,4 +1,4 @@
-"""The bytes of frames in storage: whether they are sound, and several small frames in one file, a segment."""
+"""The bytes of frames in storage: digests, and segments, which hold several small frames in one file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from inshrink_core.errors import InshrinkError, StorageError
 from inshrink_core.frame import FrameInfo, FramePart
 
 _CHUNK_NBYTES: Final = 4 << 20
-"""Read at a time: one request of a remote archive, and little memory."""
+"""Bytes read at a time: one request of a remote archive, and little memory."""
 
 MAX_SMALL_FILES: Final = 64
-"""An archive of so few has nothing to gain; where there are more, they are written together."""
+"""Number of small files above which an archive merges them."""
 
 
 def batches(frames: Iterable[FrameInfo]) -> Iterator[tuple[FrameInfo, ...]]:
-    """Yield frames that may share a file, in their order; larger ones, and those in parts, alone."""
+    """Yield frames that may share a file, in order; large frames and frames in parts come alone."""
     batch: list[FrameInfo] = []
     nbytes = 0
     for frame in frames:
@@ -38,7 +38,7 @@ def batches(frames: Iterable[FrameInfo]) -> Iterator[tuple[FrameInfo, ...]]:
 
 
 def separate(frame: FrameInfo) -> FrameInfo:
-    """Return a frame as it is stored outside of segments."""
+    """Return a frame with its place outside of segments."""
     return (
         frame
         if frame.n_parts > 1
@@ -47,7 +47,7 @@ def separate(frame: FrameInfo) -> FrameInfo:
 
 
 def placed(batch: Sequence[FrameInfo], number: int) -> tuple[FrameInfo, ...]:
-    """Return frames as they are stored together: in a segment, or a single one separately."""
+    """Return frames with their places in one segment; a single frame stays separate."""
     if len(batch) == 1:
         return (separate(batch[0]),)
     offsets = itertools.accumulate((frame.nbytes for frame in batch), initial=0)
@@ -58,12 +58,12 @@ def placed(batch: Sequence[FrameInfo], number: int) -> tuple[FrameInfo, ...]:
 def write_together(storage: Storage, batch: Sequence[FrameInfo], contents: Iterable[bytes]) -> None:
     """Write frames one after another into the new file that they name.
 
-    Its name is not durable yet (`Storage.sync`). After an error it is not there.
+    The file name is not durable yet (`Storage.sync`). After an error the file does not exist.
 
     Raises
     ------
     FileExistsError
-        Another writer has written it.
+        Another writer has written the file.
     """
     path = batch[0].path
     try:
@@ -78,7 +78,7 @@ def write_together(storage: Storage, batch: Sequence[FrameInfo], contents: Itera
 
 
 def discard(storage: Storage, paths: Iterable[str]) -> None:
-    """Delete what was written and is not listed; what cannot be deleted now, the next writer deletes."""
+    """Delete unlisted files; the next writer deletes those that cannot be deleted now."""
     with contextlib.suppress(OSError, InshrinkError):
         for path in paths:
             storage.delete(path)
@@ -86,7 +86,7 @@ def discard(storage: Storage, paths: Iterable[str]) -> None:
 
 
 def small_files(manifest: Manifest) -> list[list[FrameInfo]]:
-    """Return the frames of each file that is small; parts of frames are files of their own."""
+    """Return the frames of each small file; frames in parts are excluded."""
     files: dict[str, list[FrameInfo]] = {}
     for frame in manifest.frames:
         if frame.n_parts == 1:
@@ -95,10 +95,10 @@ def small_files(manifest: Manifest) -> list[list[FrameInfo]]:
 
 
 def gathered(storage: Storage, manifest: Manifest, files: Iterable[Sequence[FrameInfo]]) -> Manifest:
-    """Write the frames of some files into as few new ones, and return the manifest that says so.
+    """Copy the frames of some files into as few new ones as possible; return the manifest that lists them.
 
-    A file of which a frame is gone or damaged stays as it is. The manifest is not written, and no file
-    deleted; after an error no new one is there.
+    A file with a missing or damaged frame stays as it is. The function neither writes the manifest nor
+    deletes files; after an error no new file remains.
     """
     sound = [frame for file in files if all(is_sound(storage, f) for f in file) for frame in file]
     made: list[str] = []
@@ -120,14 +120,14 @@ def gathered(storage: Storage, manifest: Manifest, files: Iterable[Sequence[Fram
 
 
 def frame_chunks(storage: Storage, part: FramePart) -> Iterator[bytes]:
-    """Yield the bytes of a frame, or of a part of one, piece by piece."""
+    """Yield the bytes of a frame or part in chunks."""
     begin = part.offset or 0
     for offset in range(begin, begin + part.nbytes, _CHUNK_NBYTES):
         yield storage.read(part.path, offset, min(_CHUNK_NBYTES, begin + part.nbytes - offset))
 
 
 def frame_digest(storage: Storage, part: FramePart) -> bytes:
-    """Return the SHA-256 of a frame, or of a part; of one that is a file of its own, that of the file."""
+    """Return the SHA-256 of a frame or part; a separate file is hashed as a whole."""
     nbytes = storage.size(part.path) if part.offset is None else part.nbytes
     digest = hashlib.sha256()
     for chunk in frame_chunks(storage, part._replace(nbytes=nbytes)):
@@ -136,7 +136,7 @@ def frame_digest(storage: Storage, part: FramePart) -> bytes:
 
 
 def is_sound(storage: Storage, frame: FrameInfo) -> bool:
-    """Whether the frame that was committed is where the manifest says."""
+    """Return whether every file of the frame has the digest in the manifest."""
     try:
         return all(frame_digest(storage, part) == part.digest for part in frame.files)
     except (OSError, StorageError):

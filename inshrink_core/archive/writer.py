@@ -1,4 +1,4 @@
-"""Writing an archive: one writer; frames, or groups of them, are durable before they are listed."""
+"""Write an archive: a single writer makes frames, or groups of them, durable before it lists them."""
 
 from __future__ import annotations
 
@@ -57,49 +57,49 @@ from inshrink_core.frame import FrameInfo, FrameKind
 
 _GROUP_FRAMES: Final = 64
 _GROUP_S: Final = 10.0
-"""A crash takes less than such a group, and of slow steps no more than the one in work."""
+"""Time limit of a group: a crash loses at most one group, and only the current frame if steps are slow."""
 
 
 class ArchiveWriter:
-    """The one writer of an archive; a context manager that holds its lock.
+    """The single writer of an archive; a context manager that holds its lock.
 
-    Opening repairs what a crash left: temporary files go, whole frames that the manifest lacks are
-    listed, frames that were being removed are removed.
+    Opening repairs the traces of a crash: it deletes temporary files, lists whole frames that the manifest
+    lacks, and finishes interrupted removals.
 
     Parameters
     ----------
     path
-        The archive's folder, or its URL where that can be written.
+        The archive's folder, or a writable URL.
     create
-        Make the archive if there is none; its parents too.
+        Create the archive and its parent folders if it does not exist.
     archive_id
         16 bytes for a new archive; random by default.
     grouped
-        Commit small frames in groups, each as one file: faster, and of what was not flushed a crash leaves
-        nothing. A group ends after 64 frames, at 4 MiB, with the first frame that comes ten seconds after the
-        last group, and when the writer is closed.
+        Commit small frames in groups, each as one file. This is faster, but a crash loses unflushed frames.
+        A group ends after 64 frames, at 4 MiB, with the first frame later than ten seconds after the last
+        group, and when the writer is closed.
     rebuild
-        Rebuild a manifest that cannot be used from the frames that are there, and take them for all.
+        Rebuild an unusable manifest from the existing frames, and assume that no frame is missing.
     pending
-        What becomes of frames that have parts which others must complete: ``refuse`` to open the archive,
-        ``keep`` them, in which case no frame may be begun, or ``discard`` them.
+        Handling of frames that wait for parts: ``refuse`` to open the archive, ``keep`` the frames, in which
+        case no frame may be begun, or ``discard`` them.
 
     Raises
     ------
     NotFoundError
-        There is no archive, and `create` is False.
+        The archive does not exist, and `create` is False.
     DamagedError
-        The manifest cannot be used, and `rebuild` is False.
+        The manifest is unusable, and `rebuild` is False.
     ExistsError
-        Something else is there.
+        The path exists and is not an archive.
     LockedError
-        Another process is writing it.
+        Another process is writing the archive.
     ConflictError
-        Some parts of a frame are there and others are not, or parts contradict each other.
+        A frame waits for parts, or parts contradict each other.
     InputError
-        A packed archive, or a URL that can be read only.
+        The archive is packed, or the URL is read-only.
     StorageError
-        Read-only, full, or refused otherwise.
+        The storage is read-only, full, or refused otherwise.
 
     Examples
     --------
@@ -160,7 +160,8 @@ class ArchiveWriter:
         if archive_id not in (None, catalog.manifest.archive_id):
             raise InputError("the archive has another id than the one asked for", where=where)
         self._manifest = self._repaired(catalog)
-        # Where no lock keeps others out, what is deleted may be in work: its writer must be refused.
+        # Without an exclusive lock, a deleted file may belong to an active writer. Advancing the generation
+        # refuses that writer.
         fenced = bool(catalog.buried) and not storage.exclusive
         if fenced:
             self._manifest = replace(self._manifest, next_generation=self._manifest.next_generation + 1)
@@ -174,7 +175,7 @@ class ArchiveWriter:
         self.reader: ArchiveReader = ArchiveReader(overlaid, lambda catalog: self._group)
 
     def _repaired(self, catalog: Catalog) -> Manifest:
-        """List what is whole and not listed, with the digest of what is there."""
+        """Return the manifest with the unlisted whole frames added, digests computed from their files."""
         manifest = catalog.manifest.with_places(catalog.moved)
         for frame in catalog.unlisted:
             digests = [frame_digest(self.storage, part) for part in frame.files]
@@ -182,7 +183,7 @@ class ArchiveWriter:
         return replace(manifest, next_generation=catalog.next_generation)
 
     def _settled(self, catalog: Catalog, pending: str) -> Catalog:
-        """Let no frame be listed whose parts contradict each other, and none wait unless it may."""
+        """Refuse or discard frames with contradictory or missing parts, as `pending` demands."""
         torn = contradictory(ArchiveReader(self.storage), catalog.unlisted)
         if pending == "discard":
             first = min(
@@ -219,24 +220,24 @@ class ArchiveWriter:
         kind
             ``keyframe`` or ``delta``.
         parent_id
-            The frame it continues from, which a delta takes as its reference; None for a first frame.
+            The frame that this one continues, the reference of a delta; None for a first frame.
         branch
-            0 for the first line of training; a continuation from an earlier frame opens the next.
+            0 for the first line of training; a continuation from an earlier frame opens the next branch.
         external
-            Whether decoding a keyframe needs what the archive does not hold.
+            Whether decoding a keyframe needs data from outside the archive.
         n_parts
-            Write the frame in so many parts.
+            Number of parts to write the frame in.
         route
-            The part of a tensor, by its key.
+            Function that returns the part number of a tensor, given its key.
 
         Raises
         ------
         InputError
-            An argument out of range, or another frame is being written.
+            An argument is out of range, or another frame is being written.
         NotFoundError, MissingFrameError
-            There is no such parent.
+            The parent does not exist, or its file is missing.
         StepConflictError
-            The step continues that parent on that branch already.
+            The step already continues that parent on that branch.
         """
         where = self.storage.name
         step, branch, kind = _checked_place(step, branch, kind, where)
@@ -278,7 +279,7 @@ class ArchiveWriter:
                 )
 
     def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
-        """Commit, then list; undo the commit if listing fails, so that an error means no frame."""
+        """Add the frame to the group, or commit and list it."""
         first = files[0]
         if isinstance(first, _GroupedFile) and first.content is not None:
             self._add_to_group(bytes(first.content), info)
@@ -296,7 +297,7 @@ class ArchiveWriter:
             taken = isinstance(error, FileExistsError)
             if self._manifest is not manifest and not taken:
                 discard(self.storage, reversed(paths))
-            # After an interruption, closing tries to write the group again.
+            # After an interruption, `close` tries to write the group again.
             if isinstance(error, Exception) or self._manifest is manifest:
                 self._leave_group()
             with contextlib.suppress(OSError, InshrinkError):
@@ -313,7 +314,7 @@ class ArchiveWriter:
         self.gather()
 
     def _add_to_group(self, content: bytes, info: FrameInfo) -> None:
-        """Keep a frame in memory, where this writer's reader finds it, until its group is written."""
+        """Buffer a frame in memory, visible to this writer's reader, until its group is written."""
         if sum(frame.nbytes for frame in self._group) + info.nbytes > layout.MAX_SEGMENT_NBYTES:
             self._flush_group()
         self._group.append(info)
@@ -328,13 +329,13 @@ class ArchiveWriter:
         Parameters
         ----------
         remote
-            Wait until they are where others read them, too: in a bucket, and not on this machine alone.
+            Also wait until uploads to a bucket have finished.
 
         Raises
         ------
         StorageError
-            The system refused; none of the group is in the archive. Or a bucket did: what is not there yet is
-            kept on this machine, and uploaded by the next writer.
+            The storage refused: none of the group is in the archive. Or the bucket refused: remaining files
+            stay in the upload queue on this machine, and the next writer uploads them.
         ConflictError
             Another writer has changed the archive in the bucket.
         """
@@ -358,7 +359,7 @@ class ArchiveWriter:
             self._contents.clear()
 
     def gather(self) -> None:
-        """Write many small files as few; where the system refuses that, they stay as they are."""
+        """Merge many small files into few; if the storage refuses, they stay as they are."""
         before = self._manifest
         small = small_files(before)
         if len(small) <= MAX_SMALL_FILES:
@@ -372,9 +373,9 @@ class ArchiveWriter:
         self.reader.refresh()
 
     def delete_unlisted(self, frames: Iterable[FrameInfo]) -> None:
-        """Delete files of frames that the stored manifest does not list; after an error only it knows.
+        """Delete the files of frames that the stored manifest does not list; it is read anew.
 
-        What cannot be deleted now, the next writer deletes.
+        The next writer deletes files that cannot be deleted now.
         """
         with contextlib.suppress(OSError, InshrinkError):
             self.reader.refresh()
@@ -382,7 +383,7 @@ class ArchiveWriter:
             if catalog.manifest_problem is not None:
                 return
             listed = {path for frame in catalog.manifest.frames for path in frame.paths}
-            # Children first: a file that a crash leaves still has its reference.
+            # Children first: after a crash, a remaining file still has its reference.
             newest_first = sorted(frames, key=lambda frame: -frame.generation)
             paths = dict.fromkeys(path for frame in newest_first for path in frame.paths)
             discard(self.storage, [path for path in paths if path not in listed])
@@ -403,21 +404,21 @@ class ArchiveWriter:
         self._manifest = manifest
 
     def _is_written(self, content: bytes) -> bool:
-        """After an interruption only the storage knows whether the manifest was replaced."""
+        """Return whether the storage has this manifest, which is unknown after an interruption."""
         try:
             found, tag = self.storage.load(MANIFEST_NAME)
         except FileNotFoundError:
             return False
         except (OSError, InshrinkError):
             self._doubted = True
-            return True  # a frame too many does no harm, a listed frame without its file would
+            return True  # a superfluous file is harmless, a listed frame without its file is not
         if found == content:
             self._tag = tag
         return found == content
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest as it is on the disk, with the frames of a group that are not there yet."""
+        """The stored manifest, with the frames of the current group added."""
         if not self._group:
             return self._manifest
         return replace(
@@ -427,25 +428,25 @@ class ArchiveWriter:
         )
 
     def write_manifest(self, manifest: Manifest, what: str) -> None:
-        """Replace the manifest: the one step that makes frames live or removes them.
+        """Replace the manifest: the one operation that makes frames live or removes them.
 
         Parameters
         ----------
         manifest
-            The new one. `Rewrite` answers for it.
+            The new manifest; `Rewrite` guarantees its consistency.
         what
-            What cannot be done where the system refuses, for the message.
+            What fails if the storage refuses, for the message.
 
         Raises
         ------
         StorageError
-            The system refused; `manifest` is the old or the new one.
+            The storage refused; `manifest` is the old or the new one.
         """
         with storage_errors(what, self.storage.name):
             self._write_manifest(manifest)
 
     def close(self) -> None:
-        """Abort an unfinished frame, flush, and release the lock; harmless when repeated.
+        """Abort an unfinished frame, flush, and release the lock; may be called repeatedly.
 
         Raises
         ------
@@ -467,7 +468,7 @@ class ArchiveWriter:
 
 
 def contradictory(reader: ArchiveReader, frames: Iterable[FrameInfo]) -> dict[FrameInfo, InshrinkError]:
-    """Return the frames in parts that cannot be read as one, and why."""
+    """Return the frames whose parts cannot be read as one frame, with the reason."""
     found: dict[FrameInfo, InshrinkError] = {}
     for frame in frames:
         if frame.n_parts == 1:
@@ -492,7 +493,7 @@ def contradictory(reader: ArchiveReader, frames: Iterable[FrameInfo]) -> dict[Fr
 
 
 class _GroupedFile(Creation):
-    """A frame's bytes: in memory, as long as they are few enough for a group."""
+    """A frame file held in memory while it is small enough for a group."""
 
     def __init__(self, storage: Storage, path: str) -> None:
         self._storage, self._path = storage, path
@@ -500,7 +501,7 @@ class _GroupedFile(Creation):
         self.content: bytearray | None = bytearray()
 
     def write(self, content: bytes | bytearray | memoryview) -> None:
-        """Append bytes."""
+        """Append bytes; a file that grows too large for a group moves to the storage."""
         if self.content is not None and len(self.content) + len(content) > layout.SMALL_FRAME_NBYTES:
             self._file, before = self._storage.create(self._path), self.content
             self.content = None
@@ -511,18 +512,18 @@ class _GroupedFile(Creation):
             self.content += content
 
     def commit(self) -> None:
-        """Commit what is too large for a group."""
+        """Commit a file that is too large for a group."""
         if self._file is not None:
             self._file.commit()
 
     def abort(self) -> None:
-        """Leave nothing of it."""
+        """Discard the file."""
         if self._file is not None:
             self._file.abort()
 
 
 def _checked_place(step: Any, branch: Any, kind: Any, where: str) -> tuple[int, int, FrameKind]:
-    """Accept numpy's integers too, which msgpack would not."""
+    """Check step, branch and kind; convert NumPy integers, which msgpack does not accept."""
     try:
         step, branch, kind = operator.index(step), operator.index(branch), FrameKind(kind)
     except (TypeError, ValueError) as error:
@@ -533,7 +534,7 @@ def _checked_place(step: Any, branch: Any, kind: Any, where: str) -> tuple[int, 
 
 
 def _writable(path: str | os.PathLike[str], *, create: bool) -> tuple[Storage, bool]:
-    """Return the storage of an archive that is to be written, and whether it is yet to be made."""
+    """Return the storage of an archive to write, and whether the archive must be created."""
     where, storage, found = os.fspath(path), storage_at(path), None
     if not storage.writable:
         storage.refuse()
@@ -560,7 +561,7 @@ def _writable(path: str | os.PathLike[str], *, create: bool) -> tuple[Storage, b
 
 
 def _tag_of_manifest(storage: Storage) -> Tag | None:
-    """Return the tag of the manifest; None where there is none."""
+    """Return the tag of the manifest; None if it does not exist."""
     try:
         return storage.load(MANIFEST_NAME)[1]
     except (FileNotFoundError, NotRegularError):

@@ -1,4 +1,4 @@
-"""Running independent jobs, on threads whose kernels release the GIL; devices, memory, and results kept."""
+"""Execution of independent jobs on threads, with devices, memory limits and cached results."""
 
 from __future__ import annotations
 

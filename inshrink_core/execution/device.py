@@ -1,4 +1,4 @@
-"""Which device numbers are crunched on."""
+"""Select the device for computation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inshrink_core.errors import InputError
 
 
 def resolve_device(device: str) -> str:
-    """Return a device torch knows: ``auto`` is CUDA where there is one.
+    """Return a torch device name; ``auto`` selects CUDA if available.
 
     Raises
     ------
@@ -32,11 +32,11 @@ def resolve_device(device: str) -> str:
 
 
 def why_no_cuda() -> str:
-    """Return why there is no CUDA device here, and what would change that; nothing where there is one.
+    """Return why CUDA is unavailable, and what would change that; an empty string if it is available.
 
     Notes
     -----
-    torch, which takes seconds to begin with, is imported only where nothing else decides.
+    torch takes seconds to import, so it is imported only if nothing else decides.
     """
     if version("torch").endswith("+cpu"):
         return "this torch was built without CUDA; install one that has it"

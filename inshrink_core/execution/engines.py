@@ -1,7 +1,7 @@
-"""Engines perform the tasks of a work elsewhere: in processes of this machine, or on a Ray cluster.
+"""Engines perform tasks in other processes: of this machine, or on a Ray cluster.
 
-A task is a call of a function of this project with JSON data. It may be started again where a worker died,
-so it is idempotent. Requests, progress and results are exchanged, never tensors.
+A task calls a function of this project with JSON data. It may be restarted after a worker died, so it must be
+idempotent. Engines exchange requests, progress and results, never tensors.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ THREADS: Final = "threads"
 """No engine: the threads of this process."""
 
 N_ATTEMPTS: Final = 3
-"""A task that has ended so many workers would end the next one, too."""
+"""Attempts at a task: one that ended this many workers would also end the next."""
 
 SECONDS_TO_TIDY_UP: Final = 1.0
-"""A worker that is terminated has so long to remove what is unfinished."""
+"""Time in which a terminated worker may remove unfinished files."""
 
 _WORKER: Final = "inshrink_core.execution.worker"
 
 
 class Task(NamedTuple):
-    """A part of a work.
+    """A part of the work.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Task(NamedTuple):
     argument
         JSON data.
     directory
-        The working directory, where relative paths begin.
+        The working directory, the base of relative paths.
     """
 
     function: str
@@ -68,13 +68,13 @@ class Work(NamedTuple):
     Parameters
     ----------
     tasks
-        Returns the tasks, given about how many there should be, and the threads of each.
+        Returns the tasks, given their approximate number and the threads of each.
     workers
-        Tasks at a time; by default as many as there is room for.
+        Number of concurrent tasks; by default as many as fit.
     threads
-        Of each worker; by default the engine decides.
+        Threads of each worker; by default chosen by the engine.
     progress
-        Called with the progress of all tasks together.
+        Called with the total progress of all tasks.
     """
 
     tasks: Callable[[int, int], Sequence[Task]]
@@ -84,12 +84,12 @@ class Work(NamedTuple):
 
 
 class TotalProgress:
-    """The progress of all tasks together; the size of tasks that have not begun is estimated.
+    """The total progress of all tasks; the size of tasks that have not begun is estimated.
 
     Parameters
     ----------
     n_tasks
-        How many there are.
+        Number of tasks.
     progress
         Called with the sum.
     """
@@ -100,27 +100,27 @@ class TotalProgress:
         self._most = 0
 
     def add(self, task: int, now: Progress) -> None:
-        """Take the progress of a task."""
+        """Add the progress of a task."""
         if self._progress is None:
             return
         self._rows[task] = now.done, now.total
         done, total = (sum(column) for column in zip(*self._rows.values(), strict=True))
-        # A task that begins again does not take the sum back.
+        # A restarted task does not reduce the sum.
         self._most = max(self._most, done)
         total = max(self._most, total * self._n // len(self._rows))
         self._progress(Progress(now.stage, self._most, total, now.step, now.detail))
 
 
 class Engine(NamedTuple):
-    """What performs tasks.
+    """A way to perform tasks.
 
     Parameters
     ----------
     package
-        What must be installed for it, and the name of the extra; empty for nothing.
+        The required package, also the name of the extra; empty if none.
     perform
-        Performs a work and returns the results of its tasks in order. An error, of a task or raised by its
-        progress, ends all workers before it is raised.
+        Performs work and returns the results of its tasks in order. An error of a task, or of its progress
+        callback, ends all workers before it is raised.
     """
 
     package: str
@@ -128,18 +128,18 @@ class Engine(NamedTuple):
 
 
 def installed_engines() -> tuple[str, ...]:
-    """Return the names of the engines that are installed, threads first."""
+    """Return the names of the installed engines, threads first."""
     found = (name for name, engine in ENGINES.items() if not engine.package or find_spec(engine.package))
     return (THREADS, *found)
 
 
 def engine_of(name: str) -> Engine | None:
-    """Return an engine by its name; None for threads.
+    """Return an engine by name; None for threads.
 
     Raises
     ------
     InputError
-        There is no such engine.
+        The engine is unknown.
     """
     if name == THREADS:
         return None
@@ -149,12 +149,12 @@ def engine_of(name: str) -> Engine | None:
 
 
 def packed(value: Any) -> str:
-    """Return a value as text for a worker of this process, or from it."""
+    """Return a value as text for exchange with a worker of this process."""
     return base64.b64encode(pickle.dumps(value)).decode()
 
 
 class _Team:
-    """Worker processes, each of which serves one thread."""
+    """Worker processes, each serving one thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -163,7 +163,7 @@ class _Team:
         self._over = False
 
     def perform(self, at: int, task: Task, report: Callable[[Event], None]) -> None:
-        """Have a task performed by the worker of this thread, by another where it dies."""
+        """Perform a task in the worker of this thread, or in another if that dies."""
         error: BaseException
         try:
             for _ in range(N_ATTEMPTS):
@@ -175,20 +175,20 @@ class _Team:
                 f"the process that worked on part {at + 1} ended {N_ATTEMPTS} times before it was done",
                 remedy="the machine may be short of memory: use fewer --workers; the same command goes on",
             )
-        except BaseException as raised:  # raised again by the thread that waits for tasks
+        except BaseException as raised:  # the thread that waits for tasks raises it again
             error = raised
         report(Event(at, "error", error))
 
     def _performed(
         self, process: subprocess.Popen[str], at: int, task: Task, report: Callable[[Event], None]
     ) -> bool:
-        """Have a task performed; False where its worker died."""
+        """Perform a task; return False if its worker died."""
         requests, answers = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
         with contextlib.suppress(BrokenPipeError):
             requests.write(json.dumps(task._asdict()) + "\n")
             requests.flush()
         for line in answers:
-            # Only a process that this one started has written it.
+            # The line comes from a process that this one started, so unpickling is safe.
             event = Event(at, *pickle.loads(base64.b64decode(line)))
             report(event)
             if event.kind != "now":
@@ -196,7 +196,7 @@ class _Team:
         return False
 
     def _worker(self) -> subprocess.Popen[str] | None:
-        """Return the worker of this thread; None where the work is over."""
+        """Return the worker of this thread; None after `end`."""
         with self._lock:
             process: subprocess.Popen[str] | None = getattr(self._of_thread, "process", None)
             if process is None and not self._over:
@@ -206,7 +206,7 @@ class _Team:
             return None if self._over else process
 
     def end(self) -> None:
-        """End every worker: those at work are interrupted."""
+        """End every worker, interrupting active ones."""
         with self._lock:
             self._over = True
         for process in self._all:
@@ -219,7 +219,7 @@ class _Team:
                 process.wait()
 
     def close(self) -> None:
-        """Close the pipes, when no thread reads them any more."""
+        """Close the pipes, once no thread reads them."""
         for process in self._all:
             with contextlib.suppress(BrokenPipeError):
                 cast("IO[str]", process.stdin).close()
@@ -227,7 +227,7 @@ class _Team:
 
 
 def _on_processes(work: Work) -> list[Any]:
-    """Perform a work in processes of this machine."""
+    """Perform work in processes of this machine."""
     workers = work.workers or max(1, default_threads() // (work.threads or 1))
     tasks = work.tasks(workers, work.threads or max(1, default_threads() // workers))
     total, events = TotalProgress(len(tasks), work.progress), queue.SimpleQueue[Event]()
@@ -256,4 +256,4 @@ def _on_ray(work: Work) -> list[Any]:
 
 
 ENGINES: Final = {"processes": Engine("", _on_processes), "ray": Engine("ray", _on_ray)}
-"""Every engine but threads, by its name."""
+"""Every engine except threads, by name."""

@@ -1,4 +1,4 @@
-"""Files that others may have put there, opened only if they are regular; files that a crash leaves whole."""
+"""Open files only if they are regular, and write files atomically."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NOT_BLOCKING: Final = (
     | getattr(os, "O_BINARY", 0)
 )
 _NO_FILE: Final = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EMLINK)
-"""Errors of opening links that must not be followed, pipes and sockets without readers, and folders."""
+"""Errors of opening forbidden symbolic links, pipes and sockets without readers, and folders."""
 
 
 class NotRegularError(OSError):
-    """A pipe, a socket, a device, a folder or a link is where a file must be."""
+    """A path names a pipe, socket, device, folder or link instead of a file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(errno.EINVAL, "not a regular file", os.fspath(path))
@@ -41,19 +41,19 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, foll
     flags
         As of `os.open`.
     follow
-        Whether the file itself may be a link. Whoever writes must not follow one.
+        Whether the path may be a symbolic link. Writers must not follow one.
 
     Raises
     ------
     NotRegularError
-        Something else is there.
+        The path is not a regular file.
     OSError
         The system refused.
     """
     flags |= _NOT_BLOCKING | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
     try:
         with contextlib.suppress(FileNotFoundError):
-            # Looked at first: opening some devices does something.
+            # Check before opening: opening some devices has side effects.
             _require_regular(path, os.stat(path, follow_symlinks=follow))  # noqa: PTH116 - as os.open
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
@@ -87,29 +87,29 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
 
 
 def new_file(path: Path, buffering: int = -1) -> IO[bytes]:
-    """Open a new file to write to, in the place of one that another process left; links are not followed."""
+    """Create a file for writing in place of any leftover of another process; never follows links."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     return open(open_regular(path, flags, follow=False), "wb", buffering=buffering)
 
 
 def is_temporary(name: str) -> bool:
-    """Tell whether a name is one of our temporary files: a dot in front and the suffix behind."""
+    """Return whether a name is that of a temporary file: a leading dot and the suffix ``.tmp``."""
     return name.startswith(".") and name.endswith(_TEMP_SUFFIX)
 
 
 def temporary_name(name: str) -> str:
-    """Return what a file is called before it is whole."""
+    """Return the name of a file while it is incomplete."""
     return f".{name}{_TEMP_SUFFIX}"
 
 
 def temporary_path(path: Path) -> Path:
-    """Return where a file is written before it gets its name."""
+    """Return the path at which a file is written before its rename."""
     return path.with_name(temporary_name(path.name))
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Give a file new content: after a crash it has the old or the new, whole; an error leaves nothing."""
+    """Replace the content of a file: after a crash it has the whole old or new content."""
     temporary = temporary_path(path)
     try:
         with new_file(temporary) as file:
@@ -125,12 +125,12 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def require_free(path: Path, force: bool) -> None:
-    """Refuse to write a file over what is there.
+    """Refuse to overwrite an existing file.
 
     Raises
     ------
     ExistsError
-        There is a folder, or without `force` anything at all.
+        The path is a folder, or exists and `force` is False.
     """
     if path.is_dir():
         raise ExistsError("a folder is there already", where=str(path), remedy="choose another name")

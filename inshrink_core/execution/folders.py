@@ -1,4 +1,4 @@
-"""Folders that last: names that a power loss does not take back, and scratch folders that leave nothing."""
+"""Durable folders, whose names survive a power loss, and scratch folders, which are always removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SUFFIX: Final = ".work"
 
 
 def sync_path(path: Path) -> None:
-    """Make durable what names a folder holds, or the content of a file that a library wrote."""
+    """Make the names in a folder durable, or the content of a file that a library wrote."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
         os.fsync(descriptor)
@@ -24,29 +24,29 @@ def sync_path(path: Path) -> None:
 
 
 def make_folders(folder: Path) -> list[Path]:
-    """Make a folder and its parents, so that their names are durable when this returns.
+    """Create a folder and its parents durably.
 
     Returns
     -------
     list of Path
-        Those that were not there, outermost first.
+        The created folders, outermost first.
 
     Raises
     ------
     OSError
-        The system refused; what was made is removed.
+        The system refused; created folders are removed.
 
     Notes
     -----
-    Every name is synced before a folder is made inside of it, so that of those that are there already
-    only the innermost may have been left unsynced by a process that died; it is synced too.
+    Every name is synced before a folder is created inside it. Of the existing folders, an interrupted process
+    can therefore have left only the innermost unsynced; it is synced too.
     """
     missing: list[Path] = []
     path = folder.absolute()
     while not path.is_dir():
         missing.append(path)
         path = path.parent
-    # It is not ours, and its parent may be closed to us.
+    # The folder may belong to another user, and its parent may be unreadable.
     with contextlib.suppress(OSError):
         sync_path(path.parent)
     made: list[Path] = []
@@ -63,7 +63,7 @@ def make_folders(folder: Path) -> list[Path]:
 
 
 def remove_empty(folders: list[Path]) -> None:
-    """Remove folders made by `make_folders` that are empty."""
+    """Remove folders created by `make_folders` that are empty."""
     for path in reversed(folders):
         with contextlib.suppress(OSError):
             path.rmdir()
@@ -71,9 +71,9 @@ def remove_empty(folders: list[Path]) -> None:
 
 @contextlib.contextmanager
 def working_folder(parent: Path) -> Iterator[Path]:
-    """Yield a new folder for what is made on the way; gone at the end.
+    """Yield a new scratch folder, removed at the end.
 
-    Those that died processes left in `parent` are removed first: each is locked while it is in use.
+    Folders that dead processes left in `parent` are removed first: a folder in use is locked.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def working_folder(parent: Path) -> Iterator[Path]:
 
 
 def new_locked(parent: Path) -> tuple[Path, contextlib.ExitStack]:
-    """Return a new folder as `working_folder` makes it, and what holds it until it is closed.
+    """Return a new folder as for `working_folder`, and the lock that protects it until closed.
 
     Raises
     ------
@@ -101,12 +101,12 @@ def new_locked(parent: Path) -> tuple[Path, contextlib.ExitStack]:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=parent))
         with contextlib.ExitStack() as lock, contextlib.suppress(FileNotFoundError):
             lock.enter_context(locked(folder))
-            if folder.is_dir():  # not removed before it was locked
+            if folder.is_dir():  # it was not removed before it was locked
                 return folder, lock.pop_all()
 
 
 def _remove_left(parent: Path) -> None:
-    """Remove working folders that no process has locked, as far as possible."""
+    """Remove unlocked working folders, as far as possible."""
     for path in sorted(parent.iterdir()):
         ours = path.name.startswith(_PREFIX) and path.name.endswith(_SUFFIX)
         if ours and path.is_dir() and not path.is_symlink():
@@ -116,7 +116,7 @@ def _remove_left(parent: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a folder; the lock ends with the process. Where there are no locks, only who waits goes on."""
+    """Lock a folder; the lock ends with the process. Without system locks, only `wait=True` proceeds."""
     try:
         import fcntl
     except ImportError as error:

@@ -1,8 +1,8 @@
-"""Remote folders as folders of this machine: listed now, their bytes fetched as they are read.
+"""Remote folders as local folders: listed once, their bytes fetched on demand.
 
-A mirror has a file for each object, with its size and a time but without its bytes, so that names, sizes and
-times are found as in any folder. Bytes are read from a `Content`, the block cache of one object, which
-fetches what it lacks of the object that was listed, or raises an error.
+A mirror has a sparse local file for each remote object, with its size and a time but without its bytes, so
+names, sizes and times are those of an ordinary folder. Bytes are read from a `Content`, the block cache of
+one object. It fetches missing bytes of the listed version of the object, or raises an error.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from inshrink_core.execution.results import user_cache_folder
 from inshrink_core.plugins import plugin
 
 STORAGES: Final = "inshrink.storages"
-"""Group of entry points: storages, one for each scheme."""
+"""Entry point group of storages, one for each URL scheme."""
 
 _FOLDER: Final = "fetched-runs"
-"""In the user's cache: a folder for each mirror of each process, gone when it ends."""
+"""Folder in the user's cache, with a folder for each mirror of each process, removed when it ends."""
 
 _MARK: Final = f"{os.sep}{_FOLDER}{os.sep}.inshrink-"
 
 MAX_HERE_NBYTES: Final = 16 << 30
-"""Of what was fetched and is not asked for any more, most is let go beyond this."""
+"""Most fetched bytes to keep; beyond this, the least recently used contents are evicted."""
 
 _BLOCK: Final = 4 << 10
 _AHEAD_NBYTES: Final = 64 << 10
-"""A request takes as long as so many bytes: never fewer are asked for, and smaller gaps come along."""
+"""Transferring this much takes as long as a request: smaller reads and smaller gaps are extended to it."""
 
 _SMALL_NBYTES: Final = 1 << 20
 """Smaller objects are fetched whole."""
 
 _PIECE_NBYTES: Final = 8 << 20
 _N_PIECES: Final = 8
-"""Fetched at the same time, for one reader."""
+"""Pieces fetched at the same time for one reader."""
 
 OPEN_AGAIN: Final = "open the run again"
 
@@ -66,18 +66,18 @@ _MAX_NAME_BYTES: Final = 255
 
 
 class Listed(NamedTuple):
-    """An object as it was listed.
+    """An object of a listing.
 
     Parameters
     ----------
     path
-        Below the folder.
+        Path below the listed folder.
     nbytes
-        Its size.
+        Its size in bytes.
     tag
-        Another content has another.
+        Identifies its content; different contents have different tags.
     modified
-        When it was written, in seconds.
+        Modification time in seconds.
     """
 
     path: str
@@ -87,20 +87,20 @@ class Listed(NamedTuple):
 
 
 class Promised:
-    """Bytes that are assumed of an object before they are fetched, each with the end of what they describe.
+    """Assumed bytes of an object, each with the end of the region they describe.
 
-    They are compared before anything is read there, or of what they describe.
+    Assumptions are verified before a read of these bytes or of the region.
     """
 
     def __init__(self) -> None:
         self._assumed: list[tuple[int, bytes | None, int]] = []
 
     def take(self, assumed: Iterable[tuple[int, bytes, int]]) -> None:
-        """Assume these instead of those before: each an offset, the bytes, and an end."""
+        """Replace all assumptions; each is an offset, the bytes, and the end of the region."""
         self._assumed = sorted(assumed)
 
     def due(self, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, bytes]]:
-        """Yield those that concern spans and were not compared: place in the list, offset and bytes."""
+        """Yield the unverified assumptions that concern spans: position in the list, offset and bytes."""
         for offset, nbytes in spans:
             place = max(0, bisect.bisect_right(self._assumed, offset, key=itemgetter(0)) - 1)
             for i in range(place, len(self._assumed)):
@@ -111,26 +111,26 @@ class Promised:
                     yield i, begin, content
 
     def confirm(self, place: int) -> None:
-        """Note that one was compared."""
+        """Mark an assumption as verified."""
         begin, _, end = self._assumed[place]
         self._assumed[place] = (begin, None, end)
 
 
 class Content:
-    """The bytes of one object, as far as they are here; any thread may read, and no name leads to them.
+    """The block cache of one object, in an unnamed local file; any thread may read.
 
     Parameters
     ----------
     storage
-        Of the object (`inshrink_core.archive.storage.Storage`).
+        The object's storage (`inshrink_core.archive.storage.Storage`).
     listed
         The object.
     where
-        Its address, for messages.
+        Its URL, for messages.
     folder
-        Of this machine, for the bytes.
+        Local folder for the bytes.
     promised
-        What is assumed of the object.
+        Assumptions about the object.
     """
 
     def __init__(self, storage: Any, listed: Listed, where: str, folder: Path, promised: Promised) -> None:
@@ -141,28 +141,28 @@ class Content:
         weakref.finalize(self, os.close, self.descriptor)
         Path(name).unlink()
         os.truncate(self.descriptor, listed.nbytes)
-        """To read from, once `fill` returned."""
+        """Open file to read from, after `fill` returned."""
         self.nbytes_here = self.used = 0
-        """Bytes that are here, and when it was asked for last, by `_CLOCK`."""
+        """Number of cached bytes, and time of the last use by `_CLOCK`."""
 
     def fill(self, spans: Iterable[tuple[int, int]], *, compared: bool = True) -> None:
-        """Return when some spans, each an offset and a size, are here, and what was promised of them is true.
+        """Fetch spans that are not cached, each an offset and a size, and verify the assumptions about them.
 
         Parameters
         ----------
         spans
-            Which.
+            The spans.
         compared
-            Whether promises are compared; needless where no tensor is read.
+            Whether assumptions are verified; unnecessary if no tensor is read.
 
         Raises
         ------
         DamagedError
-            The object is another by now.
+            The object has changed, or an assumption is wrong.
         NotFoundError
-            It is gone.
+            The object no longer exists.
         StorageError
-            The store, or this machine's disk, refused.
+            The store, or the local disk, refused.
         """
         spans = [span for span in spans if span[1] > 0]
         due = list(self.promised.due(spans)) if compared else []
@@ -188,19 +188,19 @@ class Content:
             self.promised.confirm(place)
 
     def is_here(self, offset: int, nbytes: int) -> bool:
-        """Whether some bytes need not be fetched."""
+        """Return whether bytes are cached."""
         return self._has([self._blocks(offset, nbytes)])
 
     def _has(self, asked: Iterable[tuple[int, int]]) -> bool:
         return all(self._have.find(0, first, end) < 0 for first, end in asked)
 
     def _blocks(self, offset: int, nbytes: int) -> tuple[int, int]:
-        """Return the first and the end of the blocks that have some bytes."""
+        """Return the first block of a span, and the end of its last."""
         end = min(offset + nbytes, self.listed.nbytes)
         return offset // _BLOCK, -(-end // _BLOCK)
 
     def _missing(self, asked: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """Yield the pieces, first block and end, to fetch for some blocks, each worth a request."""
+        """Yield the pieces to fetch for blocks, as first block and end, each worth a request."""
         n_blocks, least = len(self._have), _AHEAD_NBYTES // _BLOCK
         lacking = [(first, end) for first, end in sorted(asked) if self._have.find(0, first, end) >= 0]
         if self.listed.nbytes <= _SMALL_NBYTES:
@@ -208,7 +208,7 @@ class Content:
         runs: list[list[int]] = []
         for first, end in lacking:
             if end - first < least:
-                # Aligned: what is read backwards, as a directory at the end is, comes with it.
+                # Aligned, so that data read backwards, such as a directory at the end, arrive together.
                 first -= first % least
                 end = min(n_blocks, max(end, first + least))
             if runs and first - runs[-1][1] <= least:
@@ -238,16 +238,16 @@ class Content:
 
 
 class Mirror:
-    """A folder elsewhere, as one of this machine; it lasts as long as the process.
+    """A local folder that mirrors a remote one; it lasts as long as the process.
 
     Parameters
     ----------
     url
-        Its address.
+        Its URL.
     storage
         Its storage.
     only
-        The one object in it that is mirrored; empty: all.
+        Name of the single object to mirror; empty for all.
     """
 
     def __init__(self, url: str, storage: Any, only: str = "") -> None:
@@ -277,19 +277,19 @@ class Mirror:
         Raises
         ------
         UnsafePathError
-            A name can be no file's.
+            An object's name is not a valid file name.
         InshrinkError
             The store refused.
         """
         found: dict[str, Listed] = {}
         for listed in self.storage.objects(self._only):
             if listed.path.endswith("/") and not listed.nbytes:
-                continue  # what consoles make for a folder
+                continue  # consoles create such objects for folders
             found[listed.path] = listed
             if len(found) > _MAX_OBJECTS:
                 raise InputError(f"more than {_MAX_OBJECTS:,} objects lie there", where=self.url)
         with self._lock:
-            # One after the other: after an error every file is that of its listed object.
+            # One at a time: after an error, every file still matches its listed object.
             for path in [path for path, listed in self._listed.items() if found.get(path) != listed]:
                 del self._listed[path]
                 self._remove(path)
@@ -299,7 +299,7 @@ class Mirror:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing lay there when it was listed last."""
+        """Whether the last listing was empty."""
         return not self._listed
 
     def _remove(self, path: str) -> None:
@@ -314,7 +314,7 @@ class Mirror:
                 folder.rmdir()
 
     def _place(self, listed: Listed) -> None:
-        """Put a file of an object's size where its name says, whose time is another for another content."""
+        """Create a file with the name and size of an object; its time depends on the content's tag."""
         parts, where = listed.path.split("/"), f"{self.url}/{listed.path}"
         long = max(len(part.encode(errors="surrogateescape")) for part in parts) > _MAX_NAME_BYTES
         if long or "\0" in listed.path or not {"", ".", ".."}.isdisjoint(parts):
@@ -335,12 +335,12 @@ class Mirror:
                 raise UnsafePathError(what, where=where) from error
 
     def content(self, place: str) -> Content:
-        """Return the bytes of an object, by the path of its file.
+        """Return the content of an object, by the path of its file.
 
         Raises
         ------
         NotFoundError
-            It was gone when the folder was listed last.
+            The object was missing in the last listing.
         """
         path = os.path.relpath(place, self.root).replace(os.sep, "/")
         with self._lock:
@@ -349,7 +349,7 @@ class Mirror:
                 listed = self._listed.get(path)
                 if listed is None:
                     raise NotFoundError("there is no such object any more", where=place)
-                # What is assumed of an object outlasts what was fetched of it.
+                # Assumptions about an object outlast its cached bytes.
                 promised = self._promised.setdefault(path, Promised())
                 with _cache_errors(place):
                     content = Content(self.storage, listed, f"{self.url}/{path}", self._home, promised)
@@ -359,7 +359,7 @@ class Mirror:
         return content
 
     def fetch(self, place: Path) -> None:
-        """Make a small file one that any process can read."""
+        """Write the bytes of a small file into the mirror, so that any process can read it."""
         content, found = self.content(str(place)), place.stat()
         content.fill([(0, found.st_size)])
         with _cache_errors(str(place)):
@@ -367,7 +367,7 @@ class Mirror:
             os.utime(place, ns=(found.st_mtime_ns, found.st_mtime_ns))
 
     def expect(self, places: Iterable[tuple[Path, int, int]]) -> None:
-        """Fetch so many first and last bytes of files at the same time; what fails is asked for again."""
+        """Prefetch the first and last bytes of files at the same time; later reads repeat failed requests."""
         asked = []
         for place, first, last in places:
             with contextlib.suppress(NotFoundError):
@@ -378,7 +378,7 @@ class Mirror:
         self.storage.together(asked)
 
     def stream(self, places: Iterable[Path]) -> None:
-        """Fetch some files completely, in this order, behind their readers; let all others go."""
+        """Prefetch whole files in this order, in the background; drop the cached bytes of all others."""
         paths = [os.path.relpath(place, self.root).replace(os.sep, "/") for place in places]
         with self._lock:
             for path in self._contents.keys() - set(paths):
@@ -388,14 +388,14 @@ class Mirror:
         self._ahead = Prefetcher(self._fetch_whole, [(path, 0) for path in paths], 0)
 
     def _fetch_whole(self, path: str) -> None:
-        """Fetch an object as long as it is wanted; readers meanwhile go first, and get its errors."""
+        """Fetch an object while it is wanted, with lower priority than its readers."""
         content, step = self.content(str(self.root / path)), _N_PIECES * _PIECE_NBYTES
         for at in range(0, content.listed.nbytes, step):
             if path in self._wanted:
                 content.fill([(at, min(step, content.listed.nbytes - at))])
 
     def close(self) -> None:
-        """Remove it; in the process that made it."""
+        """Remove the mirror, if this process created it."""
         if os.getpid() == self._pid:
             self._wanted = ()
             self._ahead.stop()
@@ -409,7 +409,7 @@ _CLOCK: Final = count(1)
 
 
 def _let_go(wanted: Content) -> None:
-    """Let go of what was asked for longest ago, of all mirrors, where too much is here."""
+    """Evict the least recently used contents, of all mirrors, above `MAX_HERE_NBYTES`."""
     groups = [mirror._contents for mirror in tuple(_MIRRORS.values())]
     rows = [(content, path, group) for group in groups for path, content in tuple(group.items())]
     n_here = sum(content.nbytes_here for content, _, _ in rows)
@@ -422,7 +422,7 @@ def _let_go(wanted: Content) -> None:
 
 @contextlib.contextmanager
 def _cache_errors(where: str) -> Iterator[None]:
-    """Raise what this machine's disk refuses."""
+    """Convert errors of the local disk."""
     try:
         yield
     except OSError as error:
@@ -434,7 +434,7 @@ def _cache_errors(where: str) -> Iterator[None]:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """Return the part of an address that is a folder's, and the pattern behind it.
+    """Split a URL into the folder and the pattern after it.
 
     Examples
     --------
@@ -450,14 +450,14 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def mirrored(url: str) -> tuple[Mirror, str]:
-    """Return the mirror of what an address names, listed now, and the path, or pattern, in it to open.
+    """Return the mirror of a URL, freshly listed, and the local path or pattern to open.
 
     Raises
     ------
     InshrinkError
         As `Mirror.refresh`.
     InputError
-        Nothing at such addresses can be listed.
+        URLs of this kind cannot be listed.
     """
     folder, pattern = _split(url)
     mirror = _mirror_at(folder)
@@ -472,7 +472,7 @@ def mirrored(url: str) -> tuple[Mirror, str]:
 
 
 def _mirror_at(url: str, only: str = "") -> Mirror:
-    """Return a mirror, listed now: the same as long as the process lasts."""
+    """Return the process's mirror of a URL, freshly listed."""
     with _MAKING:
         mirror = _MIRRORS.get((url, only))
         if mirror is None:
@@ -480,7 +480,7 @@ def _mirror_at(url: str, only: str = "") -> Mirror:
             if point is None:
                 raise InputError(
                     "runs are read from file systems, and from addresses of s3, gs, az and hf",
-                    where=f"{url.partition(':')[0]}://…",  # there may be a password in it
+                    where=f"{url.partition(':')[0]}://…",  # the URL may contain a password
                     remedy="copy the run here",
                 )
             mirror = Mirror(url, point.load().at(url), only)
@@ -491,12 +491,12 @@ def _mirror_at(url: str, only: str = "") -> Mirror:
 
 
 def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
-    """Return the mirror of a path; None where it is a file of this machine.
+    """Return the mirror of a path; None for an ordinary local path.
 
     Raises
     ------
     StorageError
-        The path is that of another process's mirror, whose files are empty here.
+        The path belongs to another process's mirror, whose files are empty here.
     """
     text = os.fspath(path)
     if _MARK not in text:
@@ -508,7 +508,7 @@ def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
 
 
 def at_hand(path: Path) -> Path:
-    """Return the path of a file for other programs: a remote one is fetched."""
+    """Return the path of a file for other programs, fetching its bytes if it is remote."""
     mirror = mirror_of(path)
     if mirror is not None and path.is_file():
         mirror.fetch(path)

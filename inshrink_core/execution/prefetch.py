@@ -1,4 +1,4 @@
-"""Work that is done in threads ahead of those who ask for its results."""
+"""Compute results in background threads before they are requested."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 
 class Prefetcher:
-    """Works on items in their order, before the results are asked for.
+    """Works on items in order, before their results are requested.
 
     Parameters
     ----------
     work
         Returns the result of an item.
     items
-        Each with its size.
+        The items, each with its size.
     room
-        The sizes of results that were not asked for yet have at most this sum.
+        Largest total size of computed results that were not requested yet.
     n_threads
-        How many items to work on at a time. The threads are daemons.
+        Number of items in work at a time. The threads are daemons.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class Prefetcher:
         return not self._todo or next(iter(self._todo.values())) <= self._room
 
     def get(self, item: Any) -> Any:
-        """Return the result of an item; works on one that was not begun, or that was asked for before."""
+        """Return the result of an item; computes it here if it was not begun, or was requested before."""
         with self._changed:
             self._todo.pop(item, None)
             future, nbytes = self._started.pop(item, (None, 0))
@@ -77,7 +77,7 @@ class Prefetcher:
         return result
 
     def stop(self, *, wait: bool = False) -> None:
-        """Begin nothing more, and perhaps wait for what was begun."""
+        """Begin no further items; with `wait`, wait for those in work."""
         with self._changed:
             self._todo.clear()
             self._changed.notify_all()

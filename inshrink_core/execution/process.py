@@ -1,13 +1,14 @@
-"""Child processes: the one way in which the project starts Python, so that no folder runs code unasked.
+"""Start Python child processes, for the whole project, so that no folder runs code unasked.
 
-Whoever works inside of a downloaded folder has it as working directory, and Python, numba and others look
-there for modules and settings. A child therefore starts with ``-P`` (the working directory and the script's
-folder are not searched for modules), in a folder that holds nothing of anybody else's, and with
+A user may work inside a downloaded folder, and Python, numba and others search the working directory for
+modules and settings. A child therefore starts with ``-P`` (the working directory and the script's folder are
+not searched for modules), in an empty folder of this process, and with
 
-- `minimal_environment`: what this project's own code needs (an allowlist), where nothing else runs; or
-- `user_environment`: all the user's variables, where code runs that the user has consented to.
+- `minimal_environment`: the variables that this project's own code needs (an allowlist), if no other code
+  runs; or
+- `user_environment`: all the user's variables, for code that the user has consented to.
 
-From both, entries of search paths that mean another folder in every working directory are taken out.
+Both omit search path entries that depend on the working directory.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from pathlib import Path
 from typing import IO
 
 SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LD_PRELOAD")
-"""Lists of files and folders. An entry that is empty or relative is searched for in the working directory."""
+"""Lists of files and folders. An empty or relative entry is resolved in the working directory."""
 
 _FOLDERS = (
-    "NUMBA_CACHE_DIR",  # holds pickles, which numba reads
+    "NUMBA_CACHE_DIR",  # contains pickles, which numba reads
     "PYTHONHOME",
     "PYTHONPYCACHEPREFIX",
     "PYTHONUSERBASE",
@@ -36,19 +37,19 @@ _FOLDERS = (
     "TORCH_EXTENSIONS_DIR",
     "TRITON_CACHE_DIR",
 )
-"""Single folders that code is read from; a relative one would be another one for every working directory."""
+"""Single folders from which code is read; a relative one would depend on the working directory."""
 
 _NEVER = ("PYTHONBREAKPOINT", "PYTHONEXECUTABLE", "PYTHONINSPECT", "PYTHONSTARTUP", "__PYVENV_LAUNCHER__")
-"""Variables that are about a session at a keyboard, or that name what to execute."""
+"""Variables of interactive sessions, or that name code to execute."""
 
 _ALLOWED = frozenset(
     {
-        # who and where
+        # user and locale
         *("HOME", "LOGNAME", "USER", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP"),
-        # what Windows cannot start a process without
+        # required to start a process on Windows
         *("APPDATA", "COMSPEC", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATHEXT", "PROGRAMDATA"),
         *("PROGRAMFILES", "SYSTEMDRIVE", "SYSTEMROOT", "USERNAME", "USERPROFILE", "WINDIR"),
-        # places of Python and its libraries, and its encodings
+        # locations of Python and its libraries, and encodings
         *(*SEARCH_PATHS, "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHASHSEED", "PYTHONHOME"),
         *("PYTHONIOENCODING", "PYTHONMALLOC", "PYTHONNOUSERSITE", "PYTHONPYCACHEPREFIX", "PYTHONUSERBASE"),
         *("PYTHONUTF8", "PYTHONWARNINGS", "VIRTUAL_ENV"),
@@ -68,18 +69,18 @@ _STORES = (
     *("AWS_", "AZURE_", "GOOGLE_", "HF_", "HUGGING_FACE_"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_"),
 )
-"""Who one is to stores of objects, and the way there."""
+"""Credentials for object stores, and proxies."""
 
 
 def minimal_environment(given: Mapping[str, str] | None = None, *, stores: bool = False) -> dict[str, str]:
-    """Return the variables that this project's own code needs; no proxy, no key and no password among them.
+    """Return the variables that this project's own code needs, without proxies, keys or passwords by default.
 
     Parameters
     ----------
     given
         The variables to choose from; by default those of this process.
     stores
-        Also those with which it reaches buckets: keys and proxies.
+        Include the keys and proxies needed to reach buckets.
     """
     return {
         name: value
@@ -91,7 +92,7 @@ def minimal_environment(given: Mapping[str, str] | None = None, *, stores: bool 
 
 
 def user_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the user's variables, without what would make Python look into the working directory.
+    """Return the user's variables, without those that make Python search the working directory.
 
     Parameters
     ----------
@@ -112,24 +113,25 @@ def user_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def _means_one_place(name: str, entry: str) -> bool:
-    """Tell whether an entry of a search path is the same file or folder in every working directory."""
+    """Return whether a search path entry means the same file or folder in every working directory."""
     if name == "LD_PRELOAD":
-        # A list by spaces or colons, of paths and of bare names, which are searched for as libraries are.
+        # A list, separated by spaces or colons, of paths and of bare library names, which the loader
+        # searches.
         return bool(entry) and all(Path(part).is_absolute() or "/" not in part for part in entry.split())
     return Path(entry).is_absolute()
 
 
 class _Empty:
-    """The empty folder of this process; made on first use."""
+    """The empty folder of this process, created on first use."""
 
     lock = threading.Lock()
     path: Path | None = None
 
 
 def empty_directory() -> Path:
-    """Return an empty folder that belongs to this process alone: children work there.
+    """Return an empty folder private to this process, the working directory of children.
 
-    It lasts as long as the process, and is made again after it was removed.
+    It lasts as long as the process, and is recreated if it was removed.
     """
     with _Empty.lock:
         if _Empty.path is None or not _Empty.path.is_dir():
@@ -139,7 +141,7 @@ def empty_directory() -> Path:
 
 
 def ignore_numba_file() -> None:
-    """Load numba where it finds no settings, and have it look for none in any working directory."""
+    """Import numba in an empty folder, and disable its search for settings in working directories."""
     with contextlib.chdir(empty_directory()):
         from numba.core import config
 
@@ -154,20 +156,20 @@ def start_python(
     directory: Path | None = None,
     new_session: bool = False,
 ) -> subprocess.Popen[str]:
-    """Start Python with ``-P`` and pipes for its standard input and output, both UTF-8.
+    """Start Python with ``-P`` and UTF-8 pipes for standard input and output.
 
     Parameters
     ----------
     arguments
-        What follows ``-P``. Every path among them, and in what is sent, must be absolute.
+        Arguments after ``-P``. All paths, here and in the input, must be absolute.
     errors
-        Takes its standard error; `subprocess.PIPE` for a pipe.
+        Destination of standard error; `subprocess.PIPE` for a pipe.
     environment
         `minimal_environment`, or `user_environment` for code that the user consented to.
     directory
-        Where it works; by default in `empty_directory`.
+        Working directory; by default `empty_directory`.
     new_session
-        Its own children are in a group with it, so that they can be killed together (POSIX).
+        Put the child and its own children in one group, so that they can be killed together (POSIX).
     """
     return subprocess.Popen(
         [sys.executable, "-P", *arguments],

@@ -1,4 +1,4 @@
-"""How far a long action has come."""
+"""Progress of long operations."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a long action has come.
+    """Progress of a long operation.
 
     Parameters
     ----------
     stage
-        What is being done, one word.
+        Name of the current activity, one word.
     done, total
-        Bytes or items finished, and in all.
+        Bytes or items finished, and their total.
     step
-        The training step at hand; None where there is none.
+        The current training step, or None.
     detail
-        The tensor or file at hand.
+        The current tensor or file.
     found
-        A part of the result that is known already, as JSON values; None where nothing new is.
+        A part of the result that is available already, as JSON values; None if nothing is new.
     """
 
     stage: str
@@ -34,18 +34,18 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
-"""Called often; raising from it cancels the action and leaves what was committed."""
+"""Called often; an exception from it cancels the operation and leaves committed data."""
 
 
 class Counter:
-    """Counts what is done of a stage, and reports each part of it.
+    """Counts the progress of a stage and reports each part.
 
     Parameters
     ----------
     progress
         Called after each part; None reports nothing.
     stage, total
-        As `Progress` has them.
+        As in `Progress`.
     """
 
     def __init__(self, progress: OnProgress | None, stage: str, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Ray as an engine: tasks start wherever there is room, and again where a worker died."""
+"""Run tasks on a Ray cluster, with retries after a worker died."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from inshrink_core.execution.process import empty_directory
 from inshrink_core.execution.progress import Progress
 
 _SECONDS_TO_ANSWER: Final = 3.0
-"""Until a head that is noted counts as gone."""
+"""Time after which the recorded head node of a cluster counts as gone."""
 
 _TASKS_PER_WORKER: Final = 2
-"""Of one each, a machine that joins would get none. Whoever says how many workers there are gets no more."""
+"""With one task per worker, machines that join later would get none. An explicit count is a limit."""
 
 
 def _work(expected: str, task: Task) -> tuple[Any, Progress | None]:
-    """Perform a task in a process of Ray's; return its result and its last progress."""
+    """Perform a task in a Ray process; return its result and last progress."""
     from inshrink_core.execution.worker import perform
 
     found = version("inshrink")
@@ -38,7 +38,7 @@ def _work(expected: str, task: Task) -> tuple[Any, Progress | None]:
 
 @contextlib.contextmanager
 def _connected() -> Iterator[Any]:
-    """Give Ray: as this process has it, else the cluster of RAY_ADDRESS or this machine's, else a new one.
+    """Yield Ray, as initialized by this process, or connected to RAY_ADDRESS, a local or a new cluster.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def _connected() -> Iterator[Any]:
     address = "local" if _noted_is_gone() else None
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            # Workers would look for modules in this process's folder; an empty one is safe.
+            # Workers import modules from their working directory; an empty one is safe.
             ray.init(
                 address=address,
                 runtime_env={"working_dir": str(empty_directory())},
@@ -78,13 +78,13 @@ def _connected() -> Iterator[Any]:
 
 
 def _noted_is_gone() -> bool:
-    """Whether the cluster that was noted as this machine's is gone: Ray would wait for it in vain.
+    """Return whether the recorded cluster of this machine is gone; Ray would wait for it in vain.
 
-    What was killed, or ended with the machine, leaves its address in a file.
+    A cluster that was killed, or ended with the machine, leaves its address in a file.
     """
     if os.environ.get("RAY_ADDRESS"):
         return False
-    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # as Ray looks
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # as Ray itself does
     try:
         noted = Path(folder, "ray", "ray_current_cluster").read_text("utf-8").strip()
     except OSError:
@@ -98,12 +98,12 @@ def _noted_is_gone() -> bool:
 
 
 def perform(work: Work) -> list[Any]:
-    """Perform a work on a cluster (`inshrink_core.execution.engines.Engine`).
+    """Perform work on a cluster (`inshrink_core.execution.engines.Engine`).
 
     Raises
     ------
     EngineError
-        The cluster does not answer, or the workers of a task died again and again.
+        The cluster does not answer, or the workers of a task died repeatedly.
     MissingExtraError
         Ray is not installed.
     """
@@ -122,7 +122,7 @@ def _perform(ray: Any, work: Work) -> list[Any]:
     results: dict[int, Any] = {}
     try:
         while waiting or at_work:
-            # What there is no room for waits in the cluster, where a machine that joins finds it.
+            # Surplus tasks wait in the cluster, available to machines that join.
             while waiting and len(at_work) < (work.workers or len(tasks)):
                 at, task = waiting.pop()
                 at_work[remote.remote(version("inshrink"), task)] = at
@@ -137,7 +137,7 @@ def _perform(ray: Any, work: Work) -> list[Any]:
 
 
 def _result(ray: Any, reference: Any, at: int) -> Any:
-    """Return the result of a task, or raise its error as it was."""
+    """Return the result of a task, or raise its original error."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
@@ -150,7 +150,7 @@ def _result(ray: Any, reference: Any, at: int) -> Any:
 
 
 def _end(ray: Any, at_work: list[Any]) -> None:
-    """End tasks: they are interrupted, and killed where that takes long."""
+    """Interrupt tasks, and kill those that do not end in time."""
     for reference in at_work:
         ray.cancel(reference, force=False)
     if at_work:

@@ -1,4 +1,4 @@
-"""How much memory and disk there is, and refusing what would take more, before any of it is allocated."""
+"""Measure available memory and disk space, and refuse work that needs more before it allocates any."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from inshrink_core.errors import TooLargeError
 from inshrink_core.text import format_size
 
 _UNCHECKED_NBYTES: Final = 64 << 20
-"""What any machine that runs PyTorch has: to measure memory would take longer than to use so little."""
+"""Available on any machine that runs PyTorch: measuring memory takes longer than using this much."""
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _PROC: Final = Path("/proc")
 
 
 def memory_available() -> int | None:
-    """Return how many bytes this process may take besides those it has; None where it is not known.
+    """Return how many more bytes this process may allocate; None if unknown.
 
     Notes
     -----
-    The least of what the system could give without swapping, what the control groups of the process
-    (version 1 or 2, and those around them) have left, and what its limit of address space leaves.
+    The minimum of the system's available memory without swapping, the memory left in the process's control
+    groups (version 1 or 2, and their ancestors), and the memory left under its address space limit.
     """
     found = [_system_memory(), _address_space(), *_group_memory()]
     known = [max(0, nbytes) for nbytes in found if nbytes is not None]
@@ -34,14 +34,14 @@ def memory_available() -> int | None:
 
 
 def new_buffer(nbytes: int) -> memoryview:
-    """Return a writable buffer of any content; pages that are never written take no memory."""
+    """Return a writable buffer of undefined content; unwritten pages take no memory."""
     import numpy as np
 
     return np.empty(nbytes, np.uint8).data
 
 
 def free_disk(folder: Path) -> int:
-    """Return the free bytes of the file system of a folder, which need not exist."""
+    """Return the free bytes of a folder's file system; the folder need not exist."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -49,7 +49,7 @@ def free_disk(folder: Path) -> int:
 
 
 def _number(path: Path) -> int | None:
-    """Read a file that holds one number; None where it does not, as ``max`` of a group without a limit."""
+    """Read a file with one number; None for other content, such as ``max`` of an unlimited group."""
     with contextlib.suppress(OSError, ValueError):
         return int(path.read_text())
     return None
@@ -67,7 +67,7 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _system_memory() -> int | None:
-    """Return what the kernel says is available, or on other systems all there is."""
+    """Return the kernel's available memory, or on other systems the total memory."""
     fields = _fields(_PROC / "meminfo")
     if "MemAvailable" in fields:
         return fields["MemAvailable"] << 10
@@ -77,7 +77,7 @@ def _system_memory() -> int | None:
 
 
 def _address_space() -> int | None:
-    """Return what RLIMIT_AS leaves."""
+    """Return the memory left under RLIMIT_AS."""
     try:
         import resource
     except ImportError:
@@ -92,7 +92,7 @@ def _address_space() -> int | None:
 
 
 def _group_memory() -> Iterator[int | None]:
-    """Yield what each control group of the process leaves; page cache it could drop counts as free."""
+    """Yield the memory left in each control group of the process; reclaimable page cache counts as free."""
     for folder, version in _groups():
         names = ("memory.max", "memory.current", "inactive_file")
         if version == 1:
@@ -103,7 +103,7 @@ def _group_memory() -> Iterator[int | None]:
 
 
 def _groups() -> Iterator[tuple[Path, int]]:
-    """Yield the folders of the process's memory groups and of those around them, with the version."""
+    """Yield the folders and version of the process's memory control groups and their ancestors."""
     try:
         lines = (_PROC / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -115,7 +115,7 @@ def _groups() -> Iterator[tuple[Path, int]]:
         if not unified and "memory" not in controllers.split(","):
             continue
         root = _CGROUPS if unified else _CGROUPS / "memory"
-        # In a container the path may be the host's, of which only the root is to be seen.
+        # In a container the path may be the host's, of which only the root is visible.
         place = root / path.lstrip("/")
         for folder in dict.fromkeys((place, *place.parents)):
             if folder == root or root in folder.parents:
@@ -124,15 +124,15 @@ def _groups() -> Iterator[tuple[Path, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What decoding and writing may take.
+    """Limits for decoding and writing.
 
     Parameters
     ----------
     max_memory, max_disk
-        Bytes; by default what is available when it is asked for.
+        Bytes; by default, as much as is available at the time of the check.
     share
-        Of what is available, where it is not said in bytes: half where a whole run is asked for, so that
-        other programs, and the system's cache, are left some.
+        Fraction of the available amount to use where no limit in bytes is set; half for requests that cover a
+        whole run, to leave room for other programs and the page cache.
     """
 
     max_memory: int | None = None
@@ -140,21 +140,21 @@ class Limits:
     share: float = 1.0
 
     def require_memory(self, nbytes: int, what: str, where: str, *, allocated: int = 0) -> None:
-        """Refuse what would take more memory than there is.
+        """Raise an error if something takes more memory than available.
 
         Parameters
         ----------
         nbytes
-            All that it takes.
+            Total memory needed.
         what, where
-            For the message.
+            Subject and place for the message.
         allocated
-            Of `nbytes`, what the process has allocated already.
+            Part of `nbytes` that the process has allocated already.
 
         Raises
         ------
         TooLargeError
-            It is above the limit.
+            `nbytes` exceeds the limit.
         """
         if self.max_memory is not None:
             limit = self.max_memory
@@ -169,26 +169,26 @@ class Limits:
             raise _too_large(what, where, nbytes, limit, "memory", self.max_memory is not None)
 
     def require_disk(self, nbytes: int, folder: Path, what: str, where: str) -> None:
-        """Refuse what would take more disk than the file system of `folder` has.
+        """Raise an error if something takes more disk space than the file system of `folder` has.
 
         Raises
         ------
         TooLargeError
-            It is above the limit.
+            `nbytes` exceeds the limit.
         """
         if self.max_disk is not None:
             limit = self.max_disk
         else:
             try:
                 limit = int(free_disk(folder) * self.share)
-            except OSError:  # a place that cannot be asked is refused, or not, by writing there
+            except OSError:  # the write itself shows whether the place accepts it
                 return
         if nbytes > limit:
             raise _too_large(what, where, nbytes, limit, "disk", self.max_disk is not None)
 
 
 def _too_large(what: str, where: str, nbytes: int, limit: int, kind: str, asked: bool) -> TooLargeError:
-    """Return the error: how much it would be, how much it may be, and what allows it."""
+    """Return the error, with the needed and permitted amounts and the option that raises the limit."""
     more = "a larger" if asked else "if there is that much,"
     return TooLargeError(
         f"{what} would take about {format_size(nbytes)} of {kind}",

@@ -1,7 +1,7 @@
-"""Results of long work kept on disk, so that the same work goes on where it stopped.
+"""Results of long computations cached on disk, so that interrupted work can continue.
 
-A folder with a file for each result, or files of JSON lines that several processes add to. A result is found
-by everything that it depends on, and made again where what is on disk cannot be read.
+The cache is a folder with a file per result, or a JSON lines file that several processes append to. The key
+of a result contains everything it depends on; unreadable results are recomputed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from inshrink_core.errors import StorageError
 from inshrink_core.execution.files import new_file, open_regular, read_regular
 from inshrink_core.execution.folders import locked
 
-# The sensitivities of 100,000 tensors take 20 MB; anything larger is something else.
+# The sensitivities of 100,000 tensors take 20 MB; a larger file is not a result.
 _MAX_NBYTES: Final = 64 << 20
 
 # A comparison of a thousand steps takes 400 kB.
@@ -39,7 +39,7 @@ _Result = TypeVar("_Result")
 
 
 def key_digest(key: Mapping[str, Any]) -> str:
-    """Return 16 hexadecimal digits that tell keys apart; the same for equal JSON values.
+    """Return 16 hexadecimal digits that identify a key; equal JSON values have equal digests.
 
     Examples
     --------
@@ -52,18 +52,18 @@ def key_digest(key: Mapping[str, Any]) -> str:
 def load_result(
     path: Path, key: Mapping[str, Any], field: str, parse: Callable[[Any], _Result]
 ) -> _Result | None:
-    """Return what was kept under a key; None where there is none, or none that can be read.
+    """Return the cached result of a key; None if it is missing or unreadable.
 
     Parameters
     ----------
     path
         File of the result.
     key
-        Everything the result depends on, as JSON values; a file with another key is none.
+        Everything the result depends on, as JSON values; a file with another key does not match.
     field
         Name of the result in the file.
     parse
-        Makes the result from JSON; raises ValueError, TypeError or KeyError where it is none.
+        Creates the result from JSON; raises ValueError, TypeError or KeyError for invalid values.
     """
     found = _read_result(path, field, parse)
     return found[1] if found is not None and found[0] == json.loads(json.dumps(key)) else None
@@ -72,7 +72,7 @@ def load_result(
 def _read_result(
     path: Path, field: str, parse: Callable[[Any], _Result]
 ) -> tuple[Mapping[str, Any], _Result] | None:
-    """Return the key and the result of a file; None where it cannot be read."""
+    """Return the key and the result of a file; None if it is missing or unreadable."""
     try:
         document = json.loads(read_regular(path, _MAX_NBYTES))
         if document["sha256"] != _digest(document[field]):
@@ -86,12 +86,12 @@ def _read_result(
 
 
 def keep_result(path: Path, key: Mapping[str, Any], field: str, value: Any) -> None:
-    """Write a result, as JSON values, and its key: whole, or not at all.
+    """Write a result, as JSON values, and its key, atomically.
 
     Raises
     ------
     StorageError
-        The disk is full, or refuses.
+        The disk is full, or the system refused.
     """
     write_whole(path, json.dumps({"key": key, field: value, "sha256": _digest(value)}))
 
@@ -101,12 +101,12 @@ def _digest(value: Any) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace a file at once, so that none is ever half there.
+    """Replace the content of a file atomically.
 
     Raises
     ------
     StorageError
-        The disk is full, or refuses.
+        The disk is full, or the system refused.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.tmp")
     try:
@@ -119,21 +119,21 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def results_folder(directory: Path, *, make: bool = True) -> Path | None:
-    """Return where results of a run are kept: inside of it, else in the user's cache directory.
+    """Return the folder for results of a run: inside the run, or in the user's cache directory.
 
     Parameters
     ----------
     directory
         The run.
     make
-        Make sure that the folder is there; without it nothing is written, and results in
-        a run that cannot be written are found.
+        Create the folder. If False, nothing is written, and results in a read-only run are found.
 
     Returns
     -------
     Path or None
-        ``.inshrink`` where that can be written, leads nowhere else and is no part of a Python package, as the
-        bundled samples are; else a folder of its own in the user's cache; None where there is neither.
+        ``.inshrink`` in the run if it is writable, not a symbolic link, and not part of a Python package, as
+        the bundled samples are. Otherwise a folder of the run in the user's cache; None if that cannot be
+        created.
     """
     inside = directory / ".inshrink"
     real = Path(os.path.realpath(directory))
@@ -153,7 +153,7 @@ def results_folder(directory: Path, *, make: bool = True) -> Path | None:
 
 
 def user_cache_folder(*, make: bool = True) -> Path | None:
-    """Return the user's cache of results, made if need be; None where it cannot be, or without a home."""
+    """Return the user's cache of results, created by default; None without a writable cache or a home."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         base = (named if named.is_absolute() else Path.home() / ".cache") / "inshrink"
@@ -163,7 +163,7 @@ def user_cache_folder(*, make: bool = True) -> Path | None:
 
 
 def cache_folder(directory: Path) -> Path | None:
-    """Return where measurements of a run are cached: ``cache`` in `results_folder`; None without one."""
+    """Return the folder for cached measurements of a run: ``cache`` in `results_folder`; None without one."""
     results = results_folder(directory)
     if results is None:
         return None
@@ -180,25 +180,25 @@ def _is_made(folder: Path) -> bool:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Return whether a folder can be written, or made."""
+    """Return whether a folder is writable or can be created."""
     if folder.exists():
         return folder.is_dir() and os.access(folder, os.W_OK)
     return os.access(folder.parent, os.W_OK)
 
 
 def parse_record(kind: type[_Result], values: Any) -> _Result:
-    """Return a dataclass from its JSON; each field must be of the type that its annotation says.
+    """Return a dataclass from its JSON values; each field must have the annotated type.
 
     Parameters
     ----------
     kind
-        A dataclass of numbers, texts, mappings, tuples of those and such dataclasses. A field with a default
-        may be missing. A whole number is a count: at least 0.
+        A dataclass of numbers, texts, mappings, tuples of these and such dataclasses. A field with a default
+        may be missing. An integer is a count: at least 0.
 
     Raises
     ------
     ValueError, TypeError, KeyError
-        The values are none.
+        The values do not fit the dataclass.
     """
     import msgspec
 
@@ -208,7 +208,7 @@ def parse_record(kind: type[_Result], values: Any) -> _Result:
 
 
 def _require_plausible(record: Any, values: Any) -> None:
-    """Refuse keys that a record does not have, negative counts, and numbers that are none."""
+    """Refuse unknown keys, negative counts and NaN."""
     if not dataclasses.is_dataclass(record):
         return
     if not set(values) <= {field.name for field in dataclasses.fields(record)}:
@@ -222,54 +222,54 @@ def _require_plausible(record: Any, values: Any) -> None:
 
 
 class ResultStore(Generic[_Result]):
-    """Results by everything they depend on, a file each.
+    """A cache of results by everything they depend on, one file each.
 
     Parameters
     ----------
     folder
-        Made when the first result is kept; None keeps nothing.
+        Created for the first result; None disables the cache.
     field
-        What a result is called in its file.
+        Name of the result in its file.
     parse
-        Makes a result from JSON; raises ValueError, TypeError or KeyError where it is none.
+        Creates a result from JSON; raises ValueError, TypeError or KeyError for invalid values.
     """
 
     def __init__(self, folder: Path | None, field: str, parse: Callable[[Any], _Result]) -> None:
         self.folder, self._field, self._parse = folder, field, parse
 
     def name_of(self, label: str, key: Mapping[str, Any]) -> str:
-        """Return the file name of a result, without its suffix; the label is for people."""
+        """Return the file name of a result, without suffix; the label helps human readers."""
         return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', label)[:80]}-{key_digest(key)}"
 
     def _path(self, label: str, key: Mapping[str, Any]) -> Path | None:
         return None if self.folder is None else self.folder / f"{self.name_of(label, key)}.json"
 
     def load(self, label: str, key: Mapping[str, Any]) -> _Result | None:
-        """Return a result; None where there is none, or none that can be read."""
+        """Return a cached result; None if it is missing or unreadable."""
         path = self._path(label, key)
         return None if path is None else load_result(path, key, self._field, self._parse)
 
     def results(self, most: int) -> Iterator[tuple[Mapping[str, Any], _Result]]:
-        """Yield the keys and results that can be read, of at most so many files, by their names."""
+        """Yield the keys and readable results of at most `most` files, sorted by file name."""
         for path in sorted([] if self.folder is None else self.folder.glob("*.json"))[:most]:
             found = _read_result(path, self._field, self._parse)
             if found is not None:
                 yield found
 
     def keep(self, label: str, key: Mapping[str, Any], value: Any) -> None:
-        """Write a result, as JSON values: whole, or not at all.
+        """Write a result, as JSON values, atomically.
 
         Raises
         ------
         StorageError
-            The disk is full, or refuses.
+            The disk is full, or the system refused.
         """
         path = self._path(label, key)
         if path is not None:
             keep_result(path, key, self._field, value)
 
     def try_keep(self, label: str, key: Mapping[str, Any], value: Any) -> None:
-        """Write a result that can be made again: one that cannot be written is not kept."""
+        """Cache a reproducible result; a failed write is only logged."""
         try:
             self.keep(label, key, value)
         except StorageError as error:
@@ -282,16 +282,16 @@ class ResultStore(Generic[_Result]):
         make: Callable[[], _Result],
         document: Callable[[_Result], Any],
     ) -> _Result:
-        """Return a result, made and kept where there is none.
+        """Return a result from the cache, or compute and cache it.
 
         Parameters
         ----------
         label, key
-            What is asked for.
+            The result.
         make
-            Makes it.
+            Computes the result.
         document
-            Returns it as JSON values.
+            Converts it to JSON values.
         """
         result = self.load(label, key)
         if result is None:
@@ -301,21 +301,21 @@ class ResultStore(Generic[_Result]):
 
 
 def read_lines(path: Path, most: int, parse: Callable[[dict[str, Any]], Any] = dict) -> list[Any]:
-    """Return the JSON objects of a file, one a line; a line that is none is passed over with a note.
+    """Return the JSON objects of a file, one per line; invalid lines are skipped with a warning.
 
     Parameters
     ----------
     path
         The file.
     most
-        Bytes that it may have.
+        Largest accepted file size in bytes.
     parse
-        Makes a result from an object; raises ValueError, TypeError or LookupError where it is none.
+        Creates a result from an object; raises ValueError, TypeError or LookupError for an invalid one.
 
     Raises
     ------
     OSError
-        The file is not there, is no regular file, or has more than `most` bytes.
+        The file does not exist, is not regular, or has more than `most` bytes.
     """
     rows: list[Any] = []
     for number, line in enumerate(read_regular(path, most).splitlines(), start=1):
@@ -330,22 +330,22 @@ def read_lines(path: Path, most: int, parse: Callable[[dict[str, Any]], Any] = d
 
 
 def add_line(path: Path, row: Mapping[str, Any], most: int | None = None) -> None:
-    """Add a JSON object to a file that several processes may add to; whole, or not at all.
+    """Append a JSON object to a file shared by several processes, atomically.
 
     Parameters
     ----------
     path
-        Made with the first object; a link is not followed.
+        Created with the first object; symbolic links are not followed.
     row
-        What is added. Nothing that is there is changed; what a crash left of the last line stays by itself.
+        The object. Existing content is unchanged; a last line cut off by a crash stays a separate line.
     most
-        Bytes of the file, and of ``NAME.older``, which takes its place once it would be larger. The number
-        of files in the folder is bounded too.
+        Largest size in bytes of the file and of ``NAME.older``. A file that would grow larger is renamed to
+        ``NAME.older``, which it replaces. The number of files in the folder is also bounded.
 
     Raises
     ------
     StorageError
-        The disk is full, or refuses.
+        The disk is full, or the system refused.
     """
     line = json.dumps(row).encode() + b"\n"
     if most is not None and len(line) > most:
@@ -368,7 +368,7 @@ def add_line(path: Path, row: Mapping[str, Any], most: int | None = None) -> Non
 
 
 def _make_room(path: Path, nbytes: int, most: int) -> None:
-    """Rename a file that would be too large, and remove the files that are the longest unchanged."""
+    """Rename a file that would grow too large, and delete the least recently changed files."""
     if path.exists():
         if path.stat().st_size + nbytes > most:
             path.replace(_older(path))
@@ -383,7 +383,7 @@ def _older(path: Path) -> Path:
 
 
 def shared_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield every object that was added to a bounded file, the oldest first."""
+    """Yield every object of a bounded file, oldest first."""
     for file in (_older(path), path):
         with contextlib.suppress(OSError):
             status = file.stat()
@@ -392,5 +392,5 @@ def shared_lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 @lru_cache(maxsize=64)
 def _shared_lines(path: Path, inode: int, mtime_ns: int, nbytes: int) -> tuple[Mapping[str, Any], ...]:
-    """Return the objects of a file as it was when it had this time and size."""
+    """Return the objects of a file, cached for one modification time and size."""
     return tuple(read_lines(path, 2 * MAX_SHARED_NBYTES))

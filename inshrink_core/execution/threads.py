@@ -26,13 +26,12 @@ def default_threads() -> int:
 
 
 def prepare_process() -> None:
-    """Prepare a process of our own, whose workers are as many as its processors, for work with tensors.
+    """Prepare a process of this project, with one worker per processor, for work with tensors.
 
-    PyTorch computes in the calling thread alone from now on: it would give each worker a team of threads,
-    which wait for each other by spinning and take the processors from the workers. The many objects
-    that PyTorch and numba are made of are never looked through for garbage, neither while they are imported
-    nor when the process ends. Memory of tensors that were dropped serves the next ones: glibc would map each
-    large tensor anew, and the kernel would fill it with zeros.
+    PyTorch then computes in the calling thread only: its own threads would wait by spinning and take
+    processors from the workers. The many objects of PyTorch and numba are excluded from garbage collection,
+    both during import and at exit. Memory of freed tensors is reused: glibc would map each large tensor anew,
+    and the kernel would fill it with zeros.
     """
     _reuse_memory()
     if not {"torch", "numba"} <= sys.modules.keys():
@@ -49,8 +48,8 @@ def prepare_process() -> None:
 
 
 def _reuse_memory() -> None:
-    """Have glibc keep one heap for all threads, and up to 256 MB of free memory at its end."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
+    """Make glibc use one heap for all threads, and keep up to 256 MiB of free memory at its end."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # not glibc
         set_option = ctypes.CDLL(None).mallopt
         for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 1 << 28)):
             set_option(option, value)
@@ -68,26 +67,25 @@ def ordered_map(
     Parameters
     ----------
     function
-        Called from worker threads where `threads` > 1.
+        Called from worker threads if `threads` > 1.
     items
         Consumed lazily.
     threads
         Workers; 1 computes in the calling thread.
     weight
-        About how much memory and time an item takes, at least 1. By default all take the same.
+        Approximate memory and time of an item, at least 1. By default all items weigh the same.
 
     Yields
     ------
     Result
-        In input order. The first error is raised where its result would be, and nothing is
-        started after it.
+        In input order. The first error is raised in place of its result, and no further item starts.
 
     Notes
     -----
-    Results that exist at any time weigh at most ``threads + 1`` times the heaviest item so far, so memory
-    is bounded by the window, not by the number of items: beside a heavy item many light ones are computed.
-    Items are started in order; the last ones, which fit the window together, heaviest first, so that no
-    thread is left with a heavy one when the others have nothing to do.
+    Results that exist at any time weigh at most ``threads + 1`` times the heaviest item so far. Memory is
+    bounded by this window, not by the number of items; beside a heavy item, many light ones are computed.
+    Items start in order, except the last ones, which fit the window together: they start heaviest first, so
+    that no thread begins a heavy item when the others are idle.
 
     Examples
     --------
@@ -110,7 +108,7 @@ def ordered_map(
                     size, _, future = window.popleft()
                     yield future.result()
                     total -= size
-            # No more will come: of those that no thread has begun, the heaviest go first.
+            # No more items follow: of those not begun, start the heaviest first.
             waiting = [entry for entry in window if entry[2].cancel()]
             for entry in sorted(waiting, key=lambda entry: -entry[0]):
                 entry[2] = pool.submit(function, entry[1])

@@ -10,25 +10,25 @@ from typing import Final, TypeVar, cast
 _Value = TypeVar("_Value")
 
 _VERBS: Final = {"compress": True, "restore": True, "verify": False}
-"""Verbs that take a part of the work, and whether they work with threads."""
+"""Verbs that split their work between processes, and whether they take a number of threads."""
 
 _PATIENCE: Final = timedelta(days=30)
-"""A process that ends with an error ends the others, so none waits in vain."""
+"""A process that ends with an error ends the others, so no process waits in vain."""
 
 _is_ours = False
-"""Whether the group of processes was made here."""
+"""Whether this module created the process group."""
 
 
 def is_together(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether torchrun started this process, and others beside it."""
+    """Return whether torchrun started several processes, including this one."""
     known = os.environ if environment is None else environment
     return "TORCHELASTIC_RUN_ID" in known and known.get("WORLD_SIZE", "1") != "1"
 
 
 def words_together(words: Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
-    """Return the words of a command as this process of torchrun takes them.
+    """Return the arguments of a command for this process of torchrun.
 
-    Each process takes its part, and its share of the processors; the first alone shows something.
+    Each process takes its part, and its share of the processors; only the first prints output.
 
     Examples
     --------
@@ -53,9 +53,9 @@ def words_together(words: Sequence[str], environment: Mapping[str, str] | None =
 
 
 def meet(environment: MutableMapping[str, str] | None = None) -> bool:
-    """Wait until every process is here; tell whether this is the one that speaks for all.
+    """Wait for all processes (a barrier); return whether this is the first one, which acts for all.
 
-    A process that is alone need not wait.
+    A single process does not wait.
     """
     if not is_together(environment):
         return True
@@ -70,7 +70,7 @@ def meet(environment: MutableMapping[str, str] | None = None) -> bool:
 
 
 def gathered(value: _Value) -> list[_Value]:
-    """Return what each process has of something, by its number; where there is one process, its own."""
+    """Return the values of all processes, by rank (an all-gather); a single process gets its own value."""
     if not is_together():
         return [value]
     meet()
@@ -82,7 +82,7 @@ def gathered(value: _Value) -> list[_Value]:
 
 
 def part_ways() -> None:
-    """Leave the others, where `meet` joined them; what a training has joined stays as it is."""
+    """Destroy the process group that `meet` created; a group of the training stays."""
     global _is_ours
     if _is_ours:
         from torch import distributed

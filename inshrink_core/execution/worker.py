@@ -1,7 +1,7 @@
-"""``python -m inshrink_core.execution.worker``: performs tasks that come in on stdin, one a line.
+"""``python -m inshrink_core.execution.worker``: perform tasks from stdin, one per line.
 
-It ends with the process that started it: with SIGTERM, or once its stdin is closed. Ctrl-C in a terminal goes
-to all processes; this one leaves it to the one that started it.
+A worker ends with its parent: on SIGTERM, or when its stdin is closed. Ctrl-C in a terminal reaches all
+processes; the worker ignores it and leaves it to the parent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SECONDS_BETWEEN: Final = 0.1
 
 
 def _seldom(report: OnProgress) -> OnProgress:
-    """Return what reports progress now and then, and the end of each task."""
+    """Return a callback that reports progress at intervals, and the end of each task."""
     reported_at = 0.0
 
     def seldom(now: Progress) -> None:
@@ -43,7 +43,7 @@ def perform(task: Task, progress: OnProgress) -> Any:
     Raises
     ------
     EngineError
-        This machine has not the folder where it works.
+        The working directory does not exist on this machine.
     """
     try:
         os.chdir(task.directory)
@@ -61,7 +61,7 @@ def _interrupt(signum: int, frame: object) -> NoReturn:
 
 
 def _read(tasks: queue.SimpleQueue[str | None]) -> None:
-    """Take in tasks; end this process once its stdin is closed."""
+    """Queue tasks from stdin; end this process once stdin is closed."""
     for line in sys.stdin:
         tasks.put(line)
     tasks.put(None)
@@ -73,7 +73,7 @@ def _read(tasks: queue.SimpleQueue[str | None]) -> None:
 def main() -> None:
     """Perform tasks until stdin is closed."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
     tasks: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return an error that can be sent."""
+    """Return the error, or a substitute if it cannot be pickled."""
     try:
         packed(error)
     except Exception:

@@ -1,7 +1,7 @@
-"""Storages of archives; ``docs/guides/storage.md`` adds one.
+"""Storages of archives; ``docs/guides/storage.md`` explains how to add one.
 
-Everything that is written and read of an archive passes through a `Storage`. Only this package knows folders
-and URLs; the rest of `inshrink_core.archive` knows objects by their names.
+All data of an archive pass through a `Storage`. Only this package handles folders and URLs; the rest of
+`inshrink_core.archive` addresses objects by name.
 """
 
 from inshrink_core.archive.storage.contract import (

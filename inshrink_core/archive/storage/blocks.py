@@ -1,7 +1,7 @@
-"""The block cache: bytes of frames that are fetched together, where each request is a wait.
+"""The block cache: bytes of frames, fetched from remote storage in few requests.
 
-Bytes are cached by the digest of their frame, for the process and within bounds. Frames never change, so an
-archive that is opened again asks for none of them twice.
+The cache is keyed by frame digest, shared by the process and bounded in size. Frames never change, so an
+archive that is opened again fetches none of them twice.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from inshrink_core.archive.storage.contract import Storage
 from inshrink_core.execution.prefetch import Prefetcher
 
 MOST_AHEAD_NBYTES: Final = 64 << 20
-"""Fetched at once: a chain of no more is fetched with complete frames."""
+"""Largest prefetch: a chain up to this size is fetched with complete frames."""
 
 _WINDOW_NBYTES: Final = 32 << 20
-"""Columns of a longer chain that are fetched while those before them are decoded."""
+"""Longer chains are fetched in windows of columns of this size, while earlier ones are decoded."""
 
 _GAP_NBYTES: Final = 1 << 18
-"""A smaller gap between two spans is read along rather than skipped by another request."""
+"""A smaller gap between two spans is read along instead of split into another request."""
 
 
 class Span(NamedTuple):
@@ -32,13 +32,13 @@ class Span(NamedTuple):
     Parameters
     ----------
     digest
-        Of the frame; without one, nothing is cached.
+        SHA-256 of the frame; if empty, nothing is cached.
     path, begin
-        The object, and where the frame begins in it.
+        The object, and the frame's offset in it.
     offset, nbytes
-        Which bytes of the frame.
+        The range of bytes in the frame.
     is_last
-        Whether the object should end with them.
+        Whether the object should end with these bytes.
     """
 
     digest: bytes
@@ -50,17 +50,17 @@ class Span(NamedTuple):
 
     @property
     def at(self) -> int:
-        """Where the bytes begin in the object."""
+        """Offset of the bytes in the object."""
         return self.begin + self.offset
 
 
 class BlockCache:
-    """Spans of frames in memory; the least recently used go first.
+    """Spans of frames in memory; evicts the least recently used frame first.
 
     Parameters
     ----------
     most_nbytes
-        Of all of them.
+        Capacity in bytes.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class BlockCache:
         return None if found is None else found[1][offset - found[0] : offset - found[0] + nbytes]
 
     def has(self, digest: bytes, offset: int, nbytes: int) -> bool:
-        """Tell whether bytes of a frame are cached."""
+        """Return whether bytes of a frame are cached."""
         return self._find(digest, offset, nbytes) is not None
 
     def _find(self, digest: bytes, offset: int, nbytes: int) -> tuple[int, bytes] | None:
@@ -109,37 +109,37 @@ class BlockCache:
         return None
 
     def drop(self, digest: bytes) -> None:
-        """Forget a frame."""
+        """Remove a frame."""
         with self._lock:
             self._nbytes -= sum(map(len, self._spans.pop(digest, {}).values()))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         with self._lock:
             self._spans.clear()
             self._nbytes = 0
 
 
 CACHE: Final = BlockCache(3 * MOST_AHEAD_NBYTES)
-"""Of this process."""
+"""The cache of this process."""
 
 
 def fetch(storage: Storage, spans: Iterable[Span]) -> None:
     """Cache spans that are not cached yet, in one round trip and as few requests as possible.
 
-    What cannot be fetched is not cached: reading it raises the error.
+    A failed request caches nothing; the later read raises the error.
 
     Parameters
     ----------
     storage
-        Where the frames are stored.
+        The storage of the frames.
     spans
         Bytes of any frames in it.
     """
     missing = [s for s in dict.fromkeys(spans) if s.digest and not CACHE.has(s.digest, s.offset, s.nbytes)]
     groups = list(_near(sorted(missing, key=lambda span: (span.path, span.at))))
     lengths = [max(span.at + span.nbytes for span in group) - group[0].at for group in groups]
-    # A byte more where the object should end: it must not be there.
+    # One extra byte at the expected end of an object must not exist.
     asked = (
         length + any(span.is_last for span in group) for group, length in zip(groups, lengths, strict=True)
     )
@@ -158,7 +158,7 @@ def fetch(storage: Storage, spans: Iterable[Span]) -> None:
 
 
 def _near(spans: Sequence[Span]) -> Iterator[list[Span]]:
-    """Yield spans of one object that one request reads; they are sorted."""
+    """Group sorted spans by object and proximity, one group per request."""
     group: list[Span] = []
     end = 0
     for span in spans:
@@ -172,18 +172,18 @@ def _near(spans: Sequence[Span]) -> Iterator[list[Span]]:
 
 
 class Windows:
-    """Columns of spans that are used about in their order, fetched some at a time.
+    """A prefetcher of span columns that are used approximately in order.
 
     Parameters
     ----------
     storage
-        Where the frames are stored.
+        The storage of the frames.
     columns
-        The spans of each, by its name. One that is larger than can be cached is left to its reader.
+        The spans of each column, by name. Columns larger than 64 MiB are not prefetched.
 
     Notes
     -----
-    Of at most three windows of 32 MB the bytes are in memory: one in use, and two ahead.
+    At most three windows of 32 MiB are in memory: one in use and two ahead.
     """
 
     def __init__(self, storage: Storage, columns: Mapping[str, Sequence[Span]]) -> None:
@@ -207,7 +207,7 @@ class Windows:
         weakref.finalize(self, self._ahead.stop)
 
     def need(self, name: str) -> bool:
-        """Have a column in memory; False where it is none of these."""
+        """Wait until a column is cached; return False for a column that is not prefetched."""
         number = self._window_of.get(name)
         if number is None:
             return False
@@ -218,5 +218,5 @@ class Windows:
         return True
 
     def close(self) -> None:
-        """Fetch nothing more."""
+        """Stop fetching."""
         self._ahead.stop(wait=True)

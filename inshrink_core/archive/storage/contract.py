@@ -1,4 +1,4 @@
-"""The contract of a storage: what an archive asks of a folder, a bucket or a dictionary."""
+"""The contract of a storage: the operations that an archive needs of a folder, a bucket or a dictionary."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from inshrink_core.execution.mirror import Listed
 _T = TypeVar("_T")
 
 Tag = NewType("Tag", str)
-"""Identifies the content of an object; opaque but to its storage. Another content has another tag."""
+"""Identifies the content of an object; opaque except to its storage. Different contents have other tags."""
 
 _REMEDY: Final = "what was there before is intact: see that the disk is well, and run it again"
-"""Where no error number says more, above all EIO."""
+"""Remedy for error numbers without a specific one, above all EIO."""
 
 _REMEDIES: Final = {
     errno.ENOSPC: "free some space and run it again; what was there before is intact",
@@ -48,12 +48,12 @@ _NAME: Final = re.compile(rf"{_PART}(?:/{_PART})*")
 
 
 def checked(path: str) -> str:
-    """Return the name of an object, if it is one.
+    """Return the name of an object if it is valid.
 
     Raises
     ------
     UnsafePathError
-        It is empty, absolute, leads out of the archive, has a NUL, or is what unfinished objects are called.
+        The name is empty, absolute, leads out of the archive, contains NUL, or is that of a temporary object.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def digest_of(content: bytes) -> Tag:
 
 
 def storage_error(error: OSError, what: str, where: str) -> InshrinkError:
-    """Return the error to raise for what the system refused, with the remedy that its number calls for."""
+    """Return the Inshrink error for an OSError, with the remedy for its error number."""
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"{what}: no such file or directory", where=where)
     if isinstance(error, NotRegularError):
@@ -83,7 +83,7 @@ def storage_error(error: OSError, what: str, where: str) -> InshrinkError:
 
 @contextlib.contextmanager
 def storage_errors(what: str, where: str | Path) -> Iterator[None]:
-    """Raise what the system refuses as `storage_error` describes it."""
+    """Convert OSErrors by `storage_error`."""
     try:
         yield
     except OSError as error:
@@ -91,21 +91,21 @@ def storage_errors(what: str, where: str | Path) -> Iterator[None]:
 
 
 class RangeFile:
-    """One object that is read by ranges; may be shared between threads.
+    """One object, read by ranges; may be shared between threads.
 
     Parameters
     ----------
     storage, path
-        Where it is stored.
+        The storage of the object, and its path there.
 
     Attributes
     ----------
     storage
-        Where it is stored.
+        The storage of the object.
     name
         The object, for messages.
     nbytes
-        Its size.
+        Its size in bytes.
     """
 
     def __init__(self, storage: Storage, path: str) -> None:
@@ -113,12 +113,12 @@ class RangeFile:
         self.name, self.nbytes = f"{storage.name.rstrip('/')}/{path}", storage.size(path)
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
+        """Return `nbytes` bytes from `offset`, or fewer at the end of the object."""
         return self.storage.read(self._path, offset, max(0, min(nbytes, self.nbytes - offset)))
 
 
 def _returned(call: Callable[[], Any]) -> Any:
-    """Return what a call returns, or its error."""
+    """Return the result of a call, or its exception."""
     try:
         return call()
     except Exception as error:
@@ -126,32 +126,32 @@ def _returned(call: Callable[[], Any]) -> Any:
 
 
 class Creation(ABC):
-    """An object that is being written, and invisible before `commit`.
+    """An object being written, invisible before `commit`.
 
-    As a context manager it is aborted where it was not committed.
+    As a context manager it aborts the object unless it was committed.
     """
 
     @abstractmethod
     def write(self, content: bytes | bytearray | memoryview) -> None:
-        """Append bytes, which may be changed afterwards."""
+        """Append bytes; the caller may change the buffer afterwards."""
 
     @abstractmethod
     def commit(self) -> None:
-        """Make the object visible under its name, whole.
+        """Make the whole object visible under its name.
 
-        Its bytes are durable then; its name is after `Storage.sync`.
+        Its bytes are durable then; its name is durable after `Storage.sync`.
 
         Raises
         ------
         FileExistsError
-            There is an object of that name: nothing is changed.
+            An object of that name exists: nothing changes.
         OSError
-            The system refused; the object is not there, unless it cannot be known.
+            The system refused; the object does not exist, except if the outcome is unknown.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """Leave nothing of it; harmless after `commit` and when repeated."""
+        """Discard the object; does nothing after `commit` or when repeated."""
 
     def __enter__(self) -> Self:
         return self
@@ -166,7 +166,7 @@ class Lock:
     Parameters
     ----------
     end
-        Called when it is released.
+        Called on release.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ class Lock:
         self._end, self.released = end, False
 
     def release(self) -> None:
-        """Let the next writer in; harmless when repeated."""
+        """Release the lock; may be called repeatedly."""
         if not self.released:
             self.released = True
             self._end()
@@ -187,22 +187,21 @@ class Lock:
 class Storage(ABC):
     """The objects of one archive, by POSIX path relative to it.
 
-    A storage that is read gives `read`, `size` and `names`. One that is written gives `lock`, `load`,
-    `create`, `replace` and `delete` as well. A storage overrides the others where it needs them or does
-    better.
+    A readable storage implements `read`, `size` and `names`; a writable one also `lock`, `load`, `create`,
+    `replace` and `delete`. A storage overrides other methods if it needs them or can do better.
 
-    It may be shared between threads. It raises FileNotFoundError for an object that is not there, and other
-    OSErrors for what the system refuses, which its callers turn into Inshrink's own errors.
+    It may be shared between threads. It raises FileNotFoundError for a missing object, and other OSErrors for
+    refusals of the system, which callers convert to Inshrink's errors.
 
     Parameters
     ----------
     name
-        The archive, for messages: its path or URL.
+        The archive's path or URL, for messages.
 
     Attributes
     ----------
     bytes_read, requests
-        Bytes that were read so far, and requests for bytes, sizes and names.
+        Number of bytes read so far, and of requests for bytes, sizes and names.
     """
 
     def __init__(self, name: str) -> None:
@@ -211,7 +210,7 @@ class Storage(ABC):
         self._counting = threading.Lock()
 
     def counted(self, content: bytes = b"") -> bytes:
-        """Count a request, on any thread, and the bytes of its answer; return them."""
+        """Count a request, on any thread, and the bytes of its response; return the bytes."""
         with self._counting:
             self.bytes_read += len(content)
             self.requests += 1
@@ -219,18 +218,19 @@ class Storage(ABC):
 
     @classmethod
     def at(cls, url: str) -> Storage:
-        """Return the storage of an archive by its URL; makes no request."""
+        """Return the storage of an archive at a URL; makes no request."""
         return cls(url)
 
     # ---- reading ---------------------------------------------------------------------------------
 
     n_at_once: int = 32
-    """How many requests are answered in about the time of one. Where an answer is far away, what will be
-    needed is asked for together and ahead; with 1, as of a disk, each read waits for its turn."""
+    """Number of requests that take about the time of one. Above 1, readers batch requests and prefetch; at 1,
+    as for a disk, they read sequentially.
+    """
 
     @abstractmethod
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
+        """Return `nbytes` bytes from `offset`, or fewer at the end of the object."""
 
     @abstractmethod
     def size(self, path: str) -> int:
@@ -238,15 +238,15 @@ class Storage(ABC):
 
     @abstractmethod
     def names(self, folder: str) -> tuple[str, ...]:
-        """Return every name in a folder (empty: the archive's own), in any order, unfinished objects too."""
+        """Return every name in a folder ("": the archive's), in any order, unfinished objects included."""
 
     def load(self, path: str) -> tuple[bytes, Tag]:
-        """Return the content of a small object and its tag; a storage that is written returns one state."""
+        """Return the content of a small object and its tag; a writable storage reads both from one state."""
         content = self.read(path, 0, self.size(path))
         return content, digest_of(content)
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
-        """Return what calls of methods that read return, made at the same time, or the error of each."""
+        """Run reading calls at the same time; return the result or exception of each."""
         n_threads = min(self.n_at_once, len(calls))
         if n_threads <= 1:
             return [_returned(call) for call in calls]
@@ -254,28 +254,28 @@ class Storage(ABC):
             return list(pool.map(_returned, calls))
 
     def open(self, path: str) -> RangeFile:
-        """Return an object to read from; where the storage can, it stays as it is now."""
+        """Return an object for reading; if the storage can, later replacements do not affect it."""
         return RangeFile(self, path)
 
     def list(self, folder: str) -> tuple[str, ...]:
-        """Return the names of objects and folders in a folder, sorted; none if there is no such folder."""
+        """Return the sorted names of objects and folders in a folder; empty if the folder does not exist."""
         return tuple(sorted(name for name in self.names(folder) if not is_temporary(name)))
 
     def remains(self, folder: str) -> tuple[str, ...]:
-        """Return the names of what is unfinished: of a writer at work, or of one that was cut off."""
+        """Return the sorted names of unfinished objects, of an active or an interrupted writer."""
         return tuple(sorted(name for name in self.names(folder) if is_temporary(name)))
 
     def is_locked(self) -> bool:
-        """Tell whether a writer holds the lock. One that starts at this very moment may be refused."""
+        """Return whether a writer holds the lock. A writer that starts during the call may be refused."""
         return False
 
     def objects(self, path: str = "") -> Iterable[Listed]:
-        """Return every object below this address, a run's; with a path the one that it names, if it is there.
+        """Return every object below this address, of a run; with a path, only the object of that path.
 
         Raises
         ------
         InputError
-            Runs are not read from such addresses.
+            Runs cannot be read from such addresses.
         """
         raise InputError(
             "runs are read from file systems, and from addresses of s3, gs, az and hf",
@@ -289,38 +289,38 @@ class Storage(ABC):
         Raises
         ------
         DamagedError
-            It is another by now.
+            The object has changed.
         """
         raise NotImplementedError
 
     absent: str = ""
-    """What to do where nothing is found at an address."""
+    """Remedy in the message for an address without content."""
 
     facts: dict[str, str] | None = None
-    """Facts for the page that the storage writes beside an archive; None where it writes none."""
+    """Facts for the page that the storage writes beside an archive; None if it writes no page."""
 
     # ---- writing ---------------------------------------------------------------------------------
 
     writable: bool = True
-    """Whether it has the methods that write."""
+    """Whether the storage implements the writing methods."""
 
     exclusive: bool = True
-    """Whether `lock` keeps others out. Where it does not, an object that the manifest does not list may be
-    another writer's, and is taken for nothing; and many may create objects (`create_once`) that one of them
-    lists (`gather`)."""
+    """Whether `lock` excludes other writers. If not, unlisted objects may belong to other writers and are
+    ignored, and many processes may create objects (`create_once`) that one of them lists (`gather`).
+    """
 
     def written(self) -> Storage:
-        """Return the storage through which a writer sees this one; refuse a place that cannot be trusted."""
+        """Return the storage for a writer; refuse a place without the guarantees that writing needs."""
         return self
 
     def trust(self, digests: Mapping[str, bytes]) -> None:  # noqa: B027 - most keep nothing
-        """Take note of what objects hold, by SHA-256: what is kept of them here may be read if it is that."""
+        """Set the SHA-256 of objects; local copies with the same digest may serve reads."""
 
     def flush(self) -> None:  # noqa: B027 - most have nothing to do
-        """Return when all that was written is where others read it, for a storage that writes behind."""
+        """Wait until everything written is visible to other readers, for a storage with an upload queue."""
 
     def refuse(self) -> NoReturn:
-        """Raise InputError: it can be read only."""
+        """Raise InputError: the storage is read-only."""
         raise InputError(
             "archives are written on local or mounted file systems, and where a storage for it is installed",
             where=self.name,
@@ -330,24 +330,24 @@ class Storage(ABC):
     def lock(self) -> Lock:
         """Return the right to write, until it is released or the process ends.
 
-        A lock of a place without locks excludes no writer: of two, `replace` refuses one.
+        In a place without locks it excludes no writer: of two writers, `replace` refuses one.
 
         Raises
         ------
         LockedError
-            Another writer holds it.
+            Another writer holds the lock.
         """
         self.refuse()
 
     def share(self) -> Lock:
-        """Return the right to write a part of a frame, which many may hold at a time, and no writer beside.
+        """Return the right to write parts of frames, shared by many processes but excluding `lock`.
 
         Raises
         ------
         LockedError
-            A writer is at work.
+            A writer is active.
         InputError
-            The place has no such locks.
+            The place does not support such locks.
         """
         raise InputError(
             "this place has no locks, which frames in parts need",
@@ -363,50 +363,51 @@ class Storage(ABC):
         path
             Its name.
         over
-            Whether it takes the place of another of that name, instead of being refused by `Creation.commit`.
+            Replace an existing object of that name; by default `Creation.commit` refuses.
         """
         self.refuse()
 
     def create_once(self, path: str) -> Creation:
-        """Begin an object of any size, whose name no other writer uses again."""
+        """Begin an object of any size, with a name that no other writer uses again."""
         return self.create(path)
 
     def staged(self, path: str) -> Any:
-        """Return what `gather` needs of an object that was created here; it can be pickled."""
+        """Return the data that `gather` needs of an object created here; they can be pickled."""
         return None
 
     def gather(self, staged: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
-        """Replace an object that lists others, which many have created; raises as `replace`."""
+        """Replace an object that lists others, created by several processes; raises as `replace`."""
         self.replace(path, content, expected)
 
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
-        """Give an object new content, if it is unchanged; durable when this returns.
+        """Replace the content of an object if it is unchanged; durable when the method returns.
 
-        Whoever reads meanwhile gets the old content or the new.
+        Concurrent readers get the old or the new content.
 
         Parameters
         ----------
         path
             Its name.
         content
-            All of it.
+            The whole new content.
         expected
-            The tag of the content that it takes the place of; None: there is none.
+            The tag of the present content; None if the object must not exist.
 
         Returns
         -------
         Tag
-            That of the new content.
+            The tag of the new content.
 
         Raises
         ------
         ConflictError
-            The object is another than expected, or is or is not there: nothing is changed.
+            The content is not the expected one, or the object unexpectedly exists or is missing; nothing
+            changes.
         """
         self.refuse()
 
     def overtaken(self, path: str) -> ConflictError:
-        """Return the error to raise where an object has other content than `replace` expected."""
+        """Return the error for an object whose content differs from the one `replace` expected."""
         return ConflictError(
             "another writer changed the archive",
             where=f"{self.name}, {path}",
@@ -414,38 +415,38 @@ class Storage(ABC):
         )
 
     def delete(self, path: str) -> None:
-        """Remove an object; harmless where there is none."""
+        """Delete an object; does nothing if it does not exist."""
         self.refuse()
 
     def sync(self, folder: str) -> None:  # noqa: B027 - most have nothing to do
-        """Make durable which names a folder has, where that takes more than what was done before."""
+        """Make the names in a folder durable, if earlier operations did not."""
 
     def recover(self, folders: tuple[str, ...]) -> None:  # noqa: B027
-        """Make folders ready for a writer, which holds the lock: they are there, and what is unfinished goes.
+        """Prepare folders for a writer, which holds the lock: create them and delete unfinished objects.
 
-        Everything that is listed afterwards is durable, even if who wrote it was cut off before he synced.
+        Every object listed afterwards is durable, even if its writer was interrupted before it synced.
         """
 
     def made(self) -> AbstractContextManager[None]:
-        """Make the place of a new archive; after an error in the block, what was made is gone."""
+        """Create the place of a new archive; after an error in the block, remove it."""
         return contextlib.nullcontext()
 
     def building(self) -> AbstractContextManager[Storage]:
-        """Give where a new archive is put together, which is at its place when the block ends.
+        """Yield a storage in which a new archive is assembled; the end of the block moves it to its place.
 
-        Nothing may be there yet. A storage that cannot move an archive puts it together at its place: its
-        manifest is written last, and after an error the caller deletes what it made.
+        The place must be empty. A storage that cannot move an archive assembles it at its final place: its
+        manifest is written last, and after an error the caller deletes the objects it created.
         """
         return contextlib.nullcontext(self)
 
 
 class OverlaidStorage(Storage):
-    """A storage some of whose objects are in memory, to read from.
+    """A read-only storage with some objects in memory.
 
     Parameters
     ----------
     under
-        Where all others are stored.
+        The storage of all other objects.
     contents
         Content of objects by path; may change.
     """
@@ -458,11 +459,11 @@ class OverlaidStorage(Storage):
         self.n_at_once, self.exclusive = under.n_at_once, under.exclusive
 
     def ask(self, path: str, question: Callable[[Storage], _T]) -> _T:
-        """Ask the storage below about an object."""
+        """Query the underlying storage about an object."""
         return question(self._under)
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
+        """Return `nbytes` bytes from `offset`, or fewer at the end of the object."""
         content = self.contents.get(path)
         if content is not None:
             return content[offset : offset + nbytes]

@@ -20,17 +20,17 @@ from inshrink_core.text import count, printable, size, steps_in_short
 _KINDS: Final = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _CARD_NAME: Final = "README.md"
 _OF_THE_REPOSITORY: Final = frozenset({_CARD_NAME, ".gitattributes"})
-"""Files of the Hub at the top of a repository, which are no part of an archive."""
+"""Files that the Hub keeps at the top of a repository, outside of an archive."""
 
 _BEGIN: Final = "<!-- inshrink: everything from here to the end is written with the archive -->"
 _END: Final = "<!-- inshrink: end -->"
 _METADATA: Final = "---\nlibrary_name: inshrink\ntags:\n- inshrink\n- checkpoints\n---\n"
 
 _N_ATTEMPTS: Final = 12
-"""Commits of others that may come before ours, as long as they leave alone what ours changes."""
+"""Attempts to commit: other commits may come first, as long as they do not touch the same objects."""
 
 _BATCH_S: Final = 600.0
-"""The Hub limits commits an hour: a writer makes one when it flushes, or after so long."""
+"""The Hub limits commits per hour: a writer commits when it flushes, or after this time."""
 
 _GONE: Final = 404
 _BEYOND: Final = 416
@@ -38,18 +38,18 @@ _CONFLICTS: Final = (409, 412)
 
 
 class MovedError(Exception):
-    """Somebody committed to the repository since it was looked at."""
+    """The repository has a newer commit than the one read."""
 
 
 class Repository(NamedTuple):
-    """What an address names.
+    """The repository and folder of an address.
 
     Parameters
     ----------
     repo_id, kind, revision
         The repository, ``model``, ``dataset`` or ``space``, and its branch, tag or commit.
     folder
-        The archive's folder in it; empty at its top.
+        The archive's folder in it; empty for the top.
     """
 
     repo_id: str
@@ -59,12 +59,12 @@ class Repository(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> Repository | None:
-        """Read ``hf://[datasets/]OWNER/NAME[@REVISION][/FOLDER]``; None where it names no repository.
+        """Parse ``hf://[datasets/]OWNER/NAME[@REVISION][/FOLDER]``; return None if it names no repository.
 
         Raises
         ------
         InputError
-            There is something in it that may be secret; the message does not have it.
+            The URL contains a possible secret, which the message omits.
 
         Examples
         --------
@@ -90,7 +90,7 @@ _Plan = tuple[Mapping[str, Any], Iterable[str]]
 
 
 class HubStorage(UploadedStorage):
-    """A folder of a repository on the Hub; nothing is asked of it before it is read.
+    """A folder of a repository on the Hub; requests begin with the first read.
 
     Parameters
     ----------
@@ -99,11 +99,11 @@ class HubStorage(UploadedStorage):
 
     Notes
     -----
-    The Hub compares nothing but the last commit (`create_commit(parent_commit=)`), so contents are read at
-    that commit and compared here; after another commit they are read again. What a writer makes until it
-    flushes is one commit: frames, manifest, the card, and deletions.
+    The Hub compares only the last commit (`create_commit(parent_commit=)`), so contents are read at that
+    commit and compared here; after another commit they are read again. The changes of a writer up to a
+    flush form one commit: frames, manifest, card and deletions.
 
-    `huggingface_hub` knows the user: by HF_TOKEN, or a login.
+    `huggingface_hub` authenticates by HF_TOKEN or a login.
     """
 
     batch_s = _BATCH_S
@@ -113,18 +113,18 @@ class HubStorage(UploadedStorage):
         super().__init__(name)
         self.facts = {}
         self._commits: dict[tuple[str, str], str] = {}
-        """By path and content, the last commit where that was listed: readers of older ones go on there."""
+        """The last commit that listed a path with a content: reads of older listings use that commit."""
         self._staged: dict[str, Any] = {}
         """Operations of the library, by path, whose bytes are uploaded."""
 
     @functools.cached_property
     def repository(self) -> Repository:
-        """What the address names.
+        """The repository and folder of the address.
 
         Raises
         ------
         FileNotFoundError
-            It names no repository.
+            The address names no repository.
         """
         found = Repository.parse(self.name)
         if found is None:
@@ -141,17 +141,17 @@ class HubStorage(UploadedStorage):
 
     @functools.cached_property
     def _about(self) -> dict[str, str]:
-        """The repository, as keywords of the library."""
+        """The repository, as keyword arguments of the library."""
         return {"repo_id": self.repository.repo_id, "repo_type": self.repository.kind}
 
     def _place(self, path: str) -> str:
-        """Return what an object is called in the repository; of an empty path, the folder."""
+        """Return the path of an object in the repository; for an empty path, that of the folder."""
         return "/".join(filter(None, (self.repository.folder, path and checked(path))))
 
     # ---- reading ---------------------------------------------------------------------------------
 
     def _get(self, path: str, revision: str | None = None, span: tuple[int, int] | None = None) -> bytes:
-        """Return an object, or some bytes of it, from an offset to an end; one request."""
+        """Return an object, or its bytes from an offset to an end; one request."""
         api, place = self._api, self._place(path)
         with _hub_errors(self.name, place):
             from huggingface_hub import hf_hub_url
@@ -163,7 +163,7 @@ class HubStorage(UploadedStorage):
                 revision=revision or self.repository.revision,
                 endpoint=api.endpoint,
             )
-            # Compressed on its way, a range would be one of something else.
+            # With compression, a range would refer to the compressed bytes.
             headers = build_hf_headers(library_name="inshrink") | {"Accept-Encoding": "identity"}
             if span:
                 headers |= {"Range": f"bytes={span[0]}-{span[1] - 1}"}
@@ -177,7 +177,7 @@ class HubStorage(UploadedStorage):
         return self.counted(content)
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
+        """Return `nbytes` bytes from `offset`, or fewer at the end of the object."""
         checked(path)
         return self._get(path, span=(offset, offset + nbytes)) if nbytes > 0 else b""
 
@@ -188,7 +188,7 @@ class HubStorage(UploadedStorage):
         raise FileNotFoundError(f"{self.name}/{path}")
 
     def _found(self, paths: Collection[str], revision: str) -> dict[str, int]:
-        """Return the sizes of those objects that are there at a revision."""
+        """Return the sizes of the objects that exist at a revision."""
         places = {self._place(path): path for path in paths}
         rows = self._info(list(places), revision) if places else ()
         sizes = ((places[row.path], getattr(row, "size", None)) for row in rows)
@@ -200,7 +200,7 @@ class HubStorage(UploadedStorage):
             return list(self._api.get_paths_info(**self._about, paths=places, revision=revision))
 
     def names(self, folder: str) -> tuple[str, ...]:
-        """Return every name in a folder; not those of the repository's own files."""
+        """Return every name in a folder, except the Hub's own files."""
         with contextlib.suppress(FileNotFoundError):
             found = self._rows(self._place(folder), self.repository.revision, recursive=False)
             names = (row.path.rpartition("/")[2] for row in found)
@@ -208,14 +208,14 @@ class HubStorage(UploadedStorage):
         return ()
 
     def _rows(self, place: str, revision: str, *, recursive: bool) -> list[Any]:
-        """Return what is in a folder of the repository."""
+        """Return the entries of a folder of the repository."""
         self.counted()
         about = {**self._about, "revision": revision, "recursive": recursive}
         with _hub_errors(self.name, place):
             return list(self._api.list_repo_tree(path_in_repo=place or None, **about))
 
     def objects(self, path: str = "") -> Iterator[Listed]:
-        """Return every object below this address, or the one that a path names, at the last commit."""
+        """Return every object below this address, or the object of `path`, at the last commit."""
         commit, folder = self.head(), self.repository.folder
         with contextlib.suppress(FileNotFoundError):
             if path:
@@ -229,19 +229,19 @@ class HubStorage(UploadedStorage):
                     yield Listed(below, int(size), row.blob_id, 0)
 
     def read_listed(self, listed: Listed, offset: int, nbytes: int) -> bytes:
-        """Return bytes of an object at the commit that was listed, where it stays what it was."""
+        """Return bytes of an object at the commit of its listing, where it cannot change."""
         commit = self._commits[listed.path, listed.tag]
         return self._get(listed.path, commit, (offset, offset + nbytes))
 
     # ---- writing ---------------------------------------------------------------------------------
 
     def load(self, path: str) -> tuple[bytes, Tag]:
-        """Return the content of an object, and its digest as its tag."""
+        """Return the content of an object and, as its tag, its digest."""
         content = self._get(checked(path))
         return content, digest_of(content)
 
     def upload(self, path: str, file: IO[bytes], *, over: bool = False) -> None:
-        """Make an object of a file, in a commit."""
+        """Upload a file as an object, in one commit."""
 
         def plan(head: str) -> _Plan:
             if not over and self._found([path], head):
@@ -251,12 +251,12 @@ class HubStorage(UploadedStorage):
         self._settle(plan, f"Add {path}")
 
     def create_once(self, path: str) -> Creation:
-        """Begin an object that is uploaded when it is committed, and seen when `gather` has listed it."""
+        """Begin an object that `commit` uploads; it becomes visible when `gather` lists it."""
         checked(path)
         return NewObject.beside(self, lambda file: self._stage(path, file))
 
     def _stage(self, path: str, file: IO[bytes]) -> None:
-        """Upload a file that a later commit, of any process, makes an object."""
+        """Upload a file that a later commit, of any process, turns into an object."""
         with _hub_errors(self.name, path), _quietly():
             from huggingface_hub import CommitOperationAdd
 
@@ -265,28 +265,28 @@ class HubStorage(UploadedStorage):
             self._api.preupload_lfs_files(
                 **self._about, additions=[addition], revision=self.repository.revision
             )
-            if addition.path_or_fileobj != b"":  # what the Hub keeps in git is a part of the commit
+            if addition.path_or_fileobj != b"":  # the Hub stores small files in git, as part of the commit
                 file.seek(0)
                 addition.path_or_fileobj = file.read()
             self._staged[path] = addition
 
     def staged(self, path: str) -> Any:
-        """Return the operation that makes an object of what was uploaded."""
+        """Return the operation that turns an uploaded file into an object."""
         return self._staged.pop(path, None)
 
     def gather(self, staged: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
-        """Replace an object together with those that it lists: in one commit."""
+        """Replace an object together with the objects it lists, in one commit."""
         self.publish(dict(staged), Listing(path, bytes(content)), expected, ())
 
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
-        """Give an object new content, if it has the one expected at the commit before."""
+        """Replace the content of an object if the preceding commit has the expected content."""
         self.gather({}, checked(path), content, expected)
         return digest_of(bytes(content))
 
     def publish(
         self, files: dict[str, Any], listing: Listing | None, tag: Tag | None, gone: Sequence[str]
     ) -> Tag | None:
-        """Write and delete objects in one commit, and the card of the archive with them."""
+        """Write and delete objects in one commit, with the archive's card."""
         new = None if listing is None else digest_of(listing.content)
 
         def plan(head: str) -> _Plan | None:
@@ -297,7 +297,7 @@ class HubStorage(UploadedStorage):
                 except FileNotFoundError:
                     found = None
                 if found == new:
-                    return None  # the answer to an earlier attempt was lost
+                    return None  # the response to an earlier attempt was lost
                 if found != tag:
                     raise self.overtaken(listing.path)
                 contents[listing.path] = listing.content
@@ -310,12 +310,12 @@ class HubStorage(UploadedStorage):
         return new
 
     def delete(self, path: str) -> None:
-        """Remove an object; harmless where there is none."""
+        """Delete an object; does nothing if it does not exist."""
         self.publish({}, None, None, [checked(path)])
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
-        """Make the repository where there is none, for its owner alone to see; it stays after an error."""
+        """Create the repository if it does not exist, as a private one; it remains after an error."""
         if Repository.parse(self.name) is None:
             raise StorageError(
                 "this names no repository of the Hub", where=self.name, expected="hf://OWNER/NAME"
@@ -331,14 +331,14 @@ class HubStorage(UploadedStorage):
             return str(self._api.repo_info(**self._about, revision=self.repository.revision).sha)
 
     def put(self, contents: Mapping[str, Any], gone: Iterable[str], head: str, message: str) -> str:
-        """Write and remove objects in one commit, if the last one is still `head`; return the new one.
+        """Write and delete objects in one commit, if the last commit is still `head`; return the new commit.
 
-        Contents are bytes, files, paths of files, or what `staged` returned.
+        Contents are bytes, files, paths of files, or results of `staged`.
 
         Raises
         ------
         MovedError
-            It is not.
+            The last commit is not `head`.
         """
         with _hub_errors(self.name), _quietly():
             from huggingface_hub import CommitOperationAdd, CommitOperationDelete
@@ -362,7 +362,7 @@ class HubStorage(UploadedStorage):
             )
 
     def _settle(self, plan: Callable[[str], _Plan | None], message: str) -> None:
-        """Commit a plan upon the last commit, and make it anew where another commit was faster."""
+        """Commit a plan on top of the last commit; make a new plan if another commit was faster."""
         for attempt in range(_N_ATTEMPTS):
             head = self.head()
             planned = plan(head)
@@ -377,7 +377,7 @@ class HubStorage(UploadedStorage):
         )
 
     def _card(self, manifest: Manifest, head: str) -> dict[str, bytes]:
-        """Return the card, if it changes; one that others wrote stays."""
+        """Return the card if it changes; text outside the archive's section stays."""
         ours = f"{_BEGIN}\n{_card_text(manifest, self.name, self.facts or {})}\n{_END}\n"
         try:
             before = self._get(_CARD_NAME, head).decode(errors="replace")
@@ -390,7 +390,7 @@ class HubStorage(UploadedStorage):
 
 
 def _card_text(manifest: Manifest, address: str, facts: Mapping[str, str]) -> str:
-    """Return what the card says of an archive and how to load it."""
+    """Return the card's text: a summary of the archive and how to load it."""
     steps = sorted({frame.step for frame in manifest.frames})
     last = steps[-1] if steps else 0
     rows = {
@@ -430,7 +430,7 @@ def _cell(text: str) -> str:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Let the library draw no progress of its own, which is one bar a file."""
+    """Disable the library's progress bars, one per file."""
     from huggingface_hub import utils
 
     shown = not utils.are_progress_bars_disabled()
@@ -445,7 +445,7 @@ def _quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hub_errors(url: str, path: str = "") -> Iterator[None]:
-    """Turn what the library raises into our own errors; of addresses they say no more than their path."""
+    """Convert the library's exceptions to Inshrink's errors; messages contain no URLs of the Hub."""
     try:
         yield
     except (FileNotFoundError, InshrinkError):

@@ -1,4 +1,4 @@
-"""An archive that is a folder on a local or mounted file system."""
+"""An archive in a folder of a local or mounted file system."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from inshrink_core.execution import (
 fcntl: Any
 try:
     import fcntl
-except ImportError:  # archives are read on such systems, and not written
+except ImportError:  # without flock, archives are read-only
     fcntl = None
 
 LOCK_NAME: Final = "lock"
@@ -40,14 +40,14 @@ _PID_NBYTES: Final = 32
 """More than the digits of any process id."""
 
 _BUFFER_NBYTES: Final = 1 << 20
-"""Blocks are mostly far smaller, so that a frame is a few system calls."""
+"""Most blocks are far smaller, so writing a frame takes a few system calls."""
 
 _PATIENCE_S: Final = 10.0
-"""Others hold a folder for as long as it takes to rename a file in it."""
+"""How long to wait for others, which lock a folder while they rename a file in it."""
 
 
 def _read_range(descriptor: int, offset: int, nbytes: int) -> bytes:
-    """Return `nbytes` bytes of an open file from `offset`, fewer only where it ends."""
+    """Return `nbytes` bytes of an open file from `offset`, or fewer at its end."""
     chunks = []
     while nbytes > 0:
         chunk = os.pread(descriptor, nbytes, offset)
@@ -60,7 +60,7 @@ def _read_range(descriptor: int, offset: int, nbytes: int) -> bytes:
 
 
 class LocalFile(RangeFile):
-    """An open file: replacing it changes nothing for its reader.
+    """An open file, unaffected by a replacement of the path.
 
     Parameters
     ----------
@@ -75,12 +75,12 @@ class LocalFile(RangeFile):
         self.nbytes = os.fstat(self._descriptor).st_size
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes from `offset`, fewer only where the file ends."""
+        """Return `nbytes` bytes from `offset`, or fewer at the end of the file."""
         return _read_range(self._descriptor, offset, nbytes)
 
 
 class LocalStorage(Storage):
-    """A folder, its files written under a temporary name, synced, renamed, and their folder synced.
+    """A folder. Files are written under a temporary name, synced and renamed; then their folder is synced.
 
     Parameters
     ----------
@@ -89,9 +89,9 @@ class LocalStorage(Storage):
 
     Notes
     -----
-    File systems compare nothing before they rename. `Creation.commit` and `replace` do so while they hold
-    the archive's folder (``flock``), so that of several in the same moment one comes after the other. Where
-    folders cannot be locked, it is the writer's lock alone that keeps others out.
+    File systems rename without comparing. `Creation.commit` and `replace` compare while they lock the
+    archive's folder (``flock``), so concurrent calls are serialized. If folders cannot be locked, only the
+    writer's lock excludes others.
     """
 
     n_at_once = 1
@@ -112,7 +112,7 @@ class LocalStorage(Storage):
         return self._place(folder) if folder else self.root
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes from `offset`, fewer only where the file ends."""
+        """Return `nbytes` bytes from `offset`, or fewer at the end of the file."""
         descriptor = open_regular(self._place(path))
         try:
             return self.counted(_read_range(descriptor, offset, nbytes))
@@ -138,28 +138,28 @@ class LocalStorage(Storage):
         return LocalFile(self._place(path))
 
     def is_locked(self) -> bool:
-        """Tell whether a writer is at work."""
+        """Return whether a writer is active."""
         return _is_locked(self.root / LOCK_NAME)
 
     def lock(self) -> Lock:
-        """Return the right to write, which ends with its process."""
+        """Return the right to write, which ends with the process."""
         return _file_lock(self.root)
 
     def share(self) -> Lock:
-        """Return the right to write parts, which ends with its process."""
+        """Return the right to write parts, which ends with the process."""
         return _file_lock(self.root, shared=True)
 
     def load(self, path: str) -> tuple[bytes, Tag]:
-        """Return the content of a file, and its digest as its tag."""
+        """Return the content of a file and, as its tag, its digest."""
         content = self.counted(read_regular(self._place(path)))
         return content, digest_of(content)
 
     def create(self, path: str, *, over: bool = False) -> Creation:
-        """Begin a file under a temporary name beside its place."""
+        """Begin a file under a temporary name beside its final place."""
         return _NewFile(self, self._place(path), over=over)
 
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
-        """Give a file new content; after a crash it has the old or the new, whole."""
+        """Replace the content of a file; after a crash it has the whole old or new content."""
         target = self._place(path)
         with self.folder_lock():
             try:
@@ -172,7 +172,7 @@ class LocalStorage(Storage):
         return digest_of(content)
 
     def delete(self, path: str) -> None:
-        """Remove a file; harmless where there is none."""
+        """Delete a file; does nothing if it does not exist."""
         self._place(path).unlink(missing_ok=True)
 
     def sync(self, folder: str) -> None:
@@ -180,7 +180,7 @@ class LocalStorage(Storage):
         sync_path(self._folder(folder))
 
     def recover(self, folders: tuple[str, ...]) -> None:
-        """Make and sync folders, and remove temporary files in them, but not behind a link."""
+        """Create and sync folders, and delete temporary files in them; refuses symbolic links."""
         for folder in filter(None, folders):
             require_own(self._place(folder))
             self._place(folder).mkdir(exist_ok=True)
@@ -191,15 +191,15 @@ class LocalStorage(Storage):
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
-        """Make the folder and its parents, so that their names last."""
+        """Create the folder and its parents durably."""
         made = make_folders(self.root)
         try:
             yield
-        except LockedError:  # another process makes the same archive: what is here is its own
+        except LockedError:  # another process creates the same archive and owns the folder
             raise
         except BaseException:
             if self.root.absolute() in made:
-                with contextlib.suppress(OSError):  # leaves nothing of an archive that could not be made
+                with contextlib.suppress(OSError):  # removes an archive that could not be created
                     for folder in (*(path for path in self.root.iterdir() if path.is_dir()), self.root):
                         _remove_temporaries(folder)
                         (folder / LOCK_NAME).unlink(missing_ok=True)
@@ -209,9 +209,9 @@ class LocalStorage(Storage):
 
     @contextlib.contextmanager
     def building(self) -> Iterator[LocalStorage]:
-        """Give a folder of a temporary name, which is renamed."""
+        """Yield a folder of a temporary name, renamed at the end."""
         temporary = temporary_path(self.root)
-        shutil.rmtree(temporary, ignore_errors=True)  # what was left by one that was cut off
+        shutil.rmtree(temporary, ignore_errors=True)  # remains of an interrupted process
         make_folders(self.root.parent)
         temporary.mkdir()
         try:
@@ -228,7 +228,7 @@ class LocalStorage(Storage):
 
     @contextlib.contextmanager
     def folder_lock(self) -> Iterator[None]:
-        """Lock the folder for a moment, to compare and rename."""
+        """Lock the folder briefly, to compare and rename."""
         descriptor = os.open(self.root, os.O_RDONLY)
         try:
             until = time.monotonic() + _PATIENCE_S
@@ -242,19 +242,19 @@ class LocalStorage(Storage):
 
 
 def require_own(folder: Path) -> None:
-    """Refuse to write where a folder, which a writer deletes files in, is a link."""
+    """Refuse a folder that is a symbolic link, because writers delete files in it."""
     if folder.is_symlink():
         raise NotRegularError(folder)
 
 
 class _NewFile(Creation):
-    """A file that gets its name once it is whole and on the disk; locked as long as it is open."""
+    """A file that is renamed into place once it is complete and synced; locked while it is open."""
 
     def __init__(self, storage: LocalStorage, target: Path, *, over: bool) -> None:
         self._storage, self._target, self._over = storage, target, over
         self._temporary = temporary_path(target)
         if target.parent == storage.root or not target.parent.is_dir():
-            make_folders(target.parent)  # syncs too what a process that died made and did not sync
+            make_folders(target.parent)  # also syncs folders that an interrupted process created
         with storage.folder_lock():
             if _is_locked(self._temporary):
                 raise LockedError("another process is writing this file", where=str(target))
@@ -295,7 +295,7 @@ def _remove_temporaries(folder: Path) -> None:
 
 
 def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock a file or folder unless another process has; True where the system has no such locks (NFS)."""
+    """Lock a file or folder unless another process has; return True if the system lacks such locks (NFS)."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -307,7 +307,7 @@ def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether another process has locked a file."""
+    """Return whether another process has locked a file."""
     try:
         descriptor = open_regular(path, follow=False)
     except OSError:
@@ -319,28 +319,28 @@ def _is_locked(path: Path) -> bool:
 
 
 def _unlock(descriptor: int) -> None:
-    """Unlock and close a file; a child that is being forked may have it open, too."""
+    """Unlock and close a file, which a child process being forked may also have open."""
     with contextlib.suppress(OSError):
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
-    with contextlib.suppress(OSError):  # the lock ends also where the system complains
+    with contextlib.suppress(OSError):  # the lock ends even if the system reports an error
         os.close(descriptor)
 
 
 def _file_lock(root: Path, *, shared: bool = False) -> Lock:
-    """Return the right to write an archive: ``flock`` on a file inside of it, which ends with its process.
+    """Return the right to write an archive: ``flock`` on a file in its folder, which ends with the process.
 
     Parameters
     ----------
     root
         The archive's folder.
     shared
-        Let others hold it that share it, too.
+        Allow other shared holders.
 
     Raises
     ------
     LockedError
-        Another process, or another writer of this one, holds it.
+        Another process, or another writer of this process, holds the lock.
     """
     if fcntl is None:
         raise StorageError("archives can be written on systems with flock only", where=str(root))
@@ -382,7 +382,7 @@ _LOCKS: Final[WeakKeyDictionary[Lock, int]] = WeakKeyDictionary()
 
 
 def _forget_locks() -> None:
-    """In a forked child: the lock ends with its process, not with the last worker that was forked from it."""
+    """Release locks in a forked child, so that they end with the parent, not with its last worker."""
     for lock, descriptor in list(_LOCKS.items()):
         if not lock.released:
             lock.released = True

@@ -33,27 +33,27 @@ from inshrink_core.execution.mirror import OPEN_AGAIN, Listed
 _T = TypeVar("_T")
 
 LARGE_NBYTES: Final = 256 << 20
-"""Larger objects are uploaded in pieces; smaller ones are one request, which is repeated as a whole."""
+"""Larger objects are uploaded in parts; smaller ones take one request, repeated as a whole on failure."""
 
 _PIECE_NBYTES: Final = 16 << 20
 _END_NBYTES: Final = 64 << 10
 _MAX_PIECES: Final = 9_000
-"""S3 takes 10,000."""
+"""The limit of S3 is 10,000."""
 
 _N_PIECES: Final = 12
 _IN_FLIGHT_NBYTES: Final = 256 << 20
-"""So many pieces are uploaded at a time, and no more than this is in memory, but for one piece."""
+"""Pieces uploaded at a time, and most bytes of them in memory, plus one piece."""
 
 _LISTED_AT_ONCE: Final = 1000
-"""No store lists more."""
+"""The page size of all stores."""
 
 _IN_MEMORY_NBYTES: Final = 8 << 20
-"""Larger files are mapped rather than read."""
+"""Larger files are memory-mapped instead of read."""
 
 _N_ATTEMPTS: Final = 6
 _PAUSE_S: Final = 0.1
 _PATIENCE_S: Final = 10.0
-"""What took longer, obstore has repeated."""
+"""obstore itself has retried requests that took longer."""
 
 _RETRY: Final[Any] = {
     "max_retries": 6,
@@ -62,10 +62,10 @@ _RETRY: Final[Any] = {
 }
 _TIMEOUTS: Final[Any] = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(minutes=10)}
 _STALE: Final = timedelta(hours=2)
-"""Objects that a probe of the store left, whose process died."""
+"""Age at which remains of an interrupted probe of the store are deleted."""
 
 _OWNER: Final = "inshrinkwriter"
-"""Metadata of an object: who created it, so that a request whose answer was lost is recognized."""
+"""Metadata of an object: a unique id of its creator, which identifies a request whose response was lost."""
 
 _SECRETS: Final = re.compile(r"(?i)[?&](x-amz-|x-goog-|sig=|sv=|se=|token|awsaccesskeyid|signature|key=)")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9$:._-]+")
@@ -80,7 +80,7 @@ _VARIABLES: Final = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-"""Credentials by scheme; `docs/buckets.md` has the others."""
+"""Credentials by scheme; `docs/buckets.md` lists the others."""
 
 _AWS_CREDENTIALS: Final = (
     "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -145,20 +145,20 @@ _REFUSALS: Final = (
         "run it again later: what was there before is intact",
     ),
 )
-"""What a store answers, what it means, and the remedy; `{}` are the credentials of the scheme."""
+"""Error patterns of stores, their meaning, and the remedy; `{}` becomes the credentials of the scheme."""
 _NO_BUCKET: Final = _REFUSALS[0][0]
 _PASSING: Final = frozenset(what for _, what, _ in _REFUSALS[-2:])
-"""Refusals that another attempt may not meet."""
+"""Refusals that may be temporary."""
 
 
 class ObjectRefusedError(StorageError):
-    """A store refused a request; `passing` if another attempt may succeed."""
+    """A store refused a request; `passing` is True if another attempt may succeed."""
 
     passing = False
 
 
 def _refused(error: Exception, scheme: str, where: str) -> ObjectRefusedError:
-    """Return what a store's answer means, in one line and without what may be secret in it."""
+    """Return the error for a store's response, in one line and without possible secrets."""
     text = f"{type(error).__name__}: {error}"
     for pattern, what, remedy in _REFUSALS:
         if re.search(pattern, text):
@@ -174,12 +174,12 @@ def _refused(error: Exception, scheme: str, where: str) -> ObjectRefusedError:
 
 
 def _parsed(url: str) -> tuple[str, str, str]:
-    """Return scheme, bucket and the path in it: all of the rest, as it is spelled.
+    """Return scheme, bucket and the literal path in the bucket.
 
     Raises
     ------
     InputError
-        There is no bucket, or something in it that may be secret; the message does not have it.
+        The URL has no bucket, or contains a possible secret, which the message omits.
     """
     scheme, _, rest = url.partition("://")
     bucket, _, root = rest.partition("/")
@@ -188,7 +188,7 @@ def _parsed(url: str) -> tuple[str, str, str]:
         raise InputError("an address must not hold credentials", where=f"{scheme}://…", remedy=hint)
     if not bucket:
         raise InputError("the address names no bucket", where=url, expected=f"{scheme}://BUCKET/ARCHIVE")
-    if not _BUCKET.fullmatch(bucket):  # the client panics
+    if not _BUCKET.fullmatch(bucket):  # the client would panic
         raise InputError(
             "no bucket can have this name", where=url, expected="letters, digits, hyphens and dots"
         )
@@ -196,18 +196,18 @@ def _parsed(url: str) -> tuple[str, str, str]:
 
 
 def _make_store(scheme: str, bucket: str) -> Any:
-    """Return obstore's client of a bucket, which takes all else from the environment."""
+    """Return obstore's client of a bucket, configured by the environment."""
     try:
         from obstore import store
     except ImportError as error:
         raise MissingExtraError("obstore", "remote") from error
-    # Without encryption only where the address, or an endpoint in the environment, says so.
+    # Unencrypted only if the URL, or an endpoint in the environment, requests it.
     options: Any = {**_TIMEOUTS, "allow_http": True}
     retry: Any = _RETRY
     if scheme in _WEB:
         return store.HTTPStore.from_url(f"{scheme}://{bucket}", client_options=options, retry_config=retry)
     if scheme == "s3" and not any(map(os.environ.get, _AWS_CREDENTIALS)):
-        # Other credentials are asked of a service that most machines lack.
+        # Other credentials come from a metadata service, which most machines lack.
         options["connect_timeout"], retry = timedelta(seconds=2), {**_RETRY, "max_retries": 1}
     kind: Any = {"s3": store.S3Store, "gs": store.GCSStore, "az": store.AzureStore}[scheme]
     return kind(bucket, client_options=options, retry_config=retry)
@@ -217,11 +217,11 @@ _MAKING: Final = threading.Lock()
 _store_of = functools.cache(_make_store)
 
 _PROVEN: Final[set[tuple[int, str]]] = set()
-"""Stores of this process that were seen to compare before they write, and the buckets."""
+"""Clients of this process that were verified to honour conditions, with their buckets."""
 
 
 class ObjectStorage(UploadedStorage):
-    """A folder of a bucket, each file an object.
+    """A folder of a bucket; each file is an object.
 
     Parameters
     ----------
@@ -231,15 +231,15 @@ class ObjectStorage(UploadedStorage):
     Raises
     ------
     InputError
-        There are credentials in it, or no bucket.
+        The URL contains credentials, or no bucket.
 
     Notes
     -----
-    Objects are created if there are none (``If-None-Match``) and replaced by their tag (``If-Match``). There
-    is no lock: of two writers, the second is refused. A store that does not compare is found out before the
-    first object is written to it, and refused.
+    Objects are created if absent (``If-None-Match``) and replaced by tag (``If-Match``). The storage has no
+    lock: of two writers, the second is refused. Before the first write, a probe detects and refuses a store
+    that ignores conditions.
 
-    A web server is read only, and cannot be listed: of archives there, packed ones alone are read.
+    A web server is read-only and cannot list files, so only packed archives are read from it.
     """
 
     def __init__(self, name: str) -> None:
@@ -249,7 +249,7 @@ class ObjectStorage(UploadedStorage):
 
     @functools.cached_property
     def store(self) -> Any:
-        """The client, which is shared by all storages of a bucket."""
+        """The client, shared by all storages of a bucket."""
         with _MAKING, self._errors():
             return _store_of(self.scheme, self.bucket)
 
@@ -259,9 +259,9 @@ class ObjectStorage(UploadedStorage):
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn what the store refuses into our errors, without its text, which may hold secrets.
+        """Convert the store's errors to Inshrink's errors, without their text, which may contain secrets.
 
-        An unmet condition is a FileExistsError.
+        An unmet condition becomes a FileExistsError.
         """
         refused: Exception | None = None
         try:
@@ -279,7 +279,7 @@ class ObjectStorage(UploadedStorage):
             raise refused
 
     def _patiently(self, act: Callable[[], _T]) -> _T:
-        """Repeat a request that failed for a passing reason, where obstore has not repeated it."""
+        """Repeat a request that failed temporarily, unless obstore has repeated it."""
         begun = time.monotonic()
         for attempt in range(_N_ATTEMPTS):
             try:
@@ -295,7 +295,7 @@ class ObjectStorage(UploadedStorage):
     # ---- reading ---------------------------------------------------------------------------------
 
     def _get(self, key: str, **options: Any) -> tuple[bytes, Any]:
-        """Return an object, or what options ask of it, and its metadata; one request."""
+        """Return an object, or the range that `options` select, and its metadata; one request."""
 
         def get() -> tuple[bytes, Any]:
             result = self.store.get(key, options=options)
@@ -305,7 +305,7 @@ class ObjectStorage(UploadedStorage):
         return self.counted(content), meta
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes from `offset`, fewer only where the object ends; one request."""
+        """Return `nbytes` bytes from `offset`, or fewer at the end of the object; one request."""
         key = self.key(path)
         if nbytes <= 0:
             return b""
@@ -322,7 +322,7 @@ class ObjectStorage(UploadedStorage):
         try:
             return int(self._patiently(lambda: self.store.head(key))["size"])
         except ObjectRefusedError:
-            # An answer to HEAD has no body, which would say why.
+            # A response to HEAD has no body to explain the error.
             self._get(key, range=(0, 1))
             raise
 
@@ -340,7 +340,7 @@ class ObjectStorage(UploadedStorage):
         return tuple(key.rstrip("/").rpartition("/")[2] for key in keys)
 
     def objects(self, path: str = "") -> Iterator[Listed]:
-        """Return every object below this address, or the one that a path names; a request for a thousand."""
+        """Return every object below this address, or that of `path`; one request per thousand objects."""
         if not self.writable:
             yield from super().objects(path)
         if path:
@@ -349,7 +349,7 @@ class ObjectStorage(UploadedStorage):
                 yield self._listed(self._patiently(lambda: self.store.head(key)))
             self.counted()
             return
-        # All chunks at once: after an error between two, what follows would be missing.
+        # List all chunks at once: after an error between two chunks, the rest would be missing.
         for chunk in self._patiently(
             lambda: list(self.store.list(self._root or None, chunk_size=_LISTED_AT_ONCE))
         ):
@@ -361,7 +361,7 @@ class ObjectStorage(UploadedStorage):
         return Listed(path, meta["size"], _tag(meta), meta["last_modified"].timestamp())
 
     def read_listed(self, listed: Listed, offset: int, nbytes: int) -> bytes:
-        """Return bytes of an object if its ETag is still that of the listing; one request."""
+        """Return bytes of an object if its ETag still equals that of the listing; one request."""
         key = f"{self._root}/{listed.path}".lstrip("/")
         expected = _version(Tag(listed.tag))["e_tag"]
         with contextlib.suppress(FileExistsError):
@@ -385,16 +385,16 @@ class ObjectStorage(UploadedStorage):
         return self._patiently(lambda: self.store.put(key, content, mode=mode, **options))
 
     def upload(self, path: str, file: IO[bytes], *, over: bool = False) -> None:
-        """Make an object of a file, if there is none; large ones are uploaded in pieces.
+        """Upload a file as an object if the name is free; large files in parts.
 
-        An upload in pieces has no condition. So a small object that names the file takes the name first:
-        another writer finds it taken, and a writer that continues with the same file after a crash recognizes
-        it. An archive lists a frame only when it is complete, and gives no name twice.
+        A multipart upload has no condition. Therefore a small object that identifies the file takes the name
+        first: another writer finds the name taken, and a writer that repeats the same file after a crash
+        recognizes it. An archive lists a frame only when it is complete, and uses no name twice.
 
         Raises
         ------
         FileExistsError
-            There is one of another writer.
+            The name belongs to another writer's object.
         """
         key = self.key(path)
         nbytes = file.seek(0, os.SEEK_END)
@@ -419,7 +419,7 @@ class ObjectStorage(UploadedStorage):
             raise
 
     def _send(self, key: str, file: IO[bytes], nbytes: int) -> None:
-        """Upload a file over what is there, a large one in pieces."""
+        """Upload a file without a condition, a large one in parts."""
         piece = max(_PIECE_NBYTES, -(-nbytes // _MAX_PIECES))
         at_once = max(1, min(_N_PIECES, _IN_FLIGHT_NBYTES // piece))
 
@@ -428,7 +428,7 @@ class ObjectStorage(UploadedStorage):
             try:
                 self.store.put(key, file, chunk_size=piece, max_concurrency=at_once)
             except Exception as error:
-                # Of S3 and Azure: the upload was completed, and the answer lost.
+                # S3 and Azure answer so if the upload was completed, but its response lost.
                 if re.search("NoSuchUpload|InvalidBlockList", str(error)):
                     raise ConnectionError("error sending request: the upload was completed") from None
                 raise
@@ -436,7 +436,7 @@ class ObjectStorage(UploadedStorage):
         self._patiently(send)
 
     def _create(self, key: str, content: Any) -> None:
-        """Create an object by one request; one whose answer was lost is recognized by its owner."""
+        """Create an object in one request; after a lost response, the owner id identifies it."""
         owner = uuid.uuid4().hex
         try:
             self._put(key, content, "create", attributes={_OWNER: owner})
@@ -446,16 +446,16 @@ class ObjectStorage(UploadedStorage):
                 raise
 
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
-        """Give an object new content, if its tag is the one expected; one request."""
+        """Replace the content of an object if its tag is `expected`; one request."""
         key = self.key(path)
         self.require_conditions()
         content = bytes(content)
         try:
             return _tag(self._put(key, content, "create" if expected is None else _version(expected)))
-        except FileNotFoundError:  # of an update: there is none
+        except FileNotFoundError:  # an update of an object that does not exist
             raise self.overtaken(path) from None
         except FileExistsError:
-            # Of a repeated request, the first may have been carried out.
+            # The request may be a repetition of one that succeeded.
             with contextlib.suppress(FileNotFoundError):
                 found, tag = self.load(path)
                 if found == content and tag != expected:
@@ -463,7 +463,7 @@ class ObjectStorage(UploadedStorage):
         raise self.overtaken(path)
 
     def delete(self, path: str) -> None:
-        """Remove an object; harmless where there is none."""
+        """Delete an object; does nothing if it does not exist."""
         self._delete(self.key(path))
 
     def _delete(self, key: str) -> None:
@@ -471,7 +471,7 @@ class ObjectStorage(UploadedStorage):
             self._patiently(lambda: self.store.delete(key))
 
     def recover(self, folders: tuple[str, ...]) -> None:
-        """Remove what probes left that were cut off."""
+        """Delete the remains of interrupted probes."""
         found = self._patiently(lambda: self.store.list_with_delimiter(self._root))
         for listed in found["objects"]:
             age = datetime.now(UTC) - listed["last_modified"]
@@ -479,17 +479,17 @@ class ObjectStorage(UploadedStorage):
                 self._delete(listed["path"])
 
     def written(self) -> Any:
-        """Return what a writer uses; refuse a store that does not compare."""
+        """Return the storage for a writer; refuse a store that ignores conditions."""
         self.require_conditions()
         return super().written()
 
     def require_conditions(self) -> None:
-        """Refuse a store that does not compare before it writes.
+        """Refuse a store that ignores the conditions of writes.
 
         Raises
         ------
         StorageError
-            It does not, or it cannot be written.
+            The store ignores conditions, or cannot be written.
         """
         if (id(self.store), self.bucket) in _PROVEN:
             return
@@ -510,7 +510,7 @@ class ObjectStorage(UploadedStorage):
         _PROVEN.add((id(self.store), self.bucket))
 
     def _takes(self, key: str, mode: Any) -> bool:
-        """Tell whether the store writes an object under a condition that it does not meet."""
+        """Return whether the store writes an object although a condition is unmet."""
         try:
             self._put(key, b"another", mode)
         except (FileExistsError, FileNotFoundError):
@@ -528,7 +528,7 @@ def _version(tag: Tag) -> Any:
 
 
 def _token(file: IO[bytes], nbytes: int) -> bytes:
-    """Return what names a file: a hash of its ends, where a frame has id and checksums, and its size."""
+    """Return an identifier of a file: a hash of its size and its ends, which hold id and checksums."""
     ends = []
     for offset in (0, max(0, nbytes - _END_NBYTES)):
         file.seek(offset)
@@ -537,9 +537,9 @@ def _token(file: IO[bytes], nbytes: int) -> bytes:
 
 
 def _as_buffer(file: IO[bytes], nbytes: int) -> Any:
-    """Return the content of a file to send; a larger one is mapped, and not read into memory."""
+    """Return the content of a file to send; a large file is memory-mapped."""
     file.seek(0)
     if nbytes <= _IN_MEMORY_NBYTES:
         return file.read()
-    # Closed with its last reference: the client may hold it for a moment longer.
+    # Closed with its last reference: the client may use it a moment longer.
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

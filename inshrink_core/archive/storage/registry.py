@@ -1,4 +1,4 @@
-"""Which storage a path or a URL names: one a scheme, found by entry point."""
+"""Find the storage of a path or URL; each URL scheme is an entry point."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def storage_at(place: str | os.PathLike[str]) -> Storage:
 
 
 def place_of(place: str | os.PathLike[str]) -> Path | str:
-    """Return a path, or the URL that it is or was."""
+    """Return a path or, for the path form of a URL, the URL."""
     url = url_of(place)
     return Path(place) if url is None else url
 
 
 def local_beside(place: str | os.PathLike[str], suffix: str) -> Path:
-    """Return the local folder beside an archive; of one at a URL, one of this machine."""
+    """Return the local folder beside an archive; for a URL, one beside its upload queue."""
     url = url_of(place)
     if url is None:
         return Path(place).with_name(f"{Path(place).name}{suffix}")
@@ -63,14 +63,14 @@ def object_at(place: str | os.PathLike[str]) -> tuple[Storage, str]:
 
 
 def found_at(place: str | os.PathLike[str]) -> Storage | RangeFile | None:
-    """Return the folder or object at a path or URL; None where there is nothing.
+    """Return the folder or object at a path or URL; None if nothing exists there.
 
     Raises
     ------
     NotFoundError
-        Neither a file nor a folder.
+        The path is neither a file nor a folder.
     OSError, StorageError, MissingExtraError
-        It cannot be looked at.
+        The place cannot be read.
     """
     url = url_of(place)
     if url is None:

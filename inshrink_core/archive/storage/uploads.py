@@ -3,14 +3,14 @@
 Each URL has a folder in `queue_folder`::
 
     run.inshrink-5c1f0a9e4b7d2c36/
-      lock               of the one process of this machine that writes the archive
+      lock               held by the one process of this machine that writes the archive
       frames/…           finished frames; after their upload the newest stay, up to 256 MiB
-      waiting            a SHA-256, and the `Listing` that it is of: the manifest, the digests of what it may
-                         replace, and the frames to upload before it
+      waiting            the SHA-256 of a `Listing`, and the `Listing`: the manifest, the digests of the
+                         contents it may replace, and the frames to upload before it
 
-The manifest is uploaded after the frames it lists, and only over a content that it was made from. So a
-process that dies at any moment leaves a sound archive, and the next writer on this machine uploads the rest.
-If another writer changed the archive meanwhile, the queue is quarantined instead.
+The manifest is uploaded after the frames it lists, and replaces only a content that it was derived from. A
+process that dies at any moment therefore leaves a sound archive, and the next writer on this machine uploads
+the rest. If another writer changed the archive meanwhile, the queue is quarantined instead.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _logger = logging.getLogger(__name__)
 
 QUEUE_VARIABLE: Final = "INSHRINK_WAITING"
 MAX_QUEUED_NBYTES: Final = 16 << 30
-"""A writer waits while more than this is queued."""
+"""The writer blocks while more than this is queued."""
 
 _CACHED_NBYTES: Final = 256 << 20
-"""Uploaded frames stay on the disk up to here: the next frame is encoded relative to them."""
+"""Most uploaded frames to keep on the disk: the next frame is encoded relative to them."""
 
 _N_UPLOADS: Final = 4
 _MAX_PAUSE_S: Final = 60.0
@@ -64,7 +64,7 @@ _PIECE_NBYTES: Final = 4 << 20
 
 
 def queue_folder(url: str) -> Path:
-    """Return the folder of this machine in which the uploads to a URL are queued."""
+    """Return the local folder that queues the uploads to a URL."""
     named = os.environ.get(QUEUE_VARIABLE)
     if named:
         base = Path(named)
@@ -84,9 +84,9 @@ class Listing(msgspec.Struct, frozen=True):
     path, content
         The object.
     files
-        What must be uploaded before it.
+        Objects to upload before it.
     bases
-        Digests of the contents that it may replace; None if there may be no object.
+        Digests of the contents that it may replace; None permits an absent object.
     """
 
     path: str
@@ -96,21 +96,21 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class UploadedStorage(Storage):
-    """A storage that takes whole files, and whose writer does not wait for them."""
+    """A storage that accepts whole files; its writer does not wait for uploads."""
 
     exclusive = False
 
     batch_s: float = 0.0
-    """Uploads begin after so many seconds, or when the writer flushes."""
+    """Uploads begin after this many seconds, or when the writer flushes."""
 
     @abstractmethod
     def upload(self, path: str, file: IO[bytes], *, over: bool = False) -> None:
-        """Make an object of a file, in one piece or not at all.
+        """Upload a file as an object, atomically.
 
         Raises
         ------
         FileExistsError
-            Another writer made one of that name, and `over` is False.
+            Another writer created an object of that name, and `over` is False.
         """
 
     def publish(
@@ -121,9 +121,9 @@ class UploadedStorage(Storage):
         Parameters
         ----------
         files
-            Files by the paths of their objects; those that are uploaded are removed from it.
+            Files by object path; uploaded files are removed from the mapping.
         listing, tag
-            The object to replace, and the tag of what it replaces; None where there is no object.
+            The object to replace, and the tag of its present content; None if the object does not exist.
         gone
             Objects to delete.
 
@@ -150,7 +150,7 @@ class UploadedStorage(Storage):
             try:
                 self.upload(path, file)
             except FileExistsError:
-                # Uploaded before its process died, or another writer's.
+                # Either this machine uploaded the object before a crash, or another writer did.
                 if not self.holds(path, file):
                     raise ConflictError(
                         "another writer has written this frame", where=f"{self.name}, {path}"
@@ -158,7 +158,7 @@ class UploadedStorage(Storage):
         del files[path]
 
     def holds(self, path: str, file: IO[bytes]) -> bool:
-        """Tell whether an object equals a file."""
+        """Return whether an object equals a file."""
         nbytes = file.seek(0, os.SEEK_END)
         file.seek(0)
         return self.size(path) == nbytes and all(
@@ -167,21 +167,21 @@ class UploadedStorage(Storage):
         )
 
     def create(self, path: str, *, over: bool = False) -> Creation:
-        """Begin an object in a file without a name on the local disk; committing uploads it."""
+        """Begin an object in an unnamed local file; `commit` uploads it."""
         checked(path)
         return NewObject.beside(self, lambda file: self.upload(path, file, over=over))
 
     def lock(self) -> Lock:
-        """Return a lock that excludes no writer: of two, the second to commit is refused."""
+        """Return a lock that excludes no writer: of two writers, the second to commit is refused."""
         return Lock()
 
     def written(self) -> UploadQueue:
-        """Return what a writer uses: objects are made on the local disk, and uploaded behind it."""
+        """Return the upload queue, the storage for writers."""
         return UploadQueue(self)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[Storage]:
-        """Give an upload queue, which is flushed when the block ends."""
+        """Yield an upload queue, which is flushed when the block ends."""
         with self.made():
             queue = self.written()
             lock = queue.lock()
@@ -189,24 +189,24 @@ class UploadedStorage(Storage):
                 queue.recover(("",))
                 try:
                     yield queue
-                finally:  # after an error, what the caller deleted is deleted
+                finally:  # after an error, this uploads the caller's deletions
                     queue.flush()
             finally:
                 lock.release()
 
 
 class UploadQueue(OverlaidStorage):
-    """A remote storage as its one writer on this machine sees it, with what is not uploaded yet.
+    """The writer's view of a remote storage, including objects that are not uploaded yet.
 
     Parameters
     ----------
     remote
-        Where objects are uploaded to.
+        The storage to upload to.
 
     Notes
     -----
-    `create` and `replace` return when the local disk has the object; a thread uploads it, and deletes what
-    `delete` names. `flush` waits for that. After another writer has changed the archive, all three raise
+    `create` and `replace` return when the object is on the local disk; a thread uploads it, and performs
+    deletions. `flush` waits for the thread. After another writer has changed the archive, all three raise
     ConflictError, and nothing more is uploaded. An archive replaces one object, its manifest.
     """
 
@@ -219,7 +219,7 @@ class UploadQueue(OverlaidStorage):
         self._local = LocalStorage(self._folder)
         self._names: dict[str, set[str]] = {}
         self._tags: dict[str, Tag] = {}
-        """Remote tags of what this writer read or replaced."""
+        """Remote tags of the contents that this writer read or replaced."""
         self._changed = threading.Condition()
         self._here: dict[str, int] = {}
         """Sizes of objects that can be read from the local disk."""
@@ -233,14 +233,14 @@ class UploadQueue(OverlaidStorage):
     # ---- reading ---------------------------------------------------------------------------------
 
     def ask(self, path: str, question: Callable[[Storage], _T]) -> _T:
-        """Ask the local disk about an object, or the remote storage."""
+        """Query the local disk about an object, or the remote storage if the object is not local."""
         if path in self._here:
             with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
                 return question(self._local)
         return question(self._remote)
 
     def names(self, folder: str) -> tuple[str, ...]:
-        """Return every name in a folder; asks the remote storage once."""
+        """Return every name in a folder; queries the remote storage once."""
         known = self._names.get(folder)
         if known is None:
             known = self._names[folder] = set(self._remote.names(folder))
@@ -251,7 +251,7 @@ class UploadQueue(OverlaidStorage):
         return tuple(known)
 
     def load(self, path: str) -> tuple[bytes, Tag]:
-        """Return the content of an object and its digest as its tag; asks the remote storage once."""
+        """Return the content of an object and, as its tag, its digest; queries the remote storage once."""
         if path not in self.contents:
             self.contents[path], self._tags[path] = self._remote.load(path)
         return self.contents[path], digest_of(self.contents[path])
@@ -259,9 +259,9 @@ class UploadQueue(OverlaidStorage):
     # ---- writing ---------------------------------------------------------------------------------
 
     def lock(self) -> Lock:
-        """Return the lock of this machine's one writer; others are refused by the tag.
+        """Return the lock of this machine's single writer; tags exclude writers on other machines.
 
-        Releasing it ends the uploads: what is left stays on the disk.
+        Releasing it ends the uploads; the remaining queue stays on the disk.
         """
         make_folders(self._folder)
         try:
@@ -282,11 +282,11 @@ class UploadQueue(OverlaidStorage):
         return Lock(release)
 
     def made(self) -> AbstractContextManager[None]:
-        """Make the remote place of a new archive."""
+        """Create the remote place of a new archive."""
         return self._remote.made()
 
     def recover(self, folders: tuple[str, ...]) -> None:
-        """Continue what this machine's last writer left, and start the uploads."""
+        """Resume the queue of this machine's last writer, and start the upload thread."""
         self._local.recover(folders)
         self._remote.recover(folders)
         try:
@@ -297,7 +297,7 @@ class UploadQueue(OverlaidStorage):
         self._thread.start()
 
     def _resume(self) -> None:
-        """Queue what the last writer left, if it still follows what the remote storage has."""
+        """Load the last writer's queue if it continues the present remote content."""
         try:
             record = read_regular(self._folder / _RECORD_NAME, _MAX_RECORD_NBYTES)
         except FileNotFoundError:
@@ -321,19 +321,19 @@ class UploadQueue(OverlaidStorage):
             raise ConflictError("another writer changed the archive", where=self.name)
 
     def _digest(self, path: str) -> Tag | None:
-        """Return the digest of the object as this writer sees it; None if there is none."""
+        """Return the digest of the object in this writer's view; None if it does not exist."""
         try:
             return self.load(path)[1]
         except FileNotFoundError:
             return None
 
     def _quarantine(self, error: ConflictError) -> None:
-        """Move the queue aside: it does not follow what is in the archive."""
+        """Move the queue aside, because it does not continue the present archive."""
         number = 1
         while (target := self._folder.with_name(f"{self._folder.name}.set-aside-{number}")).exists():
             number += 1
         target.mkdir()
-        # The record last: cut off, this is done again.
+        # The record is moved last: if interrupted, the next writer repeats the move.
         for path in sorted(self._folder.iterdir(), key=lambda path: path.name == _RECORD_NAME):
             if path.name != LOCK_NAME:
                 path.rename(target / path.name)
@@ -343,7 +343,7 @@ class UploadQueue(OverlaidStorage):
         )
 
     def trust(self, digests: Mapping[str, bytes]) -> None:
-        """Read frames that the last writer left from the local disk, if the archive still has them."""
+        """Serve frames of the last writer from the local disk if their digests match the archive's."""
         for path in self._folder.glob("*/*"):
             name = path.relative_to(self._folder).as_posix()
             if name in self._here:
@@ -360,7 +360,7 @@ class UploadQueue(OverlaidStorage):
         return NewObject(file.write, lambda: self._created(path, file), file.abort)
 
     def _created(self, path: str, file: Creation) -> None:
-        """Finish an object on the disk, and queue it."""
+        """Commit an object to the disk, and queue it."""
         file.commit()
         folder, _, name = path.rpartition("/")
         with self._changed:
@@ -370,7 +370,7 @@ class UploadQueue(OverlaidStorage):
             self._changed.notify_all()
 
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
-        """Give an object new content, if its digest is the one expected: on the disk, then remotely."""
+        """Replace the content of an object if its digest is `expected`: on the disk, then remotely."""
         self._require()
         if self._is_full():
             self._wait(lambda: not self._is_full())
@@ -388,7 +388,7 @@ class UploadQueue(OverlaidStorage):
         return digest_of(content)
 
     def delete(self, path: str) -> None:
-        """Remove an object, remotely when the listing that names it no more is uploaded."""
+        """Delete an object, remotely once the listing without it is uploaded."""
         folder, _, name = checked(path).rpartition("/")
         with self._changed:
             self._names.get(folder, set()).discard(name)
@@ -405,27 +405,27 @@ class UploadQueue(OverlaidStorage):
         self._local.delete(path)
 
     def sync(self, folder: str) -> None:
-        """Make names on the local disk durable."""
+        """Make file names on the local disk durable."""
         self._local.sync(folder)
 
     # ---- uploading -------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Return when everything is uploaded.
+        """Wait until everything is uploaded.
 
         Raises
         ------
         ConflictError
             Another writer has changed the archive.
         StorageError
-            The store refused. What was written stays on the disk, and is uploaded by this writer when the
-            store does not refuse any more, or by the next one on this machine.
+            The store refused. The objects stay on the disk; this writer uploads them once the store accepts
+            requests again, or the next writer on this machine does.
         """
         self._require()
         self._wait(lambda: not (self._is_pending() or self._busy))
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
-        """Upload at once until something is so; raise why it is not."""
+        """Upload at once until a condition holds; raise the upload's error otherwise."""
         with self._changed:
             self._error, self._flushing = None, True
             self._changed.notify_all()
@@ -448,7 +448,7 @@ class UploadQueue(OverlaidStorage):
         return bool(self._queued or self._gone or self._listing is not None)
 
     def _require(self) -> None:
-        """Raise what ended the writing of this archive."""
+        """Raise the conflict that ended the writing of this archive."""
         if isinstance(self._error, ConflictError):
             raise ConflictError(
                 self._error.what,
@@ -471,7 +471,7 @@ class UploadQueue(OverlaidStorage):
             try:
                 tag = self._publish(files, listing, gone)
                 pause = 1.0
-            except Exception as refused:  # flush raises it; tried again
+            except Exception as refused:  # flush raises it; the upload is tried again
                 error = refused
             with self._changed:
                 self._queued = [path for path in self._queued if path in files or path not in paths]
@@ -487,15 +487,15 @@ class UploadQueue(OverlaidStorage):
                     pause = min(2 * pause, _MAX_PAUSE_S)
 
     def _publish(self, files: dict[str, Path], listing: Listing | None, gone: Sequence[str]) -> Tag | None:
-        """Upload what is queued.
+        """Upload the queue.
 
-        After a conflict, objects stay that nothing lists: the next writer deletes them.
+        After a conflict, unlisted objects remain; the next writer deletes them.
         """
         tag = None if listing is None else self._tags.get(listing.path)
         try:
             return self._remote.publish(files, listing, tag, gone)
         except ConflictError as conflict:
-            # The answer to an earlier attempt may have been lost.
+            # The response to an earlier attempt may have been lost.
             if listing is None:
                 raise
             try:
@@ -519,22 +519,22 @@ class UploadQueue(OverlaidStorage):
             self._evict(uploaded.pop(0))
 
     def _finish(self) -> None:
-        """Note that the listing is uploaded."""
+        """Remove the record of an uploaded listing."""
         self._listing = None
         (self._folder / _RECORD_NAME).unlink(missing_ok=True)
 
 
 class NewObject(Creation):
-    """An object whose bytes go to a local file, and what becomes of them.
+    """An object written to a local file, then committed or discarded.
 
     Parameters
     ----------
     write
         Appends bytes.
     give
-        Makes the file an object.
+        Turns the file into an object.
     drop
-        Removes the file; harmless when repeated.
+        Removes the file; may be called repeatedly.
     """
 
     def __init__(
@@ -544,7 +544,7 @@ class NewObject(Creation):
 
     @classmethod
     def beside(cls, storage: Storage, give: Callable[[IO[bytes]], None]) -> NewObject:
-        """Return one in a file without a name, beside the upload queue of a storage."""
+        """Return an object in an unnamed file, beside the upload queue of a storage."""
         folder = queue_folder(storage.name).parent
         make_folders(folder)
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open until it is committed
@@ -555,12 +555,12 @@ class NewObject(Creation):
         self._write(content)
 
     def commit(self) -> None:
-        """Make it an object."""
+        """Turn the file into an object."""
         try:
             self._give()
         finally:
             self._drop()
 
     def abort(self) -> None:
-        """Leave nothing of it."""
+        """Discard the file."""
         self._drop()
