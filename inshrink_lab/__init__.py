@@ -1,8 +1,8 @@
-"""The lab: what proves the product.
+"""The lab: experiments that validate the product.
 
-Published codecs to compare with, benches of all codecs, rehearsals of failing trainings and the tasks they
-train, averages of steps. It uses the engine as another package would, and registers its codecs, tasks and
-verbs by entry points; nothing imports it.
+It has published codecs for comparison, benchmarks of all codecs, rehearsals of failing trainings with their
+tasks, and averages of steps. The lab uses the core like any other package and registers its codecs, tasks and
+verbs as entry points. No other package imports it.
 """
 
 from __future__ import annotations

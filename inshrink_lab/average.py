@@ -1,7 +1,7 @@
-"""The average of several steps as a step of its own: uniform, exponential, or with coefficients searched for.
+"""Averages of several steps as a new step: uniform, exponential, or with searched coefficients.
 
-Late checkpoints of a training lie around a point that is better than any of them. A search for the
-coefficients of a linear combination, negative ones allowed, finds better points yet (LCSC, "Linear
+Late checkpoints of a training surround a point that is better than each of them. A search for the
+coefficients of a linear combination, including negative ones, finds still better points (LCSC, "Linear
 Combination of Saved Checkpoints", arXiv 2404.02241).
 """
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["REPORT_FILE", "Average", "AverageReport", "Judged", "average", "evolve"]
 
 REPORT_FILE: Final = "average.json"
-"""What is written beside the checkpoint: the report, with the coefficients."""
+"""File next to the checkpoint with the report and the coefficients."""
 
 _WEIGHTS: Final = ("uniform", "ema")
 _BUDGET: Final = 600
@@ -65,24 +65,24 @@ _N_PARENTS: Final = 12
 _LARGEST_CHANGE: Final = 0.3
 _SMALLEST_CHANGE: Final = 0.005
 _ACCUMULATOR_NBYTES: Final = 16
-"""A value that is summed in float64, and the product that is added."""
+"""Bytes per value of a float64 sum and the product that is added to it."""
 
 _SEARCHED_NBYTES: Final = 4
-"""A value of one step while coefficients are searched for: float32."""
+"""Bytes per value of one step during a search: float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What an evaluator says of one combination.
+    """An evaluator's results for one combination.
 
     Parameters
     ----------
     name
-        ``last`` (the last step as it is), ``uniform``, ``ema`` or ``search``.
+        ``last`` (the last step unchanged), ``uniform``, ``ema`` or ``search``.
     value
-        The metric on the data that coefficients are searched on.
+        Metric on the data of the search.
     held_out
-        On other data; None without a second evaluator.
+        Metric on other data; None without a second evaluator.
     """
 
     name: str
@@ -92,30 +92,30 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageReport(Report):
-    """What `average` made, and of what; also written beside the checkpoint.
+    """Result of `average`; also written next to the checkpoint.
 
     Parameters
     ----------
     source, paths
-        What was averaged, and the files that were made.
+        Source of the steps, and the written files.
     weights
         ``uniform``, ``ema``, ``search`` or ``given``.
     steps, coefficients
         The steps, ascending, and the coefficient of each.
     metric, direction
-        By which combinations were judged, and whether ``higher`` or ``lower`` is better; None if none was.
+        Metric of the evaluator, and whether ``higher`` or ``lower`` is better; None without an evaluator.
     judged
-        Baselines and the combination itself.
+        Results of the baselines and of the combination.
     n_candidates
-        Coefficients that were tried.
+        Number of coefficient vectors that were tried.
     n_averaged
-        Elements of the weights that are averages.
+        Number of averaged weight elements.
     from_last
-        Tensors that are the last step's, by role: no average of them means anything.
+        Number of tensors copied from the last step, by role, because an average of them has no meaning.
     seconds
         Wall time.
     device
-        Where an archive was decoded.
+        Device that decoded the archive.
     """
 
     source: str
@@ -147,45 +147,45 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
     source
         A run or an archive.
     output
-        The folder to write into: the files of the last step with other weights, and average.json.
+        Folder to write into: the files of the last step with other weights, and average.json.
     weights
-        The same for every step, or more for later ones; in Python also the coefficients themselves.
+        The same for every step, or more for later ones; in Python also a sequence of coefficients.
     decay
-        Of --weights ema, from one step to the next; also of the baseline that a search is compared with.
+        Decay of --weights ema from one step to the next, and of the baseline of a search.
     search
-        Search for the coefficients that the evaluator likes best; they sum to 1.
+        Search for the coefficients with the best metric; they sum to 1.
     budget
-        Most candidates to try.
+        Maximum number of candidates.
     seed
         Seed of random choices.
     held_out
-        An evaluator on other data: it judges what was found and the baselines, and decides nothing.
+        An evaluator on other data. It evaluates the result and the baselines, but does not affect the search.
     layout
-        As what to write it; same: as the last step.
+        File layout to write; same: that of the last step.
     force
         Overwrite existing files.
 
     Raises
     ------
     InputError
-        Fewer than two steps, coefficients that do not go with them, a tensor that some step has not, no
-        evaluator for a search, or a layout that cannot hold the step.
+        Fewer than two steps, coefficients that do not match them, a tensor that a step lacks, a search
+        without an evaluator, or a layout that cannot store the step.
     NotFoundError
-        A step is not there.
+        A step does not exist.
     ExistsError
         The folder is not empty and `force` is not set.
     EvaluatorError
         The evaluator failed.
     TooLargeError
-        It would take more memory or disk than that.
+        Not enough memory or disk space is available.
 
     Notes
     -----
-    Floating-point weights are summed in float64 and stored in their own dtype. Everything else is the
-    last step's: buffers, running statistics of batch normalisation included, integers, the optimizer.
-    Every frame is decoded once, tensor by tensor: memory is bounded by the largest tensor, at 16 bytes a
-    value beside what its decoding takes. A search holds the weights of all steps as float32, n + 1 times
-    the model for n steps. One that is cancelled writes nothing.
+    Floating-point weights are summed in float64, ``w = Σ c_t w_t`` with coefficients c and steps t, and
+    stored in their dtype. Everything else comes from the last step: buffers, including the running statistics
+    of batch normalisation, integers and the optimizer. Every frame is decoded once, tensor by tensor, so the
+    largest tensor bounds the memory: 16 bytes per value besides its decoding. A search holds the weights of
+    all steps as float32, n + 1 times the model for n steps. A cancelled search writes nothing.
 
     Examples
     --------
@@ -257,7 +257,7 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
 
     @property
     def _kind(self) -> str:
-        """What the coefficients are called."""
+        """Name of the kind of coefficients."""
         if self.search:
             return "search"
         return self.weights if isinstance(self.weights, str) else "given"
@@ -267,7 +267,7 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
         return _BUDGET if self.budget is None else self.budget
 
     def _check(self) -> None:
-        """Refuse what makes no sense, alone or together."""
+        """Refuse invalid options and combinations of options."""
         for name, value, known in (("weights", self.weights, _WEIGHTS), ("format", self.layout, LAYOUTS)):
             if isinstance(value, str) and value not in known:
                 raise InputError(f"--{name} {value}", remedy=f"choose one of {', '.join(known)}")
@@ -281,7 +281,7 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
             raise InputError(f"a decay of {self.decay:g}", expected="more than 0, less than 1")
 
     def _judged(self, chain: _Chain, limits: Limits) -> tuple[tuple[float, ...], _Judge | None]:
-        """Return the coefficients, found if they are searched for, and the judge of them, if one is asked."""
+        """Return the coefficients, searched if requested, and the judge, if an evaluator is given."""
         n, kind = len(chain.steps), self._kind
         rows: dict[str, Sequence[float]] = {
             "last": uniform(n, 1),
@@ -320,7 +320,7 @@ average = python_call(Average)
 
 
 def uniform(n: int, last: int | None = None) -> tuple[float, ...]:
-    """Return equal coefficients, of all steps or of some last ones.
+    """Return equal coefficients for all steps, or for the last few.
 
     Examples
     --------
@@ -332,7 +332,7 @@ def uniform(n: int, last: int | None = None) -> tuple[float, ...]:
 
 
 def exponential(n: int, decay: float) -> tuple[float, ...]:
-    """Return the coefficients of an exponential moving average that begins at the first step.
+    """Return the coefficients of an exponential moving average that starts at the first step.
 
     Examples
     --------
@@ -343,7 +343,7 @@ def exponential(n: int, decay: float) -> tuple[float, ...]:
 
 
 def _checked(given: str | Sequence[float], steps: Sequence[int]) -> tuple[float, ...]:
-    """Return coefficients that the user gave."""
+    """Return the user's coefficients after checking them."""
     coefficients = tuple(map(float, given))
     if len(coefficients) != len(steps) or not all(map(math.isfinite, coefficients)):
         raise InputError(
@@ -362,25 +362,25 @@ def evolve(
     seed: int = 0,
     report: Callable[[int, int, float], None] | None = None,
 ) -> tuple[float, ...]:
-    """Return the coefficients of the least cost that an evolution finds; they sum to 1.
+    """Return the coefficients of least cost that an evolutionary search finds; they sum to 1.
 
     Parameters
     ----------
     cost
-        Of coefficients, less is better; NaN and inf are no better than anything.
+        Function of coefficients to minimize; NaN and inf never win.
     starts
-        What is tried first; all of one length.
+        First candidates, all of equal length.
     budget
-        How often the cost is asked for, the starts included; at least the starts are tried.
+        Number of evaluations of the cost, including the starts; all starts are tried in any case.
     seed
-        Of the random numbers: the same costs give the same coefficients.
+        Seed of the random numbers: equal costs give equal coefficients.
     report
-        Called with the number tried, of how many, and the least cost so far.
+        Callback with the number of tried candidates, the budget, and the least cost so far.
 
     Notes
     -----
-    A child takes each coefficient from one of two of the 12 best, or lies between or beyond them. Some of
-    its coefficients are moved by a normal of random width, and one that is drawn makes up the sum. As in
+    A child takes each coefficient from one of two parents among the 12 best, or interpolates or extrapolates
+    them. Some coefficients get normal noise of random width, and a random one restores the sum of 1. As in
     LCSC (arXiv 2404.02241), coefficients may be negative.
 
     Examples
@@ -418,7 +418,7 @@ def _child(dice: np.random.Generator, parents: Sequence[NDArray[np.float64]]) ->
 
 
 class _Chain:
-    """Some steps of a run or an archive, to be read one after the other, tensor by tensor."""
+    """Steps of a run or an archive, read in order and tensor by tensor."""
 
     def __init__(self, source: Run | Archive, steps: Iterable[int], limits: Limits) -> None:
         self.source = source
@@ -460,7 +460,7 @@ class _Chain:
         limits.require_memory(needed, "averaging", self.last.origin)
 
     def values(self, key: str) -> Iterator[Tensor]:
-        """Yield a weight of each step; of an archive, each of its blocks is decoded once."""
+        """Yield a weight of each step; each block of an archive is decoded once."""
         if not isinstance(self.source, Archive):
             yield from (checkpoint[key] for checkpoint in self.checkpoints)
             return
@@ -468,19 +468,19 @@ class _Chain:
         yield from (view.decode(info, key)[0].cpu() for info in self._infos)
 
     def from_last(self) -> dict[str, int]:
-        """Return how many tensors are the last step's, by role."""
+        """Return the number of tensors copied from the last step, by role."""
         return dict(Counter(spec.role.value for spec in self.last.specs if spec.key not in self.averaged))
 
 
 @dataclass(frozen=True)
 class _Combined:
-    """A `TensorSource` of a step whose weights are a combination of several."""
+    """A `TensorSource` of a step whose weights are a linear combination of several steps."""
 
     chain: _Chain
     coefficients: Sequence[float]
 
     def read(self, spec: TensorSpec) -> Tensor:
-        """Return the combination of a weight; another tensor as the last step has it."""
+        """Return the combination of a weight, or another tensor of the last step."""
         if spec.key not in self.chain.averaged:
             return self.chain.last.source.read(spec)
         import torch
@@ -492,12 +492,12 @@ class _Combined:
         return total.to(getattr(torch, spec.dtype))
 
     def skeleton(self, layout: FileLayout) -> bytes:
-        """Return what the last step has outside of its tensors."""
+        """Return the last step's content besides its tensors."""
         return self.chain.last.source.skeleton(layout)
 
 
 class _Judge:
-    """Evaluators of combinations, and the weights of all steps in memory to make them of."""
+    """Evaluators of combinations, and the weights of all steps in memory."""
 
     def __init__(self, chain: _Chain, request: Average, stack: ExitStack, limits: Limits) -> None:
         import torch
@@ -545,7 +545,7 @@ class _Judge:
         return self._values[asked]
 
     def cost(self, coefficients: Sequence[float]) -> float:
-        """Return the metric of a combination, turned so that less is better."""
+        """Return the metric of a combination, negated if higher is better."""
         try:
             value = self._value(self._evaluator, coefficients)
         except NotFiniteError:
@@ -553,7 +553,7 @@ class _Judge:
         return self.direction.cost(value)
 
     def row(self, name: str, coefficients: Sequence[float]) -> Judged:
-        """Return what the evaluators say of a combination."""
+        """Return the evaluators' results for a combination."""
         other = None if self._held_out is None else self._value(self._held_out, coefficients)
         return Judged(name=name, value=self._value(self._evaluator, coefficients), held_out=other)
 

@@ -1,4 +1,4 @@
-"""One training of a task: uninterrupted, or failing and restored by the saver again and again."""
+"""One training of a task: uninterrupted, or with repeated failures that the saver restores."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ if TYPE_CHECKING:
     from inshrink_lab.tasks.task import Task
 
 _SEED_STRIDE: Final = 1_000_003
-"""A prime above any number of steps here, so that no two steps of any two seeds share a batch; the
-generator takes 32 bits of its seed, so seed and step cannot be side by side in 64."""
+"""A prime above any number of steps, so that no two steps of any two seeds share a batch. The generator uses
+32 bits of its seed, so seed and step cannot share 64 bits."""
 
 _WRONG_SEED: Final = 0x5EED
-"""Of the model that a restore overwrites: without the restore, its values would show."""
+"""Seed of the model that a restore overwrites; without the restore, its values would show."""
 
 OnStep = Callable[[int], None]
-"""Called with the step, after each."""
+"""Callback after each step, with the step."""
 
 AtSave = Callable[["Training", int], "Training"]
-"""Called at each save with the step; returns the training to go on with."""
+"""Function that is called at each save with the step; returns the training to continue with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is trained, when it is saved and fails, and where it runs.
+    """Training to rehearse: task, steps, saves, failures and device.
 
     Parameters
     ----------
     task
         The task.
     n_steps
-        Steps in all.
+        Total number of steps.
     n_saves
-        Evenly spaced saves, the last at the end.
+        Number of evenly spaced saves, the last at the end.
     n_restores
-        Evenly spaced failures, each right after a save, none after the last.
+        Number of evenly spaced failures, each right after a save, none after the last.
     device
-        Of the model.
+        Device of the model.
 
     Raises
     ------
     InputError
-        The steps leave no room for the saves, or the saves for the failures.
+        Too few steps for the saves, or too few saves for the failures.
     """
 
     task: Task
@@ -84,7 +84,7 @@ class Setup:
 
     @classmethod
     def of(cls, task: Task, device: str = "cpu", **numbers: int | None) -> Self:
-        """Return a task's defaults, but for the numbers that are given."""
+        """Return a task's defaults, replaced by the given numbers."""
         defaults = {name: getattr(task, name) for name in ("n_steps", "n_saves", "n_restores")}
         given = {name: number for name, number in numbers.items() if number is not None}
         return cls(task=task, device=device, **(defaults | given))
@@ -138,13 +138,13 @@ class Training:
                 on_step(step)
 
     def take_loss(self) -> float:
-        """Return the mean training loss since it was last asked for."""
+        """Return the mean training loss since the last call."""
         losses, self._losses = self._losses, []
         return float(torch.stack(losses).double().mean())
 
 
 def _moved(batch: Any, device: str) -> Any:
-    """Return a batch on the device of the model."""
+    """Return a batch on the model's device."""
     if isinstance(batch, Tensor):
         return batch.to(device)
     if isinstance(batch, (tuple, list)):
@@ -155,8 +155,8 @@ def _moved(batch: Any, device: str) -> Any:
 def open_saver(
     archive: Path, training: Training, chain: ChainConfig, checked: CheckedWriter | None = None
 ) -> Saver:
-    """Return a saver of a training, which writes as a chain says or as a check decides."""
-    # A check sets the codec save by save: the archive's newest need not be the one it began with.
+    """Return a saver of a training that uses a chain config or a checked writer."""
+    # A check chooses the codec per save, so the archive's last codec may differ from its first one.
     known = checked is None or not is_archive(archive)
     return Saver(
         archive,
@@ -173,7 +173,7 @@ def open_saver(
 
 @contextlib.contextmanager
 def isolated(threads: int) -> Iterator[None]:
-    """Leave the caller's random numbers and thread count as they were."""
+    """Restore the caller's random state and thread count at the end."""
     before = torch.get_num_threads()
     with torch.random.fork_rng():
         torch.set_num_threads(threads)
@@ -184,15 +184,15 @@ def isolated(threads: int) -> Iterator[None]:
 
 
 def train_uninterrupted(setup: Setup, seed: int, on_step: OnStep | None = None) -> TrainingResult:
-    """Train from the first step to the last, evaluating where the other training is saved."""
+    """Train from the first step to the last; evaluate at the steps of the saves."""
     return _train(setup, Training(setup, seed, seed), lambda training, _: training, on_step)
 
 
 def train_perturbed(setup: Setup, seed: int, on_step: OnStep | None = None) -> TrainingResult:
-    """Train without an archive, every weight moved by its last bit where the other training is restored.
+    """Train without an archive; move every weight by one last bit at the steps of the restores.
 
-    Where training is chaotic, no restore can end nearer to the uninterrupted training than this does, unless
-    it is exact.
+    In a chaotic training no restore can end nearer to the uninterrupted training than this control, unless
+    the restore is exact.
     """
 
     def at_save(training: Training, step: int) -> Training:
@@ -211,26 +211,26 @@ def train_restored(
     bounds: Bounds | None = None,
     on_step: OnStep | None = None,
 ) -> TrainingResult:
-    """Train with failures: after each, a new model and optimizer are restored from the archive.
+    """Train with failures: after each failure, restore a new model and optimizer from the archive.
 
     Parameters
     ----------
     setup, seed
-        What is trained.
+        Setup and seed of the training.
     archive
-        Where the saver saves; what an earlier training left there is removed.
+        Archive of the saver; the rest of an earlier training is removed.
     chain
-        How frames are written.
+        Configuration of the frames.
     bounds
-        Promised of every save as restored: each is written with the smallest frame found that keeps them,
-        with the task itself as the evaluator. By default all saves are written as `chain` says.
+        Bounds on every restored save. Each save is the smallest frame found that keeps them, with the task as
+        the evaluator. By default all saves use `chain`.
     on_step
-        Called after each step.
+        Callback after each step.
 
     Notes
     -----
-    Weights, buffers and the optimizer's state come out of the archive through `Saver.restore` alone;
-    the state of torch's generator is saved beside them.
+    Only `Saver.restore` provides weights, buffers and optimizer state; the state of torch's generator is
+    saved with them.
     """
     with contextlib.ExitStack() as stack:
         checked = None
@@ -289,7 +289,7 @@ def _train(
 
 @torch.no_grad()
 def perturb(model: nn.Module, generator: torch.Generator) -> None:
-    """Move every weight of a model to one of its two neighbours in its own format."""
+    """Move every weight of a model to one of its two neighbours in its floating-point format."""
     for weight in model.parameters():
         upwards = torch.rand(weight.shape, generator=generator).to(weight.device) < 0.5
         limit = torch.where(upwards, torch.inf, -torch.inf).to(weight.dtype)
@@ -297,7 +297,7 @@ def perturb(model: nn.Module, generator: torch.Generator) -> None:
 
 
 class _Failing:
-    """Saves a training, and lets it fail where the setup says so."""
+    """Saves a training, and lets it fail at the steps of the setup."""
 
     def __init__(
         self,
@@ -313,11 +313,11 @@ class _Failing:
         self.saver = open_saver(archive, training, *self._how)
 
     def record(self) -> None:
-        """Let the saver look at the gradients of a step."""
+        """Let the saver record the gradients of a step."""
         self.saver.record()
 
     def at_save(self, training: Training, step: int) -> Training:
-        """Save, and return what training goes on with: after a failure, what came out of the archive."""
+        """Save; return the training to continue with, which after a failure comes from the archive."""
         asked = time.perf_counter()
         self.saver.save(step, _generator_states(self._setup.device))
         self.waited += time.perf_counter() - asked
@@ -345,7 +345,7 @@ def _set_generator_states(extra: Mapping[str, Any], device: str) -> None:
 
 
 def _remove_archive(archive: Path) -> None:
-    """Remove what an unfinished training left, unless a rehearsal is still writing there."""
+    """Remove the rest of an unfinished training, unless a rehearsal is still writing it."""
     if is_archive(archive):
         ArchiveWriter(archive).close()
         shutil.rmtree(archive)
@@ -353,12 +353,12 @@ def _remove_archive(archive: Path) -> None:
 
 
 def require_judgeable(task: Task, bounds: Bounds, device: str) -> None:
-    """Refuse bounds that the task cannot be judged by, before anything is trained.
+    """Refuse bounds that the task cannot be evaluated by, before any training.
 
     Raises
     ------
     InputError
-        A divergence bound, and the task's metric is no cross-entropy; or a metric of 0.
+        A divergence bound with a metric that is no cross-entropy, or a metric of 0.
     EvaluatorError
         The task cannot be evaluated.
     """
@@ -367,12 +367,12 @@ def require_judgeable(task: Task, bounds: Bounds, device: str) -> None:
 
 
 def task_evaluator(task: Task, device: str = "cpu") -> ModelEvaluator:
-    """Return what judges states of a task's model, as the task itself does.
+    """Return the evaluator of states of a task's model.
 
-    Where the task has a method ``judged(model)``, that returns a dict of the metric by its name, and of its
-    ``log_probs`` (n, classes), nats, or ``predictions``; a metric alone bounds its own rise. The model is
-    made here, once, because making one draws from torch's global generator; `Task.evaluate` must not, for
-    the saver's thread calls it while training goes on.
+    If the task has a method ``judged(model)``, it returns a dict of the metric by its name, and of
+    ``log_probs`` (n, classes) in nats or ``predictions``. A metric alone bounds the rise of the metric. The
+    model is built here, once, because building one draws from torch's global generator. `Task.evaluate` must
+    not draw from it, because the saver's thread calls it during the training.
     """
     return ModelEvaluator(
         task.build().to(device),

@@ -1,10 +1,10 @@
-"""Partial failures: how many steps a training loses where some tensors are restored, and not all.
+"""Partial failures: lost training steps when only some tensors are restored.
 
-A training is saved, goes on, and loses some of its tensors. One way back is to restore the save whole: all
-steps since are lost. The other restores what was lost alone, beside tensors that are some steps ahead of it
-(SCAR). What that costs is counted in steps too: how many more it takes until the model is as good as without
-the failure. A training that lost nothing takes more, too, for it has to be as good as the best of another
-one: how much of it is chance is measured with a copy whose weights are changed in their last bits.
+A training saves, continues, and loses some of its tensors. A full restore loses all steps since the save. A
+partial restore loads only the lost tensors, next to tensors that are some steps ahead of them (SCAR). Its
+cost is the number of additional steps until the model is as good as without the failure. A training without a
+loss also needs additional steps, because it has to reach the best value of another one. A copy with weights
+that are changed in their last bits measures this effect of chance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _CHOICE_STRIDE: Final = 1_000_003
-"""Between the seeds that choose what is lost, and when."""
+"""Stride between the seeds that choose the lost tensors and the time of the failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +44,23 @@ class PartialFailure:
     Parameters
     ----------
     seed
-        Of the training.
+        Seed of the training.
     saved_at, failed_at
-        The step of the last whole save, or of the one in its place where saves are under a budget; and the
-        step after which tensors were lost.
+        Step of the last complete save (or of the save in its place, under a budget), and step after which
+        tensors were lost.
     lost
-        Their names.
+        Names of the lost tensors.
     share
-        Of the model's parameters.
+        Their share of the model's parameters.
     whole
-        Steps lost where everything is restored: those since the save.
+        Lost steps with a full restore: those since the save.
     partial
-        Steps lost where the lost tensors alone are: below zero where the training was faster by chance.
+        Lost steps with a partial restore; negative if the training was faster by chance.
     chance
-        Steps that are counted where nothing was lost, and every weight moved by its last bit.
+        Counted steps without a loss, with every weight moved by its last bit.
     reached
-        Whether it became as good in the steps that were left; if not, `partial` is a lower bound. `chance` is
-        cut off in the same way.
+        Whether the training became as good in the remaining steps. If not, `partial` is a lower bound.
+        `chance` is cut off in the same way.
     """
 
     seed: int
@@ -76,20 +76,21 @@ class PartialFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialRehearsal(Report):
-    """The failures of several trainings.
+    """Failures of several trainings.
 
     Parameters
     ----------
     task, metric, direction, codec, config, optimizer, device
         As in a `Rehearsal`.
     lose
-        Share of the tensors that a failure takes.
+        Share of the tensors that a failure loses.
     budget
-        Share of a whole save's bytes that each save had, one over it as often; None for whole saves.
+        Share of a complete save's bytes per save; saves are more frequent by its inverse. None for complete
+        saves.
     archive_bytes
-        Of all saves, keyframes included.
+        Size of all saves, including keyframes.
     failures
-        By seed and step.
+        The failures, by seed and step.
     """
 
     task: str
@@ -111,32 +112,32 @@ class PartialRehearsal(Report):
 
     @property
     def whole(self) -> float:
-        """Mean steps lost where everything is restored."""
+        """Mean number of lost steps with a full restore."""
         return statistics.fmean(failure.whole for failure in self.failures)
 
     @property
     def partial(self) -> float:
-        """Mean steps lost where the lost tensors alone are restored."""
+        """Mean number of lost steps with a partial restore."""
         return statistics.fmean(failure.partial for failure in self.failures)
 
     @property
     def chance(self) -> float:
-        """Mean steps that are counted where nothing was lost."""
+        """Mean number of counted steps without a loss."""
         return statistics.fmean(failure.chance for failure in self.failures)
 
     @property
     def fewer(self) -> float:
-        """Share of the steps that a partial restore saves, as they are counted."""
+        """Share of the lost steps that a partial restore saves, as counted."""
         return 1 - self.partial / self.whole
 
     @property
     def fewer_beyond_chance(self) -> float:
-        """The same without those that are counted where nothing was lost."""
+        """The same share after subtracting the steps that are counted without a loss."""
         return 1 - (self.partial - self.chance) / self.whole
 
     @property
     def fewer_by_seed(self) -> tuple[float, ...]:
-        """`fewer` of each training alone."""
+        """`fewer` of each training."""
         seeds = dict.fromkeys(failure.seed for failure in self.failures)
         separate = ([item for item in self.failures if item.seed == seed] for seed in seeds)
         return tuple(
@@ -158,37 +159,37 @@ def rehearse_partial(
     seeds: int,
     progress: OnProgress | None = None,
 ) -> PartialRehearsal:
-    """Let trainings lose some tensors between two saves, and count the steps that costs.
+    """Let trainings lose some tensors between two saves, and count the lost steps.
 
     Parameters
     ----------
     setup, chain
-        What is trained, and how its saves are written. A failure strikes at a random step after a save, at
-        the latest with the next one.
+        Training, and configuration of its saves. A failure happens at a random step after a save, at the
+        latest at the next save.
     folder
-        Where archives are meanwhile.
+        Folder of the temporary archives.
     lose
-        Share of the model's parameter tensors that a failure takes; at least one.
+        Share of the model's parameter tensors that a failure loses; at least one tensor.
     budget
-        Share of a whole save's bytes that a save may take. Saves then are as many times as frequent, rounded,
-        so that they take the same bytes together; the first two are whole.
+        Share of a complete save's bytes that a save may take. Saves are more frequent by its inverse,
+        rounded, so that they take the same bytes in total; the first two are complete.
     seeds
-        How many trainings, with the seeds from 0.
+        Number of trainings, with the seeds from 0.
     progress
-        Called after each step of a training that fails and is not: failures are tried on copies of it.
+        Callback after each step of a training, without its copies, on which failures are tried.
 
     Raises
     ------
     InputError
-        There is no failure, no room for the saves, or no step between them.
+        No failure, too few steps for the saves, or no step between them.
 
     Notes
     -----
-    After a failure the task is evaluated at every step of both trainings: of the one that did not fail over
-    as many steps as lie between two saves, the best of which is the target (SCAR, section 3, iteration cost),
-    and of the one that did until it is as good, or has lost twice the steps of a full restore. Both see the
-    same batches. The best of many noisy values is hard to reach again, also for a training that lost nothing:
-    `PartialRehearsal.chance` says how hard.
+    After a failure the task is evaluated at every step of both trainings. The training without a failure runs
+    for as many steps as between two saves; its best value is the target (SCAR, section 3, iteration cost).
+    The other one runs until it reaches the target or has lost twice the steps of a full restore. Both see the
+    same batches. The best of many noisy values is hard to reach even without a loss;
+    `PartialRehearsal.chance` measures this effect.
     """
     if not setup.n_restores:
         raise InputError("a training without a failure loses nothing", expected="--restores 1 or more")
@@ -241,7 +242,7 @@ def _failures(
     archive: Path,
     on_step: OnStep,
 ) -> list[PartialFailure]:
-    """Train once, and try a failure after some of the schedule's saves, on copies."""
+    """Train once, and try a failure on copies after some of the saves."""
     chance, found = torch.Generator().manual_seed(seed * _CHOICE_STRIDE + 1), []
     failing = _failing_at(setup, chance)
     training, at, saved = Training(setup, seed, seed), 0, 0
@@ -261,9 +262,9 @@ def _failures(
 
 
 def _failing_at(setup: Setup, chance: torch.Generator) -> dict[int, tuple[int, int]]:
-    """Return after which steps tensors are lost, each with the save before and the steps to the next one.
+    """Return the steps of failures, each with its previous save and the number of steps to the next one.
 
-    A failure at the step of a save comes before it.
+    A failure at the step of a save happens before the save.
     """
     failing = {}
     for step, following in pairwise(setup.saved_at):
@@ -275,7 +276,7 @@ def _failing_at(setup: Setup, chance: torch.Generator) -> dict[int, tuple[int, i
 
 
 def _within(saver: Saver, share: float | None) -> dict[str, Any]:
-    """Return the budget of a save: a share of what all tensors took when they last changed."""
+    """Return the budget of a save: a share of the bytes of all tensors at their last changes."""
     if share is None or saver.last_step is None:
         return {}
     saver.flush()
@@ -300,7 +301,7 @@ def _failure(
     names: frozenset[str],
     content: Mapping[str, Any],
 ) -> PartialFailure:
-    """Let a copy of a training lose tensors, and see when it is as good as one that did not."""
+    """Let a copy of a training lose tensors; count its steps until it is as good as one without a loss."""
     live, hurt, moved = (copy.deepcopy(training) for _ in range(3))
     random = torch.random.get_rng_state()
     end = min(failed_at + horizon, training.n_steps)
@@ -309,7 +310,7 @@ def _failure(
     needed, whole = values.index(best) + 1, failed_at - saved_at
 
     def lost_by(other: Training) -> tuple[int, bool]:
-        """Return how many more steps a training takes, and whether it became as good."""
+        """Return the number of additional steps of a training, and whether it became as good."""
         torch.random.set_rng_state(random)
         last = min(failed_at + needed + 2 * whole, training.n_steps)
         for step in range(failed_at + 1, last + 1):
@@ -339,6 +340,6 @@ def _failure(
 
 
 def _cost_after(training: Training, step: int) -> float:
-    """Train a step, and return the metric: less is better."""
+    """Train one step; return the metric, negated if higher is better."""
     training.advance(range(step, step + 1), None, None)
     return Direction(training.task.direction).cost(float(training.task.evaluate(training.model)))

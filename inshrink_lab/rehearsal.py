@@ -1,4 +1,4 @@
-"""The rehearsal: which trainings are stored, which are run, and what came of them."""
+"""The rehearsal: trainings with failures, stored results, and their comparison."""
 
 from __future__ import annotations
 
@@ -55,45 +55,45 @@ class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehears
     task
         A shipped task, such as char-gpt (docs/rehearsal.md lists them), or FILE.py:CLASS, which is executed.
     output
-        Where finished trainings are stored: shared by all codecs.
+        Folder of the finished trainings, shared by all codecs.
     restores
-        Evenly spaced failures of each training; by default the task's.
+        Number of evenly spaced failures of each training; by default the task's.
     seeds
-        Pairs of trainings, with the seeds from 0.
+        Number of pairs of trainings, with the seeds from 0.
     saves
-        Evenly spaced saves of each training; by default the task's.
+        Number of evenly spaced saves of each training; by default the task's.
     steps
-        Steps of each training; by default the task's.
+        Number of steps of each training; by default the task's.
     control
-        Train each seed a third time, its weights moved by their last bits at each restore: what chance alone
-        costs.
+        Train each seed a third time and move its weights by their last bits at each restore, to measure the
+        effect of chance.
     lose
-        Lose this share of the model's tensors between two saves, restore these alone, and count the steps
-        that it costs; nothing is stored of such trainings.
+        Lose this share of the model's tensors between two saves, restore only these, and count the lost
+        steps. The results of such trainings are not stored.
     budget
-        With --lose, let a save take this share of a whole one's bytes, and save as many times as often.
+        With --lose, limit a save to this share of a complete save's bytes, and save more often by its
+        inverse.
     device
-        Where training happens; another one is another result.
+        Device of the training; it affects the result.
     threads
-        Threads that training uses; another number is another result.
+        Number of threads of the training; it affects the result.
     keep_archives
         Keep the archives of the restored trainings.
 
     Raises
     ------
     NotFoundError
-        There is no such task.
+        The task does not exist.
     InputError
-        More restores than saves leave room for, or another setting out of range; bounds on what the task
-        does not measure, or a codec without anything to search.
+        Too many restores for the saves, another invalid setting, bounds on figures that the task does not
+        measure, or a codec without anything to search.
 
     Notes
     -----
-    The same call goes on after the trainings that are finished. The folder ``reports`` in `output` has the
-    document of the pairs of trainings that are finished so far, a file for each way of storing.
-    With bounds each save is written with the smallest frame found that keeps them, with the task itself as
-    the evaluator, or exactly if no smaller one does. A lossless restore is at exactly zero on the CPU, where
-    the same operations give the same bits.
+    A repeated call continues after the finished trainings. The folder ``reports`` in `output` has a file for
+    each storage configuration, with the report of the pairs finished so far. With bounds, each save is the
+    smallest frame found that keeps them, with the task as the evaluator, or exact if no smaller frame keeps
+    them. A lossless restore has an excess of exactly zero on the CPU, where equal operations give equal bits.
 
     Examples
     --------
@@ -144,7 +144,7 @@ class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehears
     UNIT: ClassVar = "steps"
 
     def perform(self) -> Rehearsal | PartialRehearsal:
-        """Train what is not trained yet, and pair it."""
+        """Run the missing trainings, and pair all of them."""
         from inshrink_lab.failing import Setup
 
         self._check()
@@ -170,7 +170,7 @@ class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehears
         return _Runner(request=self, setup=setup, identity=identity, chain=chain, bounds=bounds).run_all()
 
     def _check(self) -> None:
-        """Refuse what makes no sense, alone or together."""
+        """Refuse invalid options and combinations of options."""
         if self.lose is None and self.budget is not None:
             raise InputError("--budget goes with --lose", remedy="add --lose SHARE, or leave it out")
         for name in ("lose", "budget"):
@@ -190,7 +190,7 @@ rehearse = python_call(Rehearse)
 
 @dataclass(slots=True, kw_only=True)
 class _Runner:
-    """Runs the trainings that are not stored, and counts the steps of all."""
+    """Runs the trainings without a stored result, and counts the steps of all."""
 
     request: Rehearse
     setup: Setup
@@ -220,7 +220,7 @@ class _Runner:
         pairs: Sequence[tuple[TrainingResult, TrainingResult]],
         perturbed: tuple[TrainingResult, ...] = (),
     ) -> Rehearsal:
-        """Return the report of the pairs so far, and write it for whoever watches."""
+        """Return the report of the pairs so far, and write it to the folder."""
         task, chain = self.setup.task, self.chain
         made = Rehearsal(
             task=task.name,
@@ -242,7 +242,7 @@ class _Runner:
         return made
 
     def _key(self) -> dict[str, Any]:
-        """Return what every training depends on."""
+        """Return all settings that every training depends on."""
         import torch
 
         return {
@@ -255,10 +255,10 @@ class _Runner:
         }
 
     def _restored_key(self) -> dict[str, Any]:
-        """Return what a training with failures depends on beside."""
+        """Return the additional settings that a training with failures depends on."""
         from inshrink_core import __version__
 
-        # As texts, JSON tells infinity, a bound that was waived, from one by default.
+        # As strings, because JSON cannot distinguish infinity, a waived bound, from a default.
         bounds = {name: str(limit) for name, limit in asdict(self.bounds).items()} if self.bounds else {}
         return bounds | {
             "codec": self.chain.codec,
@@ -311,22 +311,22 @@ class _Runner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal(Report):
-    """A rehearsal's trainings, paired by seed, and its settings.
+    """Trainings of a rehearsal, paired by seed, and its settings.
 
     Parameters
     ----------
     task, metric, direction
-        What was trained, and which way its metric is better.
+        The task, its metric, and the metric's direction.
     codec, config, optimizer
-        How the frames were written.
+        Configuration of the frames.
     n_steps, n_saves, restored_at
-        Steps and saves of each training, and the steps it was restored at.
+        Steps and saves of each training, and the steps of its restores.
     uninterrupted, restored
         The trainings, in the order of the seeds.
     perturbed
-        The same, every weight moved by its last bit at each restore; empty without a control.
+        The control, with every weight moved by its last bit at each restore; empty without a control.
     device
-        Where they ran.
+        Device of the trainings.
     """
 
     task: str
@@ -367,7 +367,7 @@ class Rehearsal(Report):
 
     @property
     def excesses(self) -> tuple[float | None, ...]:
-        """Relative change of the final metric for the worse, seed by seed."""
+        """Relative change of the final metric for the worse, by seed."""
         return self._drops(self.restored)
 
     def _drops(self, others: Sequence[TrainingResult]) -> tuple[float | None, ...]:
@@ -379,7 +379,7 @@ class Rehearsal(Report):
 
     @property
     def excess(self) -> float | None:
-        """Mean of `excesses`; None where one is not known."""
+        """Mean of `excesses`; None if one is unknown."""
         return _mean(self.excesses)
 
     @property
@@ -389,12 +389,12 @@ class Rehearsal(Report):
 
     @property
     def chance(self) -> float | None:
-        """Mean excess of the control, whose weights are moved by their last bits; None without one."""
+        """Mean excess of the control, with weights moved by their last bits; None without a control."""
         return _mean(self._drops(self.perturbed))
 
     @property
     def beyond_chance(self) -> float | None:
-        """Mean of what restored trainings end worse than the control by, seed by seed; None without one."""
+        """Mean excess of restored trainings beyond that of the control; None without a control."""
         return _mean(self._beyond_chance())
 
     @property
@@ -434,7 +434,7 @@ class Rehearsal(Report):
 
     @property
     def archive_bytes(self) -> int:
-        """Bytes that these take in their archives."""
+        """Size of these frames in their archives."""
         return int(self._sum("nbytes"))
 
     @property
@@ -449,7 +449,7 @@ class Rehearsal(Report):
 
     @property
     def save_seconds(self) -> float:
-        """Time that these waited for their archives."""
+        """Time that the restored trainings waited for their archives."""
         return float(self._sum("save_seconds"))
 
     def to_json(self) -> dict[str, Any]:
@@ -457,7 +457,7 @@ class Rehearsal(Report):
         return self._promised() | Report.to_json(self)
 
     def shown(self) -> Iterator[Part]:
-        """Yield a row a seed, then what they say together."""
+        """Yield a row per seed, then the summary."""
         pairs = zip(self.uninterrupted, self.restored, self.excesses, strict=True)
         rows = [(before.seed, before.final, after.final, excess) for before, after, excess in pairs]
         yield Table({"seed": str, "uninterrupted": plain, "restored": plain, "excess": percent}, rows)
@@ -481,7 +481,7 @@ class Rehearsal(Report):
 
     @property
     def curves(self) -> list[dict[str, Any]]:
-        """A row a pair of trainings, with the metrics of both at every save."""
+        """Curves of each pair of trainings, with the metrics of both at every save."""
         return [
             {
                 "seed": before.seed,
@@ -495,7 +495,7 @@ class Rehearsal(Report):
         ]
 
     def _promised(self) -> dict[str, Any]:
-        """Return what was promised of every save, over all trainings; nothing where nothing was."""
+        """Return the bounds on every save, over all trainings; empty without bounds."""
         promises = [(result.seed, result.promise) for result in self.restored if result.promise is not None]
         if not promises:
             return {}
@@ -511,7 +511,7 @@ class Rehearsal(Report):
 
 
 def _with_half_width(mean: float | None, width: float | None) -> str:
-    """Return a mean and how well it is known."""
+    """Return a mean with its half-width as text."""
     if width is None:
         return f"{percent(mean)}  (a single seed says little)"
     return f"{percent(mean)} ± {percent(width).lstrip('+')}  (95 %)"
@@ -522,7 +522,7 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 
 def _all_known(values: Sequence[float | None]) -> list[float]:
-    """Return the values; none where one is missing or not finite: a mean of the rest would mislead."""
+    """Return the values, or none if one is missing or not finite: a mean of the rest would mislead."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return known if len(known) == len(values) else []
 

@@ -1,4 +1,4 @@
-"""What one training of a rehearsal gives, and how it is read from disk."""
+"""Result of one training of a rehearsal, and its parser."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ __all__ = ["TrainingResult", "parse_training"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """One training, from the first step to the last.
+    """Result of one complete training.
 
     Parameters
     ----------
     seed
         Its seed.
     steps, metrics, train_losses
-        The steps of the saves, the metric there (before a failure), and the mean training loss since
-        the save before.
+        Steps of the saves, the metric at each of them (before a failure), and the mean training loss since
+        the previous save.
     seconds
         Wall time.
     save_seconds
         Time that training waited for `Saver.save`; 0 without failures.
     raw_weights, weights_nbytes, raw_total, nbytes
-        Raw bytes of the weights and of everything in the frames, and what they take in the archive;
-        0 without failures.
+        Raw size of the weights and of everything in the frames, and their stored sizes; 0 without failures.
     promise
-        The bounds on every save as restored, and how each save keeps them
+        Bounds on every restored save, and the result of each save
         (`inshrink_core.training.check.CheckedWriter.promise`); None without bounds.
     """
 

@@ -1,4 +1,4 @@
-"""One tensor of one step, looked into: its values, its partition, its levels, and what it costs."""
+"""Anatomy of one tensor at one step: its values, partition, levels, and size."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ __all__ = [
 
 
 MAP_METRICS = ("taylor", "fisher", "update")
-"""Sensitivities that differ from the magnitude, in the order in which they are tried."""
+"""Sensitivities other than the magnitude, in the order of preference."""
 
 N_MAP_BINS = 48
 
 N_PLACES = 128
-"""Groups of rows or columns of a matrix: a chart has no room for more."""
+"""Maximum number of groups of rows or columns; a chart has no space for more."""
 
 N_BINS = 120
 """Bins of a histogram: about one for every six pixels of a chart."""
@@ -357,7 +357,7 @@ class Places(NamedTuple):
 
 
 def places_of(score: Tensor) -> Places | None:
-    """Return the mean sensitivity by row and by column of a matrix; None of what is none.
+    """Return the mean sensitivity by row and by column of a matrix; None for other tensors.
 
     Parameters
     ----------

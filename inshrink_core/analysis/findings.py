@@ -1,4 +1,4 @@
-"""Findings in a table of sensitivities: the rows that carry most, and those that changed."""
+"""Findings in a table of sensitivities: the rows with the largest shares, and those that changed."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 __all__ = ["Findings", "Stretch", "findings", "learning_rates", "weighted"]
 
 CARRIED: Final = 0.8
-"""Share of the sensitivity that "the few" carry: the customary four fifths (Pareto)."""
+"""Share of the sensitivity that the reported rows carry: the customary four fifths (Pareto)."""
 
 _NOTABLE: Final = 2.0
-"""A row has changed where its sensitivity has doubled or halved: less lies within the noise of a batch."""
+"""Factor from which a change counts: smaller changes are within the noise of a batch."""
 
 _CHANGED: Final = {
     "sensitivity": ("become {} times more sensitive", "become {} times less sensitive"),
     "movement": ("sped up {} times", "slowed down {} times"),
     "magnitude": ("become {} times larger", "become {} times smaller"),
 }
-"""What more and less are called, by what was measured."""
+"""Words for more and less, by metric."""
 
 _RATE: Final = re.compile(r"(^|[^a-z])(lr|learning[_ -]?rate)([^a-z]|$)", re.IGNORECASE)
 _PARTS_OF_RATE: Final = 64
-"""Places between two checkpoints at which the learning rate is looked up."""
+"""Number of points between two checkpoints at which the learning rate is read."""
 
 _CURVED: Final = "fisher"
-"""The metric in proportion to curvature, from which the worth of a bit follows."""
+"""The metric that is proportional to curvature and gives the worth of a bit."""
 
 
 class Stretch(NamedTuple):
@@ -44,14 +44,14 @@ class Stretch(NamedTuple):
     Parameters
     ----------
     first, last
-        Places of the first and the last of them.
+        Indices of the first and the last row.
     step
-        Since when.
+        Step at which the change starts.
     factor
-        Geometric mean of later over earlier; below 1 where they have become less sensitive. Of movement it is
-        that of the speed, per step of training.
+        Geometric mean of later over earlier values; below 1 if sensitivity fell. For movement, the factor of
+        the speed per training step.
     of_rate
-        The factor relative to the learning rate, of movement where that was logged; else None.
+        For movement with a logged learning rate, the factor relative to that rate; otherwise None.
     """
 
     first: int
@@ -62,31 +62,31 @@ class Stretch(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """Bits a weight that the change is worth, where the loss minds an error e by ½ h·e².
+        """Bits per weight that the change is worth if an error e costs ½ h·e².
 
-        A bit more halves e, so h that falls to a quarter is worth one bit.
+        Another bit halves e, so a quarter of h is worth one bit.
         """
         return 0.5 * math.log2(self.factor)
 
 
 class Findings(NamedTuple):
-    """What `findings` finds.
+    """Result of `findings`.
 
     Parameters
     ----------
     metric, by
-        What was measured, and what a row is: ``tensor``, ``block`` or ``layer_type``.
+        The metric, and the kind of row: ``tensor``, ``block`` or ``layer_type``.
     names
-        Of the rows.
+        Names of the rows.
     step
-        The last step, of which `few` speaks.
+        The last step, which `few` refers to.
     few
-        Places of the fewest rows that together carry `CARRIED` of the sensitivity, the largest first; empty
-        where none has any.
+        Indices of the fewest rows that together carry `CARRIED` of the sensitivity, the largest first; empty
+        without any sensitivity.
     n_rows
-        Rows that have a value at that step.
+        Number of rows with a value at that step.
     stretch
-        The stretch that has changed most; None where nothing notable has.
+        The stretch with the largest change; None without a notable one.
     """
 
     metric: str
@@ -103,7 +103,7 @@ class Findings(NamedTuple):
         Parameters
         ----------
         width
-            Longest name that is written in full.
+            Maximum length of a name that is written in full.
 
         Examples
         --------
@@ -156,13 +156,13 @@ class Findings(NamedTuple):
 
 
 _MOST_NAMED: Final = 3
-"""More names than this are no sentence."""
+"""Maximum number of names in a sentence."""
 
 _LEAST_BITS: Final = 0.5
-"""Fewer bits than this are not worth a word."""
+"""Minimum number of bits that is reported."""
 
 _TOO_LARGE: Final = 10_000
-"""Beyond this a quotient of small numbers is no measurement."""
+"""Quotients of small numbers beyond this are not reported."""
 
 
 def _times(factor: float) -> str:
@@ -179,9 +179,9 @@ def weighted(values: NDArray[np.floating], sizes: Sequence[int] | NDArray[np.flo
     Parameters
     ----------
     values : Float[ndarray, "rows steps"]
-        Means; what is not finite becomes NaN.
+        Means; values that are not finite become NaN.
     sizes
-        Parameters of each row, or of each row at each step, where not all that a row has were measured.
+        Measured parameters of each row, or of each row at each step.
     """
     import numpy as np
 
@@ -199,12 +199,12 @@ def learning_rates(
     log
         Logged metrics by name, each as step and value.
     steps
-        Of the checkpoints, ascending; the first has no step before it, and NaN.
+        Steps of the checkpoints, ascending; the first has no predecessor and gets NaN.
 
     Returns
     -------
     Float[ndarray, "steps"] or None
-        Linear between the values that were logged, and as the nearest beyond them; None where none was.
+        Interpolated linearly between logged values and constant beyond them; None without logged values.
 
     Examples
     --------
@@ -236,26 +236,26 @@ def findings(
     means: NDArray[np.floating],
     rates: NDArray[np.float64] | None = None,
 ) -> Findings:
-    """Return which rows carry the sensitivity, and which neighbouring rows have changed most.
+    """Return the rows that carry the sensitivity, and the neighbouring rows that changed most.
 
     Parameters
     ----------
     metric, by
-        What was measured, and what a row is.
+        The metric, and the kind of row.
     names, sizes
-        Of the rows, in model order: names, and numbers of parameters.
+        Names and numbers of parameters of the rows, in model order.
     steps
         Ascending, at least one.
     means : Float[ndarray, "rows steps"]
-        Mean sensitivity of a row's parameters; NaN where there is none.
+        Mean sensitivity of a row's parameters; NaN if unknown.
     rates
-        What `learning_rates` returns, to which movement is compared.
+        Result of `learning_rates`, which movement is compared with.
 
     Notes
     -----
-    What a row carries is its mean times its size. Of rows that carry the same, the earlier counts first. A
-    change is the last value over the first that a row has; zero and values that are not finite are no change.
-    Neighbouring rows that have doubled, or halved, are a stretch; the stretch returned has the largest sum of
+    A row carries its mean times its size; on a tie the earlier row comes first. Its change is the last value
+    over the first; zero and values that are not finite count as no change. A stretch is a run of neighbouring
+    rows that have all doubled, or all halved. The function returns the stretch with the largest sum of
     logarithms. O(rows · (steps + log rows)).
 
     Examples
@@ -274,7 +274,7 @@ def findings(
     few: tuple[int, ...] = ()
     if total > 0 and math.isfinite(total):
         cumulative = np.cumsum(now[order])
-        # Rounding must not ask for one more row than it takes.
+        # The tolerance keeps rounding errors from adding a row.
         n_few = int(np.searchsorted(cumulative, CARRIED * total * (1 - 1e-12))) + 1
         few = tuple(int(place) for place in order[:n_few])
     return Findings(
@@ -291,7 +291,7 @@ def findings(
 def _slowed(
     steps: Sequence[int], sums: NDArray[np.float64], rates: NDArray[np.float64] | None
 ) -> Stretch | None:
-    """Return the stretch whose speed has changed most, and what of it the learning rate leaves."""
+    """Return the stretch with the largest change of speed, and its factor relative to the learning rate."""
     import numpy as np
 
     n_steps = np.diff(np.asarray(steps, np.float64), prepend=np.nan)
@@ -304,7 +304,7 @@ def _slowed(
 
 
 def _stretch(steps: Sequence[int], sums: NDArray[np.float64]) -> Stretch | None:
-    """Return the stretch of neighbouring rows that has changed most."""
+    """Return the stretch of neighbouring rows with the largest change."""
     best, most = None, 0.0
     for kind, group in itertools.groupby(enumerate(map(_change, sums)), lambda pair: _kind_of(pair[1])):
         places = list(group)
@@ -317,7 +317,7 @@ def _stretch(steps: Sequence[int], sums: NDArray[np.float64]) -> Stretch | None:
 
 
 def _change(row: NDArray[np.float64]) -> tuple[int, float] | None:
-    """Return the place of the first value, and the last over it; None if either is unusable."""
+    """Return the index of the first value, and the ratio of the last to it; None if either is unusable."""
     import numpy as np
 
     there = np.flatnonzero(np.isfinite(row) & (row > 0))
@@ -328,7 +328,7 @@ def _change(row: NDArray[np.float64]) -> tuple[int, float] | None:
 
 
 def _kind_of(change: tuple[int, float] | None) -> tuple[int, bool] | None:
-    """Return since when a row has changed and whether it has grown; None where it has done neither."""
+    """Return the start of a row's change and whether the row has grown; None without a notable change."""
     if change is None or 1 / _NOTABLE < change[1] < _NOTABLE:
         return None
     return change[0], change[1] > 1

@@ -1,4 +1,4 @@
-"""Restore gain and noise of an archive: every step as if training had been restored at the one before."""
+"""Restore gain and noise of an archive: the effect of a restore at each previous step."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 __all__ = ["RestoreGain", "restore_gain"]
 
-# Part of every key: raised when a record, or what is measured, changes.
+# Part of every key; incremented when a record or the measurement changes.
 _VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreGain:
-    """Restore gain and noise of an archive, step by step and tensor by tensor.
+    """Restore gain and noise of an archive, by step and tensor.
 
     Parameters
     ----------
     steps
-        Every step whose previous step is archived too.
+        All steps whose previous step is archived too.
     """
 
     steps: tuple[StepGain, ...]
@@ -51,26 +51,26 @@ def restore_gain(
     device: str = "auto",
     cached: bool = True,
 ) -> RestoreGain:
-    """Measure what each step would keep of the run's movement, had training been restored before it.
+    """Measure how much of the run's movement each step would keep after a restore at the previous step.
 
     Parameters
     ----------
     archive
-        The archive, or its path: each step with the codec and the config it was encoded with.
+        The archive, or its path. Each step uses the codec and the config that encoded it.
     against
         The original run, or its path.
     steps
-        Steps to measure; by default every one that has a previous step.
+        Steps to measure; by default all with a previous step.
     device
-        Where steps are encoded: ``auto``, ``cpu`` or ``cuda``. What is measured does not depend on it.
+        Device that encodes the steps: ``auto``, ``cpu`` or ``cuda``. It does not affect the result.
     cached
-        Store the results in the run's cache; not of use for a temporary archive.
+        Store the results in the run's cache; pointless for a temporary archive.
 
     Returns
     -------
     RestoreGain
-        A gain of 0 says that a restore rolls training back to the step before, 1 that it keeps the
-        movement; the noise is the squared error of what it keeps, relative to the movement.
+        A gain of 0 means that a restore rolls training back to the previous step, 1 that it keeps the
+        movement. The noise is the squared error of the kept movement, relative to the squared movement.
 
     Raises
     ------
@@ -79,9 +79,9 @@ def restore_gain(
 
     Notes
     -----
-    Necessary, not sufficient, for training to survive restores: only a rehearsal judges that. Costs
-    about as much as encoding every step once more. Results are stored in the run's cache,
-    and not measured again.
+    A high gain is necessary for training to survive restores, but not sufficient; only a rehearsal can test
+    that. The cost is about that of encoding every step once more. Results go to the run's cache and are
+    reused.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def restore_gain(
 
 
 def _pairs(archive: Archive, run: Run, steps: Iterable[int] | None) -> list[tuple[FrameInfo, FrameInfo]]:
-    """Return each frame with the one before it, where the run has the originals of both."""
+    """Return each frame with its previous one, if the run has the originals of both."""
     chosen = None if steps is None else set(steps)
     known = {frame.frame_id: frame for frame in archive.frames}
     pairs = []
@@ -132,7 +132,7 @@ def _pairs(archive: Archive, run: Run, steps: Iterable[int] | None) -> list[tupl
 
 
 def _step_gain(archive: Archive, run: Run, before: FrameInfo, info: FrameInfo, device: str) -> StepGain:
-    """Encode one step again, from the decoded state of the step before."""
+    """Encode one step again, from the decoded state of the previous step."""
     chain = replace(chain_config_of(archive.frame(info).meta), device=device)
     old_meta = archive.frame(before).meta
     decoded = archive.checkpoint(before)

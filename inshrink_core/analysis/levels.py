@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 
 _MOST_LEVELS = 256
-"""More distinct decoded values than symbols of a byte are no codebook."""
+"""Maximum number of distinct decoded values of a codebook: the symbols of a byte."""
 
 _CHUNK = 1 << 20
 _FARTHEST = 1 << 15
-"""Symbols of changes beyond this many spacings count as one: they are too rare to move an entropy."""
+"""Number of steps beyond which all changes share a symbol: they are too rare to affect the entropy."""
 
 
 def levels_of(state: TensorReference, bitstream: str = EXACT) -> Levels:
-    """Return the levels of a decoded state; no `Levels.points` where there are more than 256.
+    """Return the levels of a decoded state; `Levels.points` is empty beyond 256 levels.
 
     Parameters
     ----------
     state
-        After a frame.
+        State after a frame.
     bitstream
-        Of the tensor's block in it: some codecs keep the state of the exact coder although they are lossy.
+        Bitstream of the tensor's block in it; some lossy codecs use the state of the exact codec.
 
     Notes
     -----
-    O(n) for states that know their levels; of the others the values are sorted.
+    O(n) for states that store their levels; for other states the values are sorted.
     """
     levels = state.levels()
     if levels.kind == "other" or (isinstance(state, LosslessReference) and bitstream != EXACT):
@@ -48,7 +48,7 @@ def levels_of(state: TensorReference, bitstream: str = EXACT) -> Levels:
 
 
 def _distinct(decoded: Tensor) -> Levels:
-    """Take the distinct values as levels, where there are few enough to be a codebook."""
+    """Return the distinct values as levels, if they are few enough for a codebook."""
     import torch
 
     values = magnitudes(decoded.reshape(-1), torch.float64).numpy()
@@ -59,21 +59,23 @@ def _distinct(decoded: Tensor) -> Levels:
 
 
 def entropy_of_symbols(state: TensorReference, reference: TensorReference | None) -> float | None:
-    """Return the entropy of a tensor's symbols in a frame, in bits an element.
+    """Return the entropy of a tensor's symbols in a frame, in bits per element.
+
+    With p the frequencies of the symbols, the entropy is ``-Σ p log2 p``.
 
     Parameters
     ----------
     state
-        After the frame.
+        State after the frame.
     reference
-        Before it; None in a keyframe.
+        State before it; None in a keyframe.
 
     Returns
     -------
     float or None
-        Of lattices: of the change in whole spacings. Of level numbers: given the element's level number
-        before, or on their own in a keyframe. None where there are no symbols. An entropy coder with finer
-        contexts may stay below it.
+        For lattices, the entropy of the change in steps. For level numbers, the conditional entropy given the
+        element's previous level number, or the plain entropy in a keyframe. None without symbols. An entropy
+        coder with finer contexts may need fewer bits.
     """
     now = levels_of(state)
     if now.symbols is None or now.symbols.size == 0:
@@ -89,7 +91,7 @@ def entropy_of_symbols(state: TensorReference, reference: TensorReference | None
 
 
 def _changes(now: NDArray[np.integer], unit: tuple[int, int], before: Levels | None) -> NDArray[np.int64]:
-    """Count changes in spacings; a reference in coarser units is brought to those of the state."""
+    """Return changes in steps; a reference in coarser units is converted to those of the state."""
     exponent, spacing = unit
     counts = np.zeros(2 * _FARTHEST + 1, np.int64)
     for start in range(0, now.size, _CHUNK):

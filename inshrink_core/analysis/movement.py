@@ -1,4 +1,4 @@
-"""How far the weights moved between two checkpoints."""
+"""Movement of the weights between two checkpoints."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 
 _CHUNK: Final = 1 << 20
-"""Values turned to float64 at a time: 8 MB, small beside any tensor worth a thought."""
+"""Number of values converted to float64 at a time: 8 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """How far values moved, as sums that can be added up.
+    """Movement of values, as sums that can be added.
 
     Parameters
     ----------
     n_values
         Number of values.
     n_changed
-        Values of which any bit changed.
+        Number of values with any changed bit.
     n_finite
-        Values finite in both checkpoints, of which the sums are.
+        Number of values that are finite in both checkpoints; the sums cover these.
     squared
-        Sum of squared movements.
+        ``Σ (b - a)²`` for values a before and b after.
     squared_before, squared_after
-        Sums of squares in the first and in the second checkpoint.
+        ``Σ a²`` and ``Σ b²``.
     product
-        Sum of products of the two.
+        ``Σ a b``.
     """
 
     n_values: int = 0
@@ -51,14 +51,14 @@ class Movement:
 
     @property
     def relative(self) -> float | None:
-        """Root of squared movement over squares before; None where all were zero and something moved."""
+        """``sqrt(Σ (b - a)² / Σ a²)``; None if all values were zero and some moved."""
         if self.squared_before > 0:
             return math.sqrt(self.squared / self.squared_before)
         return None if self.squared > 0 else 0.0
 
     @property
     def cosine(self) -> float | None:
-        """Cosine between the values before and after; None where either is all zero."""
+        """``Σ a b / sqrt(Σ a² Σ b²)``; None if either side is all zero."""
         norms = math.sqrt(self.squared_before) * math.sqrt(self.squared_after)
         return max(-1.0, min(1.0, self.product / norms)) if norms > 0 else None
 
@@ -69,14 +69,14 @@ class Movement:
 
 
 class Moved(NamedTuple):
-    """What moved between two checkpoints.
+    """Movement between two checkpoints.
 
     Parameters
     ----------
     tensors
-        By key, the spec and the movement of each weight and buffer with the same shape and dtype in both.
+        Spec and movement by key, of each weight and buffer with equal shape and dtype in both checkpoints.
     reshaped
-        Keys of those with another shape or dtype.
+        Keys of tensors with different shapes or dtypes.
     """
 
     tensors: dict[str, tuple[TensorSpec, Movement]]
@@ -84,7 +84,7 @@ class Moved(NamedTuple):
 
 
 def moved_between(before: Checkpoint, after: Checkpoint) -> Moved:
-    """Compare the weights and buffers of two checkpoints; values that are not finite did not move.
+    """Compare the weights and buffers of two checkpoints; values that are not finite count as unmoved.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def moved_between(before: Checkpoint, after: Checkpoint) -> Moved:
 
 
 def movement(before: Tensor, after: Tensor) -> Movement:
-    """Return how far the values of a tensor moved; both have the same shape and dtype."""
+    """Return the movement of a tensor's values; both tensors have the same shape and dtype."""
     total, first, second = Movement(), before.reshape(-1), after.reshape(-1)
     for start in range(0, first.numel(), _CHUNK):
         total += _chunk_movement(first[start : start + _CHUNK], second[start : start + _CHUNK])

@@ -37,14 +37,14 @@ __all__ = [
     "sensitivity",
 ]
 
-# Part of every key: raised when a record or what is measured changes.
+# Part of every key; incremented when a record or the measurement changes.
 _VERSION: Final = 4
 
 OnStep = Callable[[int, int, int], None]
 
 
 class CheckpointSeries(Protocol):
-    """A run or an archive. With ``identity(step)`` and ``directory`` its profile is cached."""
+    """A run or an archive. With ``identity(step)`` and ``directory``, its profile is cached."""
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -80,9 +80,9 @@ def sensitivity(
     Raises
     ------
     InputError
-        No such metric.
+        The metric does not exist.
     NotFoundError
-        A step that the run does not have.
+        The run lacks a step.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""Curves of very many values as they look at some width."""
+"""Thinning of curves with very many values for display."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 
 
 def thinned(series: Sequence[tuple[float, float]], n_parts: int) -> list[tuple[float, float]]:
-    """Return a curve as it looks at some width: in each part the smallest and the largest value.
+    """Return a curve with only the smallest and the largest value of each part.
 
     Parameters
     ----------
     series
         Pairs of a step and a value, by ascending step.
     n_parts
-        In how many parts of equal width the steps are cut, at least 1.
+        Number of parts of equal width, at least 1.
 
     Returns
     -------
     list
-        `series` itself where it has no more than two values a part; else of each part the extremes, and the
-        first that is not finite, so that a gap stays one; and what is first and last of all.
+        `series` itself if it has at most two values per part. Otherwise the extremes of each part, its first
+        value that is not finite, so that gaps stay visible, and the first and the last value of all.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""One tensor through a run: how large it is, how far it moves, and what each step of it costs."""
+"""Trajectory of one tensor through a run: its size, its movement, and its bits at each step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Trajectory", "trajectory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory(Report):
-    """One tensor over steps. All arrays are float64 of one element a step, NaN where there is no value.
+    """One tensor over steps. All arrays are float64 with one element per step, NaN for missing values.
 
     Parameters
     ----------
@@ -39,11 +39,11 @@ class Trajectory(Report):
     rms
         Root mean square of its finite values.
     movement
-        Root mean square of the change since the step before in `steps`.
+        Root mean square of the change since the previous step in `steps`.
     relative_movement
-        `movement` over the `rms` of the step before.
+        `movement` over the `rms` of the previous step.
     bits_per_weight
-        Of its block in the archive.
+        Bits per weight of its block in the archive.
     """
 
     tensor: str
@@ -61,7 +61,7 @@ def trajectory(
     steps: Iterable[int] | None = None,
     archive: Archive | str | os.PathLike[str] | None = None,
 ) -> Trajectory:
-    """Follow one tensor through a run or an archive; reads this tensor of every step, and nothing else.
+    """Follow one tensor through a run or an archive; read only this tensor of every step.
 
     Parameters
     ----------
@@ -70,14 +70,14 @@ def trajectory(
     tensor
         Its key.
     steps
-        These only; by default all.
+        Restrict the result to these steps; by default all.
     archive
-        An archive of the run, for the bits; not needed where `source` is one.
+        An archive of the run, for the bits; not needed if `source` is an archive.
 
     Raises
     ------
     NotFoundError
-        No step has such a tensor, or a step is not there.
+        No step has the tensor, or a step does not exist.
 
     Notes
     -----
@@ -126,7 +126,7 @@ def trajectory(
 
 
 def _bits(archive: Archive | None, step: int, key: str, n_values: int) -> float:
-    """Return the bits a value of a step's block; NaN where the archive does not have it."""
+    """Return the bits per value of a step's block; NaN if the archive lacks it."""
     if archive is None or step not in archive or n_values == 0:
         return math.nan
     try:
@@ -136,7 +136,7 @@ def _bits(archive: Archive | None, step: int, key: str, n_values: int) -> float:
 
 
 def _measure(values: Tensor, previous: Tensor | None) -> tuple[float, float, float]:
-    """Return rms, movement and relative movement; a tensor of another kind has not moved but changed."""
+    """Return rms, movement and relative movement; NaN movement after a change of shape or dtype."""
     itself = movement(values, values)
     rms = _root(itself.squared_after, itself.n_finite)
     if previous is None or (previous.shape, previous.dtype) != (values.shape, values.dtype):

@@ -1,8 +1,8 @@
-"""A user's evaluator in a child process, and the same figures for any codec.
+"""Evaluators of users in a child process, and equal figures for every codec.
 
-The evaluator is a function ``state_dict -> {"accuracy": …, "loss": …}``, which may also return
-``"log_probs"`` (n × classes) or ``"predictions"`` (regression) for the divergence. It runs in a child
-process, so that what it prints, breaks or hangs on stays there.
+An evaluator is a function ``state_dict -> {"accuracy": …, "loss": …}``. It may also return ``"log_probs"``
+(n × classes) or ``"predictions"`` (regression) for the divergence. It runs in a child process, which isolates
+its output, errors and hangs.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""The child process in which a user's evaluator runs; started as a script, never imported.
+"""Child process that runs a user's evaluator; started as a script, never imported.
 
-Arguments: the evaluator's file, its function, ``isolated`` or ``beside`` (whether modules that are beside the
-file may be imported), and perhaps the folder of what the evaluator is made of: the function then takes the
-folder and returns the evaluator. Then one JSON object a line each way:
+Arguments: the evaluator's file, its function, ``isolated`` or ``beside`` (whether modules next to the file
+may be imported), and optionally a folder with prepared data. The function then takes the folder and returns
+the evaluator. Each direction has one JSON object per line:
 
-- in: ``{"state": PATH, "results": DIRECTORY}``, a dict of tensors written by ``torch.save``;
+- in: ``{"state": PATH, "results": DIRECTORY}``, with a dict of tensors written by ``torch.save``;
 - out: ``{"ready": true, "which": MODEL}`` once, where MODEL is the default of the function's parameter
-  ``which``, the model whose state it wants; then, for every state, ``{"metrics": {…}, "standard_errors": {…},
-  "arrays": {NAME: PATH}, "correction": …, "seconds": …}`` or ``{"error": TEXT}``.
+  ``which``, the model whose state it evaluates; then, for every state, ``{"metrics": {…}, "standard_errors":
+  {…}, "arrays": {NAME: PATH}, "correction": …, "seconds": …}`` or ``{"error": TEXT}``.
 
-Whatever the evaluator prints goes to standard error, so that it cannot disturb this channel. The end
-of standard input means that the parent is gone: the process ends at once, even within an evaluation.
+The evaluator's prints go to standard error, so that they cannot disturb this channel. The end of standard
+input means that the parent has ended: the process then exits at once, even during an evaluation.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from typing import Any, TextIO
 
 ARRAYS = ("log_probs", "predictions")
 LONGEST_ERROR = 600
-"""Signs of an error text that are passed on: one readable line, not a dump."""
+"""Maximum length of an error text: one readable line, not a dump."""
 
 
 class UnusableError(Exception):
-    """The evaluator returned something that cannot be used."""
+    """The evaluator returned an unusable result."""
 
 
 def claim_channel() -> tuple[TextIO, TextIO]:
-    """Take the standard streams for the protocol and leave the evaluator a stdout that is stderr."""
+    """Take the standard streams for the protocol; the evaluator's stdout becomes stderr."""
     commands = os.fdopen(os.dup(0), "r", encoding="utf-8")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     null = os.open(os.devnull, os.O_RDONLY)
@@ -49,7 +49,7 @@ def claim_channel() -> tuple[TextIO, TextIO]:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Return a file as a module, compiled from its source: a ``__pycache__`` beside it is never read."""
+    """Return a file as a module compiled from its source; a ``__pycache__`` next to it is never read."""
     module = ModuleType("inshrink_evaluator")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
@@ -68,16 +68,16 @@ def function_of(module: ModuleType, name: str) -> Callable[[Any], Any]:
 
 
 def model_wanted(function: Callable[..., Any]) -> str:
-    """Return which model of a checkpoint an evaluator wants: the default of its parameter ``which``."""
+    """Return the model that an evaluator evaluates: the default of its parameter ``which``."""
     try:
         which = inspect.signature(function).parameters.get("which")
-    except (TypeError, ValueError):  # a function without Python's signature
+    except (TypeError, ValueError):  # no Python signature
         return ""
     return which.default if which is not None and isinstance(which.default, str) else ""
 
 
 def scalar(value: Any) -> float | None:
-    """Return a number, numpy scalar or one-element tensor as a float, anything else as None."""
+    """Return a number, numpy scalar or one-element tensor as a float, and None for other values."""
     if isinstance(value, bool | int | float):
         return float(value)
     size = getattr(value, "size", None)
@@ -88,7 +88,7 @@ def scalar(value: Any) -> float | None:
 
 
 def write_array(value: Any, name: str, directory: Path) -> str:
-    """Write log_probs or predictions where the parent reads them, and return the path."""
+    """Write log_probs or predictions to a file for the parent; return the path."""
     import numpy as np
 
     if hasattr(value, "detach"):
@@ -106,7 +106,7 @@ def write_array(value: Any, name: str, directory: Path) -> str:
 
 
 def read_outcome(outcome: Any, directory: Path) -> dict[str, Any]:
-    """Sort what the evaluator returned into metrics, standard errors and arrays."""
+    """Split the evaluator's result into metrics, standard errors and arrays."""
     if not isinstance(outcome, Mapping):
         raise UnusableError(f"it returned {type(outcome).__name__}, not a dict of metrics")
     metrics: dict[str, float] = {}
@@ -135,7 +135,7 @@ def read_outcome(outcome: Any, directory: Path) -> dict[str, Any]:
 
 
 def describe(error: BaseException, path: Path, state: Mapping[str, Any]) -> str:
-    """Return one line: the last line of the traceback, and where in the evaluator it came from."""
+    """Return one line: the last line of the traceback, and its place in the evaluator."""
     if isinstance(error, UnusableError):
         return str(error)
     if (
@@ -174,13 +174,13 @@ def evaluate_once(
 
 
 def serve(commands: TextIO, replies: TextIO, path: Path, name: str, prepared: Sequence[str]) -> None:
-    """Answer until standard input ends."""
+    """Answer requests until standard input ends."""
     lines: SimpleQueue[str] = SimpleQueue()
 
     def receive() -> None:
         for line in commands:
             lines.put(line)
-        os._exit(0)  # the parent is gone; the main thread may be deep in an evaluation
+        os._exit(0)  # the parent has ended; the main thread may still evaluate
 
     def reply(message: Mapping[str, Any]) -> None:
         replies.write(json.dumps(message) + "\n")
@@ -201,10 +201,10 @@ def serve(commands: TextIO, replies: TextIO, path: Path, name: str, prepared: Se
 
 
 def main() -> None:
-    """Serve the parent that started this process."""
+    """Serve the parent process."""
     place, name, mode, *prepared = sys.argv[1:5]
     commands, replies = claim_channel()
-    sys.dont_write_bytecode = True  # a run directory is not ours to write to
+    sys.dont_write_bytecode = True  # do not write into a run directory
     sys.argv = [place]
     if mode == "beside":
         sys.path.insert(0, str(Path(place).parent))

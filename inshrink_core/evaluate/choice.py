@@ -1,4 +1,4 @@
-"""Which evaluator a command uses, and whether its code may run."""
+"""Choice of a command's evaluator, and the check that its code may run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Executing:
-    """What may be executed that a request names; a part of the requests that name code.
+    """Code that a request may execute; a base class of requests that name code.
 
     Parameters
     ----------
     trusted
-        SHA-256 of each file of code that may be; by default whatever the request names.
+        SHA-256 of each trusted code file; by default all files that the request names are trusted.
     """
 
     trusted: Annotated[Collection[str] | None, Option(hidden=True)] = field(
@@ -33,12 +33,12 @@ class Executing:
     )
 
     def require_trusted(self, file: Path | str) -> None:
-        """Refuse a file of code that is not one of those.
+        """Raise unless a code file is trusted.
 
         Raises
         ------
         UntrustedCodeError
-            It is not, as it is now.
+            The file's current content is not trusted.
         """
         if self.trusted is None:
             return
@@ -58,21 +58,22 @@ class Executing:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorRequest(Executing):
-    """Which evaluator is asked, and which of its figures counts; a part of the requests of several verbs.
+    """Evaluator and metric; a base class of the requests of several verbs.
 
     Parameters
     ----------
     evaluator
-        A function from a state dict to its figures; whoever gives it trusts it. auto judges models of
-        transformers on samples of their own, without data. By default what the run's inshrink.toml names.
+        A function from a state dict to its figures. Naming it here trusts it. auto evaluates models of
+        transformers on generated samples, without data. By default the one that the run's inshrink.toml
+        names.
     metric
-        Which of the figures counts; by default what inshrink.toml names, else loss, else the only one.
+        The figure to compare by; by default the one in inshrink.toml, else loss, else the only one.
     direction
-        Whether higher or lower is better; by default what inshrink.toml or the metric's name says.
+        Whether higher or lower is better; by default from inshrink.toml or the metric's name.
     trust_run
-        Execute the evaluator that lies in the run's directory.
+        Execute the evaluator in the run's directory.
     timeout
-        Seconds that one evaluation may take.
+        Maximum seconds of one evaluation.
     """
 
     evaluator: Annotated[str | None, Option(metavar="FILE.py:FUNCTION|auto")] = None
@@ -82,27 +83,27 @@ class EvaluatorRequest(Executing):
     timeout: Annotated[float, Option(least=0.1)] = DEFAULT_TIMEOUT_S
 
     def resolve(self, run: Run | None) -> Evaluator:
-        """Return the evaluator a command should use, and refuse code that nobody said to trust.
+        """Return the evaluator that a command should use; refuse untrusted code.
 
         Parameters
         ----------
         run
-            What is judged; it may name its own evaluator (``inshrink.toml``).
+            The evaluated run; it may name an evaluator (``inshrink.toml``).
 
         Raises
         ------
         UntrustedCodeError
-            The run names an evaluator, and neither the user nor a bundled sample's digest vouches for it.
+            The run names an evaluator that neither the user nor the digest of a bundled sample trusts.
         InputError
-            There is no evaluator at all, or the run names one outside of itself.
+            No evaluator is known, or the run names one outside of its directory.
         EvaluatorError
-            The file is not there.
+            The evaluator's file does not exist.
         """
         settings = run.settings if run is not None else None
         run_metric = settings.metric if settings is not None else None
         metric, direction = self.metric or run_metric, self.direction
         if direction is None and settings is not None and self.metric in (None, run_metric):
-            # The run's direction speaks of the run's metric, of no other.
+            # The run's direction applies only to the run's metric.
             direction = settings.direction
         spec, isolated = self.evaluator, False
         if spec is None:
@@ -120,7 +121,7 @@ class EvaluatorRequest(Executing):
         return Evaluator(spec, **named, isolated=isolated, prepared=prepared)
 
     def _spec_of_run(self, run: Run | None) -> str:
-        """Return the evaluator that the run names, where it may be run."""
+        """Return the evaluator that the run names, if it may run."""
         named = None if run is None else run.settings.file
         if run is None or named is None:
             raise InputError(

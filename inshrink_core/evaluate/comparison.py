@@ -1,4 +1,4 @@
-"""Original against restored, step by step, and what a stale copy would have reached."""
+"""Step-by-step comparison of original and restored checkpoints, with the previous-checkpoint baseline."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ FIGURES: Final = ("drop", "divergence", "restore_cost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One state in the place of a step's original.
+    """Figures of a state in place of a step's original.
 
     Parameters
     ----------
     drop
-        Relative change of the metric for the worse; None where the original's metric is 0.
+        Relative change of the metric for the worse; None if the original's metric is 0.
     divergence
-        Of the predictions; None where the evaluator returns none.
+        Divergence of the predictions; None if the evaluator returns none.
     restore_cost
-        Expected relative rise of the loss (`inshrink_core.evaluate.Evaluation.restore_cost`); None where
-        nothing determines it.
+        Expected relative rise of the loss (`inshrink_core.evaluate.Evaluation.restore_cost`); None if it
+        cannot be determined.
     drop_error
-        Standard error of `drop`; None where the evaluator does not know it. An upper bound: both states
-        are evaluated on the same samples, so that most of their errors cancel.
+        Standard error of `drop`; None if the evaluator does not return it. It is an upper bound, because both
+        states are evaluated on the same samples, so that most of their errors cancel.
     failure
-        Why the state could not be evaluated; empty where it could. A failure keeps no bound.
+        Reason why the state could not be evaluated; empty on success. A failure breaks every bound.
     """
 
     drop: float | None = None
@@ -58,7 +58,7 @@ def figures_of(original: Evaluation, restored: Evaluation) -> Figures:
     Raises
     ------
     InputError
-        Predictions that cannot be compared.
+        The predictions cannot be compared.
     """
     errors = [state.standard_errors.get(original.metric) for state in (original, restored)]
     known = [error for error in errors if error is not None]
@@ -73,25 +73,24 @@ def figures_of(original: Evaluation, restored: Evaluation) -> Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedStep:
-    """One step, original against restored, and what a stale copy would have reached.
+    """One step: the original, the restored state, and the previous-checkpoint baseline.
 
     Parameters
     ----------
     step
         Training step.
     original, restored
-        The metric of each.
+        Metric of each.
     drop
-        Relative change for the worse; None where the original's metric is 0.
+        Relative change for the worse; None if the original's metric is 0.
     divergence
-        Of the predictions; None if the evaluator returns none.
+        Divergence of the predictions; None if the evaluator returns none.
     restore_cost
         Expected relative rise of the loss (`Evaluation.restore_cost`); None if unknown.
     stale_drop, stale_divergence, stale_restore_cost
-        The same with the previous original checkpoint in this one's place; None for the first.
+        The same figures for the previous original checkpoint in place of this one; None for the first step.
     restore_gain, restore_noise
-        Gain and noise of a restore at the step before (`inshrink_core.chain.gain`); None where they
-        were not measured.
+        Restore gain and noise at the previous step (`inshrink_core.chain.gain`); None if not measured.
     """
 
     step: int
@@ -116,7 +115,7 @@ class EvaluatedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What a result store has of a comparison: who measured what, and how sure its metric is by step."""
+    """Stored part of a comparison: the evaluator, and the metric's standard error by step."""
 
     metric: str
     direction: Direction
@@ -128,10 +127,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Report):
-    """Every compared step of a chain, and the worst and mean over them (None where no step has one).
+    """Compared steps of a chain, with the worst and the mean of each figure (None if no step has it).
 
-    `device` is where steps were decoded; `unreadable` are the originals that could not be read; `measured_at`
-    is the Unix time of what was known already (the oldest of it), None of what was measured now.
+    `device` is the device that decoded the steps, and `unreadable` the originals that could not be read.
+    `measured_at` is the Unix time of the oldest reused result; None if all results are new.
     """
 
     metric: str
@@ -147,7 +146,7 @@ class Comparison(Report):
 
     @classmethod
     def over(cls, steps: Sequence[EvaluatedStep], metric: str, direction: Direction, **more: Any) -> Self:
-        """Return the comparison of these steps, the worst of them and the mean."""
+        """Return the comparison of these steps, with the worst and the mean of each figure."""
         divergences = [step.divergence for step in steps if step.divergence is not None]
         return cls(
             metric=metric,
@@ -162,7 +161,7 @@ class Comparison(Report):
 
 
 class Steps(Protocol):
-    """A run or an archive: checkpoints by step."""
+    """Protocol of a run or an archive: checkpoints by step."""
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -181,31 +180,31 @@ def compare_steps(
     known: Callable[[int], Evaluation] | None = None,
     on_step: Callable[[EvaluatedStep, Evaluation], None] | None = None,
 ) -> Comparison:
-    """Evaluate original and restored checkpoints, step by step.
+    """Evaluate original and restored checkpoints step by step.
 
     Parameters
     ----------
     original, restored
-        Checkpoints by step; the steps both have are compared.
+        Checkpoints by step; the steps in both are compared.
     evaluator
-        What to measure with.
+        The evaluator.
     steps
-        Compare these only; the stale copy of the first is still its predecessor in the chain.
+        Compare only these steps. The baseline of the first one is still its predecessor in the chain.
     known
-        Returns the evaluation of an original step; by default the evaluator is called.
+        Function that returns the evaluation of an original step; by default the evaluator is called.
     on_step
-        Called after each step with its figures, and the evaluation of the original.
+        Callback after each step with its figures, and the evaluation of the original.
 
     Raises
     ------
     InputError
         No step is in both, or one of `steps` is not.
     EvaluatorError
-        As `Evaluator.evaluate`, or predictions cannot be compared.
+        As in `Evaluator.evaluate`, or predictions cannot be compared.
 
     Notes
     -----
-    Two evaluations a step: the original's serves as the next step's stale copy.
+    Each step takes two evaluations; that of the original is also the baseline of the next step.
     """
     common = sorted(set(original.steps) & set(restored.steps))
     chosen = common if steps is None else sorted(set(steps))
@@ -237,7 +236,7 @@ def compare_steps(
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
-    """Ignore steps that have no such figure."""
+    """Return the largest value of the steps that have one."""
     return max((value for value in values if value is not None), default=None)
 
 
@@ -245,14 +244,14 @@ _ARRAYS: Final = ("log_probs", "predictions")
 
 
 class OriginalEvaluations:
-    """Evaluations of original steps, each made once; predictions are stored in files.
+    """Evaluations of original steps; each is made once, and its predictions go to files.
 
     Parameters
     ----------
     ask
-        Evaluates the original of a step.
+        Function that evaluates the original of a step.
     folder
-        For the predictions; the caller removes it.
+        Folder for the predictions; the caller removes it.
     """
 
     def __init__(self, ask: Callable[[int], Evaluation], folder: Path) -> None:
@@ -268,9 +267,9 @@ class OriginalEvaluations:
         Raises
         ------
         StorageError
-            There is no room for its predictions.
+            No space is left for its predictions.
         EvaluatorError, InputError
-            As `Evaluator.evaluate`.
+            As in `Evaluator.evaluate`.
         """
         if step not in self._known:
             found = self._ask(step)
@@ -281,18 +280,18 @@ class OriginalEvaluations:
         return self._known[step]
 
     def clear(self) -> None:
-        """Forget everything, so that the files can be removed."""
+        """Discard all evaluations, so that the files can be removed."""
         self._known.clear()
 
     def forget(self, which: Callable[[int], bool]) -> None:
-        """Forget some steps, and remove their files."""
+        """Discard the evaluations of some steps, and remove their files."""
         for step in [step for step in self._known if which(step)]:
             del self._known[step]
             for name in _ARRAYS:
                 (self._folder / f"{step}-{name}.npy").unlink(missing_ok=True)
 
     def _mapped(self, name: str, values: NDArray[Any] | None) -> NDArray[Any] | None:
-        """Move an array to a file: of a language model's predictions, a run's worth fills a memory."""
+        """Move an array to a file: a run's predictions of a language model would not fit into memory."""
         if values is None:
             return None
         import numpy as np

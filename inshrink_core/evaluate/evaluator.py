@@ -1,4 +1,4 @@
-"""A user's evaluator, in a child process that serves many evaluations."""
+"""Evaluators of users, run in a child process that serves many evaluations."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ __all__ = ["DEFAULT_TIMEOUT_S", "Evaluation", "Evaluator", "StateEvaluator"]
 DEFAULT_TIMEOUT_S = 600.0
 
 _POLL_S = 0.1
-"""How often a silent child is checked for being dead; its answer itself wakes the parent at once."""
+"""Interval in seconds of the check that a silent child is alive; its answer wakes the parent at once."""
 
 _CLOSE_S = 2.0
-"""How long a child may take to end by itself once its input has ended."""
+"""Seconds that a child may take to exit after its input has ended."""
 
 _OUTPUT_TAIL_BYTES = 2000
-"""What of the evaluator's prints an error shows: the end, where the cause usually is."""
+"""Bytes of the evaluator's output in an error message: the end usually shows the cause."""
 
 _MOST_OUTPUT_BYTES: Final = 16 << 20
-"""Prints beyond this are dropped but for their end; looked at as often as whether the child is dead."""
+"""Output beyond this size is discarded except for its end; checked as often as the child's life."""
 
 _CHILD, _SAMPLES_FILE = (Path(__file__).with_name(name) for name in ("child.py", "own_samples.py"))
 
 
 class Prepared(NamedTuple):
-    """What an evaluator that is made for a run is made of.
+    """Data of an evaluator that is prepared for a run.
 
     Parameters
     ----------
     setting
-        What its answers depend on, beside its code.
+        Everything that its results depend on, besides its code.
     write
-        Writes it into a folder.
+        Function that writes the data into a folder.
     """
 
     setting: str
@@ -74,7 +74,7 @@ class Prepared(NamedTuple):
 class Evaluator:
     """A user's evaluator, in one child process for many evaluations.
 
-    A child that hangs or dies is replaced at the next evaluation. Not for use from several threads.
+    A child that hangs or dies is replaced at the next evaluation. Not thread-safe.
 
     Parameters
     ----------
@@ -87,14 +87,15 @@ class Evaluator:
     timeout
         Seconds for one evaluation, and for importing the file; default 600.
     isolated
-        True keeps modules that lie beside the file off the import path.
+        Exclude modules in the file's folder from the import path.
     prepared
+        Data from which `inshrink_core.evaluate.own_samples` builds the evaluator, in place of `spec`.
         The evaluator is made of this by `inshrink_core.evaluate.own_samples`, in the place of `spec`.
 
     Raises
     ------
     EvaluatorError
-        `spec` is not of that form, or the file is not there.
+        `spec` does not have that form, or the file does not exist.
 
     Examples
     --------
@@ -143,17 +144,17 @@ class Evaluator:
         self.close()
 
     def close(self) -> None:
-        """End the child; the evaluator may be used again, with a new one."""
+        """End the child; the next evaluation starts a new one."""
         self._drop_child(kill=False)
 
     @property
     def setting(self) -> str:
-        """What the answers depend on, beside the code of the evaluator."""
+        """Everything that the results depend on, besides the evaluator's code."""
         return "" if self._prepared is None else self._prepared.setting
 
     @property
     def printed(self) -> str:
-        """The end of what was printed during the last evaluation, in one line."""
+        """End of the output during the last evaluation, in one line."""
         return "" if self._child is None else self._child.output()
 
     def _drop_child(self, *, kill: bool) -> None:
@@ -165,7 +166,7 @@ class Evaluator:
     def _fail(
         self, what: str, *, kill: bool = False, remedy: str = "", kind: type[EvaluatorError] = EvaluatorError
     ) -> NoReturn:
-        """Raise with what the evaluator printed, and get rid of a child that is no longer of use."""
+        """Raise with the evaluator's output, and end an unusable child."""
         output = self.printed
         if kill:
             self._drop_child(kill=True)
@@ -173,7 +174,7 @@ class Evaluator:
         raise kind(f"the evaluator failed: {what}{shown}", where=self.spec, remedy=remedy)
 
     def _receive(self, child: _ChildProcess, seconds: float) -> dict[str, Any]:
-        """Turn a hang, a death and an error of the child into one clear error each."""
+        """Receive a reply; raise a clear error for a hang, a death or an error of the child."""
         try:
             reply = child.receive(seconds)
         except TimeoutError:
@@ -189,11 +190,11 @@ class Evaluator:
         return reply
 
     def _running_child(self) -> _ChildProcess:
-        """Start the child at the first evaluation, and import the user's file there once."""
+        """Return the child; the first evaluation starts it and imports the user's file."""
         if self._child is None:
             write = None if self._prepared is None else self._prepared.write
             self._child = _ChildProcess(self._file, self._function, isolated=self._isolated, write=write)
-            # An evaluator that is not closed leaves neither a process nor a directory.
+            # Without a call of `close`, the finalizer removes process and directory.
             self._finalizer = weakref.finalize(self, self._child.close, kill=True)
             try:
                 self._which = str(self._receive(self._child, self.timeout).get("which", ""))
@@ -208,20 +209,20 @@ class Evaluator:
         Parameters
         ----------
         state_dict
-            Tensors by name as in the run, weights and buffers, any dtype. Of a `Checkpoint`, those of the
-            model that the function names in the default of its parameter ``which``.
+            Tensors by name as in the run: weights and buffers, any dtype. From a `Checkpoint`, those of the
+            model in the default of the function's parameter ``which``.
 
         Raises
         ------
         EvaluatorError
-            The evaluator raised, hung, died, asked for a tensor that is not there, or returned
-            something unusable. What it printed is in the message.
+            The evaluator raised, hung, died, read a missing tensor, or returned an unusable result. The
+            message includes its output.
         InputError
-            The direction of the metric is not known.
+            The direction of the metric is unknown.
 
         Notes
         -----
-        The state goes through a temporary file that the child maps, so its size on disk is the cost.
+        The state goes through a temporary file that the child maps, so the cost is its size on disk.
         """
         try:
             child = self._running_child()
@@ -231,9 +232,9 @@ class Evaluator:
             write_state(state_dict, state)
             child.send({"state": str(state), "results": str(child.directory)})
             return self._read(self._receive(child, self.timeout))
-        except InputError:  # an EvaluatorError above all; a child of no more use is gone by now
+        except InputError:  # includes EvaluatorError; an unusable child has already ended
             raise
-        except BaseException:  # Ctrl-C above all: no child may outlive its evaluation
+        except BaseException:  # for example Ctrl-C: the child must not outlive its evaluation
             self._drop_child(kill=True)
             raise
 
@@ -256,7 +257,7 @@ class Evaluator:
         )
 
     def _arrays(self, reply: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        """Read arrays from their files; predictions of classes have two axes."""
+        """Read arrays from their files; class predictions have two axes."""
         import numpy as np
 
         arrays = {name: np.load(path, allow_pickle=False) for name, path in reply["arrays"].items()}
@@ -269,7 +270,7 @@ class Evaluator:
         return arrays
 
     def _choose_metric(self, metrics: Mapping[str, float]) -> str:
-        """Apply the order: what was asked for, else ``loss``, else the only scalar."""
+        """Return the requested metric, else ``loss``, else the only scalar."""
         there = ", ".join(metrics) or "none"
         if self.metric is not None:
             if self.metric not in metrics:
@@ -299,7 +300,7 @@ class Evaluator:
 
 
 def write_state(state_dict: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors in a file the child can map; torch.save keeps every dtype and tied tensors tied."""
+    """Write tensors to a file that the child can map; torch.save preserves dtypes and tied tensors."""
     import torch
 
     state = {name: tensor.detach().to("cpu") for name, tensor in state_dict.items()}
@@ -315,24 +316,24 @@ def write_state(state_dict: Mapping[str, Tensor], path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The result of evaluating one state.
+    """Result of evaluating one state.
 
     Parameters
     ----------
     metric, direction, value
-        The chosen metric, which way it is better, and its value (finite).
+        The chosen metric, its direction, and its value (finite).
     metrics
-        Every scalar it returned.
+        All scalars that the evaluator returned.
     log_probs
         Shape (n, classes), nats; None if not returned.
     predictions
         Regression outputs, any shape; None if not returned.
     standard_errors
-        Standard error of a metric, by name, where the evaluator knows it.
+        Standard errors by metric, if the evaluator returns them.
     correction
-        Factor of a restore's cost on these samples, if they are known to underestimate it.
+        Factor for the restore cost on samples that are known to underestimate it.
     seconds
-        Time within the evaluator.
+        Time in the evaluator.
     """
 
     metric: str
@@ -346,10 +347,10 @@ class Evaluation:
     seconds: float = 0.0
 
     def divergence(self, restored: Evaluation) -> float | None:
-        """Return how far the predictions of a restored state are from these; None without predictions.
+        """Return the divergence of a restored state's predictions; None without predictions.
 
-        Mean KL(original ‖ restored), nats, from `log_probs`; else the mean squared difference of
-        `predictions` over their variance.
+        With `log_probs`, it is the mean KL(original ‖ restored) in nats, ``mean_i Σ_c p_ic (log p_ic - log
+        q_ic)``. With `predictions` x and y, it is ``mean((x - y)²) / var(x)``.
         """
         if self.log_probs is not None and restored.log_probs is not None:
             return divergence(self.log_probs, restored.log_probs)
@@ -358,14 +359,14 @@ class Evaluation:
         return None
 
     def restore_cost(self, restored: Evaluation, nats: float | None = None) -> float | None:
-        """Return the rise of the loss that a restored state is expected to begin with, relative.
+        """Return the expected relative rise of the loss after a restore.
 
-        Predictions that are off by a divergence D cost D nats of cross-entropy in expectation, whatever the
-        labels; those of a regression cost their mean squared difference. Unlike the measured rise, neither is
-        ever negative, and a few samples tell it well. It is given as a share of the loss: of the metric where
-        that is a loss, else of the entropy of the predictions. Without predictions it is the measured rise,
-        without its sign. None where the loss is 0, or the metric is no loss and nothing else tells.
-        `nats` is the `divergence` of the two where it is known already.
+        Predictions with a divergence D cost D nats of cross-entropy in expectation, whatever the labels.
+        Regression predictions cost their mean squared difference. Unlike the measured rise, neither is ever
+        negative, and few samples suffice. The result is relative to the loss: to the metric if that is a
+        loss, otherwise to the entropy of the predictions. Without predictions it is the absolute value of the
+        measured rise. It is None if the loss is 0, or if the metric is no loss and predictions are missing.
+        `nats` is the `divergence` of the two states if already known.
         """
         if self.log_probs is not None and restored.log_probs is not None:
             if not self._scale > 0:
@@ -382,14 +383,14 @@ class Evaluation:
 
     @cached_property
     def _scale(self) -> float:
-        """The cross-entropy that a divergence is a share of; an original is asked once for each candidate."""
+        """Cross-entropy that the divergence is relative to; cached, because each candidate reads it."""
         if self._is_loss or self.log_probs is None:
             return self.value
         return mean_entropy(self.log_probs)
 
     @property
     def _is_loss(self) -> bool:
-        """Whether the metric is a cross-entropy or a mean squared error, by its name."""
+        """Return whether the metric is a cross-entropy or a mean squared error, by its name."""
         return self.direction is Direction.LOWER and is_loss(self.metric)
 
 
@@ -398,25 +399,25 @@ class StateEvaluator(Protocol):
 
     @property
     def spec(self) -> str:
-        """What it is, for messages."""
+        """Name of the evaluator for messages."""
 
     @property
     def metric(self) -> str | None:
-        """The scalar that was asked for; None leaves it to the rules."""
+        """The requested scalar; None applies the default rules."""
 
     @property
     def direction(self) -> Direction | None:
-        """Which way it is better, if given."""
+        """Direction of the metric, if given."""
 
     def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint, /) -> Evaluation:
         """Return the evaluation of a state."""
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release the evaluator's resources."""
 
 
 class _ChildProcess:
-    """One child process and the directory it exchanges files through; dead after any failure of its own."""
+    """A child process and its exchange directory; unusable after any failure of the process."""
 
     def __init__(
         self, file: Path, function: str, *, isolated: bool, write: Callable[[Path], None] | None
@@ -432,28 +433,28 @@ class _ChildProcess:
                 raise
         self._output_path = self.directory / "output.txt"
         self._log: IO[bytes] = self._output_path.open("ab")
-        # An evaluator of this package needs no files of the user's. Any other is trusted by the user, and
-        # works in its file's folder, not in the working directory.
+        # An evaluator of this package needs none of the user's files. The user trusts any other evaluator; it
+        # runs in the folder of its file, not in the working directory.
         alone = isolated or write is not None
         self._process = start_python(
             [str(_CHILD), str(file), function, "isolated" if alone else "beside", *prepared],
             errors=self._log,
             environment=minimal_environment() if isolated else user_environment(),
             directory=None if alone else file.parent,
-            new_session=True,  # so that its own children die with it
+            new_session=True,  # so that the child's processes end with it
         )
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._reader = threading.Thread(target=self._receive, daemon=True)
         self._reader.start()
 
     def _receive(self) -> None:
-        """Read in a thread: a pipe cannot be waited for with a timeout on every platform."""
+        """Read in a thread, because waiting for a pipe with a timeout is not possible on every platform."""
         if self._process.stdout is not None:
             for line in self._process.stdout:
                 self._lines.put(line)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Write one command; a child that has died is noticed by `receive`."""
+        """Write one command; `receive` detects a dead child."""
         os.truncate(self._output_path, 0)  # the child appends
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -466,7 +467,7 @@ class _ChildProcess:
         Raises
         ------
         TimeoutError
-            Nothing came in time.
+            No reply came in time.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -482,12 +483,12 @@ class _ChildProcess:
                 return reply
 
     def died(self) -> str:
-        """Say how the process ended."""
+        """Return how the process ended."""
         code = self._process.wait()
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _limit_output(self) -> None:
-        """Keep only the end of what was printed once that is much: it must not fill the disk."""
+        """Discard all but the end of a large output, so that it cannot fill the disk."""
         if self._output_path.stat().st_size > _MOST_OUTPUT_BYTES:
             end = self._end_of_output()
             os.truncate(self._output_path, 0)
@@ -505,7 +506,7 @@ class _ChildProcess:
             return log.read(_OUTPUT_TAIL_BYTES)
 
     def close(self, *, kill: bool) -> None:
-        """End the process, let it finish by itself unless killed, and remove the directory."""
+        """End the process, wait for its exit unless `kill` is set, and remove the directory."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()

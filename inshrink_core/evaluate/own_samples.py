@@ -1,8 +1,8 @@
-"""An evaluator that nobody writes: a model of transformers, judged on samples of its own.
+"""Automatic evaluator: it evaluates a transformers model on generated samples.
 
-What a restore costs is a divergence of predictions over their cross-entropy, and needs no labels: any inputs
-will do that are like the training's. A language model writes such inputs itself, and those of an image model
-have a known shape. The model is made from ``config.json``, by classes of the installed `transformers` alone.
+The restore cost is a divergence of predictions over their cross-entropy, and needs no labels. Inputs only
+have to resemble the training's. A language model generates such inputs itself; an image model gets noise of a
+known shape. The model is built from ``config.json``, only with classes of the installed `transformers`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run
 
 AUTO: Final = "auto"
-"""The name of this evaluator."""
+"""Name of this evaluator."""
 
 _CONFIG: Final = "config.json"
 _STATE: Final = "state.pt"
@@ -33,40 +33,39 @@ _MOST_CONFIG_BYTES: Final = 1 << 20
 
 N_SEQUENCES: Final = 128
 LENGTH: Final = 64
-"""Sequences that a language model writes, and their tokens."""
+"""Number of sequences that a language model generates, and their length in tokens."""
 
 _MOST_LOG_PROBS: Final = 1 << 26
-"""Numbers of the predictions: 256 MB. A large vocabulary gets fewer sequences."""
+"""Maximum number of predicted values: 256 MB. A large vocabulary gets fewer sequences."""
 _LEAST_SEQUENCES: Final = 8
 
 _BURN_IN: Final = 16
-"""Tokens written before those that count, where the model knows no first one: it begins with any."""
+"""Discarded first tokens of a model without a known start token, which begins with a random one."""
 
 N_IMAGES: Final = 128
 _IMAGE_SIZE: Final = 64
-"""Images, and their width where the configuration says none."""
+"""Number of images, and their width if the configuration has none."""
 
 _IGNORED: Final = (
     *("auto_map", "quantization_config", "_attn_implementation", "attn_implementation"),
     *("dtype", "torch_dtype"),
 )
-"""What of a configuration is not taken over: code and kernels of others, the training's precision."""
+"""Ignored configuration keys: external code and kernels, and the training's precision."""
 
 _CORRECTION: Final = {"input_ids": 1.25, "pixel_values": 2.0}
-"""What a restore costs on data, over what it costs on samples, by the model's input, where that is much:
+"""Restore cost on data relative to that on generated samples, by the model's input, where the ratio is large:
 measured on GPT-2 and ResNet (``docs/design.md``)."""
 
 Evaluate = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def prepare(run: Run) -> Prepared:
-    """Return what judges the checkpoints of a run on samples of its last one.
+    """Return the evaluator's data for the checkpoints of a run, from its last checkpoint.
 
     Raises
     ------
     InputError
-        The run has no ``config.json``, or one of a model that `transformers` does not have or that this does
-        not know the inputs of.
+        The run has no ``config.json``, or `transformers` lacks the model, or the model's inputs are unknown.
     MissingExtraError
         `transformers` is not installed.
     """
@@ -82,12 +81,12 @@ def prepare(run: Run) -> Prepared:
 
 
 def model_of(last: Path, directory: Path) -> tuple[str, dict[str, Any]]:
-    """Return the class of a run's model and its configuration, as they lie by its last checkpoint.
+    """Return the class and the configuration of a run's model from the files of its last checkpoint.
 
     Raises
     ------
     InputError, MissingExtraError
-        As `prepare` does.
+        As in `prepare`.
     """
     from inshrink_core.formats.disk import parse_json
 
@@ -120,19 +119,19 @@ def model_of(last: Path, directory: Path) -> tuple[str, dict[str, Any]]:
 
 
 def likely_evaluator(beside: Path, last: Path, directory: Path) -> str:
-    """Return which evaluator a run without a named one offers; reads headers and executes nothing.
+    """Return the evaluator that a run without a named one offers; read headers and execute nothing.
 
     Parameters
     ----------
     beside
-        Where its file would be.
+        Path of a possible evaluator file.
     last, directory
-        As for `model_of`.
+        As in `model_of`.
 
     Returns
     -------
     str
-        `beside` where there is such a file, `AUTO` where a model can be built, else empty.
+        `beside` if that file exists, `AUTO` if a model can be built, otherwise an empty string.
     """
     if beside.is_file():
         return str(beside)
@@ -144,13 +143,13 @@ def likely_evaluator(beside: Path, last: Path, directory: Path) -> str:
 
 
 def evaluator_of(folder: Path) -> Evaluate:
-    """Return the evaluator that was prepared in a folder; runs in the child.
+    """Return the evaluator prepared in a folder; runs in the child process.
 
     Raises
     ------
     ValueError
-        `transformers` has no such model, it is another one than the checkpoint's, its inputs are not known,
-        or it predicts no classes.
+        `transformers` lacks the model, the checkpoint has another model, the model's inputs are unknown, or
+        it predicts no classes.
     """
     import torch
 
@@ -176,7 +175,7 @@ def evaluator_of(folder: Path) -> Evaluate:
 
 
 def _loader(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Callable[[Mapping[str, Tensor]], Any]:
-    """Return what makes a model of a state; one that is larger than the checkpoint is refused."""
+    """Return a function that builds a model from a state; refuse a model larger than the checkpoint."""
     import torch
     import transformers
 
@@ -200,7 +199,7 @@ def _loader(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Callable[
         raise ValueError(f"config.json describes {planned} parameters, and the checkpoint has {there}")
 
     def load(state: Mapping[str, Tensor]) -> Any:
-        # As from a folder of its own: names of earlier versions are known, and tied weights are tied.
+        # As from a saved folder: `from_pretrained` maps names of earlier versions and ties weights.
         model, about = made.from_pretrained(
             None, config=described, state_dict=dict(state), dtype=torch.float32, output_loading_info=True
         )
@@ -212,7 +211,7 @@ def _loader(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Callable[
 
 
 def _samples(model: Any) -> dict[str, Tensor]:
-    """Return inputs that a model is judged on, by the names that it gives them."""
+    """Return the evaluated inputs by argument name."""
     import torch
 
     config, main = model.config, model.main_input_name
@@ -239,7 +238,7 @@ def _samples(model: Any) -> dict[str, Tensor]:
 
 
 def _written(model: Any, tokens: Tensor, n: int, given: Mapping[str, Tensor]) -> Tensor:
-    """Go on with tokens as the model does, each drawn from its own prediction."""
+    """Extend token sequences with samples from the model's predictions."""
     import torch
 
     name = "decoder_input_ids" if given else "input_ids"
@@ -251,7 +250,7 @@ def _written(model: Any, tokens: Tensor, n: int, given: Mapping[str, Tensor]) ->
 
 
 def _images(model: Any) -> Tensor:
-    """Return noise as smooth as photographs are, with the variance that the first normalisation has seen."""
+    """Return noise as smooth as photographs, with the variance that the first normalisation has seen."""
     import torch
 
     config = model.config
@@ -280,7 +279,7 @@ def _images(model: Any) -> Tensor:
 
 
 def _log_probs(model: Any, samples: Mapping[str, Tensor]) -> Tensor:
-    """Return what a model predicts of its samples, a row for each."""
+    """Return the model's predictions for its samples, one row each."""
     import torch
 
     logits = getattr(model(**samples), "logits", None)
@@ -288,10 +287,10 @@ def _log_probs(model: Any, samples: Mapping[str, Tensor]) -> Tensor:
         raise ValueError(
             f"{type(model).__name__} predicts no classes, and nothing else can be judged without data"
         )
-    if logits.dim() == 4:  # a class for each pixel: (n, classes, height, width)
+    if logits.dim() == 4:  # a class per pixel: (n, classes, height, width)
         logits = logits.movedim(1, -1)
     elif "pixel_values" not in samples and model.can_generate():
-        logits = logits[:, :-1]  # what comes after the last token is not known
+        logits = logits[:, :-1]  # the token after the last one is unknown
     rows = logits.flatten(0, -2)
     most = _MOST_LOG_PROBS // rows.shape[-1]
     if len(rows) > most:
@@ -300,7 +299,7 @@ def _log_probs(model: Any, samples: Mapping[str, Tensor]) -> Tensor:
 
 
 def _next_tokens(samples: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
-    """Return what a language model has written after each token; of other models nothing is known."""
+    """Return the token that follows each position of a language model's samples; None for other models."""
     written = samples.get("decoder_input_ids", samples.get("input_ids"))
     if written is None or written.shape[0] * (written.shape[1] - 1) < len(rows):
         return None

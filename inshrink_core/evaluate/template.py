@@ -1,4 +1,4 @@
-"""An evaluator to begin with: a file that is finished but for the model's class and the held-out samples."""
+"""Template of an evaluator; only the model's class and the held-out samples are left to fill in."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from inshrink_core.errors import InputError, clipped
 
 
 def evaluator_source(model: str | None = None, which: str = "", models: Sequence[str] = ()) -> str:
-    """Return the text of an evaluator.
+    """Return the source of an evaluator.
 
     Parameters
     ----------
     model
-        ``MODULE:CLASS`` of the model; by default a name to be replaced.
+        ``MODULE:CLASS`` of the model; by default a placeholder.
     which
-        The model of a checkpoint that is judged; empty for the main one.
+        The evaluated model of a checkpoint; empty for the main one.
     models
-        What a checkpoint has beside the main model. Untrusted text, which becomes no code.
+        Further models of a checkpoint. This text is untrusted and never becomes code.
 
     Raises
     ------
     InputError
-        `model` is not of that form.
+        `model` does not have that form.
     """
     module, _, name = (model or "my_model:Model").partition(":")
     if not all(part.isidentifier() and not keyword.iskeyword(part) for part in (*module.split("."), name)):

@@ -1,6 +1,6 @@
-"""Numeric primitives, each with a reference in plain torch and kernels per device.
+"""Numeric primitives: a reference in plain PyTorch for each op, and kernels per device.
 
-Nothing above this package branches on the device. `inshrink_core.ops.registry` says how to add an op.
+Code above this package never branches on the device. `inshrink_core.ops.registry` describes how to add an op.
 """
 
 from inshrink_core.ops.registry import Backend, force_backend

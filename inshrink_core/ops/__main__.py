@@ -1,8 +1,9 @@
-"""``python -m inshrink_core.ops`` compiles the kernels now, for a wheel, an image or a checkout.
+"""``python -m inshrink_core.ops`` compiles the CPU kernels ahead of time.
 
-With ``--all`` for every level of the processors that `machine.LEVELS` names, otherwise for this one. A small
-run with tensors of each dtype is compressed and restored, which compiles what is used; the other levels are
-compiled from its signatures.
+Use it to build a wheel, an image or a checkout. With ``--all`` it compiles for every processor level in
+`machine.LEVELS`, otherwise for the level of this processor. The script compresses and restores a small run
+with tensors of each dtype, which compiles the kernels for one level. The recorded signatures then compile the
+others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from inshrink_core.execution.process import minimal_environment, start_python
 from inshrink_core.ops.cpu import machine
 
 _OPTIONS = ("", "--codec lossless --optimizer exact", "--optimizer compact", "--codec inshrinkerator")
-"""Of the archives that are written and restored."""
+"""Command-line options of the archives that the script writes and restores."""
 
 
 _STDERR = 2
@@ -50,7 +51,7 @@ def _write_run(folder: Path) -> None:
 
 
 def _compile_level(level: str) -> None:
-    """Compile for one level in this process, from the signatures that there are."""
+    """Compile for one level in this process, from the recorded signatures."""
     import inshrink_core.ops.cpu as package
 
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
@@ -61,7 +62,7 @@ def _compile_level(level: str) -> None:
 
 
 def _run(arguments: list[str], **variables: str) -> None:
-    """Run Python so that its kernels are written; exit where it fails."""
+    """Run Python in a child process that writes its kernels; exit if the process fails."""
     environment = minimal_environment() | variables | {machine.WRITE: "1"}
     process = start_python(arguments, errors=_STDERR, environment=environment)
     process.communicate()

@@ -1,4 +1,4 @@
-"""The values of a tensor as kernels take them: flat and contiguous."""
+"""Flat, contiguous values of tensors, the form that kernels take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 def sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return rows and columns of a shape: all but the first dimension together; a vector is one row.
+    """Return the numbers of rows and columns: all but the first dimension count as columns.
+
+    A vector is one row.
 
     Examples
     --------
@@ -20,13 +22,13 @@ def sides(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def as_float32(tensor: Tensor) -> Tensor:
-    """Return the values flat, contiguous, in float32 (exact for float16 and bfloat16)."""
+    """Return the values as a flat, contiguous float32 tensor (exact for float16 and bfloat16)."""
     return flat if (flat := flattened(tensor)).dtype == torch.float32 else flat.to(torch.float32)
 
 
 def flattened(tensor: Tensor) -> Tensor:
-    """Return the values flat, contiguous, with lazy negation carried out; perhaps the caller's own memory."""
-    # Each of torch's calls hands the GIL to another thread, if one waits: none where none is needed.
+    """Return the values flat and contiguous, with lazy negation applied; may share the caller's memory."""
+    # Each torch call may hand the GIL to a waiting thread, so avoid calls that are not needed.
     if tensor.requires_grad or tensor.is_neg() or not tensor.is_contiguous():
         tensor = tensor.detach().resolve_neg().contiguous()
     return tensor if tensor.dim() == 1 else tensor.view(-1)

@@ -1,19 +1,21 @@
-"""The lattice codec's ops.
+"""Ops of the lattice codec.
 
-A tensor is int32 numbers N in units of ``unit = 2**e``; a frame adds ``spacing * q``. What touches floats is
-single float32 operations: ``x = float32(N) * unit`` is exact, then one subtraction, one multiplication
-and one rounding to the nearest even integer. So every device chooses the same q.
+A tensor is represented by int32 numbers N in units of ``unit = 2**e``, so its values are ``x = N * unit``. A
+frame adds ``spacing * q`` to N, where `spacing` is the step size in units. Nearest rounding chooses
+``q = rint((w - N * unit) / (spacing * unit))`` for a value w. All float steps are single float32 operations:
+``x = float32(N) * unit`` is exact, then one subtraction, one multiplication and one rounding to the nearest
+even integer. So every device chooses the same q.
 
-The *history* of an element is a byte: bits 0-4 its context, 0 if it has not changed since the chain's
-keyframe, else ``1 + 3 * (age - 1) + pair`` where age (1 to 8, 8 for all beyond) counts the frames since
-its last change and pair says what the change before was (0 none, 1 of the same sign, 2 of the other);
-bit 5 is set if its last change was negative. A change is coded *turned*, times the sign of the last one,
-which makes contexts symmetric.
+The *context state* (`history`) of an element is a byte. Bits 0-4 hold its context: 0 if the element has not
+changed since the keyframe, else ``1 + 3 * (age - 1) + pair``. The age, 1 to 8, counts the frames since the
+last change, with 8 for all larger ages. The pair describes the change before the last one: 0 for none, 1 for
+the same sign, 2 for the opposite sign. Bit 5 is set if the last change was negative. A change is coded
+relative to the last one, that is multiplied by its sign, which makes the contexts symmetric.
 
-A turned change v is the token ``z = 2 v`` or ``-2 v - 1``, whichever is not negative, if that is below
-`FIRST_LARGE`; else, k being the place of its highest bit, ``128 + 4 (k - 7)`` and the two bits below the
-highest, the k - 2 bits below those going to a stream of *extra bits*. `EXACT` says that the element's
-value is stored beside.
+Zigzag maps such a change v to ``z = 2 v`` for v >= 0 and ``z = -2 v - 1`` otherwise. The token is z below
+`FIRST_LARGE`. For larger z, with k the position of its highest bit, the token is ``128 + 4 (k - 7)`` plus the
+two bits below the highest; the remaining k - 2 bits go to a stream of *extra bits*. The token `EXACT` marks
+an element whose value is stored separately.
 """
 
 from __future__ import annotations
@@ -28,50 +30,50 @@ from torch import Tensor
 from inshrink_core.ops.registry import op
 
 N_CONTEXTS = 25
-"""No change so far, and eight ages of three pairs."""
+"""Number of contexts: one for no change so far, and three pairs at each of eight ages."""
 
 FIRST_LARGE = 128
-"""Tokens from here on have extra bits; below, each is one change."""
+"""First token with extra bits; each smaller token stands for one value of z."""
 
 EXACT = 228
-"""Token of an element whose value is stored beside: after 25 highest bits of 4 tokens each."""
+"""Token of an element whose value is stored separately; it follows 25 highest bits of 4 tokens each."""
 
 N_TOKENS = EXACT + 1
 
 NEGATIVE = 32
-"""Bit of a history: the last change was negative."""
+"""Bit of the context state that marks a negative last change."""
 
 CONTEXT_BITS = 31
 
 OLDEST_CONTEXT = N_CONTEXTS - 3
-"""Contexts from here on do not age."""
+"""First context that does not age any further."""
 
 MAX_PRODUCT = 1 << 25
-"""Bound on abs(spacing * q): the way from one end of the integers to the other."""
+"""Bound on abs(spacing * q): the distance between the two ends of the integers' range."""
 
 MIN_GRADE, MAX_GRADE = 410, 2048
-"""Thresholds of matched gain in 4096ths: .1 and .5."""
+"""Range of the matched-gain threshold in units of 1/4096: .1 and .5."""
 
 GAIN_BINS = 2048
-"""Bins of abs(r), 256 to a spacing; what is beyond eight spacings is rounded and taken as it is."""
+"""Number of bins of abs(r), 256 per step. Larger values are rounded and used as they are."""
 
 GAIN_SLACK = 256
-"""The projection may be short of the movement's by one part in 256."""
+"""The projection may fall short of the movement's by one part in 256."""
 
 WEAK_ENERGY = 400
-"""A spacing is too coarse for a movement whose mean r² is below one part in 400: rms(r) below .05. With .2,
-as first measured, rehearsals of a small GPT end no closer and store a third more."""
+"""The step size is too coarse for a movement whose mean r² is below 1/400, that is rms(r) below .05. With .2,
+the first value tried, rehearsals of a small GPT end no closer and store a third more."""
 
 
 class Lattice(NamedTuple):
-    """A lattice, and what of it a tensor may use.
+    """Lattice of a tensor, and the range that the tensor may use.
 
     Parameters
     ----------
     unit
-        Unit, a power of two.
+        A power of two.
     spacing
-        Units from one lattice point to the next, at least 1.
+        Step size: units between neighbouring lattice points, at least 1.
     reciprocal
         ``float32(1 / (spacing * unit))``.
     bound
@@ -85,19 +87,19 @@ class Lattice(NamedTuple):
 
 
 class Rounded(NamedTuple):
-    """One tensor on its lattice.
+    """A tensor rounded to its lattice.
 
     Parameters
     ----------
     tokens : UInt8[Tensor, "n"]
     integers : Int32[Tensor, "n"]
-        N after the frame; 0 where the token is `EXACT`.
+        N after the frame; 0 for the token `EXACT`.
     history : UInt8[Tensor, "n"]
-        After the frame.
+        Context states after the frame.
     n_large, n_exact
-        How many tokens are at least `FIRST_LARGE`, and how many of them `EXACT`.
+        Number of tokens that are at least `FIRST_LARGE`, and number of `EXACT` tokens among them.
     largest
-        The largest token; 0 where nothing changed.
+        Largest token; 0 if nothing changed.
     """
 
     tokens: Tensor
@@ -109,14 +111,14 @@ class Rounded(NamedTuple):
 
 
 class Advanced(NamedTuple):
-    """A state moved by decoded tokens.
+    """State of a tensor after decoded tokens.
 
     Parameters
     ----------
     integers, history
         As in `Rounded`.
     valid
-        Whether every N is within its bound.
+        Whether every N is within the bound.
     """
 
     integers: Tensor
@@ -125,12 +127,12 @@ class Advanced(NamedTuple):
 
 
 def float32(value: float, like: Tensor) -> Tensor:
-    """Make a 0-d float32, because a Python float would be rounded by rules of its own."""
+    """Return a 0-d float32 tensor; PyTorch rounds a Python float by different rules."""
     return torch.tensor(value, dtype=torch.float32, device=like.device)
 
 
 def changes_from(values: Tensor, integers: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:
-    """Where the state lies, and how many spacings values are from it."""
+    """Return the values of the state, and the changes of the values from it in steps."""
     at = integers.to(torch.float32) * float32(lattice.unit, values)
     return at, (values - at) * float32(lattice.reciprocal, values)
 
@@ -138,7 +140,7 @@ def changes_from(values: Tensor, integers: Tensor, lattice: Lattice) -> tuple[Te
 def _from_base(
     values: Tensor, integers: Tensor | None, lattice: Lattice, base: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return by how many spacings values, and the state, are from a base."""
+    """Return the distances of the values and of the state from a base, in steps."""
     base, reciprocal = base.to(values.device), float32(lattice.reciprocal, values)
     at = torch.zeros_like(values)
     if integers is not None:
@@ -151,18 +153,19 @@ def matched_changes(
 ) -> Tensor:
     """Return the changes under matched gain, as floats.
 
-    With D the spacing, x the state, ``r = (w - base) / D`` and ``o = (x - base) / D``, the movement r becomes
-    ``y = sign(r) floor(abs(r) + 1 - t)``, or ``rint(r)`` for a grade of 0, and the change is ``rint(y - o)``.
-    t is ``grade / 4096``, or seven tenths of it where o is more than half a spacing on the side of r.
+    Let D be the step size, x the state, w the value, ``r = (w - base) / D`` and ``o = (x - base) / D``. The
+    movement r is rounded to ``y = sign(r) floor(abs(r) + 1 - t)``, or to ``rint(r)`` for grade 0. The change
+    is ``rint(y - o)``. The threshold t is ``grade / 4096``, or seven tenths of it if o exceeds half a step in
+    the direction of r.
 
     Parameters
     ----------
     values, integers, lattice
-        As given to `round_to_lattice`.
+        As in `round_to_lattice`.
     base : Float32[Tensor, "n"]
-        The values that training continued from.
+        Values that training continued from.
     grade
-        From `gain_grade`, without its sign.
+        Result of `gain_grade` without its sign.
     """
     r, o = _from_base(values, integers, lattice, base)
     crossed = torch.where(r < 0, -o, o) > 0.5
@@ -173,7 +176,7 @@ def matched_changes(
 
 
 def next_history(changes: Tensor, turned: Tensor, history: Tensor) -> Tensor:
-    """Return the history after changes; `turned` are the changes times the sign of the last ones."""
+    """Return the context states after changes; `turned` holds the changes times the sign of the last ones."""
     context = history & CONTEXT_BITS
     aged = history + 3 * ((context > 0) & (context < OLDEST_CONTEXT)).to(torch.uint8)
     pair = torch.where(context == 0, 1, torch.where(turned > 0, 2, 3)).to(torch.uint8)
@@ -182,7 +185,7 @@ def next_history(changes: Tensor, turned: Tensor, history: Tensor) -> Tensor:
 
 
 def _tokens_of(z: Tensor) -> Tensor:
-    """Tokens of z, int64."""
+    """Return the tokens of z as int64."""
     place = torch.zeros_like(z)
     for k in range(1, 40):
         place += (z >> k) > 0
@@ -198,26 +201,30 @@ def round_to_lattice(
     lattice: Lattice,
     changes: Tensor | None = None,
 ) -> Rounded:
-    """Choose the changes of a frame, and return them as tokens with the state after them.
+    """Choose the changes of a frame; return their tokens and the state after them.
 
     Parameters
     ----------
     values : Float32[Tensor, "n"]
-        Contiguous, any device; what is not finite becomes `EXACT`.
+        Contiguous, any device; values that are not finite become `EXACT`.
     integers : Int32[Tensor, "n"] or None
-        N before the frame, within the bound. None: zeros, where the values are.
+        N before the frame, within the bound. None stands for zeros on the device of the values.
     history : UInt8[Tensor, "n"] or None
-        Before the frame; None: no element has changed.
+        Context states before the frame. With None, no element has changed.
     lattice
-        The lattice.
+        Lattice of the tensor.
     changes : Float32[Tensor, "n"] or None
-        None: each value goes to the nearest lattice point, ``q = rint((w - N unit) / (spacing unit))``. Else
-        q, chosen before (`matched_changes`, `inshrink_core.ops.shaping.shape_changes`).
+        With None, each value goes to the nearest lattice point, ``q = rint((w - N unit) / (spacing unit))``.
+        Otherwise the chosen q (`matched_changes`, `inshrink_core.ops.shaping.shape_changes`).
 
     Returns
     -------
     Rounded
-        Where the integers are. O(n).
+        On the device of the integers.
+
+    Notes
+    -----
+    O(n).
     """
     if integers is None:
         integers = torch.zeros(values.numel(), dtype=torch.int32, device=values.device)
@@ -254,18 +261,18 @@ def advance(
     history: Tensor | None,
     lattice: Lattice,
 ) -> Advanced:
-    """Apply decoded tokens to a state: the inverse of `round_to_lattice`.
+    """Apply decoded tokens to a state; the inverse of `round_to_lattice`.
 
     Parameters
     ----------
     tokens : UInt8[Tensor, "n"]
-        Any below `N_TOKENS`.
+        Each below `N_TOKENS`.
     large
-        z of the tokens from `FIRST_LARGE` on but for `EXACT`, in order.
+        z of the tokens from `FIRST_LARGE` on except `EXACT`, in order.
     integers, history
-        Before the frame; None: zeros.
+        State before the frame; None stands for zeros.
     lattice
-        The lattice.
+        Lattice of the tensor.
     """
     z = tokens.long()
     exact = tokens == EXACT
@@ -283,13 +290,13 @@ def advance(
 
 
 def scale_integers(integers: Tensor, unit: float) -> Tensor:
-    """Return the values ``N * unit`` that integers stand for, in memory of their own.
+    """Return the values ``N * unit`` of integers in newly allocated memory.
 
     Parameters
     ----------
     integers : Int32[Tensor, "n"]
     unit
-        Unit, a power of two.
+        A power of two.
 
     Returns
     -------
@@ -300,15 +307,16 @@ def scale_integers(integers: Tensor, unit: float) -> Tensor:
 
 
 def _best_grade(counts: NDArray[np.int64], beyond: int) -> int:
-    """Return the grade from counts by (crossed, bin) and of values beyond the bins.
+    """Return the grade from counts by (crossed, bin), and from the number of values beyond the bins.
 
-    In integers: a bin's abs(r) is ``(2 b + 1) / 512``, thresholds are 4096ths, sums are in 512ths squared.
+    The computation uses integers. Bin b stands for ``abs(r) = (2 b + 1) / 512``, thresholds are in units of
+    1/4096, and sums in units of 1/512 squared.
     """
     bins = np.arange(GAIN_BINS)
     twice = 2 * bins + 1
     energy = int((counts * twice * twice).sum())
     plain = int((counts * twice * ((twice + 256) // 512 * 512 - twice)).sum())
-    # Values at the lower edge of their bin are counted at its middle: that much may be missing.
+    # A value at the lower edge of its bin counts as its middle; the slack covers the difference.
     slack = energy // GAIN_SLACK
     if plain + slack >= 0:
         return 0
@@ -319,7 +327,7 @@ def _best_grade(counts: NDArray[np.int64], beyond: int) -> int:
         steps = (16 * bins + 8 + 4096 - thresholds) // 4096
         enough = int((counts * twice * (steps * 512 - twice)).sum()) + slack >= 0
         low, high = (grade, high) if enough else (low, grade)
-    # What is beyond the bins has at least 8 squared.
+    # The square of a value beyond the bins is at least 8².
     if low < MIN_GRADE or (beyond == 0 and WEAK_ENERGY * energy < int(counts.sum()) * 512 * 512):
         return -max(low, MIN_GRADE)
     return low
@@ -328,14 +336,15 @@ def _best_grade(counts: NDArray[np.int64], beyond: int) -> int:
 def gain_grade(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice) -> int:
     """Return the threshold of matched gain.
 
-    With ``r = (w - base) / D`` the largest t is taken for which the projection of the rounded movement on
-    the movement is at least the movement's own, from an integer histogram of ``floor(256 abs(r))``.
+    With ``r = (w - base) / D`` and ``y(t) = sign(r) floor(abs(r) + 1 - t)``, the function takes the largest t
+    for which the projection ``sum(y r)`` is at least the movement's energy ``sum(r r)``. It computes both
+    from an integer histogram of ``floor(256 abs(r))``.
 
     Returns
     -------
     int
-        4096 t, from `MIN_GRADE` to `MAX_GRADE`; 0 where plain rounding keeps the movement; negative,
-        ``-4096 t``, where the spacing is too coarse: rms(r) is below .05, or even t = .1 falls short.
+        4096 t, from `MIN_GRADE` to `MAX_GRADE`; 0 if plain rounding preserves the movement. Negative, ``-4096
+        t``, if the step size is too coarse: rms(r) is below .05, or even t = .1 falls short.
     """
     r, o = _from_base(values, integers, lattice, base)
     crossed, scaled = torch.where(r < 0, -o, o) > 0.5, r.abs() * 256
@@ -349,18 +358,18 @@ def gain_grade(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice)
 def large_changes(
     tokens: Tensor, before: Tensor | None, after: Tensor, history: Tensor | None, spacing: int
 ) -> NDArray[np.int64]:
-    """Return z of the tokens from `FIRST_LARGE` on but for `EXACT`, in order.
+    """Return z of the tokens from `FIRST_LARGE` on except `EXACT`, in order.
 
     Parameters
     ----------
     tokens : UInt8[Tensor, "n"]
-        From `round_to_lattice`.
+        Result of `round_to_lattice`.
     before, after : Int32[Tensor, "n"]
-        The integers it was given (None: zeros), and those it returned.
+        The integers that it got (None stands for zeros), and those it returned.
     history : UInt8[Tensor, "n"] or None
-        The history it was given.
+        The context states that it got.
     spacing
-        Units from one lattice point to the next.
+        Step size in units.
     """
     at = ((tokens >= FIRST_LARGE) & (tokens != EXACT)).nonzero().view(-1)
     moved = after[at].long() - (0 if before is None else before[at].long())
@@ -373,7 +382,7 @@ def large_changes(
 
 
 def sum_tokens(tokens: Tensor, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the sums of the rows and of the columns of tokens in row-major order, at least one."""
+    """Return the row sums and column sums of tokens in row-major order; at least one token is needed."""
     matrix = tokens.view(n_rows, -1)
     rows, columns = matrix.sum(1, dtype=torch.int64), matrix.sum(0, dtype=torch.int64)
     return rows.cpu().numpy(), columns.cpu().numpy()

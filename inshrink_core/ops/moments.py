@@ -1,15 +1,16 @@
-"""The moments codec's ops.
+"""Ops of the moments codec.
 
-Units are powers of the root of two, counted in *half octaves*: a row's and a column's, added. To take a value
-in units is to multiply it with the unit of the negative exponent: one over the unit but for the last bit, and
-several times as fast. Integers and codes follow from float64 sums in one order, from single float32
-operations, and from comparisons, so every implementation returns the same bits. What has an element for each
-of a tensor's is a tensor, on any device and all on the same; what has one for each row or column is an array
-in host memory.
+Units are powers of √2. The exponent of an element's unit, counted in *half octaves* k, is the sum of its
+row's and its column's exponent, and the unit is ``2**(k / 2)``. A value is expressed in units by multiplying
+it with the unit of exponent -k. That equals the reciprocal of the unit up to the last bit and is several
+times as fast as a division. Integers and codes follow from float64 sums in a fixed order, single float32
+operations and comparisons, so every implementation returns the same bits. Data with an entry per element are
+tensors, all on the same device; data with an entry per row or column are arrays in host memory.
 
-Sums of rows are made of slices of `LINE` elements: element i is added to sum i modulo `N_SUMS`, from first
-to last, neighbouring sums are added until one is left, and slices from first to last. Sums of columns are
-made of bands of `BAND` rows, each from first to last, as bands are.
+Row sums run over slices of `LINE` elements. In a slice, element i is added to partial sum i modulo `N_SUMS`,
+from first to last; then neighbouring partial sums are added pairwise until one is left; then the slices are
+added from first to last. Column sums run over bands of `BAND` rows, each from first to last, and then over
+the bands.
 """
 
 from __future__ import annotations
@@ -29,74 +30,76 @@ Float64s = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
 ZERO_POINT = 128
-"""Integers, residuals and column exponents are stored with this added."""
+"""Offset of stored integers, residuals and column exponents."""
 
 LARGEST_INTEGER = 127
 
 FRACTION_BITS = 8
-"""Of magnitudes in units, where the threshold is sought: all sums are of integers, so equal everywhere."""
+"""Fractional bits of magnitudes in the threshold search; all sums are integer sums, equal on every device."""
 
 MAX_MAGNITUDE = (LARGEST_INTEGER + 1) << FRACTION_BITS
-"""Larger magnitudes count as this one."""
+"""Upper bound of counted magnitudes; larger ones are clipped to it."""
 
 N_SUMS, LINE, BAND = 16, 1 << 12, 1 << 8
-"""Running sums of a slice, elements of a slice, and rows of a band: enough of all for every core of a GPU."""
+"""Partial sums per slice, elements per slice, and rows per band: enough to occupy every core of a GPU."""
 
 LOWEST, HIGHEST = -252, 252
-"""Half octaves of the smallest and largest unit: normal float32 numbers."""
+"""Exponents in half octaves of the smallest and the largest unit, both normal float32 numbers."""
 
 MAX_BASE = 1024
-"""Largest magnitude of a base."""
+"""Largest absolute value of a base."""
 
 LEAST_BASE = -600
-"""Half octaves of the largest value below which a base does not follow it."""
+"""Smallest base, in half octaves; a base does not follow a largest value below it."""
 
 HEADROOM = 54
-"""Half octaves that the largest value may grow by before the codes of a chain begin anew."""
+"""Half octaves by which the largest value may grow before the chain needs a new base."""
 
 NO_ROW = -(1 << 20)
-"""Exponent of a row of zeros, below every other."""
+"""Exponent of a row of zeros, less than every other exponent."""
 
 EIGHTHS = tuple(2.0 ** (k / 8 - 1) for k in range(1, 8))
-"""Mantissas from .5 to 1 from which on there is one eighth of an octave more."""
+"""Mantissa thresholds between .5 and 1: each marks one more eighth of an octave."""
 
 OCTAVE_CARRY = 0x800000 - 0x3504F3
-"""What carries a mantissa from the root of two on into the exponent: rounding to octaves is one addition."""
+"""Addend that carries mantissas of at least √2 into the exponent, so one addition rounds to octaves."""
 
 PLAIN_THRESHOLD, LOWEST_THRESHOLD = 128, 26
-"""Thresholds in 256ths of a unit: plain rounding, and a tenth, below which all that is left is noise."""
+"""Largest and smallest threshold in 1/256 unit: plain rounding, and a tenth; below a tenth only noise is
+left."""
 
 UNIT_RANGE = (0.25, 2.0)
-"""Of the unit of a first moment, by what it is allowed."""
+"""Range of a first moment's unit relative to the unit that its bound allows."""
 
 MAX_HALVINGS = 6
-"""Of the unit, where no threshold is low enough: values of very different size in one tensor."""
+"""Maximum number of halvings of the unit if no threshold is low enough, as in tensors of very mixed scale."""
 
 NO_BYTES = torch.zeros(0, dtype=torch.uint8)
-"""Of tensors that a form does not have."""
+"""Placeholder of tensors that a form lacks."""
 
 _SQRT2 = np.float32(math.sqrt(2))
 
 LOGARITHMS = tuple(round(256 * math.log2(1 + (k + 0.5) / 1024)) for k in range(1024))
-"""Of one plus a fraction, by its first ten bits: 256ths of an octave."""
+"""``log2(1 + f)`` in 1/256 octave, indexed by the first ten bits of the fraction f."""
 
 LEAST_MOVE = 26
-"""Of codes after a restore, 256ths of an octave: below it octaves are drawn (``docs/design.md``)."""
+"""Mean change of codes after a restore, in 1/256 octave, below which octaves are dithered
+(``docs/design.md``)."""
 
 PLACE_FACTOR, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
-"""Odd numbers that mix the bits of a place (Knuth; Appleby, MurmurHash3)."""
+"""Odd multipliers that mix the bits of a position (Knuth; Appleby, MurmurHash3)."""
 
 
 class Codes(NamedTuple):
-    """A tensor of optimizer state as bytes: of each row and column, and of each element.
+    """A tensor of optimizer state as byte codes: one per row, per column and per element.
 
     Parameters
     ----------
     base
-        Half octaves (of a vector, octaves) that code 1 stands for is ``base + 1``.
+        Code 1 stands for the exponent ``base + 1`` in half octaves (in octaves for a vector).
     rows, columns, elements : UInt8[Tensor, "..."]
-        Exponents of rows, 0 for a row of zeros, and of columns plus `ZERO_POINT`; octaves, integers or
-        residuals of elements. What there is not is empty.
+        Row exponents, 0 for a row of zeros; column exponents plus `ZERO_POINT`; and octaves, integers or
+        residuals of the elements. Parts that a form lacks are empty.
     """
 
     base: int
@@ -110,7 +113,7 @@ class Codes(NamedTuple):
 
 
 class Units(NamedTuple):
-    """Exponents of the unit of each element, in half octaves: that of its row and that of its column.
+    """Exponents of the units in half octaves; an element's exponent is its row's plus its column's.
 
     Parameters
     ----------
@@ -123,7 +126,7 @@ class Units(NamedTuple):
 
 
 def half_octave_values(exponents: Int64s) -> NDArray[np.float32]:
-    """Return ``2**(k / 2)`` in float32, the root of two rounded once; k is first clipped to +-252.
+    """Return ``2**(k / 2)`` in float32, with √2 rounded once; k is clipped to ±252 first.
 
     Examples
     --------
@@ -136,7 +139,7 @@ def half_octave_values(exponents: Int64s) -> NDArray[np.float32]:
 
 
 def base_of(largest: int, before: int, known: bool) -> int:
-    """Return the base of the frame before, if known, where the largest exponent still fits, or a new one."""
+    """Return the previous base if it is known and the largest exponent still fits, else a new one."""
     if known and 1 <= largest - before <= 255:
         return before
     return max(largest, LEAST_BASE) - (255 - HEADROOM)
@@ -146,33 +149,33 @@ def base_of(largest: int, before: int, known: bool) -> int:
 def round_first(
     values: Tensor, second: Tensor | None, n_rows: int, unit: float, allowed: float | None
 ) -> Codes | None:
-    """Round to integers in units of a power of two times row and column, so that the projection is preserved.
+    """Round a first moment to integers in units per row and column, so that the projection is preserved.
 
     Parameters
     ----------
     values : Float32[Tensor, "n"]
-        Contiguous, at least one, as in all that follow.
+        Contiguous, at least one value; the same holds for the functions below.
     second : Float32[Tensor, "n"] or None
-        The second moment of the same parameter: its root gives rows and columns their units. Without
-        it, or where it will not do, the root mean squares of the values' own rows do.
+        Second moment of the same parameter. Its square root sets the units of rows and columns. Without it,
+        or if it is unsuitable, the root mean squares of the rows of `values` set them.
     n_rows
-        Rows of equal length.
+        Number of rows, all of equal length.
     unit
-        In root mean squares of the values, where rows and columns are equal; 0: they are left out.
+        Unit in root mean squares of the values. 0 omits the tensor.
     allowed
-        The unit that is fine enough, over the root of the second moment if there is one: taken in the place
-        of `unit`, but for a quarter of that at least and twice that at most. Not where there is one that
-        will not do.
+        Unit that the error bound allows, divided by the root of the second moment if one is given. It
+        replaces `unit`, clipped to between a quarter of `unit` and twice `unit`, unless the second moment is
+        unsuitable.
 
     Returns
     -------
     Codes or None
-        All empty where nothing but zeros is left; None where a value is not finite.
+        All parts are empty if only zeros remain. None if a value is not finite.
 
     Notes
     -----
-    With z the values in units, the integers are ``sign(z) * floor(abs(z) + 1 - t)`` with the largest t
-    between .1 and .5 for which their sum of products with z reaches that of the squares of z. O(n).
+    With z the values in units, the integers are ``sign(z) * floor(abs(z) + 1 - t)``. The threshold t is the
+    largest one between .1 and .5 for which ``sum(integers * z) >= sum(z * z)``. O(n).
     """
     n = values.numel()
     if not bool(values.isfinite().all()):
@@ -180,7 +183,7 @@ def round_first(
     adaptive = second is not None and squares_cover(second, values)
     sums = sum_sides(second if second is not None and adaptive else values, n_rows, not adaptive)
     rows, columns = _log_means(sums)
-    # Own columns would give the largest value of a row and a column a unit beyond itself.
+    # Column exponents per eighth could put the largest value of a row and column a unit too high.
     columns = ((columns + 4) >> 3).clip(-ZERO_POINT, ZERO_POINT - 1) if adaptive else np.zeros_like(columns)
     rows = np.where(rows > NO_ROW, (rows + 4) >> 3, NO_ROW)
     reaches = row_reaches(values, n_rows, columns)
@@ -200,7 +203,7 @@ def round_first(
 
 @op
 def round_second(values: Tensor, n_rows: int, before: Codes | None, tolerance: float | None) -> Codes | None:
-    """Return factors of rows and columns in half octaves, and the octave of each element relative to them.
+    """Return row and column factors in half octaves, and the octave of each element relative to them.
 
     The factors are the means of rows and columns (Adafactor: Shazeer & Stern, 2018, section 3).
 
@@ -208,17 +211,21 @@ def round_second(values: Tensor, n_rows: int, before: Codes | None, tolerance: f
     ----------
     values : Float32[Tensor, "n"]
     n_rows
-        Rows of equal length.
+        Number of rows, all of equal length.
     before
-        Those of the frame before: codes stay where they are near enough.
+        Codes of the previous frame; a code that is still within the tolerance does not change.
     tolerance
-        Octaves that are near enough for an element, at least .5; for a row or a column it is three quarters
-        of a half octave. None: factors alone.
+        Tolerance of an element's code in octaves, at least .5. For rows and columns the tolerance is three
+        quarters of a half octave. None: return only the factors.
 
     Returns
     -------
     Codes or None
-        None where a value is below zero or not finite. O(n).
+        None if a value is negative or not finite.
+
+    Notes
+    -----
+    O(n).
     """
     if not bool((values.isfinite() & (values >= 0)).all()):
         return None
@@ -238,18 +245,22 @@ def round_second(values: Tensor, n_rows: int, before: Codes | None, tolerance: f
 
 @op
 def round_vector(values: Tensor, before: int | None) -> Codes | None:
-    """Round to powers of two; zero stays zero, and nothing else becomes it.
+    """Round to powers of two; zero stays zero, and no other value becomes zero.
 
     Parameters
     ----------
     values : Float32[Tensor, "n"]
     before
-        The base of the frame before, which is used again where it can be.
+        Base of the previous frame, used again if possible.
 
     Returns
     -------
     Codes or None
-        Elements alone; None where a value is below zero or not finite. O(n).
+        Element codes only; None if a value is negative or not finite.
+
+    Notes
+    -----
+    O(n).
     """
     if not bool((values.isfinite() & (values >= 0)).all()):
         return None
@@ -267,7 +278,7 @@ def _codes(base: int, rows: Int64s, columns: Int64s, elements: Tensor) -> Codes:
 
 
 def _eighths(values: Float64s) -> Int64s:
-    """Return the whole eighths of octaves in numbers; `NO_ROW` in zero."""
+    """Return ``floor(8 log2(value))``; `NO_ROW` for zero."""
     fractions, exponents = np.frexp(values)
     found = 8 * (exponents.astype(np.int64) - 1) + np.searchsorted(EIGHTHS, fractions, side="right")
     return np.where(values > 0, found, NO_ROW)
@@ -276,7 +287,7 @@ def _eighths(values: Float64s) -> Int64s:
 def _log_means(
     sums: tuple[Float64s, Float64s],
 ) -> tuple[Int64s, Int64s]:
-    """Return the eighths of row means, and of column means over that of all."""
+    """Return 8 log2, rounded down, of the row means, and of the column means relative to the overall mean."""
     rows, columns = sums
     mean = float(rows.cumsum()[-1]) / (rows.size * columns.size)
     relative = columns / rows.size / mean if mean > 0 else np.ones(columns.size)
@@ -284,7 +295,7 @@ def _log_means(
 
 
 def _near_codes(eighths: Int64s, before: Tensor | None, least: int) -> Int64s:
-    """Return half octaves as codes; old ones where those are near enough: no number is on their edges."""
+    """Return half octaves as codes; an old code stays if it is near enough (no value falls on an edge)."""
     codes = ((eighths + 2) >> 2).clip(least, 255)
     if before is None:
         return codes
@@ -294,9 +305,9 @@ def _near_codes(eighths: Int64s, before: Tensor | None, least: int) -> Int64s:
 
 
 def _chosen(values: Tensor, rows: Int64s, columns: Int64s, reaches: Float64s) -> tuple[Int64s, int]:
-    """Return exponents of rows and the threshold; where none preserves the projection, units are halved."""
+    """Return row exponents and the threshold; halve the units if no threshold preserves the projection."""
     most = reaches / (LARGEST_INTEGER + 0.25)
-    # A row whose integers would not fit a byte has a coarser unit.
+    # A row whose integers would exceed a byte gets a coarser unit.
     least = _eighths(most)
     least = (least >> 2) + ~((least & 7 == 0) & (np.frexp(most)[0] == 0.5))
     for halvings in range(MAX_HALVINGS + 1):
@@ -308,10 +319,7 @@ def _chosen(values: Tensor, rows: Int64s, columns: Int64s, reaches: Float64s) ->
 
 
 def _threshold(counts: Int64s) -> int | None:
-    """Return the largest threshold that preserves the projection; None where none is low enough.
-
-    `counts` are those of magnitudes.
-    """
+    """Return the largest threshold that preserves the projection, or None, from counts of magnitudes."""
     at = np.flatnonzero(counts)
     counts = counts[at] * at
 
@@ -325,13 +333,13 @@ def _threshold(counts: Int64s) -> int | None:
 
 
 def squares_cover(squares: Tensor, values: Tensor) -> bool:
-    """Whether second moments are finite, not negative, and above zero wherever a value is not zero."""
+    """Return whether second moments are finite, nonnegative, and positive wherever a value is nonzero."""
     fits = squares.isfinite() & ((squares > 0) | ((squares == 0) & (values == 0)))
     return bool(fits.all())
 
 
 def _added(parts: Tensor) -> Tensor:
-    """Add up along the last dimension but one, from first to last: a scan on a GPU has another order."""
+    """Sum along the second-last dimension from first to last; a scan on a GPU uses another order."""
     total = torch.zeros_like(parts[..., 0, :])
     for k in range(parts.shape[-2]):
         total = total + parts[..., k, :]
@@ -349,8 +357,8 @@ def _sums_of_rows(terms: Tensor) -> Float64s:
 
 
 def sum_sides(values: Tensor, n_rows: int, squared: bool) -> tuple[Float64s, Float64s]:
-    """Sum rows and columns of finite values in row-major order; or of their squares."""
-    # A running sum begins with +0.0, which -0.0 does not change.
+    """Return the sums of rows and columns of finite values, or of their squares, in row-major order."""
+    # A running sum starts at +0.0; adding -0.0 leaves it unchanged.
     terms = values.double().view(n_rows, -1) + 0.0
     if squared:
         terms *= terms
@@ -370,13 +378,13 @@ def _values_of(exponents: Tensor) -> Tensor:
 
 
 def relative_square(values: Tensor, units: Units) -> float:
-    """Return the sum of the squares of finite values in their units: the sums of rows from first to last."""
+    """Return the sum of the squares of finite values in their units; row sums are added in order."""
     relative = values.double() * _values_of(-_exponents(units, values.device))
     return float(_sums_of_rows(relative.square().view(units.rows.size, -1)).cumsum()[-1])
 
 
 def row_reaches(values: Tensor, n_rows: int, columns: Int64s) -> Float64s:
-    """Return the largest magnitude of each row of finite values, in units of the columns alone."""
+    """Return the largest magnitude of each row of finite values, in units of the columns only."""
     by_column = _values_of(torch.from_numpy(-columns).to(values.device))
     reaches: Float64s = (values.double().abs().view(n_rows, -1) * by_column).amax(1).cpu().numpy()
     return reaches
@@ -388,12 +396,12 @@ def _magnitudes(values: Tensor, units: Units) -> Tensor:
 
 
 def count_magnitudes(values: Tensor, units: Units) -> Int64s:
-    """Count the magnitudes of finite values in 256ths of their units, rounded down.
+    """Count the magnitudes of finite values in 1/256 of their units, rounded down.
 
     Returns
     -------
     int64, (MAX_MAGNITUDE + 1,)
-        What is larger counts as the last.
+        Larger magnitudes count in the last bin.
     """
     counts: Int64s = torch.bincount(_magnitudes(values, units), minlength=MAX_MAGNITUDE + 1).cpu().numpy()
     return counts
@@ -409,7 +417,7 @@ def round_in_units(values: Tensor, units: Units, threshold: int) -> Tensor:
     units
         Of rows and columns.
     threshold
-        In 256ths of a unit, as magnitudes are.
+        In units of 1/256, as magnitudes are.
 
     Returns
     -------
@@ -421,7 +429,7 @@ def round_in_units(values: Tensor, units: Units, threshold: int) -> Tensor:
 
 
 def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, tolerance: float) -> Tensor:
-    """Return the octave of each value relative to its unit, plus `ZERO_POINT`; 0 where it is not above zero.
+    """Return the octave of each value relative to its unit, plus `ZERO_POINT`; 0 for values not above zero.
 
     Parameters
     ----------
@@ -430,9 +438,9 @@ def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, tolera
     units
         Of rows and columns.
     before : UInt8[Tensor, "n"] or None
-        Codes that stay where they are near enough, but for 0.
+        Codes of the previous frame. A code within the tolerance stays, except for 0.
     tolerance
-        Octaves that are near enough, 0 to 64.
+        Tolerance in octaves, 0 to 64.
 
     Returns
     -------
@@ -440,12 +448,12 @@ def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, tolera
 
     Notes
     -----
-    With ``y = log2(value) - unit / 2`` the octave is y to the nearest even integer, -127 to 127, and a code
-    is near enough where it is at most `tolerance` away from y.
+    With ``y = log2(value) - unit / 2`` the octave is y rounded to the nearest even integer, -127 to 127. A
+    code is within the tolerance if it is at most `tolerance` away from y.
     """
     mantissas, exponents = torch.frexp(values.double())
-    # Of a power of two the logarithm is taken of one, so that a tie is one on every processor; all others are
-    # further from an edge than logarithms differ.
+    # For a power of two the logarithm is computed of exactly 1, so a tie is a tie on every processor. All
+    # other values are farther from an edge than logarithms differ between processors.
     logarithms = (2 * mantissas).log2() + (exponents - 1)
     wanted = logarithms - 0.5 * _exponents(units, values.device)
     wanted = torch.where(values > 0, wanted, 0.0)
@@ -457,7 +465,7 @@ def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, tolera
 
 
 def carry_octaves(values: Tensor, units: Units, before: Tensor, rounded: Tensor) -> Tensor | None:
-    """Return octaves that have moved, from those before, by what the values have moved.
+    """Move octave codes by as much as the values have moved; return the new codes.
 
     Parameters
     ----------
@@ -466,22 +474,22 @@ def carry_octaves(values: Tensor, units: Units, before: Tensor, rounded: Tensor)
     units
         Of rows and columns.
     before : UInt8[Tensor, "n"]
-        Octaves relative to these units, plus `ZERO_POINT`; 0 for what was zero.
+        Octaves relative to these units, plus `ZERO_POINT`; 0 for zero.
     rounded : UInt8[Tensor, "n"]
-        What becomes of a value that was zero, or is.
+        Codes for values that are zero now or were zero before.
 
     Returns
     -------
     UInt8[Tensor, "n"] or None
-        None where values are less than `LEAST_MOVE` from their codes in the mean: a threshold would leave all
-        that move steadily, if slowly, where they are.
+        None if the values are on average less than `LEAST_MOVE` from their codes: a threshold would never
+        move values that change steadily but slowly.
 
     Notes
     -----
-    With z how far a value is from its code, in octaves and whole 256ths by `LOGARITHMS`, codes move by
-    ``sign(z) * floor(abs(z) + 1 - t)``, with a threshold t for values that have grown and one for the
-    others, each the largest between .1 and .5 for which the moves' sum of products with z reaches that of
-    the squares of z. O(n).
+    Let z be the distance of a value from its code in octaves, in units of 1/256 by `LOGARITHMS`. A code moves
+    by ``sign(z) * floor(abs(z) + 1 - t)``. Values that have grown have one threshold t, the others another.
+    Each t is the largest one between .1 and .5 for which ``sum(move * z) >= sum(z * z)`` over its values.
+    O(n).
     """
     moves = _distances(values, units) - 256 * (before.long() - ZERO_POINT)
     moves = moves.clamp(-MAX_MAGNITUDE, MAX_MAGNITUDE)
@@ -500,9 +508,9 @@ def carry_octaves(values: Tensor, units: Units, before: Tensor, rounded: Tensor)
 
 @op
 def draw_octaves(values: Tensor, units: Units, draw: int) -> Tensor:
-    """Return the octave below or above each value relative to its unit, by chance, plus `ZERO_POINT`.
+    """Return the octave below or above each value relative to its unit, chosen by dither, plus `ZERO_POINT`.
 
-    The nearer one has the better chance, so that octaves are right in the mean (stochastic rounding).
+    The nearer octave is more likely, so that octaves are unbiased (stochastic rounding).
 
     Parameters
     ----------
@@ -511,8 +519,8 @@ def draw_octaves(values: Tensor, units: Units, draw: int) -> Tensor:
     units
         Of rows and columns.
     draw
-        1 to 255. The same one draws the same number for a place again, so that a value that stays keeps its
-        octave.
+        Dither seed, 1 to 255. The same seed gives the same number at a position, so a constant value keeps
+        its octave.
 
     Returns
     -------
@@ -521,8 +529,8 @@ def draw_octaves(values: Tensor, units: Units, draw: int) -> Tensor:
 
     Notes
     -----
-    With ``y = log2(value) - unit / 2`` in whole 256ths by `LOGARITHMS`, the octave is ``floor(y + k / 256)``,
-    -127 to 127, where k is a hash of place and draw, 0 to 255. O(n).
+    With ``y = log2(value) - unit / 2`` in units of 1/256 by `LOGARITHMS`, the octave is ``floor(y + k /
+    256)``, -127 to 127, where k, 0 to 255, is a hash of position and seed. O(n).
     """
     mixed = torch.arange(values.numel(), device=values.device) + draw * PLACE_FACTOR
     mixed = (mixed * FIRST_FACTOR) & 0xFFFFFFFF
@@ -533,7 +541,7 @@ def draw_octaves(values: Tensor, units: Units, draw: int) -> Tensor:
 
 
 def _distances(values: Tensor, units: Units) -> Tensor:
-    """Return logarithms of values relative to their units, in 256ths of an octave."""
+    """Return ``log2(value) - unit / 2`` in units of 1/256 octave."""
     mantissas, exponents = torch.frexp(values)
     above = torch.tensor(LOGARITHMS, device=values.device)[((2 * mantissas - 1) * 1024).int().clamp(0)]
     return 256 * (exponents.long() - 1) + above - 128 * _exponents(units, values.device).view(-1)
@@ -541,21 +549,21 @@ def _distances(values: Tensor, units: Units) -> Tensor:
 
 @op
 def expand_units(rows: Tensor, columns: Tensor, elements: Tensor | None, base: int, scaled: bool) -> Tensor:
-    """Return the values that row, column and element codes stand for.
+    """Return the values that row, column and element codes represent.
 
     Parameters
     ----------
     rows : UInt8[Tensor, "n_rows"]
-        Half octaves above `base`; 0: zeros.
+        Half octaves above `base`; 0 stands for a row of zeros.
     columns : UInt8[Tensor, "n_columns"]
         Half octaves plus `ZERO_POINT`.
     elements : UInt8[Tensor, "n_rows * n_columns"] or None
-        Integers in units if `scaled`, else octaves beside them, 0 for zero; both plus `ZERO_POINT`. None: the
-        units themselves.
+        Integers in units if `scaled`, otherwise octaves relative to the units, 0 for zero; both plus
+        `ZERO_POINT`. None: return the units.
     base
         Half octaves, at most 1024 in magnitude.
     scaled
-        What the elements are.
+        Whether the elements are integers in units.
 
     Returns
     -------

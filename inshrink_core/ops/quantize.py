@@ -1,10 +1,10 @@
-"""The codebook codecs' ops.
+"""Ops of the codebook codecs.
 
-The *key* of a value is the upper half of its float32 bits: sign, exponent and seven bits of mantissa.
-The *magnitude key* is the key without its sign, the *sensitivity key* the magnitude key of the float32
-product of value and gradient, where every NaN counts as infinite. Keys are integers in the order of the
-magnitudes they stand for; integers decide everything, so that no result depends on the device, on the
-number of threads or on the order of summation.
+The *key* of a value is the upper half of its float32 bits: sign, exponent and seven bits of mantissa. The
+*magnitude key* is the key without its sign. The *sensitivity key* is the magnitude key of the float32 product
+``value * gradient``, where every NaN counts as infinite. Keys of magnitudes are integers in the order of the
+magnitudes. All decisions compare integers, so no result depends on the device, the number of threads or the
+order of summation.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ INFINITE_KEY = 0x7F80
 """Magnitude key of infinity; larger ones are NaN."""
 
 PRUNED = 0
-"""Symbol of a parameter that decodes to zero."""
+"""Symbol of a pruned parameter, which decodes to zero."""
 
 PROTECTED = 1
-"""Symbol of a parameter whose value is stored beside the symbols; bins follow from 2 on."""
+"""Symbol of a parameter whose value is stored separately; bins start at symbol 2."""
 
 
 def _keys(values: Tensor) -> Tensor:
-    """Signed keys as int32, because torch has no shift of unsigned 16-bit integers."""
+    """Return signed keys as int32, because PyTorch has no shift of unsigned 16-bit integers."""
     return (as_float32(values).view(torch.int32) >> 16) & (N_KEYS - 1)
 
 
 def _sensitivity_keys(values: Tensor, gradient: Tensor) -> Tensor:
-    """One float32 product and no other float operation, hence equal on every device."""
+    """Return the keys of one float32 product, which is equal on every device."""
     product = as_float32(values) * as_float32(gradient).to(values.device)
     return ((product.view(torch.int32) >> 16) & (MAGNITUDE_KEYS - 1)).clamp_max(INFINITE_KEY)
 
@@ -53,7 +53,7 @@ def histogram16(
     values : Float[Tensor, "..."]
         float32, float16 or bfloat16; any strides, any device.
     gradient : Float[Tensor, "..."] or None
-        Of the same shape. If given, only values whose sensitivity key is in ``low <= key < high`` count.
+        Same shape. If given, only values with ``low <= key < high`` for the sensitivity key count.
     low, high
         Bounds on the sensitivity key.
 
@@ -94,15 +94,19 @@ def assign(
     lut : UInt8[Tensor, "65536"]
         Symbol of every key.
     gradient : Float[Tensor, "..."] or None
-        If given, a sensitivity key of at least `high` makes the symbol `PROTECTED`; else one below
-        `low` makes it `PRUNED`, unless the table says `PROTECTED`.
+        If given, a sensitivity key of at least `high` makes the symbol `PROTECTED`. A key below `low` makes
+        it `PRUNED`, unless the table has `PROTECTED`.
     low, high
         Thresholds on the sensitivity key.
 
     Returns
     -------
     UInt8[Tensor, "n"]
-        Symbols in the order of the contiguous tensor, on the device of the table. O(n).
+        Symbols in the order of the contiguous tensor, on the device of the table.
+
+    Notes
+    -----
+    O(n).
     """
     symbols = lut.to(values.device)[_keys(values).long()]
     if gradient is not None:
@@ -113,17 +117,17 @@ def assign(
 
 
 def gather_protected(values: Tensor, symbols: Tensor) -> Tensor:
-    """Return the values whose symbol is `PROTECTED`, in tensor order, in the tensor's dtype, on the CPU."""
+    """Return the values whose symbol is `PROTECTED`, in tensor order and in their dtype, on the CPU."""
     return flattened(values)[symbols.to(values.device) == PROTECTED].cpu()
 
 
 def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
-    """Map symbols back to values; one table look-up each and no arithmetic.
+    """Map symbols back to values with one table look-up each and no arithmetic.
 
     Parameters
     ----------
     symbols : UInt8[Tensor, "n"]
-        Every symbol below ``table.numel()``; as many of them `PROTECTED` as `protected` has values.
+        Each below ``table.numel()``; the number of `PROTECTED` symbols equals the length of `protected`.
     table : Float[Tensor, "256"]
         Value of every symbol, in the stored dtype.
     protected : Float[Tensor, "p"]
@@ -134,7 +138,7 @@ def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     Float[Tensor, "n"]
         In the stored dtype, on the device of the symbols.
     """
-    # As words: torch does not keep the bits of a NaN wherever it fills in a single float.
+    # Index integers: PyTorch does not preserve the bits of a NaN where it fills in a single float.
     width = torch.int16 if table.dtype.itemsize == 2 else torch.int32
     values = table.to(symbols.device).view(width)[symbols.long()]
     values[symbols == PROTECTED] = protected.to(symbols.device).view(width)

@@ -1,8 +1,10 @@
 """Context rANS: counting symbols per context, and coding blocks of interleaved lanes.
 
-A block of symbols is coded by `lanes` states that share one stream of 16-bit words. Symbol p of a block
-belongs to lane p mod lanes and to step p // lanes; a decoder takes words in order of (step, lane). That
-order makes the stream sequential on a CPU and a prefix sum on a GPU, so every back end reads and writes
+A block of symbols is coded by `lanes` states that share one stream of 16-bit words. With f the frequency and
+c the exclusive cumulative frequency of a symbol in the table of its context, encoding maps a state x to
+``(x // f) * 2**PRECISION + c + x % f``, after it emits a word if the result would reach ``2**31``. Symbol p
+of a block belongs to lane p mod lanes and to step p // lanes. A decoder takes words in order of (step, lane).
+This order makes the stream sequential on a CPU and a prefix sum on a GPU, so every back end reads and writes
 the same words. ``docs/format.md`` (rANS streams) defines the bits.
 
 The coder is the range variant of asymmetric numeral systems (J. Duda, arXiv:1311.2540, 2013, section 3),
@@ -21,23 +23,23 @@ from torch import Tensor
 from inshrink_core.ops.registry import Backend, kernel_of, op
 
 PRECISION = 12
-"""Bits of a frequency: tables of 4096 entries of 32 bits, of which 16 fit a second-level cache."""
+"""Bits of a frequency. A table has 4096 entries of 32 bits, so 16 tables fit a second-level cache."""
 
 BIT_LENGTHS = np.array([f.bit_length() for f in range((1 << PRECISION) + 1)], np.int64)
 """Bit length of each frequency."""
 
 INITIAL_STATE = 1 << 15
-"""Smallest state, which an encoder starts from: states below 2**31 then fit a signed 32-bit integer."""
+"""Smallest state and initial state of the encoder; states below 2**31 fit a signed 32-bit integer."""
 
 MAX_CONTEXTS = 32
-"""Most contexts: more would cost more in tables than they gain, and leave the second-level cache."""
+"""Maximum number of contexts; more would add more table bits than they save, and exceed the cache."""
 
 CONTEXT_MASK = MAX_CONTEXTS - 1
-"""Bits of a byte that are its context; a caller may use the others, they need not be removed."""
+"""Bits of a byte that select the context; a caller may use the other bits."""
 
 
 class RansModel(NamedTuple):
-    """Probability tables and which of them each context uses; in host memory, whatever the device.
+    """Probability tables and the table of each context; always in host memory.
 
     Parameters
     ----------
@@ -52,16 +54,16 @@ class RansModel(NamedTuple):
 
 
 class RansBlocks(NamedTuple):
-    """Coded blocks: states and words, all on one device.
+    """Coded blocks: states and words, on one device.
 
     Parameters
     ----------
     words : Int16[Tensor, "w"]
-        The unsigned words of all blocks, block after block.
+        Unsigned words of all blocks, block after block.
     n_words : Int64[Tensor, "n_blocks"]
-        Words of each block, in host memory.
+        Number of words of each block, in host memory.
     states : Int32[Tensor, "n_blocks lanes"]
-        What a decoder starts from, ``2**15 <= state < 2**31``.
+        Initial states of the decoder, ``2**15 <= state < 2**31``.
     """
 
     words: Tensor
@@ -70,27 +72,31 @@ class RansBlocks(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Where words and states are."""
+        """Device of the words and states."""
         return self.words.device
 
 
 @op
 def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_contexts: int) -> Tensor:
-    """Count every pair of context and symbol.
+    """Count each pair of context and symbol.
 
     Parameters
     ----------
     symbols : UInt8[Tensor, "n"]
         Any device.
     contexts : UInt8[Tensor, "n"] or None
-        Their lower five bits count; None: all symbols are in context 0.
+        The lower five bits are the context. With None, all symbols have context 0.
     n_symbols, n_contexts
         Shape of the result, at most 256 each.
 
     Returns
     -------
     Int64[Tensor, "n_contexts n_symbols"]
-        In host memory; pairs outside the shape are not counted. O(n).
+        In host memory; pairs outside the shape do not count.
+
+    Notes
+    -----
+    O(n).
     """
     pairs = symbols.long()
     if contexts is not None:
@@ -108,18 +114,22 @@ def rans_encode(
     Parameters
     ----------
     symbols : UInt8[Tensor, "n"]
-        Each with a positive frequency in the table of its context.
+        Each has a positive frequency in the table of its context.
     contexts : UInt8[Tensor, "n"] or None
-        Their lower five bits are the contexts, below the number that the model has; None: context 0.
+        The lower five bits are the context, below the model's number of contexts. None: context 0.
     model
         Probability tables.
     lanes, block_length
-        Powers of two; both shape the stream.
+        Powers of two that set the shape of the stream.
 
     Returns
     -------
     RansBlocks
-        The same on every device, and there if it has a kernel. O(n).
+        Bit-identical on every device; on the symbols' device if it has a kernel.
+
+    Notes
+    -----
+    O(n).
     """
     encoded: RansBlocks = kernel_of(rans_encode, Backend.CPU)(symbols, contexts, model, lanes, block_length)
     return encoded
@@ -134,22 +144,21 @@ def rans_decode(
     Parameters
     ----------
     blocks
-        With as many counts and rows of states as `n` symbols have blocks, every state in its range and
-        the counts summing to the number of words.
+        As many counts and rows of states as `n` symbols have blocks. Every state is in its range, and the
+        counts sum to the number of words.
     contexts : UInt8[Tensor, "n"] or None
-        As given to `rans_encode`, on the device of the words; a context that the model does not have
-        is decoded as context 0.
+        As in `rans_encode`, on the device of the words. A context outside the model is decoded as context 0.
     model
-        As given to `rans_encode`.
+        As in `rans_encode`.
     n, block_length
-        Number of symbols, and how many of them a block holds.
+        Number of symbols, and number of symbols per block.
 
     Returns
     -------
     symbols : UInt8[Tensor, "n"]
         On the device of the words.
     intact : bool
-        Whether every block took exactly its words and ended in the state an encoder starts from.
+        Whether every block used exactly its words and ended in the encoder's initial state.
     """
     symbols, intact = kernel_of(rans_decode, Backend.CPU)(blocks, contexts, model, n, block_length)
     return symbols.to(blocks.device), intact

@@ -1,11 +1,12 @@
-"""Dispatches an op to the kernel for a device; importing it compiles nothing.
+"""Dispatch of an op to the kernel for a device. Importing this module compiles nothing.
 
 To add an op:
 
-1. Write the torch version in ``ops/<family>.py``, documented, under `op`: it is the norm and runs anywhere.
+1. Write the PyTorch version in ``ops/<family>.py`` with a docstring, and decorate it with `op`. It is the
+   reference and runs on any device.
 2. Write a kernel of the same name and arguments in ``ops/cpu/<family>.py`` (numba). Kernels are
-   ``@njit(nogil=True, cache=True)``: threads scale, nothing is parallel inside, and never `fastmath`.
-3. Write one in ``ops/triton/<family>.py`` only for what `compress` or `restore` call on a GPU.
+   ``@njit(nogil=True, cache=True)``, because threads scale. They use no parallel loops and no `fastmath`.
+3. Write a kernel in ``ops/triton/<family>.py`` only if `compress` or `restore` call the op on a GPU.
 
 All versions return the same bits; a test compares them.
 """
@@ -23,7 +24,7 @@ from typing import Any, TypeVar, cast
 
 
 class Backend(StrEnum):
-    """Where an op runs: `reference` anywhere (plain torch), the others on their device."""
+    """Back end of an op: `REFERENCE` (plain PyTorch) runs on any device, the others on theirs."""
 
     REFERENCE = "reference"
     CPU = "cpu"
@@ -36,16 +37,16 @@ _forced: ContextVar[Backend | None] = ContextVar("_forced", default=None)
 
 
 def op(norm: _Op) -> _Op:
-    """Make a function in plain torch an op: a call goes to the kernel for its first argument's device.
+    """Turn a plain PyTorch function into an op that dispatches on the device of its first argument.
 
-    A device without a kernel gets the function itself. The first argument is positional: a tensor, an array
+    A device without a kernel runs the function itself. The first argument is positional: a tensor, an array
     in host memory, or an object with a `device`.
     """
     kernels: dict[str, Callable[..., Any]] = {Backend.REFERENCE: norm}
 
     @wraps(norm)
     def call(*arguments: Any, **named: Any) -> Any:
-        device = arguments[0].device  # a word where it is numpy's
+        device = arguments[0].device  # numpy arrays have a string here
         backend = _forced.get() or getattr(device, "type", device)
         if backend not in kernels:
             kernels[backend] = kernel_of(norm, backend)
@@ -55,7 +56,7 @@ def op(norm: _Op) -> _Op:
 
 
 def kernel_of(norm: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """Return the kernel of an op for a back end, or its torch version where that has none."""
+    """Return the kernel of an op for a back end, or the PyTorch version if the back end has none."""
     folder = {"cpu": "cpu", "cuda": "triton"}.get(backend)
     module = f"inshrink_core.ops.{folder}.{norm.__module__.rpartition('.')[2]}"
     needed = (module, "triton") if folder == "triton" else (module,)
@@ -66,7 +67,7 @@ def kernel_of(norm: Callable[..., Any], backend: str) -> Callable[..., Any]:
 
 
 def _on_its_device(kernel: Callable[..., Any], norm: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the tensors' device current, which Triton launches on; it launches nothing for no elements."""
+    """Make the tensors' device current for Triton's launch; skip the launch if the tensor is empty."""
     import torch
 
     @wraps(kernel)

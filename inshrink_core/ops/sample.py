@@ -1,4 +1,4 @@
-"""Sums over a sample of a tensor, from which its lattice is planned: of integers, so in whatever order."""
+"""Sums over a sample of a tensor, for planning its lattice. Integer sums do not depend on the order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from inshrink_core.ops.flat import as_float32, flattened
 SAMPLE_RUN = 64
 
 SAMPLE_RUNS = 256
-"""Runs of consecutive elements, evenly spaced: 2**14 values give a mean square to about 4 %, a spacing, which
-follows its fourth root, to 1 %."""
+"""Number of runs of consecutive, evenly spaced elements: 2**14 values give a mean square to about 4 %, and
+the step size, which follows its fourth root, to 1 %."""
 
 _NO_INTEGERS, _NO_MOMENTS = np.zeros(1, np.int32), np.zeros(1, np.float32)
 
 
 def sample(values: Tensor) -> Tensor:
-    """Return at most 2**14 elements of a flat tensor, the same ones for the same length."""
+    """Return at most 2**14 elements of a flat tensor; the choice depends only on the length."""
     n = values.numel()
     if n <= SAMPLE_RUN * SAMPLE_RUNS:
         return values
@@ -30,16 +30,16 @@ def sample(values: Tensor) -> Tensor:
 
 
 class Sampled(NamedTuple):
-    """What is seen of a tensor.
+    """Statistics of a tensor's sample.
 
     Parameters
     ----------
     sums : int64, (3, 257)
-        Mantissas of float32 numbers, with their hidden bit, summed by the eight bits of the exponent: of
-        the squares of the sample's values, of the squares of their distances to lattice points, and of
-        second moments; signs do not count. The last number of a row is how many are not finite.
+        Sums of float32 mantissas, including the hidden bit, by the eight exponent bits. The rows are for the
+        squares of the sample's values, the squares of their distances to lattice points, and the second
+        moments; signs are ignored. The last number of a row counts values that are not finite.
     probe : float32, (k,)
-        The values that were asked for.
+        The requested values.
     """
 
     sums: NDArray[np.int64]
@@ -53,25 +53,25 @@ def sample_sums(
     unit: float,
     places: NDArray[np.int64],
 ) -> Sampled:
-    """Sum over the sample of a tensor, and take a few of its values.
+    """Sum over the sample of a tensor, and read a few of its values.
 
     Parameters
     ----------
     values : Float[Tensor, "..."]
         Contiguous, any device; n elements.
     integers : Int32[Tensor, "n"] or None
-        Lattice points of the state before.
+        Lattice points of the previous state.
     second : Float[Tensor, "..."] or None
         Second moments; contiguous, n elements.
     unit
-        Of the integers, a power of two.
+        Unit of the integers, a power of two.
     places
-        Of the values to take, below n.
+        Indices of the values to read, below n.
 
     Raises
     ------
     InputError
-        The tensors differ in length, or a place is outside.
+        The tensors differ in length, or an index is out of range.
     """
     n = values.numel()
     for other in (integers, second):
@@ -87,7 +87,7 @@ def sample_sums(
     m = _NO_MOMENTS if second is None else _host(sample(flattened(second)))
     sums = np.zeros((3, 257), np.int64)
     add_mantissas(w, x, int(integers is not None), m, int(second is not None), np.float32(unit), sums)
-    # What is not given is counted as zeros, and distances to them.
+    # A missing array counts as zeros, so the distances to it are reset.
     if integers is None:
         sums[1] = 0
     return Sampled(sums, _host(flat[torch.from_numpy(places).to(flat.device)]))

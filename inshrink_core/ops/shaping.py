@@ -1,10 +1,10 @@
-"""Shaped rounding: errors are fed forward, to where the loss is flat.
+"""Error feedback: rounding errors are fed forward to directions in which the loss is flat.
 
-The cost of the errors e of a row is ``e S e'`` with ``S = G G' + damping``, n columns and rank `RANK`.
-Completing squares from the last column on, it is a sum of ``d_k (e_k + V_k · s_k)²`` with
-``s_k = sum of e_j G_j over the columns j before k`` (Babai's plane; LDLQ, GPTQ): so column k is rounded
-as if it were less by ``V_k · s_k``. Errors are whole 1024ths of a spacing, V and G 16-bit integers and sums
-64-bit ones, so no result depends on the order of summation.
+The errors e of a row cost ``e S e'`` with ``S = G G' + damping``, for n columns and rank `RANK`. Completing
+squares from the last column on, the cost is ``sum_k d_k (e_k + V_k · s_k)²`` with ``s_k = sum_{j < k} e_j
+G_j`` (Babai's nearest plane; LDLQ, GPTQ). So column k is rounded as if its value were ``V_k · s_k`` less.
+Errors are integers in units of 1/1024 step, V and G are 16-bit integers, and sums are 64-bit integers. So no
+result depends on the order of summation.
 """
 
 from __future__ import annotations
@@ -20,49 +20,50 @@ from inshrink_core.ops.lattice import Lattice, changes_from, float32
 from inshrink_core.ops.registry import op
 
 RANK = 16
-"""As good as full factors in the study, at a cost that does not grow with the width."""
+"""Rank of the factors. In the study it is as good as full rank, at a cost that does not grow with the
+width."""
 
 SKETCHED = 32
-"""Columns of a sketch: twice the rank, so that its first directions are nearly those of the whole matrix."""
+"""Columns of a sketch: twice the rank, so that its leading directions are close to those of the matrix."""
 
 SKETCH_BITS = 11
-"""Of what is sketched: decoded first moments have fewer."""
+"""Bits of the sketched values; decoded first moments have fewer."""
 
 PARTS = 1024
-"""Errors and movements are in these parts of a spacing."""
+"""Number of parts of a step; errors and movements are integers in these parts."""
 
 FAR = 1 << 14
-"""Values so many spacings away are rounded alone: beyond it their parts would not be exact float32."""
+"""Distance in steps beyond which a value gets no feedback: its parts would not be exact in float32."""
 
 MOST_FED = 1 << 12
-"""Most that is fed forward, in parts: four spacings."""
+"""Maximum feedback in parts: four steps."""
 
 MOST_ERROR = MOST_FED - 1
 
 MOST_SUM = 1 << 20
-"""Bound on the sum of the absolute entries of a column of G: a sum s stays below 2**32."""
+"""Bound on the sum of the absolute entries of a column of G; it limits a sum s to less than 2**32."""
 
 MOST_ENTRY = (1 << 15) - 1
 
 MOST_COUNTED = 1 << 13
-"""Movements from here on, eight spacings, do not count for the threshold of matched gain."""
+"""Movement in parts, eight steps, from which on values do not count for the threshold of matched gain."""
 
 
 class Factors(NamedTuple):
-    """What errors in the columns of a matrix cost each other.
+    """Error-feedback factors of the columns of a matrix: the mutual cost of their errors.
 
     Parameters
     ----------
     gains : Int16[ndarray, "n 16"]
         V.
     directions : Int16[ndarray, "n 16"]
-        G; the absolute values of a column of it sum up to at most `MOST_SUM`.
+        G; the absolute values of a column sum to at most `MOST_SUM`.
     shift
         ``V_k · s_k`` is in parts times 2**shift.
     share
-        Cost of shaped rounding over that of plain rounding with the same spacing, as predicted.
+        Predicted cost of rounding with error feedback relative to plain rounding at the same step size.
     variance
-        Mean variance of an error over that of plain rounding, at least 1.
+        Mean variance of an error relative to plain rounding, at least 1.
     """
 
     gains: NDArray[np.int16]
@@ -73,15 +74,15 @@ class Factors(NamedTuple):
 
 
 class Shaped(NamedTuple):
-    """Changes whose errors were fed forward.
+    """Changes after rounding with error feedback.
 
     Parameters
     ----------
     changes : Float32[Tensor, "n"]
-        In whole spacings; not finite where a value is not.
+        In steps, integer-valued; not finite where a value is not.
     lead, square
-        By how much the projection of the rounded movement on the movement exceeds the movement's own,
-        and the latter, both in parts squared, over movements below `MOST_COUNTED`; 0 without a base.
+        ``sum(y r) - sum(r r)`` and ``sum(r r)`` for movements r below `MOST_COUNTED` and rounded movements y,
+        in parts squared; 0 without a base.
     """
 
     changes: Tensor
@@ -99,33 +100,34 @@ def shape_changes(
     factors: Factors,
     by_row: Factors | None = None,
 ) -> Shaped:
-    """Choose the changes of a frame, each row's errors fed forward along its columns, and down the rows.
+    """Choose the changes of a frame; feed each row's errors forward along its columns, and down the rows.
 
     Parameters
     ----------
     values : Float32[Tensor, "n"]
     base : Float32[Tensor, "n"] or None
-        The values that training continued from, for matched gain.
+        Values that training continued from, for matched gain.
     integers : Int32[Tensor, "n"]
         N before the frame.
     lattice
-        The lattice.
+        Lattice of the tensor.
     grade
-        Threshold of matched gain in 4096ths; 0: to the nearest point.
+        Threshold of matched gain in units of 1/4096; 0 rounds to the nearest point.
     factors
-        Of the columns.
+        Factors of the columns, V and G.
     by_row
-        Of the rows, W and H; None: errors stay in their row.
+        Factors of the rows, W and H. With None, errors stay in their row.
 
     Notes
     -----
-    With ``R = rint(1024 r)`` and ``O = rint(1024 o)`` as of `inshrink_core.ops.lattice.round_to_lattice`
-    (without a base r is the whole change and o is 0), ``T = R - ((V_k · s + half) >> shift)`` is rounded:
-    ``y = (T + 512) >> 10``, or in magnitude ``(4 abs(T) + 4096 - t) >> 12`` with a threshold t;
-    ``q = (1024 y - O + 512) >> 10``, and the error ``1024 q + O - R`` is fed forward. Down the rows goes the
-    error and what its row fed it, ``a``: T is less by ``W_i · c_k``, too, with ``c_k = sum of a_jk H_j over
-    the rows j before i``. O(32 n), or twice that; a row needs of the row before only the columns that it
-    has passed, so that rows follow each other at a distance of one.
+    Let ``R = rint(1024 r)`` and ``O = rint(1024 o)`` with r and o in steps as in
+    `inshrink_core.ops.lattice.matched_changes`; without a base r is the full change and o is 0. The value
+    ``T = R - ((V_k · s + half) >> shift)`` is rounded to ``y = (T + 512) >> 10``, or in magnitude to
+    ``(4 abs(T) + 4096 - t) >> 12`` with a threshold t. The change is ``q = (1024 y - O + 512) >> 10``, and
+    the error ``1024 q + O - R`` is fed forward. The error plus the row's own feedback, ``a``, is fed down the
+    rows: T is also reduced by ``W_i · c_k`` with ``c_k = sum_{j < i} a_jk H_j``. O(32 n), or twice that with
+    `by_row`. A row needs only those columns of the previous row that are already rounded, so rows run one
+    column apart.
     """
     device, n = values.device, factors.gains.shape[0]
     at, u = changes_from(values, integers.to(device), lattice)
@@ -144,7 +146,7 @@ def shape_changes(
     down = torch.zeros(n, RANK, dtype=torch.int64, device=device)
     lead = square = torch.zeros((), dtype=torch.int64, device=device)
     changes = u.round().view(-1, n).clone()
-    # All of a diagonal at once: rows follow each other at a distance of one column.
+    # All elements of a diagonal at once: each row runs one column behind the row above.
     for diagonal in range(n_rows + n - 1):
         i = torch.arange(max(0, diagonal - n + 1), min(n_rows, diagonal + 1), device=device)
         k = diagonal - i
@@ -173,7 +175,7 @@ def shape_changes(
 
 
 class Sketches(NamedTuple):
-    """What one matrix M adds to the sketches of its two sides.
+    """Contribution of one matrix M to the sketches of its two sides.
 
     Parameters
     ----------
@@ -182,7 +184,7 @@ class Sketches(NamedTuple):
     rows : (rows, 32) or None
         ``M M' @ row_signs``.
     square
-        The sum of the squares of M, the trace of both.
+        Sum of the squares of M, the trace of both ``M' M`` and ``M M'``.
     """
 
     columns: NDArray[np.float64]
@@ -204,15 +206,17 @@ def _fed(sums: Tensor, gains: Tensor, shift: int) -> Tensor:
 def sketch_sides(
     values: Tensor, up: int, signs: NDArray[np.float64], row_signs: NDArray[np.float64] | None
 ) -> Sketches:
-    """Return the sketches of a matrix whose elements are rounded to multiples of ``2**-up``.
+    """Return the sketches of a matrix M whose elements are rounded to multiples of ``2**-up``.
 
     Parameters
     ----------
     values : Float32[Tensor, "rows n"]
-        Finite; whole numbers of at most `SKETCH_BITS`, whose sums stay below 2**53, which makes them exact.
+        Finite. Rounded elements have at most `SKETCH_BITS` bits, so that sums stay below 2**53 and exact.
     up
-        As said; results are in the matrix's own unit.
+        Elements are rounded to multiples of ``2**-up``; the results are in the matrix's original unit.
     signs, row_signs
+        (n, 32) and (rows, 32), each 1, -1 or 0, at most 2**14 rows. Without `row_signs` only columns are
+        sketched.
         (n, 32) and (rows, 32), each 1, -1 or 0, at most 2**14 rows; without the second only columns.
 
     Notes

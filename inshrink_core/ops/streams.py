@@ -1,12 +1,12 @@
-"""Whole rANS streams: tables, blocks and the bytes they become.
+"""Complete rANS streams: tables, blocks and their serialized form.
 
-The parameters in a stream follow the estimated size of the coded symbols, never the device:
+The parameters of a stream depend on the estimated size of the coded symbols, never on the device:
 
-- lanes cost four bytes each, so all of them together get at most `_STATE_SHARE` of the size. Up to 32
-  lanes share one block (1 lane below 13 kbit, 8 from 51 kbit, 32 from 205 kbit);
-- beyond that the tensor is split into blocks of at least 2**16 symbols with 32 lanes, the width of a
-  GPU's warp, so that 8 M symbols at .7 bit are about 900 lanes in 32 blocks;
-- contexts share tables, and tables of few symbols are coarser, as far as that makes the sum smaller.
+- Lanes cost four bytes each, so all of them together get at most 1 / `STATE_SHARE` of the size. Up to 32
+  lanes share one block (1 lane below 13 kbit, 8 from 51 kbit, 32 from 205 kbit).
+- Larger tensors are split into blocks of at least 2**16 symbols with 32 lanes, the width of a GPU's warp. For
+  example, 8 M symbols at .7 bit give about 900 lanes in 32 blocks.
+- Contexts share tables, and tables of few symbols have a lower precision, if that reduces the total size.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from inshrink_core.ops.rans import (
 )
 
 CONSTANT, RANS = 1, 2
-"""First byte of what `write_stream` returns; 0 is for symbols that are packed in bits."""
+"""First byte of the result of `write_stream`; 0 marks symbols packed in bits."""
 
 HEADER = struct.Struct("<BBB")
 
 STATE_BYTES, WORD_BYTES = 4, 2
 
 MAX_LANES_LOG2 = 12
-"""4096 lanes: what one block of a GPU's threads can hold in registers."""
+"""4096 lanes: the number that one block of GPU threads can hold in registers."""
 
 MAX_BLOCK_LOG2 = 31
-"""A place inside a block fits a signed 32-bit integer."""
+"""An index inside a block fits a signed 32-bit integer."""
 
 PRECISIONS = (12, 10, 8, 6)
-"""Of tables. Coarser ones are shorter; two bits less cost about a thousandth of the data."""
+"""Precisions of tables. Lower ones are shorter; two bits less cost about 1/1000 of the data."""
 
 COARSE_BELOW = 1 << 17
-"""Symbols from which the finest tables are taken unseen: coarser ones then save less than they cost."""
+"""Number of symbols from which only the highest precision is tried: lower ones save less than they cost."""
 
 STATE_BITS = 32
 
 STATE_SHARE = 200
-"""States take at most one part in 200 of the data: half a percent, the budget for all but the entropy."""
+"""States take at most 1/200 of the data: half a percent, the budget for everything beyond the entropy."""
 
 WARP_LOG2 = 5
 
@@ -60,14 +60,14 @@ SHORTEST_BLOCK_LOG2 = 16
 
 
 def stream_shape(n: int, data_bits: float) -> tuple[int, int]:
-    """Return the number of lanes and the block length for symbols of an estimated size.
+    """Return the number of lanes and the block length for an estimated data size.
 
     Parameters
     ----------
     n
         Number of symbols, at least 1.
     data_bits
-        Their size when coded.
+        Estimated coded size in bits.
     """
     budget = max(int(data_bits) // (STATE_BITS * STATE_SHARE), 1)
     lanes = min(1 << (budget.bit_length() - 1), 1 << WARP_LOG2)
@@ -84,25 +84,29 @@ def write_stream(
     apart: bool,
     shape: tuple[int, int] | None,
 ) -> bytes:
-    """Code symbols, each with the probability table of its context.
+    """Code symbols with the probability table of each symbol's context.
 
     Parameters
     ----------
     symbols : UInt8[Tensor, "n"]
         At least one; any device.
     contexts : UInt8[Tensor, "n"] or None
-        On the same device; their lower five bits count.
+        On the same device; the lower five bits count.
     n_symbols, n_contexts
         At most 256 and 32.
     apart
-        Whether each context has a table of its own.
+        Whether each context has a separate table.
     shape
-        Lanes and block length, in the place of what `stream_shape` says.
+        Number of lanes and block length; by default the result of `stream_shape`.
 
     Returns
     -------
     bytes
-        `CONSTANT` and the symbol, or `RANS` and a stream; nothing where packed bits are smaller. O(n).
+        `CONSTANT` and the symbol, or `RANS` and a stream. Empty if packed bits are smaller.
+
+    Notes
+    -----
+    O(n).
 
     Raises
     ------
@@ -122,10 +126,10 @@ def write_stream(
     (used,) = by_symbol.nonzero()
     if used.size == 1:
         return bytes((CONSTANT, int(used[0])))
-    # Symbols beyond the last one that occurs have no place in any table.
+    # Symbols beyond the last one that occurs have no entry in any table.
     precisions = PRECISIONS[: 1 if n >= COARSE_BELOW else None]
     chosen = choose_tables(counts[:, : used[-1] + 1], precisions, apart=apart)
-    # Symbols in the fewest whole bits each.
+    # Size with the smallest fixed number of bits per symbol.
     stored_bits = 8 * ((n * (n_symbols - 1).bit_length() + 7) // 8)
     if chosen.n_bits + chosen.data_bits >= stored_bits:
         return b""
@@ -137,7 +141,7 @@ def write_stream(
         bytes((RANS,)),
         HEADER.pack(lanes_and_precision, block_length.bit_length() - 1, chosen.frequencies.shape[0] - 1),
         chosen.packed.data,
-        # The last block has what remains of the words.
+        # The last block takes the remaining words, so its count is omitted.
         blocks.n_words.numpy()[:-1].astype("<u4").data,
         blocks.states.cpu().numpy().astype("<i4", copy=False).data,
         blocks.words.cpu().numpy().astype("<i2", copy=False).data,
@@ -154,18 +158,18 @@ def read_stream(
     n_contexts: int,
     device: torch.device,
 ) -> Tensor:
-    """Decode a stream, of which nothing is trusted: the inverse of `write_stream`, behind its first byte.
+    """Decode an untrusted stream; the inverse of `write_stream` without its first byte.
 
     Parameters
     ----------
     payload
         The stream.
     n, n_symbols, n_contexts
-        As given to `write_stream`; at least one symbol.
+        As in `write_stream`; at least one symbol.
     contexts : UInt8[Tensor, "n"] or None
-        As given to the encoder, on the device; one that is not below `n_contexts` counts as 0.
+        As given to the encoder, on the device. A context that is not below `n_contexts` counts as 0.
     device
-        Where to decode.
+        Device to decode on.
 
     Returns
     -------
@@ -175,9 +179,9 @@ def read_stream(
     Raises
     ------
     DamagedError
-        It is not the code of `n` symbols with these contexts: a field is out of its range, the parts and the
-        length of the payload disagree, or words are left over. Nothing larger than it was allocated then,
-        but for the symbols, where there are lanes enough.
+        The payload does not code `n` symbols with these contexts: a field is out of range, the parts and the
+        length of the payload disagree, or words are left over. Up to then no allocation exceeds the size of
+        the payload, except for the symbols if the stream has enough lanes.
     """
     if len(payload) < HEADER.size:
         raise DamagedError("a rANS stream has no header", expected="3 bytes", found=str(len(payload)))
@@ -206,7 +210,7 @@ def read_stream(
 def _parse_blocks(
     body: memoryview, n: int, lanes: int, block_length: int, device: torch.device
 ) -> RansBlocks:
-    """Everything after the tables; the number of blocks is checked before anything is allocated for it."""
+    """Parse everything after the tables; check the number of blocks before allocating for it."""
     n_blocks = -(-n // block_length)
     counts_end = (n_blocks - 1) * STATE_BYTES
     states_end = counts_end + n_blocks * lanes * STATE_BYTES
@@ -220,7 +224,7 @@ def _parse_blocks(
     n_words[:-1] = np.frombuffer(body[:counts_end], "<u4")
     total = (len(body) - states_end) // WORD_BYTES
     n_words[-1] = total - n_words[:-1].sum()
-    # A symbol takes at most one word, a word being 16 bits and a frequency 12.
+    # A symbol takes at most one word, because a word has 16 bits and a frequency 12.
     if (n_words < 0).any() or (n_words > np.minimum(block_length, n - np.arange(0, n, block_length))).any():
         raise DamagedError(
             "the blocks of a rANS stream do not fit",
@@ -240,7 +244,7 @@ def _parse_blocks(
 def _read_model(
     payload: bytes | memoryview, n_tables: int, n_symbols: int, n_contexts: int, precision: int
 ) -> tuple[RansModel, int]:
-    """Return the model that a payload begins with, and how many bytes it takes."""
+    """Return the model at the start of a payload, and its length in bytes."""
     width = (n_tables - 1).bit_length()
     most = MAX_CONTEXTS * width + n_tables * n_symbols * TABLE_BITS
     packed = np.frombuffer(payload[: (most + 7) // 8], np.uint8).copy()

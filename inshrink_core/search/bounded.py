@@ -1,4 +1,4 @@
-"""Writing a chain under bounds: every restored step keeps them by the evaluator's figures."""
+"""Chains under bounds: every restored step keeps the bounds, as the evaluator measures it."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ if TYPE_CHECKING:
     from inshrink_core.frame import FrameInfo
 
 MOST_TRIALS: Final = 10
-"""Most trials of a step on a line: the walk, the last configuration, a keyframe."""
+"""Maximum number of trials per step on a line: the walk, the last configuration, a keyframe."""
 
 _ROOM: Final = 1 / 2
-"""Share of a step's bound that leaves room for a coarser candidate."""
+"""Share of a step's bound below which a coarser candidate is worth a trial."""
 
 _LEAST_SHARE: Final = 1 / 8
-"""Share of a restore cost's bound that a step may use however small the learning rate is."""
+"""Minimum share of the restore-cost bound that a step may use, however small the learning rate."""
 
 _PEAK: Final = "peak_learning_rate"
 
 Originals = Callable[[int], "Checkpoint | None"]
-"""Returns the original of a step; None if it is not available."""
+"""Function that returns the original of a step, or None if it is not available."""
 
 
 class StepWriter(Protocol):
-    """Writes the next step of a chain."""
+    """Writer of the next step of a chain."""
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
-        """Append a step; may set the chain's config first."""
+        """Append a step; the writer may first set the chain's config."""
 
 
 class AsConfigured:
-    """Writes every step with the chain's config."""
+    """Step writer that uses the chain's config."""
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Append a step."""
@@ -74,7 +74,7 @@ class AsConfigured:
 
 
 class Judged(NamedTuple):
-    """Evaluated steps of a chain as a comparison has them, and the evaluator."""
+    """Evaluated steps of a chain in the form of a comparison, and the evaluator."""
 
     judge: Judge
     steps: tuple[EvaluatedStep, ...]
@@ -84,18 +84,18 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPromise(Figures):
-    """How one restored step keeps the bounds, by the figures of what its frame decodes to.
+    """Figures of one restored step relative to the bounds, measured on the frame's decoded values.
 
     Parameters
     ----------
     config
-        What its weights are written with, as in a config file.
+        Configuration of the weights, as in a config file.
     informative
-        False if the previous checkpoint in this one's place keeps the bounds too.
+        False if the previous checkpoint in place of this one keeps the bounds too.
     exact
-        Whether it is stored bit for bit, because nothing coarser keeps the bounds.
+        Whether the step is stored bit for bit, because nothing coarser keeps the bounds.
     side
-        On which side of the bounds it is, and whether the metric's noise reaches them.
+        Side of the bounds that the step is on, and whether the metric's noise reaches them.
     """
 
     config: Mapping[str, Any]
@@ -111,18 +111,18 @@ class StepPromise(Figures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What was promised of every restored step of an archive, and how each keeps it.
+    """Quality bounds of an archive, and how each restored step keeps them.
 
     Parameters
     ----------
     bounds
-        The limits, a divergence bound that was added included.
+        The limits, including an added divergence bound.
     steps
-        By step, those of the run.
+        Result of each step of the run, by step.
     evaluations
-        States that the evaluator judged for it, originals not counted.
+        Number of states that the evaluator evaluated for this, without originals.
     evaluator_seconds
-        Time within the evaluator, originals included.
+        Time in the evaluator, including originals.
     """
 
     bounds: Bounds
@@ -132,11 +132,11 @@ class Promise:
 
     @property
     def broken(self) -> tuple[int, ...]:
-        """Steps that break the bounds: they were archived before, without them or with others."""
+        """Steps that break the bounds: they were archived earlier, without bounds or with other ones."""
         return tuple(sorted(step for step, promise in self.steps.items() if not promise.within))
 
     def failure(self, archive: Path | str) -> CheckFailedError | None:
-        """Return why the chain does not keep what was asked of it; None where it does."""
+        """Return the error if the chain breaks its bounds, otherwise None."""
         if not self.broken:
             return None
         return CheckFailedError(
@@ -146,7 +146,7 @@ class Promise:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what bounds add to the document of ``inshrink compress --json``."""
+        """Return the bounds' part of the document of ``inshrink compress --json``."""
         rows = self.steps.values()
         largest = {
             f"max_{name}": max((v for row in rows if (v := getattr(row, name)) is not None), default=None)
@@ -155,14 +155,14 @@ class Promise:
         return {"bounds": self.bounds.to_json(), **largest, "evaluations": self.evaluations}
 
     def step_json(self, step: int) -> dict[str, Any]:
-        """Return what bounds add to a frame; null where the run does not have the step."""
+        """Return the bounds' part of a frame; null if the run lacks the step."""
         names = ("config", *FIGURES, "informative", "exact", "side")
         promise = self.steps.get(step)
         return {name: None if promise is None else getattr(promise, name) for name in names}
 
 
 class _Decision(NamedTuple):
-    """A measured candidate; none if nothing keeps the bounds and the step is stored exactly."""
+    """A measured candidate, or none if nothing keeps the bounds and the step is stored exactly."""
 
     keyframe: bool
     candidate: Candidate | None = None
@@ -181,11 +181,11 @@ class _StepTrials(Measurer):
     checkpoint, keyframe
         The next checkpoint, and whether its frame is a keyframe.
     target
-        The bounds of the step.
+        Bounds of the step.
     state, index
-        What it is encoded against, and the index it inherits from.
+        State that the step is encoded against, and index that it inherits from.
     on_trial
-        Called after each trial.
+        Callback after each trial.
     """
 
     checkpoint: Checkpoint
@@ -197,7 +197,7 @@ class _StepTrials(Measurer):
     _best: tuple[float, Candidate, PreparedFrame] | None = None
 
     def outcome(self, point: Any, candidate: Candidate) -> Outcome[Any]:
-        """Encode and evaluate a candidate; the frame of the best one so far stays in memory."""
+        """Encode and evaluate a candidate; retain the frame of the best one so far in memory."""
         trial, encoded, tried = self.measured(candidate, self.checkpoint, self.state, self.index)
         if self.on_trial is not None:
             self.on_trial(trial)
@@ -216,12 +216,12 @@ class _StepTrials(Measurer):
         return decision._replace(prepared=self._best[2] if self._best is not None and is_best else None)
 
     def nearer(self, last: Outcome[Any], previous: Figures | None) -> Outcome[Any] | None:
-        """Aim at less than the previous checkpoint costs, if the last configuration leaves room there.
+        """Tighten the aim to less than the previous checkpoint's cost, if the last configuration leaves room.
 
         Returns
         -------
         Outcome or None
-            `last`, judged by the new aim; None if the aim stays, and the configuration with it.
+            `last`, evaluated against the new aim; None if the aim and the configuration stay.
         """
         aim = None if previous is None else self.target.nearer_than(previous)
         verdict = None if aim is None else aim.judge(last.result.trial)
@@ -233,34 +233,34 @@ class _StepTrials(Measurer):
 
 
 class BoundedWriter:
-    """Writes each step with the settings chosen for it, and checks what its frame decodes to.
+    """Step writer that chooses the settings of each step and checks the decoded frame.
 
-    A `StepWriter`; one writer writes the steps of one chain, in order. The search of a step begins at the
-    settings of the step before.
+    A `StepWriter`; one writer writes the steps of one chain, in order. The search of a step starts from the
+    settings of the previous step.
 
     Parameters
     ----------
     base
-        How frames are made, except for what is searched.
+        Configuration of the frames, except for the searched settings.
     judge
-        The evaluator, and the bounds.
+        The evaluator and the bounds.
     originals
-        The originals. One that the judge has evaluated need not be available.
+        The originals. An original that the judge has already evaluated may be unavailable.
     following
-        Step of the original that comes after one; None if it is not available yet. It decides whether the
-        bounds are informative at a chain's first step, which has no previous checkpoint.
+        Step of the next original, or None if it is not available yet. For the first step of a chain, which
+        has no previous checkpoint, it decides whether the bounds are informative.
     resumed
-        Whether an archive was written with `base` so far, from which the search continues.
+        Whether an archive has so far been written with `base`; the search continues from there.
     follows
-        Measure as little as a training leaves time for: the coarseness follows what the save before used of
-        the bounds (`inshrink_core.search.walk.follow_line`), instead of being searched at every step.
+        Measure as little as a training allows. The coarseness then follows the share of the bounds that the
+        previous save used (`inshrink_core.search.walk.follow_line`), instead of a search at every step.
     on_trial
-        Called after each trial.
+        Callback after each trial.
 
     Attributes
     ----------
     appended
-        The last step that was written, even if it was then found to break the bounds.
+        Last step that was written, even if it turned out to break the bounds.
     """
 
     def __init__(
@@ -278,14 +278,14 @@ class BoundedWriter:
         self._follows, self._on_trial = follows, on_trial
         self._following = following or (lambda step: None)
         self._space: Cube | Line | None = None
-        # Whether the bounds were informative at a step, of this session or earlier ones.
+        # Whether the bounds were informative at any step, of this session or earlier ones.
         self._informed = resumed
-        # Point of the last step at which they were, and the share of them that the last step uses.
+        # Point of the last step with informative bounds, and the share of the bounds that the last step uses.
         self._last: Any = None
         self._usage: float | None = None
         self._last_index: tuple[bytes, FrameIndex] | None = None
         self._keyframe_nbytes: int | None = None
-        # The state after the last decoded frame, so that the next one is decoded without those before.
+        # State after the last decoded frame, so that decoding the next frame does not need the earlier ones.
         self._view: Archive | None = None
         self._figures = Figures()
         self._step, self._peak = 0, 0.0
@@ -294,9 +294,9 @@ class BoundedWriter:
         self.appended: Appended | None = None
 
     def begin(self, checkpoint: Checkpoint, chain: ChainWriter | None = None) -> Cube | Line:
-        """Return the space that is searched, by the layer types of the first checkpoint.
+        """Return the search space for the layer types of the first checkpoint.
 
-        Of a chain that several write together, the layer types are those of all.
+        If several processes write a chain together, the layer types of all of them count.
 
         Raises
         ------
@@ -314,12 +314,12 @@ class BoundedWriter:
 
     @property
     def bounds(self) -> Bounds:
-        """The bounds, completed by what the evaluator returns for the first checkpoint.
+        """The bounds, completed by the evaluator's result for the first checkpoint.
 
         Raises
         ------
         EvaluatorError, InputError
-            The evaluator fails, changes its mind, or returns nothing that a bound could be checked by.
+            The evaluator fails, is not reproducible, or returns nothing that a bound could use.
         """
         if self._bounds is None:
             self._bounds = self._judge.bounds(self._step)
@@ -339,15 +339,15 @@ class BoundedWriter:
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Write a step with the smallest frame found that keeps the bounds, or exactly.
 
-        Exactly, too, if the original itself has a metric that is not finite, so that nothing can be compared
-        with it; but not the first one that is evaluated, for then the evaluator is of no use.
+        A step is also written exactly if the metric of its original is not finite, because then no comparison
+        is possible. This does not apply to the first evaluated original: then the evaluator is unusable.
 
         Raises
         ------
         EvaluatorError
-            The evaluator failed; the archive is as it was.
+            The evaluator failed; the archive is unchanged.
         CheckFailedError
-            The frame on disk does not decode to what was measured, and breaks the bounds.
+            The frame on disk decodes to other values than measured, and breaks the bounds.
         """
         space = self.begin(checkpoint, chain)
         is_judged = self._follows or self._bounds is None
@@ -359,7 +359,7 @@ class BoundedWriter:
         informative = self._is_informative(previous)
         decision = self._choose(chain, checkpoint, target, previous, informative=informative)
         candidate, trial, tried = decision.candidate, decision.trial, decision.tried
-        # The size of a keyframe relative to a base model is no measure of others.
+        # The size of a keyframe relative to a base model does not predict the size of others.
         is_based = chain.base is not None and chain.parent is None
         if candidate is None:
             chain.config = self._exact(space)
@@ -401,7 +401,7 @@ class BoundedWriter:
         is_first = chain.parent is None
         decision = self._decide(step, previous, informative=informative, is_first=is_first)
         if decision.candidate is None and chain.unchanged:
-            # Older tensors break the bounds, however fine the others are.
+            # Unchanged older tensors break the bounds, however fine the others are.
             chain.unchanged = frozenset()
             step = self._trials(chain, checkpoint, target, keyframe=step.keyframe)
             decision = self._decide(step, previous, informative=informative, is_first=is_first)
@@ -410,7 +410,7 @@ class BoundedWriter:
             return decision
         if delta is None or delta.weights_nbytes < WORTHWHILE * self._keyframe_nbytes:
             return decision
-        # The delta saves nothing: a keyframe that keeps the bounds and is no larger takes its place.
+        # The delta saves nothing: use a keyframe if it keeps the bounds and is no larger.
         alone = self._trials(chain, checkpoint, step.target, keyframe=True)
         outcome = alone.outcome(None, decision.candidate)  # type: ignore[arg-type]
         is_smaller = outcome.within and outcome.result.trial.weights_nbytes <= delta.weights_nbytes
@@ -419,7 +419,7 @@ class BoundedWriter:
     def _trials(
         self, chain: ChainWriter, checkpoint: Checkpoint, target: Bounds, *, keyframe: bool
     ) -> _StepTrials:
-        # Sizes are not measured if usage alone decides.
+        # Sizes are not measured if the share of the bounds alone decides.
         is_sized = not (self._follows and self._informed and isinstance(self._space, Line))
         return _StepTrials(
             base=self._base,
@@ -434,7 +434,7 @@ class BoundedWriter:
         )
 
     def _index_of_parent(self, chain: ChainWriter, checkpoint: Checkpoint) -> FrameIndex:
-        """Return the parent's index, or about what it would be, for the size of a delta."""
+        """Return the parent's index, or an approximation of it, for the size of a delta."""
         known, parent = self._last_index, chain.parent
         if known is not None and parent is not None and known[0] == parent.frame_id:
             return known[1]
@@ -449,10 +449,10 @@ class BoundedWriter:
     ) -> _Decision:
         """Return the settings of a step, as a keyframe or a delta.
 
-        Without a previous checkpoint to compare with, nothing coarser than the start is tried. If that keeps
-        the bounds, they are not informative, and the last configuration stays if it keeps them. It is the
-        start as long as the bounds were informative at no step, and then gives way to a coarser one that
-        comes nearer than the previous checkpoint does.
+        Without a previous checkpoint to compare with, nothing coarser than the start is tried. If the
+        previous checkpoint keeps the bounds, the bounds are not informative; the last configuration then
+        stays if it keeps them. As long as no step had informative bounds, that configuration is the start. It
+        then gives way to a coarser one that comes nearer than the previous checkpoint does.
         """
         searched = informative
         self._informed = self._informed or (searched and previous is not None)
@@ -474,7 +474,7 @@ class BoundedWriter:
         return step.decision(best)
 
     def _search(self, step: _StepTrials, coarser: bool, known: list[Outcome[Any]]) -> Outcome[Any] | None:
-        """Search around the last configuration, if there is one."""
+        """Search around the last configuration if it exists."""
         space = self.begin(step.checkpoint)
 
         def outcome(point: Any) -> Outcome[Any]:
@@ -497,9 +497,9 @@ class BoundedWriter:
         return space.point_of(self._base.config) if self._last is None else self._last
 
     def _exact(self, space: Cube | Line) -> ChainConfig:
-        """Return how a step is stored bit for bit, with as little harm to later ones as the codec can.
+        """Return the configuration for bit-exact storage that affects later steps as little as possible.
 
-        Its optimizer state, too, unless another way of storing it was asked for.
+        It stores the optimizer state exactly too, unless the user chose another way.
         """
         start = self._start(space)
         chain = self._base if start is None else space.candidate(start).chain_config(self._base)
@@ -511,10 +511,10 @@ class BoundedWriter:
     def _written(
         self, chain: ChainWriter, checkpoint: Checkpoint, decision: _Decision, appended: Appended
     ) -> tuple[Figures, Verdict]:
-        """Return the figures of the frame that was appended last, and whether it keeps the bounds.
+        """Return the figures of the last appended frame, and whether it keeps the bounds.
 
-        Where its blocks are those of the trial, and are on disk as they were written, they decode to what the
-        trial returned, by the closed-loop law of codecs. All others are decoded.
+        If its blocks equal those of the trial and are on disk as written, they decode to the values of the
+        trial, by the closed-loop property of codecs. Other frames are decoded.
         """
         archive, info = chain.archive, appended.info
 
@@ -524,7 +524,7 @@ class BoundedWriter:
         if all(chain.of_all(appended.as_prepared and sound())):
             self._view = None
             return decision.trial or Figures(drop=0.0), decision.verdict
-        if chain.split is not None:  # a frame of which others write parts, too, cannot be read yet
+        if chain.split is not None:  # other processes also write parts of the frame, so it cannot be read yet
             if not sound():
                 raise DamagedError("the part is not on disk as it was written", where=info.path)
             written = restored_from(checkpoint, chain.state(keyframe=False).references)
@@ -541,22 +541,22 @@ class BoundedWriter:
     def append_exactly(
         self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None, why: str
     ) -> Appended:
-        """Write a step bit for bit, since it is not known whether a smaller frame keeps the bounds."""
-        self._usage = None  # nothing was measured that the next step could be written alike
+        """Write a step bit for bit, because no measurement shows that a smaller frame keeps the bounds."""
+        self._usage = None  # without a measurement the next step cannot reuse these settings
         chain.config, chain.unchanged = self._exact(self.begin(checkpoint, chain)), frozenset()
         return chain.append(checkpoint, done=done, quality={"how": "exact", "why": why})
 
     def can_repeat(self, chain: ChainWriter) -> bool:
-        """Whether the next step can be written as the last one was, without being evaluated."""
+        """Return whether the next step can reuse the last settings without an evaluation."""
         return None not in (self._last, self._usage, chain.parent)
 
     def repeat(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None) -> Appended:
-        """Write a step as the last one was; a restore of it is taken to cost the same."""
+        """Write a step with the last settings; its restore cost is assumed to be the same."""
         quality = self._quality("predicted", self._figures)
         return chain.append(checkpoint, done=done, quality=quality)
 
     def check(self, archive: Archive, info: FrameInfo) -> None:
-        """Evaluate a step that was archived before."""
+        """Evaluate a step that was archived earlier."""
         parents = [frame for frame in archive.frames if frame.frame_id == info.parent_id]
         meta = archive.frame(info).meta
         if self._why_not_judged(info.step):
@@ -571,15 +571,16 @@ class BoundedWriter:
         self._note(info.step, meta, figures, self.bounds.judge(figures).side, **how)
 
     def saw(self, checkpoint: Checkpoint) -> float:
-        """Return the learning rate of a checkpoint; the largest so far is remembered."""
+        """Return the learning rate of a checkpoint, and update the largest one so far."""
         rate = max((group.get("lr", 0.0) for group in checkpoint.hyperparameters.values()), default=0.0)
         self._peak = max(self._peak, rate)
         return rate
 
     def judged(self) -> Judged:
-        """Return the evaluated steps so far as a comparison would find them.
+        """Return the evaluated steps so far in the form of a comparison.
 
-        What a frame decodes to was evaluated once, when it was written; here it is put beside its original.
+        Each decoded frame was evaluated once, when it was written; this method pairs the result with its
+        original.
         """
         judge, steps, errors, last = self._judge, [], {}, None
         known = [step for step in sorted(self._steps) if judge.knows(step)]
@@ -594,10 +595,10 @@ class BoundedWriter:
         return Judged(judge, tuple(steps), n_samples, errors)
 
     def _target(self, chain: ChainWriter, checkpoint: Checkpoint) -> Bounds:
-        """Return the bounds; a restore may cost the less, the longer that will last.
+        """Return the bounds of a step; the restore cost may be smaller the longer it persists.
 
-        What a restore costs is forgotten as training goes on, at a pace in proportion to the learning rate.
-        Late in a training it would stay; and a codec may know that its errors are forgotten more slowly.
+        Training forgets the cost of a restore at a rate proportional to the learning rate, so late in a
+        training the cost persists. A codec may also know that its errors persist longer.
         """
         if not self._peak and chain.parent is not None:
             quality = chain.archive.frame(chain.parent).meta.get("quality")
@@ -613,9 +614,9 @@ class BoundedWriter:
         return self.bounds.with_restore_cost(share / persistence)
 
     def _previous(self, parent: FrameInfo | None, step: int) -> Figures | None:
-        """Return the figures of the previous checkpoint in a step's place; of a first step, the next one's.
+        """Return the figures of the previous checkpoint in place of a step (of the next one for the first).
 
-        None if that is not available, or its metric is not finite.
+        Returns None if that checkpoint is not available or its metric is not finite.
         """
         neighbour = self._following(step) if parent is None else parent.step
         if (
@@ -627,7 +628,7 @@ class BoundedWriter:
         return self._judge.stale(step, neighbour)
 
     def _why_not_judged(self, step: int) -> str:
-        """Return why nothing can be compared with an original; nothing where it can be judged."""
+        """Return why a step cannot be compared with its original; empty if it can."""
         try:
             self._judge.original(step)
         except NotFiniteError as error:
@@ -635,26 +636,26 @@ class BoundedWriter:
         return ""
 
     def _quality(self, how: str, figures: Figures) -> dict[str, Any]:
-        """Return the quality record of a frame: the figures, how they are known, and the bounds."""
+        """Return the quality record of a frame: the figures, their origin, and the bounds."""
         found = {name: value for name in FIGURES if (value := getattr(figures, name)) is not None}
         limits = {name: float(limit) for name, limit in self.bounds.limits.items()}
         peak = {_PEAK: self._peak} if self._peak and self.bounds.max_restore_cost is not None else {}
         return {"how": how, "bounds": limits, **peak} | {name: float(value) for name, value in found.items()}
 
     def _note(self, step: int, record: Mapping[str, Any], found: Figures, side: str, **how: bool) -> None:
-        """Remember how a step keeps the bounds, and the settings that its frame records."""
+        """Record how a step keeps the bounds, and the settings that its frame records."""
         config: dict[str, Any] = {"codec": record["codec"], "settings": dict(record["config"])}
         config |= {"override": list(record["overrides"])} if record.get("overrides") else {}
         figures: dict[str, Any] = {name: getattr(found, name) for name in FIGURES}
         self._steps[step] = StepPromise(config=config, side=side, **figures | how)
 
     def _note_unjudged(self, step: int, record: Mapping[str, Any], *, same: bool) -> None:
-        """Remember a step that nothing can be compared with: within if it is stored bit for bit."""
+        """Record a step without a possible comparison; it keeps the bounds if it is stored bit for bit."""
         side = Verdict(within=same, usage=0.0).side
         self._note(step, record, Figures(), side, informative=False, exact=same)
 
     def _is_informative(self, previous: Figures | None) -> bool:
-        """Whether the previous checkpoint breaks the bounds; true without one."""
+        """Return whether the previous checkpoint breaks the bounds; true without a previous checkpoint."""
         return previous is None or not self.bounds.judge(previous).within
 
 
@@ -668,12 +669,12 @@ def open_bounded(
     *,
     resumed: bool = False,
 ) -> Iterator[BoundedWriter]:
-    """Yield a writer under bounds; its evaluator ends with it.
+    """Yield a writer under bounds; close its evaluator at the end.
 
     Raises
     ------
     UntrustedCodeError, EvaluatorError, InputError
-        There is no evaluator that may run, or it is of no use on the first step's original.
+        No evaluator may run, or it is unusable on the original of the first step.
     ConfigError
         The codec has nothing to search.
     """
@@ -687,7 +688,7 @@ def open_bounded(
             resumed=resumed,
         )
         writer.begin(run[steps[0]])
-        # Asked now, before there is an archive, so that an evaluator of no use leaves nothing behind.
+        # Evaluate before the archive exists, so that an unusable evaluator leaves nothing behind.
         _ = writer.bounds
         yield writer
 
@@ -695,18 +696,18 @@ def open_bounded(
 def written_bounded(
     writer: StepWriter, base: ChainConfig, checkpoints: Iterable[Checkpoint], foreseen: Any
 ) -> ArchiveSize:
-    """Write a chain somewhere temporary, and return its sizes.
+    """Write a chain to a temporary place, and return its sizes.
 
     Parameters
     ----------
     writer
-        Writes each step.
+        Writer of each step.
     base
-        How frames are made, but for what is searched.
+        Configuration of the frames, except for the searched settings.
     checkpoints
         The steps, in order.
     foreseen
-        What the first frame is planned with (`inshrink_core.chain.FrameEncoder.look_ahead`).
+        Plan for the first frame (`inshrink_core.chain.FrameEncoder.look_ahead`).
 
     Raises
     ------

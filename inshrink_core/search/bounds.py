@@ -1,4 +1,4 @@
-"""Bounds on every restored step, and whether a measured step keeps them."""
+"""Quality bounds on every restored step, and the check of a measured step against them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from inshrink_core.evaluate.comparison import Figures as Figures
 from inshrink_core.evaluate.evaluator import Evaluation
 
 DEFAULT_MAX_DIVERGENCE: Final = 0.003
-"""Nats. Added to a bound on the drop where the evaluator returns ``log_probs``: a drop alone is also
-met by weights that were never stored. ``docs/search.md`` has how it was chosen."""
+"""Nats. Added to a bound on the drop if the evaluator returns ``log_probs``, because weights that were never
+stored can meet a bound on the drop alone. ``docs/search.md`` explains the choice."""
 
-# Standard errors from a limit at which a figure is clearly on one side of it (95 % of a normal).
+# Distance in standard errors from which a figure is clearly on one side of a limit (95 % of a normal).
 _N_NOISE_ERRORS: Final = 2.0
 
 DEFAULT_MAX_RESTORE_COST: Final = 0.003
-"""Expected relative rise of the loss after a restore (``docs/rehearsal.md`` has how it was chosen)."""
+"""Expected relative rise of the loss after a restore (``docs/rehearsal.md`` explains the choice)."""
 
 REMEDIES: Final = {
     "drop": "a metric of zero has no relative change; choose another with --eval-metric",
@@ -31,22 +31,22 @@ REMEDIES: Final = {
 
 
 def option_of(figure: str) -> str:
-    """Return the option that bounds a figure."""
+    """Return the command-line option that bounds a figure."""
     return f"--max-{figure.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether figures keep the bounds.
+    """Result of checking figures against bounds.
 
     Parameters
     ----------
     within
-        Every figure is within its limit.
+        Whether every figure is within its limit.
     usage
-        The largest figure as a share of its limit, infinite for a failure: at most 1 within.
+        Largest figure as a share of its limit: at most 1 within the bounds, infinite for a failure.
     clear
-        False where the metric's noise reaches the limit, so that other samples might decide otherwise.
+        False if the metric's noise reaches the limit, so that other samples might give another result.
     """
 
     within: bool
@@ -55,21 +55,21 @@ class Verdict:
 
     @property
     def side(self) -> str:
-        """``inside``, ``outside``, or ``inside, within noise`` and ``outside, within noise``."""
+        """``inside``, ``outside``, ``inside, within noise`` or ``outside, within noise``."""
         word = "inside" if self.within else "outside"
         return word if self.clear else f"{word}, within noise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Limits on every restored step of a chain; None leaves a figure free.
+    """Limits on every restored step of a chain; None means no limit.
 
     Parameters
     ----------
     max_drop
         Largest relative change of the metric for the worse, at least 0: 0.01 is one percent.
     max_divergence
-        Largest divergence of the predictions, nats, at least 0. Infinity leaves it free.
+        Largest divergence of the predictions in nats, at least 0. Infinity means no limit.
     max_restore_cost
         Largest expected relative rise of the loss, at least 0: 0.002 is a fifth of a percent.
 
@@ -99,12 +99,12 @@ class Bounds:
                 )
 
     def promised(self) -> Bounds | None:
-        """Return the bounds of a chain that is to be written; None where none was given.
+        """Return the bounds of a chain to be written, or None if no bound is given.
 
         Raises
         ------
         InputError
-            What was given bounds nothing.
+            The given values bound nothing.
         """
         if self == Bounds():
             return None
@@ -115,20 +115,20 @@ class Bounds:
         return self
 
     def with_restore_cost(self, share: float) -> Bounds:
-        """Return the same bounds with a share of the restore cost."""
+        """Return the bounds with the restore cost scaled by `share`."""
         if self.max_restore_cost is None:
             return self
         return replace(self, max_restore_cost=self.max_restore_cost * share)
 
     def nearer_than(self, stale: Figures) -> Bounds | None:
-        """Return the same bounds, with at most half of what the previous checkpoint costs in a step's place.
+        """Return the bounds, limited to half of what the previous checkpoint costs in place of a step.
 
-        Figures of which it makes none, or none for the worse, keep their limits.
+        Figures that the previous checkpoint lacks, or does not worsen, keep their limits.
 
         Returns
         -------
         Bounds or None
-            None if the previous checkpoint costs nothing that is bounded.
+            None if the previous checkpoint worsens no bounded figure.
         """
         found = {name: getattr(stale, name) for name in self.limits}
         costs = {name: value / 2 for name, value in found.items() if value is not None and value > 0}
@@ -138,17 +138,17 @@ class Bounds:
 
     @property
     def limits(self) -> dict[str, float]:
-        """What is bounded, by figure; what is left free or waived is not in it."""
+        """Limits by figure, without figures that are unbounded or waived."""
         given = {name: getattr(self, f"max_{name}") for name in FIGURES}
         return {name: limit for name, limit in given.items() if limit is not None and math.isfinite(limit)}
 
     def completed(self, original: Evaluation) -> Bounds:
-        """Return the bounds with a divergence bound beside a lone drop bound, where one can be checked.
+        """Return the bounds; add a divergence bound to a lone drop bound if it can be checked.
 
         Raises
         ------
         InputError
-            The evaluator returns nothing that a given bound could be checked by.
+            The evaluator returns nothing that a given bound could use.
         """
         if "restore_cost" in self.limits and original.restore_cost(original, 0.0) is None:
             raise InputError("--max-restore-cost cannot be checked", remedy=REMEDIES["restore_cost"])
@@ -167,12 +167,12 @@ class Bounds:
         return self
 
     def judge(self, figures: Figures) -> Verdict:
-        """Return whether figures keep the bounds; the measured value decides, noise only how clearly.
+        """Return whether figures keep the bounds; noise affects only `Verdict.clear`.
 
         Raises
         ------
         InputError
-            A bounded figure does not exist, as the drop of a metric of 0.
+            A bounded figure does not exist, for example the drop of a metric of 0.
         """
         if figures.failure:
             return Verdict(within=False, usage=math.inf)
@@ -197,7 +197,7 @@ class Bounds:
 def failure_of(
     limits: Mapping[str, float], comparison: Comparison, where: str
 ) -> CheckFailedError | InputError | None:
-    """Return why the steps of a comparison exceed limits on their figures; None where none does."""
+    """Return how the steps of a comparison exceed limits on their figures, or None."""
     for name, limit in limits.items():
         figures = {row.step: getattr(row, name) for row in comparison.steps}
         unknown = [step for step, figure in figures.items() if figure is None]
@@ -219,9 +219,9 @@ def failure_of(
 
 
 def passed_by_previous(limits: Mapping[str, float], comparison: Comparison) -> tuple[int, ...]:
-    """Return the steps that prove little: the previous checkpoint keeps the limits there, too.
+    """Return the steps that are not discriminative: the previous checkpoint keeps the limits there too.
 
-    Without limits, those where it does no worse than the archive.
+    Without limits, these are the steps at which the previous checkpoint does no worse than the archive.
     """
     found = []
     for row in comparison.steps:

@@ -1,4 +1,4 @@
-"""Weights as small as asked for: the finest lattice that reaches a ratio, found by measuring."""
+"""Weights at a target size: search the finest lattice that reaches a compression ratio."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from inshrink_core.execution import default_threads
 from inshrink_core.frame import Block
 
 FLOAT32_NBYTES: Final = 4
-"""Size of a weight that a ratio of exported weights is relative to, for every dtype."""
+"""Bytes of a float32 weight, the reference size of the ratio of exported weights for every dtype."""
 
-# About the coarseness that makes keyframes an eighth of float32.
+# Approximate coarseness at which keyframes take an eighth of float32.
 _FIRST_COARSENESS: Final = 8.0
 
 _MOST_TRIALS: Final = 6
 
-# Share of the bytes allowed from which a result is near enough: the rest would not pay a trial.
+# Share of the allowed bytes from which a result is near enough: a better one is not worth another trial.
 _NEAR: Final = 0.97
 
-# How far beyond the coarseness that should suffice the next trial goes: doubling it saves just under a bit.
+# Factor by which the next trial exceeds the coarseness that should suffice; doubling it saves almost one bit.
 _MARGIN: Final = 1.015
 
-# Relative error beyond which weights are not coarsened further.
+# Relative error from which weights are not coarsened further.
 _MOST_ERROR: Final = 0.5
 
 
 class Coarsened(NamedTuple):
-    """Encoded weights: the blocks by tensor, what made them, their bytes, and what they lost."""
+    """Encoded weights: blocks by tensor, the codec, the size in bytes, and the error."""
 
     blocks: tuple[tuple[TensorSpec, Block], ...]
     config: ChainConfig
@@ -42,31 +42,31 @@ class Coarsened(NamedTuple):
 def coarsen(
     view: Checkpoint, full: Checkpoint, nbytes: float, tried: Callable[[int], None], device: str = "cpu"
 ) -> Coarsened:
-    """Return the weights on the finest lattice whose blocks take no more than some bytes.
+    """Return the weights on the finest lattice whose blocks fit a number of bytes.
 
     Parameters
     ----------
     view
-        What to encode: weights and buffers.
+        Weights and buffers to encode.
     full
-        The same, and the tensors that weights' sensitivities come from.
+        The same, plus the tensors that the sensitivities of weights come from.
     nbytes
-        What they may take.
+        Maximum size of the blocks.
     tried
-        Called before each trial with its number; may raise to cancel.
+        Callback before each trial with its number; may raise to cancel.
     device
-        Where to encode, as torch names it.
+        Device to encode on, as PyTorch names it.
 
     Notes
     -----
-    Half the precision saves a bit a weight, which gives the next trial; two or three are usual. Each encodes
-    all weights once; the encoded bytes of the best result stay in memory.
-    Where even `_MOST_ERROR` does not suffice, the coarsest result below it is returned.
+    Doubling the step size saves one bit per weight, which gives the next trial; two or three trials are
+    usual. Each trial encodes all weights; the encoded bytes of the best result stay in memory. If even
+    `_MOST_ERROR` does not suffice, the function returns the coarsest result below it.
     """
     target, best, at = max(nbytes, 1.0), None, _FIRST_COARSENESS
 
     def order(found: Coarsened) -> tuple[bool, float]:
-        """Prefer what fits; of two that fit the more exact, of two that do not the smaller."""
+        """Prefer results that fit: then the most exact one, otherwise the smallest."""
         fits = found.nbytes <= target
         return not fits, found.relative_error if fits else found.nbytes
 
@@ -86,7 +86,7 @@ def coarsen(
 
 
 def _encode(view: Checkpoint, full: Checkpoint, coarseness: float, device: str) -> Coarsened:
-    """Encode all weights once."""
+    """Encode all weights."""
     codec = get_codec(DEFAULT_CODEC)
     config = ChainConfig(
         config=codec(**cast("Tuning", codec.tuning).settings(coarseness)),
@@ -96,7 +96,7 @@ def _encode(view: Checkpoint, full: Checkpoint, coarseness: float, device: str) 
     )
     _, results = FrameEncoder(config).encode(full, ChainState(), view.specs)
     blocks, error, norm = [], 0.0, 0.0
-    for row in results:  # not its state, which is larger than the block
+    for row in results:  # without the state, which is larger than the block
         blocks.append((row.spec, row.block))
         error += row.squared_error
         norm += row.squared_norm

@@ -1,7 +1,7 @@
-"""Encoding steps in memory, whole or a sample of their tensors, and what a chain of them would take.
+"""Encoding of steps in memory, complete or sampled, and estimates of the size of a chain.
 
-The decoded tensors are the states that encoding returns: by the closed-loop law of codecs they are, bit for
-bit, what decoding the frame from disk will give.
+Encoding returns the decoded tensors as states. By the closed-loop property of codecs they are bit-identical
+to the result of decoding the frame from disk.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 _ATTACHMENT_NBYTES: Final = 64
-"""About what a skeleton takes that hardly differs from the last one's. Its own bytes are not the weights',
-the number of digits of its length in the index is."""
+"""Approximate size of a skeleton that barely differs from the last one. Its bytes do not count as weights;
+the number of digits of its length in the index does."""
 
 
 _EXACT: Final = "exact/1"
@@ -40,37 +40,37 @@ _SECOND_MOMENTS: Final = frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MAX_EXP_AV
 
 _LOSSY_HEAD_NBYTES: Final = 16
 
-# Elements of a sample: a tenth of a second to encode, and thousands of symbols of every layer type.
+# Elements of a sample: it encodes in a tenth of a second, and gives thousands of symbols per layer type.
 _SAMPLE_NUMEL: Final = 1 << 20
 
-# Tensors up to this size are all sampled: they cost nothing and differ most.
+# All tensors up to this size are sampled: they cost little and differ most.
 _SMALL_NUMEL: Final = 1 << 12
 
-# Consecutive steps from which everything but weights is estimated: a keyframe and two deltas.
+# Consecutive steps from which the size of everything but weights is estimated: a keyframe and two deltas.
 _STEPS: Final = 3
 
 _SMALL_NBYTES: Final = 256
-"""Up to this size a tensor is mostly stored as it is, behind a byte that marks it."""
+"""A tensor up to this size is usually stored raw, after a marker byte."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedStep:
-    """One step as its frame would hold it, or a sample of its tensors.
+    """A step as its frame would store it, or a sample of its tensors.
 
     Parameters
     ----------
     chain
-        How its frame is made.
+        Configuration of the frame.
     checkpoint
         The original.
     specs
         The encoded tensors.
     plan
-        Of the frame; more of it can be encoded.
+        Plan of the frame; it can encode further tensors.
     results
         The encoded tensors, by key.
     parent
-        Index of the frame before, which that of a delta inherits from.
+        Index of the previous frame, which that of a delta inherits from.
     """
 
     chain: ChainConfig
@@ -90,28 +90,28 @@ class EncodedStep:
 
     @property
     def index(self) -> FrameIndex:
-        """About what the frame's index would be."""
+        """Approximate index of the frame."""
         return self._framed[1]
 
     @property
     def overhead_nbytes(self) -> int:
-        """Header, index, trailer and padding."""
+        """Size of header, index, trailer and padding."""
         return self._framed[0]
 
     @cached_property
     def references(self) -> Mapping[str, TensorReference]:
-        """States after it: what it decodes to, and what the next delta is encoded against."""
+        """States after the step: its decoded values, which the next delta is encoded against."""
         return {key: result.reference for key, result in self.results.items()}
 
     @cached_property
     def moments(self) -> Mapping[str, TensorReference]:
-        """States of the first moments that the next delta's rounding follows; encoded where it does."""
+        """First-moment states for the rounding of the next delta; encoded if the rounding uses them."""
         specs = self.chain.first_moments(stored_view(self.checkpoint, self.chain.optimizer), self.specs)
         return {result.spec.key: result.reference for result in self.plan.encode(specs)}
 
     @cached_property
     def nbytes(self) -> Mapping[str, int]:
-        """Bytes of each block, by key."""
+        """Size of each block in bytes, by key."""
         return {key: len(result.block.payload) for key, result in self.results.items()}
 
     @cached_property
@@ -121,36 +121,36 @@ class EncodedStep:
 
     @property
     def raw_weights(self) -> int:
-        """Raw bytes of weights and buffers."""
+        """Raw size of weights and buffers in bytes."""
         return sum(spec.nbytes for spec in _model(self.specs))
 
     @property
     def weights_nbytes(self) -> int:
-        """Bytes that hold weights and buffers, overhead included."""
+        """Stored size of weights and buffers in bytes, including overhead."""
         return sum(self.nbytes[spec.key] for spec in _model(self.specs)) + self.overhead_nbytes
 
     @property
     def relative_error(self) -> float:
-        """Root of squared error over squared norm; 0 where nothing has a norm."""
+        """``sqrt(Σ e² / Σ w²)`` for errors e and weights w; 0 if all norms are 0."""
         norm = math.fsum(result.squared_norm for result in self.results.values())
         return math.sqrt(math.fsum(self.squared_errors.values()) / norm) if norm else 0.0
 
     def restored(self) -> Checkpoint:
-        """Return the step as it would be restored: weights, buffers and what the codec stores beside them."""
+        """Return the restored step: weights, buffers and the codec's auxiliary tensors."""
         return restored_from(self.checkpoint, self.references)
 
     @property
     def scaled_nbytes(self) -> float:
-        """Bytes that hold the weights of the whole step; header and index are those of all tensors."""
+        """Estimated size of all weights of the step; header and index already cover all tensors."""
         return self._scaled(self.nbytes) + self.overhead_nbytes
 
     def scaled_damage(self, h: Mapping[str, float]) -> float | None:
-        """Return ½ Σ h·e² of the weights of the whole step; None where no h is known."""
+        """Return the estimated ½ Σ h·e² of all weights of the step, or None without any known h."""
         damages = {key: 0.5 * h[key] * error for key, error in self.squared_errors.items() if key in h}
         return self._scaled(damages) if damages else None
 
     def _scaled(self, values: Mapping[str, float]) -> float:
-        """Return the sum over all weights of the step, each layer type's scaled by its share of raw bytes."""
+        """Return the sum over all weights; scale each layer type by its sampled share of raw bytes."""
         full, sampled = (_raw_by("layer", _model(specs)) for specs in (self.checkpoint.specs, self.specs))
         totals: dict[Any, float] = dict.fromkeys(sampled, 0)
         for spec in _model(self.specs):
@@ -159,7 +159,7 @@ class EncodedStep:
 
 
 def restored_from(checkpoint: Checkpoint, references: Mapping[str, TensorReference]) -> Checkpoint:
-    """Return as much of a checkpoint as there are states of, with their values."""
+    """Return the part of a checkpoint that has states, with their values."""
     return replace(
         checkpoint,
         specs=tuple(spec for spec in checkpoint.specs if spec.key in references),
@@ -188,24 +188,24 @@ def encode_step(
     index: FrameIndex | None = None,
     keys: frozenset[str] | None = None,
 ) -> EncodedStep:
-    """Encode weights and buffers of a step; nothing is written, and the state is as it was.
+    """Encode weights and buffers of a step in memory; write nothing and leave the state unchanged.
 
     Parameters
     ----------
     chain
-        How the frame would be made.
+        Configuration of the frame.
     checkpoint
         The step.
     state
-        What it is encoded against.
+        State to encode against.
     index
-        Index of the frame before, which that of a delta inherits from.
+        Index of the previous frame, which that of a delta inherits from.
     keys
-        Encode these tensors only, for an estimate; by default all of that the codec takes.
+        Encode only these tensors, for an estimate. By default, encode all tensors that the codec takes.
 
     Notes
     -----
-    Costs what the weights' share of writing the frame costs. Holds the states before and after.
+    The cost equals the weights' share of writing the frame. The states before and after stay in memory.
     """
     roles = MODEL_ROLES | chain.config.takes()
     chosen = [spec for spec in checkpoint.specs if spec.role in roles and (keys is None or spec.key in keys)]
@@ -227,7 +227,7 @@ def _encode(
 
 
 def _any_digest(blocks: Mapping[str, Block]) -> bytes:
-    """Return 16 bytes in the place of the content's digest: they neither compress nor repeat."""
+    """Return 16 bytes in place of the content digest; they neither compress nor repeat."""
     lengths = "".join(f"{key} {len(block.payload)} " for key, block in blocks.items())
     return hashlib.sha256(lengths.encode()).digest()[:16]
 
@@ -238,18 +238,18 @@ def encode_chain(
     keys: frozenset[str] | None = None,
     foreseen: Any = None,
 ) -> Iterator[EncodedStep]:
-    """Yield the steps of a chain, each encoded in memory against the one before.
+    """Yield the steps of a chain, each encoded in memory against the previous one.
 
     Parameters
     ----------
     chain
-        How its frames are made.
+        Configuration of the frames.
     checkpoints
         The steps, in order.
     keys
-        Encode these tensors only.
+        Encode only these tensors.
     foreseen
-        What the first frame is planned with (`inshrink_core.chain.FrameEncoder.look_ahead`).
+        Plan for the first frame (`inshrink_core.chain.FrameEncoder.look_ahead`).
     """
     before: EncodedStep | None = None
     for number, checkpoint in enumerate(checkpoints):
@@ -261,9 +261,9 @@ def encode_chain(
 def following(
     before: EncodedStep | None, *, keyframe: bool, foreseen: Any = None
 ) -> tuple[ChainState, FrameIndex | None]:
-    """Return what a step is encoded against after another, and the index it inherits from.
+    """Return the state that the next step is encoded against, and the index that it inherits from.
 
-    A first step has nothing before it but what was foreseen.
+    The first step has no predecessor, only the plan.
     """
     if before is None:
         return ChainState(memory=foreseen), None
@@ -280,25 +280,26 @@ def frame_overhead(
     meta: Mapping[str, Any],
     parent: FrameIndex | None,
 ) -> tuple[int, FrameIndex]:
-    """Return the bytes of a frame that are neither tensors nor attachments, and its index for the next frame.
+    """Return the overhead of a frame without tensors and attachments, and its index for the next frame.
 
     Parameters
     ----------
     checkpoint
-        What the frame holds, as stored.
+        Content of the frame, as stored.
     blocks
-        Blocks by key; tensors without one (optimizer state that was not encoded) count as entries only.
+        Blocks by key. Tensors without one (optimizer state that was not encoded) count as entries only.
     chain
-        How the frame is made: which codec takes a tensor without a block.
+        Configuration of the frame: it names the codec of a tensor without a block.
     meta
         Metadata of the frame.
     parent
-        Index of the frame before; None for a keyframe, which inherits nothing.
+        Index of the previous frame; None for a keyframe, which inherits nothing.
 
     Notes
     -----
-    Header, index, trailer and padding, as `inshrink_core.chain.FrameSize.overhead_nbytes` has them, to a
-    few bytes: checksums and digests are as long, but not the same.
+    The overhead is header, index, trailer and padding, as in
+    `inshrink_core.chain.FrameSize.overhead_nbytes`, to a few bytes: checksums and digests have other values
+    of the same length.
     """
     by_role = chain.codecs_by_role()
     tensors = []
@@ -311,7 +312,7 @@ def frame_overhead(
         codec = by_role[spec.role]
         lossy = codec.name != FALLBACK_CODEC
         bitstream, nbytes = codec.bitstream if lossy else _EXACT, _unknown_size(spec, lossy=lossy)
-        # Counters of steps are all alike.
+        # Step counters are all alike.
         payload = _any_bytes("" if spec.numel == 1 else spec.key, nbytes)
         tensors.append(ExpectedBlock(spec.key, bitstream, attributes, nbytes, payload))
     attachments = [
@@ -319,7 +320,7 @@ def frame_overhead(
         for path in (LAYOUT_KEY, *(file.path for file in checkpoint.files))
     ]
     nbytes, index = expected_index(tensors, attachments, meta, parent)
-    # A tensor's bytes that are stored with another's were counted with both.
+    # Bytes of a tensor that are stored with another tensor were counted twice.
     twice = sum(
         tensor.nbytes
         for tensor, back in zip(tensors, index.back, strict=False)
@@ -329,15 +330,16 @@ def frame_overhead(
 
 
 def _any_bytes(name: str, nbytes: int) -> bytes:
-    """Return bytes in the place of a payload that is not known, and of a large one as many as make it so."""
+    """Return bytes in place of an unknown payload; a large one gets just enough to count as large."""
     nbytes = min(nbytes, LARGE_BLOCK_NBYTES)
     return (_digest(name).to_bytes(4, "little") * (nbytes // 4 + 1))[:nbytes]
 
 
 def _unknown_size(spec: TensorSpec, *, lossy: bool) -> int:
-    """Return a size like a coded tensor's: a byte more where it hardly compresses, irregular elsewhere.
+    """Return a plausible size of a coded tensor: one byte more if it barely compresses, irregular otherwise.
 
-    Of optimizer state under a lossy rule: a bit an element of first moments, a small share of one of second.
+    For optimizer state under a lossy rule: one bit per element of first moments, a small share of second
+    moments.
     """
     share = _digest(spec.key) / 2**32
     if lossy:
@@ -353,22 +355,22 @@ def _digest(key: str) -> int:
 def sample_keys(
     checkpoint: Checkpoint, numel: int = _SAMPLE_NUMEL, n_tensors: int | None = None
 ) -> frozenset[str]:
-    """Return a sample of the model's tensors: of every layer type, about its share of elements.
+    """Return a sample of the model's tensors that covers every layer type by about its share of elements.
 
     Parameters
     ----------
     checkpoint
         Any step of the run.
     numel
-        About how many elements to take; everything where the model is no larger.
+        Approximate number of elements to take; all tensors of a smaller model are taken.
     n_tensors
-        About how many tensors to take; by default any number.
+        Approximate number of tensors to take; by default any number.
 
     Notes
     -----
-    Deterministic. All small tensors are taken, for they cost little and differ most. Of each layer type's
-    larger ones, at least one is taken, and more of them at even distances in file order, so that every depth
-    is met. Where these are too many tensors, the same is done with all of them.
+    The choice is deterministic. All small tensors are taken, because they cost little and differ most. Of the
+    larger tensors of each layer type at least one is taken, and more at even distances in file order, so that
+    the sample covers every depth. If this gives too many tensors, the same is done with all of them.
     """
     specs = _model(checkpoint.specs)
     total = sum(spec.numel for spec in specs)
@@ -380,7 +382,7 @@ def sample_keys(
 
 
 def _spread(specs: Iterable[TensorSpec], share: float) -> set[str]:
-    """Return a share of the tensors of every layer type, at even distances, at least one of each."""
+    """Return a share of the tensors of every layer type, evenly spaced, at least one of each."""
     groups: dict[LayerType | None, list[str]] = {}
     for spec in specs:
         groups.setdefault(spec.layer, []).append(spec.key)
@@ -396,7 +398,7 @@ def _model(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
 
 
 def _raw_by(name: str, specs: Iterable[TensorSpec]) -> dict[Any, int]:
-    """Raw bytes by an attribute."""
+    """Return raw bytes grouped by an attribute."""
     raw: dict[Any, int] = {}
     for spec in specs:
         raw[getattr(spec, name)] = raw.get(getattr(spec, name), 0) + spec.nbytes
@@ -406,16 +408,16 @@ def _raw_by(name: str, specs: Iterable[TensorSpec]) -> dict[Any, int]:
 def step_ratio(
     chain: ChainConfig, checkpoint: Checkpoint, state: ChainState, index: FrameIndex | None
 ) -> float:
-    """Return about what ratio a step's weights will have, by encoding a sample of its tensors.
+    """Estimate the compression ratio of a step's weights by encoding a sample of its tensors.
 
     Parameters
     ----------
     chain
-        How the frame would be made.
+        Configuration of the frame.
     checkpoint
         The step.
     state, index
-        What it is encoded against.
+        State that the step is encoded against, and its index.
     """
     keys = sample_keys(checkpoint)
     is_whole = keys >= {spec.key for spec in _model(checkpoint.specs)}
@@ -428,7 +430,7 @@ def step_ratio(
 
 
 def middle_of(steps: Sequence[int], n: int = _STEPS) -> Sequence[int]:
-    """Return the few steps in the middle of a chain that an estimate encodes; all where there are no more."""
+    """Return the `n` steps in the middle of a chain that an estimate encodes; all of a shorter chain."""
     first = max(0, (len(steps) - n) // 2)
     return steps[first : first + n]
 
@@ -436,7 +438,7 @@ def middle_of(steps: Sequence[int], n: int = _STEPS) -> Sequence[int]:
 def in_proportion(
     keyframes: Sequence[float], deltas: Sequence[float], n_steps: int, keyframe_every: int
 ) -> float:
-    """Return the bytes of a chain from those of a few frames, in the proportion that the chain has them."""
+    """Scale the bytes of a few frames to a chain, by the chain's proportion of keyframes and deltas."""
     n_keyframes = math.ceil(n_steps / keyframe_every)
     others = deltas or keyframes
     total = n_keyframes * math.fsum(keyframes) / len(keyframes)
@@ -444,13 +446,13 @@ def in_proportion(
 
 
 class Rest(NamedTuple):
-    """Raw and stored bytes of everything of a whole chain but its weights and buffers; the latter about."""
+    """Raw bytes, and approximate stored bytes, of everything in a chain except weights and buffers."""
 
     raw: float
     nbytes: float
 
     def ratio_total(self, raw_weights: float, weights_nbytes: float) -> float | None:
-        """Return the ratio of everything, from the bytes of the weights and those that hold them."""
+        """Return the total compression ratio, from the raw and stored bytes of the weights."""
         return ratio(round(raw_weights + self.raw), round(weights_nbytes + self.nbytes))
 
 
@@ -461,25 +463,24 @@ def estimate_rest(
     keys: frozenset[str],
     foreseen: Any = None,
 ) -> Rest:
-    """Encode optimizer state and files of a few steps, and estimate those of a chain.
+    """Encode optimizer state and files of a few steps, and estimate those of the chain.
 
     Parameters
     ----------
     chain
-        How its frames are made.
+        Configuration of the frames.
     checkpoints
-        Those of `middle_of` the chain; the first is encoded as a keyframe.
+        The checkpoints of `middle_of` the chain; the first is encoded as a keyframe.
     n_steps
-        Steps of the chain.
+        Number of steps of the chain.
     keys
-        A sample of the model's tensors (`sample_keys`): of its optimizer
-        state, what belongs to these is encoded, and scaled by role.
+        A sample of the model's tensors (`sample_keys`). Its optimizer state is encoded, and scaled by role.
     foreseen
-        What the chain's first frame is planned with (`FrameEncoder.look_ahead`).
+        Plan for the chain's first frame (`FrameEncoder.look_ahead`).
 
     Notes
     -----
-    The sampled weights are encoded too: how they are rounded decides how first moments are.
+    The sampled weights are encoded too, because their rounding affects the rounding of first moments.
     """
     plain = replace(chain, overrides=())
     state, attachments = ChainState(memory=foreseen), dict[str, bytes]()
@@ -487,7 +488,7 @@ def estimate_rest(
     for checkpoint in checkpoints:
         stored = stored_view(checkpoint, chain.optimizer)
         model, rest = _model(stored.specs), [spec for spec in stored.specs if spec.role not in MODEL_ROLES]
-        # The optimizer state of sampled tensors, and what belongs to no tensor of the model.
+        # Optimizer state of sampled tensors, and state that belongs to no tensor of the model.
         taken = {spec.name: spec.key in keys for spec in model}
         sampled = [spec for spec in rest if taken.get(spec.parameter, True)]
         weights = [spec for spec in model if spec.key in keys]

@@ -1,10 +1,10 @@
-"""The quadratic model of what an error costs: ½ Σ h·e², h from squared gradients or from movement.
+"""Quadratic model of the cost of an error: ½ Σ h·e², with h from squared gradients or from movement.
 
-Near a minimum, an error e in the weights raises the loss by ½ eᵀHe. The diagonal of H is in proportion to the
-mean squared gradient (Fisher information), which Adam stores as its second moment. The model orders
-configurations of one run well, but needs a factor, which differs between runs with second moments from
-hundreds to tens of thousands. Trials of the run calibrate it. Without trials the codecs' plainer rules are
-off by less; these are no measurements (``docs/design.md``).
+Near a minimum, an error e in the weights raises the loss by ½ eᵀHe. The diagonal of the Hessian H is
+proportional to the mean squared gradient (Fisher information), which Adam stores as its second moment. The
+model orders the configurations of one run well but needs a factor. With second moments this factor differs
+between runs from hundreds to tens of thousands, so trials of the run calibrate it. Without trials the simpler
+rules of the codecs have a smaller error; they are no measurements (``docs/design.md``).
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from inshrink_core.values import magnitudes
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Values summed at a time: temporary copies stay small, whatever the tensor.
+# Number of values summed at a time, so that temporary copies stay small for any tensor.
 _SLICE: Final = 1 << 20
 
 
 def sensitivities(
     checkpoint: Checkpoint, before: Checkpoint | None, keys: frozenset[str] | None = None
 ) -> dict[str, float]:
-    """Return the mean h of every weight that has one, by key.
+    """Return the mean h of each weight with a known one, by key.
 
     Parameters
     ----------
     checkpoint
-        The step, with optimizer state or without.
+        The step, with or without optimizer state.
     before
-        The original a step before. Where no weight has second moments, mean squared movement takes
-        their place, which is in proportion under Adam's kind of update.
+        The original of the previous step. If no weight has second moments, the mean squared movement replaces
+        them; under Adam-like updates it is proportional to them.
     keys
-        Look at these weights only.
+        Restrict the result to these weights.
 
     Returns
     -------
     dict
-        Empty where neither is known. Means over the finite values of a tensor.
+        Empty if neither is known. Means are over the finite values of a tensor.
     """
     weights = [spec for spec in checkpoint.specs if _is_weight(spec) and (keys is None or spec.key in keys)]
     found = {spec.key: _mean(_second_moment(checkpoint, spec)) for spec in weights}
@@ -58,7 +58,7 @@ def sensitivities(
 
 
 def damage_of(squared_errors: Mapping[str, float], h: Mapping[str, float]) -> float | None:
-    """Return ½ Σ h·e²; None where no h is known."""
+    """Return ½ Σ h·e², or None if no h is known."""
     return 0.5 * math.fsum(h[key] * squared_errors.get(key, 0.0) for key in h) if h else None
 
 
@@ -74,7 +74,7 @@ def _second_moment(checkpoint: Checkpoint, spec: TensorSpec) -> Tensor | None:
 
 
 def _movement(checkpoint: Checkpoint, before: Checkpoint, spec: TensorSpec) -> float | None:
-    """Mean squared movement since the original before."""
+    """Return the mean squared movement since the previous original."""
     if spec.key not in before or before.spec(spec.key).shape != spec.shape:
         return None
     import torch
@@ -84,7 +84,7 @@ def _movement(checkpoint: Checkpoint, before: Checkpoint, spec: TensorSpec) -> f
 
 
 def _mean(values: Tensor | None) -> float | None:
-    """Mean of what is finite, in float64."""
+    """Return the mean of the finite values, in float64."""
     if values is None:
         return None
     import torch
@@ -100,27 +100,27 @@ def _mean(values: Tensor | None) -> float | None:
 
 
 DROP_PER_NAT: Final = 1.2
-"""Drop of the worst step over its divergence: median over the same rows, .5 to 16; as metrics differ, so does
-it."""
+"""Ratio of the worst step's drop to its divergence: median over the same rows, which range from .5 to 16
+because metrics differ."""
 
-# Values from which a rank correlation is more than a coincidence.
+# Minimum number of values for a meaningful rank correlation.
 _FEWEST: Final = 3
 
 _LEAST: Final = 1e-300
-"""In the place of a damage of zero, which has no logarithm."""
+"""Stand-in for a damage of zero, which has no logarithm."""
 
 T = TypeVar("T")
 
 
 def prior_of(chain: ChainConfig, relative_error: float) -> tuple[float, float]:
-    """Return the drop and the divergence, nats, to expect of a chain's worst step by other runs.
+    """Return the expected drop and divergence (nats) of a chain's worst step, judged by other runs.
 
     Parameters
     ----------
     chain
         The configuration.
     relative_error
-        Root of squared error over squared norm of the weights, at the worst step.
+        ``sqrt(Σ e² / Σ w²)`` over the weights, at the worst step.
 
     Examples
     --------
@@ -134,21 +134,21 @@ def prior_of(chain: ChainConfig, relative_error: float) -> tuple[float, float]:
 
 
 class Course(NamedTuple):
-    """A factor that changes with the damage: measured at some damages, ascending."""
+    """A factor as a function of the damage, measured at ascending damages."""
 
     damages: tuple[float, ...]
     factors: tuple[float, ...]
 
     @classmethod
     def through(cls, measured: Iterable[tuple[float, float]]) -> Course:
-        """Return the course through pairs of damage and factor; of equal damages, through their mean."""
+        """Return the course through pairs of damage and factor; average the factors of equal damages."""
         found: dict[float, list[float]] = {}
         for damage, factor in sorted(measured):
             found.setdefault(damage, []).append(factor)
         return cls(tuple(found), tuple(map(statistics.fmean, found.values())))
 
     def at(self, damage: float) -> float:
-        """Return the factor, linear in the logarithm of the damage; beyond the ends, that of the nearest."""
+        """Return the factor, linear in the logarithm of the damage and constant beyond the ends."""
         import numpy as np
 
         return float(np.interp(math.log(max(damage, _LEAST)), np.log(self.damages), self.factors))
@@ -156,18 +156,18 @@ class Course(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """How trials lead from ½ Σ h·e² to figures, by step.
+    """Relation of ½ Σ h·e² to the figures of trials, by step.
 
     Parameters
     ----------
     courses
-        For ``drop`` and ``divergence``, by step: the figure over the damage. What squared gradients have to
-        do with curvature changes as training goes on, and as errors grow.
+        For ``drop`` and ``divergence``, by step: the figure divided by the damage. The relation of squared
+        gradients to curvature changes during training, and as errors grow.
     rank_correlation
-        Spearman's, between the prediction of one factor a step and what was measured (divergence where there
-        is one, else drop); None for fewer than three trials.
+        Spearman's rank correlation of the measured divergences (drops without divergences) and their
+        prediction by one factor per step; None for fewer than three trials.
     n_trials
-        Trials it comes from.
+        Number of trials.
     """
 
     courses: Mapping[str, Mapping[int, Course]]
@@ -175,11 +175,11 @@ class Calibration:
     n_trials: int = 0
 
     def predict(self, figure: str, step: int, damage: float | None) -> float | None:
-        """Return a predicted ``drop`` or ``divergence``, from the nearest step that has trials.
+        """Return a predicted ``drop`` or ``divergence``, using the nearest step with trials.
 
         Notes
         -----
-        At a damage that was measured, it is the figure that was measured.
+        At a measured damage the prediction equals the measured figure.
         """
         courses = self.courses[figure]
         if damage is None or not courses:
@@ -210,10 +210,10 @@ def _correlation(
     drops: Mapping[int, Sequence[tuple[float, float]]],
     divergences: Mapping[int, Sequence[tuple[float, float]]],
 ) -> float | None:
-    """Rank correlation of divergences, or of drops, and their prediction by one factor a step.
+    """Return the rank correlation of divergences, or of drops, with their prediction by one factor per step.
 
-    A divergence is positive and spans decades: its factor is the median of quotients. A drop has the metric's
-    noise and may be negative: its factor is that of least squares through the origin, not below 0.
+    A divergence is positive and spans decades, so its factor is the median of the quotients. A drop has the
+    metric's noise and may be negative, so its factor is the least-squares fit through the origin, at least 0.
     """
     quotients = {step: [y / x for x, y in group if y] for step, group in divergences.items()}
     factors = {step: statistics.median(known) for step, known in quotients.items() if known}
@@ -232,7 +232,7 @@ def _nearest(by_step: Mapping[int, T], step: int) -> T:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation, ties at their mean rank; None for too few values or no spread.
+    """Return Spearman's rank correlation with mean ranks for ties; None for too few values or no spread.
 
     Examples
     --------

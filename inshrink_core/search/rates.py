@@ -1,8 +1,8 @@
-"""Bits and damage of every tensor at every coarseness, from which an allocation by hand is estimated.
+"""Bits and damage of every tensor at every coarseness, to estimate a manual allocation.
 
-A codec of one number is encoded from fine to coarse once (`inshrink_core.verbs.estimate_levels` by tensor). A
-tensor's bits and damage depend on its own spacing alone, so those of any mixture are sums of what was seen,
-and the mixture's quality is that of the uniform setting whose damage is the same.
+A codec with one tunable parameter is encoded once from fine to coarse (`inshrink_core.verbs.estimate_levels`
+by tensor). The bits and damage of a tensor depend only on its step size, so those of any allocation are sums
+of measured values. The quality of an allocation is that of the uniform setting with the same total damage.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
 
 _LEAST: Final = 1e-300
-"""In the place of a damage of zero, which has no logarithm."""
+"""Stand-in for a damage of zero, which has no logarithm."""
 
 _MOST_LOG: Final = 700.0
-"""Beyond it, an exponential is infinite."""
+"""Exponent beyond which the exponential function counts as infinite."""
 
 _HALVINGS: Final = 60
-"""Of the logarithm of a price between `_LEAST` and its inverse: to a relative 1e-15."""
+"""Number of bisections of the logarithm of the price between `_LEAST` and its inverse: relative error
+1e-15."""
 
 
 class Predicted(NamedTuple):
-    """What an allocation does.
+    """Predicted size and quality of an allocation.
 
     Parameters
     ----------
     bits : Float[ndarray, "n"]
-        Per weight, of each tensor.
+        Bits per weight of each tensor.
     damage : Float[ndarray, "n"]
-        Of each tensor; NaN where its h is not known.
+        Damage of each tensor; NaN where its h is unknown.
     nbytes
-        Of the weights, a frame in mean.
+        Mean size of the weights per frame.
     ratio_weights, ratio_total
-        Raw bytes over stored bytes; the total is None where it is not known.
+        Raw bytes over stored bytes; the total is None if unknown.
     drop, divergence
-        Of the worst step, by the damage of all tensors; None if the levels lack it.
+        Figures of the worst step, from the damage of all tensors; None if the levels lack them.
     """
 
     bits: NDArray[np.float64]
@@ -60,14 +61,14 @@ class Predicted(NamedTuple):
 
 
 class MeasuredAllocation(NamedTuple):
-    """Figures of an allocation by the evaluator.
+    """Figures of an allocation, measured by the evaluator.
 
     Parameters
     ----------
     values
-        The number for each tensor, positive.
+        Value of the parameter for each tensor, positive.
     drop, divergence
-        Of the worst step; None if unknown.
+        Figures of the worst step; None if unknown.
     """
 
     values: Sequence[float]
@@ -77,36 +78,36 @@ class MeasuredAllocation(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rates:
-    """What a codec of one number does to each tensor, from fine to coarse.
+    """Effect of a codec with one tunable parameter on each tensor, from fine to coarse.
 
     Parameters
     ----------
     codec, settings
-        The codec, and the settings that the number turns.
+        The codec, and the settings that the parameter changes.
     levels : Float[ndarray, "levels"]
-        Values of the number, ascending.
+        Values of the parameter, ascending.
     keys
-        Of the tensors.
+        Keys of the tensors.
     layer_types, sizes
-        Of each: its layer type, and its number of elements.
+        Layer type and number of elements of each tensor.
     is_sampled : Bool[ndarray, "n"]
-        Whether the tensor itself was encoded; others are taken to be like those of their layer type.
+        Whether the tensor was encoded; other tensors get the values of their layer type.
     sensitivities : Float[ndarray, "n"]
-        Mean h; NaN where not known.
+        Mean h; NaN if unknown.
     bits, damages : Float[ndarray, "n levels"]
-        Bits per weight, and damage; NaN where not known.
+        Bits per weight, and damage; NaN if unknown.
     ratios_weights, ratios_total : Float[ndarray, "levels"]
-        Of the uniform settings; NaN where not known.
+        Compression ratios of the uniform settings; NaN if unknown.
     figures : dict of Float[ndarray, "levels"]
-        The ``drop`` and the ``divergence`` of the uniform settings; NaN where not known.
+        ``drop`` and ``divergence`` of the uniform settings; NaN if unknown.
     raw_nbytes
         Raw bytes of the weights of a step.
     is_calibrated
-        Whether trials of this run calibrate the figures; else rules of thumb.
+        Whether trials of this run calibrate the figures; otherwise they follow rules of thumb.
     corrections
-        By figure: what was measured over what the levels predict.
+        Measured figures divided by predicted ones, by figure.
     n_measured
-        Measurements that these come from.
+        Number of measurements behind the corrections.
     """
 
     codec: str
@@ -128,13 +129,13 @@ class Rates:
     n_measured: int = 0
 
     def calibrated(self, measured: Sequence[MeasuredAllocation]) -> Rates:
-        """Return the same with figures that pass through what was measured.
+        """Return these rates with figures that pass through the measurements.
 
         Parameters
         ----------
         measured
-            Allocations with this codec; those of which the levels predict no positive figure, or of which
-            none was measured, are passed over.
+            Allocations with this codec. Allocations without a measured figure, or without a positive
+            predicted one, are ignored.
         """
         plain = replace(self, corrections={}, n_measured=0)
         factors: dict[str, list[tuple[float, float]]] = {name: [] for name in self.figures}
@@ -155,28 +156,28 @@ class Rates:
         return replace(plain, corrections=corrections, n_measured=used)
 
     def course(self, figure: str) -> NDArray[np.float64]:
-        """Return the ``drop`` or ``divergence`` of the uniform settings, calibrated; NaN where not known."""
+        """Return the calibrated ``drop`` or ``divergence`` of the uniform settings; NaN if unknown."""
         factors = [self._correction(figure, total) for total in np.nansum(self.damages, axis=0)]
         found: NDArray[np.float64] = self.figures[figure] * np.array(factors)
         return found
 
     def predict(self, values: Sequence[float]) -> Predicted:
-        """Return what an allocation does.
+        """Predict the size and quality of an allocation.
 
         Parameters
         ----------
         values
-            The number for each tensor, positive.
+            Value of the parameter for each tensor, positive.
 
         Raises
         ------
         InputError
-            Not one positive number a tensor.
+            The number of values differs from that of tensors, or a value is not positive.
 
         Notes
         -----
-        Between two levels, bits are linear in the logarithm of the number, and so is the logarithm of the
-        damage; beyond the last, both go on as before it, bits not below zero. O(n).
+        Between two levels, bits and the logarithm of the damage are linear in the logarithm of the parameter.
+        Beyond the last level both are extrapolated; bits are at least zero. O(n).
         """
         chosen = np.asarray(values, np.float64)
         if chosen.shape != (len(self.keys),) or not (np.isfinite(chosen) & (chosen > 0)).all():
@@ -189,7 +190,7 @@ class Rates:
         bits = np.maximum(_along(logs, self.bits, places), 0.0)
         damage = np.exp(_along(logs, _log(self.damages), places))
         total = float(np.nansum(damage))
-        # What holds all tensors together is taken from the uniform settings.
+        # The overhead of all tensors together comes from the uniform settings.
         overheads = self.raw_nbytes / self.ratios_weights - self.sizes @ self.bits / 8
         stored_nbytes = float(bits @ self.sizes) / 8 + self._at(overheads, total)
         figures = {
@@ -206,23 +207,24 @@ class Rates:
         )
 
     def distribute(self, nbytes: float, values: Sequence[float], locked: Sequence[bool]) -> list[float]:
-        """Return the allocation of least damage that takes no more than some bytes.
+        """Return the allocation of least damage that fits a number of bytes.
 
         Parameters
         ----------
         nbytes
-            What the weights of a frame may take, as `Predicted.nbytes` counts it.
+            Maximum size of the weights of a frame, as in `Predicted.nbytes`.
         values
-            The number for each tensor as it is; those that are locked keep it, and so do those whose damage
-            is not known.
+            Current value of the parameter for each tensor. Locked tensors and those with unknown damage keep
+            it.
         locked
-            By tensor.
+            Whether each tensor is locked.
 
         Notes
         -----
-        Every tensor gets the same exchange rate of bytes for damage, which is found by bisection; values lie
-        on the levels, half way between them, and up to one beyond (Shoham and Gersho 1988). Where even the
-        coarsest takes more, that is returned. O(60 · n · levels).
+        Every tensor gets the same exchange rate of bytes for damage, λ, which bisection finds: each tensor
+        minimizes ``damage + λ bytes``. Values are on the levels, half way between them, or up to one level
+        beyond (Shoham and Gersho 1988). If even the coarsest allocation is too large, it is returned. O(60 ·
+        n · levels).
         """
         logs, n = np.log(self.levels), len(self.keys)
         numbers, places = np.arange(float(logs.size)), np.arange(-1.0, logs.size + 0.5, 0.5)
@@ -250,10 +252,10 @@ class Rates:
         return [float(value) for value in at(high)]
 
     def ratio_total_of(self, ratio_weights: float) -> float:
-        """Return the ratio of everything where the weights have some ratio; NaN where that is not known.
+        """Return the total ratio for a ratio of the weights; NaN if unknown.
 
-        All but the weights is as with the uniform settings: a ratio's inverse is the sum of stored weights
-        and of the rest, in units of all raw bytes.
+        Everything but the weights takes as much as with the uniform settings. In units of all raw bytes, the
+        inverse of the total ratio is the sum of the stored weights and the rest.
         """
         if not (self.ratios_total > 0).all() or not 0 < ratio_weights < math.inf:
             return math.nan
@@ -265,7 +267,7 @@ class Rates:
         return self.corrections[figure].at(damage) if figure in self.corrections else 1.0
 
     def _at(self, line: NDArray[np.float64], damage: float) -> float:
-        """Return a figure of the uniform settings where all tensors together have some damage."""
+        """Return a figure of the uniform settings at a total damage."""
         totals = np.nansum(self.damages, axis=0)
         if not np.isfinite(line).all():
             return math.nan
@@ -279,17 +281,17 @@ class Rates:
 
 
 def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[TensorSpec]) -> Rates:
-    """Return the rates from estimates of several levels.
+    """Return the rates from estimates at several levels.
 
     Parameters
     ----------
     rows
         Estimates by tensor, as rows of the document of ``inshrink estimate --levels --by-tensor --json``.
     setting
-        The setting that the levels turn.
+        The setting that the levels change.
     specs
-        Weights and buffers of a step. One that was not in the sample is taken to be like those of its layer
-        type in mean; where there are none, it is left out. So is what is always exact, as counters are.
+        Weights and buffers of a step. A tensor outside the sample gets the mean values of its layer type, or
+        is omitted if that has none. Tensors that are always exact, such as counters, are omitted too.
 
     Raises
     ------
@@ -367,7 +369,7 @@ def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _along(
     places: NDArray[np.float64], lines: NDArray[np.float64], wanted: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return each line's value at its own place: between the known ones, or on along the last slope."""
+    """Interpolate each line at its position; extrapolate along the last slope."""
     right = np.clip(np.searchsorted(places, wanted), 1, places.size - 1)
     left = right - 1
     rows = np.arange(lines.shape[0])

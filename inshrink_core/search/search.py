@@ -1,7 +1,7 @@
-"""Searching one configuration for a whole run: chains as trials, and the log of them.
+"""Search of one configuration for a complete run: chains as trials, and the trial log.
 
-A configuration is measured by writing the chain with it, in memory. It is given up at the first step that
-breaks a bound, so a hopeless one costs few evaluations.
+A trial writes the chain with a configuration in memory. It stops at the first step that breaks a bound, so a
+poor configuration costs few evaluations.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 _LOG_NAME: Final = "search.jsonl"
 
-# Most values of a line that one search tries.
+# Maximum number of values of a line that one search tries.
 _MOST_CHAINS: Final = 8
 
-# Most points of a cube that are measured for a target ratio: what estimates, which are within five percent of
-# the real ratios, call equally small.
+# Maximum number of points of a cube that are measured for a target ratio. Estimates are within five percent
+# of the actual ratios and call these points equally small.
 _FRONTIER: Final = 12
 _SLACK: Final = 1.05
 
@@ -59,14 +59,14 @@ _logger = logging.getLogger(__name__)
 
 
 def trial_log_of(run: Run, output: Path | None, *, make: bool = True) -> Path | None:
-    """Return the path of a search's trial log: beside its output, else with the run's results.
+    """Return the path of a search's trial log: next to its output, otherwise among the run's results.
 
     Parameters
     ----------
     run, output
-        The run, and where the result goes.
+        The run, and the path of the result.
     make
-        Make sure that it can be written; None where that is not so.
+        Create the log if necessary; return None if it cannot be written.
     """
     if output is not None:
         return output.with_suffix(".trials.jsonl")
@@ -82,7 +82,7 @@ def trial_log_of(run: Run, output: Path | None, *, make: bool = True) -> Path | 
 
 
 def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
-    """Return the known trials, without making a log.
+    """Return the known trials without creating a log.
 
     Parameters
     ----------
@@ -94,9 +94,9 @@ def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
     Raises
     ------
     NotFoundError
-        A log that was named is not there.
+        A named log does not exist.
     InputError
-        It is one of another run.
+        The log belongs to another run.
     """
     if log is not None and not log.is_file():
         raise NotFoundError("there is no such trial log", where=str(log))
@@ -107,12 +107,12 @@ def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
 
 
 def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
-    """Return the steps of the chain, ascending; every one must exist.
+    """Return the steps of the chain, ascending; each of them must exist.
 
     Raises
     ------
     NotFoundError
-        One does not, or there is none.
+        A step does not exist, or the run has none.
     """
     chosen = run.steps if steps is None else tuple(sorted(set(steps)))
     missing = [step for step in chosen if step not in run.steps]
@@ -136,9 +136,9 @@ class Chain:
     candidate
         The configuration.
     trials
-        A trial a step; fewer where it was given up.
+        One trial per step; fewer if the chain was abandoned.
     complete
-        Whether every step is there.
+        Whether all steps are present.
     """
 
     candidate: Candidate
@@ -147,22 +147,22 @@ class Chain:
 
     @property
     def ratio_weights(self) -> float:
-        """Raw bytes of the weights over the bytes that hold them, all frames together."""
+        """Raw bytes of the weights over their stored bytes, for all frames together."""
         nbytes = sum(trial.weights_nbytes for trial in self.trials)
         return sum(trial.raw_weights for trial in self.trials) / nbytes if nbytes else 0.0
 
     @property
     def drop(self) -> float | None:
-        """Drop of the worst step; None where no step has one."""
+        """Drop of the worst step, or None if no step has one."""
         return self.worst("drop")
 
     @property
     def divergence(self) -> float | None:
-        """Divergence of the worst step; None where no step has one."""
+        """Divergence of the worst step, or None if no step has one."""
         return self.worst("divergence")
 
     def worst(self, name: str) -> float | None:
-        """Return the largest of a figure; None where no step has one."""
+        """Return the largest value of a figure, or None if no step has it."""
         return max((v for trial in self.trials if (v := getattr(trial, name)) is not None), default=None)
 
     def to_json(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Chain:
 
 @dataclass(kw_only=True)
 class ChainTrials(Measurer):
-    """Measures points of a space by whole chains.
+    """Measures points of a space by complete chains.
 
     Parameters
     ----------
@@ -182,11 +182,11 @@ class ChainTrials(Measurer):
     steps
         Steps of the chain, ascending.
     log
-        Trials there are already, and where new ones go.
+        Known trials, and log of new ones.
     foreseen
-        What the chain's first frame is planned with (`inshrink_core.chain.FrameEncoder.look_ahead`).
+        Plan for the chain's first frame (`inshrink_core.chain.FrameEncoder.look_ahead`).
     progress
-        Called after each trial; raising from it cancels the search, and the log keeps what was measured.
+        Callback after each trial; an exception cancels the search, and the log keeps all measurements.
 
     Attributes
     ----------
@@ -224,12 +224,12 @@ class ChainTrials(Measurer):
         return sensitivities(self.checkpoints(step), previous)
 
     def report(self, trial: Trial, done: int, left: int, found: Mapping[str, Any] | None = None) -> None:
-        """Report a trial: how many were measured, and are left at most."""
+        """Report a trial, the number of measured trials, and the maximum number left."""
         if self.progress is not None:
             self.progress(Progress("search", done, done + left, trial.step, found=found))
 
     def is_uninformative(self, step: int) -> bool:
-        """Whether the previous checkpoint keeps the bounds at a step too."""
+        """Return whether the previous checkpoint keeps the bounds at a step too."""
         if not self.bounds.limits:
             return False
         stale = self.judge.stale(step, self._before.get(step))
@@ -246,7 +246,7 @@ class ChainTrials(Measurer):
         return Walk(measure, budget)
 
     def chain(self, candidate: Candidate, *, to_the_end: bool = False) -> Chain:
-        """Return a chain with one configuration, given up at the first step that breaks the bounds."""
+        """Return a chain with one configuration; stop at the first step that breaks the bounds."""
         known = self.known.get(candidate.digest)
         if known is not None and (known.complete or not to_the_end):
             return known
@@ -265,10 +265,10 @@ class ChainTrials(Measurer):
         return chain
 
     def _trials(self, candidate: Candidate) -> Iterator[Trial]:
-        """Yield the trials of a chain with one configuration, from the log or measured now.
+        """Yield the trials of a chain with one configuration, from the log or newly measured.
 
-        A trial depends on all checkpoints so far. Steps whose trials are in the log are encoded only where a
-        later one is measured.
+        A trial depends on all earlier checkpoints. Steps with a logged trial are encoded only if a later step
+        is measured.
         """
         chain = candidate.chain_config(self.base)
         every, before, n_encoded = chain.keyframe_every, None, 0
@@ -295,11 +295,11 @@ class ChainTrials(Measurer):
             yield trial
 
     def keeps(self, chain: Chain) -> bool:
-        """Whether every step is there, and keeps the bounds."""
+        """Return whether all steps are present and keep the bounds."""
         return chain.complete and all(self.bounds.judge(trial).within for trial in chain.trials)
 
     def ratio_total(self, best: Chain) -> float | None:
-        """Estimate the ratio of everything: trials measure the weights alone."""
+        """Estimate the total ratio; trials measure only the weights."""
         checkpoints = [self.checkpoints(step) for step in middle_of(self.steps)]
         chain = best.candidate.chain_config(self.base)
         rest = estimate_rest(chain, checkpoints, len(self.steps), sample_keys(checkpoints[0]))
@@ -309,7 +309,8 @@ class ChainTrials(Measurer):
     def ratio(self, candidate: Candidate, n_steps: int | None = None) -> float:
         """Estimate the ratio of a chain from a sample of its tensors, without the evaluator.
 
-        Encodes some consecutive steps from the middle of the run, by default a keyframe and two deltas.
+        The estimate encodes consecutive steps from the middle of the run, by default a keyframe and two
+        deltas.
         """
         steps = middle_of(self.steps) if n_steps is None else middle_of(self.steps, n_steps)
         checkpoints, chain = [self.checkpoints(step) for step in steps], candidate.chain_config(self.base)
@@ -328,11 +329,11 @@ def best_within(
     Parameters
     ----------
     chains, space, config
-        What measures chains, what is searched, and where a search of a line begins.
+        Measurement of chains, search space, and start of a search on a line.
     budget
-        Most chains to measure.
+        Maximum number of chains to measure.
     informative
-        False where the bounds are informative at no step: nothing coarser than the start is tried.
+        False if the bounds are informative at no step: nothing coarser than the start is tried.
     """
     best: Outcome[Any] | None
     if isinstance(space, Line):
@@ -344,14 +345,14 @@ def best_within(
         n_points = len(space.points())
         chains.most = 1 + min(budget or n_points, n_points)
         best = walk_cube(chains.walk(space, budget), space, _ratio_of(chains, space))
-    chains.most = len(chains.known) + 1  # none but the default's follow
+    chains.most = len(chains.known) + 1  # the default's chain is the last one
     return None if best is None else best.result
 
 
 def best_reaching(chains: ChainTrials, space: Cube | Line, config: AnyCodec, target: float) -> Chain | None:
-    """Return the chain of the smallest divergence, else drop, whose ratio is at least the target's.
+    """Return the chain of smallest divergence (else drop) whose ratio reaches the target.
 
-    The finest points of which one may reach it are found without the evaluator.
+    Estimates without the evaluator select the finest points that may reach it.
     """
     if isinstance(space, Line):
         candidates = _reaching_on_line(chains, space, space.point_of(config), target)
@@ -366,7 +367,7 @@ def best_reaching(chains: ChainTrials, space: Cube | Line, config: AnyCodec, tar
 
 
 def _reaching_on_line(chains: ChainTrials, line: Line, start: float, target: float) -> list[Candidate]:
-    """Return the finest value of a line that reaches a ratio, encoded at every step but not evaluated."""
+    """Return the finest value of a line that reaches a ratio; encode every step but evaluate none."""
 
     def measure(point: float) -> Outcome[float]:
         chain = line.candidate(point).chain_config(chains.base)
@@ -386,6 +387,6 @@ def _ratio_of(chains: ChainTrials, cube: Cube) -> Callable[[CubePoint], float]:
 
 
 def _faithfulness(chain: Chain) -> tuple[float, float]:
-    """Order chains by divergence, or by drop where nothing diverges."""
+    """Return a sort key: divergence, or drop for chains without a divergence."""
     divergence, drop = (math.inf if item is None else item for item in (chain.divergence, chain.drop))
     return divergence, drop

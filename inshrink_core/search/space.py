@@ -1,4 +1,4 @@
-"""Candidates: configurations as points of cubes ordered from fine to coarse, or of lines of one number."""
+"""Search spaces: cubes of configurations ordered from fine to coarse, and lines of one parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from inshrink_core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A configuration to try: what it sets beside what all candidates have in common.
+    """A configuration to try: the settings in which it differs from other candidates.
 
     Parameters
     ----------
@@ -35,12 +35,12 @@ class Candidate:
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits that distinguish configurations."""
+        """16 hexadecimal digits that identify the configuration."""
         text = json.dumps({"codec": self.codec, "settings": dict(self.settings)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def chain_config(self, base: ChainConfig) -> ChainConfig:
-        """Return how the chain is written with these settings on top of the base's; its overrides stay."""
+        """Return the chain config with these settings on top of the base's, whose overrides stay."""
         return replace(base, config=apply_settings(base.config, self.settings))
 
 
@@ -48,7 +48,7 @@ Point = TypeVar("Point", bound=Hashable)
 
 
 class CubePoint(NamedTuple):
-    """A place on every axis of a cube, 0 the finest, and the word of its switch (empty without one)."""
+    """An index on each axis of a cube, 0 the finest, and the value of its switch (empty without a switch)."""
 
     place: tuple[int, ...]
     word: str = ""
@@ -56,18 +56,18 @@ class CubePoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cube:
-    """A grid of configurations; along every axis, coarser is smaller and, as a rule, worse.
+    """A grid of configurations. Along each axis, coarser is smaller and usually worse.
 
     Parameters
     ----------
     codec
         Name of the codec.
     axes
-        What is turned.
+        The ordered settings.
     switch
-        A setting without order; None for none.
+        A setting without an order, or None.
     fixed
-        Settings of every point.
+        Settings that all points share.
     """
 
     codec: str
@@ -77,7 +77,7 @@ class Cube:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of the switch; one empty word without a switch."""
+        """Values of the switch; a single empty word without a switch."""
         return self.switch.words if self.switch else ("",)
 
     @property
@@ -86,19 +86,19 @@ class Cube:
         return tuple(len(axis.values) for axis in self.axes)
 
     def point(self, place: Sequence[int], word: str = "") -> CubePoint:
-        """Return a point, one and the same for places whose switch changes nothing."""
+        """Return a point; places whose switch has no effect share one point."""
         idle = self.switch is not None and place[self.switch.idle_at] == 0
         return CubePoint(tuple(place), self.words[0] if idle or not word else word)
 
     def is_finer(self, point: CubePoint, other: CubePoint) -> bool:
-        """Whether a point is at least as fine as another on every axis, under the same word of the switch."""
+        """Return whether a point is at least as fine as another on every axis, at the same switch value."""
         alike = point.word == other.word or (
             self.switch is not None and point.place[self.switch.idle_at] == 0
         )
         return alike and all(map(operator.le, point.place, other.place))
 
     def points(self) -> tuple[CubePoint, ...]:
-        """Return every point that differs from all others, the finest first."""
+        """Return all distinct points, the finest first."""
         places = list(itertools.product(*(range(n) for n in self.shape)))
         return tuple(dict.fromkeys(self.point(place, word) for word in self.words for place in places))
 
@@ -112,7 +112,7 @@ class Cube:
         return Candidate(codec=self.codec, settings=settings)
 
     def point_of(self, config: AnyCodec) -> CubePoint | None:
-        """Return the point of a configuration; None where it is none of the cube's."""
+        """Return the point of a configuration, or None if it is not in the cube."""
         values = [getattr(config, axis.settings[0], None) for axis in self.axes]
         if any(value not in axis.values for axis, value in zip(self.axes, values, strict=True)):
             return None
@@ -120,7 +120,7 @@ class Cube:
         return self.point([axis.values.index(v) for axis, v in zip(self.axes, values, strict=True)], word)
 
     def levels(self, most: int) -> list[Candidate]:
-        """Return at most so many configurations, from fine to coarse: all axes are turned at once."""
+        """Return at most `most` configurations from fine to coarse; all axes change together."""
         n = min(most, max(self.shape))
         ends = [size - 1 for size in self.shape]
         places = [tuple(round(i * end / max(1, n - 1)) for end in ends) for i in range(n)]
@@ -129,16 +129,16 @@ class Cube:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One number for the coarseness of all tensors, of which every value may be searched.
+    """A number that sets the coarseness of all tensors; a search may use any value.
 
     Parameters
     ----------
     codec
         Name of the codec.
     knob
-        The number.
+        The tunable parameter.
     fixed
-        Settings of every point.
+        Settings that all points share.
     """
 
     codec: str
@@ -146,18 +146,18 @@ class Line:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def candidate(self, point: float) -> Candidate:
-        """Return the configuration at a value of the number."""
+        """Return the configuration at a value of the parameter."""
         turned = dict.fromkeys(self.knob.settings, three_digits(point))
         return Candidate(codec=self.codec, settings={**self.fixed, **turned})
 
     def point_of(self, config: AnyCodec) -> float:
-        """Return the number as a configuration has it."""
+        """Return the value of the parameter in a configuration."""
         return three_digits((config.tuning and config.tuning.value(config)) or 1.0)
 
     def levels(self, most: int) -> list[Candidate]:
-        """Return at most so many configurations, half octaves apart or more, from fine to coarse.
+        """Return at most `most` configurations from fine to coarse, at least half an octave apart.
 
-        They are in the middle of the line: its ends are there for searches alone.
+        They cover the middle of the line; only searches use its ends.
         """
         low, high = (round(2 * math.log2(end)) for end in self.knob.within or (1.0, 1.0))
         length = high - low + 1
@@ -168,12 +168,12 @@ class Line:
 
 
 def three_digits(value: float) -> float:
-    """Return a number to three digits: finer differences are not worth a measurement."""
+    """Return a number rounded to three digits; finer differences are not worth a measurement."""
     return float(f"{value:.3g}")
 
 
 def space_of(codec: str, layers: Iterable[LayerType | None] = ()) -> Cube | Line:
-    """Return the configurations of a codec that can be searched, as its tuning says.
+    """Return the search space of a codec, as its tuning defines it.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Trials: one configuration at one step of a chain, encoded in memory, evaluated, and logged.
 
-Each step is encoded relative to what the chain decodes to so far, so that a trial measures what the archive
-would hold. A trial that is in the log is neither encoded nor evaluated again.
+Each step is encoded against the decoded values of the chain so far, so a trial measures the content of the
+archive. A logged trial is neither encoded nor evaluated again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 _HEAD: Final = "inshrink_trials"
 _VERSION: Final = 1
 
-# A line takes half a kilobyte: half a million of them are another file by mistake.
+# A line takes half a kilobyte, so a file of half a million lines is not a trial log.
 _MAX_NBYTES: Final = 1 << 28
 
 
-# Share of the tightest bound by which two evaluations of one state may differ.
+# Maximum difference between two evaluations of one state, as a share of the tightest bound.
 _STEADY: Final = 0.01
 
-# Bound in whose place a search without a bound on the drop is judged steady.
+# Bound that the check of reproducibility uses if the search has no bound on the drop.
 _TIGHTEST: Final = 1e-3
 
 
@@ -48,22 +48,22 @@ class Judge:
     Parameters
     ----------
     evaluator
-        Closed with the judge.
+        Closed together with the judge.
     originals
-        Returns the original checkpoint of a step.
+        Function that returns the original checkpoint of a step.
     bounds
-        The limits that were asked for; completed at the first evaluation (`Bounds.completed`).
+        The requested limits; completed at the first evaluation (`Bounds.completed`).
 
     Attributes
     ----------
     spec, digest
-        Name of the evaluator for messages, and what distinguishes it from others.
+        Name of the evaluator for messages, and digest that identifies it.
     metric, direction
-        Of the evaluator, after the first evaluation.
+        Metric of the evaluator and its direction, known after the first evaluation.
     seconds
-        Time within the evaluator, originals included.
+        Time in the evaluator, including originals.
     evaluations
-        Evaluated states, without originals.
+        Number of evaluated states, without originals.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class Judge:
 
     @property
     def digest(self) -> str:
-        """What distinguishes this evaluator: its source, function, metric and direction."""
+        """Digest of the evaluator: its source, function, metric and direction."""
         return evaluator_digest(self._evaluator)
 
     def bounds(self, step: int) -> Bounds:
-        """Return the bounds, completed by what the evaluator returns for a step's original.
+        """Return the bounds, completed by the evaluator's result for a step's original.
 
         Raises
         ------
         InputError
-            A bound cannot be checked with what the evaluator returns.
+            The evaluator's result does not allow to check a bound.
         """
         original = self.original(step)
         bounds = self._bounds.completed(original)
@@ -97,12 +97,12 @@ class Judge:
         return bounds
 
     def original(self, step: int) -> Evaluation:
-        """Return the evaluation of an original, made once; predictions are stored in files.
+        """Return the evaluation of an original; it is made once, and predictions go to files.
 
         Raises
         ------
         EvaluatorError
-            The evaluator failed, or returned two values for one state, which the first step tries.
+            The evaluator failed, or returned two values for one state, which is checked at the first step.
         """
         return self._known(step)
 
@@ -114,15 +114,15 @@ class Judge:
         return found
 
     def knows(self, step: int) -> bool:
-        """Whether a step's original has been evaluated."""
+        """Return whether a step's original has been evaluated."""
         return step in self._known
 
     def forget(self, which: Callable[[int], bool]) -> None:
-        """Forget the originals of some steps, and remove their predictions."""
+        """Discard the evaluations of some originals, and remove their predictions."""
         self._known.forget(which)
 
     def close(self) -> None:
-        """End the evaluator and remove the files."""
+        """Close the evaluator and remove the files."""
         self._evaluator.close()
         self._known.clear()
         self._folder.cleanup()
@@ -134,9 +134,9 @@ class Judge:
         self.close()
 
     def figures(self, step: int, state: Mapping[str, Tensor] | Checkpoint) -> Figures:
-        """Return the figures of a state in the place of a step's original.
+        """Return the figures of a state in place of a step's original.
 
-        A metric or prediction that is not finite is a failure of the state, for the original has one.
+        A metric or prediction that is not finite is a failure of the state, because the original's is finite.
 
         Raises
         ------
@@ -156,7 +156,7 @@ class Judge:
             return Figures(failure=str(error))
 
     def stale(self, step: int, before: int | None) -> Figures | None:
-        """Return the figures of an earlier original in this one's place; None without one."""
+        """Return the figures of an earlier original in place of a step's, or None without one."""
         if before is None:
             return None
         previous, original = self.original(before), self.original(step)
@@ -166,7 +166,7 @@ class Judge:
             raise EvaluatorError(f"step {step} cannot be compared: {error}", where=self.spec) from error
 
     def _require_steady(self, first: Evaluation, second: Evaluation) -> None:
-        """Refuse an evaluator whose values differ by more than a bound can bear."""
+        """Raise if two values of the evaluator differ by more than a bound tolerates."""
         tightest = self._bounds.limits.get("drop") or _TIGHTEST
         if abs(first.value - second.value) > _STEADY * tightest * abs(first.value):
             raise EvaluatorError(
@@ -186,7 +186,7 @@ class Judge:
 def evaluator_digest(evaluator: StateEvaluator) -> str:
     """Return 16 hexadecimal digits over an evaluator's source, function, metric and direction.
 
-    Data that it reads is not part of it: who changes those wants a new trial log.
+    The digest does not cover data that the evaluator reads; after a change of the data, use a new trial log.
     """
     file, _, function = evaluator.spec.rpartition(":")
     total = hashlib.sha256(Path(file).read_bytes() if Path(file).is_file() else b"")
@@ -197,7 +197,7 @@ def evaluator_digest(evaluator: StateEvaluator) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial(Figures):
-    """One configuration at one step, in a chain that led there.
+    """One configuration at one step of a chain.
 
     Parameters
     ----------
@@ -206,13 +206,13 @@ class Trial(Figures):
     config
         The configuration, as in a config file.
     raw_weights, weights_nbytes
-        Raw bytes of weights and buffers, and the bytes that hold them; 0 where they were not asked for.
+        Raw bytes of weights and buffers, and their stored bytes; 0 if they were not requested.
     damage
-        ½ Σ h·e², what the quadratic model predicts from, uncalibrated; None where h is not known.
+        ½ Σ h·e², the uncalibrated input of the quadratic model; None if h is unknown.
     seconds
         Time of encoding and evaluating.
     cached
-        Whether it comes from the log.
+        Whether the trial comes from the log.
     """
 
     step: int
@@ -225,7 +225,7 @@ class Trial(Figures):
 
     @property
     def ratio_weights(self) -> float:
-        """Raw bytes of the weights over the bytes that hold them."""
+        """Raw bytes of the weights over their stored bytes."""
         return self.raw_weights / self.weights_nbytes if self.weights_nbytes else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def checkpoint_digest(checkpoint: Checkpoint) -> str:
 
     Notes
     -----
-    Reads the whole checkpoint: optimizer state decides how coarse a step is.
+    Reads the complete checkpoint, because the optimizer state affects the coarseness of a step.
     """
     total = hashlib.sha256()
     for spec in checkpoint.specs:
@@ -258,23 +258,23 @@ def model_digests(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 class TrialLog:
-    """Trials by key, in memory and, with a path, in a file that every new trial is added to at once.
+    """Trials by key, in memory and, with a path, in a file that each new trial is appended to at once.
 
-    One JSON object a line: the run in the first, a trial and its key in each of the others.
+    The file has one JSON object per line: the run in the first line, a trial and its key in each other line.
 
     Parameters
     ----------
     path
-        The file; None keeps trials in memory alone.
+        Path of the file; None keeps trials in memory only.
     run
-        What distinguishes the run: the digest of its first checkpoint.
+        Identification of the run: the digest of its first checkpoint.
 
     Raises
     ------
     InputError
-        The file is no trial log, or one of another run.
+        The file is not a trial log, or belongs to another run.
     StorageError
-        It cannot be read.
+        The file cannot be read.
     """
 
     def __init__(self, path: Path | None, run: str) -> None:
@@ -286,20 +286,20 @@ class TrialLog:
         return len(self._trials)
 
     def values(self) -> tuple[Trial, ...]:
-        """Return every trial, in the order they were added."""
+        """Return all trials in the order of addition."""
         return tuple(self._trials.values())
 
     def get(self, key: str) -> Trial | None:
-        """Return the trial of a key; None where there is none."""
+        """Return the trial of a key, or None."""
         return self._trials.get(key)
 
     def add(self, key: str, trial: Trial) -> None:
-        """Keep a trial: on disk when this returns.
+        """Add a trial; it is on disk when this returns.
 
         Raises
         ------
         StorageError
-            The disk is full, or refuses.
+            The trial cannot be written, for example because the disk is full.
         """
         self._trials[key] = trial
         if self.path is not None:
@@ -340,9 +340,9 @@ def _parse_line(row: dict[str, Any]) -> dict[str, Any] | tuple[str, Trial]:
 
 
 class TriedFrame(NamedTuple):
-    """What is remembered of a frame that was tried: its index, and SHA-256 of what it decodes to.
+    """Record of a tried frame: its index, and the SHA-256 of its decoded tensors.
 
-    The states of all would fill a memory.
+    The states of all frames would not fit into memory.
     """
 
     frame_index: FrameIndex
@@ -355,17 +355,17 @@ OnTrial = Callable[[Trial], None]
 
 @dataclass(kw_only=True)
 class Measurer:
-    """Encodes candidates in memory, and evaluates what they restore to.
+    """Encodes candidates in memory and evaluates the restored states.
 
     Parameters
     ----------
     base
-        How frames are made, but for what a candidate sets.
+        Configuration of the frames, except for the candidate's settings.
     judge
         The evaluator.
     sized
-        Measure what frames take, and do not ask twice about the same restored state. Where nearly every
-        candidate is written, neither is worth its time.
+        Whether to measure frame sizes, and to evaluate equal restored states only once. Neither pays off if
+        nearly every candidate is written.
     """
 
     base: ChainConfig
@@ -374,7 +374,7 @@ class Measurer:
     _figures: dict[tuple[int, tuple[bytes, ...]], Figures] = field(default_factory=dict, repr=False)
 
     def document(self, candidate: Candidate) -> dict[str, Any]:
-        """Return the configuration as a config file has it, with what all candidates have in common."""
+        """Return the full configuration of a candidate as a config file has it."""
         settings, defaults = self.base.config.settings(), type(self.base.config)().settings()
         common = {name: value for name, value in settings.items() if value != defaults.get(name)}
         overrides = [override.to_json() for override in self.base.overrides]
@@ -395,7 +395,7 @@ class Measurer:
                 rows = shards.gathered((raw_weights, weights_nbytes))
                 raw_weights, weights_nbytes = map(sum, zip(*rows, strict=True))
             tried = TriedFrame(encoded.index, model_digests(restored))
-            # What a rank has tried before, another one has not.
+            # The cache is per rank, so ranks of a collective save would disagree about cached figures.
             figures = None if shards is not None else self._figures.get((step, tuple(tried.digests.values())))
         figures = figures or self.judge.figures(step, restored)
         if tried is not None:

@@ -1,4 +1,4 @@
-"""The one loop of every search: candidates, each measured once, between the finest and the coarsest."""
+"""Walks over search spaces: each candidate is measured once, between the finest and the coarsest."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from typing import Any, Final, Generic
 
 from inshrink_core.search.space import Cube, CubePoint, Point, three_digits
 
-# Power of the coarseness that figures grow with until two measurements say otherwise: they are quadratic in
-# the error. A power outside of the range is noise.
+# Power of the coarseness that figures are assumed to grow with before two measurements exist: they are
+# quadratic in the error. A fitted power outside of the range is noise.
 _POWER: Final = 2.0
 _POWERS: Final = (0.5, 4.0)
 
-# Share of a bound that is aimed at, so that the next measurement is more likely within than beyond it.
+# Share of a bound to aim at, so that the next measurement is more likely within the bound than beyond it.
 _AIM: Final = 0.93
 
-# Ratio of a coarseness that breaks the bounds and one that keeps them at which the walk ends, and the share
-# of a bound that is as good as all of it.
+# The walk ends when the ratio of a coarseness that breaks the bounds to one that keeps them falls below this;
+# a share of a bound within this factor of 1 is good enough.
 _TOLERANCE: Final = 1.05
 _ENOUGH: Final = 0.85
 
-# Of a bound, the most and the least that the last save may have used for the next to be written alike: below
-# the least, twice the coarseness is expected to stay within the most, since figures are quadratic.
+# Maximum and minimum share of a bound at which the next save reuses the settings. Below the minimum, twice
+# the coarseness is expected to stay below the maximum, because figures are quadratic.
 _STEADY: Final = (0.85, 0.18)
 
 # Largest factor of one move: far from what was measured, a prediction is a guess.
 _LEAP: Final = 4.0
 
-# Finest and coarsest value tried: from ten bits a weight to a keyframe's few values.
+# Finest and coarsest value to try: from ten bits per weight to the few values of a keyframe.
 _LIMITS: Final = (2.0**-8, 2.0**8)
 
-# Factor of a move off a plateau of which only one end is known.
+# Factor of a move off a plateau with only one known end.
 _FINER: Final = 1.5
 
-# A point whose ratio is hardly larger than the best one known is not measured: ratios are estimates, and five
-# percent is what the search is good for.
+# A point is measured only if its ratio exceeds the best known one by this factor: ratios are estimates with
+# an error of five percent.
 _WORTHWHILE: Final = 1.03
 
-# Steps on the axes, in sum, that a configuration may be away from the last one. The paper gives no number;
-# two reach ten configurations, of which few are measured.
+# Maximum number of axis steps, in total, from the last configuration. The paper gives no number; two steps
+# reach ten configurations, and few of them are measured.
 _RADIUS: Final = 2
 
 
@@ -55,15 +55,15 @@ class Outcome(Generic[Point]):
     Parameters
     ----------
     point
-        The candidate's place.
+        Position of the candidate.
     within
         Whether it keeps the bounds.
     ratio
-        Its compression ratio.
+        Compression ratio.
     usage
         Largest figure as a share of its limit (`inshrink_core.search.bounds.Verdict`).
     result
-        What the figures come from: a trial or a chain.
+        Source of the figures: a trial or a chain.
     """
 
     point: Point
@@ -74,24 +74,24 @@ class Outcome(Generic[Point]):
 
 
 class _SpentError(Exception):
-    """The budget is spent."""
+    """The budget is used up."""
 
 
 class Walk(Generic[Point]):
-    """Looks for the largest ratio that keeps the bounds; measures each point once.
+    """Searches the largest ratio that keeps the bounds; measures each point once.
 
     Parameters
     ----------
     measure
-        Returns the outcome of a point.
+        Function that returns the outcome of a point.
     budget
-        Most points to measure; None for as many as it takes.
+        Maximum number of points to measure; None for no limit.
     known
-        Outcomes that are there already; they cost nothing.
+        Outcomes of earlier measurements, which cost nothing.
 
     Notes
     -----
-    The same outcomes lead to the same points, so that an interrupted walk continues from a log of them.
+    Equal outcomes lead to equal points, so an interrupted walk can continue from a log of outcomes.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class Walk(Generic[Point]):
 
     @property
     def outcomes(self) -> tuple[Outcome[Point], ...]:
-        """Every outcome, in the order of measuring."""
+        """All outcomes in the order of measurement."""
         return tuple(self._outcomes.values())
 
     @property
     def best(self) -> Outcome[Point] | None:
-        """The largest ratio that keeps the bounds; None where none does."""
+        """Outcome of the largest ratio that keeps the bounds, or None."""
         return max(
             (outcome for outcome in self.outcomes if outcome.within),
             key=lambda outcome: outcome.ratio,
@@ -145,20 +145,20 @@ def walk_line(
     walk
         Measures values.
     start
-        Where to begin: the last checkpoint's coarseness.
+        Start of the walk: the coarseness of the last checkpoint.
     most
-        The coarsest value to try.
+        Coarsest value to try.
     power
-        Power of the value that figures grow with, until two measurements say otherwise.
+        Power of the value that figures are assumed to grow with, until two measurements exist.
     aim, tolerance, enough
-        Share of a bound that is aimed at, and where the walk ends.
+        Share of a bound to aim at, and the criteria for the end of the walk.
 
     Notes
     -----
-    Divergence and loss grow with the square of the coarseness, so one measurement predicts where a bound is
-    reached, and a few confirm it. Where spacings are powers of two, two values often give the same frame.
-    Such a plateau is halved in the middle, since its figures do not show how far it reaches; between two
-    plateaus the walk ends.
+    Divergence and loss grow with the square of the coarseness, so one measurement predicts the value that
+    reaches a bound, and a few more confirm it. If step sizes are powers of two, neighbouring values often
+    give the same frame. The walk bisects such a plateau, because its figures do not show its extent. It ends
+    between two plateaus.
     """
     at = limited(start)
     within: Outcome[float] | None = None
@@ -168,7 +168,7 @@ def walk_line(
         while True:
             last = walk.at(at)
             known = within if last.within else broken
-            # Equal figures mean the same state; only names in the frame differ.
+            # Equal figures mean equal states; only names in the frame differ.
             flat = known is not None and last.usage == known.usage
             plateaus |= {last.within} if flat else set()
             if len(plateaus) == 2 or (last.within and last.usage >= enough):
@@ -191,7 +191,7 @@ def _next(
     aim: float,
     flat: bool,
 ) -> float:
-    """Return the value at which the bounds are expected to be reached, within what is known of it."""
+    """Return the value that is expected to reach the bounds, within the known bracket."""
     between = within is not None and broken is not None
     inner = math.log(broken.point / within.point) if within is not None and broken is not None else 0.0
     if within is not None and broken is not None and within.usage > 0 and math.isfinite(broken.usage):
@@ -204,7 +204,7 @@ def _next(
         factor = min(max((aim / last.usage) ** (1 / power), 1 / _LEAP), _LEAP)
     guess = last.point * factor
     if within is not None and between:
-        # Nothing is learned at the ends; the middle is better than a hair inside.
+        # A measurement near an end of the bracket adds little information.
         share = 0.5 if flat else min(max(math.log(guess / within.point) / inner, 0.2), 0.8)
         return limited(within.point * math.exp(share * inner))
     step = _FINER if flat else 1.1
@@ -212,19 +212,19 @@ def _next(
 
 
 def follow_line(walk: Walk[float], start: float, usage: float | None) -> Outcome[float] | None:
-    """Return a value that keeps the bounds, with as few measurements as a training leaves time for.
+    """Return a value that keeps the bounds, with as few measurements as a training allows.
 
-    The last save's value stays while that used neither nearly all of a bound nor next to nothing of it. It
-    changes by powers of two, since a lattice that changes by less stores values on the edges of its cells.
+    The last save's value stays unless that save used almost all of a bound or very little of it. The value
+    changes by powers of two: after a smaller change, a lattice would store values on the edges of its cells.
 
     Parameters
     ----------
     walk
         Measures values.
     start
-        The last save's value.
+        Value of the last save.
     usage
-        Share of its bounds that the last save used; None where there is none.
+        Share of its bounds that the last save used, or None.
     """
     most, least = _STEADY
     at = limited(start)
@@ -238,33 +238,33 @@ def follow_line(walk: Walk[float], start: float, usage: float | None) -> Outcome
 
 
 def limited(value: float) -> float:
-    """Return a value to three digits, within what is tried."""
+    """Return a value rounded to three digits, within the limits of the search."""
     return three_digits(min(max(value, _LIMITS[0]), _LIMITS[1]))
 
 
 def walk_cube(
     walk: Walk[CubePoint], cube: Cube, ratio_of: Callable[[CubePoint], float], last: CubePoint | None = None
 ) -> Outcome[CubePoint] | None:
-    """Return the point of largest ratio in a cube whose quality falls, and whose ratio rises, along axes.
+    """Return the point of largest ratio that keeps the bounds in a cube; quality falls along the axes.
 
     Parameters
     ----------
     walk
         Measures points.
     cube
-        The space.
+        Search space.
     ratio_of
-        Estimates ratios, without the evaluator.
+        Estimates ratios without the evaluator.
     last
-        The configuration of the checkpoint before: it stays where it keeps the bounds; else points that are a
-        little finer are measured before all others, as in the delta-neighbourhood search of Agrawal et al.,
-        "Inshrinkerator" (SoCC 2024).
+        Configuration of the previous checkpoint. It stays if it keeps the bounds. Otherwise slightly finer
+        points are measured first, as in the delta-neighbourhood search of Agrawal et al., "Inshrinkerator"
+        (SoCC 2024).
 
     Notes
     -----
-    A point that keeps the bounds rules out every finer one, and those whose ratio is hardly larger; one that
-    breaks a bound rules out every coarser one. After the coarsest, the next point is the one whose outcome
-    rules out the most, whichever it is: about 13 of the 216 published points are measured. O(n²) bits of
+    A point that keeps the bounds rules out all finer points, and those whose ratio is not clearly larger. A
+    point that breaks a bound rules out all coarser points. After the coarsest point, the walk takes the point
+    whose worse outcome rules out the most: it measures about 13 of the 216 published points. O(n²) bits of
     memory for n points.
     """
     left, ratio_of = list(cube.points()), functools.cache(ratio_of)
@@ -293,11 +293,11 @@ def walk_cube(
 def _halve(
     walk: Walk[CubePoint], cube: Cube, ratio_of: Callable[[CubePoint], float], points: Sequence[CubePoint]
 ) -> None:
-    """Measure points until every one is measured or ruled out."""
+    """Measure points until each one is measured or ruled out."""
     order = sorted(points, key=lambda point: (ratio_of(point), point))
     ratios = [ratio_of(point) for point in order]
     n, best = len(order), 0.0
-    # Sets of points are numbers, a bit for each.
+    # Sets of points are integers with a bit per point.
     finer, coarser = [0] * n, [0] * n
     for (i, point), (j, other) in itertools.product(enumerate(order), repeat=2):
         if cube.is_finer(point, other):
@@ -326,6 +326,6 @@ def _halve(
 
 
 def _steps(place: tuple[int, ...], coarse: tuple[int, ...]) -> float:
-    """Return how many steps a place is finer than another; infinite where it is coarser on an axis."""
+    """Return how many axis steps a place is finer than another; infinite if it is coarser on an axis."""
     steps = [b - a for a, b in zip(place, coarse, strict=True)]
     return sum(steps) if min(steps) >= 0 else math.inf

@@ -1,1 +1,1 @@
-"""Every codec on one run: the largest ratio that keeps a bound, measured, not interpolated."""
+"""Benchmark of codecs on one run: the largest measured ratio that keeps a bound."""

@@ -1,4 +1,4 @@
-"""Sweeping the codecs over a run, going on from what has been measured."""
+"""Sweep of the codecs over a run; continues from stored measurements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from inshrink_lab.bench.report import DEFAULT_BOUNDS, REPEAT, BenchReport, Bound
 __all__ = ["Bench", "bench", "sweep"]
 
 _PATIENCE: Final = 2
-"""Values in a row that keep no bound, after which a sweep ends: the drop of a metric does not rise evenly."""
+"""Consecutive values that break every bound before a sweep ends; the drop of a metric is not monotonic."""
 
 
 @dataclass(frozen=True)
@@ -38,32 +38,32 @@ class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]
     run
         A run of at least two steps.
     codecs
-        Codecs, each NAME or NAME:KEY=VALUE,… with settings that are held; by default all that store weights.
+        Codecs, each NAME or NAME:KEY=VALUE,… with fixed settings; by default all that store weights.
     bounds
-        The bounds: drop is of the worst step, divergence in mean over the steps. By default a drop
-        of .005, .01 and .02 and, where the evaluator returns predictions, a divergence of .003, .01 and .03.
+        The bounds: drop is that of the worst step, divergence the mean over the steps. By default a drop of
+        .005, .01 and .02 and, if the evaluator returns predictions, a divergence of .003, .01 and .03.
     optimizer
-        How codecs that leave the optimizer's state to others have it stored; without it, sweeps are fast, and
-        their ratios speak of the weights alone.
+        How to store the optimizer state with codecs that do not take it. By default it is omitted, which
+        makes sweeps fast; the ratios then cover only the weights.
     output
-        Write the measured points there, and go on from those there are.
+        Folder for the measured points; existing points are reused.
     refine
-        How often the knob's gap below each bound is halved.
+        Number of times that the gap of the tunable parameter below each bound is halved.
     keyframe_every
         Frames from one keyframe to the next; by default 32.
 
     Raises
     ------
     UntrustedCodeError, EvaluatorError
-        As `inshrink_core.compare` raises them.
+        As in `inshrink_core.compare`.
     InputError
-        A codec, bound or step that does not exist; a bound that this evaluator cannot judge.
+        A codec, bound or step does not exist, or the evaluator cannot check a bound.
 
     Notes
     -----
-    Nothing is interpolated: every ratio was measured, on a chain whose every step was restored and
-    evaluated. Each original step is evaluated once, the first one twice, to see that the evaluator is
-    steady. What was measured is stored in `output`, also where `progress` raises.
+    Nothing is interpolated: each ratio is measured on a chain whose steps are all restored and evaluated.
+    Each original step is evaluated once, the first one twice to check that the evaluator is reproducible.
+    Measurements are stored in `output`, even if `progress` raises.
 
     Examples
     --------
@@ -125,7 +125,7 @@ bench = python_call(Bench)
 
 @dataclass(kw_only=True)
 class _Session:
-    """One bench: what it measured, and how far it is."""
+    """State of a benchmark: measurements and progress."""
 
     request: Bench
     measurer: Measurer
@@ -140,7 +140,7 @@ class _Session:
     _total: int = 0
 
     def run_all(self, variants: Sequence[Variant], folder: Path | None) -> BenchReport:
-        """Measure the previous checkpoint, then each codec; what was measured is written even if cut off."""
+        """Measure the previous checkpoint, then each codec; write the results even after an interruption."""
         n_values = sum(len(variant.configs()) for variant in variants)
         self._total = len(self.measurer.steps) * (1 + n_values)
         try:
@@ -157,7 +157,7 @@ class _Session:
         return report if folder is None else report.write(folder)
 
     def _measured(self, variant: Variant, value: float | None) -> Point:
-        """Return a point of a codec, compiling what it needs before its first measurement."""
+        """Return a point of a codec; compile its kernels before the first measurement."""
 
         def fresh(evaluated: Callable[[int], None]) -> Point:
             if variant.label not in self._warm:
@@ -170,7 +170,7 @@ class _Session:
     def _point(
         self, label: str, key: dict[str, Any], measure: Callable[[Callable[[int], None]], Point]
     ) -> Point:
-        """Return a point that was measured before, or measure and keep it."""
+        """Return a stored point, or measure and store it."""
         begun, point = self._done, self.store.load(label, key)
         self.resumed += point is not None
         self.measured += point is None
@@ -178,12 +178,12 @@ class _Session:
             point = measure(lambda done: self._advance(begun + done, label))
             self.store.keep(label, key, point.to_json())
         self._advance(begun + len(self.measurer.steps), label, point)
-        # Kept here as well as by the sweep, which an interruption may cut off.
+        # Also stored here, because an interruption may cut off the sweep.
         self.points.setdefault(label, []).append(point)
         return point
 
     def _advance(self, done: int, label: str, point: Point | None = None) -> None:
-        """Say how far it is, and what was measured; refinement, which cannot be foreseen, moves the end."""
+        """Report progress and a measured point; refinement is unpredictable and moves the end."""
         self._done = done
         self._total = max(self._total, done)
         if self.request.progress is not None:
@@ -191,7 +191,7 @@ class _Session:
             self.request.progress(Progress("bench", done, self._total, self.measurer.steps[-1], label, found))
 
     def _judgeable(self, stale: Point) -> tuple[Bound, ...]:
-        """Return the bounds this evaluator can judge; one that was asked for must be."""
+        """Return the bounds that the evaluator can check; it must be able to check requested ones."""
         cannot = {}
         if stale.failure:
             cannot["drop"] = f"{stale.failure}, and a metric of zero has no relative change"
@@ -206,7 +206,7 @@ class _Session:
         return tuple(bound for bound in self.bounds if bound.kind not in cannot)
 
     def _report(self, variants: Sequence[Variant]) -> BenchReport:
-        """Put together what was measured so far."""
+        """Return the report of the measurements so far."""
         stale = self.points[REPEAT][0]
         return BenchReport(
             run=self.measurer.run.address,
@@ -224,7 +224,7 @@ class _Session:
         )
 
     def _notes(self, variants: Sequence[Variant]) -> tuple[str, ...]:
-        """Say what a reader of the table would otherwise get wrong."""
+        """Return notes that help to read the table correctly."""
         notes, optimizer = [], self.request.optimizer
         if optimizer == "drop":
             notes.append("the optimizer's state is left out (--optimizer drop), which makes sweeps fast")
@@ -245,24 +245,24 @@ class _Session:
 def sweep(
     variant: Variant, bounds: Sequence[Bound], measure: Callable[[float | None], Point], refine: int
 ) -> list[Point]:
-    """Measure a codec over its knob from fine to coarse, then closer to each bound.
+    """Measure a codec over its tunable parameter from fine to coarse, then closer to each bound.
 
     Parameters
     ----------
     variant
-        The codec and its settings that are held.
+        The codec and its fixed settings.
     bounds
-        What is asked for.
+        The bounds.
     measure
-        Returns the point at a value of the knob; None where nothing is swept.
+        Function that returns the point at a value of the parameter; None without a parameter.
     refine
-        For each bound, how often the gap between the best value that keeps it and the next coarser one
-        is halved.
+        Number of times that, for each bound, the gap between the best value that keeps it and the next
+        coarser one is halved.
 
     Returns
     -------
     list of Point
-        Every point measured, from the most faithful to the smallest.
+        All measured points, from the most faithful to the smallest.
     """
     knob = variant.knob
     if knob is None:

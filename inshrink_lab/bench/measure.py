@@ -1,4 +1,4 @@
-"""Measuring a configuration: compress, decode, evaluate; and the previous checkpoint as its baseline."""
+"""Measurement of a configuration: compress, decode, evaluate; and of the previous-checkpoint baseline."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run
 
 
-# Of the key of a point, and of what is measured.
+# Version of a point's key and of the measurement.
 _VERSION: Final = 3
 
 _MEGA: Final = 1e6
 
 _SCRATCH: Final = "inshrink-bench-"
 
-# A keyframe and a delta: what is compiled at first use is compiled then.
+# A keyframe and a delta, which compile all kernels.
 _WARM_STEPS: Final = 2
 
 _STATUS: Final = Path("/proc/self/status")
 _CLEAR: Final = Path("/proc/self/clear_refs")
 
-# Sets the high-water mark (``VmHWM``) to what is resident now (proc(5), Linux 4.0).
+# Resets the high-water mark (``VmHWM``) to the current resident size (proc(5), Linux 4.0).
 _RESET_PEAK: Final = "5"
 
 # The unit of the numbers in ``/proc/self/status``, which call it kB.
@@ -51,18 +51,18 @@ _KIB: Final = 1024
 
 @dataclass(frozen=True)
 class Measurer:
-    """Measures configurations on one run, by one evaluator.
+    """Measures configurations on one run with one evaluator.
 
     Parameters
     ----------
     request
-        What the bench is asked: optimizer, keyframes and threads.
+        The benchmark's request: optimizer, keyframes and threads.
     run, steps
-        What is compressed.
+        The run and its compressed steps.
     judge
         The evaluator.
     device
-        Where frames are encoded and decoded.
+        Device that encodes and decodes frames.
     """
 
     request: Any
@@ -77,12 +77,12 @@ class Measurer:
         Parameters
         ----------
         variant, value
-            The codec and the value of its knob; None for the previous checkpoint.
+            The codec and the value of its parameter; None for the previous checkpoint.
 
         Notes
         -----
-        Device and threads are not in it, as they do not change the bytes. The speeds of a point used again
-        are those of the day it was measured.
+        The key excludes device and threads, because they do not change the bytes. A reused point has the
+        speeds of its original measurement.
         """
         key: dict[str, Any] = {
             "version": _VERSION,
@@ -103,7 +103,7 @@ class Measurer:
         return key
 
     def warm_up(self, variant: Variant, value: float | None) -> None:
-        """Compress two steps and decode them, so that no compilation is measured."""
+        """Compress and decode two steps, so that the measurement excludes compilation."""
         with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
             target = Path(scratch) / "warm.inshrink"
             self._compress(variant, value, target, self.steps[:_WARM_STEPS])
@@ -115,9 +115,9 @@ class Measurer:
         Parameters
         ----------
         variant, value
-            The codec, and the value of its knob.
+            The codec, and the value of its parameter.
         evaluated
-            Called with the number of steps evaluated so far.
+            Callback with the number of steps evaluated so far.
         """
         with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
             target = Path(scratch) / "bench.inshrink"
@@ -163,9 +163,9 @@ class Measurer:
         )
 
     def _summary(self, figures: Sequence[Figures], counted: Sequence[Figures]) -> dict[str, Any]:
-        """Return what a point says of its steps; over steps of which one is not known, nothing is."""
+        """Return a point's summary of its steps; figures are unknown if one step lacks them."""
         drops, divergences = ([getattr(item, name) for item in counted] for name in ("drop", "divergence"))
-        self.judge.original(self.steps[0])  # shows the metric
+        self.judge.original(self.steps[0])  # determines the metric
         return {
             "metric": self.judge.metric,
             "direction": self.judge.direction,
@@ -190,7 +190,7 @@ class Measurer:
         )
 
     def _judged(self, target: Path, evaluated: Callable[[int], None]) -> tuple[list[Figures], str]:
-        """Evaluate what was restored; a state that the evaluator refuses is within no bound."""
+        """Evaluate the restored steps; a state that the evaluator refuses breaks every bound."""
         walk, figures = Archive.open(target).on(self.device).sequential(), []
         try:
             for done, step in enumerate(self.steps, start=1):
@@ -204,7 +204,7 @@ class Measurer:
 
 
 def _decode(archive: Archive, steps: Sequence[int]) -> int:
-    """Decode steps in order, each frame once, and return their raw bytes."""
+    """Decode steps in order, each frame once; return their raw size."""
     walk, nbytes = archive.sequential(), 0
     for step in steps:
         checkpoint = walk[step]
@@ -224,10 +224,9 @@ def _mean(values: Sequence[float]) -> float:
 
 
 class PeakMemory:
-    """Measures how far resident memory rises above where it stood.
+    """Measures the rise of resident memory.
 
-    What earlier work left in the allocator is given back first, so that it does not hide memory that is
-    taken anew.
+    Free memory of the allocator is first returned to the system, so that it does not hide new allocations.
 
     Examples
     --------
@@ -239,7 +238,7 @@ class PeakMemory:
 
     def __init__(self) -> None:
         self.nbytes: int | None = None
-        """Bytes above the start; None where the system does not say, and until it is left."""
+        """Rise in bytes; None before the end, and if the system does not report it."""
         self._before: int | None = None
 
     def __enter__(self) -> Self:
@@ -257,7 +256,7 @@ class PeakMemory:
 
 
 def _status(name: str) -> int | None:
-    """Return a line of the status, in bytes; None where there is none."""
+    """Return a value of the process status in bytes, or None."""
     with suppress(OSError):
         found = re.search(rf"^{name}:\s*(\d+)", _STATUS.read_text(errors="replace"), re.MULTILINE)
         return None if found is None else int(found[1]) * _KIB

@@ -1,4 +1,4 @@
-"""What a bench measured and found: points, bounds, a row for each codec and bound, and the tables of them."""
+"""Results of a benchmark: points, bounds, a row per codec and bound, and the tables."""
 
 from __future__ import annotations
 
@@ -16,44 +16,45 @@ from inshrink_core.search.bounds import Bounds, Figures
 from inshrink_core.text import UNKNOWN, duration, limit_text, nats, percent, ratio, steps_in_short
 
 REPEAT: Final = "repeat"
-"""Label of the previous checkpoint in the place of each one: a baseline that stores nothing."""
+"""Label of the previous-checkpoint baseline, which stores nothing."""
 
 POINTS_FILE: Final = "points.json"
 
 _FIGURES: Final = {"drop": "max_drop", "divergence": "mean_divergence"}
-"""The figure of a point, by kind of bound."""
+"""Figure of a point by kind of bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point(Report):
-    """What one configuration of a codec does to a run. None is not known.
+    """Measured effect of one codec configuration on a run; None means unknown.
 
     Parameters
     ----------
     codec
         Label of the variant; ``repeat`` for the previous checkpoint.
     config
-        Every setting of the codec.
+        All settings of the codec.
     knob
-        Value of the knob that was swept; None where nothing is.
+        Value of the swept parameter; None without one.
     metric, direction
-        What `max_drop` is of.
+        Metric of `max_drop`, and its direction.
     ratio_weights, ratio_total
-        Of the whole chain, keyframes included; None for the previous checkpoint, which stores nothing.
+        Ratios of the complete chain, including keyframes; None for the previous checkpoint, which stores
+        nothing.
     max_drop, max_divergence, mean_divergence
         Over all steps.
     restore_gain, restore_noise
         Over all weights and steps (`inshrink_core.analysis.restore_gain`).
     encode_mb_per_s, decode_mb_per_s
-        10^6 raw bytes a second, reading and writing files included.
+        10^6 raw bytes per second, including reading and writing of files.
     restore_seconds
         Time to open the archive and decode its last step into memory.
     peak_memory_bytes
-        What compressing and decoding took above what the process held before.
+        Rise of the process's memory during compression and decoding.
     drops, divergences
-        A value a step.
+        A value per step.
     failure
-        Why a restored state could not be evaluated; empty where it could.
+        Reason why a restored state could not be evaluated; empty on success.
     """
 
     codec: str
@@ -91,7 +92,7 @@ class Bound:
     Raises
     ------
     InputError
-        No such kind, or a limit that bounds nothing.
+        The kind is unknown, or the limit bounds nothing.
 
     Examples
     --------
@@ -111,12 +112,12 @@ class Bound:
             )
 
     def figure(self, point: Point) -> float | None:
-        """Return what of a point is bounded."""
+        """Return the bounded figure of a point."""
         figure: float | None = getattr(point, _FIGURES[self.kind])
         return figure
 
     def holds(self, point: Point) -> bool:
-        """Whether a point is within it; an unknown value is not."""
+        """Return whether a point is within the bound; unknown values are not."""
         bounds = Bounds(**{f"max_{self.kind}": self.limit})
         figures = Figures(drop=point.max_drop, divergence=point.mean_divergence)
         return self.figure(point) is not None and bounds.judge(figures).within
@@ -129,12 +130,12 @@ DEFAULT_BOUNDS = (
 
 
 def parse_bounds(text: str) -> tuple[Bound, ...]:
-    """Return the bounds of ``drop=0.01,divergence=0.01``; a kind may come more than once.
+    """Return the bounds of ``drop=0.01,divergence=0.01``; a kind may occur more than once.
 
     Raises
     ------
     InputError
-        It does not read as bounds.
+        The text is not a list of bounds.
 
     Examples
     --------
@@ -157,19 +158,19 @@ def parse_bounds(text: str) -> tuple[Bound, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundRow(Report):
-    """One codec under one bound.
+    """Result of one codec under one bound.
 
     Parameters
     ----------
     codec
         Label of the variant.
     bound
-        What it had to keep.
+        The bound.
     point
-        The measured configuration of the largest ratio that keeps it, or, out of reach, the one that
-        comes nearest; None where not even that is known.
+        Measured configuration of the largest ratio that keeps the bound. If none keeps it, the one that comes
+        nearest, or None if that is unknown.
     kept
-        Whether the bound is kept.
+        Whether the point keeps the bound.
     """
 
     codec: str
@@ -187,15 +188,15 @@ class BoundRow(Report):
 
     @property
     def keeping(self) -> Point | None:
-        """The point where it keeps the bound."""
+        """The point, if it keeps the bound."""
         return self.point if self.kept else None
 
 
 def choose_row(codec: str, points: Sequence[Point], bound: Bound) -> BoundRow:
-    """Return the row of one codec: nothing but what was measured."""
+    """Return the row of one codec, chosen among its measured points."""
     keeping = [point for point in points if bound.holds(point)]
     if keeping:
-        # The previous checkpoint, which has no ratio, is a point by itself.
+        # The previous checkpoint has no ratio, only a single point.
         return BoundRow(
             codec=codec,
             bound=bound,
@@ -209,32 +210,32 @@ def choose_row(codec: str, points: Sequence[Point], bound: Bound) -> BoundRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport(Report):
-    """What a bench found.
+    """Result of a benchmark.
 
     Parameters
     ----------
     run
         Path of the run.
     metric, direction
-        What drops are of.
+        Metric of the drops, and its direction.
     steps
         The steps of each chain.
     optimizer
-        How the optimizer's state was stored by codecs that leave it to others.
+        How optimizer state was stored with codecs that do not take it.
     bounds
         The bounds.
     points
-        Every measured configuration, by label of the variant; the previous checkpoint among them.
+        All measured configurations by label of the variant, including the previous checkpoint.
     seconds
         Wall time.
     measured, resumed
-        Configurations measured now, and those that had been measured before.
+        Number of configurations measured now, and of those reused.
     notes
-        What a reader should know.
+        Notes for the reader.
     files
-        What was written.
+        Written files.
     device
-        Where frames were encoded and decoded.
+        Device that encoded and decoded frames.
     """
 
     run: str
@@ -255,13 +256,13 @@ class BenchReport(Report):
 
     @property
     def rows(self) -> tuple[BoundRow, ...]:
-        """One row for each codec and bound; codecs in the order they were asked for."""
+        """Rows for each codec and bound, in the order of the request."""
         return tuple(
             choose_row(label, points, bound) for label, points in self.points.items() for bound in self.bounds
         )
 
     def shown(self) -> Iterator[Part]:
-        """Yield the ratios, where each comes from, and what to know of all."""
+        """Yield the ratios, their sources, and the notes."""
         headings = [limit_text(bound.kind, bound.limit) for bound in self.bounds]
         yield Table(
             {"codec": None, **dict.fromkeys(headings, str)},
@@ -270,7 +271,7 @@ class BenchReport(Report):
         yield "ratio of everything that is stored / of the weights"
         if any(bound.holds(item) for bound in self.bounds for item in self.points.get(REPEAT, ())):
             yield "≈ the previous checkpoint, which stores nothing, keeps this bound: it proves little"
-        # The previous checkpoint is the same under every bound: once is enough.
+        # The baseline is equal under every bound, so one row is enough.
         rows = [row for place, row in enumerate(self.rows) if not place or row.codec != REPEAT]
         yield Table(_ROW_COLUMNS, map(_cells, rows))
         yield "metric", f"{self.metric}, {self.direction} is better"
@@ -287,7 +288,7 @@ class BenchReport(Report):
         Raises
         ------
         StorageError
-            The disk is full, or refuses.
+            The report cannot be written, for example because the disk is full.
         """
         points = [point.to_json() for group in self.points.values() for point in group]
         write_whole(folder / POINTS_FILE, json.dumps({**self.to_json(), "points": points}, indent=1))
@@ -306,7 +307,7 @@ _ROW_COLUMNS: Final = {
 
 
 def _cells(row: BoundRow) -> tuple[Any, ...]:
-    """Return where a ratio comes from."""
+    """Return the source of a ratio as table cells."""
     keeping, point = row.keeping, row.point
     return (
         row.codec,
@@ -320,7 +321,7 @@ def _cells(row: BoundRow) -> tuple[Any, ...]:
 
 
 def _ratios(row: BoundRow) -> str:
-    """Return the ratios of a row: a dash out of reach, a sign where nothing was stored."""
+    """Return the ratios of a row: a dash if no point keeps the bound, a sign if nothing is stored."""
     if not row.kept or row.point is None:
         return UNKNOWN
     if row.codec == REPEAT:
@@ -329,7 +330,7 @@ def _ratios(row: BoundRow) -> str:
 
 
 def _knob(row: BoundRow) -> str:
-    """Return where the knob stood; in brackets where that does not keep the bound."""
+    """Return the value of the parameter, in brackets if it breaks the bound."""
     if row.point is None or row.point.knob is None:
         return ""
     text = json.dumps(row.point.knob)

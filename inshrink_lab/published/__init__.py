@@ -1,1 +1,1 @@
-"""The other published systems as codecs, one file each, and what they share."""
+"""Other published systems as codecs, one file each, and their shared base classes."""

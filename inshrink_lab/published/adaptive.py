@@ -1,9 +1,10 @@
 """Adaptive arithmetic coder of bytes with contexts: no tables to store, a few million symbols a second.
 
-A symbol of b bits is b binary decisions, most significant first. Each node of the tree of decisions has,
-for each context, an estimate of its own, which starts at one half and moves by 1/(n + 2) of the distance
-at its n-th use (the estimator of Krichevsky and Trofimov), by 1/1024 once it was used often. Everything
-is integers that fit 64 bits with a sign. What does not pay falls back to packed bits or to a constant.
+A symbol of b bits is b binary decisions, most significant first. Each node of the decision tree has an
+estimate per context. It starts at one half. At its n-th use it moves towards the decision by 1/(n + 2) of
+the distance (the estimator of Krichevsky and Trofimov), and by 1/1024 of it after many uses. All arithmetic
+is on integers that fit signed 64-bit. If coding does not pay, the stream falls back to packed bits or to a
+constant.
 
 The coder is the range coder of G. N. N. Martin ("Range encoding", Video & Data Recording Conference,
 1979) with carry propagation into what was written; ``docs/format-rivals.md`` (adaptive streams) defines the
@@ -40,7 +41,7 @@ _RARE = 32
 """No probability is below 32 / 65536, so that both parts of every range are positive."""
 
 _SLOWEST = 1022
-"""Uses after which an estimate goes on moving by 1/1024: it then forgets in about a thousand symbols."""
+"""Number of uses after which an estimate moves by 1/1024: it then forgets in about a thousand symbols."""
 
 _LOW_MASK, _SMALLEST_RANGE = (1 << 32) - 1, 1 << 24
 
@@ -183,7 +184,7 @@ def encode_kernel(symbols: _Bytes, contexts: _Bytes, n_bits: int, n_contexts: in
                 size += 1
                 low = (low << 8) & _LOW_MASK
                 span <<= 8
-    # One byte more tells the range apart, because every range holds a multiple of its smallest size.
+    # One more byte identifies the range, because every range contains a multiple of its smallest size.
     if size >= limit:
         return out[:0]
     _put(out, size, low + _SMALLEST_RANGE - 1)

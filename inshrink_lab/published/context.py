@@ -6,13 +6,13 @@ from the values of the previously saved checkpoint around the same place.
 
 Notes
 -----
-Only the abstract of the paper was at hand; assumed here: pruning and quantization are ExCP's
-(`inshrink_lab.published.excp`), with its defaults; the context is the 3 × 3 neighbourhood of the
-previous frame's symbols in the matrix whose rows are the first dimension; the paper's learned predictor is
-replaced by estimates in tables, one for each of a few contexts, in two passes: first which symbols are
-zero, given whether the co-located symbol was and how many of its eight neighbours were not; then the
-others, given the sign of the co-located symbol and how many neighbours were not zero. Nothing outside the
-tensor is context, and nothing of the current frame but the estimates themselves.
+Only the abstract of the paper was available, so these points are assumptions. Pruning and quantization are
+those of ExCP (`inshrink_lab.published.excp`) with its defaults. The context is the 3 × 3 neighbourhood of the
+previous frame's symbols, in the matrix whose rows are the first dimension. Tables of estimates for a few
+contexts replace the learned predictor of the paper, in two passes. The first pass codes which symbols are
+zero, given whether the co-located symbol was zero and how many of its eight neighbours were not. The second
+pass codes the other symbols, given the sign of the co-located symbol and the number of nonzero neighbours.
+Contexts use nothing outside the tensor, and nothing of the current frame except the estimates.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 __all__ = ["ContextCodec", "ContextReference"]
 
 _STATE = 0x80
-"""First byte of a payload that holds a whole state: symbols, then the exact tensor."""
+"""First byte of a payload with a complete state: symbols, then the exact tensor."""
 
 _VARINT_BYTES = 9
 
 _ZERO_CONTEXTS, _VALUE_CONTEXTS = 2 * 9, 3 * 3
-"""Of zeros: whether the co-located symbol was zero, and how many of eight neighbours were not. Of the others:
-whether it was zero, negative or positive, and three classes of neighbours."""
+"""Number of contexts. For zeros: whether the co-located symbol was zero, and how many of eight neighbours
+were not. For other symbols: zero, negative or positive, and three classes of neighbours."""
 
 _BUSY = np.array([0, 0, 1, 1, 1, 2, 2, 2, 2], np.uint8)
-"""Class of a number of neighbours that were not zero."""
+"""Class by number of nonzero neighbours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ContextReference(TensorReference):
-    """Decoded tensor, and the symbols it was reached with.
+    """Decoded tensor and its symbols.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class ContextReference(TensorReference):
     symbols : UInt8[Tensor, "n"]
         0, or 1 + the index of a centroid.
     n_symbols, n_negative
-        Size of their alphabet, and how many centroids were below zero.
+        Size of the alphabet, and number of negative centroids.
     """
 
     tensor: torch.Tensor

@@ -3,11 +3,12 @@
 Li et al., "ExCP: Extreme LLM Checkpoint Compression via Weight-Momentum Joint Shrinking" (ICML 2024),
 sections "Residual checkpoint", "Joint weight-momentum pruning" and "Non-uniform quantization":
 
-- the residual of a weight is taken against the last reconstructed weight and kept where it is larger than
-  ``min(2.5, alpha / sqrt(mean(exp_avg_sq)))`` times the median of its magnitudes;
-- both moments are kept where the residual is kept and ``abs(exp_avg) > beta * mean(abs(exp_avg))``; they are
-  not differenced;
-- what is kept goes to the nearest of ``2**bits - 1`` centroids, per tensor; two 4-bit symbols a byte; LZMA.
+- the residual of a weight is relative to the last reconstructed weight, and survives if its magnitude exceeds
+  ``min(2.5, alpha / sqrt(mean(exp_avg_sq)))`` times the median magnitude;
+- both moments survive if the residual survives and ``abs(exp_avg) > beta * mean(abs(exp_avg))``; moments are
+  stored without a difference;
+- surviving values go to the nearest of ``2**bits - 1`` centroids per tensor; two 4-bit symbols per byte;
+  LZMA.
 
 Notes
 -----
@@ -47,18 +48,18 @@ from inshrink_lab.published.residual import (
 __all__ = ["ExcpCodec", "KeptMoments", "surviving_moments", "surviving_residuals"]
 
 _FACTOR_CAP = 2.5
-"""Largest share of the median a residual may have to exceed; in the released code, not in the paper."""
+"""Maximum multiple of the median that a residual must exceed; in the released code, not in the paper."""
 
 _HALF_TOLERANCE = 1 / 32
-"""A quarter of the distance of neighbours among 15 centroids of a normal distribution, about."""
+"""About a quarter of the distance between neighbours among 15 centroids of a normal distribution."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 _MOMENTS = frozenset({TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ})
 
 KeptMoments = Mapping[str, Symbols]
-"""A plan: by parameter name, which elements of its moments are kept, one bit an element (`numpy.packbits`),
-while the frame is encoded. Parameters without moments in the frame are absent."""
+"""Plan of a frame: by parameter name, a mask of the surviving moment elements, one bit each
+(`numpy.packbits`). Parameters without moments in the frame are absent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,13 +120,13 @@ class ExcpCodec(ResidualCodec[KeptMoments]):
     label = "ExCP"
     tuning = Tuning(
         knob=Knob(
-            # From the published 5e-5 in steps of about √10 to where everything but the largest is pruned.
+            # From the published 5e-5 in steps of about √10 up to where only the largest residuals survive.
             settings=("alpha",),
             values=(5e-5, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0),
             label="Pruning of residuals",
             unit="alpha",
         ),
-        # The published exact keyframe would be most of a short chain, whatever the deltas cost.
+        # With the published exact keyframe, a short chain would consist mostly of the keyframe.
         beside={"keyframe": "quantized"},
     )
     compared: ClassVar[tuple[tuple[str, Mapping[str, Any]], ...]] = (("ExCP", {}),)
@@ -145,11 +146,11 @@ class ExcpCodec(ResidualCodec[KeptMoments]):
         return MODEL_ROLES | _MOMENTS if self.moments == "quantized" else MODEL_ROLES
 
     def covers(self, spec: TensorSpec) -> bool:
-        """Whether the lossy rule applies to a tensor."""
+        """Return whether the lossy rule applies to a tensor."""
         return spec.role in self.takes() and ResidualCodec.covers(self, spec)
 
     def observe(self, item: TensorInput, reference: TensorReference | None) -> Symbols | None:
-        """Return where a residual, or a first moment, survives; None for tensors that prune no other."""
+        """Return the mask of surviving residuals or first moments; None for tensors that prune no others."""
         if not self.covers(item.spec) or self.moments == "exact":
             return None
         if item.spec.role is TensorRole.EXP_AVG:
@@ -165,7 +166,7 @@ class ExcpCodec(ResidualCodec[KeptMoments]):
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
     ) -> KeptMoments:
-        """Return which elements of each pair of moments are kept: where weight and first moment say so."""
+        """Return the surviving elements of each pair of moments: weight and first moment both survive."""
         with_moments = {spec.name for spec in specs if spec.role in _MOMENTS}
         survives: dict[str, Symbols] = {}
         for spec, seen in zip(specs, statistics, strict=True):
@@ -176,7 +177,7 @@ class ExcpCodec(ResidualCodec[KeptMoments]):
         return survives
 
     def quantize(self, item: TensorInput, values: Floats, plan: KeptMoments, *, delta: bool) -> Quantized:
-        """Prune, then fit centroids to what is left."""
+        """Prune, then fit centroids to the surviving values."""
         n_centroids = (1 << self.bits) - 1
         if item.spec.role in _MOMENTS:
             survives = _unpacked(plan.get(item.spec.name), values.size)
@@ -189,7 +190,7 @@ class ExcpCodec(ResidualCodec[KeptMoments]):
 
 
 def surviving_residuals(residual: Floats, second_moment: Floats | None, codec: ExcpCodec) -> Mask:
-    """Return which residuals of a weight survive.
+    """Return the mask of a weight's surviving residuals.
 
     Parameters
     ----------
@@ -209,7 +210,7 @@ def surviving_residuals(residual: Floats, second_moment: Floats | None, codec: E
     middle = (residual.size - 1) // 2  # the lower of two middles, as torch.median takes
     median = float(np.partition(magnitudes, middle)[middle])
     if second_moment is None:
-        # Residuals are finite: a bound that float32 does not hold is one that none exceeds.
+        # Residuals are finite, so none exceeds a bound beyond the float32 range.
         return magnitudes > np.float32(min(_FACTOR_CAP * median, _LARGEST))
     if codec.indicator == "element":
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -223,13 +224,13 @@ def surviving_residuals(residual: Floats, second_moment: Floats | None, codec: E
 
 
 def surviving_moments(first_moment: Floats, codec: ExcpCodec) -> Mask:
-    """Return where a first moment is large enough; float32[n], finite."""
+    """Return the mask of first moments that are large enough; float32[n], finite."""
     magnitudes = np.abs(first_moment)
     return magnitudes > np.float32(min(codec.beta * ordered_mean(magnitudes), _LARGEST))
 
 
 def _second_moment(item: TensorInput) -> Floats | None:
-    """Return the second moment where it can be this weight's."""
+    """Return the second moment if it can belong to this weight."""
     second = item.companion(TensorRole.EXP_AVG_SQ)
     if second is None or second.shape != item.tensor.shape or not second.dtype.is_floating_point:
         return None
@@ -238,14 +239,14 @@ def _second_moment(item: TensorInput) -> Floats | None:
 
 
 def _unpacked(bits: Symbols | None, n: int) -> Mask:
-    """Return a mask of `n` elements; everything is kept where none was made."""
+    """Return a mask of `n` elements; without bits all elements survive."""
     if bits is None or bits.size != (n + 7) // 8:
         return np.ones(n, np.bool_)
     return np.unpackbits(bits, count=n).astype(np.bool_)
 
 
 def _fill(spec: TensorSpec, values: Floats, survives: Mask, codec: ExcpCodec) -> float:
-    """Return what pruned values of a tensor become."""
+    """Return the value of a tensor's pruned elements."""
     if spec.role is not TensorRole.EXP_AVG_SQ or codec.pruned_second_moment == "zero" or survives.all():
         return 0.0
     return float(np.float32(ordered_mean(values[~survives])))

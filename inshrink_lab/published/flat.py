@@ -1,7 +1,7 @@
-"""Symbols of the published codecs as bytes, under the coder that a setting names.
+"""Byte streams of the published codecs' symbols, under the coder that a setting names.
 
-These codecs work in host memory throughout: their coders do, and they are here to be compared in size and
-fidelity. So the same input gives the same bytes wherever it lies.
+These codecs work in host memory, because their coders do and their purpose is a comparison of size and
+fidelity. So equal inputs give equal bytes, whatever the device of the input.
 """
 
 from __future__ import annotations

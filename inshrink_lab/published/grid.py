@@ -1,7 +1,8 @@
-"""Grid codecs: uniform levels between the smallest and the largest value, and a delta of level numbers.
+"""Base of the grid codecs: uniform levels between the smallest and the largest value, and deltas of levels.
 
-Quantize first, then take differences: the state is the level numbers themselves, so that nothing
-accumulates. ``docs/format-rivals.md`` (grid blocks) has the layout.
+With n = ``2**bits`` levels from low to high, level k has the value ``low + k (high - low) / (n - 1)``. The
+codecs quantize first and then take differences of level numbers. The state is the level numbers, so errors do
+not accumulate. ``docs/format-rivals.md`` (grid blocks) has the layout.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
 DELTA = 0x01
 SAME_GRID = 0x02
-"""Flags of a payload: level numbers less the reference's; the reference's grid."""
+"""Flags of a payload: level numbers are relative to the reference's; the grid is the reference's."""
 
 MAX_BITS = 8
-"""Level numbers fill a byte."""
+"""Maximum width of a level number: a byte."""
 
 _HOLD_SHARE = 1.25
-"""A held grid may span a quarter more than the values do: a third of a bit of precision at most."""
+"""Maximum span of a reused grid relative to the values: it costs at most a third of a bit of precision."""
 
 _HEADER_BYTES = 2 + 8
 
@@ -119,7 +120,7 @@ class GridCodec(FallbackCodec[_Plan]):
     def encode_lossy(
         self, item: TensorInput, plan: _Plan, reference: TensorReference | None
     ) -> Encoded | None:
-        """Return level numbers, as a delta where there are earlier ones; None for what is not finite."""
+        """Return level numbers, as a delta if a reference exists; None if a value is not finite."""
         spec, values = item.spec, host_values(item.tensor)
         if not np.isfinite(values).all():
             return None
@@ -140,7 +141,7 @@ class GridCodec(FallbackCodec[_Plan]):
         return parse_grid(spec, payload, own_state(GridReference, reference, spec))
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
-        """Return a block that stands alone; references of other codecs become exact blocks."""
+        """Return a self-contained block; references of other codecs become exact blocks."""
         state = own_state(GridReference, reference, spec)
         if unchanged or state is None:
             return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
@@ -152,7 +153,7 @@ class GridCodec(FallbackCodec[_Plan]):
 
 
 def _still_fits(old: Grid, fresh: Grid) -> bool:
-    """Whether a grid covers the values without wasting levels on what is not there."""
+    """Return whether a grid covers the values without wasting levels."""
     covers = old.low <= fresh.low and fresh.high <= old.high
     return old.bits == fresh.bits and covers and old.high - old.low <= _HOLD_SHARE * (fresh.high - fresh.low)
 

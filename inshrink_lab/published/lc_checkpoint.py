@@ -1,4 +1,4 @@
-"""The LC-Checkpoint codec: residuals in buckets of one sign and exponent, the largest kept, Huffman codes.
+"""The LC-Checkpoint codec: residuals in buckets by sign and exponent, the largest promoted, Huffman codes.
 
 Chen, Liu, Ren and Jin, "On Efficient Constructions of Checkpoints" (ICML 2020, arXiv:2009.13003):
 exponent-based quantization, priority promotion, Huffman coding of bucket numbers, residuals against the
@@ -6,10 +6,10 @@ last reconstructed state.
 
 Notes
 -----
-Assumed where the paper leaves it open: 3 bits (7 buckets and zero) by default; of two buckets of one
-exponent the positive one is promoted first; bucket values are float32; the first checkpoint is stored
-exactly; the Huffman table is stored with each tensor (the paper caches tables between checkpoints);
-tensors that are not weights are exact.
+Assumptions where the paper gives no details: 3 bits (7 buckets and zero) by default; of two buckets with
+equal exponents the positive one is promoted first; bucket values are float32; the first checkpoint is exact;
+each tensor stores its Huffman table (the paper caches tables between checkpoints); tensors other than weights
+are exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inshrink_lab.published.residual import MAX_CENTROIDS, Quantized, ResidualCo
 __all__ = ["LcCheckpointCodec", "promote_buckets"]
 
 _EXPONENT_OFFSET = 149
-"""Exponents of float32 as frexp gives them are -148 (of the smallest number above zero) to 128."""
+"""Offset of float32 exponents, which frexp returns as -148 (smallest positive number) to 128."""
 
 _N_BUCKETS = 2 * (_EXPONENT_OFFSET + 129)
 
@@ -89,21 +89,21 @@ class LcCheckpointCodec(ResidualCodec[None]):
 
 
 def promote_buckets(values: Floats, bits: int, representative: str) -> Quantized:
-    """Put values in buckets by sign and exponent and keep those of the largest exponents.
+    """Put values in buckets by sign and exponent; promote those of the largest exponents.
 
     Parameters
     ----------
     values : Float[ndarray, "n"]
         Finite.
     bits
-        ``2**bits - 1`` buckets are kept; the values of all others become zero.
+        The ``2**bits - 1`` largest buckets are promoted; all other values become zero.
     representative
         ``midrange`` or ``mean``.
 
     Returns
     -------
     Quantized
-        Symbols by ascending value of their bucket. O(n) for each bucket kept.
+        Symbols by ascending value of their bucket. O(n) per promoted bucket.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def promote_buckets(values: Floats, bits: int, representative: str) -> Quantized
     ([0, 0, 1, 0], [-6.0])
     """
     _, exponents = np.frexp(values)
-    # One number a bucket that sorts by exponent, at the same exponent the positive bucket above.
+    # One number per bucket that sorts by exponent; at equal exponents the positive bucket is larger.
     buckets = np.where(values == 0, 0, 2 * (exponents + _EXPONENT_OFFSET) + (values > 0))
     found = np.flatnonzero(np.bincount(buckets, minlength=1)[1:]) + 1
     promoted = found[-((1 << bits) - 1) :]
@@ -124,7 +124,7 @@ def promote_buckets(values: Floats, bits: int, representative: str) -> Quantized
 
 
 def _representative(members: Floats, kind: str) -> np.float32:
-    """Buckets do not overlap, and both kinds of value lie within, so that no two are the same."""
+    """Return a bucket's value; buckets do not overlap, so all values are distinct."""
     low, high = float(members.min()), float(members.max())
     value = ordered_mean(members) if kind == "mean" else (low + high) / 2
     return np.float32(min(max(value, low), high))

@@ -1,7 +1,8 @@
-"""LZMA2 without container, as 7-zip's archives hold it: the published back end of ExCP.
+"""LZMA2 without container, as in 7-zip's archives: the published back end of ExCP.
 
-The standard library's liblzma at its highest preset with the extreme flag. The dictionary is cut to the
-data, so that a decoder never allocates more than about the data's size; matches cannot reach further.
+The coder is the standard library's liblzma at its highest preset with the extreme flag. The dictionary is
+limited to the size of the data, so that a decoder allocates no more than about that size; matches cannot be
+farther away.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ _PRESET = 9 | lzma.PRESET_EXTREME
 """7-zip's "ultra"."""
 
 _SMALLEST_DICTIONARY = 1 << 12
-"""liblzma takes none below 4 kB."""
+"""Smallest dictionary of liblzma: 4 kB."""
 
 _LARGEST_DICTIONARY = 1 << 26
-"""That of preset 9."""
+"""Dictionary of preset 9."""
 
 
 def _filters(nbytes: int) -> list[dict[str, Any]]:
@@ -29,7 +30,7 @@ def _filters(nbytes: int) -> list[dict[str, Any]]:
 
 
 def lzma_compress(data: bytes) -> bytes:
-    """Return the LZMA2 stream of some bytes; how long it is depends on the version of liblzma."""
+    """Return the LZMA2 stream of some bytes; its length depends on the version of liblzma."""
     return lzma.compress(data, format=lzma.FORMAT_RAW, filters=_filters(len(data)))
 
 

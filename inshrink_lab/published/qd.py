@@ -7,13 +7,13 @@ numbers and the Huffman coder are as Agrawal et al. (Inshrinkerator, SoCC 2024, 
 
 Notes
 -----
-Only the abstracts and that description were at hand; assumed here: 8 bits for the layer that needs most; the
-weighted entropy of a layer is that of its symbols (of their difference, once there is a reference),
-where a symbol counts by the mean square of its values relative to the layer's mean square, and a layer gets
-one bit less for each halving of it against the largest, at most `spread` less; a layer keeps its width along
-a chain, because the difference of numbers of two widths is noise; the grid follows the layer's range in every
-frame. The papers' error feedback corrects the training itself and is no part of a checkpoint's
-coding; it is left out. Tensors that are not weights are exact.
+Only the abstracts and that description were available, so these points are assumptions. The layer of the
+largest weighted entropy has 8 bits. The weighted entropy of a layer is that of its symbols, or of their
+difference once a reference exists. The weight of a symbol is the mean square of its values relative to the
+layer's mean square. A layer gets one bit less for each halving of its entropy against the largest, at most
+`spread` less. It keeps its width along a chain, because the difference of numbers of two widths is noise. The
+grid follows the layer's range in every frame. The papers' error feedback corrects the training and is not
+part of the coding, so it is omitted. Tensors other than weights are exact.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def weighted_entropy(symbols: NDArray[np.uint8], importance: NDArray[np.float64]
     Returns
     -------
     float
-        ``-sum I_s P_s log2 P_s`` in bits, P the frequency of a symbol and I the mean importance of its
-        values over that of all; 0 where nothing is important.
+        ``-Σ I_s P_s log2 P_s`` in bits. P_s is the frequency of symbol s, and I_s the mean importance of its
+        values over that of all values. 0 if the total importance is zero.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def weighted_entropy(symbols: NDArray[np.uint8], importance: NDArray[np.float64]
     if total <= 0:
         return 0.0
     used = counts > 0
-    shares = sums[used] / total  # I_s P_s: the share of a symbol in all importance
+    shares = sums[used] / total  # I_s P_s: share of a symbol in the total importance
     return float(np.cumsum(-shares * np.log2(counts[used] / symbols.size))[-1])
 
 
@@ -120,7 +120,7 @@ class QdCodec(GridCodec[Mapping[str, int]]):
 
     @property
     def fewest_bits(self) -> int:
-        """Width of the layers that need least."""
+        """Minimum width of a layer."""
         return max(1, self.bits - self.spread)
 
     def observe(self, item: TensorInput, reference: TensorReference | None) -> float | None:

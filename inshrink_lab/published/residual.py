@@ -1,8 +1,8 @@
-"""Residual codecs: few values for the difference to what the last frame decoded to, in closed loop.
+"""Base of the residual codecs: a small codebook for the difference to the last decoded frame (closed loop).
 
-LC-Checkpoint, ExCP and the context-modelling codec are of this kind. A symbol indexes a codebook of values
-that are added to the reference; symbol 0 adds nothing. Without a reference they are the values themselves.
-``docs/format-rivals.md`` (residual blocks) has the layout.
+LC-Checkpoint, ExCP and the context-modelling codec are residual codecs. With reference r and codebook c, a
+symbol s > 0 decodes to ``r + c[s - 1]``, and symbol 0 to r. Without a reference the codebook holds the values
+themselves. ``docs/format-rivals.md`` (residual blocks) has the layout.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from inshrink_core.quantization.codebook import fit_exact, key_histogram
 from inshrink_lab.published.flat import FLAT_WORDS, Floats, Mask, Symbols, decode_flat, encode_flat
 
 DELTA, WIDE, FILL = 1, 2, 4
-"""Flags of a payload: values are added to the reference; four bytes a centroid instead of two; a value for
-symbol 0 follows the codebook."""
+"""Flags of a payload: the reference is added; centroids have four bytes instead of two; a value for symbol 0
+follows the codebook."""
 
 MAX_CENTROIDS = 255
-"""With symbol 0 they fill a byte."""
+"""Maximum number of centroids; together with symbol 0 they fit a byte."""
 
 HEADER_BYTES = 2 + 4 * MAX_CENTROIDS + 4
 
@@ -38,7 +38,7 @@ _Plan = TypeVar("_Plan")
 
 
 class Quantized(NamedTuple):
-    """What a quantizer makes of the values of one tensor.
+    """Quantized values of one tensor.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Quantized(NamedTuple):
     codebook : Float[ndarray, "c"]
         float32, strictly ascending, finite; c <= 255.
     fill
-        What symbol 0 stands for, where that is not zero; never with a reference.
+        Value of symbol 0 if it is not zero; never used with a reference.
     """
 
     symbols: Symbols
@@ -79,13 +79,13 @@ class ResidualCodec(FallbackCodec[_Plan]):
         return decode_flat(stream, spec.numel, n_symbols)
 
     def state_of(self, tensor: torch.Tensor, quantized: Quantized) -> TensorReference:
-        """Return what the next delta needs; by default the decoded tensor alone."""
+        """Return the state for the next delta; by default only the decoded tensor."""
         return LosslessReference(tensor)
 
     def encode_lossy(
         self, item: TensorInput, plan: _Plan, reference: TensorReference | None
     ) -> Encoded | None:
-        """Return symbols of the residual, or of values without a reference; None for what is not finite."""
+        """Return symbols of the residual, or of values without a reference; None if a value is not finite."""
         previous = decoded_before(reference, item.spec)
         if previous is None and self.keyframe == "exact":
             return None
@@ -114,7 +114,7 @@ class ResidualCodec(FallbackCodec[_Plan]):
 
 
 def decoded_before(reference: TensorReference | None, spec: TensorSpec) -> torch.Tensor | None:
-    """Return what a reference decodes to if residuals to it are defined."""
+    """Return the decoded tensor of a reference if residuals to it are defined."""
     previous = None if reference is None else reference.decoded()
     dtype: torch.dtype = getattr(torch, spec.dtype)
     fits = previous is not None and (previous.shape, previous.dtype) == (spec.shape, dtype)
@@ -176,7 +176,7 @@ def _rounded_to_float16(values: Floats) -> Floats:
 
 
 def narrowed(centroids: NDArray[np.float64], tolerance: float) -> Floats:
-    """Round centroids to float16 where none moves by more than a share of itself, else to float32.
+    """Round centroids to float16 if every relative error is small enough, else to float32.
 
     Parameters
     ----------
@@ -199,25 +199,25 @@ def narrowed(centroids: NDArray[np.float64], tolerance: float) -> Floats:
 
 
 def fit_nearest(values: Floats, survives: Mask, k: int, tolerance: float, fill: float = 0.0) -> Quantized:
-    """Quantize kept values to the k centroids of least squared error, and the others to symbol 0.
+    """Quantize surviving values to the k centroids of least squared error, and the others to symbol 0.
 
     Parameters
     ----------
     values : Float[ndarray, "n"]
         Finite.
     survives : Bool[ndarray, "n"]
-        What gets a centroid; zeros never do.
+        Values that get a centroid; zeros never do.
     k
-        Centroids wanted, 1 to 255.
+        Maximum number of centroids, 1 to 255.
     tolerance
         As in `narrowed`.
     fill
-        What symbol 0 stands for.
+        Value of symbol 0.
 
     Notes
     -----
-    Centroids are fitted to the histogram of upper halves of the float32s (`fit_exact`), every kept value
-    gets the centroid nearest to it, the lower one of two as near.
+    Centroids are fitted to the histogram of the upper halves of the float32 values (`fit_exact`). Each
+    surviving value gets the nearest centroid, the lower one on a tie.
     """
     chosen = survives & (values != 0)
     survivors = values[chosen]

@@ -1,4 +1,4 @@
-"""The uniform codec: evenly spaced levels per tensor, delta of level numbers, one coder. The plain baseline.
+"""The uniform codec, a plain baseline: uniform levels per tensor, deltas of level numbers, one entropy coder.
 
 Asymmetric uniform quantization between the smallest and the largest value of each tensor, as
 Check-N-Run (Eisenman et al., NSDI 2022, "Quantization") applies it to embedding rows; the difference
@@ -6,10 +6,10 @@ of level numbers to the previous checkpoint's, modulo their number; a static ent
 
 Notes
 -----
-A baseline rather than a published whole. Chosen here: 8 bits; one grid a tensor, not a row; the grid of the
-previous frame is held while it covers the values and spans at most a quarter more than they do, so that level
-numbers change only where weights moved (``grid="refit"`` follows the values in every frame); tensors of at
-most one dimension, and what is not a weight, are exact.
+This is a baseline rather than a complete published system. The choices are: 8 bits; one grid per tensor, not
+per row; the previous frame's grid is reused while it covers the values and spans at most a quarter more than
+they do, so that level numbers change only where weights move (``grid="refit"`` follows the values in every
+frame); tensors of at most one dimension, and tensors other than weights, are exact.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class UniformCodec(GridCodec[None]):
     bits
         Width of a level number, 1..8: ``2**bits`` levels. One less makes errors twice as large.
     grid
-        ``held`` or ``refit``; refitting costs bits wherever the range of a tensor moved.
+        ``held`` or ``refit``; refitting costs bits when the range of a tensor moves.
     coder
         ``rans``, ``huffman``, ``zstd`` or ``lzma``.
     vectors

@@ -1,1 +1,1 @@
-"""Small trainings that anyone can run: what the rehearsal trains."""
+"""Small trainings for the rehearsal that run on any machine."""

@@ -18,7 +18,7 @@ _MODULES: Final = (
     *("_pydecimal", "argparse", "inspect", "pickle", "shutil"),
     *("subprocess", "tarfile", "threading", "typing"),
 )
-"""Of Python's library, whose sources every installation carries: 0.7 million characters."""
+"""Modules of Python's library; every installation has their sources: 0.7 million characters."""
 
 _PRETRAINING_SEED: Final = 23
 """The same model is fine-tuned with every seed."""
@@ -58,7 +58,7 @@ def _source(name: str) -> str:
 
 
 class PretrainingTask(CharGPTTask):
-    """What the model learns before it is fine-tuned: a GPT on the documentation."""
+    """Pre-training task: a GPT on the documentation."""
 
     width, depth, heads, context = 96, 3, 3, 64
     peak_learning_rate, warmup, floor = 3e-3, 30, 0.1
@@ -70,12 +70,12 @@ def pretrained(n_steps: int) -> nn.Module:
     Parameters
     ----------
     n_steps
-        Of AdamW.
+        Number of AdamW steps.
 
     Notes
     -----
-    It is trained once in a process, on one thread and with random numbers of its own. From torch's global
-    generator the call draws what making a model draws, whether it trains or not.
+    It is trained once per process, on one thread and with a separate random state. The call draws as many
+    numbers from torch's global generator as building a model does, whether it trains or not.
     """
     model: nn.Module = PretrainingTask().build()
     model.load_state_dict(_pretrained_state(n_steps))
@@ -109,13 +109,13 @@ def _trained(task: PretrainingTask, model: nn.Module, n_steps: int) -> nn.Module
 
 
 class CharFinetuneTask(CharGPTTask):
-    """All weights, at a small learning rate, from the same pre-trained model with every seed."""
+    """Fine-tunes all weights of one pre-trained model at a small learning rate, for every seed."""
 
     name = "char-finetune"
     n_steps = 500
 
     pretraining_steps = 250
-    """The model spells by then, and has much to learn of code."""
+    """After these steps the model spells correctly, and still has much to learn about code."""
     context = PretrainingTask.context
     peak_learning_rate, warmup, floor = 3e-4, 30, 0.1
 

@@ -1,4 +1,4 @@
-"""The Python documentation's text, which every installation carries, and what tasks on it share."""
+"""Text of the Python documentation, which every installation has, and the base class of tasks on it."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class CharacterTask(ShippedTask):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:
-        """Return the mean cross-entropy of windows spread over the held-out text, nats a character."""
+        """Return the mean cross-entropy of windows spread over the validation text, nats per character."""
         return float(self.judged(model)[self.metric])
 
     def judged(self, model: nn.Module) -> dict[str, Any]:
-        """Return the metric and the predictions of it."""
+        """Return the metric and its predictions."""
         _, validation = self.texts()
         device = next(model.parameters()).device
         starts = torch.linspace(0, len(validation) - self.context - 1, self.n_validation_windows).long()

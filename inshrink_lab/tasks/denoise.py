@@ -13,10 +13,10 @@ from inshrink_lab.tasks.digits import distorted, held_out_views, split_digits
 from inshrink_lab.tasks.shipped import ShippedTask
 
 _LEVELS_SEED: Final = 22
-"""Of the noise and its levels that held-out images are judged with."""
+"""Seed of the noise and its levels for validation images."""
 
 _N_FREQUENCIES: Final = 16
-"""Of the sines and cosines by which the network knows how much noise there is."""
+"""Number of sines and cosines that encode the noise level for the network."""
 
 
 class LevelBlock(nn.Module):
@@ -115,11 +115,11 @@ class DenoiseTask(ShippedTask):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:
-        """Return the mean squared error on held-out images with fixed noise; noise alone has 1."""
+        """Return the mean squared error on validation images with fixed noise; predicting zero gives 1."""
         return float(self.judged(model)[self.metric])
 
     def judged(self, model: nn.Module) -> dict[str, Any]:
-        """Return the metric and the predictions of it."""
+        """Return the metric and its predictions."""
         views, _ = held_out_views()
         parts = _noisy(views, torch.Generator().manual_seed(_LEVELS_SEED))
         device = next(model.parameters()).device

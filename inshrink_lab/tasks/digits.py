@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, and what tasks on distorted ones share."""
+"""scikit-learn's handwritten digits, and the base classes of tasks on them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from inshrink_core.errors import MissingExtraError
 from inshrink_lab.tasks.shipped import ShippedTask, on_cpu
 
 _SPLIT_SEED: Final = 20
-"""Of the split into training and validation."""
+"""Seed of the split into training and validation."""
 
 _VIEWS_SEED: Final = 21
-"""Of the distortions that held-out images are seen through."""
+"""Seed of the distortions of validation images."""
 
 _N_VIEWS: Final = 4
-"""Of each held-out image, so that 539 images are 2,156 places of the metric."""
+"""Number of views per validation image, so that 539 images give 2,156 samples of the metric."""
 
 _MAX_ANGLE, _MAX_STRETCH, _MAX_SHIFT = math.radians(15), 0.15, 1 / 8
-"""Of a distortion: rotation, change of each side, and half a pixel of eight as a share of the half-width."""
+"""Limits of a distortion: rotation, relative change of each side, and shift as a share of the half-width."""
 
 
 @functools.cache
@@ -50,7 +50,7 @@ def split_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def distorted(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Return images (n, 1, 8, 8), each rotated, stretched and shifted by a little of its own."""
+    """Return images (n, 1, 8, 8), each slightly rotated, stretched and shifted."""
     angle, wide, high, right, down = (torch.rand(5, len(images), generator=generator) * 2 - 1).unbind()
     cosine, sine = torch.cos(angle * _MAX_ANGLE), torch.sin(angle * _MAX_ANGLE)
     wide, high = 1 + wide * _MAX_STRETCH, 1 + high * _MAX_STRETCH
@@ -64,23 +64,23 @@ def distorted(images: Tensor, generator: torch.Generator) -> Tensor:
 @functools.cache
 @on_cpu()
 def held_out_views() -> tuple[Tensor, Tensor]:
-    """Return distorted images of the held-out digits, (n, 1, 8, 8), and their labels; always the same."""
+    """Return the fixed distorted validation images, (n, 1, 8, 8), and their labels."""
     _, _, images, labels = split_digits()
     images, labels = images.repeat(_N_VIEWS, 1, 1, 1), labels.repeat(_N_VIEWS)
     return distorted(images, torch.Generator().manual_seed(_VIEWS_SEED)), labels
 
 
 class DigitsTask(ShippedTask):
-    """Tell digits apart: the loss and the metric of a task on them.
+    """Digit classification: loss and metric.
 
     Attributes
     ----------
     batch_size
-        Images of a step.
+        Number of images per step.
     n_at_once
-        Images that the metric passes through the model at a time.
+        Number of images per forward pass of the metric.
     label_smoothing
-        Of the loss.
+        Label smoothing of the loss.
     """
 
     batch_size = 128
@@ -93,17 +93,17 @@ class DigitsTask(ShippedTask):
         return functional.cross_entropy(model(images), labels, label_smoothing=self.label_smoothing)
 
     def held_out(self) -> tuple[Tensor, Tensor]:
-        """Return the images that judge, and their labels; always the same."""
+        """Return the fixed validation images and their labels."""
         _, _, images, labels = split_digits()
         return images, labels
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:
-        """Return the mean cross-entropy of the held-out images, nats."""
+        """Return the mean cross-entropy of the validation images, nats."""
         return float(self.judged(model)[self.metric])
 
     def judged(self, model: nn.Module) -> dict[str, Any]:
-        """Return the metric and the predictions of it."""
+        """Return the metric and its predictions."""
         images, labels = self.held_out()
         device = next(model.parameters()).device
         was_training = model.training
@@ -136,7 +136,7 @@ class DistortedDigitsTask(DigitsTask):
         return self._noisy(distorted(images[index], generator), generator), labels[index]
 
     def held_out(self) -> tuple[Tensor, Tensor]:
-        """Return held-out images through fixed distortions."""
+        """Return validation images with fixed distortions."""
         views, labels = held_out_views()
         return self._noisy(views, torch.Generator().manual_seed(_VIEWS_SEED)), labels
 

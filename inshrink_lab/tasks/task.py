@@ -1,4 +1,4 @@
-"""What a task is: a model, its data and its metric, each step the same whenever it is asked for."""
+"""Protocol of a task: a model, its data and its metric, with reproducible steps."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["Task", "find_task", "task_names"]
 
 @runtime_checkable
 class Task(Protocol):
-    """A training that can be interrupted and taken up again at any step.
+    """A training that can be interrupted and continued at any step.
 
     Attributes
     ----------
     name
-        One word, used in file names.
+        A single word, used in file names.
     version
-        Raised whenever the training changes, so that results of an earlier one are not reused.
+        Version of the training; a new one invalidates stored results.
     metric
-        Name of what `evaluate` returns.
+        Name of the result of `evaluate`.
     direction
-        ``lower`` or ``higher``: which way the metric is better.
+        ``lower`` or ``higher``: which direction of the metric is better.
     n_steps, n_saves, n_restores
         Defaults of a rehearsal.
     max_gradient_norm
@@ -41,9 +41,9 @@ class Task(Protocol):
 
     Notes
     -----
-    `build` and `loss` may draw from torch's global generator: it is seeded before `build`, and saved
-    and restored with the training. Data must come from the generator that `batch` is given, so that a
-    step sees the same batch however training came there.
+    `build` and `loss` may draw from torch's global generator: it is seeded before `build`, and saved and
+    restored with the training. Data must come from the generator passed to `batch`, so that the batch of a
+    step does not depend on earlier steps.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: nn.Module) -> float:
-        """Return the metric on held-out data; the same ones always. Leaves the model as it was."""
+        """Return the metric on fixed validation data; leave the model unchanged."""
         ...
 
 
@@ -94,7 +94,7 @@ def task_names() -> tuple[str, ...]:
 
 
 def find_task(name: str) -> tuple[Task, str]:
-    """Return a task, and a text that changes when the task does.
+    """Return a task, and an identification that changes with the task.
 
     Parameters
     ----------
@@ -104,9 +104,9 @@ def find_task(name: str) -> tuple[Task, str]:
     Raises
     ------
     NotFoundError
-        There is no such task, file or class.
+        The task, file or class does not exist.
     InputError
-        The class is no `Task`, or cannot be made.
+        The class is no `Task`, or cannot be instantiated.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def find_task(name: str) -> tuple[Task, str]:
 
 
 def _load(path: Path) -> Any:
-    """Execute a user's file as a module of its own."""
+    """Execute a user's file as a separate module."""
     module = ModuleType(f"inshrink_task_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
@@ -148,7 +148,7 @@ def _load(path: Path) -> Any:
 
 
 def _make(kind: Callable[[], Task], attribute: str, where: str) -> Task:
-    """Make a task, and name everything it lacks at once."""
+    """Instantiate a task; report all missing attributes at once."""
     try:
         task = kind()
     except MissingExtraError:

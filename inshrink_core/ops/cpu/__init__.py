@@ -1,1 +1,1 @@
-"""Numba kernels for the CPU: one pass over a tensor each way, the GIL released."""
+"""Numba kernels for the CPU. They release the GIL; most make one pass over a tensor in each direction."""

@@ -1,18 +1,20 @@
-"""Changes of floats, bit for bit: tokens of ordered integers, and the contexts they are coded in.
+"""Bit-exact changes of floats: tokens of ordered integers, and the contexts that code them.
 
-``o`` maps the bits of a float to an integer in the order of floats (`inshrink_core.ops.cpu.planes`), d is
-``o(x) - o(r)`` modulo 2^w in the signed range, r being the reference. A change is *turned*, times the sign of
-the element's last one; ``z = 2 d`` or ``-2 d - 1``, whichever is not negative. A token is z below
-`FIRST_LARGE`; else, k being the place of its highest bit, ``4 k`` and the two bits below the highest. The
-k - 2 bits below those are *extra bits*.
+Let ``o`` map the bits of a float to an integer in the order of floats (`inshrink_core.ops.cpu.planes`), r be
+the reference and w the number of bits. The difference ``d = o(x) - o(r)`` is taken modulo 2^w in the signed
+range and multiplied by the sign of the element's last change. Zigzag gives ``z = 2 d`` for d >= 0 and
+``z = -2 d - 1`` otherwise. The token is z below `FIRST_LARGE`. For larger z, with k the position of its
+highest bit, the token is ``4 k`` plus the two bits below the highest. The remaining k - 2 bits are *extra
+bits*.
 
-The *history* of an element is a byte: bits 0-3 the octave of its last change, 1 to 15 for all from there on,
-0 where it has not changed yet; bits 4-5 its age, how many frames since then were without change, 3 for all
-beyond; bit 6 is set if the change was negative. The *place* of an element is ``16 * (history & 63)`` and the
-class of the reference's exponent: how many octaves it is below the top one, 0 to 15.
+The *context state* (`history`) of an element is a byte. Bits 0-3 hold the octave of its last change: 1 to 15,
+where 15 covers all larger ones and 0 means no change yet. Bits 4-5 hold its age, the number of frames without
+a change since then, with 3 for all larger ages. Bit 6 is set if the last change was negative. The *place* of
+an element is ``16 * (history & 63) + c``, where c, the class of the reference's exponent, is its distance
+below the top exponent in octaves, 0 to 15.
 
-A block is taken in two loops: one for all elements, which vectorizes, and one for the large changes of blocks
-that have any. Extra bits go through a register of 64 bits, without branches.
+Each block takes two loops: a loop over all elements, which vectorizes, and a loop over the large changes,
+which only blocks with large changes need. Extra bits go through a 64-bit register, without branches.
 """
 
 from __future__ import annotations
@@ -27,28 +29,28 @@ from torch import Tensor
 from inshrink_core.ops.cpu.compiled import Int16s, UInt8s, UInt32s, any_large, given, kernel, part, unsigned
 
 FIRST_LARGE = 16
-"""Tokens from here on have extra bits; below, each is one change."""
+"""First token with extra bits; each smaller token stands for one value of z."""
 
 N_CLASSES = 16
 
 N_PLACES = 64 * N_CLASSES
 
 NEGATIVE = 64
-"""Bit of a history: the last change was negative."""
+"""Bit of the context state that marks a negative last change."""
 
 HISTORIES = 2 * NEGATIVE
-"""Alphabet of histories."""
+"""Number of context states."""
 
 
 class ChangeRule(NamedTuple):
-    """How the words of a tensor are looked at.
+    """Float format and top exponent of a tensor's words.
 
     Parameters
     ----------
     mantissa
-        Bits of the mantissa: 7, 10 or 23.
+        Number of mantissa bits: 7, 10 or 23.
     top
-        Exponent of class 0; larger ones are in it, too.
+        Exponent of class 0, which also takes larger exponents.
     """
 
     mantissa: int
@@ -56,15 +58,15 @@ class ChangeRule(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The change of one tensor.
+    """Changes of one tensor.
 
     Parameters
     ----------
     tokens : UInt8[Tensor, "n"]
     history : UInt8[Tensor, "n"]
-        After the change.
+        Context states after the change.
     extra : UInt32[ndarray, "k"]
-        Extra bits in the order of the elements, the lowest of a word first; zeros fill the last one.
+        Extra bits in element order, lowest bit of a word first; zeros fill the last word.
     """
 
     tokens: Tensor
@@ -77,13 +79,13 @@ _U8, _U32, _U64 = np.uint8, np.uint32, np.uint64
 _BLOCK = 1024
 _GROUP = 16
 _WORD_BITS = 32
-"""Elements of a block, and of what is looked at together for large changes."""
+"""Number of elements in a block, and in a group that is searched for large changes at once."""
 
 _PADDING = 2 * _GROUP
-"""Words that may be read past the last extra bits before that is noticed."""
+"""Maximum number of words read past the last extra bits before the kernel detects the overrun."""
 
 _NOTHING = np.zeros(_BLOCK, np.uint8)
-"""The history of a block where there is none."""
+"""Context states of a block without earlier changes."""
 
 _LARGE, _SIGN, _OCTAVE = np.uint8(FIRST_LARGE), np.uint8(NEGATIVE), np.uint8(15)
 _AGE, _AGE_STEP = np.uint8(48), np.uint8(16)
@@ -91,7 +93,7 @@ _AGE, _AGE_STEP = np.uint8(48), np.uint8(16)
 
 @part
 def renew(tokens: UInt8s, odd: UInt8s, old: UInt8s, new: UInt8s) -> None:  # pragma: no cover - compiled
-    """Fill in the histories after tokens; in bytes and without branches."""
+    """Fill in the context states after tokens, in byte arithmetic and without branches."""
     for i in range(tokens.size):
         token, before = tokens[i], old[i]
         small = _U8(1) + _U8(token > _U8(2)) + _U8(token > _U8(6)) + _U8(token > _U8(14))
@@ -105,7 +107,7 @@ def renew(tokens: UInt8s, odd: UInt8s, old: UInt8s, new: UInt8s) -> None:  # pra
 
 @part
 def to_tokens(z: NDArray[Any], tokens: UInt8s, low: UInt8s) -> None:  # pragma: no cover - compiled
-    """Fill in tokens and numbers of extra bits; without branches, so that vectors hold what is one number."""
+    """Fill in tokens and numbers of extra bits; without branches, so that the loop vectorizes."""
     for i in range(tokens.size):
         this = _U32(z[i])
         k, rest = _U32(0), this
@@ -132,7 +134,7 @@ def _find(
     new: UInt8s,
     extra: UInt32s,
 ) -> np.int64:  # pragma: no cover - compiled
-    """Find changes; return how many words the extra bits take."""
+    """Fill in tokens, context states and extra bits; return the number of words of extra bits."""
     kind = words.dtype.type
     zero, bit = kind(0), kind(1)
     top = kind(8 * words.itemsize - 1)
@@ -185,9 +187,9 @@ def _apply(
     words: NDArray[Any],
     new: UInt8s,
 ) -> np.int64:  # pragma: no cover - compiled
-    """Apply changes; return how many extra bits they took, or -1 where there are too few or more than zeros.
+    """Apply changes; return the number of extra bits, or -1 if bits are missing or a bit left over is set.
 
-    `extra` has `_PADDING` zeros at its end.
+    `extra` ends with `_PADDING` zeros.
     """
     kind = words.dtype.type
     zero, bit = kind(0), kind(1)
@@ -259,23 +261,26 @@ def _contexts(
 
 
 def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None) -> Changes:
-    """Return what changed from one tensor to the next.
+    """Return the changes from one tensor to the next.
 
     Parameters
     ----------
     words, earlier : Int16[Tensor, "n"] or Int32[Tensor, "n"]
         Bits of the values and of the reference, contiguous.
     history : UInt8[Tensor, "n"] or None
-        Before the change, below `HISTORIES`; None: no element has changed.
+        Context states before the change, below `HISTORIES`. With None, no element has changed before.
 
     Returns
     -------
     Changes
-        O(n).
+
+    Notes
+    -----
+    O(n).
     """
     now, (old, known) = unsigned(words), given(history, _NOTHING)
     tokens, new = np.empty(now.size, np.uint8), np.empty(now.size, np.uint8)
-    # Pages that are not written take no memory.
+    # The operating system allocates pages at the first write, so the unused rest costs no memory.
     extra = np.empty(now.size * now.itemsize // 4 + 2, np.uint32)
     block = np.empty(_BLOCK, now.dtype), np.empty(_BLOCK, np.uint8), np.empty(_BLOCK, np.uint8)
     n = _find(now, unsigned(earlier), old, known, *block, tokens, new, extra)
@@ -285,14 +290,14 @@ def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None) -> Chan
 def apply_changes(
     tokens: Tensor, extra: UInt32s, earlier: Tensor, history: Tensor | None
 ) -> tuple[Tensor, Tensor, bool]:
-    """Return the words and the history after changes, and whether the extra bits were exactly enough.
+    """Return the words and context states after changes, and whether all extra bits were used exactly.
 
     Parameters
     ----------
     tokens : UInt8[Tensor, "n"]
-        Below 64 for words of 16 bits, below 128 for those of 32.
+        Below 64 for 16-bit words, below 128 for 32-bit words.
     extra, earlier, history
-        As `find_changes` returned and got them.
+        As in `find_changes`.
     """
     before, (old, known) = unsigned(earlier), given(history, _NOTHING)
     words, new = np.empty(before.size, before.dtype.type), np.empty(before.size, np.uint8)
@@ -305,16 +310,16 @@ def apply_changes(
 
 
 def find_contexts(earlier: Tensor, history: Tensor | None, mapping: Tensor, rule: ChangeRule) -> Tensor:
-    """Return the entry of a mapping for the place of each element.
+    """Return the mapping's entry for the place of each element.
 
     Parameters
     ----------
     earlier, history
-        As `find_changes` gets them.
+        As in `find_changes`.
     rule
         Mantissa and top exponent.
     mapping : (`N_PLACES`,)
-        UInt8 or int16, as the result is.
+        UInt8 or int16; the result has the same dtype.
     """
     before, (old, known) = unsigned(earlier), given(history, _NOTHING)
     values = mapping.numpy()

@@ -1,9 +1,10 @@
-"""How kernels are compiled by numba: for a short first call, which is what a user waits for.
+"""Numba options of the kernels, chosen for a short first call.
 
-Kernels get arrays and give none: without reference counts, C entry points and tests for division by zero
-the code to compile is half as long. What only kernels call (`part`) has no entry point for Python either,
-and loops need none of numba's rewriting of array expressions. Nothing is parallel inside, threads scale,
-and `fastmath` is never used: the same bits everywhere.
+Kernels take arrays and return none. Without reference counts, C entry points and tests for division by zero
+the code to compile is half as long. A function that only kernels call (`part`) has no Python entry point.
+Loops do without numba's rewriting of array expressions. Kernels never use numba's parallel loops, because
+threads already work on different tensors, and never `fastmath`, so results are bit-identical on every
+processor.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
-"""Arrays as kernels take them."""
+"""Array types of the kernels' arguments."""
 
 choose_level()
 
 
 def compiled(**options: Any) -> Any:
-    """Return what compiles a function at its first call, or takes machine code that was made before."""
+    """Return a decorator that compiles a function at its first call or loads machine code built earlier."""
 
     def decorate(function: Any) -> Any:
         kernel: Any = njit(**options)(function)
-        if not hasattr(kernel, "enable_caching"):  # compiling is switched off
+        if not hasattr(kernel, "enable_caching"):  # NUMBA_DISABLE_JIT is set
             return kernel
         compile_now, kernel._cache = kernel.compile, KernelCache(function)
 
@@ -61,22 +62,22 @@ _OPTIONS: dict[str, Any] = {
 }
 
 kernel = compiled(**_OPTIONS)
-"""Decorates a function that makes no arrays."""
+"""Decorate a kernel that allocates no arrays."""
 
 brief = compiled(**{**_OPTIONS, "nogil": False}, no_rewrites=True)
-"""Decorates a kernel that works on tables: it keeps the GIL, because handing that to another thread and
-waiting for it again takes longer than most of its calls."""
+"""Decorate a kernel that works on tables. It keeps the GIL, because releasing and reacquiring the GIL takes
+longer than most of its calls."""
 
 part = compiled(**_OPTIONS, no_cpython_wrapper=True, no_rewrites=True)
-"""Decorates a function that kernels call."""
+"""Decorate a function that only kernels call."""
 
 inlined = compiled(**_OPTIONS, inline="always")
-"""Decorates a function that one kernel calls at one place."""
+"""Decorate a function that one kernel calls at one place."""
 
 
 @part
 def any_large(tokens: UInt8s, least: np.uint8) -> np.bool:  # pragma: no cover - compiled
-    """Whether one of some tokens is large: those alone have a bit from that of the least on."""
+    """Return whether any token is at least `least`, a power of two."""
     joined = np.uint8(0)
     for i in range(tokens.size):
         joined = np.uint8(joined | tokens[i])
@@ -84,49 +85,49 @@ def any_large(tokens: UInt8s, least: np.uint8) -> np.bool:  # pragma: no cover -
 
 
 def given(values: Tensor | None, absent: NDArray[Any]) -> tuple[NDArray[Any], int]:
-    """Return an array and 1; or values for one chunk, which are read again and again, and 0."""
+    """Return the array of `values` and 1, or `absent` and 0; kernels read `absent` again for each chunk."""
     return (absent, 0) if values is None else (values.numpy(), 1)
 
 
 def unsigned(words: Tensor) -> NDArray[Any]:
-    """Return unsigned words, so that right shifts bring in zeros and differences wrap."""
+    """Return the words as unsigned integers, so that right shifts insert zeros and differences wrap."""
     values: NDArray[Any] = words.numpy()
     return values.view(f"u{values.itemsize}")
 
 
 def load(b: Any, array: Any, place: Any, kind: Any) -> Any:
-    """Read a vector of a kind from a place of an array, in LLVM's language: numba has no vectors."""
+    """Load a vector from an array in LLVM IR, because numba has no vectors."""
     return b.load(b.bitcast(b.gep(array, [place]), kind.as_pointer()), align=1)
 
 
 def store(b: Any, value: Any, array: Any, place: Any) -> None:
-    """Write a vector to a place of an array."""
+    """Store a vector to an array in LLVM IR."""
     b.store(value, b.bitcast(b.gep(array, [place]), value.type.as_pointer()), align=1)
 
 
 def call(b: Any, name: str, kind: Any, *arguments: Any) -> Any:
-    """Call a function of LLVM's own that returns a kind."""
+    """Call an LLVM intrinsic that returns a value of type `kind`."""
     signature = ir.FunctionType(kind, [argument.type for argument in arguments])
     insert: Any = cgutils.get_or_insert_function
     return b.call(insert(b.module, signature, name), arguments)
 
 
 _REPORT_AFTER = 1.0
-"""Seconds after which a user wonders what is going on."""
+"""Seconds of compilation after which a log message explains the wait."""
 
 
 class _Compiling(event.Listener):  # type: ignore[misc, unused-ignore]
-    """Says once, in the log, that kernels are being compiled, where that takes a second: the first use."""
+    """Log once that kernels are being compiled, if the compilation takes longer than `_REPORT_AFTER`."""
 
     def __init__(self) -> None:
         self._began, self._reported = 0.0, False
 
     def on_start(self, _event: Any) -> None:
-        """Begin with a kernel."""
+        """Note the start of a compilation."""
         self._began = self._began or time.perf_counter()
 
     def on_end(self, _event: Any) -> None:
-        """Be done with one."""
+        """Note the end of a compilation."""
         if not self._reported and time.perf_counter() - self._began > _REPORT_AFTER:
             self._reported = True
             logging.getLogger(__name__).info("compiling kernels, once after an installation")

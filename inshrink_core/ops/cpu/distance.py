@@ -1,9 +1,9 @@
-"""How far decoded values are from the original ones.
+"""Squared distance between decoded and original values.
 
-The sums are ``E = sum of (w_i - v_i)²`` and ``S = sum of w_i²`` over values w and decoded values v, without
-terms that are not finite: float64 squares of float32 differences and values. In a slice of `SLICE` elements,
-element i is added to sum i modulo `N_SUMS`; sums are added from first to last, as slices are. So the result
-depends on neither threads nor vectors.
+For values w and decoded values v the sums are ``E = sum_i (w_i - v_i)²`` and ``S = sum_i w_i²``, without
+terms that are not finite. The squares are float64 squares of float32 differences and values. In a slice of
+`SLICE` elements, element i is added to partial sum i modulo `N_SUMS`. The partial sums, and then the slices,
+are added from first to last, so the result depends neither on threads nor on vector width.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from inshrink_core.ops.cpu.compiled import Float32s, Float64s, kernel, part
 
 N_SUMS = 16
-"""Two vectors of eight float64 each."""
+"""Number of partial sums: two vectors of eight float64 values each."""
 
 SLICE = 1 << 20
 
@@ -31,9 +31,9 @@ class Distance(NamedTuple):
     Parameters
     ----------
     error
-        Of the differences between original and decoded values.
+        Sum of the squared differences between original and decoded values, E.
     norm
-        Of the original values.
+        Sum of the squared original values, S.
     """
 
     error: float
@@ -44,8 +44,8 @@ class Distance(NamedTuple):
 def add_square(
     value: np.float32, away: np.float32, k: int, errors: Float64s, norms: Float64s
 ) -> None:  # pragma: no cover - compiled
-    """Add the squares of a value and of its error to a sum each."""
-    # Neither comparison holds for NaN.
+    """Add the squares of a value and of its error to their sums."""
+    # Both comparisons are false for NaN.
     value = value if np.abs(value) <= _LARGEST else _F32(0.0)
     away = away if np.abs(away) <= _LARGEST else _F32(0.0)
     errors[k] += _F64(away) * _F64(away)
@@ -56,9 +56,9 @@ def add_square(
 def _add_squares(
     values: Float32s, others: NDArray[Any], unit: np.float32, errors: Float64s, norms: Float64s
 ) -> None:  # pragma: no cover - compiled
-    """Add squares to sums, of which there are `N_SUMS` each; others are in units."""
+    """Add the squares of a slice to `N_SUMS` partial sums each; `others` are multiples of a unit."""
     full = values.size // N_SUMS * N_SUMS
-    # A constant number of sums: a loop to the end of the values would not become vector instructions.
+    # The inner loop has a constant length: LLVM does not vectorize a loop to the end of the values.
     for begin in range(0, full, N_SUMS):
         for k in range(N_SUMS):
             value, point = values[begin + k], _F32(_F32(others[begin + k]) * unit)
@@ -69,7 +69,7 @@ def _add_squares(
 
 
 def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
-    """Add up the squares of differences and of values.
+    """Return the sums of squared differences and squared values.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
 
 
 def distance_to_lattice(values: Tensor, integers: Tensor, unit: float) -> Distance:
-    """Do what `squared_distance` does for decoded values ``integers * unit``, without making them.
+    """Return `squared_distance` for the decoded values ``integers * unit`` without allocating them.
 
     Parameters
     ----------
@@ -89,11 +89,11 @@ def distance_to_lattice(values: Tensor, integers: Tensor, unit: float) -> Distan
     integers : Int32[Tensor, "n"]
         Below 2**24 in magnitude.
     unit
-        Unit, a power of two.
+        A power of two.
 
     Notes
     -----
-    O(n). Tensors on a device are copied to host memory, where each slice is added in order.
+    O(n). Tensors on a device are copied to host memory.
     """
     original, points = values.cpu().numpy(), integers.cpu().numpy()
     error = norm = 0.0

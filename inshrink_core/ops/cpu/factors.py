@@ -1,10 +1,11 @@
-"""Factors of error feedback from the sketch of a matrix: a low rank part and a diagonal.
+"""Error-feedback factors of a matrix from its sketch: a low-rank part plus a diagonal.
 
-For a symmetric H (n, n), random signs S (n, p) and the sketch Y = H S, ``H ≈ Y (S' Y)⁻¹ Y'`` (Nyström; Tropp,
-Yurtsever, Udell & Cevher, "Fixed-rank approximation of a positive-semidefinite matrix from streaming data",
-2017). With ``S' Y = L L'``, ``B = Y L⁻ᵀ`` and the eigenvectors Q of the `RANK` largest eigenvalues of ``B'
-B``, ``G = B Q``; the rest of the trace is spread over the diagonal. Single float64 operations in a stated
-order and no library, so each processor finds the same bits: Cholesky, Jacobi's rotations in rows.
+For a symmetric matrix H (n, n), random signs S (n, p) and the sketch Y = H S, the approximation is
+``H ≈ Y (S' Y)⁻¹ Y'`` (Nyström; Tropp, Yurtsever, Udell & Cevher, "Fixed-rank approximation of a
+positive-semidefinite matrix from streaming data", 2017). With ``S' Y = L L'``, ``B = Y L⁻ᵀ`` and Q the
+eigenvectors of the `RANK` largest eigenvalues of ``B' B``, the low-rank factor is ``G = B Q``. The rest of
+the trace is spread over the diagonal. The code uses single float64 operations in a fixed order and no
+library, so all processors produce the same bits. It uses Cholesky decomposition and Jacobi rotations of rows.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from inshrink_core.ops.cpu.compiled import Float64s, Int16s, kernel, part
 from inshrink_core.ops.shaping import MOST_ENTRY, MOST_SUM, RANK, Factors
 
 _SWEEPS = 12
-"""Sweeps of Jacobi's rotations, at most: 32 columns need four or five."""
+"""Maximum number of Jacobi sweeps; 32 columns need four or five."""
 
 _TURNED = 1e-4
-"""Squared cosine of two columns that need no rotation any more: at most this share of a direction's square is
-lost, where one is taken and the other is not."""
+"""Squared cosine below which two columns need no further rotation. If only one of the two is selected, the
+error is at most this share of a direction's square."""
 
 _RIDGE = 1e-12
-"""Added to the diagonal of S' Y, over its trace: a matrix of a lower rank has a Cholesky factor too."""
+"""Ridge added to the diagonal of S' Y, relative to its trace, so that a rank-deficient matrix has a Cholesky
+factor."""
 
 
 @part
 def add_outer(out: Float64s, left: Float64s, at: int, right: Float64s, right_at: int) -> None:
-    """Add the outer product of a row of one matrix and a row of another."""
+    """Add the outer product of row `at` of `left` and row `right_at` of `right` to `out`."""
     for i in range(out.shape[0]):
         factor = left[at, i]
         for j in range(out.shape[1]):
@@ -39,7 +41,7 @@ def add_outer(out: Float64s, left: Float64s, at: int, right: Float64s, right_at:
 
 @part
 def weigh(out: Float64s, at: int, rows: Float64s, weights: Float64s, weights_at: int) -> None:
-    """Write to a row of a matrix the sum of the rows of another, by the weights in a row of a third."""
+    """Write to row `at` of `out` the sum of `rows`, weighted by row `weights_at` of `weights`."""
     for j in range(out.shape[1]):
         out[at, j] = 0.0
     for i in range(rows.shape[0]):
@@ -50,7 +52,7 @@ def weigh(out: Float64s, at: int, rows: Float64s, weights: Float64s, weights_at:
 
 @part
 def reset(square: Float64s, diagonal: float) -> None:
-    """Make a matrix a multiple of the identity."""
+    """Set a matrix to a multiple of the identity."""
     for i in range(square.shape[0]):
         for j in range(square.shape[1]):
             square[i, j] = diagonal if i == j else 0.0
@@ -70,9 +72,9 @@ def decompose(
 ) -> float:
     """Fill in G; return the sum of its squares.
 
-    `core` (p, p) is S' Y, then L⁻ᵀ, then B' B; `turned` (p, p) is L', then the rotations; `columns` (n, p)
-    is B, `basis` (p, rank) is Q, `found` (n, rank) is G. `directions` is G in `units` of the ranks, each
-    column as large as its bound allows.
+    `core` (p, p) holds S' Y, then L⁻ᵀ, then B' B. `turned` (p, p) holds L', then the rotations. `columns` (n,
+    p) holds B, `basis` (p, rank) holds Q and `found` (n, rank) holds G. `directions` is G in `units`, one
+    unit per rank, scaled so that each column is as large as its bound allows.
     """
     (n, p), rank = sketch.shape, found.shape[1]
     reset(core, 0.0)
@@ -82,7 +84,7 @@ def decompose(
     for i in range(p):
         ridge += core[i, i]
     ridge *= _RIDGE
-    # Cholesky, by rows of the factor's transpose, from the entries below the diagonal; then its inverse.
+    # Cholesky: rows of the factor's transpose from the entries below the diagonal, then its inverse.
     for i in range(p):
         for j in range(i, p):
             turned[i, j] = core[j, i]
@@ -170,19 +172,19 @@ def feed_forward(
     gains: Float64s,
     stored: Int16s,
 ) -> tuple[float, float, int]:
-    """Fill in V from G; return the cost of shaped rounding, the sum of its errors' variances, and the shift.
+    """Fill in V from G; return the predicted cost, the sum of the error variances, and the shift.
 
-    A rounding error's variance is 1. From the last column k to the first, with P = I at first and d =
-    `damping`: ``d_k = d + G_k P G_k'``, ``V_k = P G_k' / d_k``, then P is less by ``d_k V_k V_k'``. With
-    damping rounding errors cost ``sum of d_k``; the inverse of ``e_k + V_k · s_k`` has entries ``-d_k / d
-    V_k · G_i``, so variances are ``sum of (d_k - |P G_k|²) / d``. The `rest` of the damping is cost.
-    `square` (rank, rank) is P, `line` (2, rank) P G' and its negative over d_k; `stored` is V in `units` of
-    the ranks, as large as all of it fits.
+    A rounding error has variance 1. Start with P = I and d = `damping`. For each column k from last to first:
+    ``d_k = d + G_k P G_k'``, ``V_k = P G_k' / d_k`` and ``P -= d_k V_k V_k'``. With damping, rounding errors
+    cost ``sum_k d_k``. The inverse of ``e_k + V_k · s_k`` has entries ``-d_k / d V_k · G_i``, so the
+    variances sum to ``sum_k (d_k - |P G_k|²) / d``. The `rest` of the damping is added to the cost. `square`
+    (rank, rank) holds P, `line` (2, rank) holds P G' and -P G' / d_k. `stored` holds V in `units`, one per
+    rank, as large as its bound allows.
     """
     n, rank = found.shape
     reset(square, 1.0)
     cost, variances, largest = 0.0, 0.0, 0.0
-    here, negative = np.int64(0), np.int64(1)  # literals would have `weigh` and `add_outer` compiled twice
+    here, negative = np.int64(0), np.int64(1)  # literals would compile `weigh` and `add_outer` twice
     for k in range(n - 1, -1, -1):
         weigh(line, here, square, found, k)
         total, length = damping, 0.0
@@ -208,18 +210,18 @@ def feed_forward(
 def factorize(
     sketch: Float64s, signs: Float64s, trace: float, dampings: Sequence[float]
 ) -> tuple[Factors, ...]:
-    """Return the factors of a matrix H from its sketch, for each of several dampings.
+    """Return the error-feedback factors of a matrix H from its sketch, one result per damping.
 
     Parameters
     ----------
     sketch : (n, 32)
         ``H @ signs``.
     signs : (n, 32)
-        The random signs of the sketch.
+        Random signs of the sketch.
     trace
         Trace of H.
     dampings
-        Added to the diagonal, in means of the diagonal of H.
+        Multiples of H's mean diagonal entry that are added to the diagonal.
 
     Notes
     -----

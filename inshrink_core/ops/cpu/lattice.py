@@ -1,6 +1,6 @@
-"""Numba kernels of the lattice codec: one pass over a tensor each way.
+"""Numba kernels of the lattice codec: one pass over a tensor in each direction, chunk by chunk.
 
-The tensor is taken in chunks.
+`inshrink_core.ops.lattice` documents the functions and has the versions in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from inshrink_core.ops.lattice import (
 )
 
 _CHUNK = 2048
-"""Elements at a time: 20 bytes each, in a first-level cache of 48 kB."""
+"""Number of elements in a chunk: 20 bytes each fit a first-level cache of 48 kB."""
 
 _NEIGHBOURS = 64
-"""Tokens of which one is large or exact more seldom than not: they are looked at together first."""
+"""Number of tokens that are tested together first, because usually none of them is large or exact."""
 
 _NOTHING, _UNKNOWN = np.zeros(_CHUNK, np.int32), np.zeros(_CHUNK, np.uint8)
-"""For what is not given, the same for each chunk: a kernel for its absence would have to be compiled, too."""
+"""Stand-ins for absent arrays, read again for each chunk; a variant of the kernel would cost compile time."""
 
 _I32, _U8, _F32 = np.int32, np.uint8, np.float32
 
 
 _FIRST_LEADING = (np.float32(FIRST_LARGE).view(np.int32) >> 21) - FIRST_LARGE
-"""What the leading bits of a number are more than its token."""
+"""Difference between the leading bits of a number and its token."""
 
 _AGING = np.uint8(OLDEST_CONTEXT)
 _CONTEXT = np.uint8(CONTEXT_BITS)
 _SIGN = np.uint8(NEGATIVE)
 _LARGE = np.uint8(FIRST_LARGE)
-"""Large and exact tokens alone have this bit."""
+"""Bit that only large and exact tokens have."""
 
 
 def _histories_after(sign: int) -> NDArray[np.uint8]:
@@ -56,16 +56,17 @@ def _histories_after(sign: int) -> NDArray[np.uint8]:
 
 
 _NEXT_HISTORIES = np.stack([_histories_after(sign) for sign in (0, 1, -1)])
-"""By sign of the change, the negative one last: for changes one by one, whose code has to be compiled."""
+"""Next context states by sign of the change (0, 1, -1), for changes handled one by one."""
 
 
 @part
 def turn(
     z: UInt8s, history: UInt8s, forward: bool, turned: UInt8s, new: UInt8s
 ) -> np.int64:  # pragma: no cover - compiled
-    """Turn small z, or turn tokens back; return the largest token. The next history comes with it.
+    """Multiply small z, or tokens, by the sign of the last change; return the largest token.
 
-    In bytes and without branches, so that a vector holds 32 or 64 of them.
+    The function also writes the next context states. It uses byte arithmetic without branches, so that a
+    vector holds 32 or 64 elements.
     """
     largest = _U8(0)
     for i in range(z.size):
@@ -74,12 +75,12 @@ def turn(
         moved = this != _U8(0)
         odd = _U8(this & _U8(1))
         flip = _U8((old >> _U8(5)) & _U8(1))
-        # 2 v and -2 v - 1 trade places: an odd number grows by one, an even one shrinks.
+        # 2 v and -2 v - 1 are exchanged: an odd number grows by one, an even number shrinks by one.
         other = _U8(this + _U8(_U8(odd + odd) - _U8(1))) if moved & (flip > _U8(0)) else this
         turned[i] = other
         token = other if forward else this
         largest = token if token > largest else largest
-        # The last bit of a token is the turned sign, that of z the sign.
+        # The last bit of a token is the sign relative to the last change, that of z the sign itself.
         negative = odd if forward else _U8(other & _U8(1))
         context = _U8(old & _CONTEXT)
         aged = _U8(old + (_U8(3) if (context > _U8(0)) & (context < _AGING) else _U8(0)))
@@ -93,7 +94,7 @@ def turn(
 def find_changes(
     w: Float32s, x: Int32s, unit: np.float32, reciprocal: np.float32, changes: Float32s
 ) -> None:  # pragma: no cover - compiled
-    """Find the changes to the nearest points as floats."""
+    """Compute the changes to the nearest lattice points, as floats."""
     for i in range(w.size):
         at = _F32(_F32(x[i]) * unit)
         changes[i] = np.rint(_F32(_F32(w[i] - at) * reciprocal))
@@ -103,9 +104,9 @@ def find_changes(
 def take_changes(
     changes: Float32s, x: Int32s, m: np.int32, top: np.int32, limit: np.float32, after: Int32s, z: UInt8s
 ) -> tuple[np.int32, np.int32]:  # pragma: no cover - compiled
-    """Turn float changes into integers; return the bits of all z, and less than 0 if one is out of range.
+    """Convert float changes to z; return the bitwise or of all z, and a range check (negative: failed).
 
-    Nothing is written where a change is too far to be an integer.
+    If a change is too large for an integer, the function writes nothing.
     """
     furthest, outside, far = _I32(0), _I32(0), False
     for i in range(x.size):
@@ -115,12 +116,12 @@ def take_changes(
     for i in range(x.size):
         change = _I32(changes[i])
         reached = _I32(x[i] + _I32(m * change))
-        # As 32-bit numbers all the way: numba would make sums of 64 bits, which halves the speed.
+        # 32-bit arithmetic throughout: numba would use 64-bit sums, which halves the speed.
         outside = _I32(outside | _I32(top - reached) | _I32(top + reached))
         this = _I32(_I32(change << _I32(1)) ^ _I32(change >> _I32(31)))
         furthest = _I32(furthest | this)
         after[i] = reached
-        # Of what is no byte the sign counts, which is the last bit, and that it is not 0.
+        # If z exceeds a byte, only its last bit, the sign, and the fact that it is not zero matter.
         z[i] = _U8(this if this <= _I32(255) else _I32(_I32(254) | _I32(this & _I32(1))))
     return furthest, outside
 
@@ -129,16 +130,16 @@ def take_changes(
 def enlarge(
     changes: Float32s, history: UInt8s, tokens: UInt8s
 ) -> tuple[np.int64, np.int64]:  # pragma: no cover - compiled
-    """Find all tokens of a chunk, in which some are large; return how many those are, and the largest.
+    """Compute all tokens of a chunk with large changes; return the number of large ones, and the largest.
 
-    The place of the highest bit and the two bits below it are the first bits of a float32 number.
+    The position of the highest bit and the two bits below it are the leading bits of a float32 number.
     """
     n_large, largest = _I32(0), _I32(0)
     for i in range(tokens.size):
         change = _I32(changes[i])
         turned = _I32(-change) if _U8(history[i] & _SIGN) != _U8(0) else change
         z = _I32(_I32(turned << _I32(1)) ^ _I32(turned >> _I32(31)))
-        # Of 26 bits, 24 are a float's; the last two are none of those that count.
+        # z has up to 26 bits and float32 holds 24; the two lowest bits do not affect the leading ones.
         leading = _I32(_F32(_I32(z & _I32(-4))).view(np.int32) >> _I32(21))
         token = _I32(leading - _I32(_FIRST_LEADING)) if z >= _I32(FIRST_LARGE) else z
         n_large = _I32(n_large + (_I32(1) if z >= _I32(FIRST_LARGE) else _I32(0)))
@@ -158,7 +159,7 @@ def mend(
     after: Int32s,
     new: UInt8s,
 ) -> tuple[int, int, np.int64]:  # pragma: no cover - compiled
-    """Do over a chunk that has exact changes; return how many are large or exact, and the largest token."""
+    """Redo a chunk that has exact changes; return the number of large or exact tokens, and the largest."""
     limit = _F32(MAX_PRODUCT // spacing)
     n_large, n_exact, largest = 0, 0, np.int64(0)
     for i in range(tokens.size):
@@ -195,7 +196,7 @@ def advance_large(
     after: Int32s,
     new: UInt8s,
 ) -> int:  # pragma: no cover - compiled
-    """Do over a chunk with large or exact tokens; return how many large it took, or -1: not valid."""
+    """Redo a chunk with large or exact tokens; return the number of large values used, or -1 if invalid."""
     taken, outside, top = 0, _I32(0), _I32(bound)
     for begin in range(0, tokens.size, _NEIGHBOURS):
         if not any_large(tokens[begin : begin + _NEIGHBOURS], _LARGE):
@@ -215,7 +216,7 @@ def advance_large(
                 if moved > MAX_PRODUCT or moved < -MAX_PRODUCT:
                     return -1
                 after[i] = _I32(np.int64(integers[i]) + moved)
-                # A large token is no change of zero.
+                # A large token always stands for a nonzero change.
                 new[i] = _NEXT_HISTORIES[1 if change > 0 else 2, history[i]]
     for i in range(tokens.size):
         outside = _I32(outside | _I32(top - after[i]) | _I32(top + after[i]))
@@ -226,7 +227,7 @@ def advance_large(
 def move(
     z: UInt8s, x: Int32s, m: np.int32, top: np.int32, after: Int32s
 ) -> np.int32:  # pragma: no cover - compiled
-    """Apply small changes; return less than 0 if one leads out of range."""
+    """Apply small changes; return a negative number if an integer leaves its range."""
     outside = _I32(0)
     for i in range(x.size):
         this = _I32(z[i])
@@ -255,10 +256,11 @@ def _round(
     after: Int32s,
     new: UInt8s,
 ) -> tuple[int, int, int]:  # pragma: no cover - compiled
-    """Round a tensor; return the counts of large and of exact tokens, and the largest token.
+    """Round a tensor; return the number of large and of exact tokens, and the largest token.
 
-    `known` and `tracked` are 1, or 0 where their array is the same for each chunk. `matched` is 1 where
-    `changes` has the changes of all values; 0 where it holds a chunk, as `z` does.
+    `known` and `tracked` are 1 if their array covers all elements, and 0 if each chunk reads the same
+    stand-in. `matched` is 1 if `changes` holds the changes of all values, and 0 if it holds one chunk, as `z`
+    does.
     """
     m, top, limit = _I32(spacing), _I32(bound), _F32(MAX_PRODUCT // spacing)
     n_large, n_exact, largest = 0, 0, 0
@@ -275,7 +277,7 @@ def _round(
         if outside < _I32(0):
             large, exact, most = mend(found, x, old, spacing, bound, part, fresh, new[begin:end])
             n_large, n_exact = n_large + large, n_exact + exact
-        elif furthest >= _I32(FIRST_LARGE - 1):  # one less, because turning may make one more of it
+        elif furthest >= _I32(FIRST_LARGE - 1):  # one less: the sign of the last change may add one
             large, most = enlarge(found, old, part)
             n_large += large
         largest = most if most > largest else largest
@@ -314,7 +316,7 @@ def _advance(
     after: Int32s,
     new: UInt8s,
 ) -> bool:  # pragma: no cover - compiled
-    """Apply tokens; `known` and `tracked` are 1, or 0 where their array is the same for each chunk."""
+    """Apply tokens; `known` and `tracked` are 1, or 0 if each chunk reads the same stand-in array."""
     m, top = _I32(spacing), _I32(bound)
     valid = True
     n_taken = 0
@@ -348,7 +350,7 @@ def advance(
 
 @kernel
 def _count_large(tokens: UInt8s) -> tuple[int, int]:  # pragma: no cover - compiled
-    """Return how many tokens have extra bits, and how many bits."""
+    """Return the number of tokens with extra bits, and the total number of these bits."""
     n_large, quarters = 0, 0
     for begin in range(0, tokens.size, _NEIGHBOURS):
         part = tokens[begin : begin + _NEIGHBOURS]
@@ -371,8 +373,8 @@ def _take_large(
     spacing: int,
     z: Int64s,
 ) -> None:  # pragma: no cover - compiled
-    """Fill in z, and one more; `known` and `tracked` are 1, or 0 where there is nothing before."""
-    # A whole quotient below 2**26, which float64 has at hand: integers take five times as long to divide.
+    """Fill in z, one entry more than needed; `known` and `tracked` are 1, or 0 without an earlier state."""
+    # The quotient is an integer below 2**26, exact in float64; integer division takes five times as long.
     at, share = 0, 1.0 / spacing
     for begin in range(0, tokens.size, _NEIGHBOURS):
         if not any_large(tokens[begin : begin + _NEIGHBOURS], _LARGE):
@@ -380,7 +382,7 @@ def _take_large(
         for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
             change = np.int64(np.rint((after[i] - before[i * known]) * share))
             change = -change if history[i * tracked] & _SIGN else change
-            # What does not count is written over: a branch that cannot be foreseen takes longer.
+            # The next element overwrites an entry that does not count: an unpredictable branch takes longer.
             z[at] = (change << 1) ^ (change >> 63)
             at += _U8(FIRST_LARGE) <= tokens[i] < _U8(EXACT)
 
@@ -397,7 +399,7 @@ def large_changes(
 
 @kernel
 def _write_extra(z: Int64s, bits: UInt8s) -> int:  # pragma: no cover - compiled
-    """Put the bits below the highest three of each number into bytes of zeros; return how many."""
+    """Write the bits below the highest three of each number to zeroed bytes; return the number of bits."""
     at = 0
     for i in range(z.size):
         length = 5
@@ -411,8 +413,8 @@ def _write_extra(z: Int64s, bits: UInt8s) -> int:  # pragma: no cover - compiled
 
 
 def pack_extra(z: Int64s) -> bytes:
-    """Return the extra bits of large z, lowest bit first, filled up to a byte with zeros."""
-    # Of 27 bits, 25 are extra.
+    """Return the extra bits of large z, lowest bit first, padded with zeros to a full byte."""
+    # z has at most 27 bits, 25 of which are extra bits.
     bits = np.zeros(4 * z.size + 1, np.uint8)
     n_bits = _write_extra(z, bits)
     return bits[: (n_bits + 7) // 8].tobytes()
@@ -420,7 +422,7 @@ def pack_extra(z: Int64s) -> bytes:
 
 @kernel
 def _read_extra(tokens: UInt8s, bits: UInt8s, z: Int64s) -> None:  # pragma: no cover - compiled
-    """Fill in z; four bytes that are not read from follow those that are."""
+    """Fill in z; `bits` has four bytes of padding at its end."""
     at = taken = np.int64(0)
     for begin in range(0, tokens.size, _NEIGHBOURS):
         if not any_large(tokens[begin : begin + _NEIGHBOURS], _LARGE):
@@ -437,9 +439,9 @@ def _read_extra(tokens: UInt8s, bits: UInt8s, z: Int64s) -> None:  # pragma: no 
 
 
 def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> Int64s | None:
-    """Return the large z of tokens from their extra bits; None unless these are exactly enough.
+    """Return the large z of tokens from their extra bits; None if bits are missing or left over.
 
-    Of tokens on a device the large ones come here.
+    If the tokens are on a device, the function copies the large tokens to host memory.
     """
     if not tokens.is_cpu:
         tokens = tokens[tokens >= FIRST_LARGE].cpu()

@@ -1,9 +1,10 @@
-"""Machine code of kernels that is made before it is needed, and serves other machines, too.
+"""Machine code of kernels that is built ahead of time and runs on other machines too.
 
-numba's own cache is bound to the very processor it was made on. Kernels are compiled for a level of x86-64
-instead, where a processor has one. ``python -m inshrink_core.ops`` writes the machine code of every level
-into `folder`, whose name is a digest of all that it depends on: code of other sources or versions is in
-another folder, so it is never loaded. What is not there is compiled at first use, into numba's cache.
+numba's cache is bound to the exact processor that built it. This module compiles kernels for a level of
+x86-64 instead, if the processor reaches one. ``python -m inshrink_core.ops`` writes the machine code of every
+level into `folder`. The folder's name is a digest of the sources and versions that the code depends on, so
+code of other sources or versions is never loaded. Kernels without prebuilt code are compiled at first use
+into numba's cache.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ LEVELS: Final = {
     "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     "x86-64-v3": ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"),
 }
-"""Levels of x86-64 by what a processor must have for them, the highest first."""
+"""Levels of x86-64 and the processor features that each requires, highest level first."""
 
 WRITE: Final = "INSHRINK_WRITE_KERNELS"
-"""Environment variable of a process whose kernels are written into `folder`."""
+"""Environment variable; a process that has it set writes its kernels into `folder`."""
 
 _caching: Any = caching
 _registry: Any = registry
@@ -44,7 +45,7 @@ _SOURCES: Final = ("ops", "coding", "quantization")
 
 @functools.cache
 def folder() -> Path:
-    """Return where machine code of these sources and versions is."""
+    """Return the folder with the machine code for these sources and versions."""
     digest = hashlib.blake2b(digest_size=8)
     versions = (sys.version_info[:2], numba.__version__, llvmlite.__version__, np.__version__)
     digest.update(repr(versions).encode())
@@ -54,10 +55,11 @@ def folder() -> Path:
 
 
 def choose_level() -> str:
-    """Let numba compile for this processor's level where there is machine code; return the level, or ''.
+    """Set numba's target to this processor's level if machine code exists; return the level, or ''.
 
-    numba has one target for a whole process: functions that others compile later have this level, too. An
-    own choice (``NUMBA_CPU_NAME``) holds, and so does the target of a process that has compiled before.
+    numba has one target per process: functions that other packages compile later use this level too. An
+    explicit target (``NUMBA_CPU_NAME``) takes precedence. A process that has already compiled keeps its
+    target.
     """
     config: Any = numba.config
     is_open = config.CPU_NAME is None and config.CPU_FEATURES is None and config.ENABLE_AVX
@@ -71,7 +73,7 @@ def choose_level() -> str:
 
 
 class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
-    """numba's cache of a function, behind the machine code that was made before."""
+    """numba's function cache, consulted after the prebuilt machine code."""
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
@@ -89,7 +91,7 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
         return super()._load_overload(signature, context)
 
     def signatures(self) -> set[Any]:
-        """Return the signatures for which there is machine code of any level."""
+        """Return the signatures with machine code of any level."""
         return {key[0] for key in self._made._load_index()}
 
 
@@ -98,10 +100,11 @@ _compiling = False
 
 @contextlib.contextmanager
 def turn(cache: Any) -> Iterator[None]:
-    """Hold the right to compile: processes that start together wait for one, and load its machine code.
+    """Hold the compilation lock.
 
-    A kernel compiles the functions that it calls, and they have the right already. Where a file system has no
-    locks, each process compiles for itself.
+    Processes that start together wait for the first one and load its machine code. A kernel compiles the
+    functions that it calls while it already holds the lock. On a file system without locks each process
+    compiles for itself.
     """
     global _compiling
     with global_compiler_lock, contextlib.ExitStack() as stack:

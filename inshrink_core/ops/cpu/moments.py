@@ -1,6 +1,7 @@
-"""Numba kernels of the moments codec: one call a tensor, because a small tensor's time is that of its calls.
+"""Numba kernels of the moments codec: a single call per tensor.
 
-`inshrink_core.ops.moments` documents the functions and has the torch versions.
+The cost of calls dominates the time of small tensors.
+`inshrink_core.ops.moments` documents the functions and has the versions in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -49,21 +50,21 @@ _F32, _F64, _I32, _U8 = np.float32, np.float64, np.int32, np.uint8
 
 _UNITS = half_octave_values(np.arange(LOWEST, HIGHEST + 1))
 _TABLE = half_octave_values(np.arange(-MAX_BASE - 3 * ZERO_POINT, MAX_BASE + 6 * ZERO_POINT))
-"""Units of all bases, each with those of all codes."""
+"""Values of all units for every base and code."""
 
 _EIGHTHS = np.array(EIGHTHS)
 _LOGARITHMS = np.array(LOGARITHMS, np.int32)
 _NO_SQUARES = np.zeros(0, np.float32)
 _REFUSED, _EMPTY, _DONE = 0, 1, 2
-"""How rounding ends: there are values that will not do, nothing but zeros is left, there are codes."""
+"""Outcomes of rounding: invalid values, only zeros left, or codes."""
 
 _base_of = part(base_of)
 
 _INFINITE = 0x7F800000
-"""Bits of float32 infinity: of finite numbers, without the sign, less."""
+"""Bits of float32 infinity; the bits of finite numbers, without the sign, are smaller."""
 
 _PAST_ROOT = 0x3504F4
-"""Fraction of the first float32 above the root of two."""
+"""Fraction bits of the first float32 number above √2."""
 
 _FRACTION = 0x7FFFFF
 _LEAST_NORMAL = 0x800000
@@ -77,12 +78,12 @@ class _Rooms(threading.local):
 
 
 _rooms = _Rooms()
-"""Counts of magnitudes, zeros between calls, and two rows beside for those that occur."""
+"""Counts of magnitudes, zero between calls, and two scratch rows."""
 
 
 @part
 def _kinds(bits: Int32s) -> tuple[np.bool, np.bool]:  # pragma: no cover - compiled
-    """Whether all numbers are finite, and whether some are below zero."""
+    """Return whether all numbers are finite, and whether some are negative."""
     largest, negative = _I32(0), _I32(0)
     for i in range(bits.size):
         size = _I32(bits[i] & _I32(0x7FFFFFFF))
@@ -94,11 +95,11 @@ def _kinds(bits: Int32s) -> tuple[np.bool, np.bool]:  # pragma: no cover - compi
 
 @part
 def _covers(squares: Int32s, values: Int32s) -> bool:  # pragma: no cover - compiled
-    """Whether second moments, as bits, are finite, not negative, and zero only where a value is."""
+    """Return whether second moments, as bits, are finite, nonnegative, and zero only with the values."""
     found = 0
     for i in range(values.size):
         square, value = squares[i], _I32(values[i] & _I32(0x7FFFFFFF))
-        # As integers, -0.0 is the least, and numbers below zero and NaN are out of range.
+        # As an integer -0.0 is the smallest; negative numbers and NaN are out of range.
         zero = _I32(square & _I32(0x7FFFFFFF)) == _I32(0)
         fits = (square < _I32(_INFINITE)) & (square > _I32(0))
         found += not (fits | (zero & (value == _I32(0))))
@@ -107,7 +108,7 @@ def _covers(squares: Int32s, values: Int32s) -> bool:  # pragma: no cover - comp
 
 @part
 def _sum_up(sums: Float64s) -> np.float64:  # pragma: no cover - compiled
-    """Add neighbours until one is left, and set all to zero."""
+    """Add neighbouring partial sums until one is left; reset all of them to zero."""
     left = N_SUMS
     while left > 1:
         left //= 2
@@ -120,7 +121,7 @@ def _sum_up(sums: Float64s) -> np.float64:  # pragma: no cover - compiled
 
 @part
 def _eighths(value: np.float64) -> np.int64:  # pragma: no cover - compiled
-    """Return the whole eighths of octaves in a number; `NO_ROW` in zero."""
+    """Return ``floor(8 log2(value))``; `NO_ROW` for zero."""
     fraction, exponent = math.frexp(value)
     found = np.int64(8 * (exponent - 1))
     for k in range(7):
@@ -132,8 +133,9 @@ def _eighths(value: np.float64) -> np.int64:  # pragma: no cover - compiled
 def _log_means(
     values: Float32s, squared: bool, scratch: tuple[Any, ...]
 ) -> np.float64:  # pragma: no cover - compiled
-    """Sum up rows and columns, or their squares; return the sum of all. The sums are zeros before.
+    """Sum rows and columns of the values or of their squares; return the total.
 
+    The sums must be zero at first.
     With x the values or their squares, `by_row` gets ``floor(8 log2(mean of a row of x))`` and `by_column`
     ``floor(8 log2(mean of a column of x / mean of x))``.
     """
@@ -144,7 +146,7 @@ def _log_means(
         for begin in range(0, n, LINE):
             end = min(begin + LINE, n)
             last = end - (end - begin) % N_SUMS
-            # A constant number of sums: a loop to the end would not become vector instructions.
+            # The inner loop has a constant length: LLVM does not vectorize a loop to the end.
             for first in range(begin, last, N_SUMS):
                 for k in range(N_SUMS):
                     value = _F64(line[first + k])
@@ -171,7 +173,6 @@ def _log_means(
 
 @part
 def _clipped(value: np.int64, low: int, high: int) -> np.int64:  # pragma: no cover - compiled
-    """Return the nearest number from low to high."""
     value = value if value > low else np.int64(low)
     return value if value < high else np.int64(high)
 
@@ -180,9 +181,9 @@ def _clipped(value: np.int64, low: int, high: int) -> np.int64:  # pragma: no co
 def _find_units(
     row: np.int64, columns: Int64s, by_row: Float32s
 ) -> tuple[np.int64, np.float32]:  # pragma: no cover - compiled
-    """Return which line of `by_row` has what values in a row's units are, and a power of two it is short of.
+    """Return the line of `by_row` with the units of a row, and a power of two that is still to be applied.
 
-    The first two are those of even and of odd rows. Where the clipping of exponents may count, it is
+    The first two lines hold the units of even and of odd rows. If exponents may be clipped, the units are
     looked up one by one.
     """
     if LOWEST + ZERO_POINT <= row <= HIGHEST - ZERO_POINT:
@@ -195,14 +196,14 @@ def _find_units(
 
 @part
 def _magnitude(value: np.float32, over: np.float32) -> np.int32:  # pragma: no cover - compiled
-    """Return a magnitude in 256ths of a unit; `over` is one over that."""
+    """Return a magnitude in 1/256 unit; `over` is the reciprocal of the unit."""
     share = _F32(_F32(np.abs(value) * over) * _F32(1 << FRACTION_BITS))
     return _I32(share if share < _F32(MAX_MAGNITUDE) else _F32(MAX_MAGNITUDE))
 
 
 @part
 def _find_threshold(counts: Int64s, largest: int) -> int:  # pragma: no cover - compiled
-    """Return the largest threshold that preserves the projection, or -1; the counts become zeros."""
+    """Return the largest threshold that preserves the projection, or -1; reset the counts to zero."""
     n, wanted = 0, np.int64(0)
     for size in range(largest + 1):
         if counts[0, size] > 0:
@@ -237,7 +238,7 @@ def _round_first(
     columns: UInt8s,
     elements: UInt8s,
 ) -> tuple[int, int]:  # pragma: no cover - compiled
-    """Round a first moment; return how that ended, and the base. `squares` are empty where there are none."""
+    """Round a first moment; return the outcome and the base. `squares` is empty without second moments."""
     n_rows, n = rows.size, columns.size
     if not _kinds(values.view(np.int32))[0]:
         return _REFUSED, 0
@@ -245,7 +246,7 @@ def _round_first(
     total = _log_means(squares if adaptive else values, not adaptive, scratch)
     sums, reaches, _, _, by_hand, shifts = scratch
     for i in range(n):
-        # Own columns would give the largest value of a row and a column a unit beyond itself.
+        # Column exponents per eighth could put the largest value of a row and column a unit too high.
         shifts[i] = _clipped((shifts[i] + 4) >> 3, -ZERO_POINT, ZERO_POINT - 1) if adaptive else 0
         columns[i] = shifts[i] + ZERO_POINT
         by_row[0, i], by_row[1, i] = _UNITS[-shifts[i] - LOWEST], _UNITS[-shifts[i] - 1 - LOWEST]
@@ -268,7 +269,7 @@ def _round_first(
             of_row += _sum_up(sums)
         square += of_row
         for i in range(n):
-            # As integers: of floats, whose order NaN spoils, no vector takes the largest.
+            # As integers: LLVM vectorizes no maximum of floats, because NaN is unordered.
             reach = _F64(np.abs(_F64(line[i])) * _F64(by_row[0, i])).view(np.int64)
             largest_here = reach if reach > largest_here else largest_here
         reaches[row] = np.int64(largest_here).view(np.float64)
@@ -285,7 +286,7 @@ def _round_first(
         for row in range(n_rows):
             line, fitted[row] = values[row * n : (row + 1) * n], NO_ROW
             if reaches[row] > 0.0:
-                # A row whose integers would not fit a byte has a coarser unit.
+                # A row whose integers would exceed a byte gets a coarser unit.
                 most = reaches[row] / (LARGEST_INTEGER + 0.25)
                 least = _eighths(most)
                 is_power = (least & 7) == 0 and math.frexp(most)[0] == 0.5
@@ -323,9 +324,10 @@ def _round_first(
 
 @part
 def _code_of(eighths: np.int64, old: int, least: int) -> np.int64:  # pragma: no cover - compiled
-    """Return the half octaves of a row or a column as a code, or its old code where that is near enough."""
+    """Return a row's or column's half octaves as a code, or its old code if that is near enough."""
     away = eighths - 4 * old
-    # Of 8 log2, rounded down: three quarters of a half octave on either side, which no float64 number is on.
+    # In units of 8 log2, rounded down: three quarters of a half octave on either side; no float64 is on the
+    # edge.
     if old >= least and -3 <= away <= 2:
         return np.int64(old)
     code: np.int64 = _clipped((eighths + 2) >> 2, least, 255)
@@ -345,15 +347,15 @@ def _round_second(
     columns: UInt8s,
     elements: UInt8s,
 ) -> tuple[int, int]:  # pragma: no cover - compiled
-    """Round a second moment; return how that ended, and the base. What was before is empty if nothing was.
+    """Round a second moment; return the outcome and the base. The previous codes are empty if there are none.
 
-    `before` has zeros for a row then, and `elements` are empty where there shall be none.
+    In that case `before` has zeros for a row. `elements` is empty if only factors are wanted.
     """
     n_rows, n, bits = rows.size, columns.size, values.view(np.int32)
     finite, negative = _kinds(bits)
     if negative or not finite:
         return _REFUSED, 0
-    _log_means(values, negative, scratch)  # a literal would have it compiled twice
+    _log_means(values, negative, scratch)  # a literal would compile it twice
     by_row, by_column = scratch[4], scratch[5]
     largest = np.int64(NO_ROW)
     for row in range(n_rows):
@@ -376,7 +378,7 @@ def _round_second(
         line, words, found = values[begin:end], bits[begin:end], elements[begin:end]
         for i in range(n):
             small = words[i] < _I32(_LEAST_NORMAL)
-            # A subnormal number is scaled up, exactly, and its exponent mended.
+            # A subnormal number is scaled up exactly, and its exponent corrected.
             enlarged = _F32(line[i] * _F32(1 << _NORMALIZING_BITS)).view(np.int32)
             number = enlarged if small else words[i]
             unit = _I32(first + _I32(columns[i]))
@@ -384,7 +386,8 @@ def _round_second(
             octave = _I32(_I32(_I32(number >> _I32(23)) - _I32(_BIAS)) - _I32(unit >> _I32(1)))
             octave = _I32(octave - (_I32(_NORMALIZING_BITS) if small else _I32(0)))
             fraction = _I32(number & _I32(_FRACTION))
-            # For an even unit the edge is the root of two, for an odd one a power: a tie, to even.
+            # The rounding edge is √2 for an even unit and a power of two for an odd one, a tie that goes to
+            # even.
             past = _I32(1) if fraction >= _I32(_PAST_ROOT) else _I32(0)
             tie = _I32(octave & _I32(1)) if fraction == _I32(0) else _I32(0)
             nearest = _I32(octave - tie) if odd else _I32(octave + past)
@@ -405,7 +408,7 @@ def _round_second(
 def _round_vector(
     bits: Int32s, base: int, known: bool, codes: UInt8s
 ) -> tuple[int, int]:  # pragma: no cover - compiled
-    """Round non-negative values to powers of two; return how that ended, and the base."""
+    """Round nonnegative values to powers of two; return the outcome and the base."""
     finite, negative = _kinds(bits)
     if negative or not finite:
         return _REFUSED, 0
@@ -422,7 +425,7 @@ def _round_vector(
 
 @part
 def _distance(value: np.float32, word: np.int32, unit: np.int64) -> np.int64:  # pragma: no cover - compiled
-    """Return the logarithm of a value, which has these bits, relative to its unit, in 256ths of an octave."""
+    """Return log2 of a value, given with its bits, relative to its unit, in 1/256 octave."""
     small = word < _I32(_LEAST_NORMAL)
     enlarged = _F32(value * _F32(1 << _NORMALIZING_BITS)).view(np.int32)
     number = enlarged if small else word
@@ -435,7 +438,7 @@ def _distance(value: np.float32, word: np.int32, unit: np.int64) -> np.int64:  #
 def _draw_octaves(
     values: Float32s, rows: Int64s, columns: Int64s, draw: int, elements: UInt8s
 ) -> None:  # pragma: no cover - compiled
-    """Round to the octave below or above, by what is drawn for each place."""
+    """Round to the octave below or above, by the dither at each position."""
     n, bits = columns.size, values.view(np.int32)
     for row in range(rows.size):
         for i in range(row * n, (row + 1) * n):
@@ -457,7 +460,7 @@ _NOTHING = np.zeros(0, np.uint8)
 
 
 def _sums(n_rows: int, n: int) -> tuple[NDArray[Any], ...]:
-    """Return zeros for the sums and the eighths of `_log_means`."""
+    """Return zeros for the sums and the logarithms of `_log_means`."""
     sums = (np.zeros(size) for size in (N_SUMS, n_rows, n, n))
     return (*sums, np.zeros(n_rows, np.int64), np.zeros(n, np.int64))
 
@@ -509,10 +512,10 @@ def _codes(ended: tuple[int, int], *sides: UInt8s) -> Codes | None:
 
 @functools.lru_cache
 def _edges(tolerance: float) -> Int32s:
-    """Return the bounds of values whose octave stays at a code, (2, 4): for an even unit and for an odd one.
+    """Return the bounds of values whose octave stays at a code, (2, 4): for even and for odd units.
 
-    Lowest exponent and fraction, then highest, of ``exponent + log2(1 + fraction / 2**23)``, counted from the
-    code and the full octaves of the unit.
+    The bounds are lowest exponent and fraction, then highest, of ``exponent + log2(1 + fraction / 2**23)``,
+    relative to the code and to the unit in octaves, rounded down.
     """
     edges = list[int]()
     for odd in range(2):
@@ -532,9 +535,9 @@ def _expand(
     table: Float32s,
     values: Float32s,
 ) -> None:  # pragma: no cover - compiled
-    """Look values up by their row's code, their column's and, but for integers, twice their own.
+    """Look up values by the code of their row plus that of their column; octaves add twice their own code.
 
-    `known` is 1, or 0 where each row has the same elements.
+    `known` is 1, or 0 if all rows share the same elements.
     """
     n, twice = columns.size, _I32(2 * (1 - scaled))
     for row in range(rows.size):
@@ -553,10 +556,10 @@ def _expand(
 def expand_units(rows: Tensor, columns: Tensor, elements: Tensor | None, base: int, scaled: bool) -> Tensor:
     """See `moments.expand_units`."""
     values = np.empty(rows.numel() * columns.numel(), np.float32)
-    # Without elements each octave is that of the unit.
+    # Without elements every octave equals that of the unit.
     given = np.full(columns.numel(), ZERO_POINT, np.uint8) if elements is None else elements.numpy()
     octaves = elements is None or not scaled
-    # The table's first place is that of a row's code of 0, a column's of 0, and an octave's of 0.
+    # The first table entry is for a row code of 0, a column code of 0 and an octave code of 0.
     places = columns.numpy().astype(np.int32) + (0 if octaves else 2 * ZERO_POINT)
     table = _TABLE[base + MAX_BASE : base + MAX_BASE + 9 * ZERO_POINT]
     _expand(rows.numpy(), places, given, int(elements is not None), int(not octaves), table, values)

@@ -1,10 +1,10 @@
-"""Byte planes: the bytes of one significance together, after a delta or a rotation of the words.
+"""Byte planes: bytes of equal significance together, after a delta or a rotation of the words.
 
-Let w be the bits of a word, r the reference or 0, o(x) = x or, for `ORDERED_DELTA`, x with all bits but a set
-sign flipped, and d = o(x) - o(r) modulo 2^w. The transformed word is ``(d << s) ^ (-(d >> (w - 1)) & t)``:
-zigzag with s = 1 and t all ones, a rotation with s = 1 and t = 1, d itself with s = t = 0. One loop does all,
-because numba takes as long to compile each loop as the first. A block stays in the first-level cache between
-the transform and the split, and both loops vectorize.
+Let x be the bits of a word of w bits, r the reference or 0, and ``o(x) = x``; for `ORDERED_DELTA` o flips all
+bits but the sign if the sign is set. With ``d = o(x) - o(r)`` modulo 2^w, the transformed word is
+``(d << s) ^ (-(d >> (w - 1)) & t)``. Zigzag has s = 1 and t all ones, rotation has s = 1 and t = 1, and d
+itself has s = t = 0. One loop covers all cases, because numba compiles each further loop as slowly as the
+first. A block stays in the first-level cache between the transform and the split, and both loops vectorize.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from inshrink_core.ops.cpu.compiled import UInt8s, kernel, unsigned
 
 
 class Transform(IntEnum):
-    """What is done to a word of w bits before it is split into bytes; each has an inverse.
+    """Invertible transform of a word of w bits before it is split into bytes.
 
-    `ZIGZAG` maps small signed integers to small unsigned ones. `ROTATE` moves a float's sign to the
-    end, so that the exponent begins a byte in float32. The deltas subtract the reference modulo 2^w
-    and apply zigzag; `ORDERED_DELTA` does so on order-preserving integers of floats.
+    `ZIGZAG` maps small signed integers to small unsigned ones. `ROTATE` moves a float's sign to the lowest
+    bit, so that in float32 the exponent fills a byte. The deltas subtract the reference modulo 2^w and apply
+    zigzag; `ORDERED_DELTA` does so on order-preserving integers of floats.
     """
 
     NONE = 0
@@ -36,14 +36,14 @@ class Transform(IntEnum):
 
 
 _BLOCK = 1024
-"""Words at a time."""
+"""Number of words in a block."""
 
 _DELTAS = (Transform.DELTA, Transform.ORDERED_DELTA)
 _FOLDED = (Transform.ZIGZAG, *_DELTAS)
 
 
 def _rule(transform: int, kind: Any, turned: int) -> NDArray[Any]:
-    """Masks of the reference and of ordering; what the last bit turns; places to shift, and the top bit."""
+    """Return the masks of the reference and of ordering, the mask t, the shifts, and the top bit."""
     every, none = np.iinfo(kind).max, 0
     top = np.iinfo(kind).bits - 1
     turns = every if transform in _FOLDED else turned if transform == Transform.ROTATE else none
@@ -115,7 +115,7 @@ def _merge(
 
 
 def _reference(reference: Tensor | None, kind: Any) -> tuple[NDArray[Any], int]:
-    """Words of the reference and 1; or a block that stands for all of them, and 0."""
+    """Return the words of the reference and 1, or a zero block that stands for all words and 0."""
     return (np.zeros(_BLOCK, kind), 0) if reference is None else (unsigned(reference), 1)
 
 
@@ -125,11 +125,11 @@ def split_planes(words: Tensor, reference: Tensor | None, transform: Transform) 
     Parameters
     ----------
     words
-        (n,) of uint8, int16, int32 or int64: the bits of the values.
+        (n,) of uint8, int16, int32 or int64: bits of the values.
     reference
-        Same shape and dtype; the deltas need it, the others ignore it.
+        Same shape and dtype. The deltas need it, the others ignore it.
     transform
-        Applied before the split.
+        Transform applied before the split.
 
     Returns
     -------
@@ -139,7 +139,7 @@ def split_planes(words: Tensor, reference: Tensor | None, transform: Transform) 
     bits = unsigned(words)
     before, known = _reference(reference, bits.dtype)
     planes = np.empty((words.element_size(), bits.size), np.uint8)
-    # Rotation brings the top bit, which is the sign, to the lowest place.
+    # Rotation moves the top bit, the sign, to the lowest position.
     _split(bits, before, known, _rule(transform, bits.dtype, 1), np.empty(_BLOCK, bits.dtype), planes)
     return torch.from_numpy(planes)
 

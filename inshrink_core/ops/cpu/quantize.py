@@ -1,6 +1,6 @@
-"""Numba kernels of the codebook codecs: one pass over the values each, GIL released.
+"""Numba kernels of the codebook codecs: each makes one pass over the values and releases the GIL.
 
-`inshrink_core.ops.quantize` has the versions in plain torch.
+`inshrink_core.ops.quantize` documents the functions and has the versions in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _KEY_SHIFT = 16
 
 
 def _values(tensor: Tensor) -> NDArray[Any]:
-    """Float32 numbers, because sensitivity is a float32 product."""
+    """Return float32 values, because sensitivity is a float32 product."""
     return np.asarray(as_float32(tensor).cpu().numpy())
 
 
 def _bits(tensor: Tensor) -> tuple[NDArray[Any], int]:
-    """Bits and the shift that leaves the key; bfloat16 bits *are* keys, which saves a conversion."""
+    """Return the bits and the shift that leaves the key; bfloat16 bits are keys already."""
     if tensor.dtype == torch.bfloat16:
         return flattened(tensor).cpu().view(torch.int16).numpy().view(np.uint16), 0
     return _values(tensor).view(np.uint32), _KEY_SHIFT

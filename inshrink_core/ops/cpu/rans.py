@@ -1,6 +1,6 @@
 """Context rANS in numba, one pass over the symbols; `inshrink_core.ops.rans` documents it.
 
-Whole steps of 16 or 32 lanes go to `wide_rans` where the processor can, all others to `rans_loops`.
+Full steps of 16 or 32 lanes use `wide_rans` if the processor supports it, all others `rans_loops`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _SIZE = 1 << PRECISION
 _CONTEXT_BITS = np.uint8(CONTEXT_MASK)
 
 _CHUNK = 2048
-"""Symbols counted at a time: their places are found in vectors before."""
+"""Number of symbols counted at a time; their table indices are computed in vectors first."""
 
 _N_TABLES = 4
 
 _EVERY, _NONE = np.int64(-1), np.int64(0)
 _NO_CONTEXTS = np.zeros(max(2 * LANES, _CHUNK), np.uint8)
-"""Contexts where there are none: read again and again, because a kernel without them would have to be
-compiled, too."""
+"""Stand-in for absent contexts. Kernels read it again and again; a variant without contexts would cost
+compile time."""
 
 _WIDE = is_wide()
 _encode_one, _encode_two = encode_steps
@@ -61,7 +61,7 @@ def encode_lanes(
     end: int,
     stop: int,
 ) -> np.int64:  # pragma: no cover - compiled
-    """Code one block from its end down to a place, words downwards; return where they begin."""
+    """Encode a block from its end down to a position, words downwards; return the start of the words."""
     lanes = _U64(states.size)
     mask = _U64(every)
     at = _U64(end)
@@ -97,7 +97,7 @@ def decode_lanes(
     start: int,
     taken: int,
 ) -> np.int64:  # pragma: no cover - compiled
-    """Decode one block from a whole step on; return how many words it took, or -1 if it wants more."""
+    """Decode a block from the start of a step; return the number of words used, or -1 if too few."""
     lanes = _U64(states.size)
     mask = _U64(every)
     n = _U64(out.size)
@@ -124,12 +124,12 @@ def decode_lanes(
 
 
 def _host(tensor: Tensor) -> NDArray[Any]:
-    """Return values where the kernels can read them."""
+    """Return the values in host memory."""
     return (tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.cpu().contiguous()).numpy()
 
 
 def _contexts_of(contexts: Tensor | None) -> tuple[UInt8s, np.int64]:
-    """Contexts, and the mask for places in them."""
+    """Return the contexts and the mask for indices into them."""
     return (_NO_CONTEXTS, _NONE) if contexts is None else (_host(contexts), _EVERY)
 
 
@@ -142,10 +142,11 @@ def _count(
     tables: UInt32s,
     counts: NDArray[np.int64],
 ) -> None:  # pragma: no cover - compiled
-    """Count fewer than 2**34 pairs; those out of range are not counted.
+    """Count fewer than 2**34 pairs; pairs out of range do not count.
 
-    Four tables in turn, because a counter that is incremented twice in a row waits for its own store. Their
-    last places are for what is out of range, and rows as short as they can be stay in the first-level cache.
+    Four tables take turns, because two increments of a counter in a row wait for the first store. The last
+    entry of each table takes pairs out of range. Rows are as short as possible to stay in the first-level
+    cache.
     """
     n_contexts, n_symbols = counts.shape
     row = min(n_symbols + 1, 256)
@@ -179,19 +180,19 @@ def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_cont
 
 @inlined
 def _find_bases(rows: Int64s, row_entries: int, bases: UInt32s) -> None:
-    """Find where the table of each possible context begins."""
+    """Compute the start of the table of each possible context."""
     for c in range(MAX_CONTEXTS):  # pragma: no cover - compiled
         bases[c] = _U32(rows[c] * row_entries if c < rows.size else 0)
 
 
 @inlined
 def _fill(frequencies: Int64s, table: UInt32s, entries: UInt32s) -> None:  # pragma: no cover - compiled
-    """Fill in what coding a symbol takes, each table's after the one before.
+    """Fill in the encoder's entry of each symbol, table after table.
 
-    For whole steps ``frequency - 1 | start << 12``. For single lanes limit of the state, reciprocal, bias,
+    Full steps use ``frequency - 1 | start << 12``. Single lanes use the limit of the state, reciprocal, bias,
     and shift with complement: x // f is (x * reciprocal) >> 32 + shift for x < 2**31 (T. Granlund and P.
     Montgomery, "Division by invariant integers using multiplication", PLDI 1994, section 4). For f = 1 the
-    product gives x - 1, which the bias corrects.
+    product gives x - 1; the bias corrects it.
     """
     n_tables, n_symbols = frequencies.shape
     for row in range(n_tables):
@@ -222,9 +223,9 @@ def _encode_blocks(
     n_words: Int64s,
     block_length: int,
 ) -> np.int64:  # pragma: no cover - compiled
-    """Code all blocks from the last, so that their words meet; return where they begin.
+    """Encode all blocks from the last, so that their words are adjacent; return the start of the words.
 
-    `tables` are those of the model, and where to put `bases`, `table` and `entries`.
+    `tables` has the model's arrays, and the buffers for `bases`, `table` and `entries`.
     """
     rows, frequencies, bases, table, entries = tables
     n_blocks, lanes = states.shape
@@ -277,10 +278,10 @@ def _decode_blocks(
     out: UInt8s,
     block_length: int,
 ) -> bool:  # pragma: no cover - compiled
-    """Decode all blocks; return whether each took its words and ended where an encoder starts.
+    """Decode all blocks; return whether each used exactly its words and ended in the encoder's initial state.
 
-    `tables` are those of the model, and where to put `bases` and `table`, which becomes what
-    `inshrink_core.ops.rans.decode_table` returns, flat.
+    `tables` has the model's arrays, and the buffers for `bases` and `table`. The latter becomes the result of
+    `inshrink_core.ops.rans.decode_table`, flat.
     """
     rows, frequencies, bases, table = tables
     _find_bases(rows, _SIZE, bases)

@@ -1,7 +1,7 @@
-"""The sums over a sample in numba: one call, because what it replaces is ten of torch's.
+"""Sums over a sample in numba: a single call that replaces ten PyTorch calls.
 
-Each of those hands the GIL to another thread that observes its tensor, and waits for it. A sample that is on
-a device is summed up here, too: it has 64 kB.
+Each PyTorch call releases the GIL to other threads that observe their tensors, and then waits for it. A
+sample on a device is copied to host memory and summed up here too: it has 64 kB.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _F32 = np.float32
 def _add(value: np.float32, sums: Int64s) -> None:  # pragma: no cover - compiled
     bits = _F32(value).view(np.uint32)
     exponent = (bits >> 23) & 255
-    # With the hidden bit, which subnormal numbers do not have.
+    # Normal numbers have a hidden bit, subnormal numbers do not.
     sums[exponent] += (bits & 0x7FFFFF) | (0x800000 if exponent > 0 else 0)
     if exponent == 255:
         sums[256] += 1
@@ -29,7 +29,7 @@ def add_mantissas(
 ) -> None:  # pragma: no cover - compiled
     """Add up a sample (`inshrink_core.ops.sample.Sampled`).
 
-    `known` and `adaptive` are 1, or 0 where their array has one element.
+    `known` and `adaptive` are 1, or 0 if their array has only one element.
     """
     for i in range(w.size):
         away = _F32(w[i] - _F32(_F32(x[i * known]) * unit))

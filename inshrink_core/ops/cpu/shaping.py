@@ -1,7 +1,8 @@
-"""Numba kernels of shaped rounding: sixteen rows at a time, one to a lane of a vector.
+"""Numba kernels of error feedback: sixteen rows at a time, one row per vector lane.
 
-`inshrink_core.ops.shaping` has the versions in plain torch. Parts of spacings, and their sums, are whole
-float64 numbers below 2**53: exact in any order, fused or not, and as fast in vectors as no 64-bit integer is.
+`inshrink_core.ops.shaping` documents the functions and has the versions in plain PyTorch. Fractions of the
+step size and their sums are integers below 2**53 in float64. They are exact in any order, with or without
+fused operations, and faster in vectors than 64-bit integers.
 """
 
 from __future__ import annotations
@@ -46,21 +47,21 @@ from inshrink_core.ops.shaping import (
 
 _LANES = 16
 _STEPS = 128
-"""Columns turned at a time: they take 24 kB beside 4 kB of sums."""
+"""Number of columns transposed at a time: they take 24 kB next to 4 kB of sums."""
 
 _WIDTH = _STEPS * _LANES
 
 _FED, _ERROR, _NEAR, _ALONG, _BELOW, _GRADES, _LEADS = (_LANES * at for at in (0, 1, 2, 3, 4, 5, 7))
-"""Where what a step has of each lane lies; of the last two there are two."""
+"""Offsets of the per-lane values of a step; the last two hold two values each."""
 
 _ROWS, _WIDE = 4, 2 * _LANES
-"""Rows of a sketch that are added to at a time, and numbers of 16 bits in a vector."""
+"""Rows of a sketch that are updated at a time, and number of 16-bit values in a vector."""
 
 _SPLIT = 12
-"""Products with signs have 26 bits: as multiples of 2**12, and a rest, they are numbers of 16."""
+"""Products with signs have 26 bits; a multiple of 2**12 and a remainder fit 16 bits each."""
 
 _FEW = 32
-"""Pairs of products whose sum is below 2**31: of numbers below 2**12 and such multiples."""
+"""Number of pairs of products whose sum stays below 2**31, for factors below 2**12 and such multiples."""
 
 _I16, _I32, _F32, _F64 = np.int16, np.int32, np.float32, np.float64
 
@@ -70,9 +71,10 @@ _cgutils: Any = untyped_cgutils
 
 
 class _Vectors:
-    """Loads and stores vectors of an array of float64.
+    """Loads and stores of vectors in a float64 array.
 
-    LLVM makes none of a loop over the ranks of two arrays: it cannot know that these do not overlap.
+    LLVM does not vectorize a loop over the ranks of two arrays, because it cannot prove that they do not
+    overlap.
     """
 
     def __init__(self, context: Any, builder: Any, kind: Any, array: Any) -> None:
@@ -83,14 +85,14 @@ class _Vectors:
         return load(self._builder, self._data, at, _VECTOR)
 
     def spread(self, at: Any) -> Any:
-        """Return the number at an index in every lane."""
+        """Return the number at an index, broadcast to every lane."""
         number = self._builder.load(self._builder.gep(self._data, [at]))
         first = self._builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), number, ir.IntType(32)(0))
         lanes = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
         return self._builder.shuffle_vector(first, first, lanes)
 
     def put(self, number: Any, at: Any) -> None:
-        """Write one number."""
+        """Write a scalar."""
         self._builder.store(number, self._builder.gep(self._data, [at]))
 
     def store(self, value: Any, at: Any) -> None:
@@ -99,7 +101,7 @@ class _Vectors:
 
 
 def _fused(builder: Any, left: Any, right: Any, total: Any) -> Any:
-    """Return a product and a total, added: in one operation where the processor has that."""
+    """Return ``left * right + total``, in one operation if the processor supports it."""
     return call(builder, f"llvm.fmuladd.v{_LANES}f64", _VECTOR, left, right, total)
 
 
@@ -107,9 +109,9 @@ def _fused(builder: Any, left: Any, right: Any, total: Any) -> Any:
 def _add_paired(
     _: Any, out: Any, at: Any, rows: Any, row_at: Any, step: Any, pairs: Any, pair_at: Any, n_pairs: Any
 ) -> Any:
-    """Add to four rows of `SKETCHED` sums the products of as many rows of numbers and of rows in pairs.
+    """Add the products of four rows of numbers with paired rows to four rows of `SKETCHED` sums.
 
-    Of numbers of 16 bits, two products become one sum of 32 bits: processors have an instruction for it.
+    Two products of 16-bit numbers become a 32-bit sum; processors have an instruction for it.
     """
 
     def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
@@ -144,7 +146,7 @@ def _add_paired(
                 left = builder.insert_element(ir.Constant(sums, ir.Undefined), left, first)
                 left = builder.shuffle_vector(left, left, ir.Constant(order, [0] * _LANES))
                 left = builder.bitcast(left, paired)
-                # In these words LLVM knows the instruction again.
+                # LLVM recognizes the instruction in this form.
                 product = builder.mul(builder.sext(left, wide), builder.sext(halves[half], wide))
                 added = [builder.shuffle_vector(product, product, which) for which in (even, odd)]
                 builder.store(builder.add(builder.load(total), builder.add(*added)), total)
@@ -157,7 +159,7 @@ def _add_paired(
 
 
 class _Total:
-    """A sum of products, in two halves: each of `RANK` additions waits for the one before the last."""
+    """Sum of products in two halves, so that each addition waits only for the one before the last."""
 
     def __init__(self, builder: Any) -> None:
         self._builder, self._halves = builder, [ir.Constant(_VECTOR, [0.0] * _LANES)] * 2
@@ -173,10 +175,9 @@ class _Total:
 
 
 def _advancing(take: Callable[[_Vectors, Any], Any]) -> Any:
-    """Return a function that adds the errors of a column to the sums of their rows, and feeds the next.
+    """Return a function that adds a column's errors to the row sums and computes the next column's feedback.
 
-    Each of `RANK` sums is `_LANES` after the last, what it is multiplied with a step; `take` says how that
-    is read.
+    The `RANK` sums are `_LANES` apart, their multipliers one step apart. `take` reads a multiplier.
     """
 
     def advance(
@@ -210,10 +211,10 @@ _advance_row, _advance_diagonal = _advancing(_Vectors.spread), _advancing(_Vecto
 def _pass_down(
     _: Any, out: Any, sums: Any, error: Any, rows: Any, down: Any, leaving: Any, entering: Any
 ) -> Any:
-    """Add the errors of a diagonal to the sums of their columns, and feed the next one.
+    """Add the errors of a diagonal to the column sums, and compute the feedback of the next diagonal.
 
-    Each column goes on to the next row, which is the next lane; those of the last lane leave, others enter.
-    `rows` has W and then H, and `down` the sums of columns, each with its `RANK`.
+    Each column moves to the next row, which is the next lane. Sums of the last lane leave, others enter.
+    `rows` has W, then H. `down` has the sums of columns, `RANK` for each.
     """
 
     def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
@@ -248,7 +249,7 @@ def turn_rows(
     size: int,
     turned: Float32s,
 ) -> None:  # pragma: no cover - compiled
-    """Copy a part of sixteen rows so that those of a step follow each other; NaN where there are none."""
+    """Transpose a part of sixteen rows: values of a step become adjacent, missing rows become NaN."""
     n_here = min(_LANES, values.size // n - first)
     for block in range(begin, begin + size, _LANES):
         at, place = (block - begin) * _LANES, first * n + block
@@ -269,7 +270,7 @@ def turn_rows(
 def turn_back(
     turned: Float32s, first: int, n: int, skew: int, begin: int, size: int, values: Float32s
 ) -> None:  # pragma: no cover - compiled
-    """Copy a part of sixteen rows back."""
+    """Undo `turn_rows` for a part of sixteen rows."""
     n_here = min(_LANES, values.size // n - first)
     for block in range(begin, begin + size, _LANES):
         at, place = (block - begin) * _LANES, first * n + block
@@ -288,7 +289,7 @@ def turn_back(
 def round_nearest(
     work: Float32s, at: int, reciprocal: np.float32, lanes: Float64s
 ) -> None:  # pragma: no cover - compiled
-    """Round a step to the nearest points, where there is no base: these become changes."""
+    """Round a step to the nearest points without a base; the points become changes."""
     most, worst, parts = _F64(MOST_FED), _F64(MOST_ERROR), _F64(PARTS)
     for lane in range(_LANES):
         point = at + lane + _WIDTH
@@ -307,7 +308,7 @@ def round_nearest(
 def round_matched(
     work: Float32s, at: int, reciprocal: np.float32, lanes: Float64s
 ) -> None:  # pragma: no cover - compiled
-    """Round a step under matched gain; there is a threshold by lane, then one for what crossed."""
+    """Round a step under matched gain; each lane has two thresholds, the second for values that crossed."""
     most, worst, parts = _F64(MOST_FED), _F64(MOST_ERROR), _F64(PARTS)
     for lane in range(_LANES):
         point = at + lane + _WIDTH
@@ -355,11 +356,12 @@ def _shape(
     changes: Float32s,
     leads: Int64s,
 ) -> None:  # pragma: no cover - compiled
-    """Shape a tensor, sixteen rows at a time; with `rows` lane i of them is i columns behind the first.
+    """Apply error feedback to a tensor, sixteen rows at a time; with `rows`, each lane is a column behind.
 
-    `columns` has gains and directions; by column, or where there are rows by rank, from the last column to
-    the first and sixteen zeros around them, and `down` the sums of as many columns; `rows` has both by
-    sixteen rows and rank. `work` holds three parts of sixteen rows, `sums` what else there is to each.
+    `columns` holds gains and directions by column. With `rows` it holds them by rank, from the last column to
+    the first with sixteen zeros around them, `down` holds the sums of as many columns, and `rows` holds W and
+    H by sixteen rows and rank. `work` holds three parts of sixteen rows, and `sums` the other values of each
+    row.
     """
     n_rows, size, both = leads.shape[0], RANK * _LANES, rows.size > 0
     skew, length, half = int(both), columns.size // (2 * RANK), columns.size // 2
@@ -414,7 +416,7 @@ def _shape(
 def take_integers(
     values: Float32s, factor: float, first: int, n: int, numbers: Int16s
 ) -> None:  # pragma: no cover - compiled
-    """Take sixteen rows as whole numbers, and 0 where there is none."""
+    """Convert sixteen rows to integers; missing rows become 0."""
     wide, n_here = numbers.size // _LANES, min(_LANES, values.size // n - first)
     numbers[n_here * wide :] = _I16(0)
     for lane in range(n_here):
@@ -427,7 +429,7 @@ def take_integers(
 
 @part
 def pair_up(rows: Float64s, pairs: Int16s) -> None:  # pragma: no cover - compiled
-    """Copy rows of `SKETCHED` numbers so that those of two rows alternate; zeros where there are none."""
+    """Interleave pairs of rows of `SKETCHED` numbers; missing rows become zeros."""
     pairs[rows.size // (2 * SKETCHED) * 2 * SKETCHED :] = _I16(0)
     for at in range(0, rows.size, SKETCHED):
         begin = at // (2 * SKETCHED) * 2 * SKETCHED + at // SKETCHED % 2
@@ -437,7 +439,7 @@ def pair_up(rows: Float64s, pairs: Int16s) -> None:  # pragma: no cover - compil
 
 @part
 def split(numbers: Int32s, low: Int16s, high: Int16s) -> None:  # pragma: no cover - compiled
-    """Part rows of `SKETCHED` numbers, in pairs, into multiples of 2**`_SPLIT` and a rest of either sign."""
+    """Split paired rows of `SKETCHED` numbers into multiples of 2**`_SPLIT` and a signed remainder."""
     for at in range(0, numbers.size, 2 * SKETCHED):
         for i in range(SKETCHED):
             for k in range(2):
@@ -449,7 +451,7 @@ def split(numbers: Int32s, low: Int16s, high: Int16s) -> None:  # pragma: no cov
 
 @inlined
 def add_parted(low: Int32s, high: Int32s, out: Float64s) -> None:  # pragma: no cover - compiled
-    """Add sums of rests, and of multiples, to others."""
+    """Add sums of remainders and of multiples to the totals."""
     for i in range(out.size):
         out[i] += _F64(high[i]) * _F64(1 << _SPLIT) + _F64(low[i])
 
@@ -467,12 +469,12 @@ def _sketch(
 ) -> float:  # pragma: no cover - compiled
     """Fill in the sketches ``M' M S`` of columns and ``M M' R`` of rows; return the sum of squares of M.
 
-    M is ``rint(values * factor)``, 16 bits; S and R are signs, and without R there is no sketch of rows.
-    Sixteen rows at a time: their products ``M S`` have 26 bits, so they are split into multiples of
-    2**`_SPLIT` and a rest, `high` and `low`, each of which is multiplied with M again; `lower` and `upper`
-    are the sums of that. `middle` is ``M' R``, `turned` the transpose of the sixteen rows in `numbers`,
-    `pairs` and `row_pairs` are signs in pairs of rows. Both sketches are zeros before, for as many columns
-    and rows as are full vectors.
+    M is ``rint(values * factor)`` in 16 bits. S and R are signs; without R the row sketch is skipped. The
+    kernel takes sixteen rows at a time. The products ``M S`` have 26 bits, so they are split into multiples
+    of 2**`_SPLIT`, `high`, and a remainder, `low`. Both are multiplied with M again, and `upper` and `lower`
+    are the sums. `middle` is ``M' R``, `turned` the transpose of the sixteen rows in `numbers`, and `pairs`
+    and `row_pairs` are signs in pairs of rows. Both sketches must be zero at first and are padded to full
+    vectors of columns and rows.
     """
     numbers, turned, low, high, pairs, row_pairs, products, lower, upper, middle = scratch
     n_rows, wide = values.size // n, columns.size // SKETCHED
@@ -517,7 +519,7 @@ def _sketch(
 
 
 def _zeros(*sizes: int) -> list[Float64s]:
-    """Return zeros in memory of their own, each of which begins where a vector of any processor may."""
+    """Return newly allocated zeros, each array aligned for vectors of any processor."""
     ends = np.cumsum([n + -n % 8 for n in sizes])
     memory = np.zeros(ends[-1] + 7)
     memory = memory[-memory.__array_interface__["data"][0] // 8 % 8 :]
@@ -537,7 +539,7 @@ def shape_changes(
     n, n_rows, both = factors.gains.shape[0], values.numel() // factors.gains.shape[0], by_row is not None
     changes, leads = np.empty(values.numel(), np.float32), np.zeros((n_rows, 2), np.int64)
     start, high = (values if base is None else base).numpy(), n_rows + -n_rows % _LANES
-    # Along rows alone there is one more column, for what the last one feeds.
+    # Without feedback down the rows, an extra column takes the feedback of the last one.
     wide = n + 2 * _LANES if both else n + 1
     columns, rows, down, work, sums = _zeros(
         2 * RANK * wide, 2 * RANK * high * both, RANK * wide * both, 3 * _WIDTH // 2, (2 * RANK + 9) * _LANES

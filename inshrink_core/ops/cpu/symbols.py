@@ -1,9 +1,10 @@
 """Entropy coding of symbols: modular delta, grouping, run lengths and Huffman codes.
 
-These run in host memory, because their output is bytes, and are compiled by numba. Arrays that are indexed by
-a group have 256 rows, whatever the number of groups. ``docs/format.md`` (symbol streams) defines the bits.
-Compiled code checks no index: tables indexed by a byte have 256 entries, those indexed by a window of
-the bit stream have all its values, and streams are padded by two words, of which a step needs less.
+The functions work in host memory, because their output is bytes, and numba compiles them. Arrays indexed by a
+group have 256 rows, whatever the number of groups. ``docs/format.md`` (symbol streams) defines the bits.
+Compiled code does not check indices. Tables indexed by a byte therefore have 256 entries, and tables indexed
+by a window of the bit stream have an entry per window value. Streams are padded by two words; a step reads
+less.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from inshrink_core.ops.cpu.compiled import Int64s, UInt8s, UInt32s, compiled
 UInt64s = NDArray[np.uint64]
 
 MAX_CODE_BITS = 12
-"""Longest Huffman code: a window table of 4096 entries still fits the first-level cache."""
+"""Maximum length of a Huffman code: a window table of 4096 entries still fits the first-level cache."""
 
 MAX_CHUNK = 1 << 21
-"""Most symbols per call: a run then needs at most 19 extra bits, an event at most 12 + 19 + 12."""
+"""Maximum number of symbols per call: a run then has at most 19 extra bits, an event at most 12 + 19 + 12."""
 
 N_RUN_TOKENS = 85
-"""Run classes: 16 exact ones, then four for each octave from 16 up to `MAX_CHUNK` inclusive."""
+"""Number of run classes: 16 exact ones, then four per octave from 16 up to `MAX_CHUNK` inclusive."""
 
 _LITERAL_SHIFT = 23
 _RUN_MASK = (1 << _LITERAL_SHIFT) - 1
 _NO_LITERAL = 256
-"""A record of `delta_events`: the run below, the literal, or that there is none, above."""
+"""Literal field of a `delta_events` record without a literal; the run is below it, the literal above."""
 
 _EVENT_BITS = 43
 
@@ -39,20 +40,20 @@ _I64: Any = np.int64
 
 @_compiled
 def code_lengths(counts: Int64s, limit: int = MAX_CODE_BITS) -> Int64s:  # pragma: no cover - compiled
-    """Return the code length of each symbol of a Huffman code no longer than a limit.
+    """Return the code length of each symbol of a length-limited Huffman code.
 
     Parameters
     ----------
     counts
-        How often each symbol occurs; at most ``2**limit`` of them positive.
+        Number of occurrences of each symbol; at most ``2**limit`` of them positive.
     limit
-        Longest code allowed, in bits.
+        Maximum code length in bits.
 
     Returns
     -------
     ndarray
-        0 where the count is 0, else 1 to `limit`; 1 for a symbol that is the only one. Otherwise the
-        Kraft sum is exactly 1: package-merge (Larmore and Hirschberg, 1990).
+        0 for a count of 0, otherwise 1 to `limit`. A single symbol gets length 1. With more symbols the Kraft
+        sum is exactly 1. The algorithm is package-merge (Larmore and Hirschberg, 1990).
     """
     lengths = np.zeros(counts.size, np.int64)
     used = np.flatnonzero(counts)
@@ -80,7 +81,7 @@ def code_lengths(counts: Int64s, limit: int = MAX_CODE_BITS) -> Int64s:  # pragm
         n_packages = (m + n_packages) // 2
         for i in range(n_packages):
             packages[i] = merged[2 * i] + merged[2 * i + 1]
-    # The cheapest 2m - 2 items of the last level hold each symbol once for every bit of its code.
+    # The cheapest 2m - 2 items of the last level contain each symbol once per bit of its code.
     n_items = 2 * m - 2
     for level in range(limit - 1, -1, -1):
         n_leaves = int(np.count_nonzero(is_leaf[level, :n_items]))
@@ -92,8 +93,8 @@ def code_lengths(counts: Int64s, limit: int = MAX_CODE_BITS) -> Int64s:  # pragm
 
 @_compiled
 def count_groups(groups: UInt8s) -> Int64s:  # pragma: no cover - compiled
-    """Return how often each byte value occurs, as 256 counts."""
-    # Four tables, because a counter that is incremented twice in a row waits for its own store.
+    """Return the number of occurrences of each byte value, as 256 counts."""
+    # Four tables, because two increments of a counter in a row wait for the first store.
     parts = np.zeros((4, 256), np.int64)
     n = groups.size
     for i in range(0, n - 3, 4):
@@ -109,7 +110,7 @@ def count_groups(groups: UInt8s) -> Int64s:  # pragma: no cover - compiled
 
 @_compiled
 def count_pairs(groups: UInt8s, symbols: UInt8s, stride: int) -> Int64s:  # pragma: no cover - compiled
-    """Return how often each symbol occurs in each group, (256, 256), over every `stride`-th element."""
+    """Count each symbol in each group, (256, 256), over every `stride`-th element."""
     counts = np.zeros((256, 256), np.int64)
     for i in range(0, symbols.size, stride):
         counts[groups[i], symbols[i]] += 1
@@ -118,7 +119,7 @@ def count_pairs(groups: UInt8s, symbols: UInt8s, stride: int) -> Int64s:  # prag
 
 @_compiled
 def _order(groups: UInt8s) -> Int64s:  # pragma: no cover - compiled
-    """Return the places of elements by group, those of a group ascending."""
+    """Return the indices of elements sorted by group, ascending within a group."""
     counts = count_groups(groups)
     places, order = np.cumsum(counts) - counts, np.empty(groups.size, np.int64)
     for i in range(groups.size):
@@ -129,7 +130,7 @@ def _order(groups: UInt8s) -> Int64s:  # pragma: no cover - compiled
 
 @_inlined
 def _run_token(run: int) -> int:  # pragma: no cover - compiled
-    """Class of a run length: exact below 16, then four classes an octave."""
+    """Return the class of a run length: exact below 16, then four classes per octave."""
     if run < 16:
         return run
     exponent = 4
@@ -142,7 +143,7 @@ def _run_token(run: int) -> int:  # pragma: no cover - compiled
 def delta_events(
     groups: UInt8s, symbols: UInt8s, bases: Int64s, expected: Int64s, modulus: int
 ) -> tuple[UInt32s, Int64s, Int64s]:  # pragma: no cover - compiled
-    """Return the events of a chunk, group after group: runs of the expected symbol, each ended by a literal.
+    """Return the events of a chunk by group; an event is a run of the expected symbol and a literal.
 
     Parameters
     ----------
@@ -151,19 +152,19 @@ def delta_events(
     bases
         256 values below `modulus`: the literal of a symbol s in group g is ``(bases[g] - s) mod modulus``.
     expected
-        256 values: the symbol of which runs are counted in each group, 256 for none.
+        256 values: the symbol whose runs are counted in each group, or 256 for none.
     modulus
         Size of the alphabet of literals; more than any symbol.
 
     Returns
     -------
     records : ndarray of uint32
-        One per event; groups ascend, and the events of a group follow its symbols in order. Bits 0-22
-        the run, 23-31 the literal that ends it (256: the group ended).
+        One per event. Groups ascend, and the events of a group follow its symbols in order. Bits 0-22 are the
+        run, bits 23-31 the literal that ends it (256: the end of the group).
     run_counts : ndarray of int64, (256, 96)
-        How often each run token occurs in each group.
+        Number of occurrences of each run token in each group.
     literal_counts : ndarray of int64, (256, 256)
-        How often each literal occurs in each group.
+        Number of occurrences of each literal in each group.
     """
     order, records = _order(groups), np.empty(symbols.size, np.uint32)
     run_counts, literal_counts = np.zeros((256, 96), np.int64), np.zeros((256, 256), np.int64)
@@ -186,7 +187,7 @@ def delta_events(
 
 @_inlined
 def _put(words: UInt64s, position: int, value: int, n_bits: int) -> int:  # pragma: no cover - compiled
-    """Write up to 43 bits at a position, of which and beyond all are zero; return the position after them."""
+    """Write up to 43 bits at a position from which on all bits are zero; return the next position."""
     word, shift = position >> 6, np.uint64(position & 63)
     words[word] |= np.uint64(value) << shift
     words[word + 1] |= (np.uint64(value) >> np.uint64(1)) >> (np.uint64(63) - shift)
@@ -195,7 +196,7 @@ def _put(words: UInt64s, position: int, value: int, n_bits: int) -> int:  # prag
 
 @_inlined
 def _bits_at(words: UInt64s, position: int, mask: int) -> int:  # pragma: no cover - compiled
-    """Return the bits of a mask from a position."""
+    """Return the bits from a position, under a mask."""
     word, shift = position >> 6, np.uint64(position & 63)
     window = (words[word] >> shift) | ((words[word + 1] << np.uint64(1)) << (np.uint64(63) - shift))
     bits: int = _I64(window & np.uint64(mask))
@@ -206,18 +207,18 @@ def _bits_at(words: UInt64s, position: int, mask: int) -> int:  # pragma: no cov
 def pack_events(
     records: UInt32s, n_events: Int64s, tables: Int64s, run_codes: UInt32s, literal_codes: UInt32s
 ) -> tuple[UInt64s, int]:  # pragma: no cover - compiled
-    """Return a bit stream, first bit least significant, of `delta_events`' records; and its length in bits.
+    """Pack the records of `delta_events` into bits, first bit least significant; return the length too.
 
     Parameters
     ----------
     records
-        From `delta_events`.
+        Result of `delta_events`.
     n_events
-        256 counts: the records of each group.
+        256 counts: number of records of each group.
     tables
-        256 row numbers: the code tables of each group.
+        256 row numbers: code tables of each group.
     run_codes, literal_codes
-        (tables, 96) and (tables, 257): the code in bits 0-15, its length above; the last literal is none.
+        (tables, 96) and (tables, 257): the code in bits 0-15, its length above. The last literal has no code.
     """
     words = np.zeros(records.size * _EVENT_BITS // 64 + 2, np.uint64)
     position, end = 0, 0
@@ -249,12 +250,12 @@ def unpack_events(
     literal_windows: UInt32s,
     out: UInt8s,
 ) -> int:  # pragma: no cover - compiled
-    """Decode a chunk of events into symbols and return how many bits they took, or -1 for a bad stream.
+    """Decode a chunk of events into symbols; return the number of bits read, or -1 for a bad stream.
 
     Parameters
     ----------
     words
-        The stream, padded with two words of zeros at least.
+        The stream, padded with at least two zero words.
     n_bits
         Length of the stream without padding.
     groups
@@ -264,12 +265,12 @@ def unpack_events(
     tables
         256 row numbers of the window tables.
     run_windows
-        (tables, 2**b): for each value of the next b bits, the code length in bits 0-3, the number of
-        extra bits in 4-8, the shortest run of the class above.
+        (tables, 2**b). Each entry, for a value of the next b bits, holds the code length in bits 0-3, the
+        number of extra bits in bits 4-8, and the shortest run of the class above.
     literal_windows
         (tables, 2**b): the literal in bits 0-7, the code length above.
     out
-        Takes the symbols.
+        Receives the symbols.
     """
     order = _order(groups)
     run_mask, literal_mask = run_windows.shape[1] - 1, literal_windows.shape[1] - 1
@@ -300,12 +301,12 @@ def unpack_events(
 
 @_compiled
 def pack_symbols(symbols: UInt8s, codes: UInt32s) -> tuple[UInt64s, int]:  # pragma: no cover - compiled
-    """Return the codes of symbols as one bit stream, first bit least significant, and its length in bits.
+    """Pack the codes of symbols into a bit stream, first bit least significant; return its length too.
 
     Parameters
     ----------
     symbols
-        What to encode.
+        Symbols to encode.
     codes
         256 entries: the code in bits 0-15, its length above.
     """
@@ -321,18 +322,18 @@ def pack_symbols(symbols: UInt8s, codes: UInt32s) -> tuple[UInt64s, int]:  # pra
 def unpack_symbols(
     words: UInt64s, n_bits: int, windows: UInt32s, out: UInt8s
 ) -> int:  # pragma: no cover - compiled
-    """Decode symbols and return how many bits they took, or -1 for a bad stream.
+    """Decode symbols; return the number of bits read, or -1 for a bad stream.
 
     Parameters
     ----------
     words
-        The stream, padded with two words of zeros at least.
+        The stream, padded with at least two zero words.
     n_bits
         Length of the stream without padding.
     windows
         For each value of the next bits, the symbol in bits 0-7 and the code length, at least 1, above.
     out
-        Takes the symbols.
+        Receives the symbols.
     """
     position = 0
     for i in range(out.size):

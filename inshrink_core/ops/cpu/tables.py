@@ -1,9 +1,9 @@
-"""Probability tables of the context rANS coder: scaling counts, sharing tables, and their compact form.
+"""Probability tables of the context rANS coder: scaled counts, table sharing, and the packed form.
 
-The kernels at the end are plain Python that numba compiles. They make no arrays, and look up what would be a
-loop over bits: each statement takes numba some milliseconds to compile, a loop or an array some tens. Results
-go where the caller says. Every index is proved in range by a loop bound or a guard, because compiled code
-checks none.
+The kernels at the end of the module are plain Python that numba compiles. Compile time shapes them: each
+statement takes numba some milliseconds, a loop or an array some tens. So they allocate no arrays, write
+results into arguments, and use look-ups instead of loops over bits. A loop bound or a guard proves every
+index in range, because compiled code does not check indices.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from inshrink_core.ops.rans import BIT_LENGTHS, PRECISION
 _SIZE = 1 << PRECISION
 
 _MAX_JUMP = PRECISION + 1
-"""Largest change of a length: from none to that of 4096."""
+"""Largest change of a bit length: from 0 to that of 4096."""
 
 _LONGEST_ZEROS = 5
-"""Zeros that no Golomb code of a change begins with."""
+"""Number of leading zeros that no valid Golomb code of a change has."""
 
 _JUMPS = np.array(
     [0, *(v // 2 if v % 2 else -(v // 2) for v in range(1, 1 << (_LONGEST_ZEROS + 1)))], np.int64
 )
-"""Change of length by what its Golomb code says, which is its place in zigzag order and one."""
+"""Change of bit length by Golomb code value, which is the change's position in zigzag order plus one."""
 
 TABLE_BITS = 21
-"""Most bits of a frequency: a Golomb code of a change of length by 13 (9) and 12 below the highest."""
+"""Maximum bits of a frequency: a Golomb code of a length change by 13 (9 bits) and 12 bits below the
+highest."""
 
 COST_BITS = 16
 COSTS = np.zeros(_SIZE, np.int64)
 COSTS[1:] = np.round((PRECISION - np.log2(np.arange(1, _SIZE))) * (1 << COST_BITS))
-"""Bits of a symbol by its frequency, in 65536ths: sums are equal in any order; that of 4096 is at 0."""
+"""Code length of a symbol by frequency, in 1/65536 bit; integer sums do not depend on order. Entry 0 is for
+frequency 4096."""
 
 
 def _golomb_code(change: int) -> tuple[int, int]:
-    """Return the exponential Golomb bits of a change, the first bit lowest, and their number."""
+    """Return the exponential Golomb code of a change, first bit lowest, and its length in bits."""
     place = 2 * change + 1 if change >= 0 else -2 * change
     n_bits = 2 * place.bit_length() - 1
     return int(f"{place:0{n_bits}b}"[::-1], 2), n_bits
@@ -49,11 +51,11 @@ def _golomb_code(change: int) -> tuple[int, int]:
 _CODES, _CODE_LENGTHS = np.array(
     [_golomb_code(change) for change in (*range(_MAX_JUMP + 1), *range(-_MAX_JUMP, 0))], np.int64
 ).T.copy()
-"""Codes of changes of length and their lengths; those of negative changes from the end."""
+"""Golomb codes of length changes, and their lengths; negative changes index from the end."""
 
 
 class Tables(NamedTuple):
-    """What `choose_tables` chose.
+    """Result of `choose_tables`.
 
     Parameters
     ----------
@@ -62,13 +64,13 @@ class Tables(NamedTuple):
     frequencies : int64, (tables, symbols)
         Each row sums to ``2**precision``.
     precision
-        One of those given.
+        One of the given precisions.
     packed : uint8
-        Table numbers of the contexts and the tables in bits, lowest first.
+        Bits of the table numbers of the contexts and of the tables, lowest first.
     n_bits
-        How many there are.
+        Number of bits in `packed`.
     data_bits
-        Bits of the symbols with these tables.
+        Size in bits of the symbols coded with these tables.
     """
 
     rows: Int64s
@@ -80,19 +82,19 @@ class Tables(NamedTuple):
 
 
 def pool_contexts(counts: Int64s) -> tuple[Int64s, Int64s, float]:
-    """Choose which contexts share a table, merging greedily while tables and data together get smaller.
+    """Choose which contexts share a table; merge greedily while the size of tables plus data falls.
 
     Parameters
     ----------
     counts : (contexts, symbols)
-        How often each symbol occurs in each context.
+        Number of occurrences of each symbol in each context.
 
     Returns
     -------
     rows : ndarray of int64, (contexts,)
         Table of each context, numbered without gaps; 0 for a context that does not occur.
     pooled : ndarray of int64, (tables, symbols)
-        How often each symbol occurs in the contexts of each table.
+        Number of occurrences of each symbol in the contexts of each table.
     bits : float
         Estimated bits of data and tables. O(contexts**2 · symbols).
     """
@@ -106,22 +108,22 @@ def pool_contexts(counts: Int64s) -> tuple[Int64s, Int64s, float]:
     pool_kernel(merged, leaders, pair_bits)
     leads = leaders == places
     rows = np.where(leaders >= 0, (np.cumsum(leads) - 1)[leaders], 0)
-    # One by one: numpy's sum of eight and more numbers takes another order.
+    # Python's sum adds in order; numpy sums eight or more numbers in another order.
     return rows, merged[leads, :n_symbols], sum(pair_bits.diagonal()[leads].tolist(), start=0.0)
 
 
 def choose_tables(counts: Int64s, precisions: Sequence[int], *, apart: bool = False) -> Tables:
-    """Choose the precision, and pooled tables or one for all, of least data and tables.
+    """Choose the precision, and either pooled tables or a single table, that minimize data plus tables.
 
     Parameters
     ----------
     counts : (contexts, symbols)
-        How often each symbol occurs in each context, below 2**40 together, not all 0.
+        Number of occurrences of each symbol in each context; the total is positive and below 2**40.
     precisions
-        Logarithms of the sums to try; the first of equal ones is taken. At least one of them leaves every
-        symbol that occurs a frequency.
+        Binary logarithms of the table sums to try; on a tie the first is chosen. At least one of them must
+        leave a frequency for every symbol that occurs.
     apart
-        Whether each context has a table of its own, if not all have one: they are not pooled then.
+        Whether each context gets a separate table if not all share one; contexts are then not pooled.
     """
     n_contexts = counts.shape[0]
     rows, pooled = np.arange(n_contexts), np.ascontiguousarray(counts)
@@ -150,18 +152,18 @@ def choose_tables(counts: Int64s, precisions: Sequence[int], *, apart: bool = Fa
 def read_tables(
     packed: UInt8s, n_bits: int, shape: tuple[int, int, int], precision: int
 ) -> tuple[Int64s, Int64s, int]:
-    """Return table numbers and tables that bits begin with, and how many bits they took, or -1 if none.
+    """Return the table numbers, the tables and the number of bits read, or -1 for invalid bits.
 
     Parameters
     ----------
     packed
-        Bytes of the bits of `Tables`, lowest first, with anything after them.
+        Bytes with the bits of `Tables`, lowest first; anything may follow.
     n_bits
-        How many bits there are.
+        Number of bits in `packed`.
     shape
-        Numbers of contexts, of tables and of symbols.
+        Numbers of contexts, tables and symbols.
     precision
-        Logarithm of the tables' sums.
+        Binary logarithm of the sum of each table.
     """
     n_contexts, n_tables, n_symbols = shape
     rows, frequencies = np.zeros(n_contexts, np.int64), np.zeros((n_tables, n_symbols), np.int64)
@@ -170,14 +172,14 @@ def read_tables(
 
 @brief
 def write_kernel(rows: Int64s, frequencies: Int64s, precision: int, packed: UInt8s) -> None:
-    """Write table numbers and tables whose rows sum to ``2**precision`` into bytes of zeros.
+    """Write table numbers and tables whose rows sum to ``2**precision`` to zeroed bytes.
 
-    For each symbol until the sum is reached: the change of the bit length of the frequency from that
-    of the symbol before (0 before the first), in zigzag order (0, -1, 1, -2, ...) and coded in
-    exponential Golomb bits of order 0; then the bits of the frequency below its highest, lowest first.
+    Each symbol takes two fields, until the sum is reached. The first is the change of the frequency's bit
+    length from the previous symbol (from 0 for the first), in zigzag order (0, -1, 1, -2, ...) and coded in
+    exponential Golomb bits of order 0. The second is the frequency without its highest bit, lowest bit first.
     """
     n_tables, n_symbols = frequencies.shape
-    at, width = np.int64(0), BIT_LENGTHS[n_tables - 1]  # a literal would have `_put` compiled twice
+    at, width = np.int64(0), BIT_LENGTHS[n_tables - 1]  # a literal would compile `_put` twice
     for c in range(rows.size):
         at = _put(packed, at, rows[c], width)
     for table in range(n_tables):
@@ -188,7 +190,7 @@ def write_kernel(rows: Int64s, frequencies: Int64s, precision: int, packed: UInt
             f = frequencies[table, s]
             length = BIT_LENGTHS[f]
             code, n_code = _CODES[length - before], _CODE_LENGTHS[length - before]
-            # What follows the code is the frequency below its highest bit, which is left out.
+            # After the code comes the frequency without its highest bit, which is implied.
             below = BIT_LENGTHS[f >> 1]
             at = _put(packed, at, code | (f & ((1 << below) - 1)) << n_code, n_code + below)
             before = length
@@ -197,7 +199,7 @@ def write_kernel(rows: Int64s, frequencies: Int64s, precision: int, packed: UInt
 
 @part
 def _put(packed: UInt8s, at: int, value: int, n_bits: int) -> int:
-    """Write fewer than 32 bits, lowest first; return the place after them."""
+    """Write fewer than 32 bits, lowest first; return the position after them."""
     word = value << (at & 7)
     for k in range(((at & 7) + n_bits + 7) >> 3):
         packed[(at >> 3) + k] |= np.uint8((word >> (8 * k)) & 255)
@@ -206,15 +208,16 @@ def _put(packed: UInt8s, at: int, value: int, n_bits: int) -> int:
 
 @part
 def _bit(packed: UInt8s, at: int) -> np.int64:
-    """Return a bit; 0 beyond the last byte."""
+    """Return a bit, or 0 beyond the last byte."""
     return (np.int64(packed[at >> 3]) >> (at & 7)) & 1 if at >> 3 < packed.size else np.int64(0)
 
 
 @brief
 def fit_kernel(counts: Int64s, precision: int, costs: Int64s, frequencies: Int64s) -> tuple[int, int]:
-    """Fill frequencies (`normalize_counts`); return the cost of the data and the tables' bits.
+    """Fill in frequencies (`normalize_counts`); return the cost of the data and the bits of the tables.
 
-    `costs` is by frequency in 4096ths; its first entry stands for 4096, whose symbols take no bits.
+    `costs` gives the cost by frequency in 1/65536 bit. Entry 0 stands for frequency 4096, which costs
+    nothing.
     """
     n_rows, n_symbols = counts.shape
     size, cost, n_bits = 1 << precision, 0, 0
@@ -229,11 +232,11 @@ def fit_kernel(counts: Int64s, precision: int, costs: Int64s, frequencies: Int64
             left -= frequencies[row, s]
         if total == 0:
             frequencies[row, 0], left = size, 0
-        # log((f + 1) / f) is 2 / (2 f + 1) up to a term in f**-3: comparing count / (2 f + 1) finds the
-        # symbol whose bits fall most by one more, comparing count / (2 f - 1) whose rise least by one less.
+        # log((f + 1) / f) equals 2 / (2 f + 1) up to a term in f**-3. So the largest count / (2 f + 1) marks
+        # the symbol that gains most from one slot more, the least count / (2 f - 1) the one that loses least.
         side = 1 if left > 0 else -1
         for _ in range(left * side):
-            # Begins as 0 / 1 or 1 / 0, which any symbol is better than.
+            # Starts as 0 / 1 or 1 / 0; any symbol is better.
             best, best_count, best_size = -1, (1 - side) // 2, (1 + side) // 2
             for s in range(n_symbols):
                 twice = 2 * frequencies[row, s] + side
@@ -257,14 +260,15 @@ def fit_kernel(counts: Int64s, precision: int, costs: Int64s, frequencies: Int64
 def pool_kernel(merged: Int64s, leaders: Int64s, bits: Float64s) -> None:
     """Merge contexts in place (`pool_contexts`).
 
-    `merged` begins as the counts with their sums in a last column, `leaders` as the numbers of the contexts
-    or -1 where one does not occur, `bits` of pairs as -1. A context leads where it is its own leader.
+    `merged` starts as the counts with their row sums in a last column. `leaders` starts as the context
+    numbers, or -1 for a context that does not occur, and `bits` of pairs as -1. A context leads if it is its
+    own leader.
     """
     n_contexts, n_columns = merged.shape
     n_symbols = n_columns - 1
     for _ in range(n_contexts):
         best_gain, best_i, best_j = 0.0, -1, -1
-        # The diagonal first: what two contexts take alone is compared with what they take together.
+        # The diagonal comes first: the separate costs of two contexts are compared with their joint cost.
         for apart in range(n_contexts):
             two = 1 if apart > 0 else 0
             for i in range(n_contexts - apart):
@@ -305,7 +309,7 @@ def pool_kernel(merged: Int64s, leaders: Int64s, bits: Float64s) -> None:
 
 @brief
 def read_kernel(packed: UInt8s, n_bits: int, precision: int, rows: Int64s, frequencies: Int64s) -> int:
-    """Read table numbers and frequencies (`write_kernel`); return how many bits they took, or -1."""
+    """Read table numbers and frequencies (`write_kernel`); return the number of bits read, or -1."""
     n_tables, n_symbols = frequencies.shape
     at, width = np.int64(0), BIT_LENGTHS[n_tables - 1]
     for c in range(rows.size):

@@ -1,8 +1,8 @@
 """Context rANS on sixteen lanes at a time, for processors with AVX-512; `cpu.rans` has the plain loops.
 
-Numba has no vectors, so the loop over the steps of a block is written in LLVM's language here, word for
-word the rule of `inshrink_core.ops.rans`. Tables are read entry by entry: the processor's own gather waits
-until its results are certain, and takes twice as long where it was mended against data sampling.
+numba has no vectors, so this module builds the loop over the steps of a block in LLVM IR. It follows the rule
+in `inshrink_core.ops.rans` exactly. Tables are read entry by entry: the gather instruction is slower, and
+takes twice as long on processors patched against data sampling.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inshrink_core.ops.cpu.compiled import call, load, store
 from inshrink_core.ops.rans import INITIAL_STATE, PRECISION
 
 LANES = 16
-"""Lanes in a vector of 512 bits. A step is one or two of them."""
+"""Number of lanes in a 512-bit vector. A step has one or two vectors."""
 
 _cgutils: Any = untyped_cgutils
 _intrinsic: Any = intrinsic
@@ -28,8 +28,8 @@ _intrinsic: Any = intrinsic
 _SLOT = (1 << PRECISION) - 1
 _LIMIT_SHIFT = 31 - PRECISION
 _HALF_OF_ERROR = 0.25
-"""Taken off a quotient below 2**19 of float32 numbers, which is wrong by less than 1/16: rounded down it
-is then right, or one too small."""
+"""Subtracted from a float32 quotient below 2**19 whose error is less than 1/16. Rounded down, the result is
+exact or one too small."""
 
 _BIT, _BYTE, _WORD, _INT, _LONG = (ir.IntType(width) for width in (1, 8, 16, 32, 64))
 _BITS, _BYTES, _WORDS, _INTS = (ir.VectorType(kind, LANES) for kind in (_BIT, _BYTE, _WORD, _INT))
@@ -55,12 +55,12 @@ def _all(value: int) -> Any:
 
 
 def _count(b: Any, bits: Any) -> Any:
-    """Return how many lanes are set."""
+    """Return the number of set lanes."""
     return b.zext(call(b, "llvm.ctpop.i16", _WORD, b.bitcast(bits, _WORD)), _LONG)
 
 
 def _read_entries(b: Any, table: Any, places: Any) -> Any:
-    """Read an entry of 32 bits for each lane, two lanes to a general register."""
+    """Read a 32-bit table entry for each lane, two lanes per general register."""
     both = b.bitcast(places, _PAIRS)
     entries = ir.Constant(_PAIRS, [0] * (LANES // 2))
     for k in range(LANES // 2):
@@ -73,13 +73,13 @@ def _read_entries(b: Any, table: Any, places: Any) -> Any:
 
 
 def _read_bases(b: Any, contexts: Any, place: Any, bases: tuple[Any, Any]) -> Any:
-    """Find where the table of each lane's context begins: the permutation takes five bits of a place."""
+    """Return the table offset of each lane's context; the permutation uses five bits of an index."""
     context = b.zext(load(b, contexts, place, _BYTES), _INTS)
     return call(b, "llvm.x86.avx512.vpermi2var.d.512", _INTS, bases[0], context, bases[1])
 
 
 def _decode_lanes(b: Any, x: Any, at: Any, entry: Any, words: Any) -> tuple[Any, Any]:
-    """Return the states before the symbols were coded, and the place of the next word."""
+    """Return the states before the symbols were coded, and the position of the next word."""
     frequency = b.add(b.and_(entry, _all(_SLOT)), _all(1))
     offset = b.and_(b.lshr(entry, _all(PRECISION)), _all(_SLOT))
     x = b.add(b.mul(frequency, b.lshr(x, _all(PRECISION))), offset)
@@ -91,7 +91,7 @@ def _decode_lanes(b: Any, x: Any, at: Any, entry: Any, words: Any) -> tuple[Any,
 
 
 def _encode_lanes(b: Any, x: Any, at: Any, entry: Any, words: Any) -> tuple[Any, Any]:
-    """Return the states after the symbols were coded, and the place of the last word written."""
+    """Return the states after the symbols are coded, and the position of the last word written."""
     frequency = b.add(b.and_(entry, _all(_SLOT)), _all(1))
     spill = b.icmp_unsigned(">=", b.lshr(x, _all(_LIMIT_SHIFT)), frequency)
     packed = call(b, "llvm.x86.avx512.mask.compress.v16i32", _INTS, x, _all(0), spill)
@@ -112,7 +112,7 @@ def _encode_lanes(b: Any, x: Any, at: Any, entry: Any, words: Any) -> tuple[Any,
 
 
 class _Loop:
-    """What a loop over steps works with: pointers of the arrays, and states in registers."""
+    """State of a loop over steps: array pointers, and rANS states in registers."""
 
     def __init__(self, context: Any, b: Any, signature: Any, arguments: Any, n_vectors: int) -> None:
         arrays = zip(signature.args, arguments, strict=True)
@@ -128,17 +128,16 @@ class _Loop:
             b.store(load(b, self.states, _LONG(k * LANES), _INTS), self.x[k])
 
     def base(self, b: Any, place: Any) -> Any:
-        """Return where tables begin; without contexts all places have the same bytes, `every` being 0."""
+        """Return table offsets; without contexts `every` is 0, so all positions read the same bytes."""
         return _read_bases(b, self.contexts, b.and_(place, self.every), self.bases)
 
     def store_states(self, b: Any) -> None:
-        """Write the states back."""
         for k in range(self.n_vectors):
             store(b, b.load(self.x[k]), self.states, _LONG(k * LANES))
 
 
 def _decode_loop(b: Any, loop: _Loop) -> Any:
-    """Decode steps while there are steps, and words for all lanes; return the steps and words done."""
+    """Decode while steps and words for all lanes are left; return the number of steps and words done."""
     at0, n_steps, n_words = loop.data[7:]
     lanes = LANES * loop.n_vectors
     done, at = _cgutils.alloca_once_value(b, _LONG(0)), _cgutils.alloca_once_value(b, at0)
@@ -161,7 +160,7 @@ def _decode_loop(b: Any, loop: _Loop) -> Any:
 
 
 def _encode_loop(b: Any, loop: _Loop) -> Any:
-    """Encode steps from the last; return where the words begin."""
+    """Encode steps from the last to the first; return the position of the first word."""
     at0, n_steps, _ = loop.data[7:]
     at, end = _cgutils.alloca_once_value(b, at0), b.sub(n_steps, _LONG(1))
     with _cgutils.for_range(b, n_steps) as each:
@@ -178,10 +177,10 @@ def _encode_loop(b: Any, loop: _Loop) -> Any:
 
 
 def _steps(build: Callable[[Any, _Loop], Any], n_vectors: int) -> Any:
-    """Return a function for kernels, with arrays and int64 numbers as they come."""
+    """Return a function for kernels that takes arrays and int64 numbers."""
 
-    # numba folds no variable number of arguments here: words, symbols, contexts, every, bases, table, states,
-    # the first place in the words, steps, and words.
+    # numba does not accept *args here. Arguments: words, symbols, contexts, every, bases, table, states,
+    # first position in the words, steps, and number of words.
     def steps(_: Any, w: Any, s: Any, c: Any, e: Any, b: Any, t: Any, x: Any, at: Any, n: Any, m: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return build(builder, _Loop(context, builder, signature, arguments, n_vectors))
@@ -192,15 +191,17 @@ def _steps(build: Callable[[Any, _Loop], Any], n_vectors: int) -> Any:
 
 
 decode_steps = (_steps(_decode_loop, 1), _steps(_decode_loop, 2))
-"""By number of vectors less one: decode whole steps into symbols; return ``steps << 32 | words`` taken.
+"""Decoders by number of vectors less one: decode full steps into symbols; return ``steps << 32 | words``
+used.
 
-Arguments: words, symbols, contexts, every (-1; 0 where contexts has the same sixteen bytes for all), bases
-(32 of int32), table (int32), states, first word, steps, words.
+Arguments: words, symbols, contexts, every (-1, or 0 if contexts has the same sixteen bytes for all), bases
+(32 int32 values), table (int32), states, first word, steps, words.
 """
 
 encode_steps = (_steps(_encode_loop, 1), _steps(_encode_loop, 2))
-"""By number of vectors less one: encode whole steps, words downwards; return where they begin.
+"""Encoders by number of vectors less one: encode full steps, words downwards; return the first word's
+position.
 
-Arguments: as for decoding, with a table of ``frequency - 1 | start << 12`` and the end of the words for the
-first; there is room for all words.
+Arguments: as for decoding, but with a table of ``frequency - 1 | start << 12`` and the end of the words in
+place of the first word. The buffer must have room for all words.
 """

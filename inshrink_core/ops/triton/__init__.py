@@ -1,1 +1,1 @@
-"""Triton kernels for CUDA devices, and the reference where Triton is not installed."""
+"""Triton kernels for CUDA devices. Without Triton the ops use their reference version."""

@@ -1,7 +1,7 @@
-"""The lattice codec in Triton: rounding and its inverse.
+"""Triton kernels of the lattice codec: rounding and its inverse.
 
-`inshrink_core.ops.lattice` has the versions in plain torch. Importing this module needs Triton. Kernels are
-launched without fused multiply-add, which would round once where the rule rounds twice.
+`inshrink_core.ops.lattice` documents the functions and has the versions in plain PyTorch. Importing this
+module needs Triton. Kernels are launched without fused multiply-add, which would round once instead of twice.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _EXACT = tl.constexpr(EXACT)
 _FIRST_INTEGER = tl.constexpr(2.0**23)
 
 RANKED = 1024
-"""Elements of a program: eight a thread, two 16-byte accesses of each array of 32 bits."""
+"""Elements of a program: eight per thread, two 16-byte accesses for each 32-bit array."""
 
 
 @triton.jit
 def nearest(x: tl.tensor) -> tl.tensor:
-    """Round to the nearest integer, ties to even; a sum with 2**23 has no bits left for a fraction."""
+    """Round to the nearest integer, ties to even: a sum with 2**23 has no fractional bits."""
     size = tl.abs(x)
     rounded = tl.where(size < _FIRST_INTEGER, (size + _FIRST_INTEGER) - _FIRST_INTEGER, size)
     return tl.where(x < 0, -rounded, rounded)
@@ -46,7 +46,7 @@ def nearest(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _next_history(change: tl.tensor, old: tl.tensor) -> tl.tensor:
-    """History after a change, of which only the sign matters."""
+    """Return the context state after a change; only the sign of the change matters."""
     context = old & _CONTEXT
     aged = old + tl.where((context > 0) & (context < _AGING), 3, 0)
     negative = (change < 0).to(tl.int32)
@@ -57,7 +57,7 @@ def _next_history(change: tl.tensor, old: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _token_of(z: tl.tensor) -> tl.tensor:
-    # With the bit below the highest cleared, no rounding to float32 reaches the next power of two.
+    # With the bit below the highest cleared, rounding to float32 cannot reach the next power of two.
     place = ((z & ~(z >> 1)).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
     large = _LARGE + 4 * (place - 7) + ((z >> tl.maximum(place - 2, 0)) & 3)
     return tl.where(z < _LARGE, z, large)

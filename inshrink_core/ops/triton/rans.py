@@ -1,7 +1,8 @@
-"""Context rANS in Triton: a program codes a block, its lanes in step; `inshrink_core.ops.rans` says what.
+"""Triton kernels of context rANS: a program codes a block, with its lanes in step.
 
-Importing this module needs Triton. Every address is proved in range or masked: slots are twelve bits,
-contexts and symbols were checked, and a word outside its block is neither read nor written.
+`inshrink_core.ops.rans` documents the functions. Importing this module needs Triton. Every address is proved
+in range or masked: slots have twelve bits, contexts and symbols are checked before, and a word outside its
+block is neither read nor written.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LIMIT_SHIFT = tl.constexpr(31 - PRECISION)
 _CONTEXT = tl.constexpr(CONTEXT_MASK)
 
 _COPIED = 1024
-"""Words that one turn of a copy moves."""
+"""Number of words per iteration of a copy."""
 
 _WARP = 32
 
@@ -67,7 +68,7 @@ def _encode(
         entry += tl.load(rows + context) * n_symbols
         f = tl.load(frequencies + entry, mask=here, other=1)
         start = tl.load(starts + entry, mask=here, other=0)
-        # f << 19 would leave 31 bits for f = 4096.
+        # f << 19 overflows 31 bits for f = 4096.
         spill = here & ((state >> _LIMIT_SHIFT) >= f)
         rank = tl.cumsum(spill.to(tl.int32), 0)
         begin -= tl.sum(spill.to(tl.int32), 0)
@@ -145,9 +146,10 @@ def _decode(
 
 
 def _decode_table(frequencies: Tensor, starts: Tensor) -> Tensor:
-    """Return the entry of each slot of each table, flat: frequency less one, offset of the slot, symbol.
+    """Return the flat decode table, with an entry for each slot of each table.
 
-    Bits 0-11 have the frequency less one, 12-23 the offset of the slot within its symbol, 24-31 the symbol.
+    Bits 0-11 hold the frequency less one, bits 12-23 the offset of the slot within its symbol, bits 24-31 the
+    symbol.
     """
     n_tables, n_symbols = frequencies.shape
     flat = frequencies.view(-1).long()
@@ -158,7 +160,7 @@ def _decode_table(frequencies: Tensor, starts: Tensor) -> Tensor:
 
 
 def _model_on(model: RansModel, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows of all possible contexts, frequencies and their exclusive sums, int32 on a device."""
+    """Return the table of each possible context, frequencies and their exclusive sums, int32 on a device."""
     starts = np.cumsum(model.frequencies, axis=1) - model.frequencies
     rows_of = np.zeros(MAX_CONTEXTS, np.int64)
     rows_of[: model.rows.size] = model.rows
@@ -168,7 +170,7 @@ def _model_on(model: RansModel, device: torch.device) -> tuple[Tensor, Tensor, T
 
 
 def _threads(lanes: int) -> dict[str, int]:
-    """Launch a thread for each lane, in whole warps; Triton wants to be told about fused operations."""
+    """Return launch options: a thread per lane, in full warps, without fused multiply-add."""
     return {"num_warps": min(max(lanes // _WARP, 1), 8), "enable_fp_fusion": False}
 
 

@@ -1,10 +1,11 @@
-"""Shaped rounding in Triton: a program for a few rows, which goes along the columns.
+"""Error feedback in Triton: a program processes a few rows along the columns.
 
-Both ways, each row is one column behind the row above. Programs wait for each other by launches: in each
-all go on by some columns, two launches behind the program of the rows above.
+With feedback in both directions each row runs one column behind the row above. Programs synchronize through
+launches: in each launch every program advances by some columns, two launches behind the program above.
 
-`inshrink_core.ops.shaping` has the versions in plain torch. Importing this module needs Triton. Parts of
-spacings are integers; what floats come before them is single operations, launched without fused multiply-add.
+`inshrink_core.ops.shaping` documents the functions and has the versions in plain PyTorch. Importing this
+module needs Triton. Fractions of a step are integers. The float operations before them are single operations,
+launched without fused multiply-add.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _ERROR = tl.constexpr(MOST_ERROR)
 _COUNTED = tl.constexpr(MOST_COUNTED)
 
 _ROWS = 16
-"""Rows of a program: their sums are 64-bit numbers in registers, eight a thread."""
+"""Rows of a program: their sums are 64-bit numbers in registers, eight per thread."""
 
 _STEPS = 32
-"""Columns that a program goes along in one launch both ways: at least as many as it has rows."""
+"""Columns per launch with feedback in both directions: at least the number of rows of a program."""
 
 
 @triton.jit
@@ -61,7 +62,7 @@ def _taken(
 
 @triton.jit
 def _fed(sums: tl.tensor, gains: tl.tensor, shift: tl.tensor) -> tl.tensor:
-    """Return what sums feed, in parts."""
+    """Return the feedback ``V · s`` in parts."""
     half = (tl.full((), 1, tl.int64) << shift) >> 1
     return (tl.sum(sums * gains, 1) + half) >> shift
 
@@ -70,7 +71,7 @@ def _fed(sums: tl.tensor, gains: tl.tensor, shift: tl.tensor) -> tl.tensor:
 def _rounded(
     moved: tl.tensor, offset: tl.tensor, near: tl.tensor, fed: tl.tensor, grade: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return points from where training began, changes, and errors in parts."""
+    """Return rounded movements, changes, and errors in parts."""
     wanted = moved - tl.minimum(tl.maximum(fed, -_FED), _FED)
     crossed = tl.where(wanted < 0, -offset, offset) > _PARTS // 2
     threshold = tl.where(crossed, grade * 7 // 10, grade)
@@ -84,7 +85,7 @@ def _rounded(
 
 @triton.jit
 def _counted(moved: tl.tensor, near: tl.tensor, y: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Return by how much the projections of rounded movements exceed their squares, and these."""
+    """Return ``sum(y r) - sum(r r)`` and ``sum(r r)`` of the movements r below the counting limit."""
     movement = tl.where(near & (tl.abs(moved) < _COUNTED), moved, 0)
     return (_PARTS * y - movement) * movement, movement * movement
 
@@ -115,7 +116,7 @@ def _shape(
     both: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Go on along the columns; both ways rows are one column apart, programs two launches."""
+    """Process some columns; in both directions rows are one column apart, programs two launches."""
     lane = tl.arange(0, size)
     row = tl.program_id(0).to(tl.int64) * size + lane
     inside = row < n_rows
@@ -151,7 +152,7 @@ def _shape(
         if both:
             passed = tl.where(near, tl.minimum(tl.maximum(error + of_row, -_ERROR), _ERROR), 0)
             tl.store(down + column, column_sums + passed[:, None] * downward, mask=loaded)
-            tl.debug_barrier()  # the next row reads what this one has passed down
+            tl.debug_barrier()  # the next row reads the sums that this row has written
         if based:
             beyond, square = _counted(moved, near, y)
             lead += beyond
@@ -186,7 +187,7 @@ def shape_changes(
     everything = (*tensors, *row_sides, *sums, changes, leads, *numbers, by_row.shift if by_row else 0)
     n_programs, n_waves, steps = triton.cdiv(n_rows, _ROWS), 1, n
     if by_row is not None:
-        # The last row of a program passes a column in the launch after the one in which its first row did.
+        # The last row of a program reaches a column one launch after its first row.
         n_waves, steps = 2 * (n_programs - 1) + triton.cdiv(n + _ROWS - 1, _STEPS), _STEPS
     flags = (base is not None, by_row is not None, _ROWS)
     for wave in range(n_waves):
