@@ -1,4 +1,4 @@
-"""Starting the explorer: configuration, address, and the server."""
+"""Start of the explorer: configuration, address, and server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SCRIPT = Path(__file__).with_name("main.py")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
 _BROWSER_DELAY_SECONDS = 1.5
 _LARGEST_DROP_MIB = 500
-"""Of one file that is dropped onto the page Open: the server holds it in memory until it is written."""
+"""Size limit of a dropped file, which the server holds in memory until it is written."""
 
 _SCHEMES = ("s3:", "gs:", "az:", "hf:")
 _LONGEST_REASON = 400
@@ -54,23 +54,23 @@ def run(
     Parameters
     ----------
     path
-        Run or archive to show first. Its folder becomes a root where `roots` is None.
+        Run or archive to show first. If `roots` is None, its folder becomes a root.
     host
-        Address to listen on. Another than this computer's own needs `roots`.
+        Address to listen on. An address that others can reach needs `roots`.
     port
         Port to listen on, 1 to 65535.
     roots
-        Folders that the explorer may see; by default the current one. Bundled samples are always seen. Also
-        addresses in buckets, beside those folders.
+        Folders that the explorer may see; by default the current one. Bundled samples are always allowed.
+        Addresses in buckets may be given too.
     open_browser
         Open the explorer in the default browser.
     window
-        Open it in a desktop window of its own instead.
+        Open it in a desktop window instead.
 
     Raises
     ------
     InputError
-        A root is neither a folder nor an address, the path lies outside of the roots, the port is taken, the
+        A root is neither a folder nor an address, the path is outside of the roots, the port is taken, the
         host is open to others and no roots were given, or no window can be opened here.
     MissingExtraError
         Streamlit or Plotly is not installed, or for a window pywebview.
@@ -80,8 +80,7 @@ def run(
     path = None if path is None else str(real_path(path))
     roots = [str(real_path(root)) for root in roots or ()]
     given = _checked_roots(path, host, roots)
-    # From here on nothing is read from the folder one stands in: Streamlit takes its settings from there,
-    # and numba.
+    # Run in an empty folder, since Streamlit and numba read settings from the current one.
     with contextlib.chdir(empty_directory()):
         _serve(path, host, port, given, open_browser=open_browser, window=window)
 
@@ -89,7 +88,7 @@ def run(
 def _serve(
     path: str | None, host: str, port: int, roots: list[str], *, open_browser: bool, window: bool
 ) -> None:
-    """Serve until interrupted; every path is absolute by now."""
+    """Serve until interrupted; all paths are absolute."""
     try:
         import plotly as _plotly  # noqa: F401
         import streamlit  # noqa: F401
@@ -151,7 +150,7 @@ def _start_window(url: str) -> subprocess.Popen[str]:
 
 
 def _follow_window(process: subprocess.Popen[str]) -> None:
-    """Open the window once the server listens, and end the server when it is closed."""
+    """Open the window once the server listens, and stop the server when the window closes."""
     if _server_is_up() and process.stdin is not None:
         process.stdin.write("open\n")
         process.stdin.flush()
@@ -160,28 +159,28 @@ def _follow_window(process: subprocess.Popen[str]) -> None:
 
 
 def explorer(hosts: Sequence[str], command: str) -> App:
-    """Return the application: Streamlit's, our route for files, and the gate around both.
+    """Return the application: Streamlit's, the route for files, and the gate around both.
 
     Parameters
     ----------
     hosts
-        Names that the server may be called by.
+        Host names that the server accepts.
     command
-        Starts it again.
+        Command that starts it again.
     """
     import streamlit as st
     from inshrink_app.server import downloads, gate
     from inshrink_app.widgets import problem
     from streamlit.runtime.pages_manager import PagesManager
 
-    # Before a session has run our script, Streamlit takes a folder "pages" beside it for one of its own.
+    # Before a session has run the script, Streamlit takes a folder "pages" beside it for its own.
     PagesManager.uses_pages_directory = False
     _mend_streamlit()
     page = gate.shell(Path(st.__file__).parent / "static" / "index.html", command)
     headers = gate.headers(page)
 
     class Guarded(st.App):  # type: ignore[misc,unused-ignore]
-        """The application as the server calls it: nothing is answered but through the gate."""
+        """The application behind the gate."""
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             await gate.guarded(super().__call__, hosts, headers, page)(scope, receive, send)
@@ -190,12 +189,12 @@ def explorer(hosts: Sequence[str], command: str) -> App:
 
 
 def _mend_streamlit() -> None:
-    """Correct races of Streamlit between the fragments of a page and its other requests.
+    """Correct races in Streamlit between the fragments of a page and its other requests.
 
-    A fragment that has ended is reported as interrupted if the next begins before the report is sent, and the
-    page keeps elements that the fragment no longer draws. Streamlit merges requests that come together and
-    takes the page of the later, so that a timer of the page that is left undoes a click on a link; later, the
-    timer resets the widgets of the new page.
+    A finished fragment is reported as interrupted if the next one begins before the report is sent; the page
+    then shows elements that the fragment no longer draws. Streamlit merges simultaneous requests and uses the
+    page of the later one, so a timer of the page being left can undo a click on a link, and later reset the
+    widgets of the new page.
     """
     from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
     from streamlit.runtime import forward_msg_queue as queue
@@ -221,24 +220,24 @@ def _mend_streamlit() -> None:
         if not (rerun_data.fragment_id_queue and is_left):
             run_script(self, rerun_data)
 
-    if interrupted.__module__ != __name__:  # Once a process.
+    if interrupted.__module__ != __name__:  # Once per process.
         queue._update_script_finished_message = update
         ScriptRequests.request_rerun = request  # type: ignore[method-assign]
         ScriptRunner._run_script = run  # type: ignore[method-assign]
 
 
 def _load_ahead() -> None:
-    """Import what every page draws with while the reader still opens the browser: two seconds of work.
+    """Import the drawing code of every page while the browser opens, which takes two seconds.
 
-    Code alone: no file of a run is opened.
+    No file of a run is opened.
     """
     if not _server_is_up():
         return
     import streamlit as st
 
-    # Streamlit's first element looks at the source of every module there is: here there are few yet.
+    # Streamlit's first element inspects the source of every loaded module; few are loaded here.
     st.empty()
-    # First, and whole: Plotly looks at the half of it that a page's own import has loaded by then.
+    # First and completely: Plotly would use a pandas that a page's import has only half loaded.
     import pandas as _pandas  # noqa: F401
     import plotly.graph_objects as graph_objects
     from inshrink_app import pages, widgets
@@ -246,7 +245,7 @@ def _load_ahead() -> None:
     import inshrink_core.chain.append as _chain  # noqa: F401
     import inshrink_core.verbs.compress as _compress  # noqa: F401
 
-    # Plotly reads its schema and its template when the first figure is made and written.
+    # Plotly reads its schema and template when it creates and writes the first figure.
     graph_objects.Figure(graph_objects.Heatmap(z=[[0.0]])).to_json()
     for package in (widgets, pages):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -254,7 +253,7 @@ def _load_ahead() -> None:
 
 
 def _server_is_up() -> bool:
-    """Wait until the server listens: nothing is to slow that down, and the caches ask for it."""
+    """Wait until the server listens; the imports would slow its start, and the caches need it."""
     from streamlit import runtime
 
     until = time.monotonic() + _SECONDS_TO_LISTEN
@@ -264,7 +263,7 @@ def _server_is_up() -> bool:
 
 
 def server_config(host: str, port: int) -> dict[str, Any]:
-    """Return the configuration of the server: local, silent, and without a word to other servers."""
+    """Return the server's configuration: local, silent, and without requests to other servers."""
     from inshrink_app.theme import theme_config
 
     return {
@@ -287,7 +286,7 @@ def server_config(host: str, port: int) -> dict[str, Any]:
 
 
 def _allowed_hosts(host: str) -> list[str]:
-    """Return the names a browser may call us by; any other is a page that rebinds its own name to us."""
+    """Return the accepted host names; any other name indicates DNS rebinding."""
     if _is_local(host):
         return [*_LOOPBACK]
     if host in ("0.0.0.0", "::"):
@@ -306,7 +305,7 @@ def _is_local(host: str) -> bool:
 
 
 def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> list[str]:
-    """Return the roots, those by default included: an address that is to be opened is a root."""
+    """Return the roots, including the default ones; an address to open is a root."""
     from inshrink_app.server.roots import Address, path_of
 
     from inshrink_core.archive.storage import storage_at
@@ -318,7 +317,7 @@ def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> 
         if address.parts[0] not in _SCHEMES:
             what = f"addresses of {', '.join(_SCHEMES)} can be opened"
             raise InputError(what, where=address.parts[0], remedy="copy it to a folder")
-        storage_at(str(address))  # refuses what holds credentials, or names no bucket
+        storage_at(str(address))  # refuses credentials in an address, and one without a bucket
     folders = [place for place in places if not isinstance(place, Address)]
     if not folders:
         if not _is_local(host):
@@ -336,14 +335,14 @@ def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> 
 
 
 def _place_of(path: str) -> str:
-    """Return the folder or file of what is to be opened: its path without a step pattern at the end."""
+    """Return the folder or file to open: its path without a step pattern at the end."""
     from inshrink_core.formats import split_step_pattern
 
     return str(split_step_pattern(path)[0])
 
 
 def _require_inside(current: Any, path: str | None) -> None:
-    """Refuse a path that the page would refuse, while there is a terminal to say so."""
+    """Refuse a path that the page would refuse, while the terminal can show the error."""
     from inshrink_app.server.roots import Address, path_of
 
     if path is None or isinstance(path_of(path), Address):
@@ -356,7 +355,7 @@ def _require_inside(current: Any, path: str | None) -> None:
 
 
 def _require_free(host: str, port: int) -> None:
-    """Refuse a port that is taken, before the server fails in its own words."""
+    """Refuse a port in use with an error of the explorer instead of the server's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

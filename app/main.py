@@ -15,7 +15,7 @@ st.logo(MARK, size="large")
 
 
 def lead_on(name: str, word: str) -> None:
-    """Lead from a former address of a page to the page."""
+    """Redirect a former page address to its page."""
     state.remember_link()
     state.remember(panel=word)
     state.lead_to(name)

@@ -1,7 +1,7 @@
-"""What the explorer remembers of a visit, and how a link carries it.
+"""The state of a visit, and its form in a link.
 
-The session is the truth. Following a link of the navigation drops the query parameters, so every page
-writes those that concern it again; a page opened by a link reads them first.
+The session is authoritative. The links of the navigation drop the query parameters, so every page writes its
+own ones again; a page opened by a link reads them first.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ _ASKED = _PREFIX + "asked"
 
 
 def arrive(page: str) -> None:
-    """Take note of the page that is about to be drawn.
+    """Record the page that is about to be drawn.
 
-    The page on which a session begins came by its address, and anybody can make a browser go to an address.
-    A second page of the same session was clicked on.
+    An address opens the first page of a session, and any site can make a browser open an address. A second
+    page of the same session needs a click.
     """
     if st.session_state.setdefault(_ARRIVED, page) != page:
         clicked()
 
 
 def clicked() -> None:
-    """Take note that the reader did something here: from now on what they see may be measured for them."""
+    """Record a click; from now on measurements may start."""
     st.session_state[_CLICKED] = True
 
 
 def was_clicked() -> bool:
-    """Return whether the reader did anything in this session but follow a link.
+    """Return whether the user has clicked in this session, beyond following a link.
 
-    Until then nothing heavier is done than to read headers.
+    Until then only headers are read.
     """
     return bool(st.session_state.get(_CLICKED))
 
 
 def was_asked_for() -> bool:
-    """Return whether the reader asked for what is on screen: by a click, or on the command line."""
+    """Return whether the user asked for the subject on screen, by a click or on the command line."""
     given = st.session_state.get(_GIVEN)
     return was_clicked() or (given is not None and given == st.session_state.get(_PREFIX + RUN))
 
 
 def know(pages: Mapping[str, StreamlitPage]) -> None:
-    """Take note of the pages there are, by the names of their folders."""
+    """Record the pages by the names of their folders."""
     st.session_state[_PAGES] = dict(pages)
 
 
@@ -79,13 +79,13 @@ def asked(key: str) -> str:
 
 
 def lead_to(page: str) -> NoReturn:
-    """Go to another page by ourselves, which is no click."""
+    """Redirect to another page, which does not count as a click."""
     st.session_state.pop(_ARRIVED, None)
     go_to(page)
 
 
 def wants_given_run() -> bool:
-    """Return whether this session begins without a word about what to show, but the command line had one."""
+    """Return whether this session starts without a link's choice of run while the command line named one."""
     return _STARTED not in st.session_state and not st.query_params.get(RUN) and settings().opened is not None
 
 
@@ -102,14 +102,14 @@ def run_path() -> str | None:
 
 
 def takes_given() -> bool:
-    """Return whether the run of the command line is on screen, for the first time."""
+    """Return whether the run of the command line is on screen for the first time."""
     given = st.session_state.get(_GIVEN)
     is_new = given is not None and given == st.session_state.get(_PREFIX + RUN)
     return is_new and not st.session_state.get(_TAKEN) and not st.session_state.update({_TAKEN: True})
 
 
 def set_run(path: str | None) -> None:
-    """Show another run from now on; None shows none."""
+    """Show another run; None shows none."""
     st.session_state[_PREFIX + RUN] = path
     st.session_state[_STARTED] = True
     if path is None:
@@ -119,9 +119,9 @@ def set_run(path: str | None) -> None:
 
 
 def choice(key: str, options: Sequence[str], default: str) -> str:
-    """Return which of some options is chosen under a key: by the link, else the session, else by default.
+    """Return the option chosen under a key: from the link, else the session, else the default.
 
-    What a link says is untrusted: an unknown option counts as none.
+    Links are untrusted: an unknown option is ignored.
     """
     for value in (st.query_params.get(key), st.session_state.get(_PREFIX + key)):
         if value in options:
@@ -136,7 +136,7 @@ def choice_text(key: str) -> str:
 
 
 def log_choice(run: str) -> str:
-    """Return which file and columns of metrics are chosen for a run; empty without any. Untrusted."""
+    """Return the chosen file and columns of metrics of a run; empty without any. Untrusted."""
     key = f"{_PREFIX}{LOG}.{run}"
     if text := st.query_params.get(LOG):
         st.session_state[key] = text
@@ -147,19 +147,19 @@ def log_choice(run: str) -> str:
 
 
 def choose_log(run: str, text: str) -> None:
-    """Take the metrics of a run from other columns from now on; empty: from what it has logged itself."""
+    """Choose other columns for the metrics of a run; empty restores its own log."""
     st.session_state[f"{_PREFIX}{LOG}.{run}"] = text
     st.query_params.pop(LOG, None)
 
 
 def remember(**chosen: str) -> None:
-    """Put choices into the session alone, for the page that is switched to next."""
+    """Store choices in the session only, for the page that opens next."""
     for key, value in chosen.items():
         st.session_state[_PREFIX + key] = value
 
 
 def remember_link() -> None:
-    """Put what a link says into the session, for the page that the link's own leads on to. Untrusted."""
+    """Store the link's choices in the session before a redirect. Untrusted."""
     run_path()
     remember(**{key: value for key, value in st.query_params.items() if key != RUN})
 
@@ -173,7 +173,7 @@ def publish(**chosen: str) -> None:
 
 
 def retract(*keys: str) -> None:
-    """Take choices out of the session and the address."""
+    """Remove choices from the session and the address."""
     for key in keys:
         st.session_state.pop(_PREFIX + key, None)
         st.query_params.pop(key, None)

@@ -1,4 +1,4 @@
-"""Colours, in light and in dark; no fonts or images from elsewhere."""
+"""Colours for light and dark mode; no fonts or images from other servers."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from collections.abc import Iterable
 from typing import Final
 
 PRIMARY: Final = "#0072B2"
-"""White text on it, and it on white, have a contrast of 5.2 (WCAG AA asks 4.5)."""
+"""Its contrast with white is 5.2 (WCAG AA requires 4.5)."""
 
 CATEGORICAL: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8A800")
-"""Okabe and Ito's palette, told apart by the colour-blind (jfly.uni-koeln.de/color); its yellow darkened
-and its black made grey, because both must stand on white and on black."""
+"""Okabe and Ito's palette, distinguishable for the colour-blind (jfly.uni-koeln.de/color), with a darker
+yellow and grey for black, so that both are visible on white and on black.
+"""
 
 SEQUENTIAL: Final = "Viridis"
 """Perceptually uniform and readable in every form of colour blindness (Smith and van der Walt, 2015)."""
 
 DIVERGING: Final = "RdBu"
-"""Red to blue through white, told apart in every form of colour blindness (ColorBrewer, Brewer 2003)."""
+"""Red to blue through white, distinguishable in every form of colour blindness (ColorBrewer, Brewer 2003)."""
 
 MARK: Final = "#FF2D55"
-"""Around the chosen cell: no colour of the maps comes near it, on white or on black."""
+"""Outline of the selected cell, distinct from all colours of the maps, on white and on black."""
 
 GAP: Final = "#9AA0A6"
-"""Where there is no value; neutral grey, outside of the sequential map, visible on white and black."""
+"""Missing values: a neutral grey outside of the sequential map, visible on white and black."""
 
-# In the dark, white on the primary colour, and it on the page (the value of a slider), both have a contrast
-# of 4.5; that leaves room for no lighter page. Violet is the colour of plain text, for `fmt.inked`.
+# In dark mode, white on the primary colour and the primary colour on the page (the value of a slider) both
+# have a contrast of 4.5, which leaves no room for a lighter page. Violet is the colour of plain text, for
+# `fmt.inked`.
 _COLOURS = {
     "primaryColor": (PRIMARY, "#1B7BBF"),
     "backgroundColor": ("#FFFFFF", "#030507"),
@@ -39,7 +41,7 @@ _COLOURS = {
     "grayTextColor": ("#4E5965", "#AEB8C2"),
     "violetTextColor": ("#0C1118", "#E4E9EE"),
 }
-"""In light and in dark."""
+"""For light and dark mode."""
 
 
 def theme_config() -> dict[str, object]:
@@ -59,9 +61,10 @@ def theme_config() -> dict[str, object]:
 
 
 def archive_colours(paths: Iterable[str]) -> dict[str, str]:
-    """Return the colour of each archive of a run, by its path: the same wherever the archive is drawn.
+    """Return the colour of each archive of a run, by its path; all charts use the same.
 
-    Blue, orange-red and grey are left for measurements of a run, for bounds and for what is not stored.
+    Blue, orange-red and grey are reserved for measurements of a run, for bounds, and for baselines that store
+    nothing.
     """
     colours = (*CATEGORICAL[1:5], *CATEGORICAL[7:])
     return {path: colours[place % len(colours)] for place, path in enumerate(sorted(paths))}

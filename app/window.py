@@ -1,8 +1,8 @@
-"""The explorer in a desktop window: a process beside the server, as both want to be the main thread.
+"""The explorer in a desktop window: a separate process, since window and server both need the main thread.
 
-`inshrink_app.launch` starts it with the address. It writes ``ready`` once there is a toolkit and a display,
-opens the window at the next line that it reads, and ends with its window or with the server, whose end
-closes its input.
+`inshrink_app.launch` starts it with the address. It writes ``ready`` once toolkit and display are available,
+and opens the window at the next line of input. It ends with its window, or when the server ends and closes
+its input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Long work in child processes, which the pages only look at."""
+"""Jobs: long work in child processes, which the pages observe."""
 
 from inshrink_app.jobs.job import Job, Load
 from inshrink_app.jobs.printed import python_text, shell_text

@@ -1,6 +1,6 @@
-"""The process of a job: performs its requests one after the other, and writes their reports to one file.
+"""The process of a job: it performs the job's requests in order and writes their reports to one file.
 
-Progress goes to standard error as JSON lines, as `inshrink run --progress jsonl` writes it.
+Progress goes to standard error as JSON lines, in the format of `inshrink run --progress jsonl`.
 """
 
 from __future__ import annotations

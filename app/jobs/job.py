@@ -1,8 +1,8 @@
-"""A job: what was asked, how far it is, what came of it, and its folder.
+"""A job: its requests, progress, result and folder.
 
 The folder holds the record, a file for each request, the log, partial results, the result, and a lock of the
-explorer that runs the job. After a crash or a restart, a record that says ``running`` or ``queued`` without a
-lock belongs to a job that was interrupted.
+explorer that runs the job. A ``running`` or ``queued`` record without a lock belongs to a job that a crash or
+a restart interrupted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RESULT: Final = "result"
 
 _RECORD, _LOG, _LOCK, _ROWS = "job.json", "log.txt", "lock", "rows.jsonl"
 _NO_LOCK = -1
-"""In place of a descriptor on systems without locks."""
+"""Used in place of a descriptor on systems without locks."""
 
 _LINES_SHOWN = 200
 _MAX_RECORD_BYTES, _MAX_LOG_BYTES, _MAX_ROWS = 1_000_000, 200_000, 20_000
@@ -47,7 +47,7 @@ _ID = re.compile(r"[0-9a-f]{16}")
 
 Time = Annotated[float, msgspec.Meta(ge=0, le=LAST_TIME)]
 Load = Callable[["Job"], Any]
-"""Returns what a page shows of a job's reports; raises OSError, or what malformed reports raise."""
+"""Return the result of a job from its reports; raise OSError, or the errors of malformed reports."""
 
 
 def load_last(job: Job) -> Any:
@@ -56,13 +56,13 @@ def load_last(job: Job) -> Any:
 
 
 def jobs_folder() -> Path:
-    """Return where jobs are stored: beside the list of recent runs."""
+    """Return the folder of all jobs, beside the list of recent runs."""
     return recent_file().with_name("jobs")
 
 
 @dataclass(eq=False)
 class JobRecord:
-    """What is stored of a job: what it was asked, how far it came, and how it ended (Unix times)."""
+    """The stored record of a job: its work, its progress, and its end (Unix times)."""
 
     work: Work
     state: Literal["queued", "running", "finished", "failed", "cancelled", "interrupted"] = "running"
@@ -77,34 +77,34 @@ class JobRecord:
 
 @dataclass(eq=False)
 class Job(JobRecord):
-    """A job of this explorer, or of another.
+    """A job of this explorer, or of another one.
 
     Parameters
     ----------
     work, job_id
-        What it does, and its name in links.
+        Its work, and its name in links.
     state
         ``queued``, ``running``, ``finished``, ``failed``, ``cancelled`` or ``interrupted``.
     done, total, item
-        Progress in whatever the verb counts, and what it is at now. Untrusted text.
+        Progress in units of the verb, and the current item. Untrusted text.
     started_at, ended_at
-        Unix time, of the last attempt.
+        Unix times of the last attempt.
     problem
-        What went wrong, when failed.
+        The error of a failed job.
     process
-        Its process; None if it waits, or an explorer that has ended started it.
+        Its process; None if it is queued, or if an explorer that has ended started it.
     place
-        Which of its requests is performed.
+        Index of the current request.
     rows, documents
-        Parts of the results so far, and the reports of the requests that have ended.
+        Partial results so far, and the reports of finished requests.
     result
-        What `load` made of the reports, when finished and asked for.
+        The value of `load` for a finished job, once it was read.
     folder
         Its folder, named by the id; `NOWHERE` stores nothing.
     attempt
-        How often it was begun.
+        Number of attempts.
     lock
-        Descriptor of the lock, while this explorer holds it.
+        Descriptor of the lock while this explorer holds it.
     """
 
     process: subprocess.Popen[str] | None = None
@@ -122,7 +122,7 @@ class Job(JobRecord):
 
     @property
     def requests(self) -> tuple[Request[Any], ...]:
-        """What it performs, each after the other; raises InputError for a request of another version."""
+        """Its requests, in order; raises InputError for a request of another version."""
         return self.work.requests
 
     @property
@@ -132,7 +132,7 @@ class Job(JobRecord):
 
     @property
     def shown(self) -> str:
-        """The path that the asking page is about."""
+        """The path that the page is about."""
         return self.work.shown
 
     @property
@@ -142,7 +142,7 @@ class Job(JobRecord):
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs or waits, here or in another explorer."""
+        """Whether it is running or queued, here or in another explorer."""
         return self.state in ("queued", "running")
 
     @property
@@ -152,7 +152,7 @@ class Job(JobRecord):
 
     @property
     def fraction(self) -> float:
-        """How much is done, from 0 to 1: the requests count alike."""
+        """The completed fraction, from 0 to 1; all requests have equal weight."""
         if self.state == "finished":
             return 1.0
         part = min(1.0, max(0.0, self.done / self.total)) if self.total else 0.0
@@ -160,23 +160,23 @@ class Job(JobRecord):
 
     @property
     def seconds(self) -> float:
-        """How long it has run, or ran."""
+        """The elapsed time in seconds, or the total time of an ended job."""
         return max(0.0, (self.ended_at or time.time()) - self.started_at)
 
     def begin(self) -> None:
-        """Forget the progress of an earlier attempt; its rows stay."""
+        """Reset the progress of an earlier attempt; its rows stay."""
         self.process, self.place, self.done, self.total, self.item = None, 0, 0, 0, ""
         self.started_at, self.ended_at, self.result, self.problem = time.time(), None, None, None
         self.attempt += 1
         self.rows, self.documents = self.told(), []
 
     def told(self) -> list[dict[str, Any]]:
-        """Return the parts of the results so far, of earlier attempts too."""
+        """Return the partial results so far, including those of earlier attempts."""
         self.rows = self.rows or self._stored_rows()
         return list(self.rows)
 
     def reports(self) -> list[Any]:
-        """Return the reports of the requests that have ended; raises OSError or ValueError."""
+        """Return the reports of finished requests; raise OSError or ValueError."""
         return list(self.documents or json.loads((self.folder / RESULT).read_bytes()))
 
     def load(self, load: Load) -> bool:
@@ -222,13 +222,13 @@ class Job(JobRecord):
         return "\n".join(content.splitlines()[-_LINES_SHOWN:])
 
     def add_row(self, row: dict[str, Any]) -> None:
-        """Store a part of the result."""
+        """Store a partial result."""
         self.rows.append(row)
         with contextlib.suppress(OSError), (self.folder / _ROWS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def _stored_rows(self) -> list[dict[str, Any]]:
-        """Return the parts of the result that were stored; a crash may have cut the last line."""
+        """Return the stored partial results; a crash may have truncated the last line."""
         rows: list[dict[str, Any]] = []
         with contextlib.suppress(OSError, ValueError, TypeError), (self.folder / _ROWS).open("rb") as file:
             rows.extend(dict(json.loads(line)) for line in islice(file, _MAX_ROWS))
@@ -240,14 +240,14 @@ class Job(JobRecord):
         return self.lock is not None
 
     def release_lock(self) -> None:
-        """Give the lock back."""
-        with self._releasing:  # A second close could close what another thread has opened since.
+        """Release the lock."""
+        with self._releasing:  # A second close could close a descriptor that another thread has opened since.
             if self.lock is not None and self.lock >= 0:
                 os.close(self.lock)
             self.lock = None
 
     def refresh(self) -> None:
-        """See how far another explorer has come; without any, the job was interrupted."""
+        """Read the progress from another explorer; without one, mark the job as interrupted."""
         if not self.is_elsewhere:
             return
         self.__dict__.update(read_record(self.folder) or {})
@@ -257,7 +257,7 @@ class Job(JobRecord):
             self.state = "interrupted"
 
     def remove_scratch(self) -> None:
-        """Remove what the requests made for each other."""
+        """Delete intermediate files of the requests."""
         for path in map(Path, self.work.scratch):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -265,14 +265,14 @@ class Job(JobRecord):
                 path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Delete everything that is stored of it."""
+        """Delete the job's folder."""
         self.remove_scratch()
         self.release_lock()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """Return the record in a folder; None if there is none, or `Job.store` cannot have written it."""
+    """Return the record in a folder; None if it is missing or malformed."""
     try:
         with (folder / _RECORD).open("rb") as file:
             record = msgspec.json.decode(file.read(_MAX_RECORD_BYTES), type=JobRecord)
@@ -287,7 +287,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def stored_jobs(base: Path) -> list[Job]:
-    """Return the jobs below a folder, the oldest first; anything else in it is skipped."""
+    """Return the jobs below a folder, oldest first; other entries are skipped."""
     with contextlib.suppress(OSError):
         folders = [path for path in base.iterdir() if _ID.fullmatch(path.name)]
         found = [Job(**record, folder=path) for path in folders if (record := read_record(path))]
@@ -298,7 +298,7 @@ def stored_jobs(base: Path) -> list[Job]:
 
 
 def _try_lock(path: Path) -> int | None:
-    """Return a descriptor that holds the lock; None if it is held, -1 on systems without locks."""
+    """Return a descriptor of the lock; None if it is taken, -1 on systems without locks."""
     try:
         import fcntl
 

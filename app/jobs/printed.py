@@ -1,4 +1,4 @@
-"""The same requests as lines of a shell, and as lines of Python."""
+"""Requests as shell commands and as Python code."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def shell_text(requests: Requests) -> str:
-    """Return requests as lines of a shell."""
+    """Return requests as shell commands."""
     return "\n".join(shlex.join(["inshrink", *request.words()]) for request in requests)
 
 
 def python_text(requests: Requests) -> str:
-    """Return Python lines that do the same as some requests."""
+    """Return Python code equivalent to some requests."""
     lines = ["import inshrink_core", ""]
     for request in requests:
         home, name = _function(request)
@@ -30,14 +30,14 @@ def python_text(requests: Requests) -> str:
 
 
 def _function(request: Request[Any]) -> tuple[str, str]:
-    """Return the public package that has the function of a verb, and its name."""
+    """Return the public package of a verb's function, and the function's name."""
     call = python_call(type(request))
     name, homes = call.__name__, (inshrink_core, verbs, analysis)
     return next((home.__name__ for home in homes if getattr(home, name, None) is call), verbs.__name__), name
 
 
 def _arguments(request: Request[Any]) -> str:
-    """Return what a function is given: what the verb is about and where to by its place, the rest by name."""
+    """Return the arguments of a call: subject and target by position, the others by name."""
     by_place = {field.name for field in fields(request) if not field.kw_only}
     return ", ".join(
         _literal(value) if name in by_place else f"{name}={_literal(value)}"
@@ -46,5 +46,5 @@ def _arguments(request: Request[Any]) -> str:
 
 
 def _literal(value: Any) -> str:
-    """Return a value as Python writes it; a bound that is waived is infinite."""
+    """Return a value as a Python literal; a waived bound is infinite."""
     return "float('inf')" if isinstance(value, float) and math.isinf(value) else repr(value)

@@ -1,7 +1,7 @@
-"""The jobs of the explorer: each is a child process, and a folder on disk by which it can be resumed.
+"""The jobs of the explorer: each is a child process, and a folder on disk from which it can resume.
 
-A few run at a time; the others wait. A child ends by itself when the explorer does, because nobody reads its
-progress any more.
+A few jobs run at a time; the others are queued. A child ends by itself when the explorer ends, because its
+progress pipe closes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from inshrink_core.errors import InputError
 _log = logging.getLogger(__name__)
 
 StartJob = Callable[[Job], "subprocess.Popen[str]"]
-"""Starts the process of a job (`jobs.child`)."""
+"""Start the process of a job (`jobs.child`)."""
 
 MOST_AT_WORK = min(2, os.cpu_count() or 1)
-"""Jobs that run at a time: each uses every core, and memory."""
+"""Number of jobs that run at a time; each uses every core, and memory."""
 
 _MAX_JOBS, _MAX_RESULTS = 64, 12
-"""Ended jobs that are remembered, and results in memory: a table of 400 layers by 200 steps takes 2 MB."""
+"""Number of ended jobs that are stored, and of results in memory; a table of 400 layers by 200 steps takes 2
+MB.
+"""
 
 _SECONDS_BETWEEN_RECORDS = 1.0
 _SECONDS_TO_END = 1.5
-"""How long a cancelled process may tidy up before it is killed: cancelling takes at most two seconds."""
+"""Time for a cancelled process to clean up before it is killed; cancelling takes at most two seconds."""
 
 _LINES_OF_DETAIL = 60
 _DOINGS = {"compress": "encoding", "export": "writing", "verify": "verifying", "compare": "comparing"}
@@ -52,20 +54,19 @@ _DIED = Problem(
 
 
 class JobRegistry:
-    """The jobs of this explorer, seen by every session: two tabs share a job.
+    """The jobs of this explorer, shared by all sessions.
 
     Parameters
     ----------
     start
         Starts the process of a job.
     folder
-        Where jobs are stored; by default a temporary folder that is removed with the registry.
+        Folder of the jobs; by default a temporary one that is removed with the registry.
     most
-        Jobs that run at a time; others are queued in the order they were asked for. A job that watches a
-        growing run mostly waits, and does not count.
+        Number of jobs that run at a time; others are queued in order of request. A job that watches a growing
+        run is mostly idle and does not count.
     load
-        Makes the result of the reports, when the job has finished or its result is asked for; called in a
-        thread.
+        Computes the result from the reports, when a job finishes or its result is needed; called in a thread.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class JobRegistry:
         self._jobs = {job.job_id: job for job in stored_jobs(self.folder)}
 
     def jobs(self) -> tuple[Job, ...]:
-        """Return every job, the newest first."""
+        """Return every job, newest first."""
         with self._lock:
             found = list(self._jobs.values())
         for job in found:
@@ -94,13 +95,13 @@ class JobRegistry:
         return next((job for job in self.jobs() if job.job_id == job_id), None)
 
     def get(self, work: Work) -> Job | None:
-        """Return the newest job that answers a question, if there is an answer that can be read."""
+        """Return the newest job that answers a question, if its answer can be read."""
         job = next((job for job in self.jobs() if job.work.key == work.key), None)
         is_unread = job is not None and job.state == "finished" and job.result is None
         return None if job is None or (is_unread and not job.load(self._load)) else job
 
     def newest(self, page: str, topic: str, shown: str, state: str = "") -> Job | None:
-        """Return the newest job of a topic of a page, in a state if any is given."""
+        """Return the newest job of a page and topic, in a given state if any."""
         asked = (page, topic, shown)
         found = (job for job in self.jobs() if (job.work.page, job.work.topic, job.shown) == asked)
         return next((job for job in found if state in ("", job.state)), None)
@@ -111,9 +112,9 @@ class JobRegistry:
         Parameters
         ----------
         work
-            What is asked.
+            The work to do.
         again
-            Start it also if there is an answer.
+            Start even if an answer exists.
         """
         with self._starting:
             known = self.get(work)
@@ -127,11 +128,11 @@ class JobRegistry:
             self.remove(old.job_id)
         for old in ended[_MAX_RESULTS:]:
             if old.state == "finished" and (old.folder / RESULT).exists():
-                old.result, old.rows, old.documents = None, [], []  # Read again when asked for.
+                old.result, old.rows, old.documents = None, [], []  # Read again when needed.
         return job
 
     def resume(self, job_id: str) -> Job | None:
-        """Continue a job that was interrupted, was cancelled or failed; None if there is none."""
+        """Resume an interrupted, cancelled or failed job; return None if it does not exist."""
         job = self.find(job_id)
         if job is not None and not job.is_running:
             with self._starting:
@@ -139,7 +140,7 @@ class JobRegistry:
         return job
 
     def stop(self, job: Job) -> None:
-        """End a running job; the engine writes complete files or none, so it may just stop."""
+        """Stop a running job; the engine never leaves incomplete files."""
         with self._lock:
             if not job.is_running or (job.process is None and job not in self._waiting):
                 return
@@ -154,12 +155,12 @@ class JobRegistry:
             job.release_lock()
 
     def place(self, job: Job) -> int | None:
-        """Return the place of a job in the queue, from 1; None if it does not wait here."""
+        """Return the position of a job in the queue, from 1; None if it is not queued here."""
         with self._lock:
             return self._waiting.index(job) + 1 if job in self._waiting else None
 
     def remove(self, job_id: str) -> None:
-        """Drop an ended job with everything that is stored of it."""
+        """Remove an ended job with its folder."""
         job = self.find(job_id)
         if job is not None and not job.is_running:
             with self._lock:
@@ -167,7 +168,7 @@ class JobRegistry:
             job.remove()
 
     def _queue(self, job: Job) -> None:
-        """Put a job into the queue, and begin what may begin."""
+        """Queue a job, and start the next jobs."""
         if job.process is not None:
             _end_process(job.process)
         with self._lock:
@@ -189,7 +190,7 @@ class JobRegistry:
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:
-        """Begin the jobs that wait longest, while fewer than the most are running."""
+        """Start the oldest queued jobs while fewer than the maximum run."""
         while True:
             with self._lock:
                 at_work = sum(not job.is_watching for job in self._at_work)
@@ -234,11 +235,11 @@ class JobRegistry:
         finally:
             with self._lock:
                 self._at_work.remove(job)
-            if job.attempt == attempt:  # Otherwise it was cancelled and begun again.
+            if job.attempt == attempt:  # Otherwise it was cancelled and started again.
                 if job.state == "running":
                     job.ended_at, job.result, job.problem = time.time(), result, problem
                     job.log("finished" if problem is None else f"failed: {problem.what}")
-                    # The state comes last: a page that sees it must find the result.
+                    # The state is set last, since a page that sees it must find the result.
                     job.state = "finished" if problem is None else "failed"
                 job.store()
                 job.release_lock()
@@ -246,7 +247,7 @@ class JobRegistry:
 
 
 def _end_process(process: subprocess.Popen[str]) -> None:
-    """Wait until a process that was asked to end has ended; kill it after a while."""
+    """Wait for the end of a terminated process; kill it after a while."""
     try:
         process.wait(_SECONDS_TO_END)
     except subprocess.TimeoutExpired:
@@ -260,7 +261,7 @@ def _refused(what: str, path: Path, reason: object) -> Problem:
 
 
 def _listen(job: Job) -> list[str]:
-    """Take in the messages of a process until it ends; return the last of its other lines."""
+    """Handle the messages of a process until it ends; return the last of its other lines."""
     process = job.process
     if process is None or process.stderr is None or process.stdin is None:
         raise OSError("there is no process")
@@ -287,7 +288,7 @@ def _listen(job: Job) -> list[str]:
 
 
 def _take_in(job: Job, line: str) -> bool:
-    """Take in a message; False for any other line."""
+    """Handle a message; return False for any other line."""
     try:
         message: dict[str, Any] = json.loads(line)
         if "request" in message:
@@ -306,7 +307,7 @@ def _take_in(job: Job, line: str) -> bool:
 
 
 def _outcome(job: Job, lines: list[str]) -> tuple[Problem | None, list[Any]]:
-    """Return what went wrong, None if nothing did, and the reports; a failed check is a report too."""
+    """Return the error, None without one, and the reports; a failed check is a report too."""
     try:
         documents = json.loads((job.folder / RESULT).read_bytes())
         last = documents[-1]

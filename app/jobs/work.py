@@ -1,4 +1,4 @@
-"""What a job does: requests of the engine one after the other, and who asked for them."""
+"""The work of a job: requests of the engine, in order, and the page that asked."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ Requests = Sequence["Request[Any]"]
 
 
 def subjects_of(request: Request[Any]) -> list[str]:
-    """Return the runs or archives that a request is about: its first field."""
+    """Return the runs or archives of a request, from its first field."""
     value = getattr(request, fields_of(type(request))[0].name)
     return [os.fspath(path) for path in ([value] if isinstance(value, str | os.PathLike) else value)]
 
 
 def subject_of(request: Request[Any]) -> str:
-    """Return the run or archive that a request is about, the first of several."""
+    """Return the run or archive of a request, the first of several."""
     return subjects_of(request)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a job is asked.
+    """The work of a job.
 
     Parameters
     ----------
     documents
-        Its requests, as `Request.to_json` has them.
+        Its requests, in the form of `Request.to_json`.
     page
         The page that asks, and shows the result.
     topic
-        What the page asks, where it asks several things; the newest job of a topic is the one on screen.
+        The question, for a page with several; the page shows the newest job of a topic.
     shown
         The path that the page is about.
     of
-        The states of files that it asks about: once one has changed, it is another question.
+        The states of the files involved; once one has changed, the question is new.
     trusted
-        SHA-256 of the evaluator's file as its reader saw and trusted it; empty for none.
+        SHA-256 of the evaluator's file as the user saw and trusted it; empty for none.
     scratch
-        Paths of what the requests make for each other; they are removed at the end.
+        Paths of intermediate files, which are removed at the end.
     """
 
     documents: tuple[dict[str, Any], ...] = ()
@@ -61,13 +61,13 @@ class Work:
     def asking(
         cls, requests: Iterable[Request[Any]], shown: str | Path, page: str, topic: str = "", **more: Any
     ) -> Work:
-        """Return work of some requests."""
+        """Return the work of some requests."""
         documents = tuple(request.to_json() for request in requests)
         return cls(documents=documents, shown=str(shown), page=page, topic=topic, **more)
 
     @functools.cached_property
     def key(self) -> str:
-        """The question that it answers: equal ones share a job. Names of scratch files do not count."""
+        """The identity of the question; equal ones share a job. Names of scratch files do not count."""
         asked = json.dumps([self.page, self.topic, self.shown, self.documents, self.of], sort_keys=True)
         for place, path in enumerate(self.scratch):
             asked = asked.replace(json.dumps(path), f"scratch {place}")
@@ -86,7 +86,7 @@ class Work:
 
     @property
     def texts(self) -> list[str]:
-        """Everything in it that may be a path."""
+        """All texts in it that may be paths."""
         return [*texts_in([document["fields"] for document in self.documents]), self.shown, *self.scratch]
 
 

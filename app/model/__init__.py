@@ -1,4 +1,4 @@
-"""What pages speak of: plain data, without Streamlit."""
+"""Data types of the pages: plain data, without Streamlit."""
 
 from inshrink_app.model.config import *
 from inshrink_app.model.measured import *

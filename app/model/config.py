@@ -1,4 +1,4 @@
-"""A configuration as a file and back, and in a few words. No Streamlit here."""
+"""Configurations as files and in a few words. No Streamlit here."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from inshrink_core.verbs.search import describe
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy that shares nothing with the search."""
+    """Return a deep copy of a configuration."""
     copied: dict[str, Any] = json.loads(json.dumps(dict(config)))
     return copied
 
 
 def loaded(text: str) -> dict[str, Any]:
-    """Return the configuration that a text holds; it is not trusted.
+    """Return the configuration in an untrusted text.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def loaded(text: str) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        It is neither, or says something else.
+        It is neither, or has other contents.
 
     Examples
     --------
@@ -52,18 +52,18 @@ def loaded(text: str) -> dict[str, Any]:
 
 
 def engine_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings and overrides as `inshrink_core.compress` takes them."""
+    """Return settings and overrides as arguments of `inshrink_core.compress`."""
     overrides = {"overrides": config["override"]} if config.get("override") else {}
     return {**config.get("settings", {}), **overrides}
 
 
 def config_words(config: Mapping[str, Any]) -> str:
-    """Return a configuration in a few words, as the engine has them. Untrusted text."""
+    """Return a configuration in a few words, in the engine's terms. Untrusted text."""
     return describe({"codec": "", **config})
 
 
 def toml_text(config: Mapping[str, Any]) -> str:
-    """Return a configuration as the TOML file that ``inshrink compress --config`` takes."""
+    """Return a configuration as a TOML file for ``inshrink compress --config``."""
     lines = [f"codec = {_toml(config['codec'])}", "", "[settings]"]
     lines += [f"{_key(name)} = {_toml(value)}" for name, value in config.get("settings", {}).items()]
     for override in config.get("override", ()):
@@ -77,9 +77,9 @@ def _key(name: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Return a value as TOML writes it."""
+    """Return a value as TOML."""
     if isinstance(value, str):
-        # JSON's escapes are TOML's too; DEL is the one sign that JSON leaves and TOML forbids.
+        # JSON's escapes are valid in TOML. DEL is the only character that JSON leaves and TOML forbids.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(str(name))} = {_toml(item)}" for name, item in value.items()) + "}"

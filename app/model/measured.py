@@ -1,4 +1,4 @@
-"""What was measured, as the engine keeps it: every page that shows a figure of an archive asks here."""
+"""Stored measurements of the engine, for every page that shows figures of an archive."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from inshrink_core.verbs.shared.measured import Known, Measurement, Measurements
 
 
 def known_of(chain: ChainReport) -> Known | None:
-    """Return what is known of an archive beside its run, step by step; None where nothing was measured.
+    """Return the measurement of an archive beside its run, step by step; None without one.
 
-    Where nothing is known of the archive as it is, what was measured before its last change
+    If the present archive was not measured, return the measurement from before its last change
     (`Known.is_current`).
     """
     return known_comparison(chain) if chain.archive_id else None
 
 
 def verified(chain: ChainReport) -> Iterator[Measurement]:
-    """Yield what verifying the archive as it is has found, the newest first."""
+    """Yield verifications of the present archive, newest first."""
     if chain.archive_id:
         yield from Measurements.of_archive(chain).rows("verify")
 
 
 def when(at: float) -> str:
-    """Say when something was measured (Unix time)."""
+    """Return the time of a measurement (Unix time) in words."""
     return f"{moment(at):%d %b %Y, %H:%M}"
 
 
 def moment(at: float) -> datetime:
-    """Return a time as the clock of this computer shows it."""
+    """Return a time in the time zone of this computer."""
     return datetime.fromtimestamp(at, UTC).astimezone()

@@ -1,4 +1,4 @@
-"""A page of the explorer, as the navigation and links know it."""
+"""A page of the explorer, for navigation and links."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 
 class Page(NamedTuple):
-    """What a page offers to the explorer.
+    """The entry of a page in the navigation.
 
     Parameters
     ----------
     title
-        What the navigation calls it.
+        Its name in the navigation.
     icon
-        Its sign there, as ``:material/grid_on:``.
+        Its icon there, such as ``:material/grid_on:``.
     show
         Draws it.
     address
         Its word in a link; by default the name of its folder.
     former
-        Words that lead to it too, as links from earlier have them.
+        Earlier words that still lead to it.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""What went wrong, as a page shows it."""
+"""Errors, as a page shows them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Problem(NamedTuple):
-    """An error a reader can act on: what is wrong, where, and what to do; `detail` is for the curious."""
+    """An error that the user can act on: problem, location and remedy; `detail` has technical details."""
 
     what: str
     where: str = ""
@@ -15,7 +15,7 @@ class Problem(NamedTuple):
 
 
 class ServiceError(Exception):
-    """A service could not answer; carries the `Problem` that the page shows instead, given by its parts."""
+    """Raised if a service cannot answer; carries the `Problem` that the page shows, given by its parts."""
 
     def __init__(self, what: str, where: str = "", remedy: str = "", detail: str = "") -> None:
         self.problem = Problem(what, where, remedy, detail)

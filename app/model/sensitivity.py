@@ -1,4 +1,4 @@
-"""What is told of a run's sensitivity: the metrics in words, and one metric as a table."""
+"""Sensitivities of a run: the metrics in words, and one metric as a table."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Metric:
     meaning
         One sentence.
     quantity
-        What its values are, in a word.
+        Its quantity, in one word.
     needs
-        What a run must hold to tell it, said of one that does not; empty where every run does.
+        Reason why a run lacks the metric; empty if every run has it.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Metric:
 
     @property
     def word(self) -> str:
-        """Return its name within a sentence: those of people stay as they are."""
+        """Return its name within a sentence; names of people keep their capital."""
         return self.label if self.label in ("Fisher", "Taylor") else self.label.lower()
 
 
@@ -104,7 +104,8 @@ METRICS: Mapping[str, Metric] = {
         needs="Errors are known once an archive was compared tensor by tensor (Archives).",
     ),
 }
-"""The first four are the engine's; the others are made of them, of an archive, or of estimates."""
+"""The first four come from the engine; the others are derived from them, from an archive, or from estimates.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -123,9 +124,9 @@ class Sensitivity:
         Per statistic (``mean``, ``p50``, ``p99``), float32 ``[rows, steps]``; NaN where a tensor is absent
         or the metric is not defined.
     note
-        How it was measured, where that needs saying; empty otherwise.
+        Remark on the measurement; may be empty.
     sizes
-        Parameters that a mean is of, ``[rows, steps]``; None where it is of all that a row has.
+        Number of parameters in each mean, ``[rows, steps]``; None if it is always all of a row's.
     """
 
     metric: str
@@ -137,11 +138,11 @@ class Sensitivity:
     sizes: NDArray[np.float64] | None = None
 
     def carried(self) -> NDArray[np.float64]:
-        """Return what the parameters of a row carry together: mean times size, NaN where not measured."""
+        """Return the total over the parameters of a row: mean times size, NaN where not measured."""
         return weighted(self.values["mean"], self.extents())
 
     def extents(self) -> NDArray[np.float64]:
-        """Return the parameters that each mean is of."""
+        """Return the number of parameters in each mean."""
         if self.sizes is not None:
             return self.sizes
         return np.asarray([[row.numel] for row in self.rows], np.float64).reshape(-1, 1)

@@ -10,23 +10,23 @@ from inshrink_core.chain import ChainReport
 from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec, twins
 
 ASK_ABOVE_BYTES = 200_000_000
-"""Reading more than this takes long enough that the reader is asked first."""
+"""Reading more than this takes long, so the page asks first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """The run or archive on screen, as its headers tell.
+    """The run or archive on screen, from its headers.
 
     Parameters
     ----------
     path
-        Real path, and the step pattern as its last part where there is one: what opens it again.
+        Real path, with the step pattern as its last part if one is used; opens the subject again.
     name
-        What to call it. Untrusted text, as every name here.
+        Its name. Untrusted text, like every name here.
     kind
         ``run`` or ``archive``.
     format
-        On-disk format, as ``torch``.
+        On-disk format, such as ``torch``.
     steps
         Steps of its checkpoints, ascending.
     tensors
@@ -34,24 +34,24 @@ class Subject:
     total_bytes
         Bytes of all its checkpoints on disk.
     bytes_read
-        Bytes read so far to know all this.
+        Bytes read so far for these facts.
     skipped
-        Files that were left out, and why.
+        Skipped files, with reasons.
     unreadable
-        Checkpoints that cannot be read, and why.
+        Unreadable checkpoints, with reasons.
     notes
-        What a reader should know of how it was read.
+        Remarks on how it was read.
     log
-        Per training metric, its values by step.
+        Values by step of each training metric.
     archive
-        Its frames and sizes, where it is an archive or one of it is known.
+        Frames and sizes of the archive, or of a run's known archive.
     step_pattern
-        How the names of a run tell its steps; empty where nobody said.
+        Pattern of steps in the names of a run; empty if none was given.
     is_ordered
-        Whether the tensors stand in the model's order; else they stand by name.
+        Whether the tensors are in the model's order; else they are sorted by name.
     directory, newest
-        Of a run, where its settings and measurements lie, and its last checkpoint: on this machine, also
-        where the run lies at an address.
+        For a run, the folder of its settings and measurements, and its last checkpoint. Both are on this
+        machine, also for a run at an address.
     """
 
     path: Path
@@ -79,7 +79,7 @@ class Subject:
 
     @property
     def folder(self) -> Path:
-        """The folder of a run; of a checkpoint file, the one that it lies in."""
+        """The folder of a run, or the folder of a checkpoint file."""
         return self.place if self.place.is_dir() else self.place.parent
 
     @property

@@ -1,4 +1,4 @@
-"""The pages of the explorer: a folder each, and its name in the list below."""
+"""The pages of the explorer: one folder per page, listed below."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ NAMES = (
     "run",
     "archives",
 )
-"""Folders of this package, in the order of the navigation. The explorer begins at the first one."""
+"""Folders of this package, in the order of the navigation. The explorer starts at the first one."""
 
 
 def page(name: str) -> Page:
-    """Return what the module ``view`` of a folder offers as ``PAGE``."""
+    """Return the ``PAGE`` of a folder's module ``view``."""
     offered: Page = importlib.import_module(f"{__name__}.{name}.view").PAGE
     return offered._replace(address=offered.address or name)

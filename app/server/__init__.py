@@ -1,1 +1,1 @@
-"""What the server does around Streamlit: who is answered, which folders may be seen, large files."""
+"""Server code around Streamlit: access checks, allowed folders, recent runs and large downloads."""

@@ -1,8 +1,8 @@
-"""Handing over large files: a route of the server streams them from disk, whatever their size.
+"""Streaming of large files: a route of the server sends them from disk, whatever their size.
 
-The page offers a file and gets an address with a token nobody can guess, bound to that file as it is now. The
-route checks the token, its age, and that the file is still the same and still inside of the folders that the
-explorer may see; who may ask at all, `gate` checks.
+A page offers a file and receives an address with an unguessable token. The token is bound to the file in its
+present state. The route checks the token, its age, that the file is unchanged and that it is inside the
+roots. `gate` checks the origin of the request.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 DOWNLOAD_PREFIX = "/inshrink/download"
 
 _SECONDS_VALID = 3600.0
-"""A download that was cut off can be resumed for an hour."""
+"""An interrupted download can be resumed for an hour."""
 
 _MAX_OFFERS = 256
 _TOKEN_NBYTES = 32
 
 
 class _Offer(NamedTuple):
-    """A file that may be fetched: its path, its time and size as it was offered, and until when."""
+    """A file on offer: path, modification time and size when it was offered, and time of expiry."""
 
     path: Path
     mtime_ns: int
@@ -46,7 +46,7 @@ class Downloads:
         self._lock = threading.Lock()
 
     def offer(self, path: Path) -> str:
-        """Return the address of a file; the same while the file and the offer last.
+        """Return the download address of a file, which stays the same while the file and the offer are valid.
 
         Parameters
         ----------
@@ -56,7 +56,7 @@ class Downloads:
         Raises
         ------
         OSError
-            There is no such file.
+            The file does not exist.
         """
         status, now = path.stat(), time.monotonic()
         offer = _Offer(path, status.st_mtime_ns, status.st_size, now + _SECONDS_VALID)
@@ -70,7 +70,7 @@ class Downloads:
         return f"{DOWNLOAD_PREFIX}/{token}"
 
     def find(self, token: str) -> Path | None:
-        """Return the file of a token; None if it is unknown, has expired, or the file is another now."""
+        """Return the file of a token; None if the token is unknown or expired, or the file has changed."""
         offer = self._offers.get(token)
         if offer is None or offer.expires_at <= time.monotonic():
             return None
@@ -84,11 +84,11 @@ class Downloads:
 
 
 downloads = Downloads()
-"""The files on offer in this process: an explorer is a process."""
+"""The files on offer in this process."""
 
 
 def routes() -> list[Route]:
-    """Return the route that hands files over."""
+    """Return the route that serves the files on offer."""
     from starlette.responses import FileResponse, PlainTextResponse
     from starlette.routing import Route
 

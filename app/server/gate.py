@@ -1,7 +1,7 @@
-"""Who is answered, and what every answer says to the browser: around everything, Streamlit's own included.
+"""Access checks and security headers for every answer of the server, Streamlit's included.
 
-A page of another site must not put the explorer into a frame, read from it, or speak with it: neither under
-its own name (which it can let point to this computer), nor from its own pages.
+A page of another site must not frame the explorer, read from it, or send requests to it. This holds for pages
+under a foreign name that resolves to this computer (DNS rebinding) and for pages of another origin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _POLICY = {
     "default-src": "'none'",
-    # Streamlit loads a component's script as a blob, which none but its page can make, and looks for
+    # Streamlit loads a component's script as a blob, which only its own page can create, and it probes for
     # WebAssembly.
     "script-src": "'self' blob: 'wasm-unsafe-eval'",
     # Streamlit's components write their styles into the page.
@@ -39,7 +39,7 @@ _POLICY = {
     "form-action": "'none'",
     "frame-ancestors": "'none'",
 }
-"""What a page may load, from where. Nothing may come from another server, and nothing may frame it."""
+"""The content security policy: no resource comes from another server, and no site may frame a page."""
 
 HEADERS = {
     "X-Frame-Options": "DENY",
@@ -52,16 +52,22 @@ HEADERS = {
 
 _INLINE_SCRIPT = re.compile(r"<script(?![^>]*\ssrc=)[^>]*>(.*?)</script>", re.DOTALL)
 _HAS_PAGE_PATH = re.compile(r"/[a-z]*\Z")
-"""The first page, and every other by its name. All else that is served has a dot or lies in a folder."""
+"""Paths of pages: the first page, and the others by name. Paths of all other resources contain a dot or a
+folder.
+"""
 
 _BACKEND = "<script>window.__streamlit = {BACKEND_BASE_URL: location.origin + '/'}</script>"
-"""Tells Streamlit's page where its server is. Unasked it looks below its own address first: two 404s."""
+"""Set the server's address in Streamlit's page. Without it, Streamlit first tries paths below the page's
+address, which costs two 404 answers.
+"""
 
 _NO_RAW_CSV = (
     '<style>[data-testid="stElementToolbarButton"]:has(button[aria-label^="Download as CSV"])'
     "{display: none}</style>"
 )
-"""Streamlit's own button writes names as they are, and a spreadsheet takes some for formulas; ours do not."""
+"""Hide Streamlit's own download button, which writes names unescaped so that a spreadsheet may run them as
+formulas.
+"""
 
 _PLACE = """<style>
     [data-testid="stMain"] [data-testid="stMainBlockContainer"] { padding-inline: clamp(1rem, 2.5vw, 3rem) }
@@ -75,7 +81,7 @@ _PLACE = """<style>
         > [data-testid="stColumn"] { min-width: 100% }
     }
   </style>"""
-"""The strip of figures stays in sight. On a narrow screen the map has the whole width."""
+"""Styles that keep the strip visible and give the map the whole width on a narrow screen."""
 
 _DENIAL = "websocket.http.response"
 _REFUSED = "This server does not answer under this name, or to this page.\n"
@@ -91,21 +97,22 @@ _GONE = """<style>
   </style>
   <div id="gone" role="alert"><b>The explorer has ended, or cannot be reached.</b>
     This page goes on once it is started again:<br><code>{command}</code></div>"""
-"""Said where the server is away for three seconds, in the place of Streamlit's dialog, which names another
-command."""
+"""Message after three seconds without the server. It replaces Streamlit's dialog, which names another
+command.
+"""
 
 _AWAY = '[data-test-connection-state]:not([data-test-connection-state="CONNECTED"])'
 
 
 def shell(index: Path, command: str = "inshrink ui") -> str:
-    """Return the page that a browser gets under every address: Streamlit's, told where its server is.
+    """Return the page that every address answers: Streamlit's page with the server's address set.
 
     Parameters
     ----------
     index
         Streamlit's own page.
     command
-        Starts this server again.
+        Command that starts this server again.
     """
     page = index.read_text(encoding="utf-8").replace("<script>", f"{_BACKEND}\n    <script>", 1)
     for charts in (index.parent / "static" / "js").glob("PlotlyChart.*.js"):  # 5 MB, on most pages
@@ -116,19 +123,19 @@ def shell(index: Path, command: str = "inshrink ui") -> str:
 
 
 def headers(page: str) -> dict[str, str]:
-    """Return what every answer says.
+    """Return the headers of every answer.
 
     Parameters
     ----------
     page
-        What `shell` returns: the scripts written into it may run, by digest, and no other inline script.
+        The page from `shell`. Its inline scripts are allowed by digest; other inline scripts are not.
     """
     policy = {**_POLICY, "script-src": f"{_POLICY['script-src']} {script_digests(page)}".rstrip()}
     return {"Content-Security-Policy": "; ".join(f"{key} {value}" for key, value in policy.items())} | HEADERS
 
 
 def script_digests(page: str) -> str:
-    """Return the sources by which a policy allows the scripts written into a page, and no other."""
+    """Return the policy sources that allow the inline scripts of a page, by digest."""
     digests = (hashlib.sha256(script.encode()).digest() for script in _INLINE_SCRIPT.findall(page))
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
@@ -136,18 +143,18 @@ def script_digests(page: str) -> str:
 def guarded(
     application: Application, hosts: Iterable[str], headers: dict[str, str], page: str = ""
 ) -> Application:
-    """Return an ASGI application that refuses strangers and says the headers on every answer.
+    """Return an ASGI application that refuses foreign requests and adds headers to every answer.
 
     Parameters
     ----------
     application
-        Everything that is served.
+        The application to guard.
     hosts
-        Names that this server may be called by; any other is a page that rebinds its own name to us.
-    said
-        The headers.
+        Host names that this server accepts. Any other name indicates DNS rebinding.
+    headers
+        The headers to add.
     page
-        What is answered under the address of a page; empty: what the application answers.
+        Answer to the address of a page; if empty, the application answers.
     """
     allowed = {_bare(host) for host in hosts}
     lines = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
@@ -174,24 +181,25 @@ def guarded(
 
 
 def _is_welcome(scope: Message, allowed: set[str]) -> bool:
-    """Tell whether we are called by a name of ours, and by no page but our own."""
+    """Return whether a request uses an accepted host name and comes from no foreign origin."""
     values: dict[bytes, list[str]] = {}
     for name, value in scope["headers"]:
         values.setdefault(name.lower(), []).append(value.decode("latin-1"))
     hosts, origins = values.get(b"host", []), values.get(b"origin", [])
     if len(hosts) != 1 or len(origins) > 1 or _bare(_without_port(hosts[0])) not in allowed:
         return False
-    # The port counts: another server on this computer is another site. "null" is a page in a sandbox.
+    # The port counts: another server on this computer is another site. "null" is the origin of a sandboxed
+    # page.
     return not origins or urlsplit(origins[0]).netloc.casefold() == hosts[0].casefold()
 
 
 def _without_port(host: str) -> str:
-    """Return the name in a Host header: what stands before the port, brackets of IPv6 kept."""
+    """Return the host name of a Host header, with the brackets of IPv6 addresses."""
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.partition(":")[0]
 
 
 def _bare(host: str) -> str:
-    """Compare names as the DNS does."""
+    """Return a name in the form in which DNS compares names."""
     return host.strip("[]").rstrip(".").casefold()

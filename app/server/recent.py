@@ -1,4 +1,4 @@
-"""The runs opened lately and the evaluators that are trusted, in small files that may be lost."""
+"""Recent runs and trusted evaluators, in small files that may be lost."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from inshrink_core.execution.results import write_whole
 
 _MOST_RECENT, _MOST_TRUSTED = 8, 100
 _MAX_BYTES = 64_000
-"""A larger file was not written by us."""
+"""Size limit of these files; the explorer never writes larger ones."""
 
 LAST_TIME = 4_102_444_800
-"""The year 2100, which every calendar of a computer can show."""
+"""The year 2100 as Unix time, which every computer's calendar can represent."""
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """A remembered run: its real path, ``run`` or ``archive``, and when it was opened (Unix time)."""
+    """A recent run: its real path, ``run`` or ``archive``, and the Unix time at which it was opened."""
 
     path: Annotated[str, msgspec.Meta(pattern=r"^[^\0]*$")]
     kind: Literal["run", "archive"]
@@ -31,14 +31,14 @@ class Recent(msgspec.Struct, frozen=True):
 
 
 def recent_file() -> Path:
-    """Return the file of the list, in the user's state directory, as the XDG base directories say."""
+    """Return the file of recent runs in the user's state directory (XDG base directory specification)."""
     state = os.environ.get("XDG_STATE_HOME", "")
     base = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
     return base / "inshrink" / "recent.json"
 
 
 def load_recent() -> tuple[Recent, ...]:
-    """Return what was opened, newest first; nothing if the file is missing or damaged."""
+    """Return the recent runs, newest first; empty if the file is missing or damaged."""
     stored, rows = _read(recent_file()), []
     for row in stored if isinstance(stored, list) else ():
         with contextlib.suppress(ValueError):
@@ -47,7 +47,7 @@ def load_recent() -> tuple[Recent, ...]:
 
 
 def remember_recent(path: Path, kind: str) -> None:
-    """Put a run first in the list; a disk that refuses is no reason to bother the reader."""
+    """Put a run first in the list. A failed write is ignored."""
     others = [msgspec.to_builtins(row) for row in load_recent() if row.path != str(path)]
     rows = [{"path": str(path), "kind": kind, "opened_at": time.time()}, *others]
     _write(recent_file(), rows[:_MOST_RECENT])
@@ -59,12 +59,12 @@ def forget_recent() -> None:
 
 
 def is_trusted(file: Path, digest: str) -> bool:
-    """Return whether the reader has said that a file of code may run, with this content at this path.
+    """Return whether the user trusts a code file with this content at this path.
 
     Parameters
     ----------
     file
-        Its real path: the same text elsewhere may import something else.
+        Real path of the file. The same content at another path may import other modules.
     digest
         SHA-256 of its content.
     """
@@ -72,7 +72,7 @@ def is_trusted(file: Path, digest: str) -> bool:
 
 
 def trust(file: Path, digest: str | None) -> None:
-    """Remember that a file of code may run with this content; None takes that back."""
+    """Trust a code file with this content; None withdraws the trust."""
     trusted = _trusted()
     trusted.pop(str(file), None)
     if digest is not None:
@@ -85,13 +85,13 @@ def _trusted_file() -> Path:
 
 
 def _trusted() -> dict[str, object]:
-    """Return the digest of every trusted file by its path, the newest at the end."""
+    """Return the digest of every trusted file by path, newest last."""
     rows = _read(_trusted_file())
     return rows if isinstance(rows, dict) else {}
 
 
 def _read(path: Path) -> Any:
-    """Return what a file of ours holds; None if it is missing, damaged, or larger than we write them."""
+    """Return the content of a JSON file; None if it is missing, damaged or too large."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)

@@ -1,4 +1,4 @@
-"""The folders and addresses the explorer may see, and the way from untrusted text to a path inside them."""
+"""Roots: the folders and addresses that the explorer may read, and the checks of untrusted paths."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from typing import NamedTuple
 from inshrink_core.text import url_of
 
 MAX_ENTRIES = 2000
-"""Entries of a folder that are shown; more make a list nobody reads."""
+"""Largest number of entries of a folder that the page lists."""
 
 _MAX_SCANNED = 20_000
-"""Entries of a folder that are read at all, so that a folder of millions cannot hold up a page."""
+"""Largest number of entries of a folder that are read, so that a folder of millions does not block a page."""
 
 _PEEKED = 64
-"""Entries of a subfolder that are looked at to guess whether it is a run."""
+"""Number of entries of a subfolder that are checked to guess whether it is a run."""
 
 _MAX_LOOKED_AT = 200_000
-"""Entries below a folder that are looked at for links before it is opened."""
+"""Largest number of entries below a folder that are checked for links before it is opened."""
 
 _LONGEST = 4096
-"""Signs of a path; no file system of today takes more."""
+"""Longest path in characters; no current file system accepts more."""
 
 _SIDE_FILES = ("inshrink.toml", "metrics.csv", "metrics.jsonl", "trainer_state.json")
-"""Files that are read with a checkpoint file beside which they lie."""
+"""Files that are read together with a checkpoint file in the same folder."""
 
 CHECKPOINT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
 class Address(PosixPath):
-    """What lies in a bucket, as a path that reads as its address; no file system has it."""
+    """An object or folder in a bucket, as a path whose text is its address. It exists in no file system."""
 
     __slots__ = ()
 
@@ -46,33 +46,33 @@ class Address(PosixPath):
 
 
 def path_of(text: str) -> Path:
-    """Return the path of text that was one, or the address that it is or was."""
+    """Return text as a path, or as an address."""
     url = url_of(text)
     return Path(text) if url is None else Address(url)
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path with links followed; an address has none."""
+    """Return a path with links resolved; an address is returned unchanged."""
     found = path_of(os.fspath(path))
     return found if isinstance(found, Address) else Path(os.path.realpath(found))
 
 
 class OutsideRootsError(ValueError):
-    """A path that the explorer may not look at, or that no file system knows."""
+    """A path that the explorer may not read, or that is invalid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What one start of the explorer was told.
+    """Settings of one start of the explorer.
 
     Parameters
     ----------
     roots
-        Resolved folders; nothing outside of them is listed or opened.
+        Resolved folders. Nothing outside of them is listed or opened.
     opened
-        The run or archive to show first, as given; None to begin with the Open page.
+        Run or archive to open first, as given; None to start with the Open page.
     addresses
-        In buckets: these, and what lies under them, are opened as well.
+        Addresses in buckets that may be opened, with everything below them.
     """
 
     roots: tuple[Path, ...]
@@ -80,19 +80,19 @@ class Settings:
     addresses: tuple[Address, ...] = ()
 
     def resolve(self, text: str) -> Path:
-        """Return the real path that untrusted text names.
+        """Return the real path of untrusted text.
 
         Parameters
         ----------
         text
-            A path from a text field, a link or the list of recent runs; relative ones start at the first
-            root. Or an address.
+            A path or an address from a text field, a link or the list of recent runs. Relative paths start at
+            the first root.
 
         Raises
         ------
         OutsideRootsError
-            The text is empty, holds a NUL or names a network share; or the path, links followed, lies
-            outside of every root; or the address under none that was allowed.
+            The text is empty, contains a NUL or names a network share; or the path, with links resolved, is
+            outside of every root; or the address is below no allowed one.
         """
         if not text.strip() or "\0" in text or text.startswith(("\\\\", "//")) or len(text) > _LONGEST:
             raise OutsideRootsError("this is not a path on this computer")
@@ -103,7 +103,7 @@ class Settings:
         try:
             real = Path(os.path.realpath(self.roots[0] / Path(text.strip()).expanduser()))
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                real.lstat()  # Too long a name is no name.
+                real.lstat()  # Raises if the name is too long.
         except (OSError, ValueError, RuntimeError) as error:
             raise OutsideRootsError("this is not a path on this computer") from error
         if not self.allows(real):
@@ -111,24 +111,24 @@ class Settings:
         return real
 
     def allows(self, real: Path) -> bool:
-        """Return whether a resolved path lies inside of a root, or an address under one that is allowed."""
+        """Return whether a resolved path is inside a root, or an address below an allowed one."""
         if isinstance(real, Address):
             return ".." not in real.parts and any(real.is_relative_to(address) for address in self.addresses)
         return self.may_write(real)
 
     def may_write(self, real: Path) -> bool:
-        """Return whether files may be written at a resolved path; at an address none are."""
+        """Return whether files may be written at a resolved path; never at an address."""
         return any(real.is_relative_to(root) for root in self.roots)
 
 
 class _Current:
-    """The settings of this process: one explorer is one process."""
+    """The settings of this process; one explorer is one process."""
 
     value: Settings | None = None
 
 
 def configure(roots: Sequence[str | os.PathLike[str]], opened: str | None = None) -> Settings:
-    """Set the roots of this process, resolved and without those inside of others; some may be addresses."""
+    """Set the roots of this process, resolved and without nested ones. Roots may be addresses."""
     resolved = [real_path(root) for root in roots]
     outermost = [
         root
@@ -143,17 +143,17 @@ def configure(roots: Sequence[str | os.PathLike[str]], opened: str | None = None
 
 
 def settings() -> Settings:
-    """Return the settings of this process; unless told otherwise, the folder it was started in."""
+    """Return the settings of this process; by default the current folder is the only root."""
     return _Current.value or configure([Path.cwd()])
 
 
 def links_below(path: Path) -> Iterator[Path]:
-    """Yield the links of a run or an archive; those of a single file are its side files.
+    """Yield the links below a run or an archive; for a single file, those among its side files.
 
     Raises
     ------
     OSError
-        There are too many entries to look at, or the file system fails.
+        There are too many entries, or the file system fails.
     """
     if not path.is_dir():
         yield from (side for name in _SIDE_FILES if (side := path.with_name(name)).is_symlink())
@@ -161,7 +161,7 @@ def links_below(path: Path) -> Iterator[Path]:
     folders, n_seen = [path], 0
     while folders:
         with contextlib.suppress(PermissionError), os.scandir(folders.pop()) as entries:
-            for entry in entries:  # What we may not list, the engine cannot read either.
+            for entry in entries:  # The engine cannot read an unreadable folder either.
                 n_seen += 1
                 if n_seen > _MAX_LOOKED_AT:
                     raise OSError(errno.EFBIG, f"more than {_MAX_LOOKED_AT} files", str(path))
@@ -172,7 +172,7 @@ def links_below(path: Path) -> Iterator[Path]:
 
 
 class Entry(NamedTuple):
-    """One line of a folder's listing; `kind` is ``folder``, ``run``, ``archive`` or ``file``."""
+    """One entry of a listing; `kind` is ``folder``, ``run``, ``archive`` or ``file``."""
 
     path: Path
     kind: str
@@ -180,19 +180,19 @@ class Entry(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The entries of a folder that are shown, and how many are not."""
+    """The listed entries of a folder, and the number of omitted ones."""
 
     entries: tuple[Entry, ...]
     n_hidden: int
 
 
 def list_folder(folder: Path) -> Listing:
-    """List the folders, runs, archives and checkpoint files of a folder; reads names and sizes alone.
+    """List the folders, runs, archives and checkpoint files of a folder from names and sizes only.
 
     Parameters
     ----------
     folder
-        A resolved folder inside of the roots. Entries that lead outside of them are left out.
+        A resolved folder inside the roots. Entries that lead outside of them are omitted.
 
     Raises
     ------
@@ -212,7 +212,7 @@ def list_folder(folder: Path) -> Listing:
 
 
 def _classify(entry: os.DirEntry[str], current: Settings) -> Entry | None:
-    """Tell what an entry is, from its name and its first children; None where it is not shown."""
+    """Classify an entry by its name and its first children; None if it is not listed."""
     try:
         path = Path(entry.path)
         if entry.is_symlink() and not current.allows(Path(os.path.realpath(path))):
@@ -229,7 +229,7 @@ def _classify(entry: os.DirEntry[str], current: Settings) -> Entry | None:
 
 
 def _looks_like_run(folder: Path) -> bool:
-    """Guess from a few names: the answer only chooses an icon and whether a button is offered."""
+    """Guess from a few names; the answer only chooses an icon and offers a button."""
     try:
         with os.scandir(folder) as children:
             names = [child.name for child in islice(children, _PEEKED)]
@@ -239,6 +239,6 @@ def _looks_like_run(folder: Path) -> bool:
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Sort key that puts ``step-9`` before ``step-10``."""
+    """Return a sort key that puts ``step-9`` before ``step-10``."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name.casefold())
     return tuple((int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts)

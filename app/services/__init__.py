@@ -1,10 +1,9 @@
-"""What the pages ask: work that the engine does at once, jobs, and what is kept of both.
+"""Services: the interface between pages and engine, and the only place that caches.
 
-What comes back are the engine's own reports and documents, or plain values where it has none; what goes wrong
-is a `ServiceError` that a page can show. Long work are requests in processes of their own
-(`inshrink_app.jobs`). Names without an underscore are what pages may ask for. The engine's modules are
-imported as any others; those that load torch or numba only in the functions that need them, so that no page
-waits.
+Services return the engine's reports and documents, or plain values. Errors are raised as `ServiceError`,
+which a page can show. Long work runs as requests in processes of their own (`inshrink_app.jobs`). Pages use
+only names without a leading underscore. Engine modules that load torch or numba are imported inside the
+functions that need them, so that pages open without that delay.
 """
 
 from inshrink_app.jobs.registry import MOST_AT_WORK as MOST_AT_WORK

@@ -1,4 +1,4 @@
-"""Archives: which there are of a run, and how their frames hang together."""
+"""Archives of a run and their frames."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _log = logging.getLogger(__name__)
 
 _SUFFIX = ".inshrink"
 _MAX_CANDIDATES = 64
-"""Archives that are opened while looking for those of a run: each costs the reading of a manifest."""
+"""Largest number of archives that are opened in the search for those of a run; each costs one manifest."""
 
 _MAX_SCANNED = 5_000
 _SETTING_NAMES = ("coarseness", "bins", "bits", "prune", "exact")
-"""Settings of codecs that tell archives of one run apart; the page lists all of them elsewhere."""
+"""Settings of codecs that distinguish the archives of one run. The page lists all settings elsewhere."""
 
 
 def distinction(chain: ChainReport) -> str:
-    """Return the settings, in a few words, that tell archives of one run apart."""
+    """Return the distinguishing settings of an archive in a few words."""
     if not chain.is_uniform:
         return "settings by step"
     shown = {name: chain.config[name] for name in _SETTING_NAMES if chain.config.get(name, False)}
@@ -40,9 +40,9 @@ def distinction(chain: ChainReport) -> str:
 
 
 def archives_of(subject: Subject) -> tuple[ChainReport, ...]:
-    """Return the archives of what is on screen: itself, or those of a run that lie beside it or in a root.
+    """Return the archives of a run beside it or in a root; for an archive, the archive itself.
 
-    One that is damaged, or holds steps that the run never had, is none of this run's.
+    Damaged archives and archives with steps that the run does not have are omitted.
     """
     found = []
     for path in [subject.path] if subject.kind == "archive" else _candidates(subject):
@@ -70,7 +70,7 @@ def _candidates(subject: Subject) -> list[Path]:
 
 
 def _archives_in(folder: Path) -> Iterator[Path]:
-    """Yield what is named like an archive; a folder that cannot be read has none."""
+    """Yield paths with an archive's name; an unreadable folder yields none."""
     if isinstance(folder, Address):
         with contextlib.suppress(ServiceError):
             yield from (path for path in listed_at(folder) if path.suffix == _SUFFIX)
@@ -85,9 +85,9 @@ def _archives_in(folder: Path) -> Iterator[Path]:
 
 
 def original_of(subject: Subject) -> Subject | None:
-    """Look for the run that an archive was made from: by its name, and among the recent ones.
+    """Return the run of an archive, found by its name or among recent runs.
 
-    A run counts that has every step of the archive's line.
+    The run must have every step of the archive's current line.
     """
     if subject.kind == "run":
         return subject
@@ -107,7 +107,7 @@ def original_of(subject: Subject) -> Subject | None:
 
 
 def training_of(subject: Subject) -> Any:
-    """Return the training that made a bundled sample, a task of the lab; None for any other run."""
+    """Return the training task of a bundled sample (from the lab); None for any other run."""
     point = plugin("inshrink.tasks", subject.name) if subject.kind == "run" else None
     try:
         is_ours = point is not None and is_trusted_sample(subject.path)
@@ -118,5 +118,5 @@ def training_of(subject: Subject) -> Any:
 
 
 def rehearsals_folder() -> Path:
-    """Return where finished trainings are stored, for all codecs."""
+    """Return the folder of finished trainings, shared by all codecs."""
     return recent_file().with_name("rehearsals")

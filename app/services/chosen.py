@@ -1,7 +1,7 @@
-"""What the reader chose for a run: the bound, the evaluator and its metric, and the bits being edited.
+"""Choices for a run: the bound, the evaluator and its metric, and the bits being edited.
 
-One file a run, for this user, beside the list of recent runs. Every tab and every place reads it anew, so
-that all of them agree; the newest write counts.
+Each run has one file per user, beside the list of recent runs. Every tab and place reads it again, so that
+all agree. The last write wins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BOUNDS: Final[Mapping[str, str]] = {
     "divergence": "Divergence",
     "none": "No bound",
 }
-"""What can be bounded, by its name in a request."""
+"""Bounded figures by their names in a request."""
 
 USUAL: Final[Mapping[str, float]] = {
     "restore_cost": DEFAULT_MAX_RESTORE_COST,
@@ -41,38 +41,38 @@ USUAL: Final[Mapping[str, float]] = {
     "divergence": DEFAULT_MAX_DIVERGENCE,
     "none": 0.0,
 }
-"""The value of each to begin with."""
+"""The initial value of each bound."""
 
 
 class Bound(NamedTuple):
-    """What every restored step must keep: a key of `BOUNDS`, and the largest value of that figure."""
+    """The quality bound of every restored step: a key of `BOUNDS` and its largest allowed value."""
 
     kind: str = "restore_cost"
     value: float = DEFAULT_MAX_RESTORE_COST
 
     @property
     def fields(self) -> dict[str, float]:
-        """The field by which a request asks for it; none without a bound."""
+        """Return the request's field for this bound; empty without a bound."""
         return {} if self.kind == "none" else {f"max_{self.kind}": self.value}
 
     @property
     def text(self) -> str:
-        """The bound in a few words."""
+        """Return the bound in a few words."""
         if self.kind == "none":
             return "none"
         return f"{self.kind.replace('_', ' ')} {limit_text(self.kind, self.value)}"
 
     def of(self, figures: Any) -> float | None:
-        """Return the bounded figure among some figures; None where it is not known."""
+        """Return the bounded figure among some figures; None if unknown."""
         found = None if self.kind == "none" else getattr(figures, self.kind, None)
         return None if found is None else float(found)
 
     def is_kept(self, value: float | None) -> bool:
-        """Whether a value of the bounded figure keeps it; one that is not known does."""
+        """Return whether a value keeps the bound; an unknown value does."""
         return self.kind == "none" or value is None or value <= self.value
 
     def verdict(self, value: float | None) -> str | None:
-        """Return ``kept`` or ``broken``; None if nothing is bounded, or the value is not known."""
+        """Return ``kept`` or ``broken``; None without a bound or if the value is unknown."""
         if self.kind == "none" or value is None:
             return None
         return "kept" if value <= self.value else "broken"
@@ -80,28 +80,28 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is chosen for a run.
+    """The choices for a run.
 
     Parameters
     ----------
     run
         Path of the run.
     bound
-        What every restored step must keep.
+        Quality bound of every restored step.
     evaluator
-        ``FILE.py:FUNCTION`` or ``auto``; empty for the evaluator that the run itself names.
+        ``FILE.py:FUNCTION`` or ``auto``; empty for the evaluator named by the run.
     metric, direction
-        The metric that judges, and ``higher`` or ``lower``; empty for the evaluator's default.
+        The evaluated metric, and ``higher`` or ``lower``; empty for the evaluator's default.
     keep
-        What an archive keeps: ``exact``, ``resume`` or ``weights``.
+        Contents of an archive: ``exact``, ``resume`` or ``weights``.
     config
-        The configuration being edited; empty for the default of the codec.
+        The configuration being edited; empty for the codec's default.
     origin
-        Where that configuration came from, in a few words.
+        Origin of that configuration, in a few words.
     before
-        Configurations and their origins that *Undo* goes back to, the last one last.
+        Earlier configurations with their origins, for *Undo*, the latest last.
     locked
-        Tensors whose bits stay as they are.
+        Tensors whose bits are locked.
     searched
         The search whose result was taken last.
     """
@@ -120,7 +120,7 @@ class Chosen:
 
 
 def chosen(shown: Subject) -> Chosen:
-    """Return what is chosen for a run, or for the run that an archive was made from."""
+    """Return the choices for a run, or for the run that an archive was made from."""
     run = _run_of(shown)
     path = file_of_run(_KIND, run)
     found = load_result(path, {"path": str(run)}, _KIND, _parse)
@@ -128,19 +128,19 @@ def chosen(shown: Subject) -> Chosen:
 
 
 def choose(shown: Subject, **changes: Any) -> Chosen:
-    """Change what is chosen for a run, and return it."""
+    """Change choices for a run, and return all of them."""
     now = replace(chosen(shown), **changes)
     path = file_of_run(_KIND, Path(now.run))
     store_for_run(path, {"path": now.run}, _KIND, msgspec.to_builtins(now), _MOST_STORED)
     if path.exists():
         _unwritten().pop(now.run, None)
-    else:  # A disk that refuses costs what is chosen with the explorer's end, and not at once.
+    else:  # If the disk refuses, the choices last until the explorer ends.
         _unwritten()[now.run] = now
     return now
 
 
 def change_bits(shown: Subject, config: Mapping[str, Any], origin: str = "", **more: Any) -> Chosen:
-    """Edit another configuration from now on; *Undo* goes back to the one before."""
+    """Replace the configuration being edited. *Undo* restores the previous one."""
     now = chosen(shown)
     if plain(config) == now.config:
         return choose(shown, **more) if more else now
@@ -149,7 +149,7 @@ def change_bits(shown: Subject, config: Mapping[str, Any], origin: str = "", **m
 
 
 def undo_bits(shown: Subject) -> Chosen:
-    """Go back by one change of the configuration."""
+    """Undo the last change of the configuration."""
     now = chosen(shown)
     if not now.before:
         return now
@@ -159,7 +159,7 @@ def undo_bits(shown: Subject) -> Chosen:
 
 @st.cache_resource(show_spinner=False)
 def _unwritten() -> dict[str, Chosen]:
-    """Return what could not be written to disk, by run."""
+    """Return choices that could not be written to disk, by run."""
     return {}
 
 
@@ -169,7 +169,7 @@ def _run_of(shown: Subject) -> Path:
 
 
 def _parse(document: Any) -> Chosen:
-    """Rebuild what was stored; what does not fit raises, and nothing was stored."""
+    """Rebuild stored choices; raise if the document does not match."""
     found = msgspec.convert(document, Chosen)
     if found.bound.kind not in BOUNDS or not 0 <= found.bound.value < float("inf"):
         raise ValueError("no such bound")

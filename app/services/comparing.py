@@ -1,4 +1,4 @@
-"""Comparing restored steps with the original ones, and what was found."""
+"""Comparison of restored steps with the original ones, and its results."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.shared.measured import Known, Measurement, Measurements, merged
 
 _SPREAD = 8
-"""Steps that are compared to begin with: enough to see a course, few enough to wait for."""
+"""Number of steps that a comparison covers by default: enough to show a trend, and quick."""
 
 
 def spread_of(steps: Sequence[int]) -> tuple[int, ...]:
-    """Return a few steps spread over a run, the first and the last among them; all where there are few."""
+    """Return a few evenly spread steps with the first and the last; all of them if there are few."""
     if len(steps) <= _SPREAD:
         return tuple(steps)
     return tuple(steps[round(i * (len(steps) - 1) / (_SPREAD - 1))] for i in range(_SPREAD))
@@ -49,9 +49,10 @@ def comparisons(
     metrics: Sequence[str] = (),
     **more: Any,
 ) -> list[CompareArchives]:
-    """Return the requests that compare archives by some metrics, or by the one that judges.
+    """Return one request per metric that compares archives with their run.
 
-    The direction of another metric than the evaluator's is that of its name.
+    Without metrics, the evaluator's own metric is used. For other metrics, the direction follows from the
+    name.
     """
     among = [chain for chain in archives if set(steps) & set(chain.steps)] or archives
     used = [step for step in steps if any(step in chain.steps for chain in among)]
@@ -73,18 +74,18 @@ def start_compare(
     requests: Sequence[CompareArchives],
     judge: EvaluatorCode,
 ) -> Job:
-    """Compare; called only after the reader has said that the code may run, or if it is ours.
+    """Start a comparison. The evaluator must be trusted or bundled.
 
-    It is another question once the run or an archive has changed.
+    A changed run or archive makes a new question, so earlier jobs do not answer it.
     """
     of = (opened(str(subject.path)).token, *(chain.content for chain in archives))
     return start_job(Work.asking(requests, subject.path, "archives", "compare", of=of, trusted=judge.trusted))
 
 
 def known_by_metric(chain: ChainReport) -> dict[str, Known]:
-    """Return what was measured of an archive by each metric, the newest first.
+    """Return the newest measurement of an archive for each metric.
 
-    If nothing is known of the archive as it is, what was measured before its last change.
+    If no measurement matches the present archive, return those from before its last change.
     """
     store = Measurements.of_archive(chain) if chain.archive_id else None
     for earlier in (False, True):
@@ -102,7 +103,7 @@ def known_by_metric(chain: ChainReport) -> dict[str, Known]:
 
 
 def compared(job: Job) -> tuple[Known, ...]:
-    """Return what a comparison has found so far, of each archive and metric."""
+    """Return the results of a comparison so far, for each archive and metric."""
     rows: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for row in job.told():
         rows.setdefault((str(row["of"]), str(row.get("metric"))), {})[int(row["step"])] = row

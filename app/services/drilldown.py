@@ -1,7 +1,7 @@
-"""Looking into a run: one tensor of a step or over the steps, and what moved between two steps.
+"""Details of a run: one tensor at a step or over steps, and the change between two steps.
 
-These questions are small and are answered in this process. Each reads what it says and no more; answers are
-cached by what the files were when they were asked.
+These questions are small, so this process answers them. Each reads only the tensors that it needs. Answers
+are cached by the state of the files.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from inshrink_core.codec import QUANTIZED, weight_codecs
 _log = logging.getLogger(__name__)
 
 ARCHIVE = "archive"
-"""Stands for "as it lies in the archive" among the codecs."""
+"""Names the stored form in the archive, in place of a codec."""
 
 _READINGS = 6
-"""A tensor, its predecessor, and up to two companions of each."""
+"""The tensor, its predecessor, and up to two auxiliary tensors of each."""
 
 _COURSE_BYTES = 200_000_000
-"""A course reads no more than this unless it is asked to."""
+"""Largest number of bytes that a course reads by default."""
 
 _MOST_OTHER_RUNS = 50
 _MOST_HISTOGRAMS, _BINS_OVER_TIME = 24, 64
@@ -46,7 +46,7 @@ _Seen = TypeVar("_Seen")
 
 
 def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
-    """Return the ways a tensor can be shown: as an archive holds it, or as a codec would store it."""
+    """Return the forms in which a tensor can be shown: the archive's, or that of a codec."""
     if subject.kind == "archive":
         return (ARCHIVE,)
     archived = subject.archive is not None and step in subject.archive.steps
@@ -54,33 +54,33 @@ def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
 
 
 def _nbytes_of(subject: Subject, tensor: str | None = None) -> int:
-    """Return the raw bytes of a weight or buffer of the last checkpoint, or of all of them."""
+    """Return the raw bytes of one weight or buffer of the last checkpoint, or of all of them."""
     return sum(row.nbytes for row in subject.model_tensors if tensor is None or row.name == tensor)
 
 
 def drill_cost(subject: Subject, tensor: str) -> int:
-    """Return the bytes of the tensors that `drill_down` may read."""
+    """Return the number of bytes that `drill_down` may read."""
     return _READINGS * _nbytes_of(subject, tensor)
 
 
 def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str | None) -> Anatomy:
-    """Look into one tensor of one step.
+    """Analyse one tensor of one step.
 
     Parameters
     ----------
     subject
         A run or an archive.
     step, tensor
-        Which one.
+        The step and the name of the tensor.
     way
         One of `stored_ways`.
     metric
-        Sensitivity to set against the magnitude; None: the first that is known.
+        Sensitivity to plot against the magnitude; None for the first available one.
 
     Raises
     ------
     ServiceError
-        It cannot be read.
+        The tensor cannot be read.
     """
     stamp = _stamp(subject) if way == ARCHIVE else engine_of(subject)[1]
 
@@ -96,30 +96,30 @@ def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str |
 
 
 def _stamp(subject: Subject) -> str:
-    """Return what changes with a run or its archive."""
+    """Return a stamp that changes with the run or its archive."""
     return f"{engine_of(subject)[1]}-{subject.archive.nbytes if subject.archive is not None else 0}"
 
 
 @st.cache_resource(show_spinner=False, max_entries=400)
 def _seen(asked: tuple[Hashable, ...], _look: Callable[[], _Seen]) -> _Seen:
-    """Look once, as long as what is asked stays the same; the files' stamp is a part of it."""
+    """Compute an answer once for each question; the question includes the stamp of the files."""
     with reported():
         return _look()
 
 
 def _archive_of(subject: Subject) -> Any:
-    """Open the archive that lies beside a run; None of an archive."""
+    """Open the archive beside a run; None for an archive."""
     chain = subject.archive if subject.kind == "run" else None
     return None if chain is None else engine_at(str(chain.path), f"{chain.nbytes}-{len(chain.frames)}")
 
 
 def values_at(subject: Subject, step: int, tensor: str) -> ValueHistogram:
-    """Count the values of one tensor at one step, as the run or archive holds them.
+    """Return the histogram of one tensor at one step, as the run or archive stores it.
 
     Raises
     ------
     ServiceError
-        They cannot be read.
+        The tensor cannot be read.
     """
 
     def count() -> ValueHistogram:
@@ -131,24 +131,24 @@ def values_at(subject: Subject, step: int, tensor: str) -> ValueHistogram:
 def values_over_time(
     subject: Subject, tensor: str
 ) -> tuple[tuple[int, ...], NDArray[np.float64], NDArray[np.float64]]:
-    """Count the values of one tensor at up to 24 steps, in the same bins.
+    """Return histograms of one tensor at up to 24 steps, with common bins.
 
     Returns
     -------
     tuple of int, ndarray, ndarray
-        The steps; the edges of the bins; and the share of the values in each, ``[bins, steps]``.
+        The steps; the edges of the bins; and the share of the values in each bin, ``[bins, steps]``.
 
     Raises
     ------
     ServiceError
-        They cannot be read.
+        The tensor cannot be read.
     """
     steps = course_steps(subject, tensor, every=False)
     n = min(len(steps), _MOST_HISTOGRAMS)
     steps = tuple(steps[round(i * (len(steps) - 1) / max(1, n - 1))] for i in range(n))
     counted = {}
     for step in steps:
-        with contextlib.suppress(ServiceError):  # A tensor may come and go.
+        with contextlib.suppress(ServiceError):  # The tensor may be absent at some steps.
             found = values_at(subject, step, tensor)
             if found.edges.size > 1:
                 counted[step] = found
@@ -165,7 +165,7 @@ def values_over_time(
 
 
 def course_steps(subject: Subject, tensor: str, *, every: bool) -> tuple[int, ...]:
-    """Return the steps that a course reads: all, or evenly many of them that cost at most 200 MB."""
+    """Return the steps that a course reads: all of them, or evenly spread steps that cost at most 200 MB."""
     most = max(2, _COURSE_BYTES // max(1, _nbytes_of(subject, tensor)))
     n = len(subject.steps)
     if every or n <= most:
@@ -174,12 +174,12 @@ def course_steps(subject: Subject, tensor: str, *, every: bool) -> tuple[int, ..
 
 
 def course(subject: Subject, tensor: str, *, every: bool = False) -> Trajectory:
-    """Follow one tensor over the steps.
+    """Return statistics of one tensor over the steps.
 
     Raises
     ------
     ServiceError
-        It cannot be read.
+        The tensor cannot be read.
     """
     steps = course_steps(subject, tensor, every=every)
 
@@ -190,17 +190,17 @@ def course(subject: Subject, tensor: str, *, every: bool = False) -> Trajectory:
 
 
 def diff_cost(subject: Subject) -> int:
-    """Return the bytes that `moved_between` reads."""
+    """Return the number of bytes that `moved_between` reads."""
     return 2 * _nbytes_of(subject)
 
 
 def moved_between(subject: Subject, first: int, second: int) -> Moved:
-    """Measure what moved between two steps.
+    """Return the change of every tensor between two steps.
 
     Raises
     ------
     ServiceError
-        They cannot be read.
+        The steps cannot be read.
     """
 
     def measure() -> Moved:
@@ -211,7 +211,7 @@ def moved_between(subject: Subject, first: int, second: int) -> Moved:
 
 
 def other_runs(subject: Subject) -> tuple[Path, ...]:
-    """Return runs and archives that a run can be laid over: recent ones, its neighbours, and samples."""
+    """Return runs and archives to compare a run with: recent ones, its neighbours, and samples."""
     recent = (real_path(row.path) for row in load_recent())
     known = {
         real: None

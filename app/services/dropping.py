@@ -1,4 +1,4 @@
-"""Files dropped onto the page Open, in a folder of the explorer."""
+"""Files dropped onto the Open page, stored in a folder of the explorer."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _Read = TypeVar("_Read")
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 _NOT_IN_NAMES = re.compile(r"[^\w .,=+@()\[\]{}~-]")
-"""Control characters, separators, and what shells or Windows take for something else."""
+"""Control characters, separators, and characters with a special meaning in shells or on Windows."""
 
 
 class Dropped(NamedTuple):
-    """What was dropped at a time: what it is, its folder, and how much it takes.
+    """One drop of files: content, folder and size.
 
-    `is_log` tells a file of metrics, which belongs to a run, from what is opened.
+    `is_log` distinguishes a file of metrics, which belongs to a run, from a run or an archive.
     """
 
     path: Path
@@ -43,7 +43,7 @@ class Dropped(NamedTuple):
 
 
 def dropped() -> tuple[Dropped, ...]:
-    """Return all that was dropped and not removed, newest first."""
+    """Return all stored drops, newest first."""
     found = []
     with contextlib.suppress(OSError):
         folders = [path for path in dropped_folder().iterdir() if _TOKEN.fullmatch(path.name)]
@@ -56,12 +56,12 @@ def dropped() -> tuple[Dropped, ...]:
 
 
 def forget_dropped(folder: Path) -> None:
-    """Remove what was dropped at a time.
+    """Remove one drop.
 
     Raises
     ------
     ServiceError
-        The file system refuses, or the folder is another.
+        The file system refuses, or the folder is not one of a drop.
     """
     if folder.parent != dropped_folder() or not _TOKEN.fullmatch(folder.name):
         raise ServiceError("nothing was dropped here", str(folder))
@@ -70,18 +70,17 @@ def forget_dropped(folder: Path) -> None:
 
 
 def open_dropped(files: Sequence[tuple[str, BinaryIO]]) -> Subject:
-    """Store dropped files and open them as an archive, a checkpoint or a run, if that is possible.
+    """Store dropped files and open them as an archive, a checkpoint or a run.
 
     Parameters
     ----------
     files
-        Names as the browser gave them, which are not trusted, and contents. A packed archive, or
-        checkpoint files of a run.
+        Untrusted names from the browser, and contents: a packed archive, or checkpoint files of one run.
 
     Raises
     ------
     ServiceError
-        They are too large, of another kind, have the same name or step, cannot be written, or cannot be read.
+        The files are too large, of another kind, share a name or step, cannot be written, or cannot be read.
     """
     if len(files) > _MOST_FILES:
         raise ServiceError(f"more than {_MOST_FILES} files", remedy="open their folder by its path")
@@ -97,25 +96,25 @@ def open_dropped(files: Sequence[tuple[str, BinaryIO]]) -> Subject:
 
 
 def keep_dropped(files: Sequence[tuple[str, BinaryIO]], read: Callable[[Path], _Read]) -> _Read:
-    """Store dropped files and return what reading them gives; store nothing that cannot be read.
+    """Store dropped files and return the result of reading them; store nothing that cannot be read.
 
     Parameters
     ----------
     files
         Names, of which the last part counts, and contents.
     read
-        Reads what was stored, given its path: of several files, their folder.
+        Reads the stored file, or the folder of several files, given its path.
 
     Raises
     ------
     ServiceError
-        They are too large, cannot be written, or cannot be read.
+        The files are too large, cannot be written, or cannot be read.
     """
     names = [_safe(name) for name, _ in files]
     _check_sizes(files)
     folder = dropped_folder() / secrets.token_hex(16)
     place = folder / names[0]
-    if len(names) > 1:  # A run, named after what the names of its files have in common.
+    if len(names) > 1:  # A run, named after the common part of its file names.
         stem = re.sub(r"[\W\d_]+$", "", os.path.commonprefix(names))  # noqa: RUF071
         place = folder / f"{stem or 'run'}-{len(names)}-files"
     try:
@@ -129,14 +128,14 @@ def keep_dropped(files: Sequence[tuple[str, BinaryIO]], read: Callable[[Path], _
     except ServiceError as error:
         shutil.rmtree(folder, ignore_errors=True)
         found = error.problem
-        # The path of the copy that is gone again helps nobody.
+        # The copy no longer exists, so its path would not help.
         where = ", ".join(names[:3]) if not found.where or is_dropped(Path(found.where)) else found.where
         remedy = found.remedy or "drop it again: it may have been cut off on its way"
         raise ServiceError(found.what.replace(f"{place}", where), where, remedy, found.detail) from error
 
 
 def _load_all(place: Path) -> Subject:
-    """Open what was stored, all of it: a file that is left out was dropped by mistake."""
+    """Open a stored drop; raise if any of its files is left out."""
     subject = load_subject(str(place))
     for left_out, reason in (*subject.unreadable, *subject.skipped):
         remedy = "drop the others alone, or open their folder by its path, which leaves such files out"
@@ -145,8 +144,8 @@ def _load_all(place: Path) -> Subject:
 
 
 def _safe(name: str) -> str:
-    """Return the last part of a name, of characters that every file system and shell takes for a name."""
-    # Windows' rules take both kinds of separators for one.
+    """Return the last part of a name, reduced to characters that every file system and shell accepts."""
+    # Windows' rules split at both kinds of separators.
     safe = _NOT_IN_NAMES.sub("_", PureWindowsPath(name).name).lstrip(". ")
     if not 0 < len(safe.encode()) <= _LONGEST_NAME_BYTES:
         what = "the file's name is too long" if safe else "the file has no name"
@@ -160,7 +159,7 @@ def _opens(name: str) -> bool:
 
 
 def _check_sizes(files: Sequence[tuple[str, BinaryIO]]) -> None:
-    """Refuse empty files, and what is too much for memory or for the folder."""
+    """Refuse empty files, and files too large for memory or for the folder."""
     sizes = [content.seek(0, os.SEEK_END) for _, content in files]
     if 0 in sizes:
         raise ServiceError("the file is empty", elided(files[sizes.index(0)][0], 200), "copy it again")

@@ -1,4 +1,4 @@
-"""Evaluators: whose code evaluates a run, and whether it works."""
+"""Evaluators of a run: their code, consent to run it, and their trial."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from inshrink_core.samples import is_trusted_sample
 from inshrink_core.verbs.evaluate import Evaluate
 
 _MAX_CODE_BYTES = 200_000
-"""More code than this is not read before it is trusted, and is not offered."""
+"""Code larger than this is neither read nor offered."""
 
 
 class EvaluatorCode(NamedTuple):
-    """The code that would evaluate a run.
+    """The code of an evaluator.
 
-    `spec` is empty for the run's own evaluator; `is_bundled` says that it is ours, a sample's byte for byte,
-    and needs no consent; `digest` is the SHA-256 of the file as it was shown; `is_asked` says that the
-    reader chose the metric.
+    `spec` is empty for the run's own evaluator. `is_bundled` marks a byte-identical copy of a sample's
+    evaluator, which needs no consent. `digest` is the SHA-256 of the displayed file. `is_asked` marks a
+    metric chosen by the user.
     """
 
     spec: str
@@ -47,29 +47,29 @@ class EvaluatorCode(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A short name of it."""
+        """Return a short name."""
         return own_samples.AUTO if self.spec == own_samples.AUTO else self.path.stem
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields by which a request asks for it."""
+        """Return the fields by which a request names the evaluator."""
         metric = {"metric": self.metric, "direction": self.direction} if self.is_asked else {}
         given = {"evaluator": self.spec} if self.spec else {} if self.is_bundled else {"trust_run": True}
         return given | {name: value for name, value in metric.items() if value}
 
     @property
     def trusted(self) -> str:
-        """What a job is told of the reader's consent: the digest; empty where none is needed."""
+        """Return the consent for a job: the digest, or empty if the evaluator needs none."""
         return "" if self.is_bundled else self.digest
 
 
 def named_evaluator(shown: Subject) -> EvaluatorCode | None:
-    """Return the evaluator that is chosen for a run, else the run's own, else one that suits it; or None.
+    """Return the evaluator chosen for a run, else the run's own, else a suitable one; None without any.
 
     Raises
     ------
     ServiceError
-        The one that is chosen cannot be read.
+        The chosen evaluator cannot be read.
     """
     now = chosen(shown)
     subject = original_of(shown) or shown
@@ -84,12 +84,12 @@ def named_evaluator(shown: Subject) -> EvaluatorCode | None:
 
 
 def may_run(judge: EvaluatorCode) -> bool:
-    """Whether an evaluator may run: it is ours, or the reader trusts this content of its file."""
+    """Return whether an evaluator may run: it is bundled, or the user trusts this content of its file."""
     return judge.is_bundled or is_trusted(judge.path, judge.digest)
 
 
 def named_judge(shown: Subject) -> tuple[EvaluatorCode | None, bool]:
-    """Return the evaluator that is chosen for a run, None without one, and whether it may run."""
+    """Return the evaluator of a run, None without one, and whether it may run."""
     with contextlib.suppress(ServiceError):
         judge = named_evaluator(shown)
         return judge, judge is not None and may_run(judge)
@@ -97,13 +97,13 @@ def named_judge(shown: Subject) -> tuple[EvaluatorCode | None, bool]:
 
 
 def judge_of(shown: Subject) -> EvaluatorCode | None:
-    """Return the evaluator that is chosen for a run and may run; None without one."""
+    """Return the evaluator of a run if it may run; else None."""
     judge, ready = named_judge(shown)
     return judge if ready else None
 
 
 def metrics_told(shown: Subject) -> tuple[str, ...]:
-    """Return the metrics that the chosen evaluator is known to return; empty where it was never tried."""
+    """Return the known metrics of the chosen evaluator; empty before its first trial."""
     with contextlib.suppress(ServiceError):
         judge = named_evaluator(shown)
         job = None if judge is None else job_of(evaluator_trial(original_of(shown) or shown, judge))
@@ -119,17 +119,17 @@ def _likely(path: str, token: str, _shown: Subject) -> str:
 
 
 def judged_by(judge: EvaluatorCode | None) -> dict[str, Any]:
-    """Return the fields by which a request asks for an evaluator; while there is none, for the run's own."""
+    """Return the request fields of an evaluator; for None, those of the run's own."""
     return {"trust_run": True} if judge is None else judge.fields
 
 
 def evaluator_of(subject: Subject) -> EvaluatorCode | None:
-    """Return the evaluator that a run names in ``inshrink.toml``, without executing it; None without one.
+    """Return the evaluator that ``inshrink.toml`` of a run names, without executing it; None without one.
 
     Raises
     ------
     ServiceError
-        It cannot be read, or lies outside of the run.
+        The file cannot be read, or is outside of the run.
     """
     folder = subject.folder
     with reported():
@@ -148,20 +148,20 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
 
 
 def given_evaluator(text: str, subject: Subject) -> EvaluatorCode:
-    """Return the evaluator that a reader names as ``FILE.py`` or ``FILE.py:FUNCTION``, or as ``auto``.
+    """Return the evaluator that a user names as ``FILE.py``, ``FILE.py:FUNCTION`` or ``auto``.
 
     Parameters
     ----------
     text
-        What was typed; a relative path is looked for in the run's folder, and then where the explorer was
-        started.
+        The name as typed. A relative path is resolved in the run's folder, then in the folder where the
+        explorer was started.
     subject
         The run.
 
     Raises
     ------
     ServiceError
-        There is no such file inside of the roots.
+        No such file exists inside the roots.
     """
     if text.strip() == own_samples.AUTO:
         code = Path(own_samples.__file__)
@@ -181,7 +181,7 @@ def given_evaluator(text: str, subject: Subject) -> EvaluatorCode:
 def _code(
     file: Path, spec: str, function: str, metric: str, direction: str, *, bundled: bool
 ) -> EvaluatorCode:
-    """Read the code, to be shown and to be known again."""
+    """Read the code for display, with its digest."""
     if file.stat().st_size > _MAX_CODE_BYTES:
         raise ServiceError("the evaluator is too large to be read before it runs", str(file))
     content = file.read_bytes()
@@ -191,8 +191,8 @@ def _code(
 
 
 def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Work:
-    """Return the trial of an evaluator, as it is now, on the last step."""
-    asked = judge._replace(is_asked=False)  # One trial tells all of its metrics.
+    """Return the trial of an evaluator in its present state on the last step."""
+    asked = judge._replace(is_asked=False)  # One trial returns all of the evaluator's metrics.
     request = Evaluate(str(shown.path), step=shown.steps[-1], **asked.fields)
     of = (opened(str(shown.path)).token, judge.digest)
     return Work.asking([request], shown.path, "run", "evaluator", of=of, trusted=judge.trusted)

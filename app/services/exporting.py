@@ -1,4 +1,4 @@
-"""Exporting and restoring: the requests that write, where to, how large it will be, and what was made."""
+"""Export and restore: requests that write, their targets, and their results."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _SUFFIX = ".inshrink"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportRequest:
-    """What to write: requests of the engine, one after the other, that wait to be told where to.
+    """An export: requests of the engine, in order, that still need a target.
 
     Parameters
     ----------
     asked
-        What makes an archive of a run, what makes one file of an archive, or both.
+        The request that archives a run, the request that writes one file of an archive, or both.
     steps
-        The steps that are written.
+        The steps to write.
     replaces
-        Whether a file at the target may be replaced.
+        Whether an existing target file may be replaced.
     """
 
     asked: tuple[Any, ...]
@@ -48,43 +48,43 @@ class ExportRequest:
 
     @property
     def chain(self) -> Any:
-        """The request that writes a chain; None of one step, and of a copy."""
+        """The request that writes a chain; None for one step or a copy."""
         return self.asked[0] if self.kind == "chain" else None
 
     @property
     def file(self) -> Any:
-        """The request that makes one file; None of a chain that stays a folder."""
+        """The request that writes one file; None for a chain stored as a folder."""
         return self.asked[-1] if self.asked[-1].verb() == "export" else None
 
     @property
     def kind(self) -> str:
-        """``chain``, ``step`` or ``pack``, which is a copy."""
+        """``chain``, ``step`` or ``pack`` (a copy)."""
         if self.file is not None and self.file.step is not None:
             return "step"
         return "pack" if self.file is not None and len(self.asked) == 1 else "chain"
 
     @property
     def suffix(self) -> str:
-        """What the name of the file ends in."""
+        """The suffix of the file name."""
         is_plain = self.file is not None and self.file.layout == "safetensors"
         return ".safetensors" if is_plain else _SUFFIX
 
     def keeps(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return which tensors of weights are kept."""
+        """Return the names of weights that the export includes."""
         return chosen_names(names, self.file.tensors, self.file.without)
 
     def placed(self, target: str, between: str = "", **fields: Any) -> list[Request[Any]]:
-        """Return the requests that write to a target.
+        """Return the requests with their target.
 
         Parameters
         ----------
         target
-            Where to.
+            Path to write.
         between
-            Where an archive may be made on the way: of a chain that becomes one file, and of a step of a run,
-            whose bits go through a lossless archive.
+            Path of an intermediate archive, for a chain that becomes one file and for a step of a run, which
+            passes through a lossless archive.
         fields
-            More of how a chain is written: whose code measures what it costs.
+            Further fields of the request that writes the chain, such as its evaluator.
         """
         *first, last = self.asked
         if self.file is None:
@@ -103,13 +103,13 @@ def chain_export(
     Parameters
     ----------
     shown, steps
-        Of which run, and which.
+        The run and its steps.
     packed
-        One file instead of a folder.
+        Write one file instead of a folder.
     watch
-        Go on as the run grows, until the job is ended.
+        Archive new steps as the run grows, until the job ends.
     **fields
-        Of the engine's request.
+        Fields of the engine's request.
     """
     path, chosen = str(shown.path), chosen_steps(steps, shown.steps)
     written = Compress(path, "", steps=None if watch else chosen, watch=watch, **fields)
@@ -117,12 +117,12 @@ def chain_export(
 
 
 def pack_export(shown: Subject) -> ExportRequest:
-    """Return the copy of an archive as one file."""
+    """Return the export that copies an archive into one file."""
     return ExportRequest(asked=(Export(str(shown.path), pack=""),), steps=shown.steps)
 
 
 def step_export(shown: Subject, step: int, **weights: Any) -> ExportRequest:
-    """Return the export of one step, whole or, with fields of the engine's request, of its weights."""
+    """Return the export of one step: whole, or only its weights if fields of the request are given."""
     path, first = str(shown.path), []
     if shown.kind == "run":
         optimizer = "drop" if weights else "exact"
@@ -131,14 +131,15 @@ def step_export(shown: Subject, step: int, **weights: Any) -> ExportRequest:
 
 
 def chosen_steps(steps: Sequence[int], every: Sequence[int] = ()) -> tuple[int, ...] | None:
-    """Return steps as a request has them: None where they are all that there are."""
+    """Return steps in the form of a request: None if they are all steps."""
     return None if not steps or tuple(steps) == tuple(every) else tuple(steps)
 
 
 def start_export(shown: Subject, request: ExportRequest, target: Path, *, trusted: str = "") -> Job:
-    """Write the export; one that was cut off goes on where it stopped.
+    """Start an export; an interrupted one resumes.
 
-    The name of the archive on the way depends on its settings, so that another export begins anew.
+    The name of the intermediate archive depends on the settings, so an export with other settings starts
+    anew.
     """
     settings = replace(request, replaces=False).placed(str(target))
     digest = hashlib.sha256(repr([asked.to_json() for asked in settings]).encode()).hexdigest()[:8]
@@ -158,7 +159,7 @@ def start_pack(shown: Subject, archive: Path) -> Job:
 
 
 def suggested_name(shown: Subject, request: ExportRequest) -> str:
-    """Return a file name that is free, or belongs to an archive that the export would go on with."""
+    """Return a file name that is free, or that of an archive which the export would continue."""
     stem = shown.name.removesuffix(_SUFFIX)
     if request.kind == "step":
         stem = f"{stem}-step-{request.steps[0]}-{'weights' if request.file.weights_only else 'checkpoint'}"
@@ -170,7 +171,7 @@ def suggested_name(shown: Subject, request: ExportRequest) -> str:
 
 
 def suggested_path(shown: Subject, name: str, what: str) -> str:
-    """Return a path at which there is nothing yet: beside the run, or in the first root for a sample."""
+    """Return a free path beside the run, or in the first root for a sample."""
     return _free_path(shown, f"{name.removesuffix(_SUFFIX)}-{what}", "", lambda path: False)
 
 
@@ -182,13 +183,13 @@ def _free_path(shown: Subject, stem: str, suffix: str, is_free: Callable[[Path],
 
 
 def default_folder(shown: Subject) -> Path:
-    """Return where files go by default: beside the run, or into the first root for a sample."""
+    """Return the default output folder: beside the run, or the first root for a sample."""
     parent = shown.place.parent
     return parent if settings().may_write(parent) and not is_own(shown.place) else settings().roots[0]
 
 
 def _goes_on(path: Path, request: ExportRequest) -> bool:
-    """Return whether a path is that of an archive of the same settings, to be appended to."""
+    """Return whether a path holds an archive of the same settings, which the export can append to."""
     if request.file is not None:
         return False
     try:
@@ -199,7 +200,7 @@ def _goes_on(path: Path, request: ExportRequest) -> bool:
     if (chain.codec, chain.optimizer) != (asked.codec, asked.optimizer):
         return False
     if any(getattr(asked, f"max_{kind}") is not None for kind in ("restore_cost", "drop", "divergence")):
-        # Under a bound the settings differ by step; what was written without any would stay as it is.
+        # With a bound, settings differ by step, so an archive of uniform settings was written without one.
         return not chain.is_uniform
     settings = {**chain.config, "overrides": list(chain.overrides)}
     wanted = {"overrides": [], **(asked.config or {})}
@@ -212,7 +213,7 @@ def export_target(text: str, request: ExportRequest) -> Path:
     Raises
     ------
     ServiceError
-        As `writable` has it, or what is there may not be replaced.
+        See `writable`; or the existing file may not be replaced.
     """
     path = writable(text, "an export goes into a folder of yours", request.suffix)
     if request.file is not None and path.is_dir():
@@ -229,7 +230,8 @@ def writable(text: str, what: str, suffix: str = "") -> Path:
     Raises
     ------
     ServiceError
-        It lies outside of the roots, which `what` says, has another suffix, or no folder to lie in.
+        The path is outside of the roots, has another suffix, or its folder does not exist. The message
+        names it by `what`.
     """
     path = resolve(text)
     if isinstance(path, Address):
@@ -247,13 +249,13 @@ def writable(text: str, what: str, suffix: str = "") -> Path:
 
 
 class Made(NamedTuple):
-    """What an export has made: the file or archive as it lies there, and what only the export knows of it.
+    """The result of an export: the file or archive on disk, and facts that only the export knows.
 
-    `chain` is None of a plain file; `digest` is the SHA-256 of the file, or of the manifest of a folder;
-    `relative_error` is None where it is not known; a copy has none against what it is a copy of;
-    `layers_left_out` are outermost modules and tensors; `renamed` is how the names of a moving average begin,
-    and how those of its model do; `unreadable` are checkpoints that are not in it, and why; `device` is where
-    it was written.
+    `chain` is None for a plain file. `digest` is the SHA-256 of the file, or of a folder's manifest.
+    `relative_error` is None if unknown; for a copy it is not relative to the copied archive.
+    `layers_left_out` lists outermost modules and tensors. `renamed` holds the name prefix of a moving average
+    and that of its model. `unreadable` lists omitted checkpoints with reasons. `device` is the device that
+    wrote the export.
     """
 
     kind: str
@@ -272,7 +274,7 @@ class Made(NamedTuple):
 
     @property
     def loading(self) -> str:
-        """The lines of Python that load the weights into a model: nothing else may be missing."""
+        """Return Python lines that load the weights into a model; nothing else may be missing."""
         path = str(self.path)
         load = f"import inshrink_core\n\nweights = inshrink_core.verbs.load_state_dict({path!r})\n"
         call = "model.load_state_dict(weights"
@@ -297,9 +299,10 @@ class Made(NamedTuple):
 def _model_of(
     job: Job, asked: Mapping[str, Any], left_out: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[str, str] | None]:
-    """Return what is left out of the model that was written, and how its names begin in another one.
+    """Return the omitted names of the written model, and how its prefix changes.
 
-    Of a run with a moving average, one of both models is written, and the other one is not left out of it.
+    A run with a moving average holds two models. The export writes one of them and does not count the other
+    as omitted.
     """
     if "weights_only" not in asked:
         return left_out, None
@@ -321,7 +324,7 @@ def _model_of(
 
 
 def _renamed(names: Collection[str], twin_of: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return how names of a moving average begin, and how those of its model do; None of other names."""
+    """Return the name prefixes of a moving average and of its model; None for other names."""
     if not names or not set(names) <= set(twin_of):
         return None
     found = set()
@@ -335,12 +338,12 @@ def _renamed(names: Collection[str], twin_of: Mapping[str, str]) -> tuple[str, s
 
 
 def made_by(job: Job) -> Made | None:
-    """Return what a finished export has made; None where that is not there any more.
+    """Return the result of a finished export; None if it no longer exists.
 
     Raises
     ------
     ServiceError
-        What lies there cannot be read.
+        The result cannot be read.
     """
     last, documents = job.requests[-1], documents_of(job)
     asked: Mapping[str, Any] = last.given()
@@ -375,20 +378,20 @@ def made_by(job: Job) -> Made | None:
 
 
 def export_made_at(job: Job) -> Path:
-    """Return where an export writes to."""
+    """Return the path that an export writes to."""
     last: Any = job.requests[-1]
     return Path(last.archive if last.verb() == "compress" else last.pack or last.output)
 
 
 @st.cache_data(show_spinner=False, max_entries=512)
 def _sha256(path: str, mtime_ns: int, size: int) -> str:
-    """Return the digest of a file of any size, as it was at that time."""
+    """Return the digest of a file; cached by its path, time and size."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def download_url(path: Path) -> tuple[str, int] | None:
-    """Return the address at which a file can be fetched, and its size; None where it is gone."""
+    """Return the download address of a file and its size; None if the file no longer exists."""
     try:
         real = resolve(str(path))
         if not real.is_file() or not settings().allows(real):
@@ -399,12 +402,12 @@ def download_url(path: Path) -> tuple[str, int] | None:
 
 
 def restore_target(text: str) -> Path:
-    """Return the real path of a folder that files may be restored to: a new one, or an empty one.
+    """Return the real path of a new or empty folder that files may be restored to.
 
     Raises
     ------
     ServiceError
-        As `writable` has it, or it is no folder, or holds something.
+        See `writable`; or the path is not a folder, or is not empty.
     """
     path = writable(text, "files are restored to a folder of yours")
     with contextlib.suppress(OSError):
@@ -415,7 +418,7 @@ def restore_target(text: str) -> Path:
 
 
 def restored_files(document: Mapping[str, Any], folder: str) -> list[tuple[str, int, str]]:
-    """Return name, size and SHA-256 of every restored file that is still there."""
+    """Return name, size and SHA-256 of every restored file that still exists."""
     found = []
     for path in map(Path, document["files"]):
         if path.is_file():

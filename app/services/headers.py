@@ -1,8 +1,7 @@
-"""What the headers of a run told, stored on disk: a run of many checkpoints opens at once the next time.
+"""Disk cache of a run's headers, which lets a run of many checkpoints open at once.
 
-Stored beside the list of recent runs, for this user alone, a file a run, as the engine stores results. It
-counts as long as no file of the run has changed in name, size or time. A file that is lost, damaged or of
-another version is ignored.
+Each run has one file beside the list of recent runs, readable only by this user. It is valid while no file of
+the run changes in name, size or time. A missing, damaged or outdated cache file is ignored.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from inshrink_core.errors import StorageError
 from inshrink_core.execution import keep_result, load_result
 
 _VERSION = 8
-"""Raised when what is stored changes."""
+"""Version of the stored document; increases with every change of it."""
 
 _KIND = "headers"
 _MOST_STORED = 32
 _MOST_FILES = 20_000
-"""A folder with more files is not asked whether they changed."""
+"""A folder with more files is not checked for changes."""
 
 _ENGINE_FOLDER = ".inshrink"
-"""Where the engine stores what it measured of a run: not a part of the run."""
+"""Folder of the engine's measurements, which is not a part of the run."""
 
 
 def files_stamp(folder: Path) -> str | None:
-    """Return what changes with any file of a run; None where it cannot be digest, or costs too much."""
+    """Return a stamp that changes with any file of a run; None if it is unavailable or too expensive."""
     digest = hashlib.sha256(f"{_VERSION} {inshrink_core.__version__}\0".encode())
     n_files = 0
     try:
@@ -60,15 +59,15 @@ def _refuse(error: OSError) -> None:
 
 
 def file_of_run(kind: str, run: Path) -> Path:
-    """Return where something of a kind is stored of a run: a file a run, beside the list of recent runs."""
+    """Return the path of a document of some kind about a run: one file per run, beside the recent runs."""
     name = hashlib.sha256(str(run).encode(errors="surrogateescape")).hexdigest()[:32]
     return recent_file().with_name(kind) / f"{name}.json"
 
 
 def store_for_run(path: Path, key: Mapping[str, Any], field: str, document: Any, most: int) -> None:
-    """Store something of a run for this user alone; of more than the most, those not used for longest go.
+    """Store a document about a run for this user; above `most` files, delete the least recently used.
 
-    A disk that refuses costs what would have been stored, and no more.
+    A failed write is ignored.
     """
     with contextlib.suppress(OSError, StorageError, UnicodeError, ValueError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -79,7 +78,7 @@ def store_for_run(path: Path, key: Mapping[str, Any], field: str, document: Any,
 
 
 def stored_headers(folder: Path, stamp: str) -> tuple[Subject, str] | None:
-    """Return the run and the token that were stored under a stamp, without its archive; None without any."""
+    """Return the run and token stored under a stamp, without its archive; None without an entry."""
     path = file_of_run(_KIND, folder)
 
     def parse(document: Any) -> tuple[Subject, str]:
@@ -89,12 +88,12 @@ def stored_headers(folder: Path, stamp: str) -> tuple[Subject, str] | None:
     found = load_result(path, {"path": str(folder), "stamp": stamp}, _KIND, parse)
     if found is not None:
         with contextlib.suppress(OSError):
-            os.utime(path)  # Those not used for longest are dropped first.
+            os.utime(path)  # The least recently used files are deleted first.
     return found
 
 
 def store_headers(subject: Subject, token: str, stamp: str) -> None:
-    """Store what a run told; a disk that refuses costs the next opening some time."""
+    """Store the headers of a run. A failed write only makes the next opening slower."""
     run = msgspec.to_builtins(dataclasses.replace(subject, archive=None), enc_hook=str)
     key = {"path": str(subject.path), "stamp": stamp}
     path = file_of_run(_KIND, subject.path)
@@ -102,6 +101,6 @@ def store_headers(subject: Subject, token: str, stamp: str) -> None:
 
 
 def forget_headers(folder: Path) -> None:
-    """Drop what is stored of a run."""
+    """Delete the stored headers of a run."""
     with contextlib.suppress(OSError):
         file_of_run(_KIND, folder).unlink()

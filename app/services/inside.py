@@ -1,4 +1,4 @@
-"""What is opened lies inside of the roots, and so does everything it leads to; else a page says why not."""
+"""Checks that a run or archive and everything it refers to are inside the roots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Engine = TypeVar("_Engine", "Run", "Archive", "Run | Archive")
 
 
 def keep_inside(engine: _Engine) -> _Engine:
-    """Return a run or an archive; an archive's base model is not looked for outside of the roots."""
+    """Return a run or an archive that looks for a base model only inside the roots."""
     if isinstance(engine, Archive):
         engine.bases.allows = is_inside
     return engine
@@ -31,28 +31,28 @@ def keep_inside(engine: _Engine) -> _Engine:
 
 @functools.cache
 def samples() -> tuple[Path, ...]:
-    """Return the folders of the bundled runs; none where the package came without them."""
+    """Return the folders of the bundled runs; empty if the package has none."""
     return tuple(Path(os.path.realpath(sample(name))) for name in sample_names())
 
 
 def dropped_folder() -> Path:
-    """Return where files lie that were dropped onto the page Open; its real path."""
+    """Return the real path of the folder of dropped files."""
     return Path(os.path.realpath(recent_file().with_name("dropped")))
 
 
 def is_dropped(real: Path) -> bool:
-    """Return whether a resolved path lies in what was dropped onto the page Open."""
+    """Return whether a resolved path is inside the folder of dropped files."""
     folder = dropped_folder()
     return real != folder and real.is_relative_to(folder)
 
 
 def is_own(real: Path) -> bool:
-    """Return whether a resolved path lies in a bundled run, or in what was dropped."""
+    """Return whether a resolved path is inside a bundled run or the folder of dropped files."""
     return any(real.is_relative_to(folder) for folder in samples()) or is_dropped(real)
 
 
 def is_inside(real: Path) -> bool:
-    """Return whether a resolved path may be read: it lies inside of a root, is bundled, or was dropped."""
+    """Return whether a resolved path may be read: it is inside a root, bundled, or dropped."""
     return settings().allows(real) or is_own(real)
 
 
@@ -62,12 +62,12 @@ def require_inside(path: Path) -> None:
     Parameters
     ----------
     path
-        Its real path. Below it every link is followed to its end, whether the engine would read it or not.
+        Its real path. Every link below it is resolved, whether the engine would read it or not.
 
     Raises
     ------
     ServiceError
-        A link leads out of the roots, or there are too many files to tell.
+        A link leads out of the roots, or there are too many files to check.
     """
     try:
         for link in links_below(path):
@@ -90,7 +90,7 @@ def require_inside(path: Path) -> None:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turn what the engine and the file system raise into a `ServiceError`."""
+    """Turn errors of the engine and the file system into a `ServiceError`."""
     try:
         yield
     except NoCheckpointError as error:
@@ -108,5 +108,5 @@ def reported() -> Iterator[None]:
 
 @functools.cache
 def missing_cuda() -> str:
-    """Return why nothing can be worked on with CUDA here; nothing where it can."""
+    """Return the reason why CUDA is unavailable; empty if it is available."""
     return why_no_cuda()

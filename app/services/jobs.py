@@ -1,4 +1,4 @@
-"""Everything long that runs or ran: how it is started, what may be seen of it, and what it found."""
+"""Jobs: starting them, their visibility, and their results."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from inshrink_core.errors import InputError
 from inshrink_core.execution.process import minimal_environment, start_python, user_environment
 
 LOADERS: dict[str, Load] = {}
-"""What reads the result of the jobs of a page, where that is not the last report."""
+"""Functions that read the result of a page's jobs, for pages whose result is not the last report."""
 
 
 @st.cache_resource(show_spinner=False)
 def registry() -> JobRegistry:
-    """Return the registry that all sessions share; without a state directory it forgets with the explorer."""
+    """Return the registry that all sessions share; without a state directory it ends with the explorer."""
     folder: Path | None = jobs_folder()
     try:
         jobs_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -37,8 +37,8 @@ def registry() -> JobRegistry:
 def start_process(job: Job) -> subprocess.Popen[str]:
     """Start the process of a job, in an empty folder.
 
-    It gets the user's environment only if it runs code that the reader has trusted, known by its SHA-256;
-    other code it refuses. It gets the credentials of stores only if it names an allowed address.
+    The process gets the user's environment only if it runs code that the user trusts, identified by SHA-256;
+    it refuses other code. It gets credentials of stores only if the job names an allowed address.
     """
     trusted = [job.work.trusted] if job.work.trusted else []
     named = map(path_of, job.work.texts)
@@ -51,7 +51,7 @@ def start_process(job: Job) -> subprocess.Popen[str]:
 
 
 def scratch_path(name: str) -> str:
-    """Return a path for a file that the requests of one job make for each other."""
+    """Return a path for an intermediate file of one job."""
     return str(registry().folder / "scratch" / f"{secrets.token_hex(8)}-{name}")
 
 
@@ -60,7 +60,7 @@ def _load(job: Job) -> Any:
 
 
 class JobText(NamedTuple):
-    """What a job is in words: what is done, to what, and where its result is shown."""
+    """Description of a job: action, target, and the place that shows its result."""
 
     title: str
     about: str
@@ -69,43 +69,43 @@ class JobText(NamedTuple):
 
 
 def start_job(work: Work, *, again: bool = True) -> Job:
-    """Start a job; once more, where asked, although there is an answer."""
+    """Start a job; with `again`, even if an answer exists."""
     return registry().start(work, again=again)
 
 
 def job_of(work: Work) -> Job | None:
-    """Return the newest job that answers a question, if there is one."""
+    """Return the newest job that answers a question; None without one."""
     return registry().get(work)
 
 
 def newest_job(page: str, topic: str, shown: Path, state: str = "") -> Job | None:
-    """Return the newest job of a topic of a page about what is on screen; None without one.
+    """Return the newest job of a page and topic about a subject; None without one.
 
-    Where a state is given, the newest of those in it.
+    With `state`, only jobs in that state count.
     """
     job = registry().newest(page, topic, str(shown), state)
     return None if job is None or (job.state == "finished" and read_result(job) is None) else job
 
 
 def all_jobs() -> tuple[Job, ...]:
-    """Return the jobs that this explorer may show, the newest first."""
+    """Return the jobs that this explorer may show, newest first."""
     return tuple(job for job in registry().jobs() if _is_visible(job))
 
 
 def find_job(job_id: str) -> Job | None:
-    """Return a job by its id, which is untrusted; None where there is none to show."""
+    """Return a job by its untrusted id; None if it does not exist or may not be shown."""
     job = registry().find(job_id)
     return job if job is not None and _is_visible(job) else None
 
 
 def linked_job(job_id: str, page: str, path: Path) -> Job | None:
-    """Return the job of a link where it belongs to this page and to what is on screen; None otherwise."""
+    """Return the job named by a link if it belongs to this page and subject; else None."""
     job = find_job(job_id) if job_id else None
     return None if job is None or (job.work.page, job.shown) != (page, str(path)) else job
 
 
 def place_in_queue(job: Job) -> int | None:
-    """Return how many jobs go before a queued one, itself included; None where it does not wait here."""
+    """Return the position of a queued job, starting at one; None if it is not in this queue."""
     return registry().place(job)
 
 
@@ -115,21 +115,21 @@ def stop_job(job: Job) -> None:
 
 
 def forget_job(job: Job) -> None:
-    """Drop an ended job from the list, with its log and its kept result; files it made stay.
+    """Delete an ended job with its log and stored result. Finished files stay.
 
-    What it had written of a file that it did not finish goes too: nothing else would find it.
+    Unfinished files of the job are deleted too, since no other code knows of them.
     """
     if _is_visible(job):
         registry().remove(job.job_id)
 
 
 def resume_job(job: Job) -> Job:
-    """Go on with a job that did not finish, and return it: what it had done is not done again.
+    """Resume an unfinished job and return it; finished work is not repeated.
 
     Raises
     ------
     ServiceError
-        Its files lie outside of the roots of this explorer.
+        Its files are outside the roots of this explorer.
     """
     if not _is_visible(job):
         raise ServiceError("this job is about files that the explorer may not see")
@@ -138,14 +138,14 @@ def resume_job(job: Job) -> Job:
 
 
 def read_result(job: Job) -> Any:
-    """Return the result of a finished job; None where it cannot be read any more."""
+    """Return the result of a finished job; None if it cannot be read any more."""
     if job.result is None and job.state == "finished":
         job.load(_load)
     return job.result
 
 
 def documents_of(job: Job) -> list[Any]:
-    """Return the reports of the requests that have ended; nothing where they cannot be read."""
+    """Return the reports of finished requests; empty if they cannot be read."""
     try:
         return job.reports()
     except (OSError, ValueError, TypeError):
@@ -153,7 +153,7 @@ def documents_of(job: Job) -> list[Any]:
 
 
 def _is_visible(job: Job) -> bool:
-    """Return whether a job can be read, and its files are inside of the roots, a sample's or ours."""
+    """Return whether a job is readable and its files are inside the roots, a sample's or the explorer's."""
     paths = [
         text
         for text in job.work.texts
@@ -166,7 +166,7 @@ def _is_visible(job: Job) -> bool:
 
 
 def _is_allowed(path: str) -> bool:
-    """Return whether a path may be seen; it need not exist any more."""
+    """Return whether a path may be shown; it need not exist any more."""
     if "\0" in path:
         return False
     file, _, function = path.rpartition(":")
@@ -176,11 +176,11 @@ def _is_allowed(path: str) -> bool:
 
 
 _PANELS = {"errors": "tensors", "plan": "prune"}
-"""The panel of Archives that shows a topic, unless it is called so."""
+"""The panel of Archives that shows a topic, if its name differs."""
 
 
 def describe(job: Job) -> JobText:
-    """Say what a job is about. Every part comes from a file and is untrusted."""
+    """Return a description of a job. Every part comes from a file and is untrusted."""
     about, page, topic = subject_of(job.requests[0]), job.work.page, job.work.topic
     query = {"run": job.shown or subject_of(job.requests[-1]), "job": job.job_id}
     if page == "sensitivity":
@@ -191,7 +191,7 @@ def describe(job: Job) -> JobText:
 
 
 def _title(job: Job) -> str:
-    """Say what a job does. Names come from files and are untrusted."""
+    """Return a title. Names come from files and are untrusted."""
     first, last, topic = job.requests[0], job.requests[-1], job.work.topic
     name, target = Path(subject_of(first)).name, Path(_target_of(last)).name
     against = Path(getattr(last, "against", None) or "").name
@@ -225,6 +225,6 @@ def _title(job: Job) -> str:
 
 
 def _target_of(request: Any) -> str:
-    """Return where a request writes to: empty for nowhere."""
+    """Return the path that a request writes to; empty if it writes nothing."""
     names = ("output", "pack", "archive") if request.verb() != "compress" else ("archive",)
     return os.fspath(next((target for name in names if (target := getattr(request, name, None))), ""))

@@ -1,4 +1,4 @@
-"""Metrics of a training from any file, by columns that the reader chooses; the choice travels in the link."""
+"""Metrics of a training from any file, by columns that the user chooses. The link holds the choice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inshrink_app.services.opening import resolve
 from inshrink_core.formats import MetricsFile, read_metrics
 
 _NAMES = re.compile(r"\.(csv|tsv|jsonl|ndjson)\Z|\Atrainer_state\.json\Z|tfevents")
-"""Of files that may hold metrics."""
+"""Names of files that may hold metrics."""
 
 _MOST_FILES = 50
 _MOST_SCANNED = 20_000
@@ -29,7 +29,7 @@ _DEEPEST = 3
 
 
 class LogChoice(NamedTuple):
-    """A file of metrics, the column of its steps, and the columns that are metrics."""
+    """A file of metrics, its step column, and its metric columns."""
 
     file: str
     step_column: str
@@ -37,17 +37,17 @@ class LogChoice(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What a link says of it."""
+        """Return the choice as text for a link."""
         return json.dumps([self.file, self.step_column, *self.columns], ensure_ascii=False)
 
     @classmethod
     def parse(cls, text: str) -> LogChoice:
-        """Return what a link says.
+        """Parse the text of a link.
 
         Raises
         ------
         ServiceError
-            It says nothing of the kind.
+            The text is not a choice.
         """
         try:
             file, step_column, *columns = json.loads(text)
@@ -59,7 +59,7 @@ class LogChoice(NamedTuple):
 
 
 def chosen_log(said: str) -> LogChoice | None:
-    """Return what a link says, its file as a real path; None where that is nothing that may be seen."""
+    """Return the choice in a link, with the real path of its file; None if it is invalid or not allowed."""
     with contextlib.suppress(ServiceError):
         choice = LogChoice.parse(said)
         return choice._replace(file=str(resolve(choice.file)))
@@ -67,7 +67,7 @@ def chosen_log(said: str) -> LogChoice | None:
 
 
 def log_files(shown: Subject) -> tuple[Path, ...]:
-    """Return files that may hold metrics: of the run, of its folder, and those that were dropped."""
+    """Return files that may hold metrics: of the run, of its folder, and dropped ones."""
     place = shown.place
     found = [path for path in islice(_below(place), _MOST_SCANNED) if _NAMES.search(path.name)]
     found = [path for path in dict.fromkeys(found) if is_inside(Path(os.path.realpath(path)))]
@@ -75,7 +75,7 @@ def log_files(shown: Subject) -> tuple[Path, ...]:
 
 
 def _below(place: Path) -> Iterator[Path]:
-    """Yield the files of a run, those near its top first, and then those that lie beside it."""
+    """Yield the files of a run, top levels first, then the files beside it."""
     folders = [(place, 0)] if place.is_dir() else []
     while folders:
         folder, depth = folders.pop(0)
@@ -99,13 +99,13 @@ def metrics_of(text: str) -> MetricsFile:
     Raises
     ------
     ServiceError
-        It lies outside of the roots, cannot be read, or holds none.
+        The file is outside the roots, cannot be read, or has no metrics.
     """
     return _metrics_at(*_state(text))
 
 
 def _state(text: str) -> tuple[str, int, int]:
-    """Return a file's real path, and its time and size: what was read of it holds as long as these do."""
+    """Return a file's real path, time and size, which are the cache key of its content."""
     path = resolve(text)
     with reported():
         status = path.stat()
@@ -114,18 +114,18 @@ def _state(text: str) -> tuple[str, int, int]:
 
 @st.cache_resource(show_spinner=False, max_entries=2)
 def _metrics_at(path: str, mtime_ns: int, size: int) -> MetricsFile:
-    """Read a file as it was when it had this time and size."""
+    """Read a file; cached by its path, time and size."""
     with reported():
         return read_metrics(path)
 
 
 def keep_log(name: str, content: BinaryIO) -> Path:
-    """Keep a dropped file of metrics, and return where.
+    """Store a dropped file of metrics and return its path.
 
     Raises
     ------
     ServiceError
-        It is too large, or holds no metrics.
+        The file is too large, or has no metrics.
     """
 
     def read(place: Path) -> Path:
@@ -141,7 +141,7 @@ def log_of(choice: LogChoice) -> dict[str, tuple[tuple[int, float], ...]]:
     Raises
     ------
     ServiceError
-        The file cannot be read, or has no such columns.
+        The file cannot be read, or lacks the columns.
     """
     return _log_at(*_state(choice.file), choice.step_column, choice.columns)
 
@@ -150,7 +150,7 @@ def log_of(choice: LogChoice) -> dict[str, tuple[tuple[int, float], ...]]:
 def _log_at(
     path: str, mtime_ns: int, size: int, step_column: str, columns: tuple[str, ...]
 ) -> dict[str, tuple[tuple[int, float], ...]]:
-    """Choose columns of a file; a million rows take seconds."""
+    """Select columns of a file; a million rows take seconds."""
     found = _metrics_at(path, mtime_ns, size)
     with reported():
         log = found.log(step_column, columns)
@@ -163,6 +163,6 @@ def with_log(shown: Subject, said: str) -> Subject:
     Raises
     ------
     ServiceError
-        The link, or the file that it names, cannot be read so.
+        The link or its file cannot be read.
     """
     return dataclasses.replace(shown, log=log_of(LogChoice.parse(said)))

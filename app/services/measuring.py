@@ -1,4 +1,4 @@
-"""Measuring sensitivities as jobs; the pages ask for tables."""
+"""Sensitivity measurements as jobs, and their tables for the pages."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from inshrink_core.verbs.sensitivity import Sensitivity as Measure
 
 _TABLES_FILE = "tables.npz"
 _LATEST_FIRST_BYTES = 50_000_000
-"""A run that takes longer to read shows its last step first."""
+"""A run with more bytes to read shows its last step first."""
 
 
 def told_metrics(subject: Subject) -> tuple[str, ...]:
-    """Return the metrics that a run's last checkpoint tells by itself, the most telling first."""
+    """Return the metrics that a run's last checkpoint supports, the most informative first."""
     roles = {row.role for row in subject.tensors}
     known = {
         "fisher": "exp_avg_sq" in roles,
@@ -49,15 +49,15 @@ def told_metrics(subject: Subject) -> tuple[str, ...]:
 
 
 def averages_of(subject: Subject) -> tuple[str, ...]:
-    """Return the weights that are a moving average of others: a second model, which no count includes."""
+    """Return the weights that are a moving average of others: a second model, which counts exclude."""
     specs = {row.name: row.shape for row in subject.model_tensors}
     return tuple(twins(specs))
 
 
 def with_averages(subject: Subject, tables: Mapping[str, Sensitivity]) -> Mapping[str, Sensitivity]:
-    """Return tables in which the tensors of a moving average have the values of the tensors they average.
+    """Return tables in which tensors of a moving average take the values of the tensors they average.
 
-    That is where they have none themselves; their parameters count in no share.
+    Only tensors without values are filled in; their parameters count in no share.
     """
     table = tables["tensor"]
     places = {row.name: place for place, row in enumerate(table.rows)}
@@ -75,37 +75,37 @@ def with_averages(subject: Subject, tables: Mapping[str, Sensitivity]) -> Mappin
 
 
 def tells_order(subject: Subject, names: Sequence[str]) -> bool:
-    """Whether rows stand in the order of the model, as its files or its code have it; else by name."""
+    """Return whether rows follow the order of the model in its files or code, instead of names."""
     return subject.is_ordered or in_order(names, ()) != list(names)
 
 
 def measured(subject: Subject, metric: str) -> Mapping[str, Sensitivity] | None:
-    """Return the tables of a metric by grouping, where it was measured; nothing is begun."""
+    """Return the tables of a metric by grouping if it was measured; never start a measurement."""
     job = sensitivity_job(str(subject.path), metric)
     return job.result if job is not None and job.state == "finished" else None
 
 
 def untold_metrics(subject: Subject) -> tuple[str, ...]:
-    """Return the metrics that a run cannot tell, whatever is measured."""
+    """Return the metrics that a run's checkpoints cannot provide."""
     known = told_metrics(subject)
     return tuple(name for name in ("taylor", "fisher", "update") if name not in known)
 
 
 def optimizer_state(subject: Subject) -> tuple[str, ...]:
-    """Return the roles of optimizer state that the last checkpoint holds, counters aside."""
+    """Return the roles of optimizer state in the last checkpoint, without counters."""
     roles = {row.role for row in subject.tensors}
     return tuple(role.value for role in TensorRole if role in roles & OPTIMIZER_ROLES - {TensorRole.STEP})
 
 
 def measuring_cost(subject: Subject, metric: str) -> int:
-    """Return the bytes that measuring a metric reads where no measurement is cached, from sizes alone."""
+    """Return the bytes that an uncached measurement of a metric reads, from sizes alone."""
     roles = {
         "magnitude": {"weight"},
         "taylor": {"weight", "gradient", "exp_avg"},
         "fisher": {"exp_avg_sq"},
         "update": {"weight"},
     }[metric]
-    readings = 2 if metric == "update" else 1  # each checkpoint, and the one before it
+    readings = 2 if metric == "update" else 1  # each checkpoint and its predecessor
     return readings * len(subject.steps) * sum(row.nbytes for row in subject.tensors if row.role in roles)
 
 
@@ -115,7 +115,7 @@ def sensitivity_request(subject: Subject, metric: str, by: str) -> Request[Any]:
 
 
 def _work(text: str, metric: str) -> Work:
-    """Return the measurement of a run; the last step of a large one comes first."""
+    """Return the work that measures a run; for a large run, the last step comes first."""
     found = opened(text)
     request = Measure(str(found.subject.path), metric=metric, by=",".join(Grouping))
     requests = [request]
@@ -125,7 +125,7 @@ def _work(text: str, metric: str) -> Work:
 
 
 def measured_so_far(subject: Subject, job: Job | None) -> dict[str, Sensitivity] | None:
-    """Return the tables of a measurement that still runs, with gaps; None where nothing is there yet."""
+    """Return the partial tables of a running measurement, with gaps; None before the first values."""
     documents = [] if job is None else job.documents[-1:]
     if not documents:
         return None
@@ -141,7 +141,7 @@ def measured_so_far(subject: Subject, job: Job | None) -> dict[str, Sensitivity]
 
 
 def unmeasured(subject: Subject, metric: str) -> dict[str, Sensitivity]:
-    """Return the table of a metric before anything is measured: its rows and steps, from headers alone."""
+    """Return an empty table of a metric, with its rows and steps from headers alone."""
     specs = [row for row in subject.tensors if row.role == "weight"]
     values = np.full((len(specs), len(subject.steps)), np.nan, np.float32)
     return _made_of(subject, metric, specs, values)
@@ -150,7 +150,7 @@ def unmeasured(subject: Subject, metric: str) -> dict[str, Sensitivity]:
 def _made_of(
     subject: Subject, metric: str, specs: Sequence[TensorSpec], values: NDArray[Any], note: str = ""
 ) -> dict[str, Sensitivity]:
-    """Return a table by tensor of values that are no statistics."""
+    """Return a table by tensor of computed values that are not statistics."""
     rows = tuple(
         Row(
             spec.name,
@@ -174,7 +174,7 @@ def _made_of(
 def relative_updates(
     update: Mapping[str, Sensitivity], magnitude: Mapping[str, Sensitivity]
 ) -> dict[str, Sensitivity]:
-    """Return how far weights moved relative to their size, of both as they were measured."""
+    """Return update sizes relative to the magnitude of the weights."""
     found = {}
     for by, table in update.items():
         sizes = magnitude[by].values["mean"]
@@ -215,14 +215,14 @@ def _archived_bits(
 def same_at_all_steps(
     subject: Subject, metric: str, by_key: Mapping[str, float], note: str
 ) -> dict[str, Any]:
-    """Return a table of one value a tensor: an estimate of all steps together."""
+    """Return a table with one value per tensor, repeated for all steps."""
     specs = [row for row in subject.tensors if row.role == "weight"]
     column = np.array([by_key.get(spec.key, np.nan) for spec in specs])
     return _made_of(subject, metric, specs, np.repeat(column[:, None], len(subject.steps), axis=1), note)
 
 
 def compared_errors(subject: Subject) -> dict[str, Sensitivity] | None:
-    """Return the relative error of every tensor at every step, where an archive was compared with the run."""
+    """Return the relative error of every tensor at every step, if the archive was compared with the run."""
     for job in all_jobs():
         against = [
             document["fields"].get("against")
@@ -246,25 +246,25 @@ def compared_errors(subject: Subject) -> dict[str, Sensitivity] | None:
 
 
 def sensitivity_job(text: str, metric: str) -> Job | None:
-    """Return the measurement of a metric, if one was started; its result maps groupings to tables."""
+    """Return the newest measurement of a metric, whose result maps groupings to tables; None without one."""
     return _of(job_of(_work(text, metric)), metric)
 
 
 def _of(job: Job | None, metric: str) -> Job | None:
-    """Return a job with the tables of one metric as its result."""
+    """Return a job whose result holds the tables of one metric."""
     if job is None or not isinstance(job.result, dict) or metric not in job.result:
         return job
     return dataclasses.replace(job, result=job.result[metric])
 
 
 def start_sensitivity(text: str, metric: str) -> Job:
-    """Start measuring a metric in another process, or return the measurement that there is."""
+    """Start measuring a metric in another process, or return the existing measurement."""
     job = start_job(_work(text, metric), again=False)
     return _of(job, metric) or job
 
 
 def load_tables(job: Job) -> dict[str, dict[str, Sensitivity]]:
-    """Return what a job measured: by metric, one table a grouping."""
+    """Return the tables of a finished job, by metric and grouping."""
     path = job.folder / _TABLES_FILE
     found = _stored_tables(path)
     if found is None:
@@ -277,7 +277,7 @@ LOADERS["sensitivity"] = load_tables
 
 
 def _keep_tables(path: Path, found: Mapping[str, Mapping[str, Sensitivity]]) -> None:
-    """Keep what a document told in a form that is read a hundred times as fast."""
+    """Store the tables of a document in a binary form that is read a hundred times as fast."""
     tables = [table for grouped in found.values() for table in grouped.values()]
     about = [(table.metric, table.by, table.rows, table.steps, table.note) for table in tables]
     arrays: dict[str, Any] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
@@ -285,12 +285,12 @@ def _keep_tables(path: Path, found: Mapping[str, Mapping[str, Sensitivity]]) -> 
         arrays |= {f"{i}.{name}": values for name, values in table.values.items()}
     content = io.BytesIO()
     np.savez(content, **arrays)
-    with contextlib.suppress(StorageError):  # What is not kept is read from the document again.
+    with contextlib.suppress(StorageError):  # Without the binary form, the document is read again.
         write_whole(path, content.getvalue())
 
 
 def _stored_tables(path: Path) -> dict[str, dict[str, Sensitivity]] | None:
-    """Return what `_keep_tables` kept; None where there is nothing, or nothing sound."""
+    """Return the tables stored by `_keep_tables`; None if they are missing or damaged."""
     found: dict[str, dict[str, Sensitivity]] = {}
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
@@ -311,7 +311,7 @@ def _stored_tables(path: Path) -> dict[str, dict[str, Sensitivity]] | None:
 
 
 def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:
-    """Return the tables of ``inshrink sensitivity --by`` with several groupings."""
+    """Return the tables in the document of ``inshrink sensitivity --by`` with several groupings."""
     tables = {str(table["by"]): table for table in document["tables"]}
     counts = {by: Counter(str(row[by]) for row in tables["tensor"]["rows"]) for by in ("block", "layer_type")}
     found = {}
@@ -344,12 +344,12 @@ def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:
 def _array(
     rows: Sequence[Sequence[float | None]], steps: Sequence[int]
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return values by row and step; a gap is NaN."""
+    """Return values by row and step; gaps are NaN."""
     return np.asarray(rows, np.float32).reshape(-1, len(steps))
 
 
 def _note(table: Mapping[str, Any], *, restored: bool) -> str:
-    """Say what a reader must know to read the values right."""
+    """Return what a user must know to interpret the values."""
     notes = []
     if restored:
         notes.append("Measured on the restored weights, so the error of the compression is part of it.")

@@ -1,4 +1,4 @@
-"""Opening runs and archives inside of the roots, and what their headers tell of them, cached."""
+"""Opening of runs and archives inside the roots, with cached headers."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from inshrink_core.text import elided as elide
 from inshrink_core.verbs.shared.measured import run_content
 
 _MOST_OPEN = 4
-"""Headers of a run of 400 tensors and 200 checkpoints take some 100 MB of memory."""
+"""Largest number of open runs; the headers of 400 tensors at 200 checkpoints take about 100 MB."""
 
 _LONGEST_SHOWN = 400
-"""Signs of a refused path that are repeated to its reader."""
+"""Number of characters of a refused path that an error message repeats."""
 
 _SECONDS_ELSEWHERE = 30.0
-"""What lies at an address is looked at again after so long, or by Refresh."""
+"""Time after which an address is checked again; Refresh checks it at once."""
 
 _NOTHING = (0, 0)
-"""The stamp of what is not there."""
+"""The stamp of a missing file."""
 
 
 class Opened(NamedTuple):
-    """What the headers of a run or an archive told.
+    """The headers of a run or an archive.
 
-    `token` changes when its data does; measurements of a run are kept by it. `stamp` is that of all its
-    files as they were before they were read; None where it cannot be told.
+    `token` changes with the data and keys the measurements of a run. `stamp` covers all files as they were
+    before reading; None if it is unavailable.
     """
 
     subject: Subject
@@ -51,12 +51,12 @@ class Opened(NamedTuple):
 
 
 def resolve(text: str) -> Path:
-    """Return what untrusted text names: a path in the roots, a sample's or what was dropped; or an address.
+    """Return the path or address of untrusted text: inside the roots, of a sample, or dropped.
 
     Raises
     ------
     ServiceError
-        The path lies elsewhere, or is none.
+        The path is outside, or is invalid.
     """
     current = settings()
     try:
@@ -78,31 +78,31 @@ def resolve(text: str) -> Path:
 
 
 def path_in_roots(path: Path) -> str:
-    """Return a path as a reader knows it: within the first root where there is one alone."""
+    """Return a path for display: relative to the root if there is only one."""
     roots = settings().roots
     is_alone = len(roots) == 1 and path.is_relative_to(roots[0]) and path != roots[0]
     return str(path.relative_to(roots[0]) if is_alone else path)
 
 
 def place_of(path: Path) -> Path:
-    """Return the folder or file of what is opened: its path without a step pattern at the end."""
+    """Return the folder or file of a run: its path without a step pattern at the end."""
     place = split_step_pattern(path)[0]
     return path_of(str(place)) if isinstance(path, Address) else place
 
 
 def load_subject(text: str) -> Subject:
-    """Open a run or an archive by its path; reads headers only.
+    """Open a run or an archive by its path; read headers only.
 
     Raises
     ------
     ServiceError
-        There is nothing to open, or it cannot be read.
+        Nothing to open exists at the path, or it cannot be read.
     """
     return opened(text).subject
 
 
 def refresh(path: Path) -> None:
-    """Forget what is known of a run, so that checkpoints written since are seen."""
+    """Drop a run from the cache, so that new checkpoints appear."""
     if isinstance(path, Address):
         _seen_at.clear(str(place_of(path)))
     forget_headers(path)
@@ -111,12 +111,12 @@ def refresh(path: Path) -> None:
 
 
 def remember(subject: Subject) -> None:
-    """Put a run on top of the recent ones."""
+    """Put a run first among the recent ones."""
     remember_recent(subject.path, subject.kind)
 
 
 def opened(text: str) -> Opened:
-    """Return the open run at a path, from the cache unless its folder or its archive has changed."""
+    """Return the open run at a path, from the cache unless its folder or archive has changed."""
     path = resolve(text)
     is_there = _stamp(path) != _NOTHING if isinstance(path, Address) else place_of(path).exists()
     if not is_there:
@@ -131,7 +131,7 @@ def opened(text: str) -> Opened:
 
 
 def engine_of(subject: Subject) -> tuple[Run | Archive, str]:
-    """Return the engine's run or archive of what is on screen, and the token of its files.
+    """Return the engine's run or archive of a subject, and the token of its files.
 
     Raises
     ------
@@ -151,9 +151,9 @@ def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run 
     path
         Its real path.
     token
-        Changes with its files.
+        Cache key that changes with its files.
     _made
-        It, where the caller has just opened it.
+        The run or archive, if the caller has just opened it.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run 
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Return what changes when a checkpoint or a frame is added: the time and size of a folder or file."""
+    """Return the time and size of a folder or file, which change when a checkpoint or frame is added."""
     place = place_of(path)
     if isinstance(place, Address):
         return _seen_at(str(place))
@@ -181,7 +181,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @st.cache_data(show_spinner=False, max_entries=256, ttl=_SECONDS_ELSEWHERE)
 def _seen_at(address: str) -> tuple[int, int]:
-    """Return what changes with the objects at an address, and how many there are."""
+    """Return a stamp of the objects at an address, and their number."""
     with reported():
         found = list(storage_at(address).objects())
         if not found and address.count("/") > 2:  # a single file
@@ -193,7 +193,7 @@ def _seen_at(address: str) -> tuple[int, int]:
 
 @st.cache_resource(show_spinner=False, max_entries=16)
 def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
-    """Open a run or an archive and read its headers; one that cannot be read is not cached."""
+    """Open a run or an archive and read its headers; errors are not cached."""
     place = place_of(path_of(path))
     require_inside(place)
     stamp = files_stamp(place) if place.is_dir() else None
@@ -202,13 +202,13 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
         return Opened(*stored, stamp)
     newest = _newest(path)
     with reported():
-        # Of a run that was open before, headers of files that have not changed are not read again.
+        # A run that was open before reads only the headers of changed files again.
         engine = keep_inside(newest.pop().refresh() if newest else inshrink_core.open(path))
         if isinstance(engine, Archive):
             found = Opened(_archive_subject(engine, path_of(path)), f"{mtime_ns}-{size}", stamp)
         else:
             newest.append(engine)
-            # Not the folder's time: measuring writes its cache into the folder.
+            # The folder's time is no key, since measurements write their cache into the folder.
             found = Opened(_run_subject(engine, path_of(path)), run_content(engine), stamp)
     engine_at(path, found.token, engine)
     if stamp is not None and found.subject.kind == "run":
@@ -218,12 +218,12 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
 
 @st.cache_resource(show_spinner=False, max_entries=_MOST_OPEN)
 def _newest(path: str) -> list[Run]:
-    """Return a list for the run at a path as it was opened last, if it was."""
+    """Return the last opened run at a path in a list; empty without one."""
     return []
 
 
 def look_again(path: Path) -> str:
-    """Open a run or an archive that has changed, and return its token; what has not changed is not read.
+    """Open a changed run or archive and return its token; unchanged files are not read again.
 
     Raises
     ------
@@ -235,9 +235,9 @@ def look_again(path: Path) -> str:
 
 
 def _run_subject(run: Run, path: Path) -> Subject:
-    """Gather what the headers of a run tell."""
+    """Collect the headers of a run."""
     place = real_path(run.address if run.is_elsewhere else run.path)
-    # The log of a folder called "checkpoints" may lie beside it, out of the roots.
+    # The log of a folder called "checkpoints" may be beside it, outside of the roots.
     is_ours = not run.log or run.is_elsewhere or is_inside(Path(os.path.realpath(run.log.origin)))
     logged = run.log if is_ours else {}
     return Subject(
@@ -261,13 +261,13 @@ def _run_subject(run: Run, path: Path) -> Subject:
 
 
 def _shown(run: Path, row: Skipped) -> tuple[str, str]:
-    """Name a file that was left out as its reader sees it: within the run."""
+    """Return a skipped file's name relative to the run, and the reason."""
     path = path_of(row.path)
     return (str(path.relative_to(run)) if path.is_relative_to(run) else row.path, row.reason)
 
 
 def _archive_subject(archive: Archive, path: Path) -> Subject:
-    """Gather what the indexes of an archive tell."""
+    """Collect the indexes of an archive."""
     chain = dataclasses.replace(chain_report(archive), path=path)
     checks = original_checks(archive, archive.frames).text if archive.steps else ""
     return Subject(
@@ -285,12 +285,12 @@ def _archive_subject(archive: Archive, path: Path) -> Subject:
 
 
 def chain_of(text: str) -> ChainReport:
-    """Return all frames of an archive; reads its manifest and the indexes of its frames.
+    """Return all frames of an archive from its manifest and frame indexes.
 
     Raises
     ------
     ServiceError
-        It is no archive, or cannot be read.
+        It is not an archive, or cannot be read.
     """
     path = resolve(text)
     is_elsewhere = isinstance(path, Address)
@@ -301,14 +301,14 @@ def chain_of(text: str) -> ChainReport:
 
 @st.cache_resource(show_spinner=False, max_entries=128)
 def _chain_at(path: str, stamps: tuple[tuple[int, int], ...]) -> ChainReport:
-    """Read the chain, as it was when these files had these times and sizes; what cannot be is not cached."""
+    """Read the chain; cached by the files' times and sizes, errors are not cached."""
     require_inside(path_of(path))
     with reported():
         return dataclasses.replace(chain_report(Archive.open(path)), path=path_of(path))
 
 
 def listed_at(folder: Address) -> tuple[Address, ...]:
-    """Return what lies in an allowed folder of a bucket; one request.
+    """Return the entries of an allowed folder of a bucket, with one request.
 
     Raises
     ------
@@ -325,7 +325,7 @@ def _listed_at(folder: str) -> tuple[Address, ...]:
 
 
 def _archive_of_run(run: Subject) -> ChainReport | None:
-    """Look for the run's archive where `inshrink compress` most often puts it, inside of the roots."""
+    """Return the run's archive at the default location of `inshrink compress`, if it is inside the roots."""
     for folder in (run.place.parent, *settings().roots):
         real = real_path(folder / f"{run.place.name}.inshrink")
         if settings().allows(real) and (isinstance(real, Address) or real.exists()):
@@ -333,7 +333,7 @@ def _archive_of_run(run: Subject) -> ChainReport | None:
                 found = chain_of(str(real))
             except ServiceError:
                 continue
-            # One that holds steps the run never had is another run's.
+            # An archive with steps that the run does not have belongs to another run.
             is_whole = bool(found.steps) and not any(frame.damage for frame in found.line)
             if is_whole and set(found.steps) <= set(run.steps):
                 return found
@@ -341,7 +341,7 @@ def _archive_of_run(run: Subject) -> ChainReport | None:
 
 
 def step_pattern_of(shown: Subject) -> str:
-    """Return the step pattern of a run, else one that suits its names; empty where none does."""
+    """Return the step pattern of a run, else one that fits its names; empty if none does."""
     if shown.step_pattern:
         return shown.step_pattern
     with reported():
@@ -349,12 +349,12 @@ def step_pattern_of(shown: Subject) -> str:
 
 
 def steps_by_pattern(shown: Subject, pattern: str) -> tuple[NamedStep, ...]:
-    """Return what a step pattern would make of the names of a run; nothing of its files is read.
+    """Return the steps that a pattern finds in the names of a run; no file is read.
 
     Raises
     ------
     ServiceError
-        The pattern is none with ``{step}``.
+        The pattern lacks ``{step}``.
     """
     with_step_pattern(shown, pattern)
     with reported():
@@ -362,12 +362,12 @@ def steps_by_pattern(shown: Subject, pattern: str) -> tuple[NamedStep, ...]:
 
 
 def with_step_pattern(shown: Subject, pattern: str) -> str:
-    """Return the path that opens a run with a step pattern; without any where it is empty.
+    """Return the path that opens a run with a step pattern; an empty pattern removes it.
 
     Raises
     ------
     ServiceError
-        The pattern is none with ``{step}``.
+        The pattern lacks ``{step}``.
     """
     if not pattern:
         return str(shown.place)

@@ -1,4 +1,4 @@
-"""Searching a configuration: the requests, and what they found, or have found so far, as points."""
+"""Searches for a configuration: requests, and their results so far as points."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from inshrink_core.verbs.search import Search
 from inshrink_core.verbs.shared.measured import Known
 
 _MEASURED = "measured.inshrink"
-"""The archive of one configuration, that is compared and goes."""
+"""The temporary archive of one measured configuration."""
 
 _BY_STEP = "Settings by step"
 _LEVELS = 7
-"""Configurations that are estimated: enough to see the course of a curve."""
+"""Number of estimated configurations, enough to show the shape of a curve."""
 
 
 class SearchPoint(NamedTuple):
@@ -60,19 +60,19 @@ class SearchPoint(NamedTuple):
     label
         Its settings in a few words. Untrusted text.
     config
-        ``codec``, ``settings`` and, where there are, ``override``, as a config file says it.
+        ``codec``, ``settings`` and, if any, ``override``, as in a configuration file.
     ratio, drop, divergence, restore_cost
-        Of the weights of these steps together; and of the worst step, None where no step has one.
+        The ratio of the weights of these steps together; the figures of the worst step, None without values.
     n_steps, is_complete
-        Steps measured, and whether these are all.
+        Number of measured steps, and whether all steps were measured.
     keeps
-        Whether every step measured keeps the bounds; of a search for a ratio, whether that is reached.
+        Whether every measured step keeps the bounds; in a search for a ratio, whether it is reached.
     is_best
-        Whether the search settled on it.
+        Whether the search chose it.
     baseline, archive
-        The name of a published codec, or of an archive; empty for a trial of the search.
+        Name of a published codec or of an archive; empty for a trial of the search.
     is_estimated
-        Whether nothing of it was measured.
+        Whether no figure was measured.
     """
 
     label: str
@@ -91,51 +91,51 @@ class SearchPoint(NamedTuple):
 
     @classmethod
     def of(cls, config: Mapping[str, Any], figures: Mapping[str, Any], **more: Any) -> SearchPoint:
-        """Return a configuration with figures by the engine's names; of several steps, the worst of them."""
+        """Return a point from figures under the engine's names; of several steps, the worst counts."""
         worst = {name: figures[name] for name in ("drop", "divergence", "restore_cost") if name in figures}
         words = {"label": config_words(config), **worst, **more}
         return cls(config=config, ratio=float(figures["ratio_weights"] or 0.0), **words)
 
     @property
     def name(self) -> str:
-        """What it is called; empty of one that its settings tell. Untrusted text."""
+        """The name of a baseline or archive; empty for a trial. Untrusted text."""
         return self.baseline or self.archive
 
     @property
     def basis(self) -> str:
-        """What its figures are."""
+        """Return whether the figures are estimated or measured."""
         return "estimated" if self.is_estimated else "measured"
 
     def figure(self, name: str) -> float | None:
-        """Return the drop, the divergence or the restore cost; None for one that is no number."""
+        """Return the drop, divergence or restore cost; None if it is not a number."""
         value: float | None = getattr(self, name, None)
         return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Searched:
-    """What a search has found, or has found so far.
+    """The results of a search so far.
 
     Parameters
     ----------
     points
-        In the order they were begun.
+        In the order of their start.
     limits
-        What is bounded, by figure; a divergence that is bound beside a drop by default among them.
+        Bounds by figure, including a default bound of the divergence beside a drop.
     target_ratio
-        The ratio of the weights that is to be reached; None for bounds.
+        The ratio of the weights to reach; None for bounds.
     default_ratio
-        Of the weights, as the codec writes them without a search; None before the report.
+        Ratio of the weights with the codec's default settings; None before the report.
     metric
-        What was measured; empty before the report.
+        The measured metric; empty before the report.
     steps, uninformative
-        Steps of the chain, and those where the bounds say nothing.
+        Steps of the chain, and those at which the bounds do not discriminate.
     evaluations
-        Trials measured by this search; others were known from its log.
+        Trials measured by this search; others come from its log.
     seconds
         Wall time.
     notes
-        What should be known.
+        Remarks for the user.
     """
 
     points: tuple[SearchPoint, ...]
@@ -151,20 +151,20 @@ class Searched:
 
     @property
     def best(self) -> SearchPoint | None:
-        """What the search settled on, or the largest ratio so far that keeps the bounds."""
+        """Return the chosen point, or the largest ratio so far that keeps the bounds."""
         settled = [point for point in self.points if point.is_best]
         keeping = [point for point in self.points if point.keeps and point.is_complete and point.config]
         return settled[0] if settled else max(keeping, key=lambda point: point.ratio, default=None)
 
     def verdict(self, point: SearchPoint) -> str:
-        """Say whether a point is what was asked for."""
+        """Return whether a point meets the request, in words."""
         if self.target_ratio is not None:
             return "reaches the ratio" if point.keeps else "below the ratio"
         return "keeps the bounds" if point.keeps else "breaks a bound"
 
 
 def searched_before(shown: Subject, job: Job) -> Searched | None:
-    """Return what the last finished search found, where the last of all did not finish; None for neither."""
+    """Return the results of the last finished search if the latest search is unfinished; else None."""
     if job.is_running or job.state == "finished":
         return None
     earlier = newest_job("run", "search", shown.path, "finished")
@@ -172,19 +172,19 @@ def searched_before(shown: Subject, job: Job) -> Searched | None:
 
 
 def steps_of(job: Job, shown: Subject) -> tuple[int, ...]:
-    """Return the steps that a job was asked for."""
+    """Return the requested steps of a job."""
     return getattr(job.requests[-1], "steps", None) or shown.steps
 
 
 def searched(job: Job, steps: Sequence[int], *, more: Iterable[Mapping[str, Any]] = ()) -> Searched:
-    """Return what a search has found, or has found so far.
+    """Return the results of a search so far.
 
     Parameters
     ----------
     job, steps
-        The search, and the steps that it was asked for: what is of fewer is not whole.
+        The search and its steps; a point of fewer steps is incomplete.
     more
-        Trials of a later one that did not finish.
+        Trials of a later, unfinished search.
     """
     result = read_result(job) if job.state == "finished" else None
     report: Mapping[str, Any] = result if isinstance(result, dict) else {}
@@ -218,7 +218,7 @@ def searched(job: Job, steps: Sequence[int], *, more: Iterable[Mapping[str, Any]
 
 
 def _decided(report: Mapping[str, Any]) -> Iterator[str]:
-    """Say which step leaves the least room, and what the default stores beside what was found."""
+    """Yield notes: the step with the least slack, and the default's size beside the result."""
     if binding := report.get("binding"):
         figure, usage = str(binding["figure"]).replace("_", " "), percentage(binding["usage"])
         yield f"step {binding['step']} decides: its {figure} takes {usage} of the bound"
@@ -230,12 +230,12 @@ def _decided(report: Mapping[str, Any]) -> Iterator[str]:
 def limits_of(
     asked: Search, report: Mapping[str, Any] = MappingProxyType({}), rows: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, float]:
-    """Return the bounds by figure; a divergence joins a drop, as the search will have it.
+    """Return the bounds by figure; a drop gains a bound of the divergence, as in the search.
 
     Parameters
     ----------
     asked, report, rows
-        The request, its report and its trials, as far as there are any.
+        The request, its report and its trials, as far as available.
     """
     if "bounds" in report:
         bounds = {name: float(limit) for name, limit in report["bounds"].items() if limit is not None}
@@ -254,18 +254,18 @@ def _text(config: Mapping[str, Any]) -> str:
 def _points(
     rows: Iterable[Mapping[str, Any]], n_steps: int, limits: Mapping[str, float]
 ) -> list[SearchPoint]:
-    """Put the trials of each configuration together."""
+    """Group the trials of each configuration into a point."""
     chains: dict[str, dict[int, Mapping[str, Any]]] = {}
     config, key = None, ""
     for row in rows:
-        if row["config"] != config:  # Trials of a chain follow each other, and a key costs more.
+        if row["config"] != config:  # Trials of a chain are consecutive, and computing a key costs more.
             config, key = row["config"], _text(row["config"])
         chains.setdefault(key, {})[int(row["step"])] = row
     return [_point(list(chain.values()), n_steps, limits) for chain in chains.values()]
 
 
 def _point(chain: Sequence[Mapping[str, Any]], n_steps: int, limits: Mapping[str, float]) -> SearchPoint:
-    """Return one configuration over its steps, whose raw weights are all of one size."""
+    """Return one configuration over its steps, whose raw weights have equal sizes."""
     stored = [1 / row["ratio_weights"] for row in chain if row["ratio_weights"]]
     figures = {
         name: max(_known(chain, name), default=None) for name in ("drop", "divergence", "restore_cost")
@@ -284,13 +284,12 @@ def _known(chain: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 
 
 def _keeps(figures: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
-    """Return whether figures keep every bound."""
     return all(figures[name] is not None and figures[name] <= limit for name, limit in limits.items())
 
 
 def baselines_work(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Work:
-    """Return the measuring of the baselines: a bench of codecs with everything held."""
-    # The laboratory's verb is found by its name, as every verb that another package registers.
+    """Return the measurement of the baselines: a benchmark of codecs with all optimizer state stored."""
+    # The lab's verb is found by its name, like every verb that another package registers.
     codecs = ",".join(variant.label for variant in compared_variants().values())
     fields = {"run": str(shown.path), "codecs": codecs, "steps": list(steps), **judge.fields}
     output = scratch_path("bench")
@@ -300,7 +299,7 @@ def baselines_work(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -
 
 
 def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
-    """Return the baselines as points, those measured so far; nothing is promised of them."""
+    """Return the measured baselines as points, without bounds."""
     rows = {row["codec"]: row for row in (() if job is None else job.told())}
     names = {variant.label: name for name, variant in compared_variants().items()}
     points = [
@@ -321,7 +320,7 @@ def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
 def measuring_work(
     shown: Subject, steps: Sequence[int], judge: EvaluatorCode, config: Mapping[str, Any]
 ) -> Work:
-    """Return the measuring of one configuration: an archive is written with it, and compared."""
+    """Return the measurement of one configuration: it writes an archive and compares it."""
     target, chosen, path = scratch_path(_MEASURED), tuple(steps) or None, str(shown.path)
     given, codec = engine_settings(config), str(config["codec"])
     requests = (
@@ -337,9 +336,9 @@ def _measured_on(shown: Subject, judge: EvaluatorCode) -> tuple[str, ...]:
 
 
 def start_measuring(work: Work) -> Job:
-    """Write an archive with one configuration and compare it; under the same consent as a search.
+    """Start the measurement of one configuration, under the same consent as a search.
 
-    What measures another configuration of the run is stopped: only the one that stands counts.
+    A running measurement of another configuration of the run is cancelled.
     """
     for job in all_jobs():
         is_other = job.work.topic == work.topic and job.work.key != work.key
@@ -356,9 +355,9 @@ def measured_configs(
     Parameters
     ----------
     shown, steps, judge
-        What they were measured on, and by whom.
+        The run, its steps and the evaluator.
     found
-        A search, by whose limits they are judged.
+        A search whose limits apply.
     """
     asked = ("measured", str(shown.path), _measured_on(shown, judge))
     points = []
@@ -377,7 +376,7 @@ def measured_configs(
 
 @st.cache_resource(show_spinner=False, max_entries=64)
 def _measured(job_id: str, n_steps: int, _job: Job) -> list[SearchPoint]:
-    """Return what a finished job measured; nothing where its reports are gone."""
+    """Return the points of a finished job; empty if its reports are missing."""
     documents = documents_of(_job)
     if len(documents) < 2:
         return []
@@ -406,9 +405,9 @@ def measured_archives(
     Parameters
     ----------
     shown, judge
-        The run, and who is to have judged; None for whoever did.
+        The run, and the evaluator; None for any evaluator.
     steps
-        An archive of others is not whole.
+        The expected steps; an archive of other steps is incomplete.
     """
     points: list[SearchPoint] = []
     for chain in archives_of(shown) if shown.kind == "run" else ():
@@ -418,7 +417,7 @@ def measured_archives(
         if judge is not None and found.evaluator.name != f"{judge.path}:{judge.function}":
             continue
         config: dict[str, Any] = {}
-        if chain.is_uniform:  # Else each step has settings of its own, and no configuration is its.
+        if chain.is_uniform:  # Without uniform settings, no single configuration describes the archive.
             config = {"codec": chain.codec, "settings": dict(chain.config)}
             config |= (
                 {"override": [dict(override) for override in chain.overrides]} if chain.overrides else {}
@@ -429,14 +428,14 @@ def measured_archives(
 
 
 def estimating_work(shown: Subject, steps: Sequence[int], codec: str, *, is_calibrated: bool) -> Work:
-    """Return the estimating of a codec from fine to coarse; no evaluator is asked, so no consent is needed.
+    """Return the estimation of a codec from fine to coarse; it runs no evaluator and needs no consent.
 
     Parameters
     ----------
     shown, steps, codec
-        What is estimated.
+        The run, its steps and the codec.
     is_calibrated
-        Whether trials tell what an error costs; estimates from before are others.
+        Whether trials calibrate the cost of an error; calibrated estimates are a new question.
     """
     of = (opened(str(shown.path)).token, "calibrated" if is_calibrated else "uncalibrated")
     request = estimate_levels(shown, steps, codec)
@@ -460,7 +459,7 @@ def estimate_levels(shown: Subject, steps: Sequence[int], codec: str) -> Estimat
 
 
 def estimates(job: Job | None) -> tuple[SearchPoint, ...]:
-    """Return what was estimated, or has been so far, as points; nothing is promised of them."""
+    """Return the estimates so far as points, without bounds."""
     rows = {} if job is None else {_text(row["set"]): row for row in job.told()}
     return tuple(
         SearchPoint.of(row["set"], row, n_steps=int(row["n_steps"]), is_estimated=True)
@@ -475,25 +474,25 @@ def codec_settings(codec: str) -> dict[str, Any]:
 
 
 def default_optimizer(codec: str, config: Mapping[str, Any]) -> str:
-    """Return how the engine stores optimizer state beside such weights where nobody says."""
+    """Return the engine's default codec of optimizer state beside weights of this configuration."""
     with reported():
         return of_engine(codec, config)
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Ask the engine whether a configuration can be used.
+    """Check a configuration with the engine.
 
     Raises
     ------
     ServiceError
-        A setting that the codec does not have, or a value out of its range.
+        The codec does not have a setting, or a value is out of range.
     """
     with reported():
         make_configs(str(config["codec"]), engine_settings(config))
 
 
 def unmatched_overrides(shown: Subject, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the overrides that mean no weight of a run; writing with them would be refused."""
+    """Return overrides that match no weight of a run; the engine refuses to write with them."""
     rows = shown.model_tensors
     found = []
     for override in config.get("override", ()):

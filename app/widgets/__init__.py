@@ -1,1 +1,1 @@
-"""What more than one page shows."""
+"""Widgets that several pages share."""

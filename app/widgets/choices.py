@@ -1,4 +1,4 @@
-"""Choices that a link carries, and those among the codecs that are installed."""
+"""Choices that a link carries, and choices among the installed codecs."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def one_of_few(
     draw: Callable[..., Any] = st.segmented_control,
     **look: Any,
 ) -> str:
-    """Draw one choice of a few that a link carries, side by side; a default takes the place of what is gone.
+    """Draw a choice among a few options, side by side; the default replaces an option that no longer exists.
 
     Parameters
     ----------
     page, key
-        Name the widget, and `key` its word in a link.
+        Names of the widget; `key` is also its word in a link.
     label, options, tip
-        What is asked, the answers and what to call each, and what stands behind the question.
+        The question, the options with their labels, and the help text.
     default
-        The answer to begin with.
+        The initial option.
     draw
         Draws it.
     **look
-        For what draws it.
+        Passed to `draw`.
     """
     widget = f"{page}.{key}"
     is_inked = draw is st.segmented_control
     named = {name: fmt.inked(label_of) for name, label_of in options.items()} if is_inked else options
-    # None where a click takes back the answer, or comes before the first drawing has ended.
+    # None if a click deselects the option, or comes before the first run has ended.
     if st.session_state.get(widget) not in options:
         st.session_state[widget] = state.choice(key, list(options), default)
     chosen = str(draw(label, list(options), format_func=named.__getitem__, key=widget, help=tip, **look))
@@ -51,17 +51,17 @@ def one_of_few(
 
 pick_one: Callable[..., Any] = functools.partial(st.selectbox, filter_mode="contains")
 pick_several: Callable[..., Any] = functools.partial(st.multiselect, filter_mode="contains", select_all=False)
-"""Lists that show what holds the typed letters in one piece; Enter takes the first of them, and no more."""
+"""A list that filters by a contiguous substring; Enter takes only the first match."""
 
 one_of_many = functools.partial(one_of_few, draw=pick_one)
-"""Draws one choice of many, as a list."""
+"""Draw one choice of many, as a list."""
 
 AUTO = "auto"
 _DEVICES = {AUTO: "Auto", "cpu": "CPU", "cuda": "CUDA"}
 
 
 def device(page: str) -> str:
-    """Draw where numbers are computed if there is a GPU; return it."""
+    """Draw the choice of device if a GPU is available; return it."""
     if services.missing_cuda():
         return AUTO
     tip = "Auto is CUDA where there is one. Neither bytes nor figures depend on it."
@@ -69,7 +69,7 @@ def device(page: str) -> str:
 
 
 def engine(page: str) -> dict[str, Any]:
-    """Draw by whom the work is done, if Ray is installed; return the fields of a request."""
+    """Draw the choice of engine if Ray is installed; return the fields of a request."""
     names = services.installed_engines()
     if "ray" not in names:
         return {}
@@ -83,7 +83,7 @@ def engine(page: str) -> dict[str, Any]:
 
 
 def ends_of_range(page: str, steps: Sequence[int], usual: Sequence[int] = ()) -> tuple[int, int]:
-    """Draw the first and the last of a range of steps; to begin with those of the usual ones, else all."""
+    """Draw the first and last step of a range; initially those of the usual steps, else all."""
     known = [step for step in usual if step in steps] or steps
     first, last = st.select_slider(
         "From and to",
@@ -96,12 +96,12 @@ def ends_of_range(page: str, steps: Sequence[int], usual: Sequence[int] = ()) ->
 
 
 def codec_labels(*, searched: bool = False) -> dict[str, str]:
-    """Return what each codec of weights is called, by its name; the default comes first.
+    """Return the label of each codec of weights, by its name; the default comes first.
 
     Parameters
     ----------
     searched
-        Only those that have something to search.
+        Only codecs with a parameter to search.
     """
     kinds = {name: get_codec(name) for name in weight_codecs()}
     return {
@@ -110,7 +110,7 @@ def codec_labels(*, searched: bool = False) -> dict[str, str]:
 
 
 def ask_for_knob(codec: str, page: str) -> dict[str, Any]:
-    """Draw the knob of a codec on a page and return its settings; nothing where it has none."""
+    """Draw the tunable parameter of a codec and return its settings; empty without one."""
     kind = get_codec(codec)
     if kind.tuning is None:
         return {}

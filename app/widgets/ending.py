@@ -1,4 +1,4 @@
-"""The end of a page: the same without the explorer, and what to do next."""
+"""The end of a page: equivalent code, and the next actions."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from inshrink_app.widgets.layout import folded
 
 
 def requests(asked: Requests, key: str = "snippets") -> None:
-    """Offer requests, the very ones that a job of the page performs, for a shell and in Python.
+    """Draw the requests that a job of the page performs, as shell commands and in Python.
 
     Parameters
     ----------
     asked
-        One after the other.
+        The requests, in order.
     key
-        Tells two on one page apart.
+        Distinguishes two on one page.
     """
     snippets(shell_text(asked), python_text(asked), key)
 
 
 @st.fragment
 def snippets(command: str, python: str, key: str = "snippets") -> None:
-    """Offer a command line and Python lines, each with its button to copy.
+    """Draw a command line and Python code, each with a copy button.
 
-    They are drawn when the panel is opened: what draws code in the browser is the largest script after the
-    charts', and the page should not wait for it.
+    They are drawn when the panel opens, since the browser's code viewer is the second largest script after
+    the charts' and would delay the page.
 
     Parameters
     ----------
     command, python
-        What stands in them.
+        Their texts.
     key
-        Tells two on one page apart.
+        Distinguishes two on one page.
     """
 
     def draw() -> None:

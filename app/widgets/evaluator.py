@@ -1,4 +1,4 @@
-"""The evaluator of a run: its code, the reader's consent to run it, a trial, and another instead."""
+"""The evaluator of a run: its code, the user's consent to run it, a trial, and the choice of another."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NAME_WIDTH = 18
 
 
 def show(run: Subject, judge: EvaluatorCode | None) -> None:
-    """Draw the evaluator of a run: its code, consent, a trial, and another instead.
+    """Draw the evaluator of a run: its code, consent, a trial, and the choice of another.
 
     Parameters
     ----------
     run
         The run that is evaluated.
     judge
-        Its evaluator; None without any that can be read.
+        Its evaluator; None without a readable one.
     """
     if judge is None:
         _none(run)
@@ -59,7 +59,7 @@ def _consent(judge: EvaluatorCode) -> None:
         st.code(str(judge.path), language=None, wrap_lines=True)
         st.code(judge.code, language="python", wrap_lines=True)
         st.caption(f"SHA-256 {judge.digest}")
-    # The digest in the key: consent is for this code, and for no later version of the file.
+    # The digest is part of the key, since consent covers this code and no later version of the file.
     key = f"trust.{judge.digest}.{judge.path}"
 
     def changed() -> None:
@@ -79,7 +79,7 @@ def _consent(judge: EvaluatorCode) -> None:
 
 
 def _another(run: Subject) -> None:
-    """Let another evaluator be named; empty text goes back to the evaluator that the run names."""
+    """Let the user name another evaluator; empty text restores the one that the run names."""
     now = services.chosen(run).evaluator
     typed = st.text_input(
         "Evaluator",
@@ -94,7 +94,7 @@ def _another(run: Subject) -> None:
 
 
 def _trial(run: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:
-    """Offer to try an evaluator on a step, and draw what it returned."""
+    """Offer to try an evaluator on a step, and draw its result."""
     work = services.evaluator_trial(run, judge)
     job = services.job_of(work)
     if not job_card.settled(job, "Trying the evaluator"):
@@ -108,7 +108,7 @@ def _trial(run: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:
 
 
 def _returned(found: dict[str, object]) -> None:
-    """Draw what an evaluator returned for a step; names and prints are untrusted."""
+    """Draw an evaluator's result for a step; names and prints are untrusted."""
     metrics = found["metrics"] if isinstance(found["metrics"], dict) else {}
     counting, better = str(found["metric"]), f"decides, {found['direction']} is better"
     names = sorted(metrics, key=lambda name: name != counting)[:_MOST_FIGURES]

@@ -1,7 +1,7 @@
-"""What figures have in common: their room, their axes and the ticks on them; and curves. No Streamlit here.
+"""Common parts of figures: layout, axes, ticks, and curves. No Streamlit here.
 
-A figure is a function of its data alone, never of what is selected in it, and leaves text and background
-to Streamlit's theme, so that one figure serves light and dark. Its colours are those of `theme`.
+A figure is a function of its data only, never of a selection. Text and background follow Streamlit's theme,
+so one figure serves light and dark mode. Its colours come from `theme`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CONFIG: Mapping[str, object] = {
     "scrollZoom": False,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
 }
-"""Plotly's own buttons: no logo, no wheel that takes the page's scrolling away."""
+"""Plotly's buttons, without logo; the wheel scrolls the page instead of zooming."""
 
 TOOLBAR = 28
-"""Pixels above a figure for Plotly's buttons: on a touch screen they are always there."""
+"""Pixels above a figure for Plotly's buttons, which touch screens always show."""
 
 _LEGEND = 26
 """Pixels of a line of legends or titles above the axes."""
@@ -38,7 +38,7 @@ _STANDOFF = 10
 _MAX_COLUMN_LABELS = 7
 _MOST_TICKS = 8
 _LARGEST_POWER = 307
-"""Powers of ten that a float holds with all of its digits, in both directions."""
+"""Largest power of ten that a float represents with all digits, in both directions."""
 
 
 def lay_out(figure: go.Figure, height: float, *, legend: bool = False, titles: bool = False) -> None:
@@ -49,9 +49,9 @@ def lay_out(figure: go.Figure, height: float, *, legend: bool = False, titles: b
     figure
         Changed in place.
     height
-        Pixels, without what stands above the axes.
+        Pixels, without the lines above the axes.
     legend, titles
-        Whether a line of legends, or the titles of its panels, stand above the axes.
+        Whether to reserve a line above the axes for legends, or for titles of panels.
     """
     above = TOOLBAR + (_LEGEND if legend or titles else 0)
     figure.update_layout(
@@ -64,7 +64,7 @@ def lay_out(figure: go.Figure, height: float, *, legend: bool = False, titles: b
 
 
 def title(text: str) -> dict[str, Any]:
-    """Return the title of an axis, clear of its labels."""
+    """Return the title of an axis, at a distance from its labels."""
     return {"text": text, "standoff": _STANDOFF}
 
 
@@ -84,7 +84,7 @@ def few_ticks(values: Sequence[str], texts: Sequence[str], limit: int) -> dict[s
 
 
 def steps_axis(n_ticks: int) -> dict[str, Any]:
-    """Return an axis of steps: whole numbers, thousands apart, never turned."""
+    """Return an axis of steps: whole numbers with thousands separators, never rotated."""
     return {
         "title": title("Step"),
         "tickformat": ",d",
@@ -95,7 +95,7 @@ def steps_axis(n_ticks: int) -> dict[str, Any]:
 
 
 def columns_axis(labels: Sequence[str]) -> dict[str, Any]:
-    """Return an axis on which every step, or every few of them, is a column."""
+    """Return an axis on which every column has a label, or every few of them."""
     return {
         "type": "category",
         "title": title("Step"),
@@ -106,7 +106,7 @@ def columns_axis(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def gaps(values: NDArray[Any], columns: Sequence[str], rows: Sequence[str], hover: str) -> go.Heatmap:
-    """Draw grey where a heatmap has no value, with a hover that says so."""
+    """Draw grey for missing values of a heatmap, with a hover text."""
     present = np.isfinite(values)
     if present.all():
         return go.Heatmap(visible=False)
@@ -126,13 +126,13 @@ def colour_bar(
     text: str, ticks: Mapping[str, Sequence[object]], *, side: str = "top", **more: object
 ) -> dict[str, Any]:
     """Return the scale beside a heatmap."""
-    # At a distance in pixels: one in widths would need a margin that depends on the screen's.
+    # The distance is in pixels; one in widths would need a margin that depends on the screen.
     place = {"x": 1, "xpad": 12, "thickness": 12, "outlinewidth": 0}
     return {"title": {"text": fmt.html(text), "side": side}, **place, **ticks, **more}
 
 
 def _round_values(low: float, high: float, most: int = 5) -> list[float]:
-    """Return about so many multiples of 1, 2 or 5 times a power of ten between two values."""
+    """Return about `most` multiples of 1, 2 or 5 times a power of ten between two values."""
     rough = max((high - low) / most, 1e-9 * max(abs(low), abs(high)), 10.0**-_LARGEST_POWER)
     decade = 10.0 ** math.floor(math.log10(rough))
     stride = next(m * decade for m in (1, 2, 5, 10, 20) if m * decade >= rough)
@@ -140,7 +140,7 @@ def _round_values(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def _log_values(low: float, high: float) -> list[float]:
-    """Return round values between two positive ones: powers of ten, or more where those are few."""
+    """Return round values between two positive ones: powers of ten, or more if those are few."""
     first = max(-_LARGEST_POWER, math.floor(math.log10(low)))
     powers = range(first, min(_LARGEST_POWER, math.ceil(math.log10(high))) + 1)
     for mantissas in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
@@ -152,7 +152,7 @@ def _log_values(low: float, high: float) -> list[float]:
 
 
 def _texts(values: Sequence[float], text: Callable[[float, int], str]) -> list[str]:
-    """Write values with three digits, or as many as it takes to tell them apart."""
+    """Format values with three digits, or as many as make them distinct."""
     for digits in range(3, 15):
         texts = [text(value, digits) for value in values]
         if len(set(texts)) == len(texts):
@@ -161,13 +161,13 @@ def _texts(values: Sequence[float], text: Callable[[float, int], str]) -> list[s
 
 
 def byte_ticks(largest: float) -> dict[str, list[object]]:
-    """Return about four round ticks of an axis of bytes, written as sizes."""
+    """Return about four round ticks of an axis of bytes, formatted as sizes."""
     ticks = _round_values(0, 1.1 * max(1.0, largest), 4)
     return {"tickvals": [*ticks], "ticktext": [fmt.size(tick) for tick in ticks]}
 
 
 def count_ticks(largest: float, *, log: bool) -> dict[str, list[object]]:
-    """Return about five ticks of an axis of counts: whole numbers, none of them twice.
+    """Return about five ticks of an axis of counts: distinct whole numbers.
 
     Examples
     --------
@@ -188,7 +188,7 @@ def linear_scale_ticks(low: float, high: float) -> dict[str, list[object]]:
 
 
 def log_scale_ticks(low: float, high: float) -> dict[str, list[object]]:
-    """Return ticks between two decimal logarithms, at logarithms."""
+    """Return ticks between two decimal logarithms, positioned at logarithms."""
     ends = [10.0 ** max(-_LARGEST_POWER, min(_LARGEST_POWER, end)) for end in (low, high)]
     values = _log_values(*ends)
     return {
@@ -198,33 +198,33 @@ def log_scale_ticks(low: float, high: float) -> dict[str, list[object]]:
 
 
 def log_ticks(values: Iterable[float], text: Callable[[float], str] | None = None) -> dict[str, list[object]]:
-    """Return ticks of a logarithmic axis: within a few decades more than powers of ten.
+    """Return ticks of a logarithmic axis: powers of ten, or more within a few decades.
 
     Parameters
     ----------
     values
-        What is drawn; those that a logarithmic axis cannot show do not count.
+        The drawn values; those that a logarithmic axis cannot show are ignored.
     text
-        How a tick is labelled; by default as every value.
+        Formats a tick; by default as `fmt.tick`.
 
     Returns
     -------
     dict
-        For `update_xaxes` or `update_yaxes`; empty where nothing can be drawn.
+        For `update_xaxes` or `update_yaxes`; empty without values.
     """
     finite = [float(value) for value in values if 0 < value < math.inf]
     if not finite:
         return {}
     low, high = min(finite), max(finite)
     first, last = (max(-_LARGEST_POWER, min(_LARGEST_POWER, math.log10(end))) for end in (low, high))
-    beyond = min(1.0, max(0.02, 0.05 * (last - first)))  # The axis reaches a little further than its values.
+    beyond = min(1.0, max(0.02, 0.05 * (last - first)))  # The axis extends a little beyond its values.
     powers = {10.0 ** math.floor(first), 10.0 ** math.ceil(last)} if last - first < _MOST_TICKS else set()
     ticks = sorted({*_log_values(10.0 ** (first - beyond), 10.0 ** (last + beyond)), *powers})
     return {"tickvals": [*ticks], "ticktext": [*(map(text, ticks) if text else _texts(ticks, fmt.tick))]}
 
 
 CURVE_PARTS = 1_000
-"""Parts of a curve with more values than two in each: the smallest and the largest of each are drawn."""
+"""Number of parts of a long curve; each part shows its smallest and largest value."""
 
 _DASHES = ("solid", "dash", "dot")
 _DASH_SIGNS = ("\u2501", "\u2505", "\u2509")
@@ -234,14 +234,14 @@ _NAME_WIDTH = 34
 
 
 def smoothed(values: Sequence[float], weight: float) -> NDArray[np.float64]:
-    """Return an exponential moving average without its bias to the start; gaps stay gaps.
+    """Return a bias-corrected exponential moving average; gaps stay gaps.
 
     Parameters
     ----------
     values
         In order.
     weight
-        Of what came before, from 0 to below 1.
+        Weight of earlier values, in [0, 1).
 
     Examples
     --------
@@ -258,14 +258,14 @@ def smoothed(values: Sequence[float], weight: float) -> NDArray[np.float64]:
 
 
 def stack(figure: go.Figure, titles: Sequence[str], height: float) -> None:
-    """Lay panels below each other on one axis of steps, with one cursor through all of them.
+    """Arrange panels below each other on one axis of steps, with a common cursor.
 
     Parameters
     ----------
     figure
         Its traces have the vertical axes ``y``, ``y2``, …, the topmost first.
     titles
-        Of each panel.
+        Title of each panel.
     height
         Pixels of a panel.
     """
@@ -285,11 +285,11 @@ def stack(figure: go.Figure, titles: Sequence[str], height: float) -> None:
 _OF_DATA: Final = re.compile(
     r"^(train(ing)?|val(id(ation)?)?|eval(uation)?|test|dev)[/_.-]|[/_.-](train|val(id)?|eval|test|dev)$"
 )
-"""Parts of a metric's name that say which data it was measured on."""
+"""Parts of a metric's name that name its data."""
 
 
 def log_groups(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group metrics that are the same number of different data: their names without the data's.
+    """Group metrics that differ only in their data, by their names without the part that names the data.
 
     Examples
     --------
@@ -309,18 +309,18 @@ def log_figure(
     smoothing: float = 0.0,
     legends: bool = True,
 ) -> go.Figure:
-    """Draw training metrics by step, a panel a group; titles serve as legends.
+    """Draw training metrics by step, one panel per group; titles serve as legends.
 
     Parameters
     ----------
     log
-        Of each metric its values by step; of very many, those that show at this width.
+        Values by step of each metric; long curves are reduced to what is visible.
     groups
         The metrics of a panel, by its name.
     smoothing
-        Weight of what came before in a moving average; what was logged is faint behind it.
+        Weight of earlier values in a moving average; the logged values are faint behind it.
     legends
-        Titles tell the metrics of a panel apart; else they are its name.
+        Whether titles list the metrics of a panel; else they are its name.
     """
     figure, titles = go.Figure(), []
     for place, (group, members) in enumerate(groups.items()):
@@ -362,7 +362,7 @@ def log_figure(
 
 
 def _legend(members: Sequence[str]) -> str:
-    """Return a panel's title: each metric's name behind a sign in its colour and its dash."""
+    """Return a panel's title: each metric's name after a sign in its colour and dash."""
     return "   ".join(
         f"<span style='color:{CATEGORICAL[i]}'><b>{_DASH_SIGNS[i]}</b></span> "
         f"{fmt.html(fmt.elided(name, _NAME_WIDTH))}"

@@ -1,4 +1,4 @@
-"""Numbers and names as text, where a page has less room or other signs than the command line."""
+"""Numbers and names as text, in forms that differ from the command line's."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from html import escape
 from inshrink_core.text import count, counted, elided, exponential, percentage, ratio, shape, size
 
 __all__ = ["count", "counted", "elided", "ratio", "shape", "size"]
-"""What comes from the engine as it is."""
+"""Names re-exported from the engine."""
 
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 _MARKDOWN_SIGNS = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=@/])")
-"""Every sign that Streamlit's markdown may read as more than itself (emphasis, links, colour and icon
-directives, mathematics, HTML, and the ``://`` and ``@`` that become links)."""
+"""Characters that Streamlit's markdown may interpret (emphasis, links, colour and icon directives,
+mathematics, HTML, and the ``://`` and ``@`` of automatic links).
+"""
 
 
 def compact(n: float) -> str:
-    """Return a count with three significant digits, as ``54.3 k``."""
+    """Return a count with three significant digits, such as ``54.3 k``."""
     return size(n).removesuffix("B").rstrip()
 
 
 def value(value: float, digits: int = 3) -> str:
-    """Return a measured value with three significant digits, as ``1.20e-3`` where it is far from one.
+    """Return a measured value with three significant digits, such as ``1.20e-3`` if far from one.
 
-    Zeros at the end count as digits, so that numbers of one kind are equally exact. Tables and what hovers
-    over charts are written by the browser, in the same form.
+    Trailing zeros count as digits, so that numbers of one kind are equally exact. The browser formats tables
+    and hover texts in the same form.
 
     Examples
     --------
@@ -50,7 +51,7 @@ def value(value: float, digits: int = 3) -> str:
 
 
 def tick(round_value: float, digits: int = 3) -> str:
-    """Return the label of a round value on a scale: as `value`, without zeros at its end.
+    """Return the label of a round value on a scale: as `value`, without trailing zeros.
 
     Examples
     --------
@@ -61,7 +62,7 @@ def tick(round_value: float, digits: int = 3) -> str:
 
 
 def d3_format(values: Iterable[float]) -> str:
-    """Return the format in which the browser writes such values as `value` does.
+    """Return the d3 format in which the browser formats such values like `value`.
 
     Examples
     --------
@@ -73,7 +74,7 @@ def d3_format(values: Iterable[float]) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a relative change in percent with its sign's meaning kept, as ``0.12 %`` or ``−50.0 %``.
+    """Return a signed relative change in percent, such as ``0.12 %`` or ``−50.0 %``.
 
     Examples
     --------
@@ -86,44 +87,44 @@ def percent(value: float | None) -> str:
 
 
 def share(share: float) -> str:
-    """Return a part of a whole in percent; something never looks like nothing."""
+    """Return a share in percent; a small nonzero share is ``<1 %``."""
     return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
 def device(name: object) -> str:
-    """Return where something was computed, as devices are written: ``CPU``. Safe for markdown."""
+    """Return the display name of a device, such as ``CPU``. Safe for markdown."""
     return markdown(str(name).upper())
 
 
 def sentence(clause: str) -> str:
-    """Make a sentence of a clause, as the engine words them."""
+    """Return a clause of the engine as a sentence."""
     return clause[:1].upper() + clause[1:].rstrip(".") + "."
 
 
 def steps(steps: Sequence[int]) -> str:
-    """Return what steps there are: one number, or the first and the last."""
+    """Return the range of steps: one number, or the first and the last."""
     if not steps:
         return "no steps"
     if len(steps) == 1:
         return f"step {count(steps[0])}"
-    # Spaces that do not break; a dash would be a place to break at all the same.
+    # Non-breaking spaces; a line could still break at a dash.
     return f"steps\u00a0{count(steps[0])}\u00a0to\u00a0{count(steps[-1])}"
 
 
 def all_steps(number: int) -> str:
-    """Return that it is all of so many steps: ``all 24 steps``, or ``the one step``."""
+    """Return a phrase for all steps: ``all 24 steps``, or ``the one step``."""
     return "the one step" if number == 1 else f"all {counted(number, 'step')}"
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as a person says it: seconds below two minutes, then minutes, then hours."""
+    """Return a duration in seconds below two minutes, then in minutes, then in hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def elided_all(names: Sequence[str], width: int) -> list[str]:
-    """Shorten names as `elided` does, but those that would look the same keep more of themselves.
+    """Shorten names as `elided` does, but keep more of names that would look the same.
 
     Examples
     --------
@@ -141,34 +142,31 @@ def elided_all(names: Sequence[str], width: int) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Replace control, bidirectional and zero-width signs, which could forge what a reader sees."""
+    """Replace control, bidirectional and zero-width characters, which could forge the displayed text."""
     return "".join(
         "\N{REPLACEMENT CHARACTER}" if unicodedata.category(sign) in _UNPRINTABLE else sign for sign in text
     )
 
 
 def markdown(text: str) -> str:
-    """Return untrusted text that Streamlit's markdown shows as it is.
+    """Escape untrusted text so that Streamlit's markdown shows it unchanged.
 
-    Notes
-    -----
-    Escapes end at the parser, but links without brackets, addresses and ``:icons:`` are sought in the
-    text that it leaves; a word joiner, which has no width, breaks those up.
+    Notes ----- Escapes end at the parser, but bare links, addresses and ``:icons:`` are searched for in the
+    text after parsing. A word joiner, which has no width, breaks those up.
     """
     escaped = _MARKDOWN_SIGNS.sub(r"\\\1", printable(text))
     return re.sub(r"(:|@|www)", "\\1\u2060", escaped, flags=re.IGNORECASE)
 
 
 def inked(text: str) -> str:
-    """Return the label of a segment or a pill in the colour of plain text, chosen or not.
+    """Return the label of a segment or pill in the colour of plain text, chosen or not.
 
-    A chosen one is drawn in the theme's primary colour on a tint of it. On a dark page no colour is read so
-    and carries white text, as a button's (WCAG AA). The theme's violet is free for this: nothing else is
-    violet.
+    Streamlit draws a chosen one in the primary colour on a tint of it. In dark mode no colour is legible
+    there and also carries white text as a button (WCAG AA). The theme's violet is used only for this.
     """
     return f":violet[{text}]"
 
 
 def html(text: str) -> str:
-    """Return untrusted text for Plotly, whose labels and hovers read a subset of HTML."""
+    """Escape untrusted text for Plotly, whose labels and hovers read a subset of HTML."""
     return escape(printable(text), quote=False)

@@ -1,4 +1,4 @@
-"""The header of every place: run, bound, evaluator and jobs, each with what can be chosen of it."""
+"""The header of every place: run, bound, evaluator and jobs, with their choices."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NO_METRIC = "The evaluator's own"
 
 
 def show(shown: Subject, *, watched: bool = False) -> None:
-    """Draw the header; what is chosen in it holds in every tab and place.
+    """Draw the header; its choices apply to every tab and place.
 
     Parameters
     ----------
     shown
         The run or archive on screen.
     watched
-        Whether the place is drawn anew when a checkpoint comes.
+        Whether a new checkpoint redraws the place.
     """
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="header"):
         _run(shown, watched=watched)
@@ -38,7 +38,7 @@ def show(shown: Subject, *, watched: bool = False) -> None:
 
 
 def _run(shown: Subject, *, watched: bool) -> None:
-    """Draw the name of the run, what it is, and the way to another one."""
+    """Draw the run's name and kind, and the link to another run."""
     name = fmt.markdown(fmt.elided(shown.name, _NAME_WIDTH))
     path = fmt.markdown(str(shown.path))
     panel = st.popover(
@@ -80,7 +80,7 @@ def _run(shown: Subject, *, watched: bool) -> None:
 
 
 def _bound(shown: Subject) -> None:
-    """Draw the bound, and let another one be chosen."""
+    """Draw the bound and its choices."""
     now = services.chosen(shown).bound
     label = f"Bound: {now.text}"
     panel = st.popover(label, icon=":material/straighten:", key="header.bound", on_change="rerun")
@@ -116,7 +116,7 @@ def _bound(shown: Subject) -> None:
 
 
 def _evaluator(shown: Subject) -> None:
-    """Draw the evaluator with its state, and let another one, and its metric, be chosen."""
+    """Draw the evaluator with its state, and the choices of evaluator and metric."""
     subject = services.original_of(shown) or shown
     try:
         judge = services.named_evaluator(shown)
@@ -143,7 +143,7 @@ def _evaluator(shown: Subject) -> None:
 
 
 def _metric(shown: Subject) -> None:
-    """Let the metric that judges be chosen, once the evaluator was tried."""
+    """Draw the choice of metric, once the evaluator was tried."""
     now, known = services.chosen(shown), services.metrics_told(shown)
     if not known and not now.metric:
         return

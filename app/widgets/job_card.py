@@ -1,4 +1,4 @@
-"""A job on a page: its progress, and what to do if it did not finish; and all jobs in a drawer."""
+"""A job on a page: its progress, and actions if it did not finish; and the drawer of all jobs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ITEM_WIDTH = 60
 _TITLE_WIDTH = 56
 _SHOWN = 8
 _OPEN = "jobs.open"
-"""Set before the page is drawn anew from the drawer, so that it stays open."""
+"""Set before a rerun from the drawer, so that the drawer stays open."""
 _TRIALS = ("estimate", "evaluate", "sensitivity")
-"""Verbs that begin anew: nothing of what they had done is stored."""
+"""Verbs that start again from the beginning, since they store no partial work."""
 
 Colour = Literal["blue", "green", "red", "gray", "orange"]
 STATES: dict[str, tuple[str, Colour, str]] = {
@@ -30,11 +30,11 @@ STATES: dict[str, tuple[str, Colour, str]] = {
     "cancelled": ("Cancelled", "gray", ":material/cancel:"),
     "interrupted": ("Interrupted", "orange", ":material/pause_circle:"),
 }
-"""What each state is called, its colour and its icon."""
+"""Name, colour and icon of each state."""
 
 
 def current(job: Job) -> Job:
-    """Return a job that a fragment draws as it is now; the page is drawn anew once it has ended."""
+    """Return the present state of a job in a fragment; rerun the page once the job has ended."""
     now = services.find_job(job.job_id)
     if now is None or not now.is_running:
         st.rerun()
@@ -43,7 +43,7 @@ def current(job: Job) -> Job:
 
 @st.fragment(run_every=POLL_SECONDS)
 def running(job: Job, title: str = "") -> None:
-    """Draw a job that runs, in one line if it has no title; the page is drawn anew once it has ended."""
+    """Draw a running job, in one line without a title; the page reruns once it has ended."""
     now = current(job)
     with section(title) if title else st.container(horizontal=True, vertical_alignment="center"):
         progress(now)
@@ -51,14 +51,14 @@ def running(job: Job, title: str = "") -> None:
 
 
 def settled(job: Job | None, title: str) -> bool:
-    """Draw a job that runs or did not finish; return whether there is nothing of that kind to draw.
+    """Draw a running or unfinished job; return whether neither exists.
 
     Parameters
     ----------
     job
-        A job, or None if none was asked for.
+        A job, or None.
     title
-        What it is at; without one its progress takes one line.
+        Its title; without one its progress takes one line.
     """
     if job is None or job.state == "finished":
         return True
@@ -70,7 +70,7 @@ def settled(job: Job | None, title: str) -> bool:
 
 
 def progress(job: Job) -> None:
-    """Draw how far a running job is, or its place in the queue."""
+    """Draw the progress of a running job, or its position in the queue."""
     if job.state == "queued":
         st.progress(0.0, text=_queued_text(job))
     elif job.is_watching:
@@ -99,13 +99,13 @@ def start_button(label: str, work: Work, icon: str, *, again: bool = True, **loo
     Parameters
     ----------
     label, icon
-        Its text and sign.
+        Its text and icon.
     work
-        What it starts.
+        The work to start.
     again
-        Start it also if there is an answer (`JobRegistry.start`).
+        Start even if an answer exists (`JobRegistry.start`).
     **look
-        For `st.button`.
+        Passed to `st.button`.
     """
     if st.button(label, icon=f":material/{icon}:", **look):
         state.clicked()
@@ -114,7 +114,7 @@ def start_button(label: str, work: Work, icon: str, *, again: bool = True, **loo
 
 
 def cancel_button(job: Job, key: str = "cancel") -> None:
-    """Offer to cancel, if this explorer can."""
+    """Draw the cancel button, if this explorer can cancel the job."""
     if job.is_elsewhere:
         st.caption("Another explorer runs this; cancel it there.")
         return
@@ -125,7 +125,7 @@ def cancel_button(job: Job, key: str = "cancel") -> None:
 
 
 def resume_button(job: Job, *, primary: bool = True, key: str = "resume") -> None:
-    """Offer to go on with a job that did not finish."""
+    """Draw the button that resumes an unfinished job."""
     label = "Try again" if job.state == "failed" or job.verb in _TRIALS else "Resume"
     look: Literal["primary", "secondary"] = "primary" if primary else "secondary"
     pressed = st.button(label, icon=":material/resume:", key=f"{key}.{job.job_id}", type=look)
@@ -134,13 +134,13 @@ def resume_button(job: Job, *, primary: bool = True, key: str = "resume") -> Non
 
 
 def _again(*, in_drawer: bool) -> NoReturn:
-    """Draw the page anew; the drawer stays open."""
+    """Rerun the page; the drawer stays open."""
     st.session_state[_OPEN] = in_drawer
     st.rerun()
 
 
 def stopped(job: Job, *, primary: bool = True) -> None:
-    """Say why a job did not finish, and offer to go on with it."""
+    """Draw why a job did not finish, and the button that resumes it."""
     if job.problem is not None:
         problem.show(job.problem)
     elif job.state == "interrupted":
@@ -154,7 +154,7 @@ def stopped(job: Job, *, primary: bool = True) -> None:
 
 
 def lead_to(job: Job) -> None:
-    """Show the result of a job on the page that it belongs to."""
+    """Show the result of a job on its page."""
     text = services.describe(job)
     if run := text.query.pop("run"):
         state.set_run(run)
@@ -162,15 +162,15 @@ def lead_to(job: Job) -> None:
 
 
 def jobs_drawer() -> None:
-    """Draw the button of the header that opens the jobs, with how many of them run."""
+    """Draw the header's button that opens the jobs, with the number of running ones."""
     jobs = services.all_jobs()
     n_running = sum(job.is_running for job in jobs)
     label = fmt.counted(n_running, "job") if n_running else "Jobs"
     icon = ":material/progress_activity:" if n_running else ":material/checklist:"
-    if state.choice_text("panel") == "jobs":  # By the address that the jobs had as a page.
+    if state.choice_text("panel") == "jobs":  # The former address of the jobs, as a page.
         state.retract("panel")
         st.session_state[_OPEN] = True
-    # Another label is another popover, which would be closed.
+    # Another label makes another popover, which would be closed.
     if st.session_state.pop(_OPEN, False):
         st.session_state["header.jobs"] = True
     panel = st.popover(label, icon=icon, key="header.jobs", on_change="rerun", width="content")
@@ -182,13 +182,13 @@ def jobs_drawer() -> None:
 
 
 def _wait_for_end(n_running: int) -> None:
-    """Draw the page anew once fewer jobs run."""
+    """Rerun the page once fewer jobs run."""
     if sum(job.is_running for job in services.all_jobs()) != n_running:
         st.rerun()
 
 
 def _drawer(n_running: int) -> None:
-    """Draw the jobs, the running ones first; the page is drawn anew once fewer run."""
+    """Draw the jobs, running ones first; rerun the page once fewer run."""
     jobs = services.all_jobs()
     if sum(job.is_running for job in jobs) != n_running:
         _again(in_drawer=True)
@@ -213,7 +213,7 @@ def _drawer(n_running: int) -> None:
 
 
 def _row(job: Job) -> None:
-    """Draw one job with what can be done in its state."""
+    """Draw one job with the actions of its state."""
     text, (word, colour, icon) = services.describe(job), STATES[job.state]
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         st.markdown(f"**{fmt.markdown(fmt.elided(text.title, _TITLE_WIDTH))}**", width="content")

@@ -1,4 +1,4 @@
-"""What every page is built of: sections, charts, rows of figures, and answers that may fail."""
+"""Building blocks of pages: sections, charts, rows of figures, and answers that may fail."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from inshrink_app.widgets.figures import CONFIG, CURVE_PARTS, log_figure
 Answer = TypeVar("Answer")
 
 _LEAST_SMOOTHED = 20
-"""Fewer values are seen one by one."""
+"""Curves with fewer values are not smoothed."""
 
 
 def folded(
     label: str, icon: str | None, key: str, draw: Callable[[], None], *, expanded: bool = False
 ) -> None:
-    """Draw a panel, and what is in it once it is opened."""
+    """Draw a panel whose content is drawn once it is opened."""
     panel = st.expander(label, icon=icon, key=key, on_change="rerun", expanded=expanded)
     if panel.open:
         with panel:
@@ -32,14 +32,14 @@ def folded(
 
 @contextmanager
 def section(heading: str) -> Iterator[None]:
-    """Draw what follows within a border, under a heading."""
+    """Draw the following elements within a border, under a heading."""
     with st.container(border=True):
         st.header(heading, anchor=False)
         yield
 
 
 def chart(figure: go.Figure, key: str, alt: str, **more: Any) -> None:
-    """Draw a figure, with what it is for those who do not see it; `more` is what a click does."""
+    """Draw a figure with an alternative text; `more` handles clicks."""
     st.plotly_chart(figure, config=dict(CONFIG), key=key, alt=alt, **more)
 
 
@@ -50,18 +50,18 @@ def panels(
     *,
     legends: bool = True,
 ) -> None:
-    """Draw training metrics, a panel a group, below each other with one cursor; many values can be smoothed.
+    """Draw training metrics, one panel per group, with a common cursor and optional smoothing.
 
     Parameters
     ----------
     log
-        Of each metric its values by step.
+        Values by step of each metric.
     groups
         The metrics of a panel, by its name.
     key
-        Of the figure.
+        Key of the figure.
     legends
-        Titles tell the metrics of a panel apart; else they are its name.
+        Whether titles list the metrics of a panel; else they are its name.
     """
     drawn = [name for members in groups.values() for name in members]
     smoothing, most = 0.0, max((len(log[name]) for name in drawn), default=0)
@@ -86,14 +86,14 @@ def panels(
 
 
 def answer(ask: Callable[[], Answer], doing: str = "") -> Answer | None:
-    """Return what a service answers; where it cannot, draw why and return None.
+    """Return the answer of a service; on failure, draw the problem and return None.
 
     Parameters
     ----------
     ask
-        Asks it.
+        Calls the service.
     doing
-        What is said meanwhile.
+        Text shown meanwhile.
     """
     try:
         with st.spinner(doing) if doing else nullcontext():
@@ -104,7 +104,7 @@ def answer(ask: Callable[[], Answer], doing: str = "") -> Answer | None:
 
 
 def allowed(asked: str, cost: int, label: str, icon: str) -> bool:
-    """Whether so many bytes may be read: few, in a session that was clicked in; else a button asks."""
+    """Return whether so many bytes may be read: few, after a click in the session; else draw a button."""
 
     def allow() -> None:
         state.clicked()
@@ -117,10 +117,10 @@ def allowed(asked: str, cost: int, label: str, icon: str) -> bool:
 
 
 _MOST_IN_LINE = 6
-"""Of more figures the last would stand in a line of its own, as wide as the page."""
+"""With more figures, the last would take a line as wide as the page."""
 
 Fact = tuple[str, str, str | None] | tuple[str, str, str | None, str | None]
-"""A figure: its name, its value, what stands below, and where there is one, what stands behind the name."""
+"""A figure: name, value, text below, and optional help text."""
 
 
 def facts(rows: Iterable[Fact]) -> None:

@@ -1,4 +1,4 @@
-"""What a page lists and hands over: tables that look the same everywhere, and files."""
+"""Tables with a common look, and file downloads."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from pandas.io.formats.style import Styler
 from inshrink_core.text import csv_cell
 
 COUNT: Final = "localized"
-"""Counts, bytes and steps: in full, thousands apart. Integers are written so unasked."""
+"""Counts, bytes and steps: in full, with thousands separators. The default for integers."""
 
 SMALL: Final = "%.2e"
-"""Errors and other values that may span decades: three digits, as everywhere (`small`)."""
+"""Errors and other values that may span decades: three digits (`small`)."""
 
 SHARE: Final = "%.2f %%"
-"""Fractions, on screen in percent; the files keep the fraction."""
+"""Fractions, on screen in percent; the files store the fraction."""
 
 RATIO: Final = "%.2f×"
 
 _SHARES = ("drop", "largest drop", "restore cost")
-"""Headings of fractions begin so."""
+"""Headings of fractions start with one of these."""
 
 _USUAL: Mapping[str, str] = {
     **dict.fromkeys(("ratio", "ratio total", "ratio weights"), RATIO),
     **dict.fromkeys(("divergence", "largest divergence", "times", "restore noise", "relative error"), SMALL),
     "bits per weight": "%.2f",
 }
-"""How figures are written that several tables have, by heading."""
+"""Formats of figures that several tables have, by heading."""
 
 HEIGHT: Final = 560
-"""Tables of more rows than fit scroll inside of themselves."""
+"""Height in pixels above which a table scrolls."""
 
 _ROW_PIXELS = 37
 
@@ -60,26 +60,26 @@ def show(
     Parameters
     ----------
     table
-        What is listed; the names of its columns are those in the files.
+        The table; its column names are those in the files.
     stem
         Name of the files without suffix; also the key of their buttons.
     alt
-        What the table is, for those who do not see it.
+        Alternative text.
     formats
-        How the numbers of a column are written, but for those that many tables have: `WHOLE`, `SMALL`,
+        Formats of columns, except common ones: `WHOLE`, `SMALL`,
         `SHARE`, `RATIO` or a printf format.
     wide
         Columns of long text.
     helps
-        What stands behind a heading, but for those that many tables have.
+        Help texts of headings, except common ones.
     columns
-        Columns with a look of their own.
+        Columns with a special configuration.
     hidden
-        Columns that are in the files alone.
+        Columns that only the files have.
     most
         Rows on screen, the first ones; the files have all of them.
     **more
-        For `st.dataframe`: its key, and what a click does.
+        Passed to `st.dataframe`: key and callbacks.
     """
     drawn = table.drop(columns=list(hidden))
     drawn = drawn if most is None else drawn.head(most)
@@ -93,7 +93,7 @@ def looks(
     helps: Mapping[str, str] | None = None,
     wide: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return how the columns of a table look, by heading (`show`)."""
+    """Return the configuration of a table's columns, by heading (`show`)."""
     forms, tips = {**_USUAL, **(formats or {})}, {**quality.HELPS, **(helps or {})}
     forms |= {name: SHARE for name in table if str(name).startswith(_SHARES)}
     return {
@@ -126,18 +126,18 @@ def pickable(
     several: bool = False,
     **more: int,
 ) -> None:
-    """Draw a table whose rows can be picked: by a click before them, or with the arrow keys and Shift+Space.
+    """Draw a table whose rows can be picked by a click before them, or by arrow keys and Shift+Space.
 
     Parameters
     ----------
     table, looks, alt, **more
-        As `bare` takes them, its height too; a styled table has its fractions in percent.
+        As in `bare`, including the height; a styled table has its fractions in percent.
     key
-        Of the widget.
+        Key of the widget.
     picked
-        Places of the rows that are picked.
+        Indices of the picked rows.
     on_pick
-        Takes the places that are picked now.
+        Receives the indices of the picked rows.
     several
         More than one row can be picked.
     """
@@ -154,7 +154,7 @@ def pickable(
 
 
 def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, is_wide: bool) -> Any:
-    """Return how a column looks: a heading in sentence case, and numbers in one format."""
+    """Return the configuration of a column: a heading in sentence case, and one number format."""
     label = name[:1].upper() + name[1:]
     if form is None and pd.api.types.is_integer_dtype(table[name].dtype):
         form = COUNT
@@ -166,14 +166,14 @@ def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, i
 
 
 def share_column(tip: str | None = None, label: str | None = None, width: int | None = None) -> Any:
-    """Return the look of a column of fractions: a bar, and percent."""
+    """Return the configuration of a column of fractions: a bar, and percent."""
     return st.column_config.ProgressColumn(
         label, format=SHARE, min_value=0.0, max_value=100.0, help=tip, width=width
     )
 
 
 def in_percent(table: pd.DataFrame, looks: Mapping[str, Any]) -> pd.DataFrame:
-    """Return a table whose fractions are percentages, where a column's look says that they are."""
+    """Return a table with fractions as percentages, for columns whose configuration requires it."""
 
     def is_share(look: Any) -> bool:
         return isinstance(look, dict) and (look.get("type_config") or {}).get("format") == SHARE
@@ -183,7 +183,7 @@ def in_percent(table: pd.DataFrame, looks: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def small(values: Iterable[float]) -> str:
-    """Return the printf format in which the browser writes a column of such values.
+    """Return the printf format of a column of such values.
 
     Examples
     --------
@@ -200,13 +200,12 @@ _MIME = {".csv": "text/csv", ".html": "text/html", ".json": "application/json", 
 
 
 def buttons(*files: tuple[str, str, Callable[[], bytes] | bytes]) -> None:
-    """Offer files of at most some MB, side by side.
+    """Offer files of a few MB, side by side.
 
     Parameters
     ----------
     *files
-        Of each the label, the name, which is also the widget's key, and the content or what makes it once it
-        is asked for.
+        Label, name (also the widget's key), and content or a function that returns it on demand.
     """
     with st.container(horizontal=True, gap="small"):
         for label, name, content in files:
@@ -224,7 +223,7 @@ def buttons(*files: tuple[str, str, Callable[[], bytes] | bytes]) -> None:
 
 
 def csv_bytes(table: pd.DataFrame) -> bytes:
-    """Return a table as CSV, in which no name can be a formula."""
+    """Return a table as CSV in which no name is a formula."""
     text: str = table.map(csv_cell).rename(columns=csv_cell).to_csv(index=False)
     return text.encode()
 
@@ -234,7 +233,7 @@ def table_buttons(
     stem: str,
     *before: tuple[str, str, Callable[[], bytes] | bytes],
 ) -> None:
-    """Offer a table, or a function that makes it, as CSV and JSON; and other files before it."""
+    """Offer a table, or a function that returns it, as CSV and JSON, after other files."""
 
     def made() -> pd.DataFrame:
         return table() if callable(table) else table
@@ -247,7 +246,7 @@ def table_buttons(
 
 
 def download(path: Path) -> None:
-    """Offer a file of any size, which the server streams from disk; say so where it cannot be fetched."""
+    """Offer a file of any size, which the server streams from disk; on failure, show the reason."""
     offered = services.download_url(path)
     if offered is None:
         st.caption("It is not there any more, or lies outside of the folders that the explorer may see.")

@@ -1,4 +1,4 @@
-"""The modules of a model as a tree: one notion of a row for every page that shows or chooses layers."""
+"""The modules of a model as a tree: the rows of every page that shows or chooses layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inshrink_core.errors import InputError
 from inshrink_core.verbs.shared.values import matching_names
 
 LAYER_TYPE, BLOCK, TENSOR = "layer_type", "block", "tensor"
-"""Levels beside those that are numbers: by kind, the modules that hold tensors, and tensors."""
+"""Levels that are not numbers: layer types, modules that hold tensors, and tensors."""
 
 _LEVELS = {LAYER_TYPE: "Layer types", BLOCK: "Blocks", TENSOR: "Tensors"}
 _LEVELS_HELP = (
@@ -25,13 +25,13 @@ _LEVELS_HELP = (
     "(the modules that hold tensors), or tensors."
 )
 _MOST_LEVELS = 12
-"""Deeper modules are opened all at once: nobody counts so far."""
+"""Deeper modules are opened all at once."""
 
 _MOST_PARTS = 64
-"""What follows so many dots of a name is one part: a name may be anything."""
+"""Number of dots after which the rest of a name is one part, since names are untrusted."""
 
 _MOST_ROWS, _FEW_ROWS = 40, 8
-"""More rows are lower than a reader can point at on a laptop's screen; fewer say too little."""
+"""With more rows, each is too low to click on a laptop's screen; fewer show too little."""
 
 PATTERN_HELP = (
     "The name of a tensor or a module; or a part of names, a glob such as *.bias, or a regular expression "
@@ -42,18 +42,18 @@ _INDENT, _OPEN, _CLOSED = "\N{EM SPACE}", "▼ ", "► "
 
 
 class Node(NamedTuple):
-    """A module or a tensor: its path, the places of its tensors, and how it stands in the tree.
+    """A module or a tensor: its path, the indices of its tensors, and its position in the tree.
 
     Parameters
     ----------
     name
         Dotted path; untrusted text.
     members
-        Places of its tensors.
+        Indices of its tensors.
     depth
-        Modules above it.
+        Number of modules above it.
     is_open
-        Whether what it holds is listed below it. None of a tensor, which holds nothing.
+        Whether its parts are listed below it; None for a tensor, which has none.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Node(NamedTuple):
 
 
 def is_within(name: str, module: str) -> bool:
-    """Whether a tensor or a module is another one, or lies in it; everything lies in the empty one."""
+    """Return whether a tensor or module equals or is inside another one; the empty one contains all."""
     return not module or name == module or name.startswith(module + ".")
 
 
 def members_of(names: Sequence[str], within: str) -> tuple[int, ...]:
-    """Return the places of the tensors that lie in a module, or are it.
+    """Return the indices of the tensors that are inside a module, or equal it.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def members_of(names: Sequence[str], within: str) -> tuple[int, ...]:
 
 
 def matching(names: Sequence[str], pattern: str) -> frozenset[str]:
-    """Return the names that a pattern matches; all without one, and none where it cannot be read."""
+    """Return the names that a pattern matches: all if it is empty, none if it is invalid."""
     try:
         return frozenset(matching_names(names, pattern) if pattern else names)
     except InputError as error:
@@ -88,7 +88,7 @@ def matching(names: Sequence[str], pattern: str) -> frozenset[str]:
 
 
 def trail(within: str) -> tuple[str, ...]:
-    """Return the modules above and including one, the outermost first.
+    """Return a module and its ancestors, outermost first.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def trail(within: str) -> tuple[str, ...]:
 
 
 def levels(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the levels at which a model has rows, the coarsest first.
+    """Return the levels of a model's rows, coarsest first.
 
     Examples
     --------
@@ -115,24 +115,24 @@ def levels(names: Sequence[str]) -> tuple[str, ...]:
 def outline(
     names: Sequence[str], level: str, *, opened: Collection[str] = (), closed: Collection[str] = ()
 ) -> tuple[Node, ...]:
-    """Return the tree down to a level, each module before what it holds.
+    """Return the tree down to a level, each module before its parts.
 
     Parameters
     ----------
     names
         Dotted names of tensors, in model order.
     level
-        One of `levels`, but for layer types. A number: so many modules deep.
+        One of `levels` except layer types. A number is a depth in modules.
     opened
-        Modules or tensors that can be seen, with what they hold, whatever the level.
+        Modules or tensors that are visible with their parts at any level.
     closed
-        Modules that are not opened all the same.
+        Modules that stay closed at any level.
 
     Notes
     -----
     A module of one tensor is that tensor. A block that holds further modules is open at the level of blocks,
     so that no two rows share a tensor.
-    O(names x depth); only open modules are gone through.
+    O(names x depth); only open modules are visited.
 
     Examples
     --------
@@ -167,12 +167,12 @@ def outline(
 
 
 def rows_at(names: Sequence[str], layers: Sequence[str], level: str) -> tuple[Node, ...]:
-    """Return the rows at a level, side by side: every tensor is in one of them.
+    """Return the rows at a level, side by side: every tensor belongs to one of them.
 
     Parameters
     ----------
     names, layers
-        Of each tensor its dotted name and its layer type.
+        Dotted name and layer type of each tensor.
     level
         One of `levels`.
     """
@@ -186,7 +186,7 @@ def rows_at(names: Sequence[str], layers: Sequence[str], level: str) -> tuple[No
 
 @functools.lru_cache(maxsize=8)
 def default_level(names: tuple[str, ...]) -> str:
-    """Return the level to begin with: the deepest of at most 40 lines, or the next after a handful."""
+    """Return the initial level: the deepest with at most 40 rows, or the next one after a handful."""
     depths = levels(names)[1:]
     sizes = [len(outline(names, level)) for level in depths]
     best = max((i for i, size in enumerate(sizes) if size <= _MOST_ROWS), default=0)
@@ -194,16 +194,16 @@ def default_level(names: tuple[str, ...]) -> str:
 
 
 def level_slider(page: str, names: Sequence[str], *, types: bool = True) -> str:
-    """Draw how deep the model is opened, which the link carries from page to page.
+    """Draw the depth of the tree, which the link carries from page to page.
 
     Parameters
     ----------
     page
         Names the widget.
     names
-        Of all tensors.
+        Names of all tensors.
     types
-        Offer layer types too.
+        Whether to offer layer types too.
     """
     options = levels(names) if types else levels(names)[1:]
     if len(options) == 1:
@@ -214,7 +214,7 @@ def level_slider(page: str, names: Sequence[str], *, types: bool = True) -> str:
 
 
 def labels(nodes: Sequence[Node]) -> list[str]:
-    r"""Return what each line of a tree says: indented, with a sign before modules, without the path above.
+    r"""Return the row labels of a tree: indented, with a sign before modules, without the parent path.
 
     Examples
     --------
@@ -244,26 +244,26 @@ def table(
     several: bool = False,
     height: int = listing.HEIGHT,
 ) -> None:
-    """Draw rows that can be picked: by a click before them, or with the arrow keys and Shift+Space.
+    """Draw rows that can be picked by a click before them, or by arrow keys and Shift+Space.
 
     Parameters
     ----------
     frame
-        A line a row.
+        One line per row.
     names
-        What each row is.
+        Name of each row.
     key
-        Of the widget.
+        Key of the widget.
     picked
-        Names that are picked.
+        Names of the picked rows.
     on_pick
-        Takes the names that are picked now.
+        Receives the names of the picked rows.
     alt, columns
-        What the table is, and how its columns look.
+        Alternative text, and the configuration of the columns.
     several
         More than one row can be picked.
     height
-        Pixels above which the table scrolls inside of itself.
+        Pixels above which the table scrolls.
     """
     wanted = [i for i, name in enumerate(names) if name in picked]
 
@@ -274,6 +274,6 @@ def table(
 
 
 def say_picked(n: int, what: str) -> None:
-    """Say how many are picked, or how to pick some."""
+    """Draw the number of picked rows, or how to pick some."""
     how = "Pick layers: the box before a line, or the arrow keys and Shift+Space."
     st.caption(f"{fmt.counted(n, what)} picked." if n else how, width="content")

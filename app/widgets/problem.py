@@ -1,4 +1,4 @@
-"""The panel that stands where something went wrong: what, where, and what to do."""
+"""The panel of an error: problem, location and remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 def show(problem: Problem) -> None:
-    """Draw a problem. Every part is untrusted: paths and names from files stand in it."""
+    """Draw a problem. Every part is untrusted, since it may contain paths and names from files."""
     with st.container(border=True):
         st.error(f"**{fmt.markdown(fmt.sentence(problem.what))}**", icon=":material/error:")
         if problem.where:
@@ -27,7 +27,7 @@ def show(problem: Problem) -> None:
 
 
 def show_unreadable(rows: Sequence[tuple[str, str]], what_follows: str) -> None:
-    """Say which checkpoints of a run cannot be read, and what follows from it; nothing where all can be."""
+    """Draw the unreadable checkpoints of a run and their consequence; nothing without any."""
     if not rows:
         return
     some = rows[:_MOST_NAMED]
@@ -40,7 +40,7 @@ def show_unreadable(rows: Sequence[tuple[str, str]], what_follows: str) -> None:
 
 
 def of_os_error(error: OSError) -> Problem:
-    """Describe what the operating system refused."""
+    """Describe an error of the operating system."""
     return Problem(f"the system refused: {error.strerror or error}", str(error.filename or ""))
 
 
@@ -50,7 +50,7 @@ def show_unexpected(error: Exception) -> bool:
     Returns
     -------
     bool
-        True: Streamlit need not draw it in its own way.
+        True, so that Streamlit does not draw it itself.
     """
     _log.error("a page failed", exc_info=error)
     show(

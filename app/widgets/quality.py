@@ -1,4 +1,4 @@
-"""What a restore costs, in words: the figure, of what it is a share, and how it is known."""
+"""The cost of a restore in words: the figure, its reference, and its basis."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DAMAGE: Final = "What rounding is expected to cost, by the proxy: the weighted s
 RATIO: Final = "Raw bytes of everything that is stored, optimizer state included, over bytes of the archive."
 
 BOUND: Final = fmt.percent(DEFAULT_MAX_RESTORE_COST)
-"""What a restore may cost by default, as a share of the loss."""
+"""The default bound of the restore cost, as a share of the loss."""
 
 TIP: Final = (
     "How much the training loss is expected to rise right after a restore, relative to the loss. An "
@@ -40,18 +40,18 @@ HELPS: Final = {
     "restore gain": GAIN,
     "restore noise": NOISE,
 }
-"""What stands behind the headings of tables."""
+"""Help texts of table headings."""
 
 
 def known_facts(known: Known, n_steps: int | None = None) -> list[Fact]:
-    """Return restore cost and drop as they were measured, each by the worst of the steps.
+    """Return the measured restore cost and drop, each of the worst step.
 
     Parameters
     ----------
-    one
-        What is known.
+    known
+        The measurement.
     n_steps
-        Steps of the archive, where that is said.
+        Number of steps of the archive, if displayed.
     """
     found, dearest, worst = known.comparison, known.costliest, known.worst
     n = len(found.steps)
@@ -75,7 +75,7 @@ def known_facts(known: Known, n_steps: int | None = None) -> list[Fact]:
 
 
 def size_facts(chain: ChainReport, device: str = "") -> list[Fact]:
-    """Return size, ratios and bits of an archive; `device` is where it was written, where that is known."""
+    """Return size, ratios and bits of an archive; `device` is the device that wrote it, if known."""
     bits, is_partial = chain.bits_per_weight, any(frame.damage for frame in chain.frames)
     where = f"written on {fmt.device(device)}" if device else "the mean of all steps"
     return [
@@ -105,7 +105,7 @@ def is_exact_archive(archive: ChainReport) -> bool:
 
 
 def archive_facts(archive: ChainReport) -> list[Fact]:
-    """Return the figures of an archive: exact, or as they were measured last."""
+    """Return the figures of an archive: exact, or as last measured."""
     if is_exact_archive(archive):
         return [("Restore cost", "none", "exact: every bit of the weights", TIP)]
     found = known_of(archive)

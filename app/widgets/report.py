@@ -1,4 +1,4 @@
-"""Figures and tables as one HTML file, which loads nothing and runs no script but its own."""
+"""Figures and tables as one HTML file, which loads nothing and runs only its own scripts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pandas.api.types import is_numeric_dtype
 from plotly.offline import get_plotlyjs
 
 MOST_ROWS: Final = 2000
-"""More rows than these make a file that browsers open slowly."""
+"""With more rows, browsers open the file slowly."""
 
 _SCHEMES = ("light", "dark")
 _STYLE: Final = """:root{color-scheme:light dark;%s}@media(prefers-color-scheme:dark){:root{%s}}
@@ -39,7 +39,7 @@ if (dark.matches) paint();"""
 
 
 class Part(NamedTuple):
-    """A part of a report: its heading, a figure or a table, and what is said of it."""
+    """A part of a report: heading, figure or table, and text."""
 
     heading: str
     content: go.Figure | pd.DataFrame
@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
 
 def report(title: str, parts: Iterable[Part]) -> bytes:
-    """Return a report as an HTML file. All text may come from strangers."""
+    """Return a report as an HTML file. All text is untrusted."""
     heading = _text(title)
     sections = "".join(_section(f"part-{place}", part) for place, part in enumerate(parts))
     script = _SCRIPT % json.dumps({scheme: _template(_colours(scheme)) for scheme in _SCHEMES})
@@ -80,7 +80,7 @@ def _section(key: str, part: Part) -> str:
 
 
 def _table(table: pd.DataFrame, key: str) -> str:
-    """Return a table; numbers end at the right of their column."""
+    """Return a table; numbers are right-aligned."""
     numbers = [place for place, name in enumerate(table, 1) if is_numeric_dtype(table[name])]
     style = "".join(f"#{key} :is(td,th):nth-child({place}){{text-align:right}}" for place in numbers)
     cells = table.map(_cell).to_html(index=False, border=0, justify="left", table_id=key)
@@ -88,7 +88,7 @@ def _table(table: pd.DataFrame, key: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Return what a cell shows; `to_html` escapes it."""
+    """Return the content of a cell; `to_html` escapes it."""
     if isinstance(value, str):
         return fmt.printable(value)
     if value is None or value is pd.NA or math.isnan(value):
@@ -107,7 +107,7 @@ def _colours(scheme: str) -> dict[str, str]:
 
 
 def _template(colours: dict[str, str]) -> dict[str, Any]:
-    """Return what Streamlit's theme gives to the figures of a page."""
+    """Return the template that Streamlit's theme applies to the figures of a page."""
     ink, line = colours["textColor"], colours["borderColor"]
     axis = {"automargin": True, "gridcolor": line, "zerolinecolor": line, "linecolor": line}
     hover = {"bgcolor": colours["secondaryBackgroundColor"], "font": {"color": ink}}

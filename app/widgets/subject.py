@@ -1,4 +1,4 @@
-"""What every page about a run begins with: the header, or why there is nothing to show."""
+"""The start of every page about a run: the header, or why nothing can be shown."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from inshrink_app.widgets.layout import answer, section
 def require(
     page: str, rescue: Callable[[str], bool] | None = None, *, watched: bool = False
 ) -> Subject | None:
-    """Draw the head of a page and return what it is about; None where the page has nothing more to show.
+    """Draw the header of a page and return its subject; None if the page has nothing more to show.
 
     Parameters
     ----------
     page
-        What the page is called while there is no run to name it after.
+        Title of the page without a run.
     rescue
-        Draws what is left of something that cannot be opened as a whole, given its path; returns whether it
-        did.
+        Draws the readable parts of a damaged subject, given its path; returns whether any exist.
     watched
-        Whether the page is drawn anew when a checkpoint comes.
+        Whether a new checkpoint redraws the page.
     """
     path = state.run_path()
     if path is None:
@@ -58,14 +57,14 @@ def require(
 
 
 def _lead_away(label: str) -> None:
-    """Offer to leave for the place where runs are opened."""
+    """Offer a link to the place that opens runs."""
     if st.button(label, type="primary", icon=":material/folder_open:"):
         state.set_run(None)
         state.go_to("open")
 
 
 def _no_run(page: str) -> None:
-    """Say that a run must be opened first, and lead there."""
+    """Draw that a run must be opened first, with a link."""
     st.title(page, anchor=False)
     with section("No run is open"):
         st.write(
@@ -76,7 +75,7 @@ def _no_run(page: str) -> None:
 
 
 def _no_steps(subject: Subject) -> None:
-    """Say that the archive holds nothing yet, and how to fill it."""
+    """Draw that the archive has no steps yet, and how to write some."""
     with section("This archive is empty"):
         st.write("It is intact and holds no steps yet. Add a run to it:")
         st.code(f"inshrink compress RUN -o {shlex.quote(str(subject.path))}", language=None)

@@ -1,4 +1,4 @@
-"""Tables about a run that more than one page has: what its bytes are, and its tensors."""
+"""Tables about a run that several pages share: its bytes, and its tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inshrink_core.checkpoint import TensorSpec
 
 
 def sizes(shown: Subject) -> dict[str, pd.DataFrame]:
-    """Return what the bytes of the last checkpoint are, by role and by layer type; each under its title."""
+    """Return the bytes of the last checkpoint by role and by layer type, each under its title."""
     by_role, by_layer = Counter[str](), Counter[str]()
     for row in shown.tensors:
         by_role[row.role] += row.nbytes

@@ -1,4 +1,4 @@
-"""Watching a folder: the page is drawn anew when a checkpoint comes."""
+"""Watching of a folder: a new checkpoint redraws the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inshrink_app.model import ServiceError, Subject
 from inshrink_app.services.headers import files_stamp
 
 _SECONDS: Final = 3.0
-"""Between two looks. A file counts as finished when it has not changed from one to the next."""
+"""Time between two checks. A file is finished if it does not change between them."""
 
 _SWITCH = "watch"
 _CONTROL = "watch.control"
@@ -18,21 +18,21 @@ _LOOKS = "watch.looks"
 
 
 class _Looks(NamedTuple):
-    """Stamps of the files: as they are accounted for, and as they were at the last look."""
+    """Stamps of the files: the last processed one, and the one of the last check."""
 
     known: str
     seen: str
 
 
 def is_on() -> bool:
-    """Return whether the reader lets runs be watched."""
+    """Return whether the user enabled watching."""
     return bool(st.session_state.get(_SWITCH, True))
 
 
 def badge(shown: Subject) -> None:
-    """Draw the badge while a folder is watched; a file does not grow."""
+    """Draw the badge while a folder is watched; single files are not watched."""
     found = services.opened(str(shown.path)) if shown.place.is_dir() else None
-    if found is not None and found.stamp is not None and is_on():  # Of too many files a look is not cheap.
+    if found is not None and found.stamp is not None and is_on():  # A check of too many files is slow.
         with st.container(width="content"):
             look(str(shown.path), found.token, found.stamp)
 
@@ -44,21 +44,21 @@ def switch(shown: Subject) -> None:
             "Watch for new checkpoints",
             is_on(),
             key=_CONTROL,
-            # The widget's own value goes with its page.
+            # The widget's own value is lost with its page.
             on_change=lambda: st.session_state.update({_SWITCH: st.session_state[_CONTROL]}),
         )
 
 
 @st.fragment(run_every=_SECONDS)
 def look(path: str, token: str, stamp: str) -> None:
-    """Look at names, sizes and times of the files; draw the page anew where there is another checkpoint.
+    """Check names, sizes and times of the files; rerun the page if a checkpoint is new.
 
     Parameters
     ----------
     path
         The run or archive.
     token, stamp
-        Of what the page shows (`services.Opened`).
+        Token and stamp of the displayed subject (`services.Opened`).
     """
     looks: dict[str, _Looks] = st.session_state.setdefault(_LOOKS, {})
     last = looks.get(path, _Looks("", ""))
@@ -72,6 +72,6 @@ def look(path: str, token: str, stamp: str) -> None:
         try:
             if services.look_again(services.resolve(path)) != token:
                 st.rerun()
-        except ServiceError:  # Files vanish while a trainer tidies up; the next look tells.
+        except ServiceError:  # Files vanish while a trainer cleans up; the next check is conclusive.
             looks.pop(path)
     st.badge("watching", icon=":material/visibility:", color="green")

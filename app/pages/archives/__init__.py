@@ -1,1 +1,1 @@
-"""Archives: the archives of a run, and everything that is done with them."""
+"""Archives: the archives of a run, and all actions on them."""

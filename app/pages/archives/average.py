@@ -1,4 +1,4 @@
-"""The average of several steps as a step of its own: what is averaged, and what came of it."""
+"""The average of several steps, written as a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = {"last": "Last step", **_WEIGHTS}
 
 
 def show(shown: Subject) -> None:
-    """Draw the settings, the progress, and what was written."""
+    """Draw the settings, the progress and the result."""
     if len(shown.steps) < 2:
         st.caption("An average needs two steps.")
         return
@@ -45,7 +45,7 @@ def show(shown: Subject) -> None:
     free = services.suggested_path(shown, shown.place.name, "average")
     typed = st.text_input("Write into the folder", free, key=f"average.{free}")
 
-    def request(output: str) -> Any:  # of a verb that the lab registers
+    def request(output: str) -> Any:  # a verb that the lab registers
         asked = {"source": str(shown.path), "output": output, **fields}
         return request_from_json({"verb": "average", "fields": asked})
 
@@ -62,7 +62,7 @@ def show(shown: Subject) -> None:
 
 
 def _result(document: Mapping[str, Any]) -> None:
-    """Draw what was written, and its metric."""
+    """Draw the written step and its metric."""
     steps, metric = document["steps"], fmt.markdown(str(document["metric"] or ""))
     st.caption("Written, to be loaded like any step of the run")
     for path in document["files"]:

@@ -1,4 +1,4 @@
-"""Archives against their run: every step as trained and as restored, by each metric of the evaluator."""
+"""Comparison of archives with their run, by step and metric."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def archives_of(job: Job) -> set[str]:
 def show(
     original: Subject, archives: Sequence[ChainReport], measured: Measured, colours: Mapping[str, str]
 ) -> None:
-    """Draw the button that measures, its progress, and what is known."""
+    """Draw the button that starts a comparison, its progress, and all known results."""
     bound = services.chosen(original).bound
     job = services.newest_job("archives", "compare", original.path)
     if job is not None and not {str(chain.path) for chain in archives} & archives_of(job):
@@ -62,7 +62,7 @@ def show(
 def _ask(
     original: Subject, archives: Sequence[ChainReport], measured: Measured, *, is_running: bool
 ) -> list[CompareArchives]:
-    """Draw what is compared, and the button; return the requests."""
+    """Draw the options and the button; return the requests."""
     judge, trusted = services.named_judge(original)
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         button = st.container(width="content")
@@ -91,7 +91,7 @@ def _ask(
 
 
 def _metrics(original: Subject, measured: Measured, judge: EvaluatorCode | None) -> list[str]:
-    """Draw by which metrics is compared; none is the evaluator's default. A name may be typed."""
+    """Draw the choice of metrics; return an empty list for the evaluator's default. A name may be typed."""
     known = [judge.metric if judge is not None else "", *services.metrics_told(original)]
     known += [name for by_metric in measured.values() for name in by_metric]
     picked: list[str] = pick_several(
@@ -110,7 +110,7 @@ def _metrics(original: Subject, measured: Measured, judge: EvaluatorCode | None)
 def _is_known(
     chain: ChainReport, known: Mapping[str, Known], steps: Sequence[int], metrics: Sequence[str]
 ) -> bool:
-    """Whether an archive as it is was measured at some steps, by some metrics."""
+    """Return whether the present archive was measured at the given steps and metrics."""
     wanted = set(steps) & set(chain.steps)
     found = [known.get(name) for name in metrics or known]
     return bool(found) and all(
@@ -120,7 +120,7 @@ def _is_known(
 
 
 def _steps(original: Subject, archives: Sequence[ChainReport]) -> tuple[int, ...]:
-    """Draw which steps are compared, and return them."""
+    """Draw the choice of steps and return it."""
     common = [step for step in original.steps if any(step in chain.steps for chain in archives)]
     spread = services.spread_of(common)
     which = one_of_few("compare", "Steps", "which", _WHICH, "some" if len(spread) < len(common) else "all")
@@ -133,7 +133,7 @@ def _steps(original: Subject, archives: Sequence[ChainReport]) -> tuple[int, ...
 
 @st.fragment(run_every=job_card.POLL_SECONDS)
 def _live(job: Job, bound: Bound, colours: Mapping[str, str]) -> None:
-    """Draw a comparison while it runs, each step as it arrives."""
+    """Draw a running comparison, each step as it arrives."""
     now = job_card.current(job)
     with st.container(horizontal=True, vertical_alignment="center"):
         job_card.progress(now)
@@ -145,7 +145,7 @@ def _live(job: Job, bound: Bound, colours: Mapping[str, str]) -> None:
 def _found(
     known: Sequence[Known], sizes: Mapping[str, int], bound: Bound, colours: Mapping[str, str]
 ) -> None:
-    """Draw what is known: charts over steps, size against cost, and a line for every step."""
+    """Draw results: charts over steps, size against cost, and a table of every step."""
     if old := sorted({found.name for found in known if not found.is_current}):
         text = f"{', '.join(old)}: measured before its last change. Measure it again."
         st.warning(fmt.markdown(text), icon=":material/history:")
@@ -156,7 +156,7 @@ def _found(
 
 
 def _basis(known: Sequence[Known]) -> str:
-    """Return when and where it was measured, and at how many steps that proves little."""
+    """Return when and where it was measured, and at how many steps it is not discriminative."""
     newest = max(known, key=lambda found: found.at)
     samples = "" if newest.n_samples is None else f" on {fmt.counted(newest.n_samples, 'sample')}"
     parts = [f"Measured {when(newest.at)}{samples}, on {newest.comparison.device.upper() or 'CPU'}."]
@@ -177,7 +177,7 @@ def _basis(known: Sequence[Known]) -> str:
 def _charts(
     known: Sequence[Known], sizes: Mapping[str, int], bound: Bound, colours: Mapping[str, str]
 ) -> None:
-    """Draw the bounded figure, size against it, each metric, and the divergence: two in a row."""
+    """Draw the bounded figure, size against it, each metric, and the divergence, in rows of two."""
     first = {found.archive: found for found in reversed(known)}  # Costs are equal for all metrics.
     each = [first[path] for path in dict.fromkeys(found.archive for found in known)]
     rows = [row for found in each for row in found.comparison.steps]
@@ -207,7 +207,7 @@ def _charts(
 
 
 def _table(known: Sequence[Known], bound: Bound) -> None:
-    """List every step of every archive, by every metric."""
+    """List every step of every archive by every metric."""
     rows: list[dict[str, Any]] = []
     for found in known:
         for row in found.comparison.steps:

@@ -22,13 +22,13 @@ _HEIGHT = 220
 _ROOM = 0.12
 _BOUND = CATEGORICAL[5]
 _UNITS = {"restore_cost": (100.0, " %"), "drop": (100.0, " %"), "divergence": (1.0, " nats")}
-"""The factor and the unit in which a figure of a comparison is drawn."""
+"""Factor and unit of each figure of a comparison in its chart."""
 
 _KINDS = {"keyframe": "Keyframe", "delta": "Delta frame"}
 
 
 def metric_figure(known: Sequence[Known], colours: Mapping[str, str]) -> go.Figure:
-    """Draw a metric by step: as trained, and as restored from each archive."""
+    """Draw a metric by step: original, and restored from each archive."""
     rows = {row.step: row for found in known for row in found.comparison.steps}
     errors = {step: error for found in known for step, error in found.standard_errors.items()}
     metric, steps = fmt.html(known[0].comparison.metric), sorted(rows)
@@ -46,20 +46,20 @@ def metric_figure(known: Sequence[Known], colours: Mapping[str, str]) -> go.Figu
 def cost_figure(
     known: Sequence[Known], name: str, colours: Mapping[str, str], bound: Bound | None = None
 ) -> go.Figure:
-    """Draw a figure of the comparison by step, its bound, and the previous checkpoint in place of each step.
+    """Draw a figure of the comparison by step, its bound, and the previous-checkpoint baseline.
 
-    The axis is that of the archives and the bound: a previous checkpoint that is far worse leaves it.
+    The axis covers the archives and the bound; a far worse baseline runs out of it.
 
     Parameters
     ----------
     known
         The comparisons.
     name
-        ``restore_cost``, ``drop`` or ``divergence``, whose axis is logarithmic.
+        ``restore_cost``, ``drop`` or ``divergence``; the divergence has a logarithmic axis.
     colours
-        Of each archive, by its path.
+        Colour of each archive, by its path.
     bound
-        What is bounded.
+        The quality bound.
     """
     figure, what, (scale, unit) = go.Figure(), name.replace("_", " "), _UNITS[name]
     rows = [row for found in known for row in found.comparison.steps]
@@ -108,7 +108,7 @@ def _scaled(value: float | None, scale: float) -> float:
 
 
 def _draw_bound(figure: go.Figure, name: str, bound: Bound | None) -> list[float]:
-    """Draw a bound across a figure; return where, if this figure is bounded."""
+    """Draw a bound across a figure; return its position in a list, empty if the figure is not bounded."""
     if bound is None or bound.kind != name:
         return []
     limit = _UNITS[name][0] * bound.value
@@ -177,7 +177,7 @@ def frames_figure(frames: Sequence[ChainFrame]) -> go.Figure:
 
 
 def rehearsal_figure(rehearsal: Mapping[str, Any]) -> go.Figure:
-    """Draw trainings with failures, and the range and the mean of those without."""
+    """Draw trainings with failures, and range and mean of those without."""
     curves, metric = rehearsal["curves"], fmt.html(str(rehearsal["metric"]))
     steps = curves[0]["steps"] if curves else []
     figure = go.Figure()

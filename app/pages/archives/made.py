@@ -1,4 +1,4 @@
-"""An archive or a file that was written: its figures, how it is loaded, and its download."""
+"""A written archive or file: its figures, the code that loads it, and its download."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_NAMED = 10
 
 
 def job_of(shown: Subject, topic: str) -> Job | None:
-    """Return the writing of a topic that the link names, else the newest."""
+    """Return the writing job of a topic that the link names, else the newest."""
     linked = services.linked_job(state.choice_text("job"), "archives", shown.path)
     if linked is not None and linked.work.topic == topic:
         return linked
@@ -24,7 +24,7 @@ def job_of(shown: Subject, topic: str) -> Job | None:
 
 
 def show(shown: Subject, job: Job | None) -> None:
-    """Draw the writing that runs or ran last: its progress, why it stopped, or what it made."""
+    """Draw the latest writing job: its progress, its error, or its result."""
     if job is None or not job_card.settled(job, ""):
         return
     target = services.export_made_at(job)
@@ -66,7 +66,7 @@ def _code(caption: str, text: str) -> None:
 
 
 def _figures(made: Made) -> list[Fact]:
-    """Return the figures of what was written; all of them measured."""
+    """Return the figures of the written file; all of them are measured."""
     about = "against the archive it copies" if made.kind == "pack" else "of the weights, root mean square"
     error = "none" if made.relative_error == 0 else fmt.percent(made.relative_error)
     relative: Fact = ("Relative error", error, about)

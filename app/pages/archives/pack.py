@@ -1,4 +1,4 @@
-"""Handing on: one step for transfer learning, one checkpoint, or the whole archive as one file."""
+"""Export of one step for transfer learning, of one checkpoint, or of the whole archive as one file."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _DTYPES = {"same": "As they are", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"
 
 
 def show(shown: Subject, chain: ChainReport | None) -> None:
-    """Draw what is written, its settings, the button, and what was written last.
+    """Draw the choice of export, its settings, the button, and the latest result.
 
     Parameters
     ----------
     shown
         The run or archive on screen.
     chain
-        The archive that is chosen; None of a run without any.
+        The chosen archive; None for a run without one.
     """
     job, source = made.job_of(shown, "pack"), shown
-    if chain is not None and shown.kind == "run":  # Jobs belong to what is on screen.
+    if chain is not None and shown.kind == "run":  # Jobs belong to the subject on screen.
         about: dict[str, Any] = {"path": chain.path, "name": chain.name, "steps": tuple(chain.steps)}
         source = dataclasses.replace(shown, kind="archive", archive=chain, **about)
     offered = _WHAT if chain is not None else {name: _WHAT[name] for name in ("weights", "step")}
@@ -67,7 +67,7 @@ def show(shown: Subject, chain: ChainReport | None) -> None:
 
 
 def _asked(source: Subject, what: str) -> tuple[ExportRequest, bool]:
-    """Draw the settings; return what they ask for, and whether nothing is left to write."""
+    """Draw the settings; return the export, and whether no tensor is left to write."""
     if what == "pack":
         n, size = fmt.all_steps(len(source.steps)), fmt.size(source.archive.nbytes if source.archive else 0)
         st.caption(f"{n.capitalize()} in one file of about {size}. Every digest is compared on the way.")
@@ -93,7 +93,7 @@ def _asked(source: Subject, what: str) -> tuple[ExportRequest, bool]:
 
 
 def _average(source: Subject) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the tensors of the moving average beside the main model, and patterns that name them all."""
+    """Return the moving average's tensors beside the main model, and patterns that match exactly these."""
     names = frozenset(services.averages_of(source))
     parts = [name.split(".") for name in names]
     common = [words[0] for words in zip(*parts, strict=False) if len(set(words)) == 1]
@@ -103,7 +103,7 @@ def _average(source: Subject) -> tuple[frozenset[str], tuple[str, ...]]:
 
 
 def _which(source: Subject) -> dict[str, tuple[str, ...]]:
-    """Draw which model is written and what is left out of it; every match is listed before it counts."""
+    """Draw the choice of model and of omitted tensors; every match is listed before it takes effect."""
     every = [row.name for row in source.model_tensors]
     names, (average, patterns) = every, _average(source)
     fields: dict[str, tuple[str, ...]] = {}
@@ -127,7 +127,7 @@ def _which(source: Subject) -> dict[str, tuple[str, ...]]:
             table = pd.DataFrame({"name": found})
             st.dataframe(table, hide_index=True, height=150, alt="Tensors that the pattern matches")
     picked: list[str] = []
-    if LEFT_OUT in st.session_state:  # Drawn also when it is empty: a widget that goes loses its value.
+    if LEFT_OUT in st.session_state:  # Drawn even if empty, since a widget that is not drawn loses its value.
         patterns = tuple(dict.fromkeys(st.session_state[LEFT_OUT]))
         picked = choices.pick_several("Left out", patterns, key=LEFT_OUT, placeholder="Nothing")
     chosen = [name for pattern in picked for name in _as_listed(pattern, names, every)]
@@ -135,21 +135,21 @@ def _which(source: Subject) -> dict[str, tuple[str, ...]]:
 
 
 def _as_listed(pattern: str, names: Sequence[str], every: Sequence[str]) -> list[str]:
-    """Return a pattern, or the names it matches in one model if it means others in the whole checkpoint."""
+    """Return a pattern, or its matches in one model if it matches others in the full checkpoint."""
     found = modules.matching(names, pattern)
     is_same = found == modules.matching(every, pattern).intersection(names)
     return [pattern] if is_same else sorted(found)
 
 
 def _leave_out(pattern: str) -> None:
-    """Add a pattern to those that leave tensors out; a callback."""
+    """Add a pattern that leaves tensors out. A callback."""
     state.clicked()
     st.session_state[LEFT_OUT] = list(dict.fromkeys([*st.session_state.get(LEFT_OUT, []), pattern]))
     st.session_state[_PATTERN] = ""
 
 
 def _values() -> dict[str, Any]:
-    """Draw the form of the file and how exact its values are; return them by the engine's names."""
+    """Draw the file format and the precision of its values; return the request's fields."""
     fields: dict[str, Any] = {}
     fields["layout"] = layout = choices.one_of_few("export", "Form", "form", _LAYOUTS, "packed")
     default = "ratio" if layout == "packed" else "exact"
@@ -167,7 +167,7 @@ def _values() -> dict[str, Any]:
 
 
 def _listed(model: Sequence[TensorSpec], written: set[str], request: ExportRequest) -> None:
-    """Draw every tensor of the model, and whether it is written."""
+    """List every tensor of the model, and whether it is written."""
     rows = [row for row in model if row.name in written]
     n_values, raw = sum(row.numel for row in rows), sum(row.nbytes for row in rows)
     parts = [f"{fmt.count(len(rows))} of {fmt.counted(len(model), 'tensor')}", f"{fmt.size(raw)} raw"]

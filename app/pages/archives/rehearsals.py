@@ -1,4 +1,4 @@
-"""The failure rehearsal: training that is restored from the archive, against training that never fails."""
+"""Failure rehearsal: training restored from the archive, against training without failures."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from inshrink_core.request import Request, request_from_json
 
 
 def show(run: Subject, training: Any) -> None:
-    """Draw the settings, the button, the progress, and the rehearsal that finished last.
+    """Draw the settings, the button, the progress, and the latest finished rehearsal.
 
     Parameters
     ----------
     run
         A bundled sample.
     training
-        The training that made it, a task of the lab.
+        The training task that made it (from the lab).
     """
     request = _request(training)
     work = Work.asking([request], run.path, "archives", "rehearse")
@@ -47,7 +47,7 @@ def show(run: Subject, training: Any) -> None:
 
 
 def _request(training: Any) -> Request[Any]:
-    """Draw the settings and return the request, of a verb that the lab registers."""
+    """Draw the settings and return the request of a verb that the lab registers."""
     first, second, third, fourth = st.columns(4)
     codecs = codec_labels()
     tip = "Lossless is the control: its restores change nothing."
@@ -64,7 +64,7 @@ def _request(training: Any) -> Request[Any]:
 
 
 def _result(rehearsal: Mapping[str, Any]) -> None:
-    """Draw the figures and the curves of a rehearsal."""
+    """Draw the figures and curves of a rehearsal."""
     width, n_pairs = rehearsal["excess_half_width"], len(rehearsal["curves"])
     certainty = "a single pair" if width is None else f"± {fmt.percent(width)} (95 %)"
     facts(

@@ -1,4 +1,4 @@
-"""The table of a run's archives: size, cost, and each metric that was measured; its rows can be chosen."""
+"""The table of a run's archives: size, cost and each measured metric, with selectable rows."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from inshrink_core.chain import ChainReport
 from inshrink_core.verbs.shared.measured import Known
 
 MOST = 5
-"""Archives that are shown side by side."""
+"""Largest number of archives shown side by side."""
 
 _MARK, _NAME, _WITHIN = "●", "archive", "bound"
 _NAME_WIDTH = 44
 _CHOSEN = "archives.chosen"
 
 Measured = Mapping[Path, Mapping[str, Known]]
-"""What is known of each archive, by metric."""
+"""Measurements of each archive, by metric."""
 
 
 def choose(
     archives: Sequence[ChainReport], measured: Measured, colours: Mapping[str, str], bound: Bound
 ) -> tuple[ChainReport, ...]:
-    """Draw the table and return the archives that are chosen in it, at least one."""
+    """Draw the table and return the chosen archives, at least one."""
     paths = [str(chain.path) for chain in archives]
     chosen = _chosen(paths)
     frame = rows(archives, measured, bound)
@@ -54,13 +54,13 @@ def choose(
 
 
 def choose_only(paths: Sequence[str]) -> None:
-    """Choose some archives from now on."""
+    """Replace the choice of archives."""
     st.session_state[_CHOSEN] = list(paths)
     state.publish(**{state.ARCHIVE: paths[0]})
 
 
 def _chosen(paths: Sequence[str]) -> list[str]:
-    """Return the paths that are chosen in the table; if the link names another one, that one."""
+    """Return the paths chosen in the table, or the path that a new link names."""
     linked = state.choice(state.ARCHIVE, paths, paths[0])
     chosen = [path for path in st.session_state.get(_CHOSEN, ()) if path in paths]
     if linked not in chosen:
@@ -70,7 +70,7 @@ def _chosen(paths: Sequence[str]) -> list[str]:
 
 
 def rows(archives: Sequence[ChainReport], measured: Measured, bound: Bound) -> pd.DataFrame:
-    """Return a line an archive."""
+    """Return one row per archive."""
     return pd.DataFrame([_row(chain, measured.get(chain.path, {}), bound) for chain in archives])
 
 

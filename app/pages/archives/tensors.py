@@ -1,4 +1,4 @@
-"""Tensor by tensor against the original run, the worst first; and restoring the files of a step."""
+"""Errors tensor by tensor against the original run, worst first; and the restore of a step's files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from inshrink_core.verbs.verify import Verify
 _LAYOUTS = {"same": "As the run was", "safetensors": "safetensors", "torch": "torch"}
 
 _MAX_ROWS = 2_000
-"""Rows of the table on screen; all of them can be downloaded."""
+"""Number of rows on screen; the download has all of them."""
 
 _MEANING = {
     "weight": "The error of the weights decides what a restore costs.",
@@ -35,7 +35,7 @@ _MEANING = {
     ),
     "momentum": "A resumed training replaces it within about 10 steps.",
 }
-"""What an error means, by the role of a tensor."""
+"""Meaning of an error, by the role of the tensor."""
 
 
 def errors(original: Subject, chain: ChainReport) -> None:
@@ -60,7 +60,7 @@ def errors(original: Subject, chain: ChainReport) -> None:
 
 
 def _found(document: dict[str, Any], original: Subject) -> None:
-    """Draw what is wrong, the errors by role with what they mean, and every tensor by falling error."""
+    """Draw problems, errors by role with their meaning, and every tensor by falling error."""
     for finding in document["problems"][:5]:
         problem.show(Problem(finding["what"], finding["where"], finding["remedy"]))
     if document["missing_steps"]:
@@ -121,7 +121,7 @@ def _table(table: pd.DataFrame) -> None:
 
 
 def restore(shown: Subject, chain: ChainReport) -> None:
-    """Draw where files of a step are restored to, the progress, and the files."""
+    """Draw the target of a restore, its progress, and the restored files."""
     job = services.newest_job("archives", "restore", shown.path)
     is_running = job is not None and job.is_running
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
@@ -148,7 +148,7 @@ def restore(shown: Subject, chain: ChainReport) -> None:
 
 
 def _written(job: Job) -> None:
-    """List what was written."""
+    """List the restored files."""
     document, restored = services.read_result(job), str(getattr(job.requests[-1], "output", ""))
     files = services.restored_files(document, restored)
     step, n = fmt.count(document["steps"][0]), fmt.counted(len(files), "file")

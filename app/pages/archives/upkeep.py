@@ -1,4 +1,4 @@
-"""Whether an archive is sound, and which steps can go: pruning is planned first, and done when confirmed."""
+"""Verification of archives, and pruning, which is planned first and runs after confirmation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WRITTEN = {"rekeyed": ", becomes a keyframe", "rewritten": ", written anew"}
 
 
 def verify(chain: ChainReport) -> None:
-    """Offer to verify an archive, and show what that found."""
+    """Offer to verify an archive, and show the result."""
     asked = [Verify(str(chain.path), deep=deep) for deep in (False, True)]
     of = tuple(chain.state)
     work = [Work.asking([request], chain.path, "archives", "verify", of=of) for request in asked]
@@ -48,7 +48,7 @@ def verify(chain: ChainReport) -> None:
 
 
 def _verdict(document: Mapping[str, Any]) -> None:
-    """Say whether the archive is sound, and what is wrong with it."""
+    """Draw whether the archive is sound, and its problems."""
     looked = "checked, every tensor decoded" if document["deep"] else "checked"
     frames, problems = fmt.counted(document["frames"], "frame"), document["problems"]
     if document["ok"]:
@@ -64,7 +64,7 @@ def _verdict(document: Mapping[str, Any]) -> None:
 
 
 def prune(chain: ChainReport) -> None:
-    """Draw the rules, what they would do, and the button that does it."""
+    """Draw the rules, their effect, and the button that applies them."""
     if chain.is_packed:
         st.write("A packed archive cannot be changed. Unpack it to prune it.")
         return
@@ -73,7 +73,7 @@ def prune(chain: ChainReport) -> None:
         return
     rules = _rules(chain)
     done = services.newest_job("archives", "prune", chain.path)
-    # The plan is of the archive as it is.
+    # The plan applies to the present state of the archive.
     work = Work.asking([rules], chain.path, "archives", "plan", of=tuple(chain.state))
     plan = services.job_of(work)
     has_rule = bool(rules.keep_every or rules.keep_last or rules.keep)
@@ -94,7 +94,7 @@ def prune(chain: ChainReport) -> None:
 
 
 def _rules(chain: ChainReport) -> Prune:
-    """Draw the rules; no link carries them, so that pruning is never a single click away."""
+    """Draw the rules. No link carries them, so pruning always takes more than one click."""
     first, second, third, fourth = st.columns([1, 1, 2, 1], vertical_alignment="bottom")
     none = "0: no such rule"
     steps = sorted({frame.step for frame in chain.frames})
@@ -113,7 +113,7 @@ def _rules(chain: ChainReport) -> Prune:
 
 
 def _planned(chain: ChainReport, rules: Prune, document: dict[str, Any]) -> None:
-    """Show what pruning would do, and ask for confirmation."""
+    """Draw the effect of pruning, and ask for confirmation."""
     n_removed = len(document["removed"])
     if not n_removed:
         st.info("These rules keep every step.", icon=":material/info:")

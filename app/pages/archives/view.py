@@ -1,4 +1,4 @@
-"""Archives: the archives of a run as a table, and below it what is done with those that are chosen."""
+"""Archives: the table of a run's archives, and the actions on the chosen ones."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ _PANELS = {
     "rehearse": "Rehearse",
 }
 _OF_ONE = ("tensors", "restore", "verify", "pack", "prune", "frames")
-"""Panels that are about a single archive."""
+"""Panels that need a single archive."""
 
 _FORMER = {"archive": "frames", "export": "write"}
-"""Panels by the addresses that they had as pages."""
+"""Panels by their former page addresses."""
 
 _LEGEND = "A keyframe is stored alone; a delta frame stores the changes since the frame before it."
 _FOLLOWED = "archives.followed"
 _MOST_LISTED = 5
 _MOST_PANELS = 12
-"""Of training metrics in a report."""
+"""Largest number of training metrics in a report."""
 
 _COLUMNS = {name: name.replace("_", " ") for name in ("step", "kind", "branch", "parent_step")}
 _COLUMNS |= {"restored_step": "restored from", "nbytes": "bytes", "ratio_total": "ratio total"}
 _COLUMNS |= {"ratio_weights": "ratio weights", "codec": "codec", "frame_id": "frame id"}
 _COLUMNS |= {"digest": "SHA-256", "damage": "damage"}
-"""Fields of a frame, and what the table calls them."""
+"""Fields of a frame, and their headings in the table."""
 
 
 def render() -> None:
@@ -99,7 +99,7 @@ def render() -> None:
 
 
 def _draw(panels: Mapping[str, Callable[[], None]], about: str) -> None:
-    """Draw which panel is open, and the panel."""
+    """Draw the choice of panel, and the panel."""
     if asked := state.asked("panel"):
         st.session_state["archives.panel"] = asked
     former = state.choice_text("panel")
@@ -115,7 +115,7 @@ def _draw(panels: Mapping[str, Callable[[], None]], about: str) -> None:
 
 
 def _original(shown: Subject) -> Subject | None:
-    """Return the run to compare with: what is on screen, what was typed, or what was found."""
+    """Return the original run: the run on screen, a typed one, or one that was found."""
     typed = state.choice_text("original") if shown.kind == "archive" else ""
     if typed and (given := answer(lambda: services.load_subject(typed))) is not None:
         if given.kind == "run" and set(given.steps) & set(shown.steps):
@@ -135,7 +135,7 @@ def _ask_for_original() -> None:
 
 
 def _rescue(path: str) -> bool:
-    """Draw what is left of an archive with damaged or missing frames; return whether there is something."""
+    """Draw the readable parts of a damaged or incomplete archive; return whether any exist."""
     try:
         chain = services.chain_of(path)
     except ServiceError:
@@ -163,7 +163,7 @@ def _frames(chain: ChainReport) -> None:
 
 
 def _facts(chain: ChainReport) -> list[Fact]:
-    """Return the figures that every reader wants first."""
+    """Return the main figures."""
     tip = "A branch begins where training was restored and took another course."
     branches: Fact = ("Branches", fmt.count(chain.n_branches), "of the training", tip)
     return [
@@ -176,7 +176,7 @@ def _facts(chain: ChainReport) -> list[Fact]:
 
 
 def _settings(chain: ChainReport) -> list[str]:
-    """Return lines that say how the archive is encoded. Untrusted text."""
+    """Return lines that describe the encoding of the archive. Untrusted text."""
     optimizer = "left out" if chain.optimizer == "drop" else chain.optimizer
     parts = [f"Codec {chain.codec}; optimizer state {optimizer}"]
     parts += [f"first frame relative to the base model {chain.base}"] if chain.base else []
@@ -190,7 +190,7 @@ def _settings(chain: ChainReport) -> list[str]:
 
 
 def _warnings(chain: ChainReport) -> None:
-    """Say which frames are gone or cannot be read, and which checksums the original files had."""
+    """Draw which frames are missing or unreadable, and the checksums of the original files."""
     if "DAMAGED" in chain.originals:
         st.warning(fmt.markdown(f"Originals: {chain.originals}"), icon=":material/warning:")
     elif chain.originals:

@@ -1,4 +1,4 @@
-"""Writing an archive of a run with every setting chosen: steps, codec, optimizer state, and form."""
+"""A new archive with every setting: steps, codec, optimizer state, and form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CODEC_HELP = (
 
 
 def show(shown: Subject) -> None:
-    """Draw the settings and the button, and what was written last."""
+    """Draw the settings, the button, and the latest result."""
     job = made.job_of(shown, "write")
     launch, result, settings = st.container(), st.container(), st.container()
     with settings:
@@ -54,7 +54,7 @@ def show(shown: Subject) -> None:
 
 
 def _settings(shown: Subject) -> tuple[tuple[int, ...], dict[str, Any], bool, bool]:
-    """Draw the settings; return the steps, the fields of the request, and whether to pack or to watch."""
+    """Draw the settings; return the steps, the request's fields, and whether to pack or to watch."""
     left, right = st.columns(2, gap="medium")
     with left:
         steps = _steps(shown)
@@ -77,7 +77,7 @@ def _settings(shown: Subject) -> tuple[tuple[int, ...], dict[str, Any], bool, bo
 
 
 def _steps(shown: Subject) -> tuple[int, ...]:
-    """Draw which steps are written."""
+    """Draw the choice of steps."""
     what = choices.one_of_few("export", "Steps", "what", {"all": "All steps", "range": "A range"}, "all")
     if what == "all" or len(shown.steps) < 2:
         return shown.steps
@@ -86,7 +86,7 @@ def _steps(shown: Subject) -> tuple[int, ...]:
 
 
 def _codec(shown: Subject) -> tuple[str, dict[str, Any]]:
-    """Draw the codec with its main setting, or the configuration that is edited in Run."""
+    """Draw the codec with its main setting, or use the configuration edited in Run."""
     edited = services.chosen(shown).config
     if edited and st.toggle("Use the settings edited in Run", value=True, key="export.edited"):
         st.code(toml_text(edited), language=None, wrap_lines=True)
@@ -97,7 +97,7 @@ def _codec(shown: Subject) -> tuple[str, dict[str, Any]]:
 
 
 def _optimizer(shown: Subject, codec: str, config: dict[str, Any]) -> str:
-    """Draw how the optimizer state is stored; the default depends on the codec."""
+    """Draw the codec of the optimizer state; its default depends on the codec of the weights."""
     if len(shown.model_tensors) == len(shown.tensors):
         return "drop"
     default = services.default_optimizer(codec, config)

@@ -27,7 +27,7 @@ _CLICKED, _FOLDER = "runs.clicked", "runs.folder"
 
 @st.fragment
 def show(open_path: Callable[[Path], None]) -> None:
-    """Draw the table of a folder or of all roots, with ways to other folders.
+    """Draw the table of a folder or of all roots, with links to other folders.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def show(open_path: Callable[[Path], None]) -> None:
 
 
 def _current_folder() -> Path | None:
-    """Return the folder on show, where it is still there; None for all roots together."""
+    """Return the displayed folder if it still exists; None for all roots together."""
     roots = settings().roots
     remembered = st.session_state.get(_FOLDER)
     if isinstance(remembered, str):
@@ -89,12 +89,12 @@ def _go(folder: Path | None) -> NoReturn:
 
 
 def _table(found: pd.DataFrame, names: Sequence[str]) -> list[int]:
-    """List them, and return the rows that are ticked."""
+    """Draw the table, and return the ticked rows."""
     table = found.drop(columns="path")
     table.insert(0, "name", names)
     for name in _COUNTS:
         table[name] = table[name].astype("Int64")
-    key = f"runs.table.{hash(tuple(names))}"  # A row that is ticked is another run's in another list.
+    key = f"runs.table.{hash(tuple(names))}"  # In another list, the same row is another run.
 
     def picked() -> None:
         chosen = st.session_state[key]["selection"]
@@ -121,7 +121,7 @@ def _table(found: pd.DataFrame, names: Sequence[str]) -> list[int]:
 
 
 def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
-    """Draw the metrics that both have logged, and lead to the comparison of their weights."""
+    """Draw the metrics that both runs logged, and lead to the comparison of their weights."""
     shared = [name for name in first.log if name in second.log][:_PANELS]
     log = {
         f"{name} · {label}": run.log[name]

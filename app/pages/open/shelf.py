@@ -1,4 +1,4 @@
-"""The runs and archives in folders, with what headers and earlier comparisons say of each."""
+"""The runs and archives in folders, with facts from headers and earlier comparisons."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ _READ = ("run", "archive")
 """Kinds whose headers are read."""
 
 _DEEPEST = 2
-"""Folders below that are looked into."""
+"""Depth of subfolders that are searched."""
 
 _MOST_FOLDERS = 200
 _MOST = 60
-"""Runs and archives whose headers are read: some milliseconds each, more for a run of many files."""
+"""Number of runs and archives whose headers are read; each takes milliseconds, or more with many files."""
 
 COLUMNS = (
     *("path", "kind", "steps", "steps not archived", "bytes on disk", "bytes of the archive", "ratio"),
     *("restore cost", "largest drop", "bits per weight", "parameters", "last step", "metric", "last value"),
     "problem",
 )
-"""Of the table; empty if not known.
+"""Columns of the table; a cell is empty if unknown.
 
-Bytes and ratios of the archive are those of the archive itself, or of the archive beside the run; restore
-cost and drop are the largest that were measured of it. The problem is why something cannot be read.
+Bytes and ratios are those of the archive itself, or of the archive beside the run. Restore cost and drop are
+the largest measured ones. The problem is the reason why something cannot be read.
 """
 
 
 def shelf(folders: Sequence[Path]) -> tuple[pd.DataFrame, int]:
-    """Return the entries of some folders, and how many more there are than are listed.
+    """Return the entries of some folders, and the number of omitted ones.
 
-    These are the runs and archives three levels deep, those near the top first, and beside them folders and
-    checkpoint files of the first level.
+    The entries are runs and archives three levels deep, top levels first, and the folders and checkpoint
+    files of the first level.
     """
     found: dict[Path, Entry] = {}
     waiting, n_hidden = [(folder, 0) for folder in folders], 0
-    for folder, depth in waiting:  # It grows.
+    for folder, depth in waiting:  # The list grows during the loop.
         with contextlib.suppress(OSError):
             listing = list_folder(folder)
             n_hidden += listing.n_hidden
@@ -57,7 +57,7 @@ def shelf(folders: Sequence[Path]) -> tuple[pd.DataFrame, int]:
 
 
 def _row(entry: Entry) -> dict[str, Any]:
-    """Return the line of an entry; what cannot be read is listed with the reason."""
+    """Return the row of an entry; an unreadable one is listed with the reason."""
     row: dict[str, Any] = {"path": entry.path, "kind": entry.kind, "bytes on disk": entry.nbytes}
     if entry.kind not in _READ:
         return row
@@ -88,7 +88,7 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 
 def last_metric(shown: Subject) -> tuple[str, float | None]:
-    """Return the last value of the most telling metric: a validation loss before another loss.
+    """Return name and last value of the main metric; a validation loss precedes another loss.
 
     The name is empty if nothing was logged.
     """

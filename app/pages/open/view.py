@@ -1,4 +1,4 @@
-"""Open: choose the run or archive that the other places are about."""
+"""Open: choose the run or archive for the other places."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def render() -> None:
     _addresses()
     folded("Drop files", ":material/upload_file:", "open.drop", _drop, expanded=bool(services.dropped()))
     ending.requests([Inspect(current or "RUN")])
-    with table:  # Last: reading all headers takes a while.
+    with table:  # Last, since reading all headers takes a while.
         runs.show(_open)
 
 
 def _open(path: Path | str) -> None:
-    """Open a path and leave the page; stay here and say why if that fails."""
+    """Open a path and leave the page; on failure, stay and show the reason."""
     _show(lambda: services.load_subject(str(path)))
 
 
@@ -73,7 +73,7 @@ def _show(load: Callable[[], Subject]) -> None:
 
 
 def _path_form() -> None:
-    """Take a typed path; a form, so that nothing is opened while it is being typed."""
+    """Draw the path field as a form, so that nothing opens while the user types."""
     with st.form("path", border=False, enter_to_submit=True):
         with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
             label = "Path of a run, checkpoint or archive"
@@ -89,7 +89,7 @@ def _path_form() -> None:
 
 
 def _at_hand() -> None:
-    """Offer the bundled runs, and what was opened lately and still exists."""
+    """Offer the bundled runs, and recent ones that still exist."""
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         for sample in services.samples():
             label = f"Sample: {fmt.markdown(sample.name)}"
@@ -111,7 +111,7 @@ def _at_hand() -> None:
 
 
 def _sample_text(sample: Path) -> str:
-    """Say what a sample is; its headers are read once and cached."""
+    """Describe a sample from its headers, which are cached."""
     try:
         subject = services.load_subject(str(sample))
     except ServiceError as error:
@@ -121,7 +121,7 @@ def _sample_text(sample: Path) -> str:
 
 
 def _is_openable(path: str) -> bool:
-    """Return whether a remembered path still exists inside of the roots; an address is not asked."""
+    """Return whether a recent path still exists inside the roots; an address is not checked."""
     try:
         found = services.resolve(path)
         return isinstance(found, Address) or services.place_of(found).exists()
@@ -130,7 +130,7 @@ def _is_openable(path: str) -> bool:
 
 
 def _addresses() -> None:
-    """Offer the addresses that may be opened, and their content; reads names alone."""
+    """Offer the allowed addresses and their content; only names are read."""
     if not settings().addresses:
         return
     with section("In buckets"):
@@ -147,8 +147,8 @@ def _addresses() -> None:
 
 
 def _drop() -> None:
-    """Take files that are dropped, and list those that were."""
-    # Another key empties the area: what was written need not stay in memory.
+    """Accept dropped files, and list earlier ones."""
+    # A new key empties the area, so that the written files leave memory.
     turn = st.session_state.setdefault(_DROPS, 0)
     files = st.file_uploader(
         "A packed archive, or the checkpoints of one run", accept_multiple_files=True, key=f"drop.{turn}"
@@ -174,7 +174,7 @@ def _drop() -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove dropped files; the page begins again, since its list was drawn."""
+    """Remove dropped files and rerun the page, whose list is already drawn."""
     try:
         services.forget_dropped(folder)
     except ServiceError as error:

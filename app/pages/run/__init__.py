@@ -1,1 +1,1 @@
-"""The place Run: the map, the bits, and writing an archive."""
+"""The place Run: the map, the bits, and the card that writes an archive."""

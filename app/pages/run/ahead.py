@@ -1,4 +1,4 @@
-"""Loading ahead: what a first look inside of a tensor needs, in the background, once the page is drawn."""
+"""Prefetch: load in the background the code and files that the first look at a tensor needs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from inshrink_core.errors import InshrinkError
 _log = logging.getLogger(__name__)
 
 _DELAY_SECONDS = 3.0
-"""The page is drawn first."""
+"""Delay until the page is drawn."""
 
 
 def warm_up(subject: Subject) -> None:
-    """Load the slow parts of the engine in the background, so that a first look inside need not wait.
+    """Load the slow parts of the engine in the background, so that the first look at a tensor is quick.
 
-    Of the run itself headers alone are read: the codecs are tried on a bundled sample.
+    Only headers of the run are read; the codecs are tried on a bundled sample.
     """
     _warm_up(str(subject.path), subject)
 
@@ -38,18 +38,18 @@ def _warm_up(path: str, _subject: Subject) -> threading.Timer:
 
 
 def _load_ahead(subject: Subject) -> None:
-    """Open the run, and have the codecs loaded and compiled."""
+    """Open the run, and load and compile the codecs."""
     try:
         engine_of(subject)
         for sample in samples()[:1]:
             _try_codecs(str(sample))
     except (InshrinkError, ServiceError, OSError, RuntimeError) as error:
-        # RuntimeError: the explorer is ending, and nothing may be started any more.
+        # RuntimeError: the explorer is ending and starts no more threads.
         _log.info("nothing was loaded ahead: %s", error)
 
 
 def _try_codecs(path: str) -> None:
-    """Look into the smallest matrix of a run with those codecs that take long to load."""
+    """Encode the smallest matrix of a run with the codecs that take long to load."""
     run = inshrink_core.open(path)
     step = run.steps[-1]
     matrices = (spec for spec in run[step].specs if spec.role == "weight" and len(spec.shape) >= 2)

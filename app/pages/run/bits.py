@@ -1,4 +1,4 @@
-"""The drawer Bits: bits for every layer, by hand or by a search, and what they cost."""
+"""The drawer Bits: bits of every layer, by hand or by a search, and their cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from inshrink_app.widgets.modules import Node
 
 _TABLE, _HANDLE, _CHART, _POINTS = "bits.layers", "bits.handle", "bits.curve", "bits.points"
 _STEP = 2.0
-"""A click halves or doubles a step size, which is worth about a bit a weight."""
+"""A click halves or doubles a step size, which changes about one bit per weight."""
 
 _TABLE_HEIGHT, _SHARE_WIDTH = 340, 105
 _LABEL_WIDTH = 60
@@ -39,7 +39,7 @@ _COLUMNS = {
     "restore cost": "restore_cost",
     "steps": "n_steps",
 }
-"""Columns of the table of points: heading, and the field of a `SearchPoint`."""
+"""Columns of the table of points: heading, and field of a `SearchPoint`."""
 
 
 def show(board: Board, nodes: Sequence[Node], tensors: Sequence[str], ticked: Sequence[str]) -> None:
@@ -48,9 +48,9 @@ def show(board: Board, nodes: Sequence[Node], tensors: Sequence[str], ticked: Se
     Parameters
     ----------
     board
-        What is known.
+        The state of the place.
     nodes, tensors, ticked
-        The rows of the map, the names of the tensors that they count, and the rows that are ticked.
+        The rows of the map, the names of their tensors, and the ticked rows.
     """
     search.show(board)
     _estimates(board)
@@ -72,7 +72,7 @@ def show(board: Board, nodes: Sequence[Node], tensors: Sequence[str], ticked: Se
 
 
 def _estimates(board: Board) -> None:
-    """Draw how far the estimates of the layers are, or offer them."""
+    """Draw the progress of the estimates of layers, or offer to start them."""
     job = board.estimating
     if job_card.settled(job, "") and board.rates is None and boards.number_of(board.codec) is not None:
         is_calibrated = any(not point.is_estimated for point in board.points)
@@ -82,14 +82,14 @@ def _estimates(board: Board) -> None:
 
 
 def rows_of(layers: Layers, nodes: Sequence[Node], tensors: Sequence[str]) -> tuple[Node, ...]:
-    """Return the rows of the map with the places of their tensors among those that were estimated.
+    """Return the rows of the map with the positions of their tensors among the estimated ones.
 
     Parameters
     ----------
     layers
-        What was estimated.
+        The estimated layers.
     nodes, tensors
-        The rows of the map, and the names of the tensors that they count.
+        The rows of the map, and the names of their tensors.
     """
     keys = {row.name: row.key for row in layers.shown.model_tensors}
     known = {key: place for place, key in enumerate(layers.rates.keys)}
@@ -102,13 +102,13 @@ def rows_of(layers: Layers, nodes: Sequence[Node], tensors: Sequence[str]) -> tu
 
 
 def _show_handles(layers: Layers) -> None:
-    """Draw what moves all layers: the number along the curve, and the best bits for this size."""
+    """Draw the controls of all layers: the position on the curve, and the best bits for this size."""
     number = boards.number_of(layers.rates.codec)
     if number is None or number.within is None:
         return
     low, high = (round(2 * math.log2(end)) for end in number.within)
     options = [float(f"{2.0 ** (half / 2):.3g}") for half in range(low, high + 1)]
-    # The geometric mean of the numbers, by the size of the tensors.
+    # The geometric mean of the parameters, weighted by the sizes of the tensors.
     sizes = layers.rates.sizes / layers.rates.sizes.sum()
     middle = math.exp(float(np.log(np.asarray(layers.values)) @ sizes))
     nearest = min(range(len(options)), key=lambda place: abs(math.log(options[place] / middle)))
@@ -131,7 +131,7 @@ def _show_handles(layers: Layers) -> None:
 
 
 def _show_table(layers: Layers, rows: Sequence[Node], ticked: Sequence[str]) -> None:
-    """Draw the layers, with buttons in each line and for those that are picked."""
+    """Draw the layers, with buttons in each row and for the picked rows."""
     rates = layers.rates
     picked = {place for row in rows if row.name in ticked for place in row.members}
     actions: dict[str, tuple[str, str, int, str | None, Callable[[Collection[int]], None]]] = {
@@ -190,14 +190,14 @@ def _show_table(layers: Layers, rows: Sequence[Node], ticked: Sequence[str]) -> 
 
 
 def _weight(shown: Subject) -> tuple[str, str]:
-    """Return what the proxy weights errors with: in a word, and in full."""
+    """Return the weight that the proxy gives errors: as one word, and in full."""
     if services.told_metrics(shown)[0] == "fisher":
         return "Sensitivity", "Fisher (Adam's second moment)"
     return "Movement", "squared movement, as the checkpoints hold no second moments of Adam's"
 
 
 def _frame(layers: Layers, rows: Sequence[Node], weight: str) -> pd.DataFrame:
-    """Return the table: shares are of all layers, whichever are shown."""
+    """Return the table. Shares are of all layers, including hidden ones."""
     rates, locked = layers.rates, layers.now.locked
     bits = layers.predicted.bits * rates.sizes
     carried = np.nan_to_num(rates.sensitivities * rates.sizes, nan=0.0)
@@ -226,7 +226,7 @@ def _frame(layers: Layers, rows: Sequence[Node], weight: str) -> pd.DataFrame:
 
 
 def _show_curve(board: Board) -> None:
-    """Draw size against error; while a search runs, its trials as they arrive."""
+    """Draw size against error; during a search, its trials as they arrive."""
     job = board.search
     if job is not None and job.is_running:
         st.fragment(_live, run_every=2 * job_card.POLL_SECONDS)(board, job.job_id)
@@ -272,7 +272,7 @@ def _draw_curve(board: Board) -> None:
 
 
 def _notes(board: Board) -> list[str]:
-    """Say how the curve is to be read."""
+    """Return notes on how to read the curve."""
     notes = ["Click a point to edit its bits."]
     rates, bound = board.rates, board.now.bound
     if rates is not None and (rates.n_measured or rates.is_calibrated):
@@ -297,7 +297,7 @@ def _clicked(board: Board) -> None:
 
 
 def load(board: Board, place: int) -> None:
-    """Edit the configuration of a point from now on."""
+    """Load the configuration of a point for editing."""
     state.clicked()
     point = board.points[place] if 0 <= place < len(board.points) else None
     if point is not None and point.config:
@@ -309,7 +309,7 @@ def load(board: Board, place: int) -> None:
 
 
 def _show_points(board: Board) -> None:
-    """List every configuration; a row loads it, as a click on its point does."""
+    """List every configuration; a row loads it, like a click on its point."""
     points = board.points
     if not points:
         st.caption("Nothing was measured or estimated yet.")
@@ -334,7 +334,7 @@ def _show_points(board: Board) -> None:
 
 
 def _verdict(found: Searched, point: SearchPoint) -> str:
-    """Say in a few words what a configuration is."""
+    """Return the state of a configuration in a few words."""
     if point.is_estimated:
         return "not measured"
     if point.name:
@@ -347,7 +347,7 @@ def _verdict(found: Searched, point: SearchPoint) -> str:
 
 
 def _settings(board: Board) -> None:
-    """Draw the configuration as a file: to be edited, pasted or taken away."""
+    """Draw the configuration as a file to edit, paste or copy."""
     shown, now = board.shown, toml_text(board.config)
     text = st.text_area(
         "Configuration, as inshrink.toml has it", now, height=220, key=f"bits.text.{hash(now)}"

@@ -1,4 +1,4 @@
-"""The state of the place Run: what is chosen for a run, what is known of its bits, and what they cost."""
+"""The state of the place Run: the choices for a run, the known figures of its bits, and their cost."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ COSTS: Mapping[str, str] = {
     "drop": "Largest drop",
     "divergence": "Divergence",
 }
-"""What may be bounded, and its heading."""
+"""Figures that may be bounded, and their headings."""
 
 
 class Figures(NamedTuple):
-    """What an archive takes and costs.
+    """Size and cost of an archive.
 
     Parameters
     ----------
     basis
         `MEASURED` or `ESTIMATED`.
     nbytes, ratio, bits
-        Bytes of the archive, raw bytes over them, and stored bits of a weight; None where not known.
+        Bytes of the archive, raw bytes divided by them, and stored bits per weight; None if unknown.
     restore_cost, drop, divergence
-        Of the worst step; None where not known.
+        Figures of the worst step; None if unknown.
     """
 
     basis: str
@@ -63,26 +63,26 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """What is known of a run and its bits.
+    """The state of a run and its bits.
 
     Parameters
     ----------
     intent
-        The run, what is chosen for it, and the evaluator that may run.
+        The run, its choices, and the evaluator that may run.
     codec
         The codec whose bits are edited.
     search, found
-        The newest search, and its results; without one, what is asked for.
+        The newest search and its results; without one, the request and empty results.
     points
-        Everything that was measured or estimated.
+        All measured and estimated configurations.
     rates
-        What each tensor costs, calibrated; None while that is not known.
+        Calibrated cost of each tensor; None if unknown.
     estimating, trial
-        The jobs that estimate levels of bits, and that try two steps; None where they were not begun.
+        The jobs that estimate levels of bits and try two steps; None before their start.
     tried
         The result of the trial; None before.
     writing, written
-        The job that writes an archive, and what it made; None without one.
+        The job that writes an archive, and its result; None without one.
     """
 
     intent: Intent
@@ -104,7 +104,7 @@ class Board:
 
     @property
     def now(self) -> Chosen:
-        """What is chosen for the run."""
+        """The choices for the run."""
         return self.intent.now
 
     @property
@@ -119,7 +119,7 @@ class Board:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration that is edited, or the default of the codec."""
+        """The configuration being edited, or the codec's default."""
         if self.now.config:
             return dict(self.now.config)
         return {"codec": self.codec, "settings": dict(list(codec_settings(self.codec).items())[:1])}
@@ -131,7 +131,7 @@ class Board:
 
     @property
     def figure(self) -> str:
-        """The figure by which bits are judged: the bounded one, else what is known of them."""
+        """The figure that rates configurations: the bounded one, else one that is known."""
         kind = self.now.bound.kind
         if kind == "restore_cost":
             return kind if self.cost_per_nat is not None else "divergence"
@@ -139,19 +139,19 @@ class Board:
 
     @property
     def limit(self) -> float | None:
-        """The bound on `figure`; None where another figure is bounded."""
+        """The bound on `figure`; None if another figure is bounded."""
         return self.now.bound.value if self.figure == self.now.bound.kind else None
 
     @functools.cached_property
     def cost_per_nat(self) -> float | None:
-        """The restore cost of a nat of divergence, from the points of which both were measured."""
+        """Restore cost per nat of divergence, from points at which both were measured."""
         pairs = [(point.restore_cost, point.divergence) for point in self.points if not point.is_estimated]
         factors = [cost / divergence for cost, divergence in pairs if cost and divergence]
         return statistics.median(factors) if factors else None
 
     @functools.cached_property
     def layers(self) -> Layers | None:
-        """The bits of each layer as they are edited; None before they are estimated."""
+        """The edited bits of each layer; None before they are estimated."""
         expected = predicted(self.shown, self.rates, self.config)
         if self.rates is None or expected is None:
             return None
@@ -161,13 +161,13 @@ class Board:
 
     @functools.cached_property
     def figures(self) -> Figures | None:
-        """What the archive that is chosen takes and costs; None where nothing is known."""
+        """Size and cost of the chosen archive; None if unknown."""
         return self.figures_of(self.now.config)
 
     def figures_of(self, config: Mapping[str, Any]) -> Figures | None:
-        """Return what a configuration takes and costs; an empty one: of steps that keep the bound each.
+        """Return size and cost of a configuration; an empty one means steps that each keep the bound.
 
-        A configuration that was measured is measured; else it is estimated. None where nothing is known.
+        The figures are measured if the configuration was measured, else estimated. None if unknown.
         """
         intent = self.intent._replace(now=replace(self.now, config=config))
         made = self.written
@@ -199,7 +199,7 @@ class Board:
         return self._of_weights(ESTIMATED, expected.ratio_weights, expected.ratio_total, costs)
 
     def _automatic(self) -> Figures | None:
-        """Return what is known of an archive whose steps keep the bound each, as two steps were tried."""
+        """Return the estimate of an archive whose steps each keep the bound, from the trial of two steps."""
         row = None if self.tried is None else self.tried["rows"].get(self.now.keep)
         if row is None:
             return None
@@ -212,7 +212,7 @@ class Board:
     def _of_weights(
         self, basis: str, ratio: float, total: float | None, costs: Mapping[str, float | None]
     ) -> Figures:
-        """Return figures from the ratio of the weights, and of everything where that is stored."""
+        """Return figures from the ratio of the weights, and from the total ratio if it is stored."""
         n_steps = len(self.shown.steps)
         weights = n_steps * weight_bytes(self.shown)
         n_weights = n_steps * sum(row.numel for row in self.shown.model_tensors)
@@ -223,7 +223,7 @@ class Board:
         return Figures(basis, nbytes, self.raw_nbytes / nbytes if nbytes else None, bits, **costs)
 
     def course(self, figure: str) -> list[float]:
-        """Return a figure of the uniform settings along the curve; NaN where it is not known."""
+        """Return a figure of uniform settings along the curve; NaN where unknown."""
         if self.rates is None:
             return []
         if figure != "restore_cost":
@@ -233,14 +233,14 @@ class Board:
 
 
 class Layers(NamedTuple):
-    """The bits of each layer as they are edited, and the changes that buttons make.
+    """The edited bits of each layer, and the changes that buttons make.
 
     Parameters
     ----------
     shown, now, config
-        The run, what is chosen for it, and the configuration that is edited.
+        The run, its choices, and the configuration being edited.
     rates, values, predicted
-        What tensors cost, the number of each, and what these come to.
+        The cost of the tensors, the tunable parameter of each, and the predicted result.
     """
 
     shown: Subject
@@ -251,7 +251,7 @@ class Layers(NamedTuple):
     predicted: Predicted
 
     def scale(self, members: Collection[int], factor: float) -> None:
-        """Make tensors coarser or finer, but for those that are locked, within what the codec allows."""
+        """Scale the parameter of unlocked tensors, within the limits of the codec."""
         number = number_of(str(self.config["codec"]))
         low, high = (0.0, math.inf) if number is None or number.within is None else number.within
         changed = list(self.values)
@@ -261,26 +261,26 @@ class Layers(NamedTuple):
         self.take(changed)
 
     def take(self, values: Sequence[float]) -> None:
-        """Take in other numbers."""
+        """Set the parameters of all tensors."""
         state.clicked()
         config = with_allocation(self.shown, self.config, self.rates.keys, values)
         services.change_bits(self.shown, config, "by hand")
 
     def toggle(self, members: Collection[int]) -> None:
-        """Lock tensors, or unlock them where all are locked."""
+        """Lock tensors, or unlock them if all are locked."""
         state.clicked()
         keys = {self.rates.keys[place] for place in members}
         locked = self.now.locked - keys if keys <= self.now.locked else self.now.locked | keys
         services.choose(self.shown, locked=frozenset(locked))
 
     def distribute(self) -> None:
-        """Give unlocked tensors the best bits for the size that they take."""
+        """Give unlocked tensors the best bits for their present total size."""
         is_locked = [key in self.now.locked for key in self.rates.keys]
         self.take(self.rates.distribute(self.predicted.nbytes, self.values, is_locked))
 
 
 def gather(shown: Subject, now: Chosen, judge: EvaluatorCode | None, device: str) -> Board:
-    """Gather what is known, and begin estimates once the reader asked for the run."""
+    """Collect the state of a run, and start estimates once the user asked for the run."""
     codec = str(now.config.get("codec", "")) or DEFAULT_CODEC
     linked = services.linked_job(state.choice_text("job"), "run", shown.path)
     search = linked if linked is not None and linked.verb == "search" else None
@@ -291,7 +291,7 @@ def gather(shown: Subject, now: Chosen, judge: EvaluatorCode | None, device: str
         before = services.searched_before(shown, search)
         found = before or services.searched(search, services.steps_of(search, shown))
     trial, tried = _trial(Intent(shown, now, judge, device))
-    if tried is not None and tried.get("evaluator_failed"):  # Known figures stay; it is not asked again.
+    if tried is not None and tried.get("evaluator_failed"):  # Known figures stay; it is not tried again.
         judge = None
     steps = found.steps or shown.steps
     measured = (*found.points, *_measured(shown, steps, judge, found))
@@ -315,12 +315,12 @@ def gather(shown: Subject, now: Chosen, judge: EvaluatorCode | None, device: str
 
 
 def may_begin() -> bool:
-    """Whether trials and estimates begin by themselves: once the reader asked for the run."""
+    """Return whether trials and estimates may start by themselves: once the user asked for the run."""
     return state.was_asked_for()
 
 
 def _trial(intent: Intent) -> tuple[Job | None, Mapping[str, Any] | None]:
-    """Return the trial of two steps, begun where nothing is known and the reader asked for the run."""
+    """Return the trial of two steps and its result; start it if needed and the user asked for the run."""
     known = intent.known_estimate()
     if known is not None:
         return None, known
@@ -340,7 +340,7 @@ def _trial(intent: Intent) -> tuple[Job | None, Mapping[str, Any] | None]:
 def _measured(
     shown: Subject, steps: Sequence[int], judge: EvaluatorCode | None, found: Searched
 ) -> tuple[SearchPoint, ...]:
-    """Return what was measured of these steps beside the search."""
+    """Return measurements of these steps beyond the search."""
     archives = services.measured_archives(shown, judge, steps)
     if judge is None:
         return archives
@@ -351,7 +351,7 @@ def _measured(
 def _rates_of(
     shown: Subject, steps: Sequence[int], codec: str, *, is_calibrated: bool
 ) -> tuple[Rates | None, Job | None]:
-    """Return what each tensor costs, and the job that estimates it; again once trials calibrate it."""
+    """Return the cost of each tensor, and the job that estimates it; repeated once trials calibrate it."""
     work = services.estimating_work(shown, steps, codec, is_calibrated=is_calibrated)
     job = services.job_of(work)
     if may_begin() and weight_bytes(shown) <= ASK_ABOVE_BYTES:
@@ -360,14 +360,14 @@ def _rates_of(
         elif job.state == "interrupted":
             job = services.resume_job(job)
     found = rates_from(shown, job, codec)
-    if found is None and is_calibrated:  # Those from before anything was measured, in the meantime.
+    if found is None and is_calibrated:  # Uncalibrated estimates serve in the meantime.
         earlier = services.job_of(services.estimating_work(shown, steps, codec, is_calibrated=False))
         found, job = rates_from(shown, earlier, codec), job or earlier
     return found, job
 
 
 def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a configuration with the defaults of its codec, as archives have it; None of no codec here."""
+    """Return a configuration with its codec's defaults, like archives; None if the codec is not installed."""
     with contextlib.suppress(ServiceError):
         settings = {**codec_settings(str(config["codec"])), **config.get("settings", {})}
         return {"codec": config["codec"], "settings": settings, "override": list(config.get("override", ()))}
@@ -375,7 +375,7 @@ def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def number_of(codec: str) -> Knob | None:
-    """Return the number that sets a codec's precision; None of a codec without, or with several settings."""
+    """Return the parameter that sets a codec's precision; None if the codec has none or several settings."""
     with reported():
         tuning = get_codec(codec).tuning
     return tuning.knob if tuning is not None and tuning.knob.within is not None else None
@@ -387,7 +387,7 @@ def weight_bytes(shown: Subject) -> int:
 
 
 def rates_from(shown: Subject, job: Job | None, codec: str) -> Rates | None:
-    """Return what each tensor costs from fine to coarse, from the estimates of a finished job; else None."""
+    """Return the cost of each tensor from fine to coarse, from a finished job of estimates; else None."""
     number = number_of(codec)
     if job is None or job.state != "finished" or number is None:
         return None
@@ -405,21 +405,21 @@ def _rates(job_id: str, path: str, setting: str, _job: Job, _specs: Sequence[Ten
 
 
 def calibrated(shown: Subject, rates: Rates, points: Sequence[SearchPoint]) -> Rates:
-    """Return rates whose quality passes through what was measured with their codec.
+    """Return rates whose quality passes through the measurements with their codec.
 
     Parameters
     ----------
     shown, rates
-        The run, and what its tensors cost.
+        The run, and the cost of its tensors.
     points
-        Measured and estimated ones; of a chain that was given up, the worst step is not known.
+        Measured and estimated points. The worst step of an abandoned chain is unknown.
     """
     from inshrink_core.search.rates import MeasuredAllocation
 
     measured = []
     for point in points:
         if point.is_complete and not point.is_estimated and point.config.get("codec") == rates.codec:
-            # An archive may be of another codec version, or of other tensors.
+            # An archive may have another codec version, or other tensors.
             with contextlib.suppress(ServiceError, KeyError):
                 numbers = numbers_of(shown, point.config)
                 values = [numbers[key] for key in rates.keys]
@@ -428,19 +428,19 @@ def calibrated(shown: Subject, rates: Rates, points: Sequence[SearchPoint]) -> R
 
 
 def predicted(shown: Subject, rates: Rates | None, config: Mapping[str, Any]) -> Predicted | None:
-    """Return what rates predict of a configuration.
+    """Return the prediction of rates for a configuration.
 
     Parameters
     ----------
     shown, rates
-        The run, and what its tensors cost, if that is known.
+        The run, and the cost of its tensors, if known.
     config
         The configuration.
 
     Returns
     -------
     Predicted or None
-        None where it is of another codec, or sets more than the number of the codec.
+        None if it is of another codec, or sets more than the codec's parameter.
 
     Raises
     ------
@@ -459,7 +459,7 @@ def predicted(shown: Subject, rates: Rates | None, config: Mapping[str, Any]) ->
 
 
 def numbers_of(shown: Subject, config: Mapping[str, Any]) -> Mapping[str, float]:
-    """Return the number that a configuration gives each weight and buffer, by its key.
+    """Return the parameter that a configuration gives each weight and buffer, by its key.
 
     Raises
     ------
@@ -484,18 +484,18 @@ def _numbers(text: str, specs: tuple[TensorSpec, ...]) -> Mapping[str, float]:
 def with_allocation(
     shown: Subject, config: Mapping[str, Any], keys: Sequence[str], values: Sequence[float]
 ) -> dict[str, Any]:
-    """Return a configuration that gives each tensor its number, and is otherwise as it was.
+    """Return a configuration with a parameter for each tensor, and all else unchanged.
 
     Parameters
     ----------
     shown, config
         The run, and the configuration.
     keys, values
-        Tensors and their numbers; others stay as they are.
+        Tensors and their parameters; others keep theirs.
 
     Notes
     -----
-    The number that most of the values have becomes that of all, and the rest are overrides.
+    The most frequent value becomes the common one, and the rest become overrides.
     """
     number = number_of(str(config["codec"]))
     if number is None:

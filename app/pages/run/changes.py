@@ -1,4 +1,4 @@
-"""Two steps of a run, and two runs: how a metric differs, and how far the weights moved."""
+"""Comparison of two steps or of two runs: differences of a metric, and movement of the weights."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _PATH_WIDTH, _NAME_WIDTH = 90, 30
 
 
 class Changes(NamedTuple):
-    """How a metric differs: tensors, the largest change at the last step first.
+    """Differences of a metric by tensor, the largest change at the last step first.
 
     Parameters
     ----------
     table
-        Each value as a multiple of what it is compared with; NaN where one of the two is not positive.
+        Quotients of values and their reference; NaN where one of the two is not positive.
     first, second
-        What each tensor is compared by: the values at both steps, or of both runs at the last common step.
+        The compared values of each tensor: at both steps, or of both runs at the last common step.
     only_first, only_second
-        Tensors that only one of the two has.
+        Tensors that only one side has.
     """
 
     table: Sensitivity
@@ -51,7 +51,7 @@ class Changes(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the tensors."""
+        """Names of the tensors."""
         return tuple(row.name for row in self.table.rows)
 
 
@@ -61,11 +61,11 @@ def between_steps(table: Sensitivity, statistic: str, first: int, second: int) -
     Parameters
     ----------
     table
-        One metric.
+        Table of one metric.
     statistic
         A key of its values.
     first, second
-        Any two steps of it, in any order.
+        Any two of its steps, in any order.
     """
     values = table.values[statistic]
     a, b = table.steps.index(first), table.steps.index(second)
@@ -95,7 +95,7 @@ def between_runs(mine: Sensitivity, other: Sensitivity, statistic: str) -> Chang
 
 
 def _compared(table: Sensitivity, statistic: str, first: NDArray[np.float32], at: int) -> Changes:
-    """Divide values by others, and put the largest change at a column first, in either direction."""
+    """Divide values by a reference, and sort by the change at a column in either direction."""
     second = table.values[statistic].astype(np.float64)
     first = np.broadcast_to(first.astype(np.float64), second.shape)
     if not table.steps:
@@ -156,7 +156,7 @@ def _table_of(found: Changes, first: str, second: str) -> pd.DataFrame:
 
 
 def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str) -> None:
-    """Compare any two steps of a run: a metric by tensor, and how far the weights moved.
+    """Compare any two steps of a run: a metric by tensor, and the movement of the weights.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
     tables
         A metric by grouping.
     statistic
-        What of its values counts.
+        The compared statistic.
     """
     table = tables["tensor"]
     if len(table.steps) < 2:
@@ -188,7 +188,7 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
 
 
 def _steps(steps: Sequence[int]) -> tuple[int, int]:
-    """Draw the two pickers, beginning with the link; by default the first and the last step."""
+    """Draw the two pickers, which start with the link's steps, else with the first and the last one."""
     labels = {str(step): fmt.count(step) for step in steps}
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         first = one_of_many("steps", "From step", _FIRST, labels, str(steps[0]), width=170)
@@ -203,7 +203,7 @@ def _swap() -> None:
 
 
 def _moved(shown: Subject, first: int, second: int) -> Moved | None:
-    """Measure the movement of the weights; ask first where much must be read."""
+    """Measure the movement of the weights; ask first if it reads much."""
     asked, cost = f"diff.asked.{shown.path}", services.diff_cost(shown)
     if not allowed(asked, cost, "Measure movement", ":material/play_arrow:"):
         return None
@@ -240,7 +240,7 @@ def _steps_table(found: Changes, moved: Moved | None, steps: tuple[int, int], la
 
 
 Measured = Callable[[Subject], Mapping[str, Sensitivity] | None]
-"""Returns a metric of a run by grouping, or draws how to come to it."""
+"""Return a metric of a run by grouping, or draw how to measure it."""
 
 
 def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, measured: Measured) -> None:
@@ -253,7 +253,7 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
     tables
         A metric of it by grouping.
     statistic
-        What of its values is compared.
+        The compared statistic.
     measured
         Measures the same metric of the second run.
     """
@@ -294,12 +294,12 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
 
 
 def _other(shown: Subject) -> Subject | None:
-    """Let the reader choose the second run, from recent ones, neighbours and samples."""
+    """Let the user choose the second run from recent ones, neighbours and samples."""
     options = [str(path) for path in services.other_runs(shown)]
     widget = f"runs.{_OTHER}"
     wanted = st.session_state.get(widget) or state.choice_text(_OTHER)
     if wanted not in options and wanted and wanted != str(shown.path):
-        # It was chosen, or a link names it: other runs that were opened since do not displace it.
+        # The user or a link chose it, so runs opened since do not displace it.
         options.append(wanted)
     if not options:
         with section("There is no second run"):
@@ -315,7 +315,7 @@ def _other(shown: Subject) -> Subject | None:
 def _overlaid(
     tensors: Sequence[str], tables: tuple[Sensitivity, Sensitivity], names: Sequence[str], statistic: str
 ) -> None:
-    """Draw tensors in both runs over the steps: the ticked ones, else that which differs most."""
+    """Draw tensors of both runs over the steps: the ticked ones, else the one that differs most."""
     metric = METRICS[tables[0].metric]
     sides = names if names[0] != names[1] else [names[0], f"{names[1]} (second)"]
     panels: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
-"""Size against error in one picture: the curve, the bits that are edited, what was measured, and the bound.
+"""Size against error in one figure: the curve, the edited bits, measurements, and the bound.
 
-No Streamlit here. The point that is edited moves, so the browser's own marks of a selection are not used.
+No Streamlit here. The edited point moves, so the browser's own marks of a selection are not used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEIGHT = 280
 _LABEL_WIDTH, _NAME_WIDTH = 60, 16
 _MOST_TICKS = 6
 _BEYOND = CATEGORICAL[5]
-"""Of bounds, and of what breaks them."""
+"""Colour of bounds, and of points beyond them."""
 
 
 AXES = {
@@ -33,14 +33,14 @@ AXES = {
 
 
 class Marks(NamedTuple):
-    """Lines of the picture.
+    """Lines of the figure.
 
     Parameters
     ----------
     limit, limit_text
-        The bound on what is drawn, and what it is called; None for none.
+        The bound on the drawn figure, and its label; None for none.
     default_ratio, target_ratio
-        Of the weights: what the codec writes without a search, and what a search is to reach.
+        Ratios of the weights: with default settings, and as the target of a search.
     """
 
     limit: float | None = None
@@ -50,7 +50,7 @@ class Marks(NamedTuple):
 
 
 class Here(NamedTuple):
-    """What stands in the editor: its ratio of the weights, the figure, and whether that was measured."""
+    """The edited point: its ratio of the weights, its figure, and whether that was measured."""
 
     ratio: float | None
     value: float | None
@@ -58,7 +58,7 @@ class Here(NamedTuple):
 
 
 _Marked = tuple[int, float | None, float | None, str]
-"""A mark: the place of its point, which a click tells, its ratio and value, and what a hover says."""
+"""A mark: the index of its point (reported by a click), its ratio and value, and its hover text."""
 
 
 def allocation_figure(
@@ -70,26 +70,26 @@ def allocation_figure(
     raw_nbytes: float,
     course: Sequence[float] = (),
 ) -> go.Figure:
-    """Draw the picture.
+    """Draw the figure.
 
     Parameters
     ----------
     points
-        Trials, archives, published codecs and estimates, all of the steps whose size is drawn; trials that
-        were given up are passed over, for they tell neither the size nor the worst of all steps.
+        Trials, archives, published codecs and estimates, all of the same steps. Abandoned trials are omitted,
+        since neither their size nor their worst step is known.
     rates
-        What levels do, calibrated: the curve. Where they are not known, it goes through the estimates.
+        Calibrated rates, which give the curve. If unknown, the curve passes through the estimates.
     here
         The large point.
     figure
-        ``restore_cost`` or ``drop``, in percent, or ``divergence``, in nats; on a logarithmic axis, at whose
-        lower edge stands what is zero or better.
+        ``restore_cost`` or ``drop``, in percent, or ``divergence``, in nats; on a logarithmic axis. Values of
+        zero or below appear at its lower edge.
     marks
         Lines.
     raw_nbytes
-        Of the weights of all steps: sizes are that over ratios.
+        Raw bytes of the weights of all steps; size = raw_nbytes / ratio.
     course
-        The figure along the curve of the rates.
+        The figure along the curve.
     """
     scale = 1.0 if figure == "divergence" else 100.0
     kinds: dict[tuple[str, str, str], list[int]] = {}
@@ -173,7 +173,7 @@ def allocation_figure(
 def _curve(
     points: Sequence[SearchPoint], rates: Rates | None, figure: str, course: Sequence[float]
 ) -> tuple[list[float], list[float], list[int]]:
-    """Return the curve from fine to coarse: ratios, values, and the places of the estimates on it."""
+    """Return the curve from fine to coarse: ratios, values, and the indices of the estimates on it."""
     estimates = [
         (place, point) for place, point in enumerate(points) if point.is_estimated and point.ratio > 0
     ]
@@ -187,7 +187,7 @@ def _curve(
 
 
 def _kind(point: SearchPoint) -> tuple[str, str, str]:
-    """Return what a point is called, its symbol and its colour."""
+    """Return the name of a point's kind, its symbol and its colour."""
     if point.baseline:
         return "Published codecs, measured", "square", CATEGORICAL[3]
     if point.archive:
@@ -198,7 +198,7 @@ def _kind(point: SearchPoint) -> tuple[str, str, str]:
 
 
 def _hover(point: SearchPoint) -> str:
-    """Say everything about a point."""
+    """Return the hover text of a point."""
     nats = "–" if point.divergence is None else f"{fmt.value(point.divergence)} nats"
     names = filter(None, dict.fromkeys([point.name, point.label]))
     return "<br>".join(
@@ -213,9 +213,9 @@ def _hover(point: SearchPoint) -> str:
 
 
 def _line_at(drawn: go.Figure, axis: str, value: float, text: str) -> None:
-    """Draw a line through the whole figure, with its name at the end of it.
+    """Draw a line through the whole figure, with its name at the end.
 
-    Plotly places lines by value, but texts on a logarithmic axis by exponent.
+    Plotly positions lines by value, but texts on a logarithmic axis by exponent.
     """
     other = "y" if axis == "x" else "x"
     drawn.add_shape(
@@ -237,7 +237,7 @@ def _lay_out(drawn: go.Figure, figure: str, ends: tuple[float, float]) -> None:
     lay_out(drawn, _HEIGHT, legend=True)
     drawn.update_layout(hovermode="closest", dragmode="pan", uirevision=figure)
     sizes = [nbytes for trace in drawn.data for nbytes in trace.x if math.isfinite(nbytes)]
-    if sizes and max(sizes) < 2 * min(sizes):  # One point alone stands in an octave to either side.
+    if sizes and max(sizes) < 2 * min(sizes):  # A single point gets an octave on either side.
         sizes = [min(sizes) / 2, *sizes, 2 * max(sizes)]
         drawn.update_xaxes(range=[math.log10(sizes[0]), math.log10(sizes[-1])])
     ticks = log_ticks(sizes, fmt.size)
@@ -260,7 +260,7 @@ def _lay_out(drawn: go.Figure, figure: str, ends: tuple[float, float]) -> None:
 
 
 def clicked_point(points: Sequence[object], n_points: int) -> int | None:
-    """Return which point was clicked; None for nothing, or for nonsense from the browser.
+    """Return the index of the clicked point; None without one, or for invalid data from the browser.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The map as a picture: rows by steps, with training metrics above them. No Streamlit here."""
+"""The map as a figure: rows by steps, with training metrics above. No Streamlit here."""
 
 from __future__ import annotations
 
@@ -34,56 +34,56 @@ from inshrink_core.analysis.profile import Row
 from inshrink_core.analysis.thinning import thinned
 
 MAX_COLUMNS = 100
-"""More columns are thinner than a reader can tell apart on a laptop's screen."""
+"""Largest number of columns; narrower ones cannot be told apart on a laptop's screen."""
 
 _CLIPPED = (1.0, 99.0)
-"""Percentiles between which colours spread: outliers take the colour of the ends."""
+"""Percentiles at the ends of the colour scale; outliers take the end colours."""
 
 _LONGEST_COLORBAR = 420
 
 _ROW_HEIGHTS = ((16, 24), (28, 18), (60, 12), (120, 7), (250, 4), (700, 2), (10**9, 1))
-"""Pixels of a row by how many there are: (at most so many rows, pixels)."""
+"""Pixels of a row by the number of rows: (at most so many rows, pixels)."""
 
 _LETTER_PIXELS = 5.8
-"""Width of a letter of a label, rather more than less; a margin too narrow grows by itself."""
+"""Width of a letter of a label, estimated generously; a margin that is too narrow grows by itself."""
 
 _ROOM_OF_ROWS, _ROOM_OF_COLORBAR, ROOM_OF_STEPS = 55, 70, 66
-"""Pixels beside the letters: boxes, paddings, the bar itself; below, the labels of steps and their title."""
+"""Pixels beside the letters for boxes, paddings and the bar; and below for labels of steps and their title.
+"""
 
 _ROOM_OF_BOXES = 22
-"""Pixels before the names, for the boxes by which rows are ticked."""
+"""Pixels before the names, for the boxes that tick rows."""
 
 _NAME_WIDTH = 34
 MAX_ROW_LABELS = 60
 
 MOST_APART = 60
-"""With more rows or columns there is no line between them."""
+"""With more rows or columns, no line separates them."""
 
 _NARROWEST = 4
-"""Where the closest steps were drawn narrower than a column by more than this factor, columns are counted."""
+"""If the closest steps were narrower than a column by more than this factor, the axis counts columns."""
 
 _RELATIVE = {
     "plain": "{symbol} per weight, {unit}",
     "share": "share of the total",
     "times": "{symbol}, times",
 }
-"""What stands behind the name of a metric, by what its values are relative to."""
+"""Suffix of a metric's name, by the reference of its values."""
 
 
 class StepAxis(NamedTuple):
-    """The columns of a map: steps, neighbours merged where they are many, and gaps for missing ones.
+    """The columns of a map: steps, merged neighbours if they are many, and gaps for missing ones.
 
     Parameters
     ----------
     columns
-        The first place of each column among the steps, and the place after its last; equal for a gap.
+        First index of each column among the steps, and the index after its last; equal for a gap.
     centres
-        Where each column is drawn: at its step if steps are spread evenly enough to be seen, else at its
-        number.
+        Position of each column: its step if steps are spread evenly enough, else its number.
     steps
         The last step of each column.
     is_numeric
-        Whether the axis counts steps.
+        Whether positions are steps.
     """
 
     columns: tuple[tuple[int, int], ...]
@@ -93,7 +93,7 @@ class StepAxis(NamedTuple):
 
     @classmethod
     def of(cls, steps: Sequence[int], missing: Iterable[int] = (), limit: int = MAX_COLUMNS) -> StepAxis:
-        """Lay out ascending steps in at most `limit` columns, and missing ones between them."""
+        """Arrange ascending steps in at most `limit` columns, with missing ones between them."""
         edges = np.linspace(0, len(steps), min(limit, len(steps)) + 1).round().astype(int).tolist()
         columns = [(first, end, steps[end - 1]) for first, end in pairwise(edges)]
         if len(steps) <= limit:
@@ -107,7 +107,7 @@ class StepAxis(NamedTuple):
 
     @property
     def edges(self) -> NDArray[np.float64]:
-        """Where columns begin, and where the last one ends."""
+        """Left edges of the columns, and the right edge of the last one."""
         middles = (self.centres[1:] + self.centres[:-1]) / 2
         if not middles.size:
             return np.asarray([centre + side for centre in self.centres for side in (-0.5, 0.5)])
@@ -120,16 +120,16 @@ class StepAxis(NamedTuple):
         return tuple(column for column, (first, end) in enumerate(self.columns) if first == end)
 
     def column_of(self, place: int) -> int:
-        """Return the column of a step, by the step's place."""
+        """Return the column of a step, by the step's index."""
         return next(column for column, (first, end) in enumerate(self.columns) if first <= place < end)
 
     def place_of(self, column: int) -> int | None:
-        """Return the place of a column's last step; None of a gap."""
+        """Return the index of a column's last step; None for a gap."""
         first, end = self.columns[column]
         return end - 1 if end > first else None
 
     def merged(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return values by column: the mean of what is there, NaN where nothing is."""
+        """Return values by column: the mean of finite values, NaN without any."""
         if len(self.columns) == values.shape[1]:
             return values
         present = np.isfinite(values)
@@ -146,14 +146,14 @@ class StepAxis(NamedTuple):
 
 
 def missing_steps(steps: Sequence[int], unreadable: Iterable[str] = ()) -> tuple[int, ...]:
-    """Return the steps that a run lacks: between others that are equally far apart, and unreadable ones.
+    """Return the missing steps of a run: gaps in a regular spacing, and unreadable steps.
 
     Parameters
     ----------
     steps
-        Ascending.
+        Ascending steps.
     unreadable
-        Names of checkpoints; the last number of each counts, if it is near the steps.
+        Names of checkpoints. The last number of each is its step, if it is near the others.
 
     Examples
     --------
@@ -175,9 +175,9 @@ def missing_steps(steps: Sequence[int], unreadable: Iterable[str] = ()) -> tuple
 
 
 def scaled(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, float]:
-    """Return log10 of values, NaN where there is none, and the ends of the colour scale.
+    """Return log10 of values (NaN where undefined) and the ends of the colour scale.
 
-    Zeros have no logarithm: they take the scale's lower end; the hover tells that they are zero.
+    Zeros have no logarithm and take the scale's lower end; their hover shows zero.
     """
     wide = values.astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -190,7 +190,7 @@ def scaled(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, flo
 
 
 def linear(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, float]:
-    """Return values as they are, and the ends of a scale that begins at zero."""
+    """Return values unchanged, and the ends of a scale that starts at zero."""
     known = values[np.isfinite(values)]
     return values, 0.0, float(known.max()) if known.size else 1.0
 
@@ -203,7 +203,7 @@ def colorbar(text: str, low: float, high: float, room: int, *, is_linear: bool =
 
 
 def _hover(table: Sensitivity, values: NDArray[np.float32], statistic: str, relative: str) -> str:
-    """Return the hover of a cell, in a format for the smallest and the largest of the values."""
+    """Return the hover text of a cell, in a format for the range of the values."""
     metric = METRICS[table.metric]
     if relative == "share":
         return "share = %{customdata[0]:.3~%}"
@@ -214,7 +214,7 @@ def _hover(table: Sensitivity, values: NDArray[np.float32], statistic: str, rela
 
 
 def _row_category(row: Row) -> str:
-    """Return a row's identity, which is also the head of its hover: full name, what it is, its shape."""
+    """Return a row's identity, which is also the head of its hover: full name, kind, shape."""
     if row.shape is None:
         extent = f"{fmt.counted(row.n_tensors, 'tensor')}, {fmt.count(row.numel)} values"
     else:
@@ -240,12 +240,12 @@ def aggregate(table: Sensitivity, groups: Sequence[Node], exact: Sensitivity | N
     Parameters
     ----------
     table
-        By tensor.
+        A metric by tensor.
     groups
-        Of its rows.
+        Groups of its rows.
     exact
-        The same metric by block or layer type: rows of the same name and extent are taken from it, medians
-        and percentiles included. For all others these are means over tensors, weighted by their size.
+        The same metric by block or layer type. Rows of the same name and extent come from it, medians and
+        percentiles included. All other rows are means over tensors, weighted by size.
     """
     rows = tuple(_row_of(table, group) for group in groups)
     members = np.asarray([i for group in groups for i in group.members], np.int64)
@@ -272,14 +272,14 @@ def aggregate(table: Sensitivity, groups: Sequence[Node], exact: Sensitivity | N
 
 
 def _same(rows: Sequence[Row], others: Sequence[Row]) -> dict[int, int]:
-    """Return the places of rows, and those of the others that have the same name and extent."""
+    """Map the index of each row to that of the other row with the same name and extent, if any."""
     known = {(row.name, row.n_tensors): i for i, row in enumerate(others)}
     places = ((place, known.get((row.name, row.n_tensors))) for place, row in enumerate(rows))
     return {place: at for place, at in places if at is not None}
 
 
 def _row_of(table: Sensitivity, group: Node) -> Row:
-    """Describe a group; one of a single tensor looks like that tensor."""
+    """Describe a group; a group of one tensor looks like that tensor."""
     members = [table.rows[i] for i in group.members]
     if len(members) == 1:
         return members[0]._replace(name=group.name)
@@ -299,14 +299,14 @@ def _row_of(table: Sensitivity, group: Node) -> Row:
 
 _LABEL_WIDTH, _FEW_ROWS = 30, 40
 _MAX_STEP_LABELS = 8
-"""Beside the panel there is little room on a small screen."""
+"""Largest number of step labels; the panel beside the map leaves little room on a small screen."""
 
 _CURVE_HEIGHT, _CURVE_GAP = 74, 10
-"""Pixels of a training metric above the cells, and of the room between."""
+"""Pixels of a training metric above the cells, and of the gap between."""
 
 _CURVE_NAME_WIDTH = 12
 _DECADES = 100
-"""A metric that falls further than this is drawn on a logarithmic axis."""
+"""A metric that falls by more than this factor has a logarithmic axis."""
 
 _NO_VALUE = "%{y}<br>no value at this step<extra></extra>"
 
@@ -320,20 +320,20 @@ def heatmap_figure(
     tree: Sequence[tuple[str, str]] = (),
     missing: Sequence[int] = (),
 ) -> go.Figure:
-    """Draw rows by steps, colour by the logarithm of the value.
+    """Draw rows by steps, coloured by the logarithm of the value.
 
     Parameters
     ----------
     table
-        What to draw.
+        The table to draw.
     statistic
         A key of its values.
     relative
-        What the values are relative to (`rows.NORMALISED`), or ``times`` where they are quotients.
+        Reference of the values (`rows.NORMALISED`), or ``times`` for quotients.
     curves
-        Training metrics by name, and their values by step, drawn above on the same axis.
+        Training metrics by name, with values by step, drawn above on the same axis.
     tree
-        Of each row its label in the tree of modules, and its shape; by default names alone.
+        Label in the tree of modules and shape of each row; by default only names.
     missing
         Steps that the run lacks.
     """
@@ -374,7 +374,7 @@ def heatmap_figure(
     labels = [
         (fmt.html(fmt.elided(label, _LABEL_WIDTH)), fmt.html(shape) if shape else "") for label, shape in tree
     ]
-    # Where margins do not hold the labels, the browser draws everything once more.
+    # If margins do not fit the labels, the browser draws everything twice.
     longest = max((len(f"{label}  {shape}") for label, shape in labels), default=0)
     figure.update_layout(
         height=height,
@@ -408,9 +408,9 @@ def heatmap_figure(
 
 
 def _name_rows(figure: go.Figure, labels: Sequence[tuple[str, str]]) -> None:
-    """Write names and shapes beside the rows: names to the left, as a tree stands, and they can be clicked.
+    """Write names and shapes beside the rows; names are left-aligned as a tree and can be clicked.
 
-    The first annotations are the names, one a row as long as all can be read; further ones are not clicked.
+    The first annotations are the names, one per row if all are legible. Later annotations cannot be clicked.
     """
     stride = -(-len(labels) // MAX_ROW_LABELS)
     size = 12 if len(labels) <= _FEW_ROWS else 10
@@ -439,7 +439,7 @@ def _mark_gaps(figure: go.Figure, axis: StepAxis) -> None:
 
 
 def training_loss(log: Mapping[str, Sequence[tuple[int, float]]]) -> str | None:
-    """Return which of the logged metrics is the loss that training minimised; None where none is.
+    """Return the name of the logged training loss; None without one.
 
     Examples
     --------
@@ -453,7 +453,7 @@ def training_loss(log: Mapping[str, Sequence[tuple[int, float]]]) -> str | None:
 
 
 def _course(series: Sequence[tuple[int, float]], axis: StepAxis) -> list[tuple[float, float]]:
-    """Return the finite values of a metric at the steps of the map, as many as can be seen."""
+    """Return the finite values of a metric at the steps of the map, as many as are visible."""
     first, last = (axis.steps[0], axis.steps[-1]) if axis.steps else (0, -1)
     return thinned(
         sorted((step, value) for step, value in series if first <= step <= last and math.isfinite(value)),
@@ -464,7 +464,7 @@ def _course(series: Sequence[tuple[int, float]], axis: StepAxis) -> list[tuple[f
 def _add_curves(
     figure: go.Figure, curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], axis: StepAxis
 ) -> None:
-    """Draw training metrics above the cells, and give them room."""
+    """Draw training metrics above the cells, and make room for them."""
     inner = figure.layout.height - TOOLBAR - ROOM_OF_STEPS
     total = inner + len(curves) * (_CURVE_HEIGHT + _CURVE_GAP)
     figure.update_layout(height=total + TOOLBAR + ROOM_OF_STEPS, yaxis={"domain": [0, inner / total]})

@@ -60,7 +60,7 @@ def _choose(text: str) -> None:
 
 
 def _file(shown: Subject, used: LogChoice | None) -> str | None:
-    """Let a file be chosen, typed or dropped."""
+    """Let the user choose, type or drop a file."""
     turn = st.session_state.setdefault(_DROPS, 0)
     key = f"{_FILE}.{shown.path}"
     uploaded = st.file_uploader(
@@ -71,7 +71,7 @@ def _file(shown: Subject, used: LogChoice | None) -> str | None:
         if stored is not None:
             st.session_state[_DROPS] += 1
             st.session_state[key] = str(stored)
-            st.rerun()  # The area is another one from now on, or the next file would go to this one.
+            st.rerun()  # The area gets a new key, or the next file would go to this one.
     paths = [str(path) for path in services.log_files(shown)]
     chosen = st.session_state.get(key) or (used.file if used is not None else None)
     options = list(dict.fromkeys([*paths, *([chosen] if chosen else [])]))
@@ -93,7 +93,7 @@ def _file(shown: Subject, used: LogChoice | None) -> str | None:
 
 
 def _label(path: str, shown: Subject) -> str:
-    """Return a path relative to the folder of the run; of a dropped file its name."""
+    """Return a path relative to the folder of the run; for a dropped file, its name."""
     if services.is_dropped(Path(path)):
         return f"{Path(path).name} (dropped)"
     folder = shown.place.parent

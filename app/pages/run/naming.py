@@ -1,4 +1,4 @@
-"""Where the steps of a run come from, and a rule for its file names that is tried before it is used."""
+"""The origin of a run's steps, and a pattern for its file names with a preview."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inshrink_app.widgets.layout import answer
 
 
 def show(shown: Subject) -> None:
-    """Draw the rule and what it finds."""
+    """Draw the pattern and the steps that it finds."""
     for note in shown.notes[:1]:
         st.caption(fmt.markdown(fmt.sentence(note)))
     pattern: str = st.text_input(
@@ -48,7 +48,7 @@ def show(shown: Subject) -> None:
 
 
 def _open(path: str) -> None:
-    """Show the run with other steps, where they can be read."""
+    """Show the run with other steps if they can be read."""
     subject = answer(lambda: services.load_subject(path))
     if subject is not None:
         services.remember(subject)

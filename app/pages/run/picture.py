@@ -1,4 +1,4 @@
-"""The map of all rows at all steps, what is picked in it, and the ticked rows as lines."""
+"""The map of all rows at all steps, the selection in it, and the ticked rows as lines."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ Made = TypeVar("Made")
 
 
 def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_partial: bool) -> None:
-    """Draw the map; its figure stays the same while clicks pick and tick in it.
+    """Draw the map. Clicks select and tick without changing its figure.
 
     Parameters
     ----------
     view
         The rows.
     found, ticked
-        What is picked, and the rows that are ticked.
+        The selection, and the ticked rows.
     is_partial
         Whether values are still being measured.
     """
@@ -102,7 +102,7 @@ def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_parti
 
 
 def sentence(shown: Subject, tables: Mapping[str, Sensitivity], level: str) -> None:
-    """Say in words what the map shows; nothing of what is no metric of the engine."""
+    """Draw a sentence that summarises the map, for metrics of the engine only."""
     tensors = tables["tensor"]
     if tensors.metric not in ("fisher", "taylor", "magnitude", "update"):
         return
@@ -119,7 +119,7 @@ def sentence(shown: Subject, tables: Mapping[str, Sensitivity], level: str) -> N
 
 
 def lines(view: View, ticked: Sequence[str]) -> None:
-    """Draw the ticked rows over the steps, in one chart; rows without values are left out."""
+    """Draw the ticked rows over the steps in one chart; rows without values are omitted."""
     tensors, look = view.tensors, view.look
     nodes = [Node(name, places) for name in ticked if (places := rows.tensors_of(tensors, name))]
     if not nodes:
@@ -166,7 +166,7 @@ def lines(view: View, ticked: Sequence[str]) -> None:
 
 
 def remembered(slot: str, of: object, key: Hashable, make: Callable[[], Made]) -> Made:
-    """Return the last result for the very same object and an equal key, or make it."""
+    """Return the last result for the same object and an equal key, or make it."""
     known = st.session_state.get(slot)
     if known is not None and known[0] is of and known[1] == key:
         made: Made = known[2]
@@ -177,14 +177,14 @@ def remembered(slot: str, of: object, key: Hashable, make: Callable[[], Made]) -
 
 
 def _contents(view: View) -> tuple[object, ...]:
-    """Return what the figure shows."""
+    """Return the cache key of the figure."""
     names = tuple(row.name for row in view.table.rows)
     folds = tuple(node.is_open for node in view.nodes)
     return (str(view.shown.path), view.look, view.table.metric, names, folds, view.table.steps)
 
 
 def _named(view: View, place: object) -> None:
-    """Take in a click on the name of a row: a module is closed or opened, a tensor's module is closed."""
+    """Handle a click on the name of a row: toggle a module, or close the module of a tensor."""
     if type(place) is not int or not 0 <= place < len(view.nodes) or not view.is_tree:
         return
     node = view.nodes[place]
@@ -199,7 +199,7 @@ def _named(view: View, place: object) -> None:
 
 
 def _clicked(names: Sequence[str], steps: Sequence[int], axis: StepAxis, value: object) -> None:
-    """Take in a click on a cell."""
+    """Handle a click on a cell."""
     cell = chosen.chosen_cell(value, len(names), len(axis.columns))
     place = None if cell is None else axis.place_of(cell[1])
     if cell is not None and place is not None:
@@ -207,13 +207,13 @@ def _clicked(names: Sequence[str], steps: Sequence[int], axis: StepAxis, value: 
 
 
 def _ticked(run: str, names: Sequence[str], place: object) -> None:
-    """Take in a click on the box before a name."""
+    """Handle a click on the box before a name."""
     if type(place) is int and 0 <= place < len(names):
         chosen.tick(run, names[place])
 
 
 def _marked(view: View, found: Selection | None, axis: StepAxis) -> tuple[tuple[int, ...], int]:
-    """Return the rows and the column of what is selected; no rows where nothing is."""
+    """Return the rows and the column of the selection; no rows without one."""
     places = _rows_of(view, found)
     if found is None or not places:
         return (), 0
@@ -221,7 +221,7 @@ def _marked(view: View, found: Selection | None, axis: StepAxis) -> tuple[tuple[
 
 
 def _rows_of(view: View, found: Selection | None) -> tuple[int, ...]:
-    """Return the rows that show what is selected: itself, what it holds, or the row it lies in."""
+    """Return the rows that show the selection: itself, its parts, or the row that contains it."""
     if found is None:
         return ()
     names = [row.name for row in view.table.rows]
@@ -236,7 +236,7 @@ def _rows_of(view: View, found: Selection | None) -> tuple[int, ...]:
 
 
 def _notes(view: View, axis: StepAxis, *, is_partial: bool) -> list[str]:
-    """Say what the picture does not show by itself."""
+    """Return notes on the picture."""
     table, n_columns = view.table, len(axis.columns)
     values = table.values[view.look.statistic]
     parts = []
@@ -268,7 +268,7 @@ def _notes(view: View, axis: StepAxis, *, is_partial: bool) -> list[str]:
 
 
 def _grey(view: View) -> str:
-    """Say why cells are grey: nothing tells whose the optimizer's state is, or there is nothing."""
+    """Return why cells are grey: the optimizer state is not matched to tensors, or no value exists."""
     lost = int((~np.isfinite(view.tensors.values["mean"])).all(axis=1).sum())
     if lost and (view.table.metric == "fisher" or any(row.is_unattributed for row in view.shown.tensors)):
         return f"Grey: {fmt.counted(lost, 'tensor')} without optimizer state that is known to be theirs."
@@ -276,12 +276,12 @@ def _grey(view: View) -> str:
 
 
 def _hear(word: str, act: Callable[[object], None]) -> None:
-    """Act on a value from the browser, which is untrusted."""
+    """Handle an untrusted value from the browser."""
     act(st.session_state[_CELLS].get(word))
 
 
 def runs_of(places: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the first and last of every run of neighbours in ascending places.
+    """Return the first and last index of every run of consecutive indices.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The rows of the map: which are on screen and in which order, as a table, and the tensors of each."""
+"""The rows of the map: their choice and order, their table, and the tensors of each."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NORMALISED: Mapping[str, str] = {
     "plain": "Per weight",
     "share": "Share of the total",
 }
-"""What values are relative to."""
+"""References of the values."""
 
 ORDERS: Mapping[str, str] = {
     "forward": "Model's order",
     "share": "Largest share first",
 }
-"""How rows are sorted."""
+"""Orders of the rows."""
 
 COLOURS: Mapping[str, str] = {
     "sensitivity": "Sensitivity",
@@ -42,7 +42,7 @@ COLOURS: Mapping[str, str] = {
     "bits": "Bits",
     "error": "Error",
 }
-"""What the map shows; a sensitivity is told by one of several metrics."""
+"""Colours of the map; sensitivity is measured by one of several metrics."""
 
 STATISTICS: Mapping[str, str] = {"mean": "Mean", "p50": "Median", "p99": "99th percentile"}
 
@@ -52,7 +52,7 @@ _RELATIVE_HELP = (
 )
 
 _MOST_ROWS = 5000
-"""More rows than this make the browser slow, and nobody reads them."""
+"""Largest number of rows in the browser; more make it slow."""
 
 _MOST_CURVES = 3
 _TREND_POINTS = 40
@@ -61,16 +61,16 @@ _MOST_LISTED, _LISTED_WIDTH = 8, 40
 
 
 class Look(NamedTuple):
-    """What the reader wants to see of a measurement.
+    """The display options of the map.
 
     Parameters
     ----------
     colour, metric
-        A key of `COLOURS`, and of `METRICS`: of a sensitivity, the metric that tells it.
+        Keys of `COLOURS` and `METRICS`; the metric measures a sensitivity.
     level, statistic, relative, order
-        What a row is (`modules.levels`), and keys of `STATISTICS`, `NORMALISED` and `ORDERS`.
+        The level of rows (`modules.levels`), and keys of `STATISTICS`, `NORMALISED` and `ORDERS`.
     pattern
-        The rows whose names match; all where empty.
+        Filter of row names; empty for all rows.
     curves
         Training metrics above the map.
     """
@@ -86,18 +86,18 @@ class Look(NamedTuple):
 
 
 class View(NamedTuple):
-    """What of a measurement is on screen.
+    """The part of a measurement on screen.
 
     Parameters
     ----------
     shown, tensors, look
-        What was measured, by tensor, and what of it is wanted.
+        The run, its measurement by tensor, and the display options.
     table, plain, nodes
-        The rows as they are drawn, and per weight; and what they are: an open module, then what it holds.
+        The rows as drawn, the same per weight, and their nodes; an open module precedes its parts.
     shares
-        Of each row, what it carries of the total at the last step.
+        Share of each row of the total at the last step.
     is_tree
-        Whether the rows stand as the model has them.
+        Whether the rows follow the tree of modules.
     """
 
     shown: Subject
@@ -111,7 +111,7 @@ class View(NamedTuple):
 
     @property
     def leaves(self) -> tuple[int, ...]:
-        """Places of the rows that hold no other row: every tensor is in one of them."""
+        """Indices of the rows that contain no other row; together they hold every tensor."""
         return tuple(place for place, node in enumerate(self.nodes) if not node.is_open)
 
     @property
@@ -122,7 +122,7 @@ class View(NamedTuple):
 
 
 def controls(shown: Subject) -> Look:
-    """Draw what is shown and how; return it."""
+    """Draw the display options and return them."""
     names = tuple(dict.fromkeys(row.name for row in shown.tensors if row.role == "weight"))
     known = services.told_metrics(shown)
     telling = {key: METRICS[key].label for key in known}
@@ -170,7 +170,7 @@ def controls(shown: Subject) -> Look:
 
 
 def _untold(shown: Subject) -> str:
-    """Say which metrics are not offered, and why; empty where all are."""
+    """Return which metrics are unavailable, and why; empty if all are available."""
     why: dict[str, list[str]] = {}
     for key in services.untold_metrics(shown):
         why.setdefault(METRICS[key].needs, []).append(METRICS[key].label)
@@ -182,17 +182,16 @@ def _untold(shown: Subject) -> str:
 
 
 def normalised(table: Sensitivity, how: str, tensors: Sensitivity | None = None) -> Sensitivity:
-    """Return a table relative to something.
+    """Return a table relative to a reference.
 
     Parameters
     ----------
     table
-        What was measured.
+        The measured table.
     how
-        A key of `NORMALISED`: a share is what the row's parameters carry together (mean times size), of what
-        all rows carry at the step.
+        A key of `NORMALISED`. The share of row i at a step is m_i·n_i / Σ_j m_j·n_j, with mean m and size n.
     tensors
-        All tensors, where the table has only some of the rows.
+        All tensors, if the table has only some of the rows.
 
     Examples
     --------
@@ -213,7 +212,7 @@ def normalised(table: Sensitivity, how: str, tensors: Sensitivity | None = None)
 
 
 def tensors_of(tensors: Sensitivity, layer: str) -> tuple[int, ...]:
-    """Return the places of the tensors that a row stands for: a tensor, a layer type, or a module."""
+    """Return the indices of the tensors of a row: a tensor, a layer type, or a module."""
     for exact in ([row.name for row in tensors.rows], [row.layer_type for row in tensors.rows]):
         if layer in exact:
             return tuple(i for i, name in enumerate(exact) if name == layer)
@@ -234,7 +233,7 @@ def at_level(tables: Mapping[str, Sensitivity], level: str) -> Sensitivity:
 def narrowed(
     shown: Subject, tables: Mapping[str, Sensitivity], look: Look, found: Selection | None = None
 ) -> View:
-    """Return the rows that the filter leaves, in their order; what is selected can be seen."""
+    """Return the filtered rows in order; the selection stays visible."""
     tensors = tables[modules.TENSOR]
     names = [row.name for row in tensors.rows]
     is_tree = look.level != modules.LAYER_TYPE
@@ -264,7 +263,7 @@ def narrowed(
 
 
 def summary(view: View) -> pd.DataFrame:
-    """Return a line for each row: its share of the total and of the size, its values, and their course."""
+    """Return one line per row: its shares of the total and of the size, its values, and their course."""
     table = view.table
     values = table.values[view.look.statistic]
     known = pd.DataFrame(np.where(np.isfinite(values), values, np.nan))
@@ -289,7 +288,7 @@ def summary(view: View) -> pd.DataFrame:
 
 
 def _extent(row: Row) -> str:
-    """Return the shape of a tensor, or how many tensors a row has."""
+    """Return the shape of a tensor, or the number of tensors of a row."""
     return fmt.shape(row.shape) if row.shape is not None else fmt.counted(row.n_tensors, "tensor")
 
 
@@ -299,9 +298,9 @@ def show_table(view: View, ticked: Sequence[str]) -> None:
     Parameters
     ----------
     view
-        What the map shows.
+        The rows of the map.
     ticked
-        The rows that are drawn as lines.
+        The rows drawn as lines.
     """
     run, frame = str(view.shown.path), summary(view)
 
@@ -355,7 +354,7 @@ def long_table(table: Sensitivity) -> pd.DataFrame:
 def show_ranked(
     table: Sensitivity, places: Sequence[int], shares: NDArray[np.float32], at: int, key: str
 ) -> None:
-    """List rows with what each carries at a step, the largest first; a click opens one."""
+    """List rows with the share of each at a step, the largest first; a click opens one."""
     names = [table.rows[place].name for place in places[:_MOST_LISTED]]
     with st.container(gap="xxsmall"):
         for place, name, label in zip(places, names, fmt.elided_all(names, _LISTED_WIDTH), strict=False):
@@ -371,7 +370,7 @@ def show_ranked(
 
 
 def show_group(view: View, found: Selection) -> None:
-    """Offer to open a module in the picture, and list what it or a layer type holds at a step."""
+    """Offer to open a module in the map, and list the tensors of the module or layer type at a step."""
     tensors, at = view.tensors, view.tensors.steps.index(found.step)
     key = normalised(tensors, "share").values["mean"][:, at]
     places = sorted(

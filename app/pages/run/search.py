@@ -1,4 +1,4 @@
-"""A search of the best bits: its options, its progress and its result."""
+"""A search for the best bits: its options, progress and result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MEASURING = "search.measuring"
 
 
 def show(board: Board) -> None:
-    """Draw the button that searches, its options, its progress and its result."""
+    """Draw the search button, its options, progress and result."""
     shown, judge, job = board.shown, board.judge, board.search
     with st.container(horizontal=True, vertical_alignment="center"):
         place = st.container(width="content")
@@ -69,7 +69,7 @@ def _start(shown: Subject, request: Search, judge: EvaluatorCode | None) -> None
 
 
 def _options(shown: Subject, now: Chosen, before: tuple[int, ...]) -> Search:
-    """Draw the options; the bound is the one in the header, unless a ratio is to be reached."""
+    """Draw the options; the bound is the header's, unless the search has a target ratio."""
     fields: dict[str, Any] = dict(now.bound.fields)
     if st.toggle("Reach a ratio instead of a bound", key="search.by_ratio"):
         ratio = st.number_input("Ratio of the weights", 1.0, 100_000.0, _RATIO, 1.0, key="search.ratio")
@@ -87,7 +87,7 @@ def _options(shown: Subject, now: Chosen, before: tuple[int, ...]) -> Search:
 
 
 def _steps(shown: Subject, before: tuple[int, ...]) -> tuple[int, ...]:
-    """Draw which steps are searched; neighbours, as deltas are small between neighbours."""
+    """Draw the choice of steps. They are consecutive, since deltas between neighbours are small."""
     if len(shown.steps) == 1:
         return shown.steps
     usual = "all" if before == shown.steps else "range"
@@ -98,7 +98,7 @@ def _steps(shown: Subject, before: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _measure(board: Board, judge: EvaluatorCode) -> None:
-    """Measure the bits that are edited, where the reader wants that; and the published codecs."""
+    """Draw the buttons that measure the edited bits and the published codecs."""
     shown, steps = board.shown, board.steps
     wanted = st.toggle(
         "Measure each change",
@@ -126,16 +126,16 @@ def _measure(board: Board, judge: EvaluatorCode) -> None:
 
 
 def plain(board: Board) -> Search:
-    """Return the search of all steps within the bound, as its button starts it without further options."""
+    """Return the search of all steps within the bound, with default options."""
     fields: dict[str, Any] = {**board.now.bound.fields, **services.judged_by(board.judge)}
     return Search(str(board.shown.path), codec=board.codec, **fields)
 
 
 def _result(board: Board, job: Job) -> None:
-    """Say what the search came to, and offer its best; taking it is one step that *Undo* takes back."""
+    """Draw the result and offer its best configuration; taking it is one edit, which *Undo* reverts."""
     found = board.found
     best = found.best
-    if not found.points or not (found.metric or job.state == "finished"):  # It may have been cut short.
+    if not found.points or not (found.metric or job.state == "finished"):  # It may have been cancelled.
         return
     if best is None:
         asked = "reaches the ratio" if found.target_ratio is not None else "keeps the bound at every step"

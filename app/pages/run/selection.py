@@ -1,6 +1,6 @@
-"""What is picked on the map: a row at a step, the rows that are ticked, and the modules that are open.
+"""The state of the map: the selected row and step, the ticked rows, and the open modules.
 
-Map, table and link all change it through `selected`, so that they cannot disagree.
+Map, table and link all change the selection through `selected`, so they always agree.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Selection(NamedTuple):
 def selected(
     before: Selection | None, layer: str | None, step: int | None, steps: Sequence[int]
 ) -> Selection | None:
-    """Return the selection after a layer was chosen, at a step that exists.
+    """Return the selection after the choice of a layer, at an existing step.
 
     Parameters
     ----------
     before
-        The selection so far.
+        The previous selection.
     layer
-        None clears the selection.
+        The chosen layer; None clears the selection.
     step
-        By default that of the selection so far, else the last; another step than `steps` has becomes the
-        nearest.
+        By default that of the previous selection, else the last; a step that `steps` lacks becomes the
+        nearest one.
     steps
-        Ascending.
+        Ascending steps.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def selected(
 
 
 def nearest_step(step: int, steps: Sequence[int]) -> int:
-    """Return the step nearest to a number, the earlier of two.
+    """Return the step nearest to a number; the earlier one if two are equally near.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def nearest_step(step: int, steps: Sequence[int]) -> int:
 
 
 def step_of_link(text: str | None) -> int | None:
-    """Return the step that a link names, which is untrusted: None for no number.
+    """Return the step in a link's untrusted text; None if it is not a number.
 
     Examples
     --------
@@ -79,12 +79,12 @@ def step_of_link(text: str | None) -> int | None:
 
 
 def chosen_cell(value: object, n_rows: int, n_columns: int) -> tuple[int, int] | None:
-    """Return row and column of what was clicked in a heatmap; None for nothing, or for nonsense.
+    """Return row and column of the clicked cell of a heatmap; None without one, or for invalid data.
 
     Parameters
     ----------
     value
-        What the browser reports, untrusted: ``[row, column]``.
+        Untrusted value from the browser: ``[row, column]``.
     n_rows, n_columns
         Numbers of cells.
     """
@@ -95,9 +95,9 @@ def chosen_cell(value: object, n_rows: int, n_columns: int) -> tuple[int, int] |
 
 
 def current(steps: Sequence[int]) -> Selection | None:
-    """Return what is selected.
+    """Return the selection.
 
-    A link counts where it differs from what this place wrote last: at the first visit, and when the reader
+    A link takes effect if it differs from the last published address: at the first visit, and when the user
     goes back or types another address.
     """
     st.session_state[_STEPS] = tuple(steps)
@@ -112,7 +112,7 @@ def current(steps: Sequence[int]) -> Selection | None:
 
 
 def select(layer: str | None, step: int | None = None) -> None:
-    """Select a layer, at a step if one is given; None closes. Also a callback."""
+    """Select a layer, at a step if one is given; None clears the selection. Also a callback."""
     if layer is not None:
         state.clicked()
     before, steps = st.session_state.get(_SELECTION), st.session_state.get(_STEPS, ())
@@ -135,7 +135,7 @@ def publish(selection: Selection | None, ticked_rows: Sequence[str] = ()) -> Non
 
 
 def ticked(run: str) -> tuple[str, ...]:
-    """Return the rows of a run that are ticked, in the order they were; at first those of the link."""
+    """Return the ticked rows of a run in order of ticking; initially those of the link."""
     known = st.session_state.get(_TICKED)
     if known is not None and known[0] == run:
         return tuple(known[1])
@@ -149,7 +149,7 @@ def ticked(run: str) -> tuple[str, ...]:
 
 
 def tick(run: str, *names: str) -> None:
-    """Tick rows, or take the tick from one that has it; of too many the first ones go."""
+    """Toggle the ticks of rows; above the maximum, the oldest ticks are dropped."""
     state.clicked()
     known = list(ticked(run))
     if len(names) == 1 and names[0] in known:
@@ -166,14 +166,14 @@ def set_ticked(run: str, names: Sequence[str]) -> None:
 
 
 def tree(run: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the modules of a run that the reader opened, and those that were closed."""
+    """Return the modules of a run that the user opened, and those that the user closed."""
     known = st.session_state.get(_TREE)
     none: frozenset[str] = frozenset()
     return known[1] if known is not None and known[0] == run else (none, none)
 
 
 def fold(run: str, module: str, *, is_open: bool) -> None:
-    """Close a module that is open, or open one that is closed."""
+    """Close an open module, or open a closed one."""
     opened, closed = tree(run)
     if is_open:
         folded = (frozenset(name for name in opened if not is_within(name, module)), closed | {module})

@@ -1,4 +1,4 @@
-"""The card that writes an archive: the size it comes to, what to keep, progress and result."""
+"""The card that writes an archive: its estimated size, its contents, progress and result."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _size(board: Board) -> None:
 
 
 def _keep(board: Board) -> None:
-    """Let the reader choose what is kept."""
+    """Draw the choice of contents."""
     names, now, intent = list(KEEPS), board.now, board.intent
     keep = st.radio(
         "Keep",
@@ -105,7 +105,7 @@ def _start(board: Board, typed: str) -> None:
 
 
 def _more(board: Board, suggestion: str) -> None:
-    """Draw what few need: target, device, and the sources of steps and metrics."""
+    """Draw the rare options: target, device, and the sources of steps and metrics."""
     shown = board.shown
     st.text_input("Write to", suggestion, key=f"shrink.target.{suggestion}")
     if not services.missing_cuda():
@@ -118,7 +118,7 @@ def _more(board: Board, suggestion: str) -> None:
 
 
 def _basis(board: Board) -> None:
-    """Say what the size rests on, or how far the trial is."""
+    """Draw the basis of the size, or the progress of the trial."""
     trial, result = board.trial, board.tried
     if trial is not None and not job_card.settled(trial, ""):
         if trial.is_running:
@@ -138,7 +138,7 @@ def _basis(board: Board) -> None:
 
 
 def _result(board: Board, made: Written) -> None:
-    """Draw the archive that was written last: whether it is sound, and what it costs."""
+    """Draw the latest archive: whether it is sound, and its cost."""
     lost = [(Path(path).name, reason) for path, reason in made.unreadable.items()]
     problem.show_unreadable(lost, "They are not in the archive: do not delete their files.")
     bound, chain = board.now.bound, made.chain

@@ -1,4 +1,4 @@
-"""What an archive of a run would take, and the requests that write it, decode it again and compare it."""
+"""The size of a run's archive, and the requests that write, decode and compare it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from inshrink_core.verbs.verify import Verify
 
 
 class Keep(NamedTuple):
-    """What an archive may keep: how weights and optimizer state are written for it, and what it is for."""
+    """Contents of an archive: the codecs of weights and optimizer state, and their purpose."""
 
     codec: str
     optimizer: str
@@ -39,22 +39,22 @@ KEEPS: Mapping[str, Keep] = {
         DEFAULT_CODEC, "drop", "Weights", "For evaluation and transfer. Optimizer state is left out."
     ),
 }
-"""By the word that is stored (`Chosen.keep`)."""
+"""Contents by the stored word (`Chosen.keep`)."""
 
 
 class Intent(NamedTuple):
-    """The archive that is chosen for a run.
+    """The chosen archive of a run.
 
     Parameters
     ----------
     shown, now
-        The run, and what is chosen for it.
+        The run, and its choices.
     judge
         The evaluator that may run; None without one.
     device
-        Where it is encoded.
+        The device that encodes.
     can_bound
-        Whether the evaluator measures what is bounded, as far as is known.
+        Whether the evaluator measures the bounded figure, as far as is known.
     """
 
     shown: Subject
@@ -76,7 +76,7 @@ class Intent(NamedTuple):
 
     @property
     def archive(self) -> ExportRequest:
-        """The archive, without a target."""
+        """The export of the archive, without a target."""
         keep, config = KEEPS[self.now.keep], self.now.config
         fields: dict[str, Any] = {"codec": keep.codec, "optimizer": keep.optimizer, "device": self.device}
         if self.is_by_hand:
@@ -88,28 +88,28 @@ class Intent(NamedTuple):
     def requests(self, target: str) -> list[Request[Any]]:
         """Return the requests that write the archive, decode all of it, and compare it with the run.
 
-        Without an evaluator, and for exact archives, every tensor is compared instead.
+        Without an evaluator, and for exact archives, the comparison is tensor by tensor.
         """
         judge, path, device = self.judge, str(self.shown.path), self.device
         judging = judge.fields if judge is not None and self.is_bounded else {}
         written = self.archive.placed(target, **judging)
         if judge is None or self.now.keep == "exact":
             return [*written, Verify(target, deep=True, against=path, device=device)]
-        # Under a bound every step is measured as it is written: the comparison is known then.
+        # With a bound, every step is measured while it is written, so the comparison is already known.
         steps = self.shown.steps if self.is_bounded else spread_of(self.shown.steps)
         compared = comparison(self.shown, [Path(target)], steps, judge, device=device)
         return [*written, Verify(target, deep=True, device=device), compared]
 
     def start(self, target: str) -> Job:
-        """Start the requests; code of an evaluator runs only under the reader's consent."""
+        """Start the requests; an evaluator runs only with the user's consent."""
         requests = self.requests(target)
         trusted = self.judge.trusted if self.judge is not None and requests[-1].verb() == "compare" else ""
         return start_job(Work.asking(requests, self.shown.path, "run", "shrink", trusted=trusted))
 
     @property
     def estimate(self) -> Estimate:
-        """The request that tries two steps of everything that may be kept; judged if code may run."""
-        # Whole steps are judged, written several times: of a large model that takes too long to begin with.
+        """The request that tries two steps with all contents; it runs the evaluator if that is allowed."""
+        # Evaluation writes whole steps several times, which takes too long for a large model.
         is_small = sum(row.nbytes for row in self.shown.model_tensors) <= ASK_ABOVE_BYTES
         judging: dict[str, Any] = {}
         if self.judge is not None and is_small and self.now.bound.kind == "restore_cost":
@@ -120,7 +120,7 @@ class Intent(NamedTuple):
         return Estimate(str(self.shown.path), **first, tried=2, device=self.device, **judging)
 
     def estimate_work(self) -> Work:
-        """Return the trial of two steps of this run as it is.
+        """Return the trial of two steps of the run in its present state.
 
         Raises
         ------
@@ -132,10 +132,10 @@ class Intent(NamedTuple):
         return Work.asking([self.estimate], self.shown.path, "run", "goals", of=of, trusted=trusted)
 
     def known_estimate(self) -> dict[str, Any] | None:
-        """Return the result of the newest equal trial of this run, also of another program; or None."""
+        """Return the result of the newest equal trial of this run, also from another program; else None."""
         try:
             store = Measurements.of_content(opened(str(self.shown.path)).token, self.shown.directory)
-        except ServiceError:  # The place that asks for the run says why.
+        except ServiceError:  # The place that opens the run shows the reason.
             return None
         bound = self.estimate.max_restore_cost
         for row in store.rows("estimate"):
@@ -153,7 +153,7 @@ def estimate_result(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keep_rows(documents: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return rows by what is kept, from estimates of them."""
+    """Return rows by contents, from their estimates."""
     names = {(keep.codec, keep.optimizer): name for name, keep in KEEPS.items()}
     return {
         names[row["set"]["codec"], row["set"]["optimizer"]]: {**row, **row["archive"]} for row in documents
@@ -161,7 +161,7 @@ def keep_rows(documents: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any
 
 
 class Written(NamedTuple):
-    """An archive that was written, and the reports of the job.
+    """A written archive, and the reports of its job.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class Written(NamedTuple):
     written, verified
         The reports of writing and decoding it.
     unreadable
-        The checkpoints of the run that are not in the archive, and why; they are among no problems.
+        Checkpoints of the run that the archive lacks, with reasons; they do not count as problems.
     """
 
     chain: ChainReport
@@ -180,7 +180,7 @@ class Written(NamedTuple):
 
     @classmethod
     def by(cls, job: Job | None) -> Written | None:
-        """Return what a finished job wrote; None if that is gone or cannot be read."""
+        """Return the archive of a finished job; None if it is missing or cannot be read."""
         if job is None or job.state != "finished":
             return None
         target, documents = Path(getattr(job.requests[0], "archive", "")), documents_of(job)
@@ -195,21 +195,21 @@ class Written(NamedTuple):
 
     @property
     def problems(self) -> Sequence[Mapping[str, Any]]:
-        """The findings of verifying it."""
+        """The problems that verification found."""
         return [row for row in self.verified.get("problems", ()) if row["where"] not in self.unreadable]
 
     @property
     def comparison(self) -> Any:
-        """What the evaluator measured of it; None without a measurement."""
+        """The evaluator's measurement of the archive; None without one."""
         known = known_of(self.chain)
         return None if known is None else known.comparison
 
     def cost(self, kind: str) -> float | None:
-        """Return the worst figure of the comparison, by the name of a bound; None if it is not known."""
+        """Return the worst figure of the comparison, by the name of a bound; None if unknown."""
         return getattr(self.comparison, f"max_{kind}", None)
 
     def is_of(self, intent: Intent) -> bool:
-        """Whether it is the archive that is chosen."""
+        """Return whether it is the chosen archive."""
         now, chain, config = intent.now, self.chain, dict(self.chain.config)
         if intent.is_by_hand:
             return (

@@ -1,4 +1,4 @@
-"""The strip that stays in sight: size, ratio, bits and costs of what is chosen, each with its change."""
+"""The strip that stays visible: size, ratio, bits and costs of the choice, each with its change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def show(board: Board) -> None:
 
 
 def _figures(board: Board, now: Figures, before: Figures | None) -> None:
-    """Draw the figures that are known, and how they are known."""
+    """Draw the known figures, and whether they are measured or estimated."""
     bound = board.now.bound
     costs = {kind: (COSTS[kind], fmt.percent if kind != "divergence" else fmt.value) for kind in COSTS}
     if bound.kind != "divergence":
@@ -52,14 +52,14 @@ def _figures(board: Board, now: Figures, before: Figures | None) -> None:
 
 
 def _change(now: float, before: float | None, text: Callable[[float], str]) -> str:
-    """Return a change against the value before, with its sign; empty for none."""
+    """Return a signed change against the previous value; empty for none."""
     if before is None or text(now) == text(before) or math.isclose(now, before, rel_tol=1e-3):
         return ""
     return f" :small[({'+' if now > before else '−'}{text(abs(now - before))})]"
 
 
 def _buttons(board: Board) -> None:
-    """Offer the way back, and to let the bound decide each step again."""
+    """Draw *Undo*, and *Automatic*, which returns the choice to the bound."""
     now, shown = board.now, board.shown
 
     def undo() -> None:

@@ -1,4 +1,4 @@
-"""The panel of the picked tensor: why it is sensitive, its values over time, and how it is stored."""
+"""The panel of the selected tensor: its sensitivity, its values over time, and its storage."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def show(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
     shown
         The run or archive.
     table
-        What the map shows, by tensor.
+        The metric of the map, by tensor.
     tensor, step
-        Which one.
+        The name of the tensor, and the step.
     """
     way = _chosen_way(shown, step)
-    # The tensor, the same one step earlier, and the optimizer state of both.
+    # The cost covers the tensor, its previous step, and the optimizer state of both.
     asked, cost = f"panel.asked.{tensor}", services.drill_cost(shown, tensor)
     if not allowed(asked, cost, "Look inside", ":material/visibility:"):
         return
@@ -65,7 +65,7 @@ def show(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
 
 
 def _look(shown: Subject, step: int, tensor: str, way: str, metric: str | None) -> Anatomy:
-    """Look inside by a metric, or by the one that is known where the checkpoint does not tell it."""
+    """Analyse the tensor by a metric, or by an available one if the checkpoint lacks it."""
     seen = services.drill_down(shown, step, tensor, way, metric)
     if metric is not None and seen.sensitivity is None:
         return services.drill_down(shown, step, tensor, way, None)
@@ -73,7 +73,7 @@ def _look(shown: Subject, step: int, tensor: str, way: str, metric: str | None) 
 
 
 def why(shown: Subject, table: Sensitivity, seen: Anatomy) -> str:
-    """Say in one sentence what a tensor carries, and why."""
+    """Return a sentence about the share of a tensor, and its reason."""
     names = [row.name for row in table.rows]
     name = f"**{fmt.markdown(fmt.elided(seen.spec.name, 48))}**"
     total = max(1, shown.n_parameters)
@@ -95,7 +95,7 @@ def why(shown: Subject, table: Sensitivity, seen: Anatomy) -> str:
 
 
 def _moved(shown: Subject, seen: Anatomy) -> float | None:
-    """Return how far a tensor moved at a step, relative to its size; None where that is not known."""
+    """Return the movement of a tensor at a step, relative to its size; None if unknown."""
     if len(shown.steps) < 2:
         return None
     course = answer(lambda: services.course(shown, seen.spec.key))
@@ -106,7 +106,7 @@ def _moved(shown: Subject, seen: Anatomy) -> float | None:
 
 
 def _stored(seen: Anatomy) -> str:
-    """Say what a tensor is stored with."""
+    """Return a description of the stored form."""
     shares = {part.name: part.share for part in seen.histogram.parts}
     bits = "" if seen.bits_per_weight is None else f"{fmt.value(seen.bits_per_weight)} bits per weight"
     parts = [bits, f"{fmt.size(seen.nbytes)} {'estimated alone' if seen.estimated else 'as archived'}"]
@@ -119,7 +119,7 @@ def _stored(seen: Anatomy) -> str:
 
 
 def _chosen_way(shown: Subject, step: int) -> str:
-    """Return how the tensor is stored: as archived, or as the chosen codec would."""
+    """Return the form to show: as archived, or as the chosen codec would store it."""
     ways = services.stored_ways(shown, step)
     if st.session_state.get(_WAY) not in ways:
         st.session_state[_WAY] = ways[0]
@@ -127,7 +127,7 @@ def _chosen_way(shown: Subject, step: int) -> str:
 
 
 def _ways(shown: Subject, step: int) -> None:
-    """Let the reader choose how the tensor is stored."""
+    """Draw the choice of the stored form."""
     ways = services.stored_ways(shown, step)
     if len(ways) > 1:
         names = {services.ARCHIVE: "As archived", **codec_labels()}
@@ -140,7 +140,7 @@ def _ways(shown: Subject, step: int) -> None:
 
 
 def _over_time(shown: Subject, seen: Anatomy) -> None:
-    """Draw how the values are spread over the steps."""
+    """Draw the distribution of the values over the steps."""
     values = answer(lambda: services.values_over_time(shown, seen.spec.key), "Reading values")
     if values is None:
         return
@@ -152,7 +152,7 @@ def _over_time(shown: Subject, seen: Anatomy) -> None:
 
 
 def _histogram(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> None:
-    """Draw the values with their partition and levels, and over them those of another step."""
+    """Draw the values with their partition and levels, and those of another step as an overlay."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         _ways(shown, seen.step)
         other = _overlay(shown, seen, steps)
@@ -166,7 +166,7 @@ def _histogram(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> None:
 
 
 def _overlay(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> tuple[int, ValueHistogram] | None:
-    """Let another step be laid over the values; None where none is wanted."""
+    """Draw the choice of an overlaid step; return None without one."""
     others = [step for step in steps if step != seen.step]
     if not others:
         return None
@@ -180,7 +180,7 @@ def _overlay(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> tuple[int, 
 
 
 def half_in(line: NDArray[np.float64]) -> float:
-    """Return the least share of places that hold half of what all hold together; 0 where there is nothing.
+    """Return the smallest share of entries that hold half of the sum; 0 if the sum is zero.
 
     Examples
     --------
@@ -196,7 +196,7 @@ def half_in(line: NDArray[np.float64]) -> float:
 
 
 def _levels_text(seen: Anatomy) -> str:
-    """Say what the lines are, and what is not drawn."""
+    """Return the meaning of the lines, and which levels are not drawn."""
     whose = "Restored" if seen.restored else "Original"
     parts = [f"{whose} values, rms {fmt.value(seen.histogram.rms)}."]
     drawn = tensor_figures.level_lines(seen).size
@@ -213,7 +213,7 @@ def _levels_text(seen: Anatomy) -> str:
 
 
 def _course(shown: Subject, seen: Anatomy) -> None:
-    """Draw the tensor over the steps."""
+    """Draw the statistics of the tensor over the steps."""
     every = bool(st.session_state.get("panel.every"))
     course = answer(lambda: services.course(shown, seen.spec.key, every=every))
     if course is None:
@@ -235,7 +235,7 @@ def _course(shown: Subject, seen: Anatomy) -> None:
 
 
 def _take_away(seen: Anatomy) -> None:
-    """Offer what is on screen as files."""
+    """Offer the data on screen as files."""
     values = seen.histogram
     stem = f"anatomy-step-{seen.step}"
     bins = pd.DataFrame(
@@ -252,7 +252,7 @@ def _take_away(seen: Anatomy) -> None:
 
 
 def code(shown: Subject, tensor: str, step: int, metric: str) -> None:
-    """Show the command nearest to the panel, and the lines that give it exactly."""
+    """Draw the command closest to the panel, and Python lines that give exactly its data."""
     path, way = str(shown.path), st.session_state.get(_WAY, services.ARCHIVE)
     opened, arguments = repr(path), f"run, {step}, {tensor!r}"
     if way == services.ARCHIVE and shown.kind == "run" and shown.archive is not None:

@@ -1,4 +1,4 @@
-"""One tensor's figures: its values by part, its sensitivity against its magnitude, its course over steps."""
+"""Figures of one tensor: its values by part, its distribution over time, its course over steps."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _PART_LOOKS: Mapping[str, tuple[str, str]] = {
     "quantized": (CATEGORICAL[0], ""),
     "protected": (CATEGORICAL[1], "/"),
 }
-"""Colour and hatching of each part: no meaning by colour alone."""
+"""Colour and hatching of each part, so that colour alone carries no meaning."""
 
 _MOST_LINES = 300
-"""Lattice points closer than this many across the values would be a grey surface."""
+"""Largest number of drawn lattice levels; more would merge into a grey area."""
 
 
 def level_lines(seen: Anatomy) -> NDArray[np.float64]:
-    """Return the levels that are drawn: those of the codebook, or the lattice where it is coarse enough.
+    """Return the drawn levels: those of the codebook, or of a sufficiently coarse lattice.
 
     Returns
     -------
     ndarray
-        Ascending; empty where there are none, or too many to tell apart.
+        Ascending; empty if there are none, or too many to distinguish.
     """
     edges = seen.histogram.edges
     if edges.size == 0:
@@ -61,16 +61,16 @@ def level_lines(seen: Anatomy) -> NDArray[np.float64]:
 def histogram_figure(
     seen: Anatomy, *, log: bool, other: tuple[int, ValueHistogram] | None = None
 ) -> go.Figure:
-    """Draw how often values occur, stacked by what became of them, with a line at every level.
+    """Draw a histogram of values, stacked by their coded part, with a line at every level.
 
     Parameters
     ----------
     seen
         One tensor.
     log
-        Counts on a logarithmic axis.
+        Whether counts have a logarithmic axis.
     other
-        Another step and the tensor's values there, drawn as a line over the bars, scaled to bins of the
+        Another step and the tensor's values there, drawn as a line over the bars and scaled to bins of the
         same width.
     """
     figure = go.Figure()
@@ -118,19 +118,19 @@ def histogram_figure(
 def over_time_figure(
     steps: Sequence[int], edges: NDArray[np.float64], shares: NDArray[np.float64], step: int
 ) -> go.Figure:
-    """Draw how the values are spread at every step: a column a step, darker where more values are.
+    """Draw the distribution of the values at every step: one column per step, darker for more values.
 
     Parameters
     ----------
     steps, edges, shares
         As `services.values_over_time` returns them.
     step
-        Where a mark stands.
+        The marked step.
     """
     axis = StepAxis.of(steps)
     figure = go.Figure(
         go.Heatmap(
-            z=np.where(shares > 0, np.sqrt(shares), np.nan).astype(np.float32),  # Tails are seen, too.
+            z=np.where(shares > 0, np.sqrt(shares), np.nan).astype(np.float32),  # Keeps tails visible.
             x=axis.edges,
             y=((edges[:-1] + edges[1:]) / 2).astype(np.float32),
             customdata=np.stack(
@@ -155,7 +155,7 @@ def over_time_figure(
 
 
 def _lines(levels: NDArray[np.float64], top: float, log: bool) -> go.Scatter:
-    """Draw a thin line at every level, all of them one trace."""
+    """Draw a thin line at every level, all of them as one trace."""
     x = np.repeat(levels, 3)
     y = np.tile([0.5 if log else 0.0, top, np.nan], levels.size)
     return go.Scatter(
@@ -170,7 +170,7 @@ def _lines(levels: NDArray[np.float64], top: float, log: bool) -> go.Scatter:
 
 
 def _outline(step: int, values: ValueHistogram, width: float) -> go.Scatter:
-    """Draw another step's values as a line, as if its bins were as wide as these."""
+    """Draw another step's values as a line, scaled to the same bin width."""
     counts = values.counts.sum(axis=0) * (width / float(values.edges[1] - values.edges[0]))
     return go.Scatter(
         x=((values.edges[:-1] + values.edges[1:]) / 2).astype(np.float32),
@@ -183,14 +183,14 @@ def _outline(step: int, values: ValueHistogram, width: float) -> go.Scatter:
 
 
 def course_figure(course: Trajectory, step: int) -> go.Figure:
-    """Draw size, movement and, where an archive tells them, bits over the steps, one below the other.
+    """Draw size, movement and, for an archive, bits over the steps, one below the other.
 
     Parameters
     ----------
     course
         One tensor.
     step
-        Where a mark stands.
+        The marked step.
     """
     moved = np.where(course.relative_movement > 0, course.relative_movement, np.nan)
     figures = {

@@ -1,4 +1,4 @@
-"""Run: the map first, what is picked beside it, writing an archive, and the bits."""
+"""Run: the map, the selection beside it, the card that writes an archive, and the bits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Tables = Mapping[str, Sensitivity]
 
 
 def render() -> None:
-    """Draw the place, each part in a container of its place: what comes and goes moves no other part."""
+    """Draw the place. Each part has its own container, so that a changing part moves no other."""
     header, notices, place = (st.container() for _ in range(3))
     with header:
         shown = subject.require("Run", watched=True)
@@ -63,7 +63,7 @@ def _archive(shown: Subject) -> None:
 
 @st.fragment
 def _place(shown: Subject) -> None:
-    """Draw everything below the header: a click redraws this part alone."""
+    """Draw everything below the header as a fragment, so that a click redraws only this part."""
     if state.was_clicked():
         ahead.warm_up(shown)
     left, right = st.columns([5, 2], gap="medium")
@@ -73,7 +73,7 @@ def _place(shown: Subject) -> None:
     with controls:
         look = rows.controls(shown)
     with notices:
-        measured, job = _measured(shown, look)  # It begins before the estimates of sizes.
+        measured, job = _measured(shown, look)  # It starts before the estimates of sizes.
         board = _board(shown)
         values, is_partial = (measured, False) if measured else _unmeasured(shown, look, board, job)
         found = _valid(chosen.current(shown.steps), values["tensor"])
@@ -103,7 +103,7 @@ def _place(shown: Subject) -> None:
 
 
 def _board(shown: Subject) -> Board | None:
-    """Gather what is known of the bits of a run; None of an archive, and of an unreadable run."""
+    """Collect the state of a run's bits; None for an archive and for an unreadable run."""
     if shown.kind != "run":
         return None
     device = str(st.session_state.get("shrink.device", AUTO))
@@ -115,7 +115,7 @@ def _board(shown: Subject) -> Board | None:
 
 
 def _unmeasured(shown: Subject, look: Look, board: Board | None, job: Job | None) -> tuple[Tables, bool]:
-    """Return the tables of a map that is not measured, or not yet, and whether they will be."""
+    """Return the tables of a map without measurements so far, and whether measurements will follow."""
     if look.colour == "bits" and board is not None:
         return _bits(board), False
     if look.colour == "error" and (errors := services.compared_errors(shown)) is not None:
@@ -132,9 +132,9 @@ def _metrics(look: Look) -> tuple[str, ...]:
 
 
 def _measured(shown: Subject, look: Look) -> tuple[Tables | None, Job | None]:
-    """Return the measurement of what the map shows, and the job that is behind it while it is not ready."""
+    """Return the measurement for the map, and its job until it is ready."""
     try:
-        jobs = [_job(shown, metric) for metric in _metrics(look)]  # All are begun at once.
+        jobs = [_job(shown, metric) for metric in _metrics(look)]  # All jobs start at once.
     except (ServiceError, OSError) as error:
         problem.show(error.problem if isinstance(error, ServiceError) else problem.of_os_error(error))
         return None, None
@@ -151,13 +151,13 @@ def _measured(shown: Subject, look: Look) -> tuple[Tables | None, Job | None]:
 
 
 def _job(shown: Subject, metric: str) -> Job | None:
-    """Return the measurement of a metric; a cheap one is begun, also again after an interruption."""
+    """Return the measurement of a metric; a cheap one starts by itself, also after an interruption."""
     path = str(shown.path)
     job = services.sensitivity_job(path, metric)
     if job is None or job.state == "interrupted":
         before = _before(shown, metric)
         cost = services.measuring_cost(shown, metric)
-        if before is not None:  # Of a run that has grown, the new checkpoints are read.
+        if before is not None:  # If the run has grown, the new checkpoints are measured.
             cost = cost * len(set(shown.steps) - set(before["tensor"].steps)) // max(1, len(shown.steps))
         if state.was_asked_for() and cost <= ASK_ABOVE_BYTES:
             if job is not None:
@@ -169,13 +169,13 @@ def _job(shown: Subject, metric: str) -> Job | None:
 
 
 def _before(shown: Subject, metric: str) -> Tables | None:
-    """Return the last measurement of the same run, from before it has grown."""
+    """Return the last measurement of the same run, from before it grew."""
     path, values = st.session_state.get(f"run.before.{metric}", ("", None))
     return values if path == str(shown.path) else None
 
 
 def _bits(board: Board) -> Tables:
-    """Return the bits of the layers: as the newest archive has them, else as they are estimated."""
+    """Return the bits of the layers: of the newest archive, else estimated."""
     shown, layers = board.shown, board.layers
     if not board.now.config and board.written is not None:
         return services.archived_bits(shown, board.written.chain)
@@ -187,14 +187,14 @@ def _bits(board: Board) -> Tables:
 
 
 def _stable(slot: str, made: Tables, shown: Subject) -> Tables:
-    """Return equal tables as the same object, so that the figure of the map stays."""
+    """Return equal tables as the same object, so that the map's figure stays cached."""
     table = made["tensor"]
     key = (shown.path, shown.steps, table.note, table.values["mean"].tobytes())
     return remembered(f"run.stable.{slot}", None, key, lambda: made)
 
 
 def _watched(job: Job, n_known: int) -> None:
-    """Draw how far the measuring is; after its first part the map is drawn anew."""
+    """Draw the progress of a measurement; redraw the map after its first part."""
     now = job_card.current(job)
     if len(now.documents) != n_known:
         st.rerun()
@@ -204,7 +204,7 @@ def _watched(job: Job, n_known: int) -> None:
 
 
 def _ask(shown: Subject, look: Look) -> None:
-    """Offer to measure, with its cost."""
+    """Offer to measure, with the cost."""
     cost = sum(services.measuring_cost(shown, metric) for metric in _metrics(look))
     with st.container(horizontal=True, vertical_alignment="center"):
         label, key = f"Measure {METRICS[look.metric].word}", f"run.measure.{shown.path}"
@@ -227,7 +227,7 @@ def _valid(found: Selection | None, tensors: Sensitivity) -> Selection | None:
 
 
 def _panel(view: View, found: Selection | None) -> None:
-    """Draw what was picked: a tensor's inside, or a group's tensors."""
+    """Draw the panel of the selection: details of a tensor, or the tensors of a group."""
     with st.container(border=True, gap="small", key="panel"):
         if found is None:
             st.caption("Click a cell to look inside a tensor; click a module's name to open it. Arrows move.")
@@ -269,7 +269,7 @@ def _panel(view: View, found: Selection | None) -> None:
 def _drawer(
     view: View, values: Tables, board: Board | None, found: Selection | None, requests: Requests
 ) -> None:
-    """Draw the drawer that is open."""
+    """Draw the open drawer."""
     shown, look = view.shown, view.look
     offered = {key: word for key, word in _DRAWERS.items() if key != "bits" or board is not None}
     look_of: dict[str, Any] = {"label_visibility": "collapsed", "required": True}
@@ -290,7 +290,7 @@ def _drawer(
 
 
 def _table(view: View) -> None:
-    """List the rows of the map, or every tensor of the last checkpoint, from its headers."""
+    """List the rows of the map, or every tensor of the last checkpoint from its headers."""
     if one_of_few("run", "Table", "table", _LISTED, "rows", label_visibility="collapsed") == "rows":
         rows.show_table(view, chosen.ticked(str(view.shown.path)))
         return
@@ -303,7 +303,7 @@ def _table(view: View) -> None:
 
 
 def _of_other(look: Look, other: Subject) -> Tables | None:
-    """Return the same measurement of another run, or draw how far it is."""
+    """Return the same measurement of another run, or draw its progress."""
     found, job = _measured(other, look)
     if found is None and job is not None:
         job_card.settled(job, f"Measuring {METRICS[look.metric].word} of the second run")
@@ -316,7 +316,7 @@ def _of_other(look: Look, other: Subject) -> Tables | None:
 def _code(
     shown: Subject, look: Look, board: Board | None, found: Selection | None, requests: Requests
 ) -> None:
-    """Show the same without the explorer: command line and Python."""
+    """Draw the equivalent command line and Python code."""
     metric = look.metric if look.metric in _MEASURED else "magnitude"
     by = modules.TENSOR if look.level.isdigit() else look.level
     asked: list[Any] = [Inspect(str(shown.path)), services.sensitivity_request(shown, metric, by), *requests]
