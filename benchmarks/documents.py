@@ -1,7 +1,7 @@
 """The JSON Schema of what ``--json`` writes: docs/documents.schema.json, made by `benchmarks.reference`.
 
-Types and required keys are those of the verbs' reports, and docs/json.md says what keys mean. Where a report
-makes a part of its document by itself, the page alone says which keys that has, and any value is allowed.
+Types and required keys are those of the verbs' reports, and docs/json.md explains the keys. Where a report
+makes a part of its document by itself, keys and types are those of the page.
 """
 
 from __future__ import annotations
@@ -127,11 +127,30 @@ def _either(item: Schema, other: Schema) -> Schema:
     return {"anyOf": [item, other]} if item and other else {}
 
 
-def explained(verb: str, text: str) -> dict[str, str]:
-    """Return the keys of a verb's section of docs/json.md, with what they mean."""
-    section = re.search(rf"^## {verb}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    rows = re.findall(r"^\| (`.+?`) \| (.*) \|$", section[1] if section else "", re.MULTILINE)
-    return {key: _bare(meaning) for names, meaning in rows for key in re.findall(r"`([^`]+)`", names)}
+def explained(verb: str, text: str) -> dict[str, tuple[str, str]]:
+    """Return the keys of a verb's section of docs/json.md, each with its type and what it means.
+
+    Keys that a line of the section names as shared are explained once, in the section of these.
+    """
+    found = _rows("Shared keys", text)
+    shared = {}
+    for line in re.findall(r"^.*\[[Ss]hared\]\(#shared-keys\).*$", _section(verb, text), re.MULTILINE):
+        for key in re.findall(r"`([\w.\[\]{}]+)`", line):
+            prefix, _, last = key.rpartition(".")
+            for name in [name for name in found if _steps(name)[0] == last]:
+                shared[f"{prefix}.{name}" if prefix else name] = found[name]
+    return shared | _rows(verb, text)
+
+
+def _section(name: str, text: str) -> str:
+    section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return section[1] if section else ""
+
+
+def _rows(name: str, text: str) -> dict[str, tuple[str, str]]:
+    """Return the keys of the tables of a section."""
+    rows = re.findall(r"^(`.+?`) \| `(\S+)` \| (.*)$", _section(name, text), re.MULTILINE)
+    return {key: (kind, _bare(said)) for names, kind, said in rows for key in re.findall(r"`([^`]+)`", names)}
 
 
 def _bare(text: str) -> str:
@@ -163,18 +182,46 @@ def _steps(key: str) -> list[str]:
     return re.findall(r"[^.\[\]{}]+|\[\]|\{\}", key)
 
 
+def typed(kind: str) -> Schema:
+    """Return the schema of a type as the page has it: `int`, `[int]`, `{int}`, each with `?` for null."""
+    if kind.endswith("?"):
+        known = typed(kind[:-1])
+        return known | {"type": [known["type"], "null"]}
+    if kind[0] in "[{":
+        inner = typed(kind[1:-1])
+        array = {"type": "array", "items": inner}
+        return array if kind[0] == "[" else {"type": "object", "additionalProperties": inner}
+    plain = {known.__name__: known for known in (bool, int, float, str)}
+    return schema_of(plain[kind]) if kind in plain else {"type": kind}
+
+
+def _fill(schema: Schema, known: Schema) -> None:
+    """Add a type where a schema has none."""
+    if not schema.keys() & {"type", "enum", "anyOf"}:
+        for key, value in known.items():
+            if isinstance(value, dict):
+                _fill(schema.setdefault(key, {}), value)
+            else:
+                schema[key] = value
+
+
 ALSO: dict[str, tuple[type, ...]] = {"compress": (WatchReport,), "evaluate": (EvaluatorReport,)}
 """Reports of verbs that an option makes do something else."""
+
+
+def _explain(schema: Schema, texts: Mapping[str, tuple[str, str]]) -> None:
+    """Add what the page gives: what keys mean, and types where reports have none."""
+    for key, (kind, meaning) in sorted(texts.items()):
+        for place in _places(schema, _steps(key)):
+            place.setdefault("description", meaning)
+            _fill(place, typed(kind))
 
 
 def document_schema(request: type[Request[Any]], verb: str, text: str) -> Schema:
     """Return the schema of a verb's document, in any of its modes."""
     merged: Schema = {"type": "object", "properties": {}}
     required: list[set[str]] = []
-    everywhere = explained("Common to all verbs", text)
-    texts = {key: said for key, said in everywhere.items() if not key.startswith("error")}
-    given = explained(verb, text)
-    texts |= given
+    texts = explained(verb, text)
     reports = [*reports_of(request), *ALSO.get(verb, ())]
     for report in reports:
         keys = keys_of(report) or {}
@@ -187,13 +234,7 @@ def document_schema(request: type[Request[Any]], verb: str, text: str) -> Schema
             if certain or key in texts:
                 schema, known = schema_of(hint), merged["properties"].get(key)
                 merged["properties"][key] = schema if known in (None, schema) else _either(known, schema)
-    if all(required):  # then every key is known, and those that all verbs may have are there or are not
-        texts = {
-            key: said for key, said in texts.items() if key in given or _steps(key)[0] in merged["properties"]
-        }
-    for key, meaning in sorted(texts.items()):
-        for place in _places(merged, _steps(key)):
-            place.setdefault("description", meaning)
+    _explain(merged, texts)
     always = sorted(set.intersection(*required))
     return merged | {"anyOf": [{"required": always}, {"required": ["error"]}]}
 
@@ -211,17 +252,14 @@ def _close(schema: Schema) -> None:
 def all_schemas(requests: Mapping[str, type[Request[Any]]]) -> Schema:
     """Return the schema of every verb's document, under ``$defs``."""
     text = (DOCS / "json.md").read_text()
-    common = explained("Common to all verbs", text)
     error: Schema = {}
-    for key in [item for item in common if item.startswith("error")]:
-        for place in _places(error, _steps(key)):
-            place["description"] = common[key]
-            if key != "error":
-                place["type"] = "integer" if key == "error.exit_code" else "string"
+    shared = _rows("Shared keys", text)
+    _explain(error, {key: row for key, row in shared.items() if _steps(key)[0] == "error"})
     found = {}
     for verb, request in requests.items():
         if request.REPORTS:
             found[verb] = document_schema(request, verb, text)
-            found[verb]["properties"]["error"] = {"type": "object", **error["properties"]["error"]}
+            found[verb]["properties"] |= error["properties"]
             _close(found[verb])
+    found["run"] = {"anyOf": [{"$ref": f"#/$defs/{verb}"} for verb in found if verb != "run"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": found}

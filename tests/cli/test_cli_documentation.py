@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from benchmarks import reference
+from benchmarks import documents, reference
 from inshrink_core.cli.application import known_verbs
 from inshrink_core.request import request_of
 
@@ -84,6 +84,25 @@ def test_the_schema_is_the_one_of_the_reports_and_refuses_what_is_no_document():
     assert not valid(document | {"steps": ["one"]})
     assert not valid(document | {"stray": 1})
     assert not valid({key: value for key, value in document.items() if key != "files"})
+
+
+@pytest.mark.parametrize("verb", SCHEMA["$defs"])
+def test_the_type_of_a_key_on_the_page_is_that_of_the_report(verb):
+    page = (DOCS / "json.md").read_text()
+    schema = {"properties": SCHEMA["$defs"][verb].get("properties", {})}
+    for key, (kind, _) in documents.explained(verb, page).items():
+        for place in documents._places(schema, documents._steps(key)):
+            if (verb, key) != ("bench", "rows[].bound"):  # its report has another form than the page
+                assert kinds(documents.typed(kind)) <= kinds(place), key
+
+
+def kinds(schema):
+    """Return the types that a schema allows, null apart, and those of the elements of a list."""
+    parts = [*schema.get("anyOf", ()), *filter(None, [schema.get("items")])]
+    found = schema.get("type", [])
+    found = {found} if isinstance(found, str) else set(found)
+    found |= {"string"} if "enum" in schema else set()
+    return found.union(*map(kinds, parts)) - {"null"}
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -1,13 +1,10 @@
 """``inshrink rehearse`` from the outside."""
 
-import re
-from pathlib import Path
-
 import pytest
 
+from benchmarks import documents
 from inshrink_lab import failing
 
-DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 TASK = """
 import torch
 class Line:
@@ -37,12 +34,8 @@ def test_json_has_every_figure_and_each_is_documented(cli, task, tmp_path):
     assert document["uninterrupted"] == document["restored"]
     assert document["restored_at"] == [2, 6]
     assert len(document["curves"]) == 2
-    assert set(document) | {f"curves[].{key}" for key in document["curves"][0]} <= documented()
-
-
-def documented():
-    section = DOCS.read_text().split("\n## rehearse\n")[1].split("\n## ")[0]
-    return set(re.findall(r"^\| `([^`]+)` \|", section, flags=re.MULTILINE))
+    documented = documents.explained("rehearse", (documents.DOCS / "json.md").read_text()).keys()
+    assert set(document) | {f"curves[].{key}" for key in document["curves"][0]} <= documented
 
 
 @pytest.mark.parametrize(
