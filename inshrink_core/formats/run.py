@@ -719,8 +719,7 @@ def open_run(
         A directory, a glob, a checkpoint file, or a directory that is one checkpoint; or a directory and a
         step pattern with ``{step}`` as its last part. A URL such as ``s3://BUCKET/RUN`` works as well.
     step_pattern
-        How names contain the step number: ``model_ep{step}_*.pt``, or a regular expression with one
-        group. Overrides the steps in the files.
+        How names contain the step number: ``model_ep{step}_*.pt``. Overrides the steps in the files.
     follow_links
         Also follow links out of the run. Links inside the run, and links of the Hugging Face cache to its
         blobs, are always followed; the path itself may be a link.
