@@ -267,7 +267,7 @@ def findings(
     """
     import numpy as np
 
-    sums = weighted(means, sizes)
+    sums, extents = weighted(means, sizes), np.atleast_2d(np.asarray(sizes, np.float64).T).T[:, -1]
     now = np.nan_to_num(sums[:, -1], nan=0.0)
     order = np.argsort(-now, kind="stable")
     total = float(now.sum())
@@ -283,7 +283,7 @@ def findings(
         names=tuple(names),
         step=steps[-1],
         few=few,
-        n_rows=int(np.isfinite(sums[:, -1]).sum()),
+        n_rows=int((np.isfinite(sums[:, -1]) & (extents > 0)).sum()),
         stretch=_stretch(steps, sums) if metric != SensitivityMetric.UPDATE else _slowed(steps, sums, rates),
     )
 
