@@ -151,7 +151,9 @@ def printable(text: str) -> str:
 def markdown(text: str) -> str:
     """Escape untrusted text so that Streamlit's markdown shows it unchanged.
 
-    Notes ----- Escapes end at the parser, but bare links, addresses and ``:icons:`` are searched for in the
+    Notes
+    -----
+    Escapes end at the parser, but bare links, addresses and ``:icons:`` are searched for in the
     text after parsing. A word joiner, which has no width, breaks those up.
     """
     escaped = _MARKDOWN_SIGNS.sub(r"\\\1", printable(text))

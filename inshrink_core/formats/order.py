@@ -78,7 +78,9 @@ def order_checkpoints(evidence: Sequence[Evidence]) -> tuple[list[Placement], st
     origin
         A sentence. After a semicolon it lists sources that would order the checkpoints differently.
 
-    Notes ----- The sources of an order are, in order of precedence: keys that count steps, steps and bare
+    Notes
+    -----
+    The sources of an order are, in order of precedence: keys that count steps, steps and bare
     numbers in names, the key ``epoch``, epochs and versions in names, digits after words, dates and times.
     The chosen source covers the most checkpoints; ties are resolved by the number of distinct values, then by
     agreement with the other sources, then by precedence.

@@ -179,7 +179,9 @@ def group_files(found: Iterable[Found], root: Path) -> Iterator[Found]:
     root
         The run.
 
-    Notes ----- Files of one directory with equal counters and labels in their names form a group if their
+    Notes
+    -----
+    Files of one directory with equal counters and labels in their names form a group if their
     other words differ, as in ``G_100.pth`` and ``D_100.pth``; so do different models below a folder named
     like a step. Shards form a group. Files without a counter form one if their words match those of numbered
     groups. A file without weights joins the files with its counters, in its directory or in the only one that

@@ -192,7 +192,9 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     InputError
         The file has no number, or is more than 32 MB of text.
 
-    Notes ----- The last line of a file being written may be truncated; it is ignored. Names are untrusted and
+    Notes
+    -----
+    The last line of a file being written may be truncated; it is ignored. Names are untrusted and
     returned as in the file, without padding. Decimal commas and thousands separators are supported. Columns
     without a header are numbered; the first one that counts up is named ``step``.
 

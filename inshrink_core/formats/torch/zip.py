@@ -166,7 +166,9 @@ def read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
     DamagedError
         The zip is truncated, compressed or has overlapping entries.
 
-    Notes ----- PyTorch writes 0 for every entry if checksums are disabled (`set_crc32_options(False)`). A
+    Notes
+    -----
+    PyTorch writes 0 for every entry if checksums are disabled (`set_crc32_options(False)`). A
     single entry can have the checksum 0, but not all of them.
     """
     records = sorted(_read_directory(_Tail(file)))
@@ -291,7 +293,9 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> tuple[byte
     RottenError
         ``data.pkl`` does not match its CRC-32.
 
-    Notes ----- Reads the directory, ``data.pkl``, ``byteorder`` and about a hundred bytes for each entry. For
+    Notes
+    -----
+    Reads the directory, ``data.pkl``, ``byteorder`` and about a hundred bytes for each entry. For
     a remote file written by PyTorch these bytes are predicted, and compared before anything of the entry is
     read.
     """
