@@ -213,8 +213,8 @@ def flaw_of_cover(boxes: list[Box], shape: tuple[int, ...]) -> str:
     return "leave a hole" if sum(math.prod(box.sizes) for box in boxes) != math.prod(shape) else ""
 
 
-def _overlap(one: Box, other: Box) -> bool:
-    return all(a < b + m and b < a + n for a, n, b, m in zip(*one, *other, strict=True))
+def _overlap(first: Box, second: Box) -> bool:
+    return all(a < b + m and b < a + n for a, n, b, m in zip(*first, *second, strict=True))
 
 
 class _Files:

@@ -425,11 +425,11 @@ class Run(Mapping[int, Checkpoint]):
                 rows.append((named, Fate.BRANCH, named.step))
         return tuple(rows)
 
-    def _is_restored(self, one: Named, step: int) -> bool:
+    def _is_restored(self, file: Named, step: int) -> bool:
         """Return whether a checkpoint is a restored copy of a step: nearer to it than a neighbour is."""
         at = self.steps.index(step)
         neighbour = self.steps[at - 1] if at else self.steps[-1]
-        copy = one.parsed.checkpoint(step, self._access.counter)
+        copy = file.parsed.checkpoint(step, self._access.counter)
         floats = (spec for spec in copy.specs if spec.role is TensorRole.WEIGHT and "float" in spec.dtype)
         spec = max(floats, key=lambda spec: spec.nbytes, default=None)
         if spec is None or any(spec.key not in self[known] for known in (step, neighbour)):
