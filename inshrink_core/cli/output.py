@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EXIT_INPUT, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
 """70 is ``EX_SOFTWARE`` of sysexits.h; 130 is 128 + SIGINT, as in shells."""
 
-_PIPED_WIDTH = 100
+_PIPED_WIDTH = 120
 """Columns of a table written to a file or a pipe."""
 
 _STDERR = 2
