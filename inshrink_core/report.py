@@ -148,7 +148,8 @@ def value_text(key: str, value: Any) -> str:
         default = text.count if isinstance(value, int) else text.plain
         return next((_FORMATS[word] for word in key.split("_") if word in _FORMATS), default)(value)
     if isinstance(value, Mapping):
-        pairs = {name.replace("_", " "): value_text(name, item) for name, item in value.items()}
+        form = text.limit_text if key == "bounds" else value_text
+        pairs = {name.replace("_", " "): form(name, item) for name, item in value.items() if item is not None}
         return ", ".join(f"{name} {shown}" for name, shown in pairs.items() if shown)
     if isinstance(value, list):
         if all(type(item) is int for item in value):

@@ -35,7 +35,6 @@ _LEGEND = 26
 _STANDOFF = 10
 """Pixels between the labels of an axis and its title."""
 
-_MAX_COLUMN_LABELS = 7
 _MOST_TICKS = 8
 _LARGEST_POWER = 307
 """Largest power of ten that a float represents with all digits, in both directions."""
@@ -91,17 +90,6 @@ def steps_axis(n_ticks: int) -> dict[str, Any]:
         "nticks": n_ticks,
         "tickangle": 0,
         "automargin": True,
-    }
-
-
-def columns_axis(labels: Sequence[str]) -> dict[str, Any]:
-    """Return an axis on which every column has a label, or every few of them."""
-    return {
-        "type": "category",
-        "title": title("Step"),
-        "showgrid": False,
-        "tickangle": 0,
-        **few_ticks(labels, labels, _MAX_COLUMN_LABELS),
     }
 
 

@@ -55,7 +55,7 @@ class Inventory(Report):
     SHOWS: ClassVar = (
         "format steps n_parameters codec optimizer_state=optimizer_state base ratio_total "
         "ratio_weights bits_per_weight raw_bytes archive_bytes originals needs "
-        "branches fates bytes_read roles frames=frames skipped"
+        "bounds=bounds branches fates bytes_read roles frames=frames skipped"
     )
 
     def to_json(self) -> dict[str, Any]:
@@ -66,6 +66,12 @@ class Inventory(Report):
     def optimizer_state(self) -> str:
         """How an archive stores optimizer state."""
         return showing.optimizer_text(self.facts.get("optimizer"), self.facts["roles"])
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The quality bounds of the last frame that has any."""
+        bounds = [quality["bounds"] for row in self.facts.get("frames", ()) if (quality := row["quality"])]
+        return dict(bounds[-1]) if bounds else {}
 
     @property
     def frames(self) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The verbs end to end, on the first steps of the sample run."""
 
+import shutil
 import subprocess
 import sys
 
@@ -168,3 +169,22 @@ def test_compress_and_restore_leave_the_processors_to_their_own_workers(cli, sma
         torch.set_num_threads(2)
         assert cli(*words).code == 0
         assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compare", "{archive}", "--against", "{run}"),
+        ("search", "{run}", "--max-drop", "0.01"),
+        ("bench", "{run}"),
+    ],
+)
+def test_the_evaluator_of_a_run_is_not_executed_without_consent(cli, archive, small_run, tmp_path, words):
+    run, witness = shutil.copytree(small_run, tmp_path / "copy"), tmp_path / "executed"
+    code = f"open({str(witness)!r}, 'w')\ndef evaluate(s): return {{'accuracy': 1.0}}\n"
+    (run / "evaluator.py").write_text(code)
+    outcome = cli(*(word.format(archive=archive, run=run) for word in words), "--json")
+    assert outcome.code == 2
+    assert outcome.document["error"]["type"] == "UntrustedCodeError"
+    assert "--trust-run" in outcome.document["error"]["remedy"]
+    assert not witness.exists()

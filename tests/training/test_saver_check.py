@@ -377,9 +377,12 @@ def test_inspect_shows_what_a_restore_costs(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert shown.count("measured") == 2
     assert "predicted" in shown
+    assert "restore cost ≤ 2.00 %" in shown
     saved(tmp_path / "b", n_saves=2)
     assert main(["inspect", str(tmp_path / "b")]) == 0
-    assert "measured" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "measured" not in shown
+    assert "bounds" not in shown
 
 
 @pytest.mark.parametrize(

@@ -197,3 +197,10 @@ def test_what_is_archived_with_an_error_goes_only_if_that_is_said(run: Path, tmp
     plan = release(run, target, lossy=True)
     assert [row.exact for row in plan.steps if row.released] == [False, False]
     assert release(run, target, lossy=True, apply=True).released == (1, 2)
+
+
+def test_files_of_a_flat_run_are_released_and_the_newest_k_stay(tmp_path: Path) -> None:
+    flat = write_run(tmp_path / "run", n_steps=4)
+    inshrink_core.compress(flat, tmp_path / "a", codec="lossless", optimizer="exact")
+    assert release(flat, tmp_path / "a", keep_newest=1, apply=True).released == (5, 10, 15)
+    assert names(flat) == ["step_20.pt"]
