@@ -8,6 +8,7 @@ PORT ?= 8501
 WORKERS ?= 3
 SECONDS ?= 60
 SEED ?= 1
+LEVELS ?= --all
 # Hundreds of processes that tests start import compiled files, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -46,6 +47,7 @@ test-browser: $(STAMP)  ## Drive the explorer in headless Chromium
 	# On two busy cores a browser is late at times: what fails once is tried again, and fails for good then.
 	$(BIN)/python -m pytest -m browser tests/app || $(BIN)/python -m pytest -m browser tests/app
 
+test-integrations: LEVELS :=  # of this processor alone
 test-integrations: wheel  ## Test the adapters with the real libraries, installed with the wheel's extras in build/integrations
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint requirements.lock \
@@ -88,7 +90,7 @@ screenshots: $(STAMP)  ## Take the screenshots of README and docs from the runni
 
 docs: $(STAMP)  ## Build the documentation site into build/site, every warning an error; run what its pages say
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	$(BIN)/python -m pytest --quiet -m documentation tests/docs
+	$(BIN)/python -m pytest --quiet --numprocesses 2 -m documentation tests/docs
 
 reference: $(STAMP)  ## Write the derived parts of docs and the schema of JSON documents anew
 	$(BIN)/python -m benchmarks.reference
@@ -97,7 +99,7 @@ house: $(STAMP)  ## Print the size of the code beside the limits of benchmarks/h
 	$(BIN)/python -m benchmarks.house
 
 wheel: $(STAMP)  ## Build the wheel into dist/, with the machine code of all kernels for this Python
-	$(BIN)/python -m inshrink_core.ops --all
+	$(BIN)/python -m inshrink_core.ops $(LEVELS)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 release: $(STAMP)  ## Check version and changelog, build wheel and sdist, try both; CONFIRM=yes tags the commit

@@ -22,8 +22,14 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inshrink_app.server.roots import Address, Settings, configure, path_of, real_path
+from inshrink_app.theme import theme_config
+from inshrink_app.window import READY
+
+from inshrink_core.archive.storage import storage_at
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
 from inshrink_core.execution.process import empty_directory, start_python, user_environment
+from inshrink_core.formats import split_step_pattern
 
 if TYPE_CHECKING:
     from streamlit import App
@@ -75,31 +81,70 @@ def run(
     MissingExtraError
         Streamlit or Plotly is not installed, or for a window pywebview.
     """
-    from inshrink_app.server.roots import real_path
-
     path = None if path is None else str(real_path(path))
-    roots = [str(real_path(root)) for root in roots or ()]
-    given = _checked_roots(path, host, roots)
+    current = allow(path, host, [str(real_path(root)) for root in roots or ()])
     # Run in an empty folder, since Streamlit and numba read settings from the current one.
     with contextlib.chdir(empty_directory()):
-        _serve(path, host, port, given, open_browser=open_browser, window=window)
+        _serve(current, host, port, open_browser=open_browser, window=window)
 
 
-def _serve(
-    path: str | None, host: str, port: int, roots: list[str], *, open_browser: bool, window: bool
-) -> None:
-    """Serve until interrupted; all paths are absolute."""
+def allow(path: str | None, host: str, roots: Sequence[str]) -> Settings:
+    """Set the folders and addresses that the explorer may see, and return the settings.
+
+    Parameters
+    ----------
+    path
+        Run or archive to show first; absolute, as all paths here. An address is allowed itself; the folder of
+        a path is allowed if there are no roots.
+    host
+        Address to listen on.
+    roots
+        Folders and addresses; without folders, the current one is allowed.
+
+    Raises
+    ------
+    InputError, NotFoundError
+        See `run`.
+    """
+    places = [path_of(root) for root in roots]
+    opened = None if path is None else path_of(str(split_step_pattern(path)[0]))
+    if isinstance(opened, Address):
+        places, opened = [*places, opened], None
+    if opened is not None and not opened.exists():
+        raise NotFoundError("there is nothing to open", where=path or "", remedy="give a run or an archive")
+    addresses = [place for place in places if isinstance(place, Address)]
+    for address in addresses:
+        if address.parts[0] not in _SCHEMES:
+            what = f"addresses of {', '.join(_SCHEMES)} can be opened"
+            raise InputError(what, where=address.parts[0], remedy="copy it to a folder")
+        storage_at(str(address))  # refuses credentials in an address, and one without a bucket
+    folders = [place for place in places if not isinstance(place, Address)]
+    if not folders:
+        if not _is_local(host):
+            raise InputError(
+                f"'{host}' is open to others, so the folders they may see must be named",
+                remedy="add --root FOLDER, or leave --host out to serve this computer alone",
+            )
+        folders = [Path.cwd(), *([] if opened is None or roots else [opened.parent])]
+    for root in folders:
+        if not root.is_dir():
+            raise NotFoundError("the root is not a folder", where=str(root), remedy="give an existing folder")
+    current = configure([*folders, *addresses], path)
+    if opened is not None and not current.allows(opened):
+        remedy = "add its folder with --root"
+        raise InputError("the path is outside of the roots", where=path or "", remedy=remedy)
+    return current
+
+
+def _serve(current: Settings, host: str, port: int, *, open_browser: bool, window: bool) -> None:
+    """Serve until interrupted."""
     try:
         import plotly as _plotly  # noqa: F401
         import streamlit  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "app") from error
-    from inshrink_app.server import roots as jail
-
     from inshrink_core.cli.ui import Ui
 
-    current = jail.configure(roots, path)
-    _require_inside(current, path)
     _require_free(host, port)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     shown = _start_window(url) if window else None
@@ -115,9 +160,8 @@ def _serve(
     elif open_browser:
         threading.Timer(_BROWSER_DELAY_SECONDS, webbrowser.open, [url]).start()
     threading.Thread(target=_load_ahead, daemon=True).start()
-    again = Ui(path, host=host, port=port, root=seen)
-    command = shlex.join(["inshrink", *again.words()])
-    explorer(_allowed_hosts(host), command).run(config=server_config(host, port))
+    words = Ui(current.opened, host=host, port=port, root=seen).words()
+    explorer(_allowed_hosts(host), shlex.join(["inshrink", *words])).run(config=server_config(host, port))
 
 
 def _start_window(url: str) -> subprocess.Popen[str]:
@@ -130,8 +174,6 @@ def _start_window(url: str) -> subprocess.Popen[str]:
     InputError
         There is no display, or no toolkit to draw a window with.
     """
-    from inshrink_app.window import READY
-
     if find_spec("webview") is None:
         raise MissingExtraError("pywebview", "desktop")
     remedy = f"leave --window out, and open {url} in a browser"
@@ -191,28 +233,29 @@ def explorer(hosts: Sequence[str], command: str) -> App:
 def _mend_streamlit() -> None:
     """Correct races in Streamlit between the fragments of a page and its other requests.
 
-    A finished fragment is reported as interrupted if the next one begins before the report is sent; the page
-    then shows elements that the fragment no longer draws. Streamlit merges simultaneous requests and uses the
-    page of the later one, so a timer of the page being left can undo a click on a link, and later reset the
-    widgets of the new page.
+    When a fragment begins, Streamlit removes its own unsent messages and leaves those of the fragments inside
+    it, whose containers the browser then does not have: the page turns blank. It also reports a fragment that
+    has finished as interrupted; the page then shows elements that the fragment no longer draws. Streamlit
+    merges simultaneous requests and uses the page of the later one, so a timer of the page being left can
+    undo a click on a link, and later reset the widgets of the new page.
     """
-    from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
-    from streamlit.runtime import forward_msg_queue as queue
+    from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
     from streamlit.runtime.scriptrunner.script_runner import ScriptRunner
     from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests, ScriptRequestType
 
-    interrupted, request_rerun = queue._update_script_finished_message, ScriptRequests.request_rerun
+    clear, request_rerun = ForwardMsgQueue.clear, ScriptRequests.request_rerun
     run_script = ScriptRunner._run_script
 
-    def update(msg: ForwardMsg, is_fragment_run: bool) -> ForwardMsg:
-        has_ended = msg.script_finished == ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
-        return msg if is_fragment_run and has_ended else interrupted(msg, is_fragment_run)
+    def begin(self: Any, retain_lifecycle_msgs: bool = False, fragment_ids_this_run: Any = None) -> None:
+        if fragment_ids_this_run is None:
+            clear(self, retain_lifecycle_msgs)
+        else:
+            self._delta_index_map = {}  # What follows replaces nothing that waits, and is sent after it.
 
     def request(self: Any, new_data: Any) -> bool:
-        pending = self._rerun_data
         if new_data.fragment_id and self._state is ScriptRequestType.RERUN:
-            page = {"page_script_hash": pending.page_script_hash, "page_name": pending.page_name}
-            new_data = replace(new_data, **page)
+            at = self._rerun_data
+            new_data = replace(new_data, page_script_hash=at.page_script_hash, page_name=at.page_name)
         return request_rerun(self, new_data)
 
     def run(self: Any, rerun_data: Any) -> None:
@@ -220,8 +263,8 @@ def _mend_streamlit() -> None:
         if not (rerun_data.fragment_id_queue and is_left):
             run_script(self, rerun_data)
 
-    if interrupted.__module__ != __name__:  # Once per process.
-        queue._update_script_finished_message = update
+    if clear.__module__ != __name__:  # Once per process.
+        ForwardMsgQueue.clear = begin  # type: ignore[method-assign]
         ScriptRequests.request_rerun = request  # type: ignore[method-assign]
         ScriptRunner._run_script = run  # type: ignore[method-assign]
 
@@ -264,8 +307,6 @@ def _server_is_up() -> bool:
 
 def server_config(host: str, port: int) -> dict[str, Any]:
     """Return the server's configuration: local, silent, and without requests to other servers."""
-    from inshrink_app.theme import theme_config
-
     return {
         "server.address": host,
         "server.port": port,
@@ -302,56 +343,6 @@ def _is_local(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ip_address(host).is_loopback
     return host == "localhost"
-
-
-def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> list[str]:
-    """Return the roots, including the default ones; an address to open is a root."""
-    from inshrink_app.server.roots import Address, path_of
-
-    from inshrink_core.archive.storage import storage_at
-
-    given = list(map(path_of, roots or ()))
-    opened = None if path is None else path_of(_place_of(path))
-    places = given if opened is None or not isinstance(opened, Address) else [*given, opened]
-    for address in (place for place in places if isinstance(place, Address)):
-        if address.parts[0] not in _SCHEMES:
-            what = f"addresses of {', '.join(_SCHEMES)} can be opened"
-            raise InputError(what, where=address.parts[0], remedy="copy it to a folder")
-        storage_at(str(address))  # refuses credentials in an address, and one without a bucket
-    folders = [place for place in places if not isinstance(place, Address)]
-    if not folders:
-        if not _is_local(host):
-            raise InputError(
-                f"'{host}' is open to others, so the folders they may see must be named",
-                remedy="add --root FOLDER, or leave --host out to serve this computer alone",
-            )
-        folders = [Path.cwd()]
-        if opened is not None and opened not in places and not roots and opened.exists():
-            folders.append(Path(os.path.realpath(opened)).parent)
-    for root in folders:
-        if not root.is_dir():
-            raise NotFoundError("the root is not a folder", where=str(root), remedy="give an existing folder")
-    return list(map(str, [*folders, *(place for place in places if isinstance(place, Address))]))
-
-
-def _place_of(path: str) -> str:
-    """Return the folder or file to open: its path without a step pattern at the end."""
-    from inshrink_core.formats import split_step_pattern
-
-    return str(split_step_pattern(path)[0])
-
-
-def _require_inside(current: Any, path: str | None) -> None:
-    """Refuse a path that the page would refuse, while the terminal can show the error."""
-    from inshrink_app.server.roots import Address, path_of
-
-    if path is None or isinstance(path_of(path), Address):
-        return
-    if not Path(_place_of(path)).exists():
-        raise NotFoundError("there is nothing to open", where=path, remedy="give a run or an archive")
-    if not current.allows(Path(os.path.realpath(path))):
-        remedy = "add its folder with --root"
-        raise InputError("the path is outside of the roots", where=path, remedy=remedy)
 
 
 def _require_free(host: str, port: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import pages, state
+from inshrink_app.widgets import job_card
 
 # A file, because Streamlit fetches the font of a `:material/` page icon from another server.
 MARK = str(Path(__file__).parent / "assets" / "mark.svg")
@@ -15,9 +16,9 @@ st.logo(MARK, size="large")
 
 
 def lead_on(name: str, word: str) -> None:
-    """Redirect a former page address to its page."""
+    """Redirect an old address to its page."""
     state.remember_link()
-    state.remember(panel=word)
+    st.session_state[job_card.OPEN] = word == "jobs"
     state.lead_to(name)
 
 

@@ -27,9 +27,7 @@ _STARTED = _PREFIX + "started"
 _ARRIVED = _PREFIX + "arrived"
 _CLICKED = _PREFIX + "clicked"
 _GIVEN = _PREFIX + "given"
-_TAKEN = _PREFIX + "taken"
 _PAGES = _PREFIX + "pages"
-_ASKED = _PREFIX + "asked"
 
 
 def arrive(page: str) -> None:
@@ -57,8 +55,13 @@ def was_clicked() -> bool:
 
 def was_asked_for() -> bool:
     """Return whether the user asked for the subject on screen, by a click or on the command line."""
+    return was_clicked() or is_given()
+
+
+def is_given() -> bool:
+    """Return whether the run on screen is that of the command line."""
     given = st.session_state.get(_GIVEN)
-    return was_clicked() or (given is not None and given == st.session_state.get(_PREFIX + RUN))
+    return given is not None and given == st.session_state.get(_PREFIX + RUN)
 
 
 def know(pages: Mapping[str, StreamlitPage]) -> None:
@@ -68,14 +71,10 @@ def know(pages: Mapping[str, StreamlitPage]) -> None:
 
 def go_to(page: str, **chosen: str) -> NoReturn:
     """Go to another page, by the name of its folder, with some choices."""
-    remember(**chosen)
-    st.session_state[_ASKED] = chosen
+    for key, value in chosen.items():
+        st.session_state[_PREFIX + key] = value
+        st.session_state.pop(f"{page}.{key}", None)  # The widget of an earlier visit.
     st.switch_page(st.session_state[_PAGES][page])
-
-
-def asked(key: str) -> str:
-    """Return the choice that led to this page, once; empty without one."""
-    return str(st.session_state.get(_ASKED, {}).pop(key, ""))
 
 
 def lead_to(page: str) -> NoReturn:
@@ -99,13 +98,6 @@ def run_path() -> str | None:
     st.session_state[_STARTED] = True
     path = st.session_state.get(_PREFIX + RUN)
     return path if isinstance(path, str) and path else None
-
-
-def takes_given() -> bool:
-    """Return whether the run of the command line is on screen for the first time."""
-    given = st.session_state.get(_GIVEN)
-    is_new = given is not None and given == st.session_state.get(_PREFIX + RUN)
-    return is_new and not st.session_state.get(_TAKEN) and not st.session_state.update({_TAKEN: True})
 
 
 def set_run(path: str | None) -> None:
@@ -136,7 +128,7 @@ def choice_text(key: str) -> str:
 
 
 def log_choice(run: str) -> str:
-    """Return the chosen file and columns of metrics of a run; empty without any. Untrusted."""
+    """Return the chosen file of metrics of a run; empty for its own log. Untrusted."""
     key = f"{_PREFIX}{LOG}.{run}"
     if text := st.query_params.get(LOG):
         st.session_state[key] = text
@@ -147,21 +139,16 @@ def log_choice(run: str) -> str:
 
 
 def choose_log(run: str, text: str) -> None:
-    """Choose other columns for the metrics of a run; empty restores its own log."""
+    """Choose another file for the metrics of a run; empty restores its own log."""
     st.session_state[f"{_PREFIX}{LOG}.{run}"] = text
     st.query_params.pop(LOG, None)
-
-
-def remember(**chosen: str) -> None:
-    """Store choices in the session only, for the page that opens next."""
-    for key, value in chosen.items():
-        st.session_state[_PREFIX + key] = value
 
 
 def remember_link() -> None:
     """Store the link's choices in the session before a redirect. Untrusted."""
     run_path()
-    remember(**{key: value for key, value in st.query_params.items() if key != RUN})
+    for key, value in st.query_params.items():
+        st.session_state[_PREFIX + key] = value
 
 
 def publish(**chosen: str) -> None:

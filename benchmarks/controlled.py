@@ -5,7 +5,7 @@ writes them; each training is restored nine times from its own archive and ends 
 uninterrupted. Defaults were chosen on the tasks of `TUNED`; the others only judge. ``results/controlled.csv``
 has a row a task: what a restored training loses, what chance alone costs where ``--control`` trained each
 seed a third time, and a setting known to be bad, which the task has to tell from nothing: ten times the
-bound, or, where that takes far more than half of the bits or does no harm, one coarse spacing for all of it.
+bound, or, where that takes far more than half of the bits or does no harm, one coarse step size for all.
 Finished trainings are stored in ``data/controlled`` and not trained again; more ``--seeds`` add to them.
 """
 
@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import inshrink_lab
-from benchmarks.results import DATA, write
+from benchmarks.results import DATA, write_each
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 from inshrink_lab.rehearsal import Rehearsal
 
@@ -32,7 +31,7 @@ TASKS = (
 )
 SEEDS, BAD_SEEDS = 5, 3
 KNOWN_BAD = 10 * DEFAULT_MAX_RESTORE_COST
-BAD_SPACING = {
+BAD_STEP_SIZE = {
     **{"char-finetune": 8.0, "char-lora": 8.0, "char-gpt": 8.0},
     **{"digits-resnet": 1.0, "regression": 4.0},
 }
@@ -56,7 +55,12 @@ def verdict(found: Rehearsal, bad: Rehearsal) -> str:
 
 def row_of(found: Rehearsal, bad: Rehearsal) -> dict[str, object]:
     """Return the row of a task."""
-    frames = [frame for run in found.restored if run.promise is not None for frame in run.promise["frames"]]
+    frames = [
+        frame
+        for run in found.restored
+        if run.bound_record is not None
+        for frame in run.bound_record["frames"]
+    ]
     costs = [frame["restore_cost"] for frame in frames if frame["restore_cost"] is not None]
     return {
         "task": found.task,
@@ -88,27 +92,25 @@ def rehearsed(task: str, seeds: int, **options: Any) -> Rehearsal:
 
 def known_bad(task: str) -> dict[str, Any]:
     """Return how a task is written that is to end worse."""
-    spacing = BAD_SPACING.get(task)
-    if spacing is None:
+    step_size = BAD_STEP_SIZE.get(task)
+    if step_size is None:
         return {"max_restore_cost": KNOWN_BAD}
-    return {"codec": "lattice", "config": {"coarseness": spacing}}
+    return {"codec": "lattice", "config": {"coarseness": step_size}}
 
 
 def main(
     quick: bool = False, tasks: Sequence[str] = TASKS, seeds: int = SEEDS, control: bool = False
 ) -> Path:
     """Train what is not stored, and write the table after each task; quick: one small task, one seed."""
-    rows: list[dict[str, object]] = []
-    path = Path()
-    for task in ("regression",) if quick else tasks:
-        found = rehearsed(
-            task, 1 if quick else seeds, control=control, max_restore_cost=DEFAULT_MAX_RESTORE_COST
+    tasks, seeds, bad_seeds = (("regression",), 1, 1) if quick else (tasks, seeds, BAD_SEEDS)
+    rows = (
+        row_of(
+            rehearsed(task, seeds, control=control, max_restore_cost=DEFAULT_MAX_RESTORE_COST),
+            rehearsed(task, bad_seeds, **known_bad(task)),
         )
-        bad = rehearsed(task, 1 if quick else BAD_SEEDS, **known_bad(task))
-        rows.append(row_of(found, bad))
-        sys.stderr.write(f"{rows[-1]}\n")
-        path = write("controlled_quick" if quick else "controlled", rows)
-    return path
+        for task in tasks
+    )
+    return write_each("controlled_quick" if quick else "controlled", rows)
 
 
 if __name__ == "__main__":

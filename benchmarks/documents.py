@@ -1,184 +1,315 @@
-"""The JSON Schema of what ``--json`` writes: docs/documents.schema.json, made by `benchmarks.reference`.
+"""The JSON documents: tables of their keys for docs/json.md, and docs/documents.schema.json.
 
-Types and required keys are those of the verbs' reports, and docs/json.md explains the keys. Where a report
-makes a part of its document by itself, keys and types are those of the page.
+`benchmarks.reference` writes both, from the types and docstrings of reports. A key is an attribute, which
+*Parameters* of its class or the docstring of its property explains. If `to_json` or a property builds an
+object by itself, *Returns* of its docstring lists the keys, each with its type.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import sys
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from enum import Enum
+from functools import cache
 from inspect import get_annotations
+from itertools import groupby
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+import inshrink_core.analysis.profile  # noqa: F401 - types that reports name for type checkers alone
+from inshrink_core.cli import output
+from inshrink_core.cli.application import known_verbs
+from inshrink_core.evaluate import Comparison
 from inshrink_core.report import Report
-from inshrink_core.request import Request
+from inshrink_core.request import Request, fields_of, request_of
 from inshrink_core.verbs.evaluate import EvaluatorReport
-from inshrink_core.verbs.modes.watch import WatchReport
+from inshrink_core.verbs.shared.compressing import CompressReport
+from inshrink_core.verbs.shared.watch import WatchReport
 from inshrink_lab.losing import PartialRehearsal
 
 DOCS = Path(__file__).parents[1] / "docs"
-PLAIN = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}
+PROJECT = ("inshrink_core", "inshrink_lab")
+PLAIN = {"bool": "boolean", "int": "integer", "float": "number", "str": "string"}
+
+ALSO: dict[str, tuple[type[Report], ...]] = {
+    "compare": (Comparison,),
+    "compress": (WatchReport,),
+    "evaluate": (EvaluatorReport,),
+}
+"""Reports of verbs that an option makes do something else, or that a report contains as its document."""
 
 Schema = dict[str, Any]
 
 
-def reports_of(request: type[Request[Any]]) -> list[type[Report]]:
-    """Return what a request may report, as its `perform` says."""
-    # Rehearsals of partial failures import the others, which name them for type checkers alone.
-    hint = get_type_hints(request.perform, localns={"PartialRehearsal": PartialRehearsal})["return"]
-    return [item for item in get_args(hint) or (hint,) if item is not NoneType]
+class Row(NamedTuple):
+    """A key of a document.
 
-
-def _hint(cls: type, path: Sequence[str]) -> Any:
-    """Return the type that a dotted path of attributes leads to; `Any` where nothing says."""
-    if not path:
-        return cls
-    if get_origin(cls) in (Union, UnionType):
-        hints = [_hint(item, path) for item in get_args(cls) if item is not NoneType]
-        return hints[0] | None if len(hints) == 1 and hints[0] is not Any else Any
-    if get_origin(cls) is tuple:
-        inner = _hint(get_args(cls)[0], path)
-        return Any if inner is Any else tuple[inner, ...]  # type: ignore[valid-type]
-    found = getattr(cls, path[0], None)
-    if isinstance(found, property):
-        return _hint(_evaluated(found.fget, found.fget.__annotations__.get("return", Any)), path[1:])
-    owner = next((item for item in getattr(cls, "__mro__", ()) if path[0] in get_annotations(item)), None)
-    return _hint(_evaluated(owner, get_annotations(owner)[path[0]]) if owner else Any, path[1:])
-
-
-def _evaluated(owner: Any, annotation: Any) -> Any:
-    """Return what an annotation means; `Any` for a name that only type checkers know."""
-    try:
-        known = vars(sys.modules[owner.__module__])
-        return eval(annotation, known) if isinstance(annotation, str) else annotation
-    except (NameError, TypeError):
-        return Any
-
-
-def keys_of(cls: type) -> dict[str, Any] | None:
-    """Return the keys of a class's document and the type of each; None where the class does not say."""
-    given = "to_json" in vars(cls) and cls is not Report
-    if issubclass(cls, Report):
-        keys = {key: _hint(cls, path.split(".")) if path else Any for key, path in _paths(cls).items()}
-        # What it writes by itself may stand in the place of a field.
-        return {key: Any if given and not _is_plain(hint) else hint for key, hint in keys.items()}
-    if given:
-        return None
-    names = [item.name for item in fields(cls)] if is_dataclass(cls) else getattr(cls, "_fields", None)
-    return None if names is None else {name: _hint(cls, [name]) for name in names}
-
-
-def _paths(cls: type[Report]) -> dict[str, str]:
-    """Return the keys of a report's document, each with the attribute it shows; "" where it is computed."""
-    owner = next((item for item in cls.__mro__ if "_document" in vars(item)), Report)
-    if owner is Report:
-        return cls.document_paths()
-    tree = ast.parse(textwrap.dedent(inspect.getsource(vars(owner)["_document"])))
-    paths = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Dict):
-            for key, value in zip(node.value.keys, node.value.values, strict=True):
-                said = re.fullmatch(r"self\.(\w+(?:\.\w+)*)", ast.unparse(value))
-                paths[str(ast.literal_eval(key))] = said[1] if said else ""
-    return paths
-
-
-def _is_plain(hint: Any) -> bool:
-    parts = get_args(hint) or (hint,)
-    return all(part in PLAIN or part is Ellipsis or (get_args(part) and _is_plain(part)) for part in parts)
-
-
-def schema_of(hint: Any) -> Schema:
-    """Return the schema of what `plain_value` makes of a value of a type; empty where nothing is certain."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if hint in PLAIN:
-        return {"type": PLAIN[hint]} if hint is not float else {"type": ["number", "null"]}
-    if origin is Literal:
-        return {"enum": list(parts)}
-    if origin in (Union, UnionType):
-        choices = [schema_of(item) for item in parts]
-        return {"anyOf": choices} if all(choices) else {}
-    if origin in (tuple, list, Sequence) and (len(parts) == 1 or parts[1:] == (Ellipsis,)):
-        return {"type": "array", "items": schema_of(parts[0])}
-    if origin in (tuple, list, Sequence):
-        return {"type": "array", "items": {}}
-    if origin in (dict, Mapping):
-        return {"type": "object", "additionalProperties": schema_of(parts[1])}
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return {"enum": [item.value for item in hint]}
-    if isinstance(hint, type) and issubclass(hint, Path):
-        return {"type": "string"}
-    keys = keys_of(hint) if isinstance(hint, type) and hint is not object else None
-    return (
-        {} if keys is None else {"type": "object", "properties": {k: schema_of(v) for k, v in keys.items()}}
-    )
-
-
-def _either(item: Schema, other: Schema) -> Schema:
-    return {"anyOf": [item, other]} if item and other else {}
-
-
-def explained(verb: str, text: str) -> dict[str, tuple[str, str]]:
-    """Return the keys of a verb's section of docs/json.md, each with its type and what it means.
-
-    Keys that a line of the section names as shared are explained once, in the section of these.
+    Parameters
+    ----------
+    kind
+        Its type: ``int``, ``[int]`` for a list, ``{int}`` for an object with any names; ``?`` allows null.
+    meaning
+        The explanation, in Markdown.
     """
-    found = _rows("Shared keys", text)
-    shared = {}
-    for line in re.findall(r"^.*\[[Ss]hared\]\(#shared-keys\).*$", _section(verb, text), re.MULTILINE):
-        for key in re.findall(r"`([\w.\[\]{}]+)`", line):
-            prefix, _, last = key.rpartition(".")
-            for name in [name for name in found if _steps(name)[0] == last]:
-                shared[f"{prefix}.{name}" if prefix else name] = found[name]
-    return shared | _rows(verb, text)
+
+    kind: str
+    meaning: str
 
 
-def _section(name: str, text: str) -> str:
-    section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    return section[1] if section else ""
+Rows = dict[str, Row]
+"""Rows by key: in a key, ``[]`` is each element of a list and ``{}`` each value of an object."""
 
 
-def _rows(name: str, text: str) -> dict[str, tuple[str, str]]:
-    """Return the keys of the tables of a section."""
-    rows = re.findall(r"^(`.+?`) \| `(\S+)` \| (.*)$", _section(name, text), re.MULTILINE)
-    return {key: (kind, _bare(said)) for names, kind, said in rows for key in re.findall(r"`([^`]+)`", names)}
+def requests() -> dict[str, type[Request[Any]]]:
+    """Return the requests of this project by verb, as `inshrink --help` orders them."""
+    found = ((verb, request_of(verb)) for verb in known_verbs())
+    return {verb: request for verb, request in found if request is not None}
 
 
-def _bare(text: str) -> str:
-    return re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("`", "").replace("\\|", "|")
+def reports_of(request: type[Request[Any]]) -> list[type[Report]]:
+    """Return the reports that a request may make, by the annotation of its `perform`."""
+    # Rehearsals of partial failures import the others, which name them for type checkers alone.
+    hint = get_type_hints(
+        request.perform, localns={"PartialRehearsal": PartialRehearsal, "CompressReport": CompressReport}
+    )["return"]
+    found = [item for item in get_args(hint) or (hint,) if item is not NoneType]
+    return [*found, *ALSO.get(request.verb(), ())]
 
 
-def _places(schema: Schema, path: Sequence[str]) -> Iterator[Schema]:
-    """Yield where a key of the page is in a schema; what is not there is made."""
-    if not path:
-        yield schema
-        return
-    name, *rest = path
-    branches = [item for item in schema.get("anyOf", ()) if item.get("type") != "null"]
-    if branches:
-        for item in branches:
-            yield from _places(item, path)
-        return
-    if name == "[]":
-        inner = schema.setdefault("items", {})
-    elif name == "{}":
-        inner = schema.setdefault("additionalProperties", {})
+_SECTION = re.compile(r"^(\w[\w ]*)\n-+\n((?:.*\n?)*?)(?=^\w[\w ]*\n-+$|\Z)", re.MULTILINE)
+_ENTRY = re.compile(r"^(\S.*)(?:\n|\Z)((?:(?: +.*)?\n?)*)", re.MULTILINE)
+
+
+@cache
+def _documented(thing: Any, *sections: str) -> dict[str, tuple[str, str]]:
+    """Return the names that sections of a docstring explain, each with its type (or "") and the text."""
+    found: dict[str, tuple[str, str]] = {}
+    for title, body in _SECTION.findall(inspect.getdoc(thing) or ""):
+        for head, text in _ENTRY.findall(body) if title in sections else ():
+            names, _, kind = head.partition(" : ")
+            found |= {name: (kind, " ".join(text.split())) for name in names.split(", ")}
+    return found
+
+
+def _parameters(cls: type) -> dict[str, tuple[str, str]]:
+    """Return the attributes that the docstrings of a class and its bases explain."""
+    found: dict[str, tuple[str, str]] = {}
+    for base in reversed(cls.__mro__):
+        if base.__doc__ and "__doc__" in vars(base):
+            found |= _documented(base, "Parameters", "Attributes")
+    return found
+
+
+@cache
+def _classes() -> dict[str, type]:
+    """Return the loaded classes of the project by name; modules import some for type checkers alone."""
+    for request in requests().values():
+        reports_of(request)  # loads what the request imports
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] in PROJECT]
+    lazy = [getattr(module, name) for module in modules for name in vars(module).get("__all__", ())]
+    values = [*lazy, *(value for module in modules for value in vars(module).values())]
+    return {value.__name__: value for value in values if isinstance(value, type)}
+
+
+def _evaluated(module: str, annotation: Any) -> Any:
+    """Return what an annotation or a name means in a module."""
+    annotation = getattr(annotation, "__forward_arg__", annotation)
+    known = ChainMap(vars(sys.modules[module]), _classes())
+    return eval(annotation, {}, known) if isinstance(annotation, str) else annotation
+
+
+def _hint(cls: type, name: str) -> Any:
+    """Return the type of an attribute of a class."""
+    member = getattr(cls, name, None)
+    getter = member.fget if isinstance(member, property) else getattr(member, "func", None)
+    if getter is not None:
+        return _evaluated(getter.__module__, getter.__annotations__["return"])
+    owner = next(item for item in cls.__mro__ if name in get_annotations(item))
+    return _evaluated(owner.__module__, get_annotations(owner)[name])
+
+
+class _Shape(NamedTuple):
+    """A type: the brackets around the innermost type ("", "[]" or "{}"), this type, and where null is."""
+
+    around: str
+    inner: Any
+    null_inside: bool = False
+    null: bool = False
+
+
+def _shape(hint: Any) -> _Shape:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        others = [item for item in parts if item is not NoneType]
+        found = _shape(others[0]) if len(others) == 1 else _Shape("", Any)
+        return found._replace(null=len(others) < len(parts))
+    if origin in (tuple, list, Sequence):
+        inner = _shape(parts[0])
+        return _Shape("[]", inner.inner if not inner.around else object, inner.null)
+    if origin in (dict, Mapping) and parts[1] is not Any:
+        inner = _shape(parts[1])
+        return _Shape("{}", inner.inner if not inner.around else object, inner.null)
+    return _Shape("", dict if origin in (dict, Mapping) else hint)
+
+
+def _kind(hint: Any) -> str:
+    """Return an annotation as a type of a document: `int`, `[int]`, `{int}`, `object?`; empty if unknown."""
+    around, inner, null_inside, null = _shape(hint)
+    if get_origin(inner) is Literal:
+        inner = type(get_args(inner)[0])
+    if not isinstance(inner, type):
+        return ""
+    plain = next((name for name in PLAIN if inner.__name__ == name), "object")
+    name = "str" if issubclass(inner, str | Path) else plain
+    if around:
+        return f"{around[0]}{_nullable(name, null_inside)}{around[1]}{'?' * null}"
+    return _nullable(name, null)
+
+
+def _nullable(kind: str, null: bool) -> str:
+    return f"{kind}?" if null and kind != "float" and not kind.endswith("?") else kind
+
+
+def rows_of(cls: type) -> Rows:
+    """Return the keys of the document of a class."""
+    own = vars(cls).get("to_json")
+    if issubclass(cls, Report):
+        paths = cls.document_paths() if is_certain(cls) else {}
+    elif own is not None:
+        paths = {}
     else:
-        inner = schema.setdefault("properties", {}).setdefault(name, {})
-    yield from _places(inner, rest)
+        names = [item.name for item in fields(cls)] if is_dataclass(cls) else cls._fields  # type: ignore[attr-defined]
+        paths = {name: name for name in names}
+    found: Rows = {}
+    for key, path in paths.items():
+        found |= _member_rows(cls, key, path.split("."))
+    returned = {} if own is None else _listed_rows(own)
+    replaced = tuple(f"{key}{mark}" for key in returned if key in found for mark in ".[{")
+    rows = {key: row for key, row in found.items() if not key.startswith(replaced)} | returned
+    order = list(dict.fromkeys(_steps(key)[0] for key in rows))
+    return dict(sorted(rows.items(), key=lambda row: order.index(_steps(row[0])[0])))
+
+
+def is_certain(report: type[Report]) -> bool:
+    """Return whether the document of a report always has the keys of its `document_paths`."""
+    listed = "KEYS" in vars(report) or any(item.metadata for item in fields(report))  # type: ignore[arg-type]
+    return listed or "to_json" not in vars(report)
+
+
+def _member_rows(cls: type, key: str, path: Sequence[str]) -> Rows:
+    """Return the rows of a key that a path of attributes leads to, and those within it."""
+    name, *rest = path
+    hint, (kind, text) = _hint(cls, name), _parameters(cls).get(name, ("", ""))
+    member = getattr(cls, name, None)
+    if not text and isinstance(member, property):
+        text = (inspect.getdoc(member) or "").split("\n\n", 1)[0]
+    if rest:
+        around, inner, null, optional = _shape(hint)
+        found = _member_rows(inner, key, rest)
+        first = found.pop(key)
+        if around:
+            meaning = text if found else f"{text.rstrip('.')}: `{rest[-1]}` of each"
+            first = Row(f"[{_nullable(first.kind, null)}]", _markdown(meaning))
+        elif found:
+            first = Row(first.kind, _markdown(text))
+        first = first._replace(kind=_nullable(first.kind, optional))
+        return {key: first} | {item.replace(key, key + around, 1): row for item, row in found.items()}
+    returned = _listed_rows(member.fget) if isinstance(member, property) else {}
+    inner = _shape(hint).inner
+    documented = isinstance(inner, type) and (is_dataclass(inner) or hasattr(inner, "_fields"))
+    return _row(key, kind or _kind(hint), text, returned or (rows_of(inner) if documented else {}))
+
+
+def _row(key: str, kind: str, text: str, inside: Rows) -> Rows:
+    if not kind or not text:
+        raise ValueError(f"no docstring gives the {'meaning' if kind else 'type'} of the key {key}")
+    around = {"[": "[]", "{": "{}"}.get(kind[0], "")
+    return {key: Row(kind, _markdown(text))} | {f"{key}{around}.{name}": row for name, row in inside.items()}
+
+
+def _listed_rows(function: Any, section: str = "Returns") -> Rows:
+    """Return the rows that a section of a docstring lists.
+
+    The name of a class as type adds its keys; a key that is an attribute of this class has its type and
+    meaning, to which the text of the list is added.
+    """
+    found: Rows = {}
+    for key, (kind, text) in _documented(function, section).items():
+        name = kind.strip("[]{}?")
+        if name in PLAIN or name == "object":
+            found |= _row(key, kind, text, {})
+        elif kind:
+            cls = _evaluated(function.__module__, name)
+            if (attribute := key.rpartition(".")[2]) in {*_parameters(cls), *vars(cls)}:
+                row = _member_rows(cls, attribute, [attribute])[attribute]
+                meaning = f"{row.meaning}. {_markdown(text)}" if text else row.meaning
+                found[key] = Row(_nullable(row.kind, kind.endswith("?")), meaning)
+            else:
+                found |= _row(key, kind.replace(name, "object"), text, rows_of(cls))
+    return found
+
+
+def _markdown(text: str) -> str:
+    """Return the text of a docstring as a cell of a table."""
+    text = re.sub(r"`(?:inshrink_core|inshrink_lab)\.[\w.]*?(\w+)`", r"`\1`", text.replace("``", "`"))
+    text = re.sub(r"\bNone\b", "`null`", text).replace("True", "`true`").replace("False", "`false`")
+    text = re.sub(r"\s*\(docs/([\w/.#-]+)\)", r" ([more](\1))", text)
+    return re.sub(r"(?<!\\)\|", r"\|", text).rstrip(".")
+
+
+def error_rows() -> Rows:
+    """Return the keys of ``error``."""
+    inside = _listed_rows(output.error_document)
+    return _row("error", "object", "Cause of a nonzero exit status", inside)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    first, *others = (f"| {' | '.join(cells)} |" for cells in (headings, *rows))
+    return "\n".join([first, "|---" * len(headings) + "|", *others])
+
+
+def _key_table(rows: Rows) -> str:
+    """Return a table of keys; neighbours of one type and meaning share a line."""
+    groups = groupby(rows.items(), key=lambda item: item[1])
+    lines = ((code(key for key, _ in group), f"`{row.kind}`", row.meaning) for row, group in groups)
+    return table(("key", "type", "meaning"), lines)
+
+
+def code(words: Iterable[str]) -> str:
+    """Return words as code."""
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def _fields(verb: str, request: type[Request[Any]]) -> Sequence[str]:
+    """Return the fields of a request: those that are required, and the others."""
+    required = [item.name for item in fields_of(request) if item.default is inspect.Parameter.empty]
+    others = [item.name for item in fields_of(request) if item.name not in required]
+    return [f"`{verb}`", code(required), code(others)]
+
+
+def reference() -> str:
+    """Return the tables of docs/json.md."""
+    known = requests()
+    lines = (_fields(verb, request) for verb, request in known.items() if verb != "run")
+    progress = _listed_rows(output.shown_progress, "Notes")
+    parts = ["## Requests\n", table(("verb", "required", "optional"), lines)]
+    parts += ["\n## Progress lines\n", _key_table(progress), "\n## Errors\n", _key_table(error_rows())]
+    for verb, request in known.items():
+        if request.REPORTS and verb != "run":
+            parts.append(f"\n## {verb}")
+            for report in reports_of(request):
+                summary = (inspect.getdoc(report) or "").split("\n\n", 1)[0]
+                parts.append(f"\n{' '.join(summary.split())}\n\n{_key_table(rows_of(report))}")
+    return "\n".join(parts)
 
 
 def _steps(key: str) -> list[str]:
-    """Split a key of the page: ``frames[].bytes`` into ``frames``, ``[]``, ``bytes``."""
+    """Split a key: ``frames[].bytes`` into ``frames``, ``[]``, ``bytes``."""
     return re.findall(r"[^.\[\]{}]+|\[\]|\{\}", key)
 
 
@@ -191,75 +322,56 @@ def typed(kind: str) -> Schema:
         inner = typed(kind[1:-1])
         array = {"type": "array", "items": inner}
         return array if kind[0] == "[" else {"type": "object", "additionalProperties": inner}
-    plain = {known.__name__: known for known in (bool, int, float, str)}
-    return schema_of(plain[kind]) if kind in plain else {"type": kind}
+    return {"type": ["number", "null"] if kind == "float" else PLAIN.get(kind, kind)}
 
 
-def _fill(schema: Schema, known: Schema) -> None:
-    """Add a type where a schema has none."""
-    if not schema.keys() & {"type", "enum", "anyOf"}:
-        for key, value in known.items():
-            if isinstance(value, dict):
-                _fill(schema.setdefault(key, {}), value)
-            else:
-                schema[key] = value
+def _place(schema: Schema, path: Iterable[str]) -> Schema:
+    """Return the place of a key in a schema; missing parts are made."""
+    for name in path:
+        if name in ("[]", "{}"):
+            schema = schema.setdefault("items" if name == "[]" else "additionalProperties", {})
+        else:
+            schema = schema.setdefault("properties", {}).setdefault(name, {})
+    return schema
 
 
-ALSO: dict[str, tuple[type, ...]] = {"compress": (WatchReport,), "evaluate": (EvaluatorReport,)}
-"""Reports of verbs that an option makes do something else."""
+def _schema(rows: Rows, required: Collection[str]) -> Schema:
+    """Return the schema of an object, without other keys than these."""
+    schema: Schema = {"type": "object", "properties": {}}
+    for key, row in sorted(rows.items()):
+        _place(schema, _steps(key)).update(typed(row.kind) | {"description": _bare(row.meaning)})
+    _close(schema)
+    return schema | {"required": sorted(required)}
 
 
-def _explain(schema: Schema, texts: Mapping[str, tuple[str, str]]) -> None:
-    """Add what the page gives: what keys mean, and types where reports have none."""
-    for key, (kind, meaning) in sorted(texts.items()):
-        for place in _places(schema, _steps(key)):
-            place.setdefault("description", meaning)
-            _fill(place, typed(kind))
-
-
-def document_schema(request: type[Request[Any]], verb: str, text: str) -> Schema:
-    """Return the schema of a verb's document, in any of its modes."""
-    merged: Schema = {"type": "object", "properties": {}}
-    required: list[set[str]] = []
-    texts = explained(verb, text)
-    reports = [*reports_of(request), *ALSO.get(verb, ())]
-    for report in reports:
-        keys = keys_of(report) or {}
-        # Of a document that is not its report's fields, the page alone says what it always has.
-        computed = {"KEYS", "_document"} & vars(report).keys()
-        chosen = bool(computed) or any(item.metadata for item in fields(report))
-        certain = chosen or "to_json" not in vars(report)
-        required.append(set(keys) if certain else set())
-        for key, hint in keys.items():
-            if certain or key in texts:
-                schema, known = schema_of(hint), merged["properties"].get(key)
-                merged["properties"][key] = schema if known in (None, schema) else _either(known, schema)
-    _explain(merged, texts)
-    always = sorted(set.intersection(*required))
-    return merged | {"anyOf": [{"required": always}, {"required": ["error"]}]}
+def _bare(text: str) -> str:
+    text = re.sub(r" \(\[more\]\([^)]*\)\)", "", text)
+    return re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("`", "").replace("\\|", "|")
 
 
 def _close(schema: Schema) -> None:
     """Allow no other keys than those that are known."""
     if "properties" in schema:
         schema.setdefault("additionalProperties", False)
-    inner = [*schema.get("properties", {}).values(), *schema.get("anyOf", ())]
-    for item in [*inner, schema.get("items"), schema.get("additionalProperties")]:
+    inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
+    for item in inner:
         if isinstance(item, dict):
             _close(item)
 
 
-def all_schemas(requests: Mapping[str, type[Request[Any]]]) -> Schema:
+def document_schemas(verb: str) -> Iterator[Schema]:
+    """Yield the schema of each form of a verb's document, an error without a result last."""
+    error = error_rows()
+    for report in reports_of(requests()[verb]):
+        yield _schema(rows_of(report) | error, report.document_paths() if is_certain(report) else ())
+    yield _schema(error, ["error"])
+
+
+def all_schemas() -> Schema:
     """Return the schema of every verb's document, under ``$defs``."""
-    text = (DOCS / "json.md").read_text()
-    error: Schema = {}
-    shared = _rows("Shared keys", text)
-    _explain(error, {key: row for key, row in shared.items() if _steps(key)[0] == "error"})
-    found = {}
-    for verb, request in requests.items():
-        if request.REPORTS:
-            found[verb] = document_schema(request, verb, text)
-            found[verb]["properties"] |= error["properties"]
-            _close(found[verb])
-    found["run"] = {"anyOf": [{"$ref": f"#/$defs/{verb}"} for verb in found if verb != "run"]}
+    found: dict[str, Schema] = {}
+    for verb, request in requests().items():
+        if request.REPORTS and verb != "run":
+            found[verb] = {"anyOf": list(document_schemas(verb))}
+    found["run"] = {"anyOf": [{"$ref": f"#/$defs/{verb}"} for verb in found]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": found}

@@ -78,13 +78,14 @@ def measure_run(folder: Path) -> None:
     """Store what an earlier explorer leaves on disk: the headers of the run, and a finished measurement."""
     os.environ["XDG_STATE_HOME"] = str(folder / ".state")
     from inshrink_app.server import roots
-    from inshrink_app.services.measuring import start_sensitivity
+    from inshrink_app.services import load_subject, sensitivity_work, start_job
 
     roots.configure([folder])
-    job = start_sensitivity(str(folder / "run"), METRIC)
+    work = sensitivity_work(load_subject(str(folder / "run")), METRIC)
+    job = start_job(work, again=False)
     while job.is_running:
         time.sleep(0.2)
-        job = start_sensitivity(str(folder / "run"), METRIC)
+        job = start_job(work, again=False)
     if job.state != "finished":
         raise RuntimeError(f"the measurement ended as {job.state}")
 
@@ -130,10 +131,7 @@ def measure(browser: Any, scratch: Path, quick: bool) -> dict[str, list[float]]:
     found, places = defaultdict[str, list[float]](list), random.Random(0)
 
     def first(label: str, folder: Path, program: str, path: str, ready: str, clicks: int = 0) -> None:
-        with (
-            served(folder, program) as (address, _),
-            browser.new_context(bypass_csp=True) as context,
-        ):
+        with served(folder, program) as address, browser.new_context(bypass_csp=True) as context:
             page = context.new_page()
             page.set_default_timeout(120_000)
             found[label].append(open_page(page, f"{address}/{path}", ready))

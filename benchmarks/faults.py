@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.results import RESULTS
+from benchmarks.results import RESULTS, read
 
 ROOT = Path(__file__).parents[1]
 LIST = RESULTS / "faults.csv"
@@ -37,11 +37,12 @@ LIMIT_S = 300
 
 _BLACKBOX = "blackbox: writing keeping"
 _TESTS = {
-    "formats": "formats: runs torch_files order writing distributed deepspeed metrics_files",
+    "formats": "formats: runs torch_files order writing distributed deepspeed metrics_files matching "
+    "checksums",
     "archive": "archive: archive_reader archive_writer layout packed segments storage objects",
-    "chain": "chain: append encoder verify lineage override base budget",
-    "codecs": "codecs: lattice lossless moments inshrinkerator lattice_predicted",
-    "coding": "coding: adaptive coders delta lzma2 rans",
+    "chain": "chain: append encoder verify lineage override base budget chain_report",
+    "codecs": "codecs: lattice lossless moments inshrinkerator lattice_predicted; lab: bench_variants",
+    "coding": "coding: adaptive coders lzma2 rans",
     "verbs": "verbs: export prune release steps; cli: cli_verbs; blackbox: judging command",
 }
 """Of each package the tests that run first; those of the command line follow."""
@@ -110,10 +111,9 @@ def faults_in(file: str, source: str) -> list[Fault]:
 
 
 def tests_of(package: str) -> list[str]:
-    """Return the files of tests that are there, in the order in which they run."""
+    """Return the files of tests, in the order in which they run."""
     folders = [item.strip().split(": ") for item in f"{_TESTS[package]}; {_BLACKBOX}".split(";")]
-    paths = [f"tests/{folder}/test_{name}.py" for folder, names in folders for name in names.split()]
-    return [path for path in paths if (ROOT / path).exists()]
+    return [f"tests/{folder}/test_{name}.py" for folder, names in folders for name in names.split()]
 
 
 def faults_of(package: str) -> list[Fault]:
@@ -172,15 +172,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after so many")
     parser.add_argument("packages", nargs="*", choices=[[], *_TESTS], help="by default all")
     arguments = parser.parse_args()
-    rows = list(csv.DictReader(LIST.open(newline="")))
+    rows = read(LIST.stem)
     now = {item.name: item for package in _TESTS for item in faults_of(package)}
     begun, missed, unsound = time.monotonic(), 0, dict[str, list[str]]()
     with tempfile.TemporaryDirectory(prefix="inshrink-faults-") as folder:
         copied = Path(folder) / "tree"
         shutil.copytree(ROOT, copied, ignore=shutil.ignore_patterns(".*", "build", "data"))
         packages = arguments.packages or [*_TESTS]
-        of_them = {package: [r for r in rows if r["file"].split("/")[1] == package] for package in packages}
-        for row in (row for package in packages for row in of_them[package]):
+        for row in (r for package in packages for r in rows if r["file"].split("/")[1] == package):
             if row["result"] != ("not run" if arguments.new else "caught"):
                 continue
             if time.monotonic() - begun > arguments.seconds:

@@ -1,20 +1,20 @@
 """The figure of README, drawn from committed results: ``python -m benchmarks.figure``.
 
-Ratio of the weights against the largest restore cost of twenty saves, one panel a judging task: the settings
-of every codec in ``results/promise.csv``, and the saver that checks each save. ``docs/images/ratio.svg`` is
-for light pages, ``ratio-dark.svg`` for dark ones; a test compares them with what this draws.
+Ratio of the weights against the largest restore cost of twenty saves, one panel per judging task: the
+settings of every codec in ``results/unseen_data.csv``, and the saver that checks each save.
+``docs/images/ratio.svg`` is for light pages, ``ratio-dark.svg`` for dark ones; a test compares them with what
+this draws.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.results import RESULTS
+from benchmarks.results import RESULTS, read
 
 IMAGES = RESULTS.parents[1] / "docs" / "images"
 BOUND = 0.003
@@ -50,11 +50,10 @@ LIGHT, DARK = (
 def points() -> dict[str, dict[str, list[tuple[str, float, float]]]]:
     """Return setting, largest cost and ratio of the weights, by judging task and codec."""
     found: dict[str, dict[str, list[tuple[str, float, float]]]] = {}
-    with (RESULTS / "promise.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["tuned_on"] == "False":
-                codec = found.setdefault(row["task"], {}).setdefault(row["codec"], [])
-                codec.append((row["setting"], float(row["largest_cost"]), float(row["ratio_weights"])))
+    for row in read("unseen_data"):
+        if row["tuned_on"] == "False":
+            codec = found.setdefault(row["task"], {}).setdefault(row["codec"], [])
+            codec.append((row["setting"], float(row["largest_cost"]), float(row["ratio_weights"])))
     return {task: codecs for task, codecs in found.items() if {*CODECS} <= codecs.keys()}
 
 

@@ -65,7 +65,7 @@ def way_of(name: str, settings: dict[str, Any], role: TensorRole, walk: list[Ten
         values = walk[place].to(on)
         second = values.square() if role is TensorRole.EXP_AVG else None
         tensor = values.square() if role is TensorRole.EXP_AVG_SQ else values
-        item = TensorInput(spec=spec, tensor=tensor, companions={TensorRole.EXP_AVG_SQ: second})
+        item = TensorInput(spec=spec, tensor=tensor, auxiliaries={TensorRole.EXP_AVG_SQ: second})
         plan = codec.plan([spec], [codec.observe(item, state)], FrameContext(memory=memory))
         remembered = codec.remember(plan) if isinstance(codec, EncoderState) else None
         return codec.encode(item, plan, state), remembered

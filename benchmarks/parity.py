@@ -24,14 +24,15 @@ import hashlib
 import io
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -39,7 +40,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import inshrink_core
-from benchmarks.parity_groups import GROUPS
 from benchmarks.results import RESULTS
 from inshrink_core.chain import OPTIMIZER_CHOICES, Archive, tensor_digest
 from inshrink_core.cli import main as inshrink
@@ -130,17 +130,22 @@ class Parity:
         self.scratch = scratch
         self.found: dict[str, str] = {}
 
-    def run(self, name: str, *words: str, code: int | None = 0) -> Any:
-        """Run a verb with ``--json``; keep its document. Without a `code` any will do: errors are in it."""
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-            ended = inshrink([*words, "--json"])
-        document = json.loads(out.getvalue())
+    def run(self, name: str, *words: str | Path, code: int | None = 0) -> None:
+        """Run a verb and keep its document. Without a `code` any will do: errors are in the document."""
+        ended, document = _run_verb(words)
         if code is not None and ended != code:
             raise RuntimeError(f"{name}: exit code {ended}, expected {code}: {document.get('error')}")
-        text = json.dumps(self._plain(document), sort_keys=True)
-        self.found[f"{name} document"] = hashlib.sha256(text.encode()).hexdigest()
-        return document
+        self.found[f"{name} document"] = digest(self._plain(document))
+
+    def refuse(self, name: str, *words: str | Path) -> None:
+        """Run a verb that does not end with 0, and keep its exit code and what its error names."""
+        code, document = _run_verb(words)
+        if not code or "error" not in document:
+            raise RuntimeError(f"{name}: exit code {code} without an error")
+        error = document["error"]
+        where = error["where"].replace(str(self.scratch), "SCRATCH")
+        facts = {"keys": ",".join(sorted(document)), "where": where, "code": str(error["exit_code"])}
+        self.found[f"{name} exit-{code}"] = digest(facts)
 
     def files(self, name: str, folder: Path) -> None:
         """Keep a digest of every file below a folder, or of one file."""
@@ -179,6 +184,24 @@ class Parity:
         if isinstance(value, float) and math.isfinite(value):
             return float(f"{value:.{_DIGITS}g}")
         return value
+
+
+def _run_verb(words: Iterable[str | Path]) -> tuple[int, dict[str, Any]]:
+    """Run a verb with ``--json``; return its exit code and its document."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        code = inshrink([*map(str, words), "--json"])
+    return code, json.loads(out.getvalue())
+
+
+def digest(document: Any) -> str:
+    """Return the digest of a document, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def judge(run: Path) -> tuple[str, ...]:
+    """Return the options that name the evaluator of a generated run."""
+    return ("--evaluator", f"{run / 'judge.py'}:evaluate", "--eval-metric", "loss", "--direction", "lower")
 
 
 def sample() -> Path:
@@ -267,36 +290,32 @@ def sharded_run(folder: Path, steps: range) -> Path:
     return folder
 
 
-def _archived(parity: Parity, name: str, run: Path, *options: str) -> Path:
+def _archived(parity: Parity, name: str, run: Path, *options: str | Path) -> Path:
     """Compress a run, then look at the archive with every verb that reads one."""
     archive = parity.scratch / f"{name.replace(' ', '-')}.inshrink"
-    parity.run(f"{name} compress", "compress", str(run), "-o", str(archive), *options)
+    parity.run(f"{name} compress", "compress", run, "-o", archive, *options)
     parity.archive(f"{name} archive", archive)
-    parity.run(f"{name} inspect", "inspect", str(archive), "--tensors")
+    parity.run(f"{name} inspect", "inspect", archive, "--tensors")
     left_out = int("--steps" in options)  # what the run holds beside them is missing, and verify says so
-    parity.run(f"{name} verify", "verify", str(archive), "--deep", "--against", str(run), code=left_out)
-    out = parity.scratch / f"{archive.stem}-restored"
-    parity.run(f"{name} restore", "restore", str(archive), "--all", "-o", str(out))
+    parity.run(f"{name} verify", "verify", archive, "--deep", "--against", run, code=left_out)
+    _restored(parity, name, archive)
+    return archive
+
+
+def _restored(parity: Parity, name: str, archive: Path) -> None:
+    """Restore every step of an archive."""
+    out = parity.scratch / f"{name.replace(' ', '-')}-restored"
+    parity.run(f"{name} restore", "restore", archive, "--all", "-o", out)
     parity.files(f"{name} restored", out)
     shutil.rmtree(out)
-    return archive
 
 
 def codecs(parity: Parity) -> None:
     """Every codec on every run."""
+    options = ("--optimizer", "exact", "--keyframe-every", "3")
     for run in _runs(parity):
         for codec in CODECS:
-            _archived(
-                parity,
-                f"{run.name} {codec}",
-                run,
-                "--codec",
-                codec,
-                "--optimizer",
-                "exact",
-                "--keyframe-every",
-                "3",
-            )
+            _archived(parity, f"{run.name} {codec}", run, "--codec", codec, *options)
 
 
 def optimizers(parity: Parity) -> None:
@@ -312,37 +331,24 @@ def settings(parity: Parity) -> None:
     run = _runs(parity)[0]
     config = parity.scratch / "config.toml"
     config.write_text(_CONFIG)
-    _archived(parity, "overrides", run, "--config", str(config))
+    _archived(parity, "overrides", run, "--config", config)
     _archived(parity, "gamma 0", run, "--set", "gamma=0", "--coarseness", "4")
-    _archived(
-        parity,
-        "published",
-        run,
-        "--codec",
-        "inshrinkerator",
-        "--set",
-        "bins=16",
-        "--set",
-        "prune=0.1",
-        "--set",
-        "protect=0.01",
-    )
+    published = ("--set", "bins=16", "--set", "prune=0.1", "--set", "protect=0.01")
+    _archived(parity, "published", run, "--codec", "inshrinkerator", *published)
 
 
 def bounds(parity: Parity) -> None:
     """Chains under a bound, the search, estimates and comparisons."""
     run = _runs(parity)[0]
-    judge = ("--evaluator", f"{run / 'judge.py'}:evaluate", "--eval-metric", "loss", "--direction", "lower")
+    bound = ("--max-drop", "0.001", *judge(run))
     for codec in ("lattice", "inshrinkerator"):
-        archive = _archived(parity, f"bound {codec}", run, "--codec", codec, "--max-drop", "0.001", *judge)
-        parity.run(f"bound {codec} compare", "compare", str(archive), "--against", str(run), *judge)
-    parity.run(
-        "search", "search", str(run), "--max-drop", "0.001", *judge, "-o", str(parity.scratch / "search.json")
-    )
-    parity.run("estimate", "estimate", str(run), "--set", "coarseness=4")
-    parity.run("bench", "bench", str(run), "--codecs", "lattice,uniform", *judge)
-    parity.run("compare sample", "compare", str(_archived(parity, "sample", sample(), "--steps", "100:400")),
-               "--against", str(sample()), "--trust-run")  # fmt: skip
+        archive = _archived(parity, f"bound {codec}", run, "--codec", codec, *bound)
+        parity.run(f"bound {codec} compare", "compare", archive, "--against", run, *judge(run))
+    parity.run("search", "search", run, *bound, "-o", parity.scratch / "search.json")
+    parity.run("estimate", "estimate", run, "--set", "coarseness=4")
+    parity.run("bench", "bench", run, "--codecs", "lattice,uniform", *judge(run))
+    archive = _archived(parity, "sample", sample(), "--steps", "100:400")
+    parity.run("compare sample", "compare", archive, "--against", sample(), "--trust-run")
 
 
 def branches(parity: Parity) -> None:
@@ -350,13 +356,11 @@ def branches(parity: Parity) -> None:
     first = torch_run(parity.scratch / "first", range(1, 7))
     archive = _archived(parity, "trunk", first, "--keyframe-every", "4")
     second = torch_run(parity.scratch / "second", range(4, 8), seed=_SEED + 2)
-    parity.run("branch compress", "compress", str(second), "-o", str(archive), "--resumed-from", "3")
+    parity.run("branch compress", "compress", second, "-o", archive, "--resumed-from", "3")
     parity.archive("branch archive", archive)
-    parity.run("branch inspect", "inspect", str(archive))
-    out = parity.scratch / "branch-restored"
-    parity.run("branch restore", "restore", str(archive), "--all", "-o", str(out))
-    parity.files("branch restored", out)
-    words = ("prune", str(archive), "--keep-last", "2", "--keep-every", "3")
+    parity.run("branch inspect", "inspect", archive)
+    _restored(parity, "branch", archive)
+    words = ("prune", archive, "--keep-last", "2", "--keep-every", "3")
     parity.run("prune plan", *words)
     parity.run("prune", *words, "--apply")
     parity.archive("pruned archive", archive)
@@ -367,52 +371,29 @@ def exports(parity: Parity) -> None:
     archive = _archived(parity, "exported", _runs(parity)[0], "--coarseness", "2")
     for name, *options in (("weights", "--weights-only"), ("exact", "--weights-only", "--exact"), ("whole",)):
         target = parity.scratch / f"{name}.inshrink"
-        parity.run(f"export {name}", "export", str(archive), "--step", "3", "-o", str(target), *options)
+        parity.run(f"export {name}", "export", archive, "--step", "3", "-o", target, *options)
         parity.archive(f"export {name}", target)
-    packed = parity.scratch / "packed.inshrink"
-    parity.run("pack", "export", str(archive), "--pack", str(packed))
+    packed, unpacked = parity.scratch / "packed.inshrink", parity.scratch / "unpacked.inshrink"
+    parity.run("pack", "export", archive, "--pack", packed)
     parity.archive("pack", packed)
-    parity.run("packed verify", "verify", str(packed), "--deep")
-    parity.run("unpack", "export", str(packed), "--unpack", str(parity.scratch / "unpacked.inshrink"))
-    parity.archive("unpack", parity.scratch / "unpacked.inshrink")
+    parity.run("packed verify", "verify", packed, "--deep")
+    parity.run("unpack", "export", packed, "--unpack", unpacked)
+    parity.archive("unpack", unpacked)
     for kind in ("safetensors", "torch"):
-        out = parity.scratch / f"as-{kind}"
-        parity.run(
-            f"restore {kind}",
-            "restore",
-            str(archive),
-            "--format",
-            kind,
-            "--tensors",
-            "blocks*",
-            "-o",
-            str(out),
-        )
-        parity.files(f"restore {kind}", out)
+        out, name = parity.scratch / f"as-{kind}", f"restore {kind}"
+        parity.run(name, "restore", archive, "--format", kind, "--tensors", "blocks*", "-o", out)
+        parity.files(name, out)
 
 
 def trainings(parity: Parity) -> None:
     """What the saver writes of trainings that are restored again and again."""
     task = parity.scratch / "task.py"
     task.write_text(_TASK)
-    for name, *options in (
-        ("default",),
-        ("lossless", "--codec", "lossless"),
-        ("bound", "--max-drop", "0.01"),
-    ):
+    short = ("--restores", "3", "--seeds", "1", "--keep-archives")
+    ways = {"default": (), "lossless": ("--codec", "lossless"), "bound": ("--max-drop", "0.01")}
+    for name, options in ways.items():
         out = parity.scratch / name
-        words = (
-            "rehearse",
-            f"{task}:Tiny",
-            "-o",
-            str(out),
-            "--restores",
-            "3",
-            "--seeds",
-            "1",
-            "--keep-archives",
-        )
-        parity.run(f"rehearse {name}", *words, *options)
+        parity.run(f"rehearse {name}", "rehearse", f"{task}:Tiny", "-o", out, *short, *options)
         for archive in sorted(out.rglob("*.inshrink")):
             parity.archive(f"rehearse {name} {archive.name}", archive)
 
@@ -420,26 +401,20 @@ def trainings(parity: Parity) -> None:
 def looks(parity: Parity) -> None:
     """The verbs that only look."""
     for run in _runs(parity):
-        parity.run(f"{run.name} inspect", "inspect", str(run), "--tensors")
+        parity.run(f"{run.name} inspect", "inspect", run, "--tensors")
         for metric in ("magnitude", "update"):
-            parity.run(f"{run.name} {metric}", "sensitivity", str(run), "--metric", metric)
+            parity.run(f"{run.name} {metric}", "sensitivity", run, "--metric", metric)
+    words = ("sensitivity", _runs(parity)[0], "--by", "layer_type")
     for metric in ("fisher", "taylor"):
-        parity.run(
-            f"adamw {metric}", "sensitivity", str(_runs(parity)[0]), "--metric", metric, "--by", "layer_type"
-        )
+        parity.run(f"adamw {metric}", *words, "--metric", metric)
 
 
-PARTS: dict[str, Callable[[Parity], None]] = {
-    "codecs": codecs,
-    "optimizers": optimizers,
-    "settings": settings,
-    "bounds": bounds,
-    "branches": branches,
-    "exports": exports,
-    "trainings": trainings,
-    "looks": looks,
-    **GROUPS,
-}
+def known_parts() -> dict[str, Callable[[Parity], None]]:
+    """Return the parts of the record by name, those of `benchmarks.parity_groups` last."""
+    from benchmarks.parity_groups import GROUPS
+
+    ours = (codecs, optimizers, settings, bounds, branches, exports, trainings, looks)
+    return {part.__name__: part for part in (*ours, *GROUPS)}
 
 
 def _runs(parity: Parity) -> tuple[Path, Path]:
@@ -451,29 +426,20 @@ def _runs(parity: Parity) -> tuple[Path, Path]:
     return adamw, sharded
 
 
-@contextlib.contextmanager
-def fixed_randomness() -> Iterator[None]:
+def fixed_randomness() -> AbstractContextManager[Any]:
     """Make what the system calls random the same in every run."""
-    original = os.urandom
-
-    def fixed(n_bytes: int) -> bytes:
-        return hashlib.shake_256(b"parity").digest(n_bytes)
-
-    os.urandom = fixed
-    try:
-        yield
-    finally:
-        os.urandom = original
+    return mock.patch("os.urandom", hashlib.shake_256(b"parity").digest)
 
 
 def measure(parts: list[str]) -> dict[str, str]:
     """Return the digests of some parts, by name."""
     found: dict[str, str] = {}
+    known = known_parts()
     torch.set_num_threads(1)
     for part in parts:
         with tempfile.TemporaryDirectory(prefix="inshrink-parity-") as scratch, fixed_randomness():
             parity = Parity(Path(scratch))
-            PARTS[part](parity)
+            known[part](parity)
             found |= {f"{part}: {name}": digest for name, digest in parity.found.items()}
         sys.stderr.write(f"{part}: {len(parity.found)} digests\n")
     return found
@@ -509,7 +475,7 @@ def _content(digests: dict[str, str]) -> dict[str, str]:
 def main() -> int:
     """Measure, then write or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="by default all")
+    parser.add_argument("parts", nargs="*", choices=[[], *known_parts()], help="by default all")
     parser.add_argument("--write", action="store_true", help="record the digests in place of comparing them")
     parser.add_argument(
         "--content", action="store_true", help="compare blocks, values and restored files alone"
@@ -521,13 +487,10 @@ def main() -> int:
         lines = added(_record_of(arguments.only_deletions), arguments.record.read_text())
         sys.stdout.write("".join(f"new or changed: {line}\n" for line in lines))
         return 1 if lines else 0
-    parts = arguments.parts or list(PARTS)
+    parts = arguments.parts or list(known_parts())
     found = measure(parts)
-    known = (
-        dict(line.rsplit(" ", 1) for line in arguments.record.read_text().splitlines())
-        if arguments.record.exists()
-        else {}
-    )
+    text = arguments.record.read_text() if arguments.record.exists() else ""
+    known = dict(line.rsplit(" ", 1) for line in text.splitlines())
     of_parts = {name: digest for name, digest in known.items() if name.partition(":")[0] in parts}
     if arguments.write:
         rows = {**{name: d for name, d in known.items() if name not in of_parts}, **found}

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
-import json
 import os
 import shutil
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
 
-from inshrink_core.cli import main as inshrink
-
-if TYPE_CHECKING:
-    from benchmarks.parity import Parity
+from benchmarks import bucket as server
+from benchmarks.parity import Parity, digest, fixed_randomness, judge, torch_run
 
 _DEEPSPEED = Path(__file__).parents[1] / "tests" / "formats" / "deepspeed"
 _STEPS = (10, 20)
@@ -31,33 +26,27 @@ _STEPS = (10, 20)
 _BAD_EVALUATOR = "def evaluate(state):\n    raise ValueError('no data')\n"
 
 
-def _digest(parts: dict[str, str]) -> str:
-    """Return one digest of several by name."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
 def _summary(parity: Parity, name: str, archive: Path, *, is_fixed: bool = True) -> None:
     """Restore an archive, and keep digests of what it is, of what it holds and of what comes out."""
-    of_files, of_frames = type(parity)(parity.scratch), type(parity)(parity.scratch)
+    of_files, of_frames, of_verb = (Parity(parity.scratch) for _ in range(3))
     of_files.files("", archive)
     of_frames.archive("", archive)
     if is_fixed:
-        parity.found[f"{name} archive"] = _digest(of_files.found)
+        parity.found[f"{name} archive"] = digest(of_files.found)
     for kind in ("blocks", "values"):
-        rows = {key: digest for key, digest in of_frames.found.items() if key.endswith(f" {kind}")}
-        parity.found[f"{name} {kind}"] = _digest(rows)
+        rows = {key: found for key, found in of_frames.found.items() if key.endswith(f" {kind}")}
+        parity.found[f"{name} {kind}"] = digest(rows)
     out = parity.scratch / "restored"
-    of_verb = type(parity)(parity.scratch)
-    of_verb.run("", "restore", str(archive), "--all", "-o", str(out))
+    of_verb.run("", "restore", archive, "--all", "-o", out)
     of_verb.files("", out)
-    parity.found[f"{name} restored"] = _digest(of_verb.found)
+    parity.found[f"{name} restored"] = digest(of_verb.found)
     shutil.rmtree(out)
 
 
 def _archived(parity: Parity, name: str, run: Path, *options: str, code: int | None = 0) -> None:
     """Compress a run, and keep the digests of it."""
     archive = parity.scratch / f"{name.replace(' ', '-')}.inshrink"
-    parity.run(f"{name} compress", "compress", str(run), "-o", str(archive), *options, code=code)
+    parity.run(f"{name} compress", "compress", run, "-o", archive, *options, code=code)
     if archive.exists():
         _summary(parity, name, archive)
 
@@ -73,14 +62,14 @@ def layouts(parity: Parity) -> None:
         if layout.is_readable:
             _archived(parity, layout.name, run, code=None)  # 1 where something of it cannot be read
         else:
-            _refused(parity, layout.name, "inspect", str(run))
+            parity.refuse(layout.name, "inspect", run)
         shutil.rmtree(run)
 
 
 def deepspeed(parity: Parity) -> None:
     """What DeepSpeed wrote, exactly and with the default codecs."""
     for run in sorted(path for path in _DEEPSPEED.iterdir() if (path / "latest").exists()):
-        parity.run(f"{run.name} inspect", "inspect", str(run), "--tensors")
+        parity.run(f"{run.name} inspect", "inspect", run, "--tensors")
         _archived(parity, run.name, run)
         _archived(parity, f"{run.name} exact", run, "--codec", "lossless", "--optimizer", "exact")
 
@@ -92,7 +81,6 @@ def _train(rank: int, world: int, folder: Path) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from benchmarks.parity import fixed_randomness
     from inshrink_core.integrations.dcp import InshrinkWriter
 
     warnings.simplefilter("ignore")
@@ -123,22 +111,19 @@ def _train(rank: int, world: int, folder: Path) -> None:
 def ranks(parity: Parity) -> None:
     """Folders of DCP that two ranks saved, and archives that two ranks wrote."""
     torch.multiprocessing.spawn(_train, (2, parity.scratch), nprocs=2)
-    parity.run("folders inspect", "inspect", str(parity.scratch / "run"), "--tensors")
+    parity.run("folders inspect", "inspect", parity.scratch / "run", "--tensors")
     _archived(parity, "folders", parity.scratch / "run")
     for name in ("default", "exact"):
         archive = parity.scratch / f"{name}.inshrink"
-        parity.run(f"writer {name} inspect", "inspect", str(archive), "--tensors")
+        parity.run(f"writer {name} inspect", "inspect", archive, "--tensors")
         _summary(parity, f"writer {name}", archive, is_fixed=False)  # ranks draw its identity
-    words = ("restore", str(parity.scratch / "exact.inshrink"), "--format", "dcp")
-    parity.run("writer restore dcp", *words, "-o", str(parity.scratch / "dcp"))
-    parity.files("writer restore dcp", parity.scratch / "dcp")
+    archive, out = parity.scratch / "exact.inshrink", parity.scratch / "dcp"
+    parity.run("writer restore dcp", "restore", archive, "--format", "dcp", "-o", out)
+    parity.files("writer restore dcp", out)
 
 
 def bucket(parity: Parity) -> None:
     """An archive in a bucket of S3: written, appended to, read, pruned."""
-    from benchmarks import bucket as server
-    from benchmarks.parity import torch_run
-
     run, url = torch_run(parity.scratch / "run", range(1, 6)), f"s3://{server.NAME}/runs/a.inshrink"
     waiting = mock.patch.dict(os.environ, {"INSHRINK_WAITING": str(parity.scratch / "waiting")})
     with waiting, server.running() as store:
@@ -147,40 +132,25 @@ def bucket(parity: Parity) -> None:
             for key, content in store.objects.items():
                 parity.found[f"{name} {key}"] = hashlib.sha256(content).hexdigest()
 
-        words = ("compress", str(run), "-o", url, "--keyframe-every", "3")
+        words = ("compress", run, "-o", url, "--keyframe-every", "3")
         parity.run("compress", *words, "--steps", "1:3")
         parity.run("append", *words)
         objects("written")
         parity.run("inspect", "inspect", url, "--tensors")
-        parity.run("verify", "verify", url, "--deep", "--against", str(run))
-        parity.run("restore", "restore", url, "--all", "-o", str(parity.scratch / "out"))
+        parity.run("verify", "verify", url, "--deep", "--against", run)
+        parity.run("restore", "restore", url, "--all", "-o", parity.scratch / "out")
         parity.files("restored", parity.scratch / "out")
-        parity.run("export", "export", url, "--pack", str(parity.scratch / "packed.inshrink"))
+        parity.run("export", "export", url, "--pack", parity.scratch / "packed.inshrink")
         parity.files("export", parity.scratch / "packed.inshrink")
         parity.run("prune", "prune", url, "--keep-last", "2", "--apply")
         objects("pruned")
 
 
-def _refused(parity: Parity, name: str, *words: str) -> None:
-    """Run a verb that does not end with 0, and keep its exit code and what its error names."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        code = inshrink([*words, "--json"])
-    document = json.loads(out.getvalue())
-    if not code or "error" not in document:
-        raise RuntimeError(f"{name}: exit code {code} without an error")
-    where = document["error"]["where"].replace(str(parity.scratch), "SCRATCH")
-    facts = {"keys": ",".join(sorted(document)), "where": where, "code": str(document["error"]["exit_code"])}
-    parity.found[f"{name} exit-{code}"] = _digest(facts)
-
-
 def refusals(parity: Parity) -> None:
     """What is refused, and with which exit code."""
-    from benchmarks.parity import torch_run
-
     scratch = parity.scratch
     run, archive = torch_run(scratch / "run", range(1, 5)), scratch / "a.inshrink"
-    parity.run("archive", "compress", str(run), "-o", str(archive))
+    parity.run("archive", "compress", run, "-o", archive)
     content = (run / "step_0002.pt").read_bytes()
     copies = {name: shutil.copytree(run, scratch / name) for name in ("cut", "empty", "rotten", "pickle")}
     (copies["cut"] / "step_0002.pt").write_bytes(content[: len(content) // 2])
@@ -190,63 +160,53 @@ def refusals(parity: Parity) -> None:
     (copies["rotten"] / "step_0002.pt").write_bytes(flipped)
     torch.save({"model": Path("/")}, copies["pickle"] / "step_0002.pt")
     for name, folder in copies.items():
-        _refused(parity, f"{name} compress", "compress", str(folder), "-o", str(scratch / f"{name}.inshrink"))
-        _refused(parity, f"{name} verify", "verify", str(archive), "--against", str(folder))
-    damaged = {
-        name: shutil.copytree(archive, scratch / f"{name}-archive") for name in ("bit", "short", "gone")
-    }
-    for name, folder in damaged.items():
+        parity.refuse(f"{name} compress", "compress", folder, "-o", scratch / f"{name}.inshrink")
+        parity.refuse(f"{name} verify", "verify", archive, "--against", folder)
+    for name in ("bit", "short", "gone"):
+        folder = shutil.copytree(archive, scratch / f"{name}-archive")
         frame = sorted((folder / "frames").iterdir())[1]
-        content = bytearray(frame.read_bytes())
+        damaged = bytearray(frame.read_bytes())
         if name == "gone":
             frame.unlink()
-            _refused(parity, f"{name} inspect", "inspect", str(folder))
+            parity.refuse(f"{name} inspect", "inspect", folder)
         else:
-            content[len(content) // 2] ^= 1
-            frame.write_bytes(content if name == "bit" else content[:-9])
-        _refused(parity, f"{name} verify", "verify", str(folder), "--deep")
-        _refused(parity, f"{name} restore", "restore", str(folder), "-o", str(scratch / "out"))
+            damaged[len(damaged) // 2] ^= 1
+            frame.write_bytes(damaged if name == "bit" else damaged[:-9])
+        parity.refuse(f"{name} verify", "verify", folder, "--deep")
+        parity.refuse(f"{name} restore", "restore", folder, "-o", scratch / "out")
     (scratch / "bad.py").write_text(_BAD_EVALUATOR)
     (scratch / "request.json").write_text('{"verb": "compress", "fields": {"colour": "red"}}')
     (scratch / "file").write_text("no archive")
-    evaluator = f"{scratch / 'bad.py'}:evaluate"
-    judge = ("--evaluator", f"{run / 'judge.py'}:evaluate", "--eval-metric", "loss", "--direction", "lower")
-    source, target, out = str(run), str(archive), str(scratch / "out")
+    evaluator, out = f"{scratch / 'bad.py'}:evaluate", scratch / "out"
     for name, *words in (
-        ("no verb", "compres", source),
-        ("no option", "inspect", source, "--colour"),
-        ("no run", "inspect", str(scratch / "nothing")),
-        ("no output", "compress", source),
-        ("no step of the run", "compress", source, "-o", out, "--steps", "9"),
-        ("no codec", "compress", source, "-o", out, "--codec", "none"),
-        ("no setting", "compress", source, "-o", out, "--set", "colour=1"),
-        ("no value", "compress", source, "-o", out, "--set", "coarseness=-1"),
-        ("no optimizer", "compress", source, "-o", out, "--optimizer", "none"),
-        ("no config", "compress", source, "-o", out, "--config", str(scratch / "nothing.toml")),
-        ("no base", "compress", source, "-o", out, "--base", str(scratch / "nothing")),
-        ("no archive", "restore", source, "-o", out),
-        ("a file as archive", "inspect", str(scratch / "file")),
-        ("no step of the archive", "restore", target, "-o", out, "--step", "9"),
-        ("no tensor", "restore", target, "-o", out, "--tensors", "nothing*"),
-        ("no room", "restore", target, "-o", out, "--max-disk", "1kB"),
-        ("no memory", "restore", target, "-o", out, "--max-memory", "1kB"),
-        ("files exist", "restore", target, "--all", "-o", source),
-        ("nothing to export", "export", target),
-        ("nothing to keep", "prune", target),
-        ("no request", "run", str(scratch / "request.json")),
-        ("no evaluator", "evaluate", source, "--evaluator", str(scratch / "nothing.py:evaluate")),
-        ("a failing evaluator", "evaluate", source, "--evaluator", evaluator),
-        ("a broken bound", "compare", target, "--against", source, *judge, "--max-drop", "1e-9"),
+        ("no verb", "compres", run),
+        ("no option", "inspect", run, "--colour"),
+        ("no run", "inspect", scratch / "nothing"),
+        ("no output", "compress", run),
+        ("no step of the run", "compress", run, "-o", out, "--steps", "9"),
+        ("no codec", "compress", run, "-o", out, "--codec", "none"),
+        ("no setting", "compress", run, "-o", out, "--set", "colour=1"),
+        ("no value", "compress", run, "-o", out, "--set", "coarseness=-1"),
+        ("no optimizer", "compress", run, "-o", out, "--optimizer", "none"),
+        ("no config", "compress", run, "-o", out, "--config", scratch / "nothing.toml"),
+        ("no base", "compress", run, "-o", out, "--base", scratch / "nothing"),
+        ("no archive", "restore", run, "-o", out),
+        ("a file as archive", "inspect", scratch / "file"),
+        ("no step of the archive", "restore", archive, "-o", out, "--step", "9"),
+        ("no tensor", "restore", archive, "-o", out, "--tensors", "nothing*"),
+        ("no room", "restore", archive, "-o", out, "--max-disk", "1kB"),
+        ("no memory", "restore", archive, "-o", out, "--max-memory", "1kB"),
+        ("files exist", "restore", archive, "--all", "-o", run),
+        ("nothing to export", "export", archive),
+        ("nothing to keep", "prune", archive),
+        ("no request", "run", scratch / "request.json"),
+        ("no evaluator", "evaluate", run, "--evaluator", scratch / "nothing.py:evaluate"),
+        ("a failing evaluator", "evaluate", run, "--evaluator", evaluator),
+        ("a broken bound", "compare", archive, "--against", run, *judge(run), "--max-drop", "1e-9"),
         ("no bucket", "inspect", "nowhere://bucket/a.inshrink"),
         ("secrets", "inspect", "s3://user:secret@bucket/a.inshrink"),
     ):
-        _refused(parity, name, *words)
+        parity.refuse(name, *words)
 
 
-GROUPS = {
-    "layouts": layouts,
-    "deepspeed": deepspeed,
-    "ranks": ranks,
-    "bucket": bucket,
-    "refusals": refusals,
-}
+GROUPS = (layouts, deepspeed, ranks, bucket, refusals)

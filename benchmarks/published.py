@@ -13,14 +13,13 @@ Finished trainings are stored in ``data/controlled``, beside those of `benchmark
 from __future__ import annotations
 
 import statistics
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import inshrink_lab
 from benchmarks.controlled import FOLDER, TASKS, TUNED, known_bad, rehearsed
-from benchmarks.results import write
+from benchmarks.results import write_each
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 from inshrink_lab.rehearsal import Rehearsal, half_width
 
@@ -110,21 +109,21 @@ def row_of(theirs: Rehearsal, ours: Rehearsal, coarser: Iterable[Rehearsal]) -> 
     }
 
 
+def rows_of(task: str, seeds: int) -> Iterator[dict[str, object]]:
+    """Yield the row of each codec on a task."""
+    ours = rehearsed(task, seeds, max_restore_cost=DEFAULT_MAX_RESTORE_COST)
+    settings = [{"codec": "lattice", "config": {"coarseness": value}} for value in COARSER.get(task, ())]
+    coarser = [rehearsed(task, seeds, **trial) for trial in (known_bad(task), *settings)]
+    for codec in CODECS:
+        found = inshrink_lab.rehearse(task, FOLDER, codec=codec, optimizer="exact", seeds=seeds)
+        yield row_of(found, ours, coarser)
+
+
 def main(quick: bool = False) -> Path:
-    """Train what is not stored, and write the table after each task; quick: one small task, one seed."""
+    """Train what is not stored, and write the table after each row; quick: one small task, one seed."""
     tasks, seeds = (("regression",), 1) if quick else (TASKS, SEEDS)
-    rows: list[dict[str, object]] = []
-    path = Path()
-    for task in tasks:
-        ours = rehearsed(task, seeds, max_restore_cost=DEFAULT_MAX_RESTORE_COST)
-        settings = [{"codec": "lattice", "config": {"coarseness": value}} for value in COARSER.get(task, ())]
-        coarser = [rehearsed(task, seeds, **trial) for trial in (known_bad(task), *settings)]
-        for codec in CODECS:
-            found = inshrink_lab.rehearse(task, FOLDER, codec=codec, optimizer="exact", seeds=seeds)
-            rows.append(row_of(found, ours, coarser))
-            sys.stderr.write(f"{rows[-1]}\n")
-        path = write("published_quick" if quick else "published", rows)
-    return path
+    rows = (row for task in tasks for row in rows_of(task, seeds))
+    return write_each("published_quick" if quick else "published", rows)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 Text between ``<!-- derived: NAME -->`` and ``<!-- end -->`` is derived. In docs/cli.md it is made from the
 requests: synopsis, summary, examples and options of each verb, and the options that several verbs have. In
-docs/runs.md it is the table of layouts that `tests.formats.layouts` checks. The rest of both pages is written
-by hand, and explains what the options mean together.
+docs/runs.md it is the table of layouts that `tests.formats.layouts` checks, in docs/json.md the keys of all
+JSON documents (`benchmarks.documents`), in docs/format.md the words of the dictionary. The rest is written by
+hand, and explains what the options mean together.
 """
 
 from __future__ import annotations
@@ -11,24 +12,25 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, get_args, get_type_hints
+from functools import partial
+from typing import get_args, get_type_hints
 
 from benchmarks import documents
-from inshrink_core.cli.application import known_verbs
+from benchmarks.documents import code, requests, table
+from inshrink_core.archive.index import WORDS
 from inshrink_core.cli.derived import Output
-from inshrink_core.request import Option, Request, fields_of, request_of
+from inshrink_core.request import Option, fields_of
 from tests.formats.layouts.layout import Layout
 from tests.formats.layouts.table import TABLE
 
-PAGE = documents.DOCS / "cli.md"
-RUNS = documents.DOCS / "runs.md"
 SCHEMA = documents.DOCS / "documents.schema.json"
 SHARED = 4
 """An option of as many verbs, with the same explanation, is explained once for all of them."""
 MORE = {
-    "base": "archives.md#upon-a-base-model",
+    "base": "transfer.md#from-a-base-model",
     "evaluator": "evaluators.md",
     "follow_links": "runs.md#links",
     "max_memory": "archives.md#memory-and-disk",
@@ -39,12 +41,6 @@ MORE = {
 """Where more is said of a field, by its name."""
 
 _REGION = re.compile(r"(<!-- derived: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def requests() -> dict[str, type[Request[Any]]]:
-    """Return the requests of this project by verb, as `inshrink --help` orders them."""
-    found = ((verb, request_of(verb)) for verb in known_verbs())
-    return {verb: request for verb, request in found if request is not None}
 
 
 def _metavar(field: Option) -> str:
@@ -97,18 +93,12 @@ def shared() -> dict[tuple[str, str], list[str]]:
     return {key: found for key, found in verbs.items() if len(found) >= SHARED}
 
 
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    rule = "|---" * len(headings) + "|"
-    first, *others = (f"| {' | '.join(line)} |" for line in (headings, *rows))
-    return "\n".join([first, rule, *others])
-
-
 def shared_options() -> str:
     """Return the table of the options that several verbs have."""
     rows = ((head, text, _which(verbs)) for (head, text), verbs in shared().items())
     reporting = _which([verb for verb, request in requests().items() if request.REPORTS])
     printed = ((head, text, reporting) for head, text in _output())
-    return _table(("option", "meaning", "verbs"), [*printed, *rows])
+    return table(("option", "meaning", "verbs"), [*printed, *rows])
 
 
 def _which(verbs: Sequence[str]) -> str:
@@ -134,7 +124,7 @@ def _output() -> Iterable[tuple[str, str]]:
 def verbs() -> str:
     """Return the table of the verbs."""
     rows = ((f"[`{verb}`](#{verb})", request.summary().rstrip(".")) for verb, request in requests().items())
-    return _table(("verb", "what it does"), rows)
+    return table(("verb", "what it does"), rows)
 
 
 def synopsis(verb: str) -> str:
@@ -160,47 +150,41 @@ def options(verb: str) -> str:
     for needed in dict.fromkeys(field.needs for field in listed):
         rows = [_key(field) for field in listed if field.needs == needed and _key(field) not in common]
         head = f"With `--{needed.replace('_', '-')}`:\n\n" if needed else ""
-        parts += [head + _table(("option", "meaning"), rows)] if rows else []
+        parts += [head + table(("option", "meaning"), rows)] if rows else []
     also = [f"`{field.names[0]}`" for field in listed if _key(field) in common]
     if also:
         parts.append(f"And, as [other verbs](#common-to-all-verbs): {', '.join(also)}.")
     return "\n\n".join(parts)
 
 
-def derived(name: str) -> str:
-    """Return what belongs between the marks of a name."""
-    if name in ("verbs", "shared options"):
-        return verbs() if name == "verbs" else shared_options()
-    verb, _, part = name.partition(" ")
-    return options(verb) if part == "options" else synopsis(verb)
+def parts() -> dict[str, dict[str, Callable[[], str]]]:
+    """Return what makes each derived part, by page and name."""
+    of_verbs: dict[str, Callable[[], str]] = {"verbs": verbs, "shared options": shared_options}
+    for verb in requests():
+        of_verbs |= {verb: partial(synopsis, verb), f"{verb} options": partial(options, verb)}
+    return {
+        "cli.md": of_verbs,
+        "runs.md": {"layouts": layouts},
+        "json.md": {"documents": documents.reference},
+        "format.md": {"words": lambda: "\n".join(textwrap.wrap(code(WORDS), 140))},
+    }
 
 
-def page(text: str) -> str:
-    """Return a page with its derived parts made anew.
+def page(name: str) -> str:
+    """Return a page of docs with its derived parts made anew.
 
     Raises
     ------
     ValueError
-        A verb has no part on the page, or one twice.
+        A part is missing, unknown or there twice, or a key of a document has no docstring.
     """
-    expected = {
-        "verbs",
-        "shared options",
-        *(f"{verb}{part}" for verb in requests() for part in ("", " options")),
-    }
-    return _filled(text, expected, derived)
-
-
-def _filled(text: str, expected: set[str], made: Callable[[str], str]) -> str:
-    """Return a page with every part made anew; all that are expected must be there once."""
+    text, made = (documents.DOCS / name).read_text(), parts()[name]
     names = Counter(match[2] for match in _REGION.finditer(text))
-    if names != Counter(expected):
-        raise ValueError(f"parts {sorted(set(names) ^ expected)} are missing, unknown or there twice")
-    return _REGION.sub(lambda match: f"{match[1]}{made(match[2])}\n{match[3]}", text)
-
-
-def _code(words: Iterable[str]) -> str:
-    return ", ".join(f"`{word}`" for word in words)
+    if names != Counter(made.keys()):
+        raise ValueError(
+            f"{name}: parts {sorted(names.keys() ^ made.keys())} are missing, unknown or there twice"
+        )
+    return _REGION.sub(lambda match: f"{match[1]}{made[match[2]]()}\n{match[3]}", text)
 
 
 def _result(row: Layout) -> str:
@@ -215,13 +199,13 @@ def _result(row: Layout) -> str:
         "not read, and named": row.left_out,
     }
     parts = [f"{'step' if len(row.steps) == 1 else 'steps'} {numbers}"] if row.is_readable else []
-    return "; ".join([*parts, *(f"{label} {_code(words)}" for label, words in further.items() if words)])
+    return "; ".join([*parts, *(f"{label} {code(words)}" for label, words in further.items() if words)])
 
 
 def layouts() -> str:
     """Return the table of the layouts that are tested."""
     rows = ((row.framework, "<br>".join(map(_shown, row.shown)), _result(row)) for row in TABLE)
-    return _table(("written by", "files", "what comes of it"), rows)
+    return table(("written by", "files", "what comes of it"), rows)
 
 
 def _shown(files: str) -> str:
@@ -230,26 +214,15 @@ def _shown(files: str) -> str:
     return f"`{name}`{separator}{note}"
 
 
-def runs_page(text: str) -> str:
-    """Return docs/runs.md with its table of layouts made anew.
-
-    Raises
-    ------
-    ValueError
-        The table has no place on the page, or several.
-    """
-    return _filled(text, {"layouts"}, lambda _: layouts())
-
-
 def schema() -> str:
     """Return the schema of the documents as its file has it."""
-    return json.dumps(documents.all_schemas(requests()), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(documents.all_schemas(), indent=1, ensure_ascii=False) + "\n"
 
 
 def main() -> None:
     """Write all."""
-    PAGE.write_text(page(PAGE.read_text()))
-    RUNS.write_text(runs_page(RUNS.read_text()))
+    for name in parts():
+        (documents.DOCS / name).write_text(page(name))
     SCHEMA.write_text(schema())
 
 

@@ -6,7 +6,8 @@ import csv
 import datetime
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -54,6 +55,22 @@ def write(name: str, rows: Sequence[Mapping[str, object]]) -> Path:
     return path
 
 
+def write_each(name: str, rows: Iterable[Mapping[str, object]]) -> Path:
+    """Write the table of `write` after each row, of rows that take long to measure, and print the row."""
+    found: list[Mapping[str, object]] = []
+    for row in rows:
+        found.append(row)
+        sys.stderr.write(f"{row}\n")
+        write(name, found)
+    return RESULTS / f"{name}.csv"
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """Return the rows of ``results/NAME.csv``."""
+    with (RESULTS / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def renew(name: str, rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> Path:
     """Write rows to ``results/NAME.csv``, and keep those that are there of what was not measured anew.
 
@@ -64,12 +81,8 @@ def renew(name: str, rows: Sequence[Mapping[str, object]], columns: Sequence[str
     columns
         What a row is about: of rows that agree in these the new one stays.
     """
-    path = RESULTS / f"{name}.csv"
-    found: dict[tuple[str, ...], Mapping[str, object]] = {}
-    if path.exists():
-        with path.open(newline="") as file:
-            found = {tuple(row[column] for column in columns): row for row in csv.DictReader(file)}
-    found |= {tuple(str(row[column]) for column in columns): row for row in rows}
+    known = read(name) if (RESULTS / f"{name}.csv").exists() else []
+    found = {tuple(str(row[column]) for column in columns): row for row in (*known, *rows)}
     return write(name, list(found.values()))
 
 

@@ -20,7 +20,7 @@ BENCHMARKS = (
     "sizes",
     "controlled",
     "published",
-    "promise",
+    "unseen_data",
     "gpu",
 )
 """From minutes to hours. `gpu` says that it has nothing to do where there is no CUDA device."""

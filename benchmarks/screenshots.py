@@ -6,7 +6,6 @@ Chromium that is installed already (Playwright's own browsers are not needed).
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import socket
@@ -15,10 +14,9 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -29,45 +27,51 @@ LARGEST_BYTES = 200_000
 """A page that shows these images should load at once."""
 
 CHROMIUM_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
-
-
-_PICKED = {"metric": "fisher", "layer": "conv2.weight", "step": "900"}
-_READY = ("carry at least 80 %", "bits per weight")
+SIZE = {"width": 1440, "height": 900}
+"""Size of the window in pixels."""
 
 
 class Shot(NamedTuple):
-    """One picture: its file, page, what the link says beside the run, colour scheme and size in pixels.
+    """One picture, of the file that has the page's name.
 
-    `clicks` are buttons to press first, each with a text that says that what it began is done, if one does.
-    `awaits` are texts of the finished page.
+    Parameters
+    ----------
+    page
+        The page of the explorer.
+    query
+        What the link says beside the run.
+    button
+        A button to press first.
+    awaits
+        Texts that appear then.
+    chart
+        What the page's first chart is drawn with.
     """
 
-    name: str
     page: str
     query: dict[str, str]
-    scheme: str = "light"
-    width: int = 1440
-    height: int = 900
-    clicks: Mapping[str, str] = MappingProxyType({})
-    awaits: tuple[str, ...] = ()
+    button: str
+    awaits: tuple[str, ...]
+    chart: str
 
 
 SHOTS = (
-    Shot("run.png", "run", _PICKED, clicks={"Measure Fisher": "Largest drop"}, awaits=_READY),
-    Shot("archives.png", "archives", {"panel": "compare"}, clicks={"Compare": ""}),
+    Shot(
+        "run",
+        {"metric": "fisher", "layer": "conv2.weight", "step": "900"},
+        "Measure Fisher",
+        ("estimated", "carry at least 80 %", "bits per weight"),
+        ".heatmaplayer image",
+    ),
+    Shot("archives", {"panel": "compare"}, "Compare", (), ".scatterlayer .trace"),
 )
-
-
-_CHARTS = {"run": ".heatmaplayer image", "archives": ".scatterlayer .trace"}
-"""What a page's first chart is drawn with; a page without one is ready with its last panel."""
-
 
 EXPLORER = "from inshrink_app.launch import run; run(port={port})"
 
 
 @contextmanager
-def served(folder: Path, program: str = EXPLORER) -> Iterator[tuple[str, int]]:
-    """Serve the explorer with one root, and yield its address and the number of its process."""
+def served(folder: Path, program: str = EXPLORER) -> Iterator[str]:
+    """Serve the explorer with one root, and yield its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -81,7 +85,7 @@ def served(folder: Path, program: str = EXPLORER) -> Iterator[tuple[str, int]]:
                     break
             except OSError:
                 time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}", server.pid
+        yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
         server.wait(30)
@@ -95,22 +99,15 @@ def chromium() -> str:
 
 def take(browser: Any, address: str, run: Path, shot: Shot, target: Path) -> None:
     """Open a page by its link, wait until its charts are drawn, and save what a reader sees."""
-    context = browser.new_context(
-        viewport={"width": shot.width, "height": shot.height}, color_scheme=shot.scheme
-    )
+    context = browser.new_context(viewport=SIZE, color_scheme="light")
     page = context.new_page()
     page.set_default_timeout(120_000)
     page.goto(f"{address}/{shot.page}?{urlencode({'run': str(run), **shot.query})}")
-    layer = _CHARTS.get(shot.page)
-    for label, message in shot.clicks.items():
-        page.get_by_role("button", name=label, exact=True).click()
-        if message:
-            page.get_by_text(message).filter(visible=True).first.wait_for()
+    page.get_by_role("button", name=shot.button, exact=True).click()
     for text in shot.awaits:
         page.get_by_text(text).filter(visible=True).first.wait_for()
     page.mouse.move(0, 0)  # A button that was pressed shows its tip as long as the pointer is on it.
-    if layer is not None:
-        page.locator(f".js-plotly-plot {layer}").first.wait_for(state="attached")
+    page.locator(f".js-plotly-plot {shot.chart}").first.wait_for(state="attached")
     page.locator("[data-testid=stExpander]").last.wait_for(state="attached")
     page.locator("[data-testid=stProgress]").filter(visible=True).wait_for(state="hidden")
     # A click scrolls to its button, which may lie below.
@@ -122,14 +119,9 @@ def take(browser: Any, address: str, run: Path, shot: Shot, target: Path) -> Non
 
 
 def main() -> None:
-    """Take every picture, or those that are named."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="files to take; default all")
-    parser.add_argument("--out", type=Path, default=IMAGES)
-    arguments = parser.parse_args()
+    """Take every picture."""
     from playwright.sync_api import sync_playwright
 
-    arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="runs-") as temporary:
         folder = Path(temporary)
         run = folder / "digits-cnn"
@@ -137,12 +129,10 @@ def main() -> None:
             inshrink_core.sample("digits-cnn"), run, ignore=shutil.ignore_patterns(".inshrink", "__pycache__")
         )
         inshrink_core.compress(run, folder / "digits-cnn.inshrink")
-        with served(folder) as (address, _), sync_playwright() as engine:
+        with served(folder) as address, sync_playwright() as engine:
             browser = engine.chromium.launch(executable_path=chromium(), args=CHROMIUM_ARGUMENTS)
             for shot in SHOTS:
-                if arguments.names and shot.name not in arguments.names:
-                    continue
-                target = arguments.out / shot.name
+                target = IMAGES / f"{shot.page}.png"
                 take(browser, address, run, shot, target)
                 size = target.stat().st_size
                 sys.stdout.write(f"{target} {size / 1000:.0f} kB\n")

@@ -33,7 +33,7 @@ def measure(run: inshrink_core.Run, codec: str, folder: Path, **judge: Any) -> d
     fixed = inshrink_core.compress(run, folder / "fixed.inshrink", **how)
     seconds = time.perf_counter() - begun
     report = inshrink_core.compress(run, folder / "bounded.inshrink", max_drop=MAX_DROP, **how, **judge)
-    promise = report.promise
+    promise = report.bound_record
     if promise is None:
         raise RuntimeError("a chain written under a bound promises nothing")
     document = promise.to_json()
@@ -47,7 +47,7 @@ def measure(run: inshrink_core.Run, codec: str, folder: Path, **judge: Any) -> d
         "worst_divergence": (document["max_divergence"], document["bounds"]["divergence"]),
         "evaluations_a_step": (promise.evaluations / len(run.steps), 8),
         "exact_steps": (sum(step.exact for step in promise.steps.values()), None),
-        "uninformative_steps": (sum(not step.informative for step in promise.steps.values()), None),
+        "uninformative_steps": (sum(not step.discriminative for step in promise.steps.values()), None),
         "compress_seconds": (seconds, None),
         "bounded_seconds": (report.seconds, None),
         "time_factor": (report.seconds / seconds, None),

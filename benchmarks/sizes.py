@@ -11,7 +11,6 @@ six of them: the benchmark goes on after the trainings that are finished.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import torch
 
 import inshrink_lab
 from benchmarks import gpt_sizes
-from benchmarks.results import DATA, write
-from inshrink_lab.rehearsal import Rehearsal
+from benchmarks.results import DATA, write_each
 from inshrink_lab.tasks.task import find_task
 
 FOLDER = DATA / "sizes"
@@ -36,11 +34,12 @@ def n_parameters(task: str) -> int:
     return sum(weight.numel() for weight in network.parameters())
 
 
-def row_of(found: Rehearsal, parameters: int) -> dict[str, object]:
-    """Return what a rehearsal says."""
+def measure(task: str, trainings: Path, options: dict[str, Any]) -> dict[str, object]:
+    """Return the row of a size."""
+    found = inshrink_lab.rehearse(task, trainings, **options)
     return {
         "task": found.task,
-        "parameters": parameters,
+        "parameters": n_parameters(task),
         "seeds": len(found.restored),
         "restores": len(found.restored_at),
         "raw_bytes": found.raw_bytes,
@@ -56,17 +55,10 @@ def row_of(found: Rehearsal, parameters: int) -> dict[str, object]:
 
 def main(quick: bool = False) -> Path:
     """Write ``results/sizes.csv`` after each size; quick: a few steps of the smallest."""
-    name = "sizes_quick" if quick else "sizes"
-    rows: list[dict[str, object]] = []
-    path = Path()
-    for task in TASKS[:1] if quick else TASKS:
-        trainings = FOLDER / name / task.rpartition(":")[2]
-        options: dict[str, Any] = {"seeds": SEEDS, "control": True} | (QUICK if quick else {})
-        found = inshrink_lab.rehearse(task, trainings, **options)
-        rows.append(row_of(found, n_parameters(task)))
-        sys.stderr.write(f"{rows[-1]}\n")
-        path = write(name, rows)
-    return path
+    name, tasks = ("sizes_quick", TASKS[:1]) if quick else ("sizes", TASKS)
+    options: dict[str, Any] = {"seeds": SEEDS, "control": True} | (QUICK if quick else {})
+    rows = (measure(task, FOLDER / name / task.rpartition(":")[2], options) for task in tasks)
+    return write_each(name, rows)
 
 
 if __name__ == "__main__":

@@ -253,7 +253,7 @@ def _paired(members: Mapping[str, str], others: Iterable[str], shapes: Shapes) -
     return max(map(pairs, sorted(bases, key=len)), key=len)
 
 
-_MOST_UNSEEN = 3
+_MAX_UNSEEN = 3
 _LARGE = 1 << 20
 """Least bytes of a file that is worth reporting: tokenizers and the pickles of headers are smaller."""
 
@@ -333,7 +333,7 @@ class TensorSpec:
         return name.rpartition(":")[0] if self.role is TensorRole.STATE else name
 
     @property
-    def whole(self) -> TensorSpec:
+    def full_spec(self) -> TensorSpec:
         """Spec of the full tensor of a cell; else this spec."""
         if self.cell is None:
             return self
@@ -442,7 +442,15 @@ class FileLayout:
 
 @dataclass(frozen=True, slots=True)
 class UnseenFile:
-    """A file, and the number of its bytes outside of tensors."""
+    """A file with bytes outside of tensors.
+
+    Parameters
+    ----------
+    path
+        Path of the file within its checkpoint.
+    bytes
+        Its bytes outside of tensors, at the largest step.
+    """
 
     path: str
     bytes: int
@@ -455,11 +463,11 @@ class Unseen:
     Parameters
     ----------
     bytes
-        Their number.
+        Number of these bytes, over the chosen steps.
     share
         Their share of all bytes of these files.
     files
-        The files with most of them.
+        The files with most of them, at most three.
     """
 
     bytes: int = 0
@@ -474,7 +482,7 @@ class Unseen:
             outside = layout.nbytes - sum(region.nbytes for region in layout.regions)
             nbytes, total = nbytes + outside, total + layout.nbytes
             files[layout.path] = max(outside, files.get(layout.path, 0))
-        most = sorted(files.items(), key=lambda file: (-file[1], file[0]))[:_MOST_UNSEEN]
+        most = sorted(files.items(), key=lambda file: (-file[1], file[0]))[:_MAX_UNSEEN]
         share = nbytes / total if total else 0.0
         return cls(nbytes, share, tuple(UnseenFile(*item) for item in most if item[1]))
 
@@ -518,7 +526,7 @@ class _ReadAhead:
     def __init__(self, source: TensorSource, specs: Iterable[TensorSpec], n_threads: int) -> None:
         self._source, by_key = source, {spec.key: spec for spec in specs}
         sizes = {key: spec.nbytes for key, spec in by_key.items()}
-        self.ahead = Prefetcher(
+        self.prefetcher = Prefetcher(
             lambda key: source.read(by_key[key]),
             sizes.items(),
             (n_threads + 1) * max(sizes.values(), default=0),
@@ -527,7 +535,7 @@ class _ReadAhead:
         self._keys = by_key.keys()
 
     def read(self, spec: TensorSpec) -> Tensor:
-        tensor: Tensor = self.ahead.get(spec.key) if spec.key in self._keys else self._source.read(spec)
+        tensor: Tensor = self.prefetcher.get(spec.key) if spec.key in self._keys else self._source.read(spec)
         return tensor
 
     def skeleton(self, layout: FileLayout) -> bytes:
@@ -630,7 +638,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
     def __len__(self) -> int:
         return len(self.specs)
 
-    def companion_spec(self, spec: TensorSpec, *roles: TensorRole) -> TensorSpec | None:
+    def auxiliary_spec(self, spec: TensorSpec, *roles: TensorRole) -> TensorSpec | None:
         """Return the auxiliary tensor of a parameter with one number per element, such as its gradient.
 
         Parameters
@@ -645,11 +653,6 @@ class Checkpoint(Mapping[str, "Tensor"]):
             if key in self and self.spec(key).shape == spec.shape and self.spec(key).dtype in FLOATS:
                 return self.spec(key)
         return None
-
-    def companion(self, spec: TensorSpec, *roles: TensorRole) -> Tensor | None:
-        """Read the tensor that `companion_spec` finds."""
-        found = self.companion_spec(spec, *roles)
-        return None if found is None else self.source.read(found)
 
     @contextmanager
     def prefetch(self, specs: Collection[TensorSpec], n_threads: int = 1) -> Iterator[Checkpoint]:
@@ -676,7 +679,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
             try:
                 yield replace(self, source=source)
             finally:
-                source.ahead.stop(wait=True)
+                source.prefetcher.stop(wait=True)
 
     @cached_property
     def twins(self) -> Mapping[str, str]:

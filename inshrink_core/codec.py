@@ -54,7 +54,7 @@ PRUNED, QUANTIZED, PROTECTED = range(len(PARTS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knob:
+class Tunable:
     """A tunable parameter: a codec setting that trades size for fidelity.
 
     Parameters
@@ -79,7 +79,7 @@ class Knob:
     layer: LayerType | None = None
 
     @property
-    def whole(self) -> bool:
+    def is_integer(self) -> bool:
         """Whether the values are integers."""
         return all(isinstance(value, int) for value in self.values)
 
@@ -90,7 +90,7 @@ class Knob:
     def between(self, value: float, other: float) -> float:
         """Return the geometric mean of two values, rounded to three digits or to an integer."""
         middle = math.sqrt(value * other)
-        return round(middle) if self.whole else float(f"{middle:.3g}")
+        return round(middle) if self.is_integer else float(f"{middle:.3g}")
 
 
 class Switch(NamedTuple):
@@ -115,33 +115,35 @@ class Tuning:
 
     Parameters
     ----------
-    knob
+    tunable
         The parameter that a sweep varies and a page shows first.
     axes
-        The parameters that a search varies, if it varies more than `knob`.
+        The parameters that a search varies, if it varies more than `tunable`.
     switch
         The categorical setting of the search.
     beside
         Fixed settings of sweeps and searches that differ from the codec's defaults.
     """
 
-    knob: Knob
-    axes: tuple[Knob, ...] = ()
+    tunable: Tunable
+    axes: tuple[Tunable, ...] = ()
     switch: Switch | None = None
     beside: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, value: float) -> dict[str, Any]:
         """Return the settings at one value of the tunable parameter."""
-        turned = int(value) if self.knob.whole else value
-        return {**self.beside, **dict.fromkeys(self.knob.settings, turned)}
+        turned = int(value) if self.tunable.is_integer else value
+        return {**self.beside, **dict.fromkeys(self.tunable.settings, turned)}
 
     def value(self, codec: AnyCodec) -> float:
         """Return the value of the tunable parameter in a codec's settings."""
-        return float(getattr(codec, self.knob.settings[0]))
+        return float(getattr(codec, self.tunable.settings[0]))
 
-    def searched(self, layers: frozenset[LayerType | None]) -> tuple[Knob, ...]:
+    def searched(self, layers: frozenset[LayerType | None]) -> tuple[Tunable, ...]:
         """Return the parameters to search on a run with these layer types."""
-        return tuple(axis for axis in self.axes or (self.knob,) if axis.layer is None or axis.layer in layers)
+        return tuple(
+            axis for axis in self.axes or (self.tunable,) if axis.layer is None or axis.layer in layers
+        )
 
 
 class Levels(NamedTuple):
@@ -154,7 +156,7 @@ class Levels(NamedTuple):
         rounded to bfloat16. ``exact``: bit for bit. ``other``: the codec has no levels.
     points : Float[ndarray, "c"] or None
         All levels, ascending, if they are few.
-    spacing
+    step_size
         Step size between neighbouring points; None without a lattice or a grid.
     parts : UInt8[ndarray, "n"] or int
         Index into `PARTS` for each element, or one index for all of them.
@@ -167,7 +169,7 @@ class Levels(NamedTuple):
 
     kind: str
     points: NDArray[np.float64] | None = None
-    spacing: float | None = None
+    step_size: float | None = None
     parts: NDArray[np.uint8] | int = QUANTIZED
     symbols: NDArray[np.integer] | None = None
     unit: tuple[int, int] | None = None
@@ -184,11 +186,6 @@ class TensorReference(ABC):
     @abstractmethod
     def decoded(self) -> Tensor:
         """Return the tensor this state decodes to, in the stored dtype and shape."""
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Memory of the state, in bytes."""
 
     def decoded_anew(self) -> Tensor:
         """Return the tensor as a copy that the caller may modify."""
@@ -252,11 +249,6 @@ class BaseReference(TensorReference):
         """Return the tensor as a copy that the caller may modify."""
         return self.read()
 
-    @property
-    def nbytes(self) -> int:
-        """Zero: the values are read on demand."""
-        return 0
-
 
 DecodedMoment: TypeAlias = "Callable[[], Tensor]"
 """Decodes a first moment or momentum."""
@@ -265,18 +257,21 @@ DecodedMoment: TypeAlias = "Callable[[], Tensor]"
 class TensorInput:
     """One tensor to encode, with the encoder's side information. Decoding needs neither.
 
-    A chain reads each part when the codec requests it (`inshrink_core.chain.encoder.TensorJob`).
+    A chain gives functions that read each part when the codec requests it.
 
     Parameters
     ----------
     spec
         Name, role, dtype and shape.
     tensor
-        The values in `spec.dtype`, on any device, with any strides.
-    companions
-        Auxiliary tensors of the same parameter, by role.
+        The values in `spec.dtype`, on any device, with any strides; or a function that reads them, once.
+    auxiliaries
+        Auxiliary tensors of the same parameter, by role; or a function that reads one, as `auxiliary`.
+    sample
+        Reads a sample of the values, while they are not read; by default it is taken from the values.
     restored
-        The values from which training last resumed after a restore; None without a restore.
+        The values from which training last resumed after a restore, or a function that decodes them; None
+        without a restore.
     moment_before
         Decodes the parameter's first moment in the previous frame; None if it has none.
     owned
@@ -287,33 +282,40 @@ class TensorInput:
         self,
         *,
         spec: TensorSpec,
-        tensor: Tensor,
-        companions: Mapping[TensorRole, Tensor | None] = MappingProxyType({}),
-        restored: Tensor | None = None,
+        tensor: Tensor | Callable[[], Tensor],
+        auxiliaries: Mapping[TensorRole, Tensor | None] | Callable[..., Tensor | None] = MappingProxyType({}),
+        sample: Callable[[], Tensor] | None = None,
+        restored: Tensor | Callable[[], Tensor | None] | None = None,
         moment_before: DecodedMoment | None = None,
         owned: bool = False,
     ) -> None:
         self.spec, self.moment_before, self.owned = spec, moment_before, owned
-        self._tensor, self._restored, self._companions = tensor, restored, companions
+        self._tensor, self._restored, self._auxiliaries, self._sample = tensor, restored, auxiliaries, sample
 
     @property
     def tensor(self) -> Tensor:
         """The values."""
+        if callable(self._tensor):
+            self._tensor = self._tensor()
         return self._tensor
 
     @property
     def restored(self) -> Tensor | None:
         """The values from which training last resumed after a restore."""
-        return self._restored
+        return self._restored() if callable(self._restored) else self._restored
 
     @property
     def sample(self) -> Tensor:
         """A flat sample of the values (`inshrink_core.ops.sample.sample`); a small tensor in full."""
+        if callable(self._tensor) and self._sample is not None:
+            return self._sample()
         return _sample(self.tensor)
 
-    def companion(self, *roles: TensorRole, sampled: bool = False) -> Tensor | None:
+    def auxiliary(self, *roles: TensorRole, sampled: bool = False) -> Tensor | None:
         """Return the auxiliary tensor of the first available role, or a sample of it."""
-        found = next((item for role in roles if (item := self._companions.get(role)) is not None), None)
+        if callable(self._auxiliaries):
+            return self._auxiliaries(*roles, sampled=sampled)
+        found = next((item for role in roles if (item := self._auxiliaries.get(role)) is not None), None)
         return _sample(found) if sampled and found is not None else found
 
 
@@ -337,19 +339,19 @@ class FrameContext:
         `EncoderState.initial_memory`. None otherwise, and after a frame of another codec.
     after_restore
         Whether training resumed from the previous frame of the chain.
-    reaches
+    expected_updates
         Expected update size: the further movement of a parameter due to its momentum, over the momentum
         buffer. It is the learning rate times the sum of the powers of beta1. By parameter name, if the
         checkpoint's optimizer state contains it.
-    spacings
-        `EncoderState.spacing` of the frame's weights by parameter name, for codecs of optimizer state.
+    step_sizes
+        `EncoderState.step_size` of the frame's weights by parameter name, for codecs of optimizer state.
     """
 
     learning_rates: Mapping[str, float] = field(default_factory=dict)
     memory: Any = None
     after_restore: bool = False
-    reaches: Mapping[str, float] = field(default_factory=dict)
-    spacings: Mapping[str, float] = field(default_factory=dict)
+    expected_updates: Mapping[str, float] = field(default_factory=dict)
+    step_sizes: Mapping[str, float] = field(default_factory=dict)
 
 
 _NOTHING_KNOWN: Final = FrameContext()
@@ -362,12 +364,12 @@ class LookAheadStep(NamedTuple):
     ----------
     place
         Index of the step in the run, from 0.
-    companions
+    auxiliaries
         Whether the auxiliary tensors are read too.
     """
 
     place: int
-    companions: bool
+    auxiliaries: bool
 
 
 class PastFrame(NamedTuple):
@@ -443,7 +445,7 @@ class Codec(ABC, Generic[_Plan]):
             value = getattr(self, name)
             if value not in known:
                 raise ConfigError(
-                    f"'{name}' takes one of a few words", expected=" or ".join(known), found=repr(value)
+                    f"'{name}' has an unknown value", expected=" or ".join(known), found=repr(value)
                 )
         for name, (low, high) in self.ranges.items():
             value, whole = getattr(self, name), isinstance(low, int) and isinstance(high, int)
@@ -452,7 +454,7 @@ class Codec(ABC, Generic[_Plan]):
             if not is_number or not low <= value <= high:
                 kind = "a whole number" if whole else "a number"
                 raise ConfigError(
-                    f"'{name}' is out of range", expected=f"{kind} {low:g}..{high:g}", found=repr(value)
+                    f"'{name}' is out of range", expected=f"{kind}, {low:g} to {high:g}", found=repr(value)
                 )
 
     def settings(self) -> dict[str, Any]:
@@ -523,7 +525,8 @@ class Codec(ABC, Generic[_Plan]):
         Returns
         -------
         Encoded
-            The block, and the state that decoding it yields, bit for bit.
+            The block, of at most twice the tensor's size and 2 KiB, and the state that decoding it yields,
+            bit for bit.
         """
 
     @abstractmethod
@@ -570,10 +573,6 @@ class Codec(ABC, Generic[_Plan]):
         such a block in its bitstream preserves its state, which the next block is coded against.
         """
 
-    @abstractmethod
-    def worst_case_bytes(self, spec: TensorSpec) -> int:
-        """Return the largest payload size of `encode` for a tensor of this spec, in bytes."""
-
 
 AnyCodec: TypeAlias = Codec[Any]
 """A codec with any type of plan."""
@@ -609,7 +608,7 @@ class EncoderState(Generic[_Plan]):
         """Return the frame's record of the predicted restore cost (`inshrink_core.chain.QUALITY`)."""
         return None
 
-    def spacing(self, plan: _Plan, spec: TensorSpec) -> float | None:
+    def step_size(self, plan: _Plan, spec: TensorSpec) -> float | None:
         """Return the planned step size of a tensor; None if it has none."""
         return None
 
@@ -617,7 +616,7 @@ class EncoderState(Generic[_Plan]):
         """Return the number of weights with error feedback, and of all weights with known first moments."""
         return 0, 0
 
-    def lasting(self, shaped: int, known: int) -> float:
+    def error_persistence(self, shaped: int, known: int) -> float:
         """Return the error persistence: how long weight errors affect training, over plain rounding.
 
         Parameters
@@ -664,13 +663,13 @@ class EncoderState(Generic[_Plan]):
         return None
 
 
-def own_state(kind: type[_State], reference: TensorReference | None, spec: TensorSpec) -> _State | None:
+def state_as(kind: type[_State], reference: TensorReference | None, spec: TensorSpec) -> _State | None:
     """Return the reference if it is a state of the kind with the tensor's dtype and shape, else None."""
     fits = isinstance(reference, kind) and (reference.dtype, reference.shape) == (spec.dtype, spec.shape)
     return reference if isinstance(reference, kind) and fits else None
 
 
-_MOST_NBYTES = 1 << 62
+_MAX_NBYTES = 1 << 62
 """Largest size of a tensor in bytes; sizes derived from a larger one do not fit 64 bits."""
 
 _NO_MEMORY: Final = re.compile("allocate memory|out of memory")
@@ -689,11 +688,8 @@ def enough_memory(spec: TensorSpec, device: str = "cpu") -> Iterator[None]:
     TooLargeError
         The allocation failed, or the tensor exceeds the largest size.
     """
-    needed = spec.nbytes
-    if needed > _MOST_NBYTES:
-        raise TooLargeError(
-            "a tensor is larger than any memory", where=spec.key, needed=needed, limit=_MOST_NBYTES
-        )
+    if spec.nbytes > _MAX_NBYTES:
+        raise TooLargeError("a tensor is larger than any memory", where=spec.key)
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -701,11 +697,9 @@ def enough_memory(spec: TensorSpec, device: str = "cpu") -> Iterator[None]:
             raise
         other = "" if device == "cpu" else "use --device cpu, "
         raise TooLargeError(
-            "there is not the memory to decode a tensor",
+            "there is not enough memory to decode a tensor",
             where=spec.key,
-            needed=needed,
-            limit=0,
-            expected=f"room for {needed} bytes and what they are decoded from",
+            expected=f"room for {spec.nbytes} bytes and what they are decoded from",
             remedy=f"{other}close other programs, or use a machine with more memory",
         ) from error
 

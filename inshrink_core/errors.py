@@ -8,37 +8,36 @@ remedy; `InshrinkError` assembles these parts in a common form.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-_MOST_SIGNS: Final = {"what": 1600, "where": 1200, "expected": 300, "found": 300, "remedy": 600}
+_MAX_SIGNS: Final = {"what": 1600, "where": 1200, "expected": 300, "found": 300, "remedy": 600}
 """Most characters of each part of a message; in all below 4,096, which fits a screen."""
 
-STANDS_FOR: Final[dict[str, str]] = {}
+REMOTE_ADDRESSES: Final[dict[str, str]] = {}
 """Addresses of remote data by the local folder that caches it: messages show the address."""
 
-_MOST_NAMES: Final = 12
-_MOST_SIGNS_OF_A_NAME: Final = 100
+_MAX_NAMES: Final = 12
+_MAX_SIGNS_OF_A_NAME: Final = 100
 
 
-def clipped(text: str, most: int = _MOST_SIGNS_OF_A_NAME) -> str:
+def clipped(text: str, most: int = _MAX_SIGNS_OF_A_NAME) -> str:
     """Return a text of at most `most` characters; the middle of a longer one is replaced by an ellipsis.
+
+    The middle carries least information in dotted parameter names and in paths.
 
     Examples
     --------
-    >>> clipped("a" * 30, 9)
-    'aaaa…aaaa'
+    >>> clipped("transformer.h.11.mlp.weight", 11)
+    'trans…eight'
     """
     if len(text) <= most:
         return text
     half = (most - 1) // 2
-    return f"{text[:half]}…{text[len(text) - half :]}"
+    return f"{text[:half]}…{text[len(text) - (most - 1 - half) :]}"
 
 
-def named(names: Sequence[str], most: int = _MOST_NAMES) -> str:
+def named(names: Sequence[str], most: int = _MAX_NAMES) -> str:
     """Return the first names for a message, each clipped, and the number of the others.
 
     Examples
@@ -54,8 +53,8 @@ _RUNS_NOTHING: Final = "Inshrink never runs code from a checkpoint; save the ten
 
 
 def spoken(text: str) -> str:
-    """Return a text with the local folders of `STANDS_FOR` replaced by their addresses."""
-    for folder, address in tuple(STANDS_FOR.items()):
+    """Return a text with the local folders of `REMOTE_ADDRESSES` replaced by their addresses."""
+    for folder, address in tuple(REMOTE_ADDRESSES.items()):
         text = text.replace(folder, address)
     return text
 
@@ -89,7 +88,7 @@ class InshrinkError(Exception):
         # Clipping keeps a message readable, even if a hostile file supplies parts of it.
         parts = {"what": what, "where": where, "expected": expected, "found": found, "remedy": remedy}
         what, where, expected, found, remedy = (
-            clipped(spoken(text), _MOST_SIGNS[part]) for part, text in parts.items()
+            clipped(spoken(text), _MAX_SIGNS[part]) for part, text in parts.items()
         )
         self.what, self.where, self.expected, self.found, self.remedy = (what, where, expected, found, remedy)
         message = f"{where}: {what}" if where else what
@@ -218,19 +217,7 @@ class StorageError(InputError):
 
 
 class TooLargeError(InputError):
-    """More memory or disk is needed than is available or allowed; raised before any is taken.
-
-    Parameters
-    ----------
-    needed, limit
-        Bytes needed, and bytes available or allowed.
-    """
-
-    def __init__(
-        self, what: str, *, where: str = "", needed: int, limit: int, expected: str = "", remedy: str = ""
-    ) -> None:
-        self.needed, self.limit = needed, limit
-        super().__init__(what, where=where, expected=expected, remedy=remedy)
+    """More memory or disk is needed than is available or allowed; raised before any is taken."""
 
 
 class CheckFailedError(InshrinkError):
@@ -255,7 +242,7 @@ class DamagedError(InshrinkError):
     exit_code = 3
 
 
-class RottenError(DamagedError):
+class ChecksumError(DamagedError):
     """Bytes of a file differ from the checksum that was written with them.
 
     Parameters
@@ -278,7 +265,6 @@ class RottenError(DamagedError):
         expected: str = "",
         found: str = "",
     ) -> None:
-        self.path, self.offset, self.tensors = path, offset, tensors
         holds = f", which holds {named(tensors)}" if tensors else ""
         super().__init__(
             f"{what}, at offset {offset}{holds}",

@@ -5,7 +5,8 @@ This module imports neither numpy nor torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -33,48 +34,48 @@ class Block:
     payload: bytes | memoryview
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockEntry:
+class BlockEntry(NamedTuple):
     """Entry of a block in the index of its frame.
 
     Parameters
     ----------
     key
         Unique among the tensors of the frame, or among its attachments.
-    attachment
-        False for a tensor, True for opaque bytes (skeletons, other files).
     codec
         Bitstream of the payload, ``name/version``.
     attributes
         Small msgpack values from the writer, such as role, dtype and shape; not interpreted here.
+    attachment
+        False for a tensor, True for opaque bytes (skeletons, other files).
     offset, nbytes
         Position in the frame, and payload length.
     crc
         CRC-32C of the payload; None for a small block, whose frame was checked as a whole with its index.
-    shared
-        Whether the bytes are stored only once, with an earlier block of the same content.
+    back
+        Distance to the earlier block with the same bytes, which are stored once; 0 if this block stores them.
     part
         Number of the part of the frame that holds the block.
     """
 
     key: str
-    attachment: bool
     codec: str
     attributes: tuple[Any, ...]
+    attachment: bool
     offset: int
     nbytes: int
     crc: int | None
-    shared: bool = False
+    back: int = 0
     part: int = 0
 
     @property
     def stored_nbytes(self) -> int:
         """Bytes stored for this block only; 0 if they are shared."""
-        return 0 if self.shared else self.nbytes
+        return 0 if self.back else self.nbytes
 
 
-class FramePart(NamedTuple):
-    """One file of a frame; a frame of one part is one file.
+@dataclass(frozen=True, slots=True)
+class FramePart:
+    """One part of a frame; most frames have a single one. Equality ignores the place.
 
     Parameters
     ----------
@@ -87,17 +88,17 @@ class FramePart(NamedTuple):
     """
 
     number: int
-    path: str
+    path: str = field(compare=False)
     nbytes: int
     digest: bytes
-    offset: int | None = None
+    offset: int | None = field(default=None, compare=False)
 
 
 NAMED_BRANCH: Final = 1 << 31
 """Branches from this number on are named checkpoints, such as ``best``, outside of the training's history."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FrameInfo:
     """Entry of a frame in the archive's list, without its blocks.
 
@@ -116,18 +117,10 @@ class FrameInfo:
         `NAMED_BRANCH` on, a named checkpoint.
     generation
         Order of commits: of two frames for the same place, the higher generation is valid.
-    nbytes
-        Size of the frame in all its parts, including header, index and trailer.
-    digest
-        SHA-256 of the frame; for several parts, SHA-256 of their concatenated digests.
-    path
-        Its file, relative to the archive; for several parts, the file of the first.
-    offset
-        Offset within a segment; None for a separate file.
     n_parts
         Number of parts.
-    parts
-        The existing parts, if there are several.
+    files
+        The existing parts.
     """
 
     frame_id: bytes
@@ -136,22 +129,40 @@ class FrameInfo:
     kind: FrameKind
     branch: int
     generation: int
-    nbytes: int
-    digest: bytes
-    path: str = field(default="", compare=False)
-    offset: int | None = field(default=None, compare=False)
-    n_parts: int = 1
-    parts: tuple[FramePart, ...] = field(default=(), compare=False)
+    n_parts: int
+    files: tuple[FramePart, ...]
 
     @property
-    def files(self) -> tuple[FramePart, ...]:
-        """The files of the frame, one per part."""
-        return self.parts or (FramePart(0, self.path, self.nbytes, self.digest, self.offset),)
+    def nbytes(self) -> int:
+        """Size of the frame in all its parts, including header, index and trailer."""
+        return sum(file.nbytes for file in self.files)
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the frame; for several parts, of their concatenated digests; empty if unknown."""
+        digests = [file.digest for file in self.files]
+        if len(digests) == 1 or not all(digests):
+            return digests[0] if len(digests) == 1 else b""
+        return hashlib.sha256(b"".join(digests)).digest()
+
+    @property
+    def path(self) -> str:
+        """The file of the frame, relative to the archive; for several parts, that of the first."""
+        return self.files[0].path
+
+    @property
+    def offset(self) -> int | None:
+        """The offset within a segment; None for a separate file."""
+        return self.files[0].offset
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths of the files."""
-        return tuple(part.path for part in self.parts) or (self.path,)
+        return tuple(file.path for file in self.files)
+
+    def at(self, path: str, offset: int | None = None) -> FrameInfo:
+        """Return the frame, which has a single part, at another place."""
+        return replace(self, files=(replace(self.files[0], path=path, offset=offset),))
 
     @property
     def is_named(self) -> bool:
@@ -160,5 +171,15 @@ class FrameInfo:
 
     @property
     def place(self) -> dict[str, Any]:
-        """Identification of the frame in documents."""
+        """Identification of the frame in documents.
+
+        Returns
+        -------
+        step : int
+            Training step.
+        branch : int
+            Number of the branch, from 0.
+        path : str
+            File within the archive.
+        """
         return {"step": self.step, "branch": self.branch, "path": self.path}

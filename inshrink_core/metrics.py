@@ -137,6 +137,16 @@ def _float64(values: Any) -> NDArray[Any]:
     return np.asarray(values, dtype=np.float64)
 
 
+def _alike(original: Any, restored: Any, what: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return two outputs as float64; refuse other shapes."""
+    first, second = _float64(original), _float64(restored)
+    if first.shape != second.shape or first.size == 0:
+        raise InputError(
+            f"{what} must be two equal, non-empty shapes", expected=f"{first.shape}", found=f"{second.shape}"
+        )
+    return first, second
+
+
 def _log_normalised(rows: NDArray[Any], which: str) -> NDArray[Any]:
     """Return rows of log-probabilities that sum to one exactly, so that no divergence is negative."""
     import numpy as np
@@ -196,13 +206,9 @@ def divergence(log_probs_original: Any, log_probs_restored: Any) -> float:
     """
     import numpy as np
 
-    original, restored = _float64(log_probs_original), _float64(log_probs_restored)
-    if original.shape != restored.shape or original.ndim != 2 or original.size == 0:
-        raise InputError(
-            "log_probs must be two equal, non-empty shapes (n, classes)",
-            expected=f"{original.shape}",
-            found=f"{restored.shape}",
-        )
+    original, restored = _alike(log_probs_original, log_probs_restored, "log_probs")
+    if original.ndim != 2:
+        raise InputError("log_probs have the shape (n, classes)", found=f"{original.shape}")
     n_rows, n_classes = original.shape
     total = 0.0
     for rows in _chunks(n_rows, max(1, CHUNK_ELEMENTS // n_classes)):
@@ -250,13 +256,7 @@ def _outputs(original: Any, restored: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return two outputs of the same shape in float64."""
     import numpy as np
 
-    first, second = _float64(original), _float64(restored)
-    if first.shape != second.shape or first.size == 0:
-        raise InputError(
-            "predictions must be two equal, non-empty shapes",
-            expected=f"{first.shape}",
-            found=f"{second.shape}",
-        )
+    first, second = _alike(original, restored, "predictions")
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise InputError("the predictions hold NaN or inf")
     return first, second

@@ -11,6 +11,7 @@ import functools
 import tomllib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -55,18 +56,19 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
     >>> "lattice" in plugins("inshrink.codecs"), "char-gpt" in plugins("inshrink.tasks")
     (True, True)
     """
-    found = {point.name: point for point in entry_points(group=group)}
+    found = {p.name: p for p in entry_points(group=group) if p.dist is None or p.dist.name != "inshrink"}
     return _bundled(group) | {name: found[name] for name in sorted(found.keys() - _bundled(group).keys())}
 
 
 @functools.cache
 def _bundled(group: str) -> dict[str, EntryPoint]:
-    """Return the project's own entry points of a group, by name."""
+    """Return the project's own entry points of a group, by name; without the lab, those of the engine."""
     points: list[EntryPoint] = []
     with contextlib.suppress(PackageNotFoundError):
         points += distribution("inshrink").entry_points.select(group=group)
     points += (EntryPoint(name, value, group) for name, value in _stated().get(group, {}).items())
-    return {point.name: point for point in sorted(points, key=lambda point: point.name)}
+    present = [point for point in points if find_spec(point.module.partition(".")[0])]
+    return {point.name: point for point in sorted(present, key=lambda point: point.name)}
 
 
 @functools.cache

@@ -11,9 +11,10 @@ from functools import partial, reduce
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
 from inshrink_core import text
+from inshrink_core.errors import clipped
 from inshrink_core.text import printable
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
-UNSAID: Final = {"unsaid": True}
+OMITTED: Final = {"omitted": True}
 """Metadata of a field that is not part of the document."""
 
 
@@ -114,7 +115,7 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
 
 _NAMES: Final = {
     "base": "base model",
-    "fates": "files of tensors",
+    "fates": "tensor files by fate",
     "max_divergence": "max divergence, nats",
     "mb_per_s": "speed",
     "n_parameters": "parameters",
@@ -125,10 +126,16 @@ _NAMES: Final = {
 }
 """Displayed names of keys, if not the key with spaces."""
 
-_MOST_ROWS: Final = 40
-_MOST_LINES: Final = 20
-_MOST_WORDS: Final = 20
-_MOST_PAIRS: Final = 8
+_GAP: Final = 3
+"""Blanks between two columns of a table."""
+
+_LEAST_NAME: Final = 11
+"""Least width to which names in a table are shortened."""
+
+_MAX_ROWS: Final = 40
+_MAX_LINES: Final = 20
+_MAX_WORDS: Final = 20
+_MAX_PAIRS: Final = 8
 _REASONS: Final = {"what", "reason"}
 
 
@@ -154,29 +161,29 @@ def value_text(key: str, value: Any) -> str:
     if isinstance(value, list):
         if all(type(item) is int for item in value):
             return text.steps_in_short(value)
-        rest = [f"… {len(value) - _MOST_WORDS:,} more"] if len(value) > _MOST_WORDS else []
-        return ", ".join([*(value_text(key, item) for item in value[:_MOST_WORDS]), *rest])
+        rest = [f"… {len(value) - _MAX_WORDS:,} more"] if len(value) > _MAX_WORDS else []
+        return ", ".join([*(value_text(key, item) for item in value[:_MAX_WORDS]), *rest])
     return str(value)
 
 
-def parts_of(key: str, value: Any, most: int | None = _MOST_ROWS) -> Iterator[Part]:
+def parts_of(key: str, value: Any, most: int | None = _MAX_ROWS) -> Iterator[Part]:
     """Yield a value of a document for display: a fact, a table of records, or a line for each reason."""
     name = _NAMES.get(key, key.replace("_", " "))
     rows = value if isinstance(value, list) else []
     if isinstance(value, Mapping) and value and all(isinstance(row, Mapping) for row in value.values()):
         rows = [{name: label, **row} for label, row in value.items()]
     if not rows or not all(isinstance(row, Mapping) for row in rows):
-        if isinstance(value, Mapping) and len(value) > _MOST_PAIRS and "text" not in value:
-            yield Table({name: None, "": partial(value_text, key)}, list(value.items()), most=_MOST_ROWS)
+        if isinstance(value, Mapping) and len(value) > _MAX_PAIRS and "text" not in value:
+            yield Table({name: None, "": partial(value_text, key)}, list(value.items()), most=_MAX_ROWS)
             return
         if shown := value_text(key, value.get("text", value) if isinstance(value, Mapping) else value):
             yield name, shown
     elif _REASONS & rows[0].keys():
-        for row in rows[:_MOST_LINES]:
+        for row in rows[:_MAX_LINES]:
             words = (f"step {value}" if key == "step" else value for key, value in row.items())
             yield ": ".join([name, *(word for word in words if isinstance(word, str) and word)])
-        if len(rows) > _MOST_LINES:
-            yield f"… {len(rows) - _MOST_LINES:,} more"
+        if len(rows) > _MAX_LINES:
+            yield f"… {len(rows) - _MAX_LINES:,} more"
     else:
         keys = dict.fromkeys(key for row in rows for key in row)
         texts = {key for row in rows for key in keys if isinstance(row.get(key), str)}
@@ -186,7 +193,7 @@ def parts_of(key: str, value: Any, most: int | None = _MOST_ROWS) -> Iterator[Pa
 
 
 class Report:
-    """Frozen dataclass with a JSON document, made of its fields, of `KEYS`, or by `_document`."""
+    """Frozen dataclass with a JSON document, made of its fields or of `KEYS`."""
 
     __slots__ = ()
 
@@ -218,11 +225,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` writes."""
-        return {key: plain_value(value) for key, value in self._document().items()}
-
-    def _document(self) -> dict[str, Any]:
-        """Return the values of the document, in order."""
-        return {key: self._at(path) for key, path in self.document_paths().items()}
+        return {key: plain_value(self._at(path)) for key, path in self.document_paths().items()}
 
     def _at(self, path: str) -> Any:
         return reduce(_attribute, path.split("."), self)
@@ -232,7 +235,7 @@ class Report:
         """Return the keys of the document, each with the path of its attribute."""
         if not cls.KEYS:
             known: tuple[Field[Any], ...] = fields(cls) if is_dataclass(cls) else ()
-            return {field.name: field.name for field in known if not field.metadata.get("unsaid")}
+            return {field.name: field.name for field in known if not field.metadata.get("omitted")}
         pairs = (word.partition("=") for word in cls.KEYS.split())
         return {key: path or key for key, _, path in pairs}
 
@@ -264,13 +267,14 @@ def show_parts(console: Console, parts: Iterable[Part]) -> None:
                 console.print()
             if isinstance(item, Table) and item.title:
                 console.print(Text(printable(item.title), "bold"), soft_wrap=True)
-            console.print(
-                drawn(item) if isinstance(item, Table) else printable(str(item)), soft_wrap=kind is str
-            )
+            if isinstance(item, Table):
+                console.print(drawn(item, console.width), crop=False)
+            else:
+                console.print(printable(str(item)), soft_wrap=True)
 
 
-def drawn(table: Table) -> RichTable:
-    """Return a table for rich, with thin rules."""
+def drawn(table: Table, width: int) -> RichTable:
+    """Return a table for rich, with thin rules; names that do not fit are shortened, numbers never."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -281,12 +285,21 @@ def drawn(table: Table) -> RichTable:
     if table.most is not None and len(rows) > table.most:
         half = table.most // 2
         rows[half:-half] = [["…", f"{text.count(len(rows) - 2 * half)} more", *[""] * (len(formats) - 2)]]
+    forms = list(table.columns.values())
+    names = [
+        heading if form is None else heading.replace(" ", "\n") for heading, form in table.columns.items()
+    ]
+    widths = {at: max(map(len, [*names[at].split("\n"), *(row[at] for row in rows)])) for at in shown}
+    texts = {at: widths[at] for at in shown if forms[at] is None}
+    excess = sum(widths.values()) + _GAP * (len(shown) - 1) - width
+    while excess > 0 and max(texts.values(), default=0) > _LEAST_NAME:
+        texts[max(texts, key=texts.__getitem__)] -= 1
+        excess -= 1
     made = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for at, (heading, form) in enumerate(table.columns.items()):
-        if at in shown and form is None:
-            made.add_column(Text(heading), overflow="fold")
-        elif at in shown:
-            made.add_column(Text(heading.replace(" ", "\n")), justify="right", no_wrap=True)
+    for at in shown:
+        column_width = texts.get(at, widths[at])
+        justify: Literal["left", "right"] = "left" if at in texts else "right"
+        made.add_column(Text(names[at]), justify=justify, no_wrap=True, min_width=column_width)
     for row in rows:
-        made.add_row(*(row[at] for at in shown))
+        made.add_row(*(clipped(row[at], texts.get(at, widths[at])) for at in shown))
     return made

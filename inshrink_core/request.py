@@ -15,10 +15,8 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from enum import Enum
 from functools import cache
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
@@ -35,10 +33,7 @@ import msgspec
 
 from inshrink_core.errors import InputError
 from inshrink_core.plugins import VERBS, plugin, plugins
-
-if TYPE_CHECKING:
-    from inshrink_core.report import Report
-
+from inshrink_core.report import Report, plain_value
 
 P = ParamSpec("P")
 R = TypeVar("R", bound="Report | None")
@@ -273,17 +268,15 @@ def _plain(value: Any) -> Any:
     """Return a value as JSON data."""
     if hasattr(value, "path"):
         return os.fspath(value.path)
-    if isinstance(value, Enum):
-        return value.value
+    if hasattr(value, "settings"):
+        value = value.settings()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if hasattr(value, "settings"):
-        return _plain(value.settings())
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if not isinstance(value, str) and isinstance(value, Iterable):
         return [_plain(item) for item in value]
-    return value
+    return plain_value(value)
 
 
 def _sections(cls: type) -> dict[str, str]:
@@ -430,7 +423,7 @@ def read_document(content: bytes, where: str = "") -> Request[Any]:
         document = json.loads(content, object_pairs_hook=_once, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"the request is no JSON document: {reason}", where=where) from error
+        raise InputError(f"the request is not a JSON document: {reason}", where=where) from error
     return request_from_json(document, where)
 
 

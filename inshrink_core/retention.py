@@ -36,15 +36,15 @@ class Retention:
     Parameters
     ----------
     keep_last
-        Keep that many steps at the end of each branch.
+        Keep the last N steps of each branch.
     keep_every
-        Keep steps that are multiples of this.
+        Keep the steps that are multiples of N.
     keep_best
-        Keep that many steps with the best values of a metric, as val_loss:3; score:3:higher adds the better
-        direction, if the name does not imply it. May be repeated.
+        Keep the N steps with the best values of a metric, such as val_loss:3; score:3:higher adds the
+        direction if the name does not imply it. May be repeated.
     optimizer_last
-        Keep the optimizer state of that many steps at the end of each branch, and remove only that from the
-        others. Without another rule every step stays.
+        Keep the optimizer state of only the last N steps of each branch. Without another rule no step is
+        removed.
 
     Examples
     --------
@@ -61,7 +61,7 @@ class Retention:
         check_fields(self)
         for value in (self.keep_last, self.keep_every, self.optimizer_last):
             if value is not None and type(value) is not int:
-                raise InputError("how many to keep is a whole number", found=repr(value)[:40])
+                raise InputError("the number to keep is not a whole number", found=repr(value)[:40])
         _ = self.best
 
     @property
@@ -81,18 +81,13 @@ class Retention:
         """Whether a rule selects the steps to keep."""
         return self.keep_every is not None or self.keep_last is not None or bool(self.best)
 
-    @property
-    def says_nothing(self) -> bool:
-        """Whether no rule is given."""
-        return not self.thins and self.optimizer_last is None
-
 
 def _best(text: str) -> Best:
     found = _BEST.fullmatch(text) if isinstance(text, str) else None
     if found is None or not int(found["n"]):
         raise InputError(
-            "--keep-best says a metric and a number",
-            expected="METRIC:N, as val_loss:3",
+            "--keep-best takes a metric and a number",
+            expected="METRIC:N, such as val_loss:3",
             found=repr(text)[:60],
         )
     direction = Direction(found["direction"]) if found["direction"] else known_direction(found["metric"])

@@ -64,8 +64,7 @@ def evaluator_digest(run_dir: Path) -> str | None:
             content = path.read_bytes()
         except OSError:
             return None
-        digest.update(f"{name}\0{len(content)}\0".encode())
-        digest.update(content)
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 
 

@@ -329,7 +329,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in joined)
 
 
-_MOST_SAID: Final = 300
+_MAX_REASON_LENGTH: Final = 300
 
 
 def described(error: BaseException) -> str:
@@ -345,7 +345,9 @@ def described(error: BaseException) -> str:
     except Exception:  # the error's __str__ is foreign code, too
         reason = "it does not say why"
     # Clip before escaping, too: escaping a megabyte is slow.
-    return clipped(printable(clipped(f"{type(error).__name__}: {reason}", _MOST_SAID)), _MOST_SAID)
+    return clipped(
+        printable(clipped(f"{type(error).__name__}: {reason}", _MAX_REASON_LENGTH)), _MAX_REASON_LENGTH
+    )
 
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -366,27 +368,6 @@ def csv_cell(value: object) -> object:
         return value
     text = printable(value)  # a line feed would begin a new row
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
-
-
-def elided(name: str, width: int) -> str:
-    """Return a name, shortened in its middle, which carries least information in dotted parameter names.
-
-    Parameters
-    ----------
-    name
-        Any text.
-    width
-        Most characters of the result, at least 3.
-
-    Examples
-    --------
-    >>> elided("transformer.h.11.mlp.weight", 11)
-    'trans…eight'
-    """
-    if len(name) <= width:
-        return name
-    head = (width - 1) // 2
-    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
 
 
 def spread(items: Sequence[Item], most: int) -> list[Item]:

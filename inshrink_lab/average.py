@@ -53,14 +53,14 @@ if TYPE_CHECKING:
 
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["REPORT_FILE", "Average", "AverageReport", "Judged", "average", "evolve"]
+__all__ = ["REPORT_FILE", "Average", "AverageReport", "Evaluated", "average", "evolve"]
 
 REPORT_FILE: Final = "average.json"
 """File next to the checkpoint with the report and the coefficients."""
 
 _WEIGHTS: Final = ("uniform", "ema")
 _BUDGET: Final = 600
-_MOST_SHOWN: Final = 12
+_MAX_SHOWN: Final = 12
 _N_PARENTS: Final = 12
 _LARGEST_CHANGE: Final = 0.3
 _SMALLEST_CHANGE: Final = 0.005
@@ -72,17 +72,17 @@ _SEARCHED_NBYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Evaluated:
     """An evaluator's results for one combination.
 
     Parameters
     ----------
     name
-        ``last`` (the last step unchanged), ``uniform``, ``ema`` or ``search``.
+        ``last`` (the last step unchanged), ``uniform``, ``ema``, ``search`` or ``given``.
     value
         Metric on the data of the search.
     held_out
-        Metric on other data; None without a second evaluator.
+        Metric by ``--held-out``; None without it.
     """
 
     name: str
@@ -96,16 +96,22 @@ class AverageReport(Report):
 
     Parameters
     ----------
-    source, paths
-        Source of the steps, and the written files.
+    source
+        Run or archive of the steps.
+    paths
+        Paths written.
     weights
-        ``uniform``, ``ema``, ``search`` or ``given``.
-    steps, coefficients
-        The steps, ascending, and the coefficient of each.
-    metric, direction
-        Metric of the evaluator, and whether ``higher`` or ``lower`` is better; None without an evaluator.
+        ``uniform``, ``ema``, ``search`` or, from Python, ``given``.
+    steps
+        Training steps, ascending.
+    coefficients
+        Coefficient of each step.
+    metric
+        Metric of the evaluator; None without one.
+    direction
+        Better direction of the metric: ``higher`` or ``lower``; None without an evaluator.
     judged
-        Results of the baselines and of the combination.
+        Combinations evaluated.
     n_candidates
         Number of coefficient vectors that were tried.
     n_averaged
@@ -125,7 +131,7 @@ class AverageReport(Report):
     coefficients: tuple[float, ...]
     metric: str | None = None
     direction: str | None = None
-    judged: tuple[Judged, ...] = ()
+    judged: tuple[Evaluated, ...] = ()
     n_candidates: int = 0
     n_averaged: int
     from_last: Mapping[str, int]
@@ -140,7 +146,7 @@ class AverageReport(Report):
 
 @dataclass(frozen=True)
 class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
-    """Write an average of several steps as a step that loads like the run's own.
+    """Write the average of several steps as a step in the run's own format.
 
     Parameters
     ----------
@@ -149,7 +155,7 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
     output
         Folder to write into: the files of the last step with other weights, and average.json.
     weights
-        The same for every step, or more for later ones; in Python also a sequence of coefficients.
+        uniform: equal weights; ema: larger weights for later steps. In Python also a list of coefficients.
     decay
         Decay of --weights ema from one step to the next, and of the baseline of a search.
     search
@@ -280,8 +286,8 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
         if not 0 < self.decay < 1:
             raise InputError(f"a decay of {self.decay:g}", expected="more than 0, less than 1")
 
-    def _judged(self, chain: _Chain, limits: Limits) -> tuple[tuple[float, ...], _Judge | None]:
-        """Return the coefficients, searched if requested, and the judge, if an evaluator is given."""
+    def _judged(self, chain: _Chain, limits: Limits) -> tuple[tuple[float, ...], _Scorer | None]:
+        """Return the coefficients, searched if requested, and the evaluator, if an evaluator is given."""
         n, kind = len(chain.steps), self._kind
         rows: dict[str, Sequence[float]] = {
             "last": uniform(n, 1),
@@ -293,7 +299,7 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
         if self.evaluator is None and not self.search:
             return tuple(rows[kind]), None
         with ExitStack() as stack:
-            judge = _Judge(chain, self, stack, limits)
+            judge = _Scorer(chain, self, stack, limits)
             if self.search:
                 starts = [*rows.values(), *(uniform(n, some) for some in (2, 3, 5, 8))]
                 report = partial(self._report_search, judge, chain.steps[-1])
@@ -303,7 +309,7 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
             judge.rows = tuple(judge.row(name, coefficients) for name, coefficients in rows.items())
         return tuple(rows[kind]), judge
 
-    def _report_search(self, judge: _Judge, step: int, done: int, total: int, least: float) -> None:
+    def _report_search(self, judge: _Scorer, step: int, done: int, total: int, least: float) -> None:
         if self.progress is not None:
             best, metric = judge.direction.cost(least), judge.metric
             detail = f"{metric} {best:.6g}"
@@ -347,7 +353,7 @@ def _checked(given: str | Sequence[float], steps: Sequence[int]) -> tuple[float,
     coefficients = tuple(map(float, given))
     if len(coefficients) != len(steps) or not all(map(math.isfinite, coefficients)):
         raise InputError(
-            "coefficients that do not go with the steps",
+            "the coefficients do not match the steps",
             expected=f"{len(steps)} numbers",
             found=f"{len(coefficients)}",
         )
@@ -496,7 +502,7 @@ class _Combined:
         return self.chain.last.source.skeleton(layout)
 
 
-class _Judge:
+class _Scorer:
     """Evaluators of combinations, and the weights of all steps in memory."""
 
     def __init__(self, chain: _Chain, request: Average, stack: ExitStack, limits: Limits) -> None:
@@ -521,7 +527,7 @@ class _Judge:
         self._specs = chain.averaged
         self._values: dict[tuple[int, tuple[float, ...]], float] = {}
         self.metric, self.direction = "", Direction.LOWER
-        self.rows: tuple[Judged, ...] = ()
+        self.rows: tuple[Evaluated, ...] = ()
 
     def _combined(self, coefficients: Sequence[float]) -> Checkpoint:
         import torch
@@ -552,10 +558,10 @@ class _Judge:
             return math.inf
         return self.direction.cost(value)
 
-    def row(self, name: str, coefficients: Sequence[float]) -> Judged:
+    def row(self, name: str, coefficients: Sequence[float]) -> Evaluated:
         """Return the evaluators' results for a combination."""
         other = None if self._held_out is None else self._value(self._held_out, coefficients)
-        return Judged(name=name, value=self._value(self._evaluator, coefficients), held_out=other)
+        return Evaluated(name=name, value=self._value(self._evaluator, coefficients), held_out=other)
 
 
 def _write_report(file: IO[bytes], report: AverageReport) -> None:

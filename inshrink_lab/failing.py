@@ -258,7 +258,7 @@ def train_restored(
             weights_nbytes=size.weights_nbytes,
             raw_total=size.raw_total,
             nbytes=size.nbytes,
-            promise=None if checked is None else checked.promise(),
+            bound_record=None if checked is None else checked.bound_record(),
         )
 
 
@@ -352,7 +352,7 @@ def _remove_archive(archive: Path) -> None:
     shutil.rmtree(spool_folder(archive), ignore_errors=True)
 
 
-def require_judgeable(task: Task, bounds: Bounds, device: str) -> None:
+def require_evaluable(task: Task, bounds: Bounds, device: str) -> None:
     """Refuse bounds that the task cannot be evaluated by, before any training.
 
     Raises

@@ -45,9 +45,10 @@ class PartialFailure:
     ----------
     seed
         Seed of the training.
-    saved_at, failed_at
-        Step of the last complete save (or of the save in its place, under a budget), and step after which
-        tensors were lost.
+    saved_at
+        Step of the last complete save, or of the save in its place under a budget.
+    failed_at
+        Step after which tensors were lost.
     lost
         Names of the lost tensors.
     share
@@ -80,15 +81,27 @@ class PartialRehearsal(Report):
 
     Parameters
     ----------
-    task, metric, direction, codec, config, optimizer, device
-        As in a `Rehearsal`.
+    task
+        Name of the task.
+    metric
+        Metric of the task.
+    direction
+        Better direction of the metric: ``higher`` or ``lower``.
+    codec
+        Codec of the weights.
+    config
+        All settings of the codec.
+    optimizer
+        How optimizer state is stored.
+    device
+        Device of the trainings: ``cpu`` or ``cuda``.
     lose
         Share of the tensors that a failure loses.
     budget
         Share of a complete save's bytes per save; saves are more frequent by its inverse. None for complete
         saves.
     archive_bytes
-        Size of all saves, including keyframes.
+        Bytes of all saves, including keyframes.
     failures
         The failures, by seed and step.
     """

@@ -148,7 +148,7 @@ class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehears
         from inshrink_lab.failing import Setup
 
         self._check()
-        bounds = self.promised()
+        bounds = self.bounds.requested()
         if plugin("inshrink.tasks", self.task) is None:
             self.require_trusted(self.task.rpartition(":")[0])
         task, identity = find_task(self.task)
@@ -201,14 +201,14 @@ class _Runner:
 
     def run_all(self) -> Rehearsal:
         """Return the results of all trainings, stored and new."""
-        from inshrink_lab.failing import isolated, require_judgeable
+        from inshrink_lab.failing import isolated, require_evaluable
 
         pairs: list[tuple[TrainingResult, TrainingResult]] = []
         seeds = range(self.request.seeds)
         with isolated(self.request.threads):
             if self.bounds is not None:
                 space_of(self.chain.codec)  # refuses a codec without anything to search
-                require_judgeable(self.setup.task, self.bounds, self.setup.device)
+                require_evaluable(self.setup.task, self.bounds, self.setup.device)
             for seed in seeds:
                 pairs.append((self.trained("uninterrupted", seed), self.trained("restored", seed)))
                 self._report(pairs)
@@ -315,12 +315,24 @@ class Rehearsal(Report):
 
     Parameters
     ----------
-    task, metric, direction
-        The task, its metric, and the metric's direction.
-    codec, config, optimizer
-        Configuration of the frames.
-    n_steps, n_saves, restored_at
-        Steps and saves of each training, and the steps of its restores.
+    task
+        Name of the task.
+    metric
+        Metric of the task.
+    direction
+        Better direction of the metric: ``higher`` or ``lower``.
+    codec
+        Codec of the weights.
+    config
+        All settings of the codec.
+    optimizer
+        How optimizer state is stored.
+    n_steps
+        Number of steps of each training.
+    n_saves
+        Number of saves of each training.
+    restored_at
+        Steps with a failure after the save.
     uninterrupted, restored
         The trainings, in the order of the seeds.
     perturbed
@@ -352,7 +364,7 @@ class Rehearsal(Report):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds."""
+        """Seed of each pair of trainings."""
         return tuple(item.seed for item in self.uninterrupted)
 
     @property
@@ -384,7 +396,7 @@ class Rehearsal(Report):
 
     @property
     def excess_half_width(self) -> float | None:
-        """Half-width of the 95 % interval of `excess`; None for a single seed."""
+        """Half-width of the 95 % interval of `excess`, t·sd/√n; None for a single seed."""
         return half_width(_all_known(self.excesses))
 
     @property
@@ -394,12 +406,12 @@ class Rehearsal(Report):
 
     @property
     def beyond_chance(self) -> float | None:
-        """Mean excess of restored trainings beyond that of the control; None without a control."""
+        """Mean excess of restored trainings over the control, by pairs; None without a control."""
         return _mean(self._beyond_chance())
 
     @property
     def beyond_chance_half_width(self) -> float | None:
-        """Half-width of the 95 % interval of `beyond_chance`; None for a single seed."""
+        """Half-width of the 95 % interval of `beyond_chance`, t·sd/√n; None for a single seed."""
         return half_width(_all_known(self._beyond_chance()))
 
     def _beyond_chance(self) -> tuple[float | None, ...]:
@@ -416,12 +428,12 @@ class Rehearsal(Report):
 
     @property
     def ratio_weights(self) -> float | None:
-        """Ratio of the weights over all frames of the restored trainings, keyframes included."""
+        """Raw bytes over stored bytes of the weights, over all frames of the restored trainings."""
         return ratio(self._sum("raw_weights"), self._sum("weights_nbytes"))
 
     @property
     def ratio_total(self) -> float | None:
-        """Ratio of everything stored over all frames of the restored trainings, keyframes included."""
+        """Raw bytes over stored bytes of everything, over all frames of the restored trainings."""
         return ratio(self.raw_bytes, self.archive_bytes)
 
     def _sum(self, name: str) -> Any:
@@ -429,12 +441,12 @@ class Rehearsal(Report):
 
     @property
     def raw_bytes(self) -> int:
-        """Raw bytes of everything in the frames of the restored trainings."""
+        """Uncompressed bytes of everything in the frames of the restored trainings."""
         return int(self._sum("raw_total"))
 
     @property
     def archive_bytes(self) -> int:
-        """Size of these frames in their archives."""
+        """Bytes of these frames in their archives."""
         return int(self._sum("nbytes"))
 
     @property
@@ -453,7 +465,29 @@ class Rehearsal(Report):
         return float(self._sum("save_seconds"))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink rehearse --json``."""
+        """Return the document of ``inshrink rehearse --json``.
+
+        Returns
+        -------
+        bounds : Bounds
+            Limits asked for. This key and the following are absent without bounds.
+        max_drop : float
+            Largest drop of any save.
+        max_divergence : float
+            Largest divergence of any save, in nats.
+        max_restore_cost : float
+            Largest restore cost of any save.
+        evaluations : int
+            States evaluated; originals are not counted.
+        frames : [object]
+            Saves of all restored trainings.
+        frames[].seed : int
+            Seed.
+        frames[].step : int
+            Training step.
+        frames[].config, frames[].drop, frames[].divergence, frames[].restore_cost : StepQuality?
+        frames[].discriminative, frames[].exact, frames[].side : StepQuality?
+        """
         return self._promised() | Report.to_json(self)
 
     def shown(self) -> Iterator[Part]:
@@ -481,7 +515,23 @@ class Rehearsal(Report):
 
     @property
     def curves(self) -> list[dict[str, Any]]:
-        """Curves of each pair of trainings, with the metrics of both at every save."""
+        """Curves of each pair of trainings.
+
+        Returns
+        -------
+        seed : int
+            Seed.
+        steps : [int]
+            Steps of the saves.
+        uninterrupted : [float]
+            Metric at each save of the uninterrupted training.
+        restored : [float]
+            Metric at each save of the restored training, before a failure.
+        uninterrupted_train_loss : [float]
+            Mean training loss since the previous save, uninterrupted.
+        restored_train_loss : [float]
+            Mean training loss since the previous save, restored.
+        """
         return [
             {
                 "seed": before.seed,
@@ -496,24 +546,23 @@ class Rehearsal(Report):
 
     def _promised(self) -> dict[str, Any]:
         """Return the bounds on every save, over all trainings; empty without bounds."""
-        promises = [(result.seed, result.promise) for result in self.restored if result.promise is not None]
-        if not promises:
+        records = [(row.seed, row.bound_record) for row in self.restored if row.bound_record is not None]
+        if not records:
             return {}
-        frames = [{"seed": seed, **frame} for seed, promise in promises for frame in promise["frames"]]
+        frames = [{"seed": seed, **frame} for seed, record in records for frame in record["frames"]]
         return {
-            "bounds": promises[0][1]["bounds"],
+            "bounds": records[0][1]["bounds"],
             "max_drop": _largest([frame["drop"] for frame in frames]),
             "max_divergence": _largest([frame["divergence"] for frame in frames]),
             "max_restore_cost": _largest([frame.get("restore_cost") for frame in frames]),
-            "evaluations": sum(promise["evaluations"] for _, promise in promises),
+            "evaluations": sum(record["evaluations"] for _, record in records),
             "frames": frames,
         }
 
 
 def _with_half_width(mean: float | None, width: float | None) -> str:
-    """Return a mean with its half-width as text."""
     if width is None:
-        return f"{percent(mean)}  (a single seed says little)"
+        return f"{percent(mean)}  (a single seed shows little)"
     return f"{percent(mean)} ± {percent(width).lstrip('+')}  (95 %)"
 
 

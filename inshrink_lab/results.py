@@ -28,9 +28,9 @@ class TrainingResult:
         Time that training waited for `Saver.save`; 0 without failures.
     raw_weights, weights_nbytes, raw_total, nbytes
         Raw size of the weights and of everything in the frames, and their stored sizes; 0 without failures.
-    promise
+    bound_record
         Bounds on every restored save, and the result of each save
-        (`inshrink_core.training.check.CheckedWriter.promise`); None without bounds.
+        (`inshrink_core.training.check.CheckedWriter.bound_record`); None without bounds.
     """
 
     seed: int
@@ -43,7 +43,7 @@ class TrainingResult:
     weights_nbytes: int = 0
     raw_total: int = 0
     nbytes: int = 0
-    promise: Mapping[str, Any] | None = None
+    bound_record: Mapping[str, Any] | None = None
 
     @property
     def final(self) -> float:

@@ -14,9 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("INSHRINK_TRACEBACK", None)
+# A busy machine is slow, which is no failure.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 # Compiled kernels are no results; nothing else of the real home is used.
 os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
 
@@ -55,3 +59,11 @@ def _home_of_a_module() -> Iterator[None]:
 def _home_of_a_test(_home_of_a_module: None) -> Iterator[None]:
     """Let a test find nothing that another has left."""
     yield from _at_home()
+
+
+@pytest.fixture
+def evaluators_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run evaluators of files in this process."""
+    from tests.judging import evaluate_here
+
+    monkeypatch.setattr("inshrink_core.evaluate.Evaluator.evaluate", evaluate_here)

@@ -118,9 +118,10 @@ assert main(["compress", run, "-o", archive, "--steps", "100,200"]) == 0
 assert main(["verify", archive, "--deep"]) == main(["restore", archive, "--all", "-o", restored]) == 0
 assert main(["inspect", archive]) == main(["compare", archive, "--against", run]) == main(["--help"]) == 0
 assert main(["search", run, "--trust-run", "--max-drop", "0.05", "--steps", "100,200", "--budget", "2"]) == 0
-assert main(["rehearse", "char-gpt"]) == 2
+assert main(["rehearse", "char-gpt"]) == main(["compress", run, "-o", archive + "2", "--codec", "qd"]) == 2
 """
     command = [sys.executable, "-c", program, str(tmp_path / "a.inshrink"), str(tmp_path / "restored")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "the verb 'rehearse' cannot be loaded" in done.stderr
+    assert "there is no verb 'rehearse'" in done.stderr
+    assert "there is no codec 'qd'; choose one of inshrinkerator, lattice, lossless, moments" in done.stderr

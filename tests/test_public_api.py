@@ -14,6 +14,8 @@ import pytest
 
 import inshrink_core
 
+pytestmark = pytest.mark.usefixtures("evaluators_here")
+
 PACKAGES = (
     *("inshrink_core", "inshrink_core.verbs", "inshrink_core.analysis", "inshrink_core.training"),
     "inshrink_lab",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -23,14 +23,7 @@ class _Whole(Report):
     last: _Part | None
     values: np.ndarray
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "file": self.path,
-            "names": [part.name for part in self.parts],
-            "last": None if self.last is None else self.last.n,
-            "parts": self.parts,
-            "values": self.values,
-        }
+    KEYS: ClassVar = "file=path names=parts.name last=last.n parts values"
 
 
 @dataclass(frozen=True)

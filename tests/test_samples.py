@@ -18,6 +18,8 @@ from inshrink_core.samples import (
     sample_names,
 )
 
+pytestmark = pytest.mark.usefixtures("evaluators_here")
+
 RUN = sample("digits-cnn")
 CHECKPOINTS = sorted(RUN.glob("step_*.pt"))
 SEARCH = ("--max-drop", "0.5", "--steps", "1700,1800", "--budget", "2", "--quiet")

@@ -15,7 +15,7 @@ from inshrink_app.jobs.job import REQUESTS, RESULT
 
 from inshrink_core.cli import main as inshrink
 from inshrink_core.errors import StorageError
-from inshrink_core.execution.results import write_whole
+from inshrink_core.execution.results import write_atomic
 
 
 def main(folder: Path, trusted: list[str]) -> None:
@@ -31,7 +31,7 @@ def main(folder: Path, trusted: list[str]) -> None:
         if not set(documents[-1]) - {"error"}:
             break
     try:
-        write_whole(folder / RESULT, json.dumps(documents))
+        write_atomic(folder / RESULT, json.dumps(documents))
     except StorageError as error:
         sys.exit(json.dumps({"unwritten": str(error)}))
 

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -28,7 +27,7 @@ from inshrink_app.model import Problem
 from inshrink_app.server.recent import LAST_TIME, recent_file
 
 from inshrink_core.errors import StorageError
-from inshrink_core.execution.results import write_whole
+from inshrink_core.execution.results import read_lines, write_atomic
 from inshrink_core.request import Request
 
 _log = logging.getLogger(__name__)
@@ -42,9 +41,10 @@ _NO_LOCK = -1
 """Used in place of a descriptor on systems without locks."""
 
 _LINES_SHOWN = 200
-_MAX_RECORD_BYTES, _MAX_LOG_BYTES, _MAX_ROWS = 1_000_000, 200_000, 20_000
+_MAX_RECORD_BYTES, _MAX_LOG_BYTES, _MAX_ROWS_BYTES = 1_000_000, 200_000, 20_000_000
 _ID = re.compile(r"[0-9a-f]{16}")
 
+Ended = Literal["finished", "failed", "cancelled", "interrupted"]
 Time = Annotated[float, msgspec.Meta(ge=0, le=LAST_TIME)]
 Load = Callable[["Job"], Any]
 """Return the result of a job from its reports; raise OSError, or the errors of malformed reports."""
@@ -65,7 +65,7 @@ class JobRecord:
     """The stored record of a job: its work, its progress, and its end (Unix times)."""
 
     work: Work
-    state: Literal["queued", "running", "finished", "failed", "cancelled", "interrupted"] = "running"
+    state: Literal["queued", "running"] | Ended = "running"
     done: int = 0
     total: int = 0
     item: str = ""
@@ -168,9 +168,15 @@ class Job(JobRecord):
         self.process, self.place, self.done, self.total, self.item = None, 0, 0, 0, ""
         self.started_at, self.ended_at, self.result, self.problem = time.time(), None, None, None
         self.attempt += 1
-        self.rows, self.documents = self.told(), []
+        self.rows, self.documents = self.partial_rows(), []
 
-    def told(self) -> list[dict[str, Any]]:
+    def end(self, state: Ended, problem: Problem | None = None, result: Any = None) -> None:
+        """Store how the job ended, and show it once it is stored."""
+        self.ended_at, self.problem, self.result = time.time(), problem, result
+        self.store(state=state)
+        self.state = state
+
+    def partial_rows(self) -> list[dict[str, Any]]:
         """Return the partial results so far, including those of earlier attempts."""
         self.rows = self.rows or self._stored_rows()
         return list(self.rows)
@@ -196,12 +202,12 @@ class Job(JobRecord):
         for path in self.work.scratch:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
 
-    def store(self) -> None:
-        """Write the record; a full disk is ignored."""
+    def store(self, **changes: Any) -> None:
+        """Write the record, with changed fields; a full disk is ignored."""
         if self.folder.is_dir():  # Otherwise it was removed while its process ended.
-            record = {stored.name: getattr(self, stored.name) for stored in fields(JobRecord)}
+            record = {stored.name: getattr(self, stored.name) for stored in fields(JobRecord)} | changes
             with contextlib.suppress(StorageError, ValueError):
-                write_whole(self.folder / _RECORD, msgspec.json.encode(record))
+                write_atomic(self.folder / _RECORD, msgspec.json.encode(record))
 
     def log(self, text: str) -> None:
         """Add a line to the log, with the time of day."""
@@ -229,10 +235,9 @@ class Job(JobRecord):
 
     def _stored_rows(self) -> list[dict[str, Any]]:
         """Return the stored partial results; a crash may have truncated the last line."""
-        rows: list[dict[str, Any]] = []
-        with contextlib.suppress(OSError, ValueError, TypeError), (self.folder / _ROWS).open("rb") as file:
-            rows.extend(dict(json.loads(line)) for line in islice(file, _MAX_ROWS))
-        return rows
+        with contextlib.suppress(OSError):
+            return read_lines(self.folder / _ROWS, _MAX_ROWS_BYTES)
+        return []
 
     def take_lock(self) -> bool:
         """Take the lock; False if another process holds it."""
@@ -278,12 +283,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
             record = msgspec.json.decode(file.read(_MAX_RECORD_BYTES), type=JobRecord)
     except (OSError, ValueError, RecursionError):
         return None
-    documents = record.work.documents
-    is_sound = all(
-        isinstance(request.get("verb"), str) and isinstance(request.get("fields"), dict)
-        for request in documents
-    )
-    return vars(record) if is_sound and documents and record.job_id == folder.name else None
+    return vars(record) if record.work.documents and record.job_id == folder.name else None
 
 
 def stored_jobs(base: Path) -> list[Job]:

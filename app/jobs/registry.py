@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 StartJob = Callable[[Job], "subprocess.Popen[str]"]
 """Start the process of a job (`jobs.child`)."""
 
-MOST_AT_WORK = min(2, os.cpu_count() or 1)
+MAX_AT_WORK = min(2, os.cpu_count() or 1)
 """Number of jobs that run at a time; each uses every core, and memory."""
 
 _MAX_JOBS, _MAX_RESULTS = 64, 12
@@ -70,7 +70,7 @@ class JobRegistry:
     """
 
     def __init__(
-        self, start: StartJob, folder: Path | None = None, most: int = MOST_AT_WORK, load: Load = load_last
+        self, start: StartJob, folder: Path | None = None, most: int = MAX_AT_WORK, load: Load = load_last
     ) -> None:
         self._start, self._most, self._load = start, most, load
         self._waiting: list[Job] = []
@@ -142,17 +142,16 @@ class JobRegistry:
     def stop(self, job: Job) -> None:
         """Stop a running job; the engine never leaves incomplete files."""
         with self._lock:
-            if not job.is_running or (job.process is None and job not in self._waiting):
+            if not job.is_running or job.is_elsewhere:
                 return
-            self._waiting = [waiting for waiting in self._waiting if waiting is not job]
-            job.state, job.ended_at = "cancelled", time.time()
-        job.log("cancelled")
-        if job.process is not None:
-            job.process.terminate()
-            threading.Thread(target=_end_process, args=(job.process,), daemon=True).start()
-        else:
-            job.store()
-            job.release_lock()
+            job.log("cancelled")
+            job.end("cancelled")
+            if job.process is None:
+                self._waiting.remove(job)
+                job.release_lock()
+                return
+        job.process.terminate()
+        threading.Thread(target=_end_process, args=(job.process,), daemon=True).start()
 
     def place(self, job: Job) -> int | None:
         """Return the position of a job in the queue, from 1; None if it is not queued here."""
@@ -179,7 +178,7 @@ class JobRegistry:
                 job.make_folder()
             except OSError as error:
                 job.begin()
-                self._fail(job, _refused("no folder can be made for this job", job.folder, error))
+                job.end("failed", _refused("no folder can be made for this job", job.folder, error))
                 return
             if not job.take_lock():
                 return
@@ -201,30 +200,25 @@ class JobRegistry:
                     (job.folder / RESULT).unlink(missing_ok=True)
                     lines = ["inshrink " + " ".join(request.words()) for request in job.requests]
                     job.process = self._start(job)
-                except OSError as error:
-                    self._fail(job, Problem("no process could be started for this", detail=str(error)))
-                    continue
-                except InputError as error:
-                    self._fail(job, Problem(error.what, error.where, error.remedy))
+                except (OSError, InputError) as error:
+                    what = Problem("no process could be started for this", detail=str(error))
+                    if isinstance(error, InputError):
+                        what = Problem(error.what, error.where, error.remedy)
+                    job.end("failed", what)
+                    job.release_lock()
                     continue
                 job.started_at, job.state = time.time(), "running"
                 self._at_work.append(job)
             for line in lines:
                 job.log(line)
             job.store()
-            threading.Thread(target=self._follow, args=(job,), daemon=True).start()
+            threading.Thread(target=self._follow, args=(job, job.process), daemon=True).start()
 
-    @staticmethod
-    def _fail(job: Job, problem: Problem) -> None:
-        job.ended_at, job.state, job.problem = time.time(), "failed", problem
-        job.store()
-        job.release_lock()
-
-    def _follow(self, job: Job) -> None:
+    def _follow(self, job: Job, process: subprocess.Popen[str]) -> None:
         """Follow the process of a job to its end; the method keeps the registry's folder alive meanwhile."""
         attempt, result, problem = job.attempt, None, None
         try:
-            problem, documents = _outcome(job, _listen(job))
+            problem, documents = _outcome(job, _listen(job, process))
             if problem is None:
                 job.documents = documents
                 result = self._load(job)
@@ -235,14 +229,13 @@ class JobRegistry:
         finally:
             with self._lock:
                 self._at_work.remove(job)
-            if job.attempt == attempt:  # Otherwise it was cancelled and started again.
-                if job.state == "running":
-                    job.ended_at, job.result, job.problem = time.time(), result, problem
-                    job.log("finished" if problem is None else f"failed: {problem.what}")
-                    # The state is set last, since a page that sees it must find the result.
-                    job.state = "finished" if problem is None else "failed"
-                job.store()
-                job.release_lock()
+                if job.attempt == attempt:  # Otherwise it was cancelled and started again.
+                    if job.state == "running":
+                        job.log("finished" if problem is None else f"failed: {problem.what}")
+                        job.end("finished" if problem is None else "failed", problem, result)
+                    else:
+                        job.store()
+                    job.release_lock()
             self._begin_waiting()
 
 
@@ -256,34 +249,26 @@ def _end_process(process: subprocess.Popen[str]) -> None:
 
 
 def _refused(what: str, path: Path, reason: object) -> Problem:
-    remedy = "free some space, or say with XDG_STATE_HOME where the explorer keeps its jobs, and try again"
+    remedy = "free some space, or set XDG_STATE_HOME to a folder on another disk, and try again"
     return Problem(f"{what}: {getattr(reason, 'strerror', None) or reason}", str(path), remedy)
 
 
-def _listen(job: Job) -> list[str]:
+def _listen(job: Job, process: subprocess.Popen[str]) -> list[str]:
     """Handle the messages of a process until it ends; return the last of its other lines."""
-    process = job.process
-    if process is None or process.stderr is None or process.stdin is None:
-        raise OSError("there is no process")
-    process.stdin.close()
     lines: deque[str] = deque(maxlen=_LINES_OF_DETAIL)
     stored_at = 0.0
-    try:
-        for line in process.stderr:
-            if not _take_in(job, line):
-                lines.append(line.rstrip())
-                job.log(line)
-            if time.monotonic() - stored_at > _SECONDS_BETWEEN_RECORDS:
-                stored_at = time.monotonic()
-                job.store()
-    except BaseException:
-        process.kill()
-        raise
-    finally:
-        process.wait()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
+    with process:  # Closes its pipes and waits for its end.
+        try:
+            for line in process.stderr or ():
+                if not _take_in(job, line):
+                    lines.append(line.rstrip())
+                    job.log(line)
+                if time.monotonic() - stored_at > _SECONDS_BETWEEN_RECORDS:
+                    stored_at = time.monotonic()
+                    job.store()
+        except BaseException:
+            process.kill()
+            raise
     return list(lines)
 
 

@@ -9,11 +9,18 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from inshrink_core.request import Request, fields_of, request_from_json
 
 Requests = Sequence["Request[Any]"]
+
+
+class Document(TypedDict):
+    """A request in the form of `Request.to_json`."""
+
+    verb: str
+    fields: dict[str, Any]
 
 
 def subjects_of(request: Request[Any]) -> list[str]:
@@ -34,7 +41,7 @@ class Work:
     Parameters
     ----------
     documents
-        Its requests, in the form of `Request.to_json`.
+        Its requests.
     page
         The page that asks, and shows the result.
     topic
@@ -49,7 +56,7 @@ class Work:
         Paths of intermediate files, which are removed at the end.
     """
 
-    documents: tuple[dict[str, Any], ...] = ()
+    documents: tuple[Document, ...] = ()
     page: str
     topic: str = ""
     shown: str = ""
@@ -62,7 +69,9 @@ class Work:
         cls, requests: Iterable[Request[Any]], shown: str | Path, page: str, topic: str = "", **more: Any
     ) -> Work:
         """Return the work of some requests."""
-        documents = tuple(request.to_json() for request in requests)
+        documents = tuple(
+            Document(verb=request.verb(), fields=request.to_json()["fields"]) for request in requests
+        )
         return cls(documents=documents, shown=str(shown), page=page, topic=topic, **more)
 
     @functools.cached_property

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from inshrink_core.verbs.search import describe
 
@@ -14,6 +16,12 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a deep copy of a configuration."""
     copied: dict[str, Any] = json.loads(json.dumps(dict(config)))
     return copied
+
+
+class _Config(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    codec: Annotated[str, msgspec.Meta(min_length=1)]
+    settings: dict[str, Any]
+    override: list[dict[str, Any]] = []
 
 
 def loaded(text: str) -> dict[str, Any]:
@@ -36,19 +44,12 @@ def loaded(text: str) -> dict[str, Any]:
     """
     try:
         document = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError("the text does not read as TOML or JSON") from error
-    if isinstance(document, dict) and isinstance(document.get("best"), dict):
-        document = document["best"].get("config")
-    if not isinstance(document, dict) or set(document) - {"codec", "settings", "override"}:
-        raise ValueError("the text holds other keys than codec, settings and override")
-    found = {"codec": document.get("codec", ""), "settings": document.get("settings", {})}
-    overrides = document.get("override", [])
-    if not isinstance(found["codec"], str) or not found["codec"] or not isinstance(found["settings"], dict):
-        raise ValueError("the text names no codec, or its settings are no table")
-    if not isinstance(overrides, list) or not all(isinstance(override, dict) for override in overrides):
-        raise ValueError("the overrides are no list of tables")
-    return plain(found | ({"override": overrides} if overrides else {}))
+        if isinstance(document.get("best"), dict):
+            document = document["best"].get("config")
+        config = msgspec.convert({"settings": {}, **document}, _Config)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"the text is no configuration in TOML or JSON: {error}") from error
+    return plain(msgspec.to_builtins(config))
 
 
 def engine_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,27 +63,6 @@ def config_words(config: Mapping[str, Any]) -> str:
     return describe({"codec": "", **config})
 
 
-def toml_text(config: Mapping[str, Any]) -> str:
-    """Return a configuration as a TOML file for ``inshrink compress --config``."""
-    lines = [f"codec = {_toml(config['codec'])}", "", "[settings]"]
-    lines += [f"{_key(name)} = {_toml(value)}" for name, value in config.get("settings", {}).items()]
-    for override in config.get("override", ()):
-        lines += ["", "[[override]]", *(f"{_key(name)} = {_toml(value)}" for name, value in override.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _key(name: str) -> str:
-    bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-    return name if bare else _toml(name)
-
-
-def _toml(value: Any) -> str:
-    """Return a value as TOML."""
-    if isinstance(value, str):
-        # JSON's escapes are valid in TOML. DEL is the only character that JSON leaves and TOML forbids.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(str(name))} = {_toml(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)
+def config_text(config: Mapping[str, Any]) -> str:
+    """Return a configuration as a JSON file for ``inshrink compress --config``."""
+    return json.dumps(config, indent=1, ensure_ascii=False) + "\n"

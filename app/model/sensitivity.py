@@ -44,40 +44,35 @@ class Metric:
         return self.label if self.label in ("Fisher", "Taylor") else self.label.lower()
 
 
-def _quantity(metric: SensitivityMetric) -> str:
-    return metric.quantity.capitalize()
-
-
 METRICS: Mapping[str, Metric] = {
     "magnitude": Metric(
         label="Magnitude",
         symbol="|w|",
         unit="of the weight",
-        meaning="How large the weights are: rounding a large weight costs most.",
-        quantity=_quantity(SensitivityMetric.MAGNITUDE),
+        meaning="The size of the weights; rounding errors grow with it.",
+        quantity=SensitivityMetric.MAGNITUDE.quantity.capitalize(),
     ),
     "taylor": Metric(
         label="Taylor",
         symbol="|g·w|",
         unit="of the loss",
-        meaning="How much the loss would change, to first order, without a weight: gradient times weight.",
+        meaning="Gradient times weight: a first-order estimate of the change of the loss without a weight.",
         needs="It needs gradients or Adam's first moment, and the checkpoints hold neither.",
     ),
     "fisher": Metric(
         label="Fisher",
         symbol="v̂",
         unit="gradient²",
-        meaning="Adam's second moment, bias-corrected: how sharply the loss reacts to a weight.",
-        needs="It is read from Adam's second moment, and the checkpoints hold none that is known to be a "
-        "weight's.",
+        meaning="How sharply the loss reacts to a weight, from Adam's bias-corrected second moment.",
+        needs="It needs Adam's second moment, and the checkpoints hold none that is matched to a weight.",
     ),
     "update": Metric(
         label="Movement",
         symbol="|Δw|",
         unit="of the weight",
-        meaning="How far the weights moved since the previous checkpoint; it says nothing of the loss.",
-        quantity=_quantity(SensitivityMetric.UPDATE),
-        needs="Movement needs two checkpoints; there is no earlier one to compare with.",
+        meaning="How far the weights moved since the previous checkpoint. It does not depend on the loss.",
+        quantity=SensitivityMetric.UPDATE.quantity.capitalize(),
+        needs="Movement needs two checkpoints, and there is only one.",
     ),
     "ratio": Metric(
         label="Update / weight",
@@ -85,15 +80,15 @@ METRICS: Mapping[str, Metric] = {
         unit="a step of the map",
         meaning="How far the weights moved since the previous checkpoint, relative to their size.",
         quantity="Movement",
-        needs="Movement needs two checkpoints; there is no earlier one to compare with.",
+        needs="Movement needs two checkpoints, and there is only one.",
     ),
     "bits": Metric(
         label="Bits",
         symbol="bits",
         unit="per weight",
-        meaning="What a weight takes in the archive.",
+        meaning="Stored bits per weight.",
         quantity="Size",
-        needs="The bits of a layer are known once its sizes are estimated, or an archive is written.",
+        needs="Bits appear once layers are estimated, or an archive is written.",
     ),
     "error": Metric(
         label="Error",
@@ -101,7 +96,7 @@ METRICS: Mapping[str, Metric] = {
         unit="relative",
         meaning="How far a restored weight is from the original, relative to its size.",
         quantity="Error",
-        needs="Errors are known once an archive was compared tensor by tensor (Archives).",
+        needs="Errors appear once an archive was compared with the run, tensor by tensor (Archives).",
     ),
 }
 """The first four come from the engine; the others are derived from them, from an archive, or from estimates.
@@ -110,14 +105,14 @@ METRICS: Mapping[str, Metric] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sensitivity:
-    """One metric of a run, by one grouping.
+    """One metric of a run.
 
     Parameters
     ----------
-    metric, by
-        A key of `METRICS`; ``tensor``, ``block`` or ``layer_type``.
+    metric
+        A key of `METRICS`.
     rows
-        In model order.
+        Tensors in model order, or groups of them.
     steps
         Ascending.
     values
@@ -126,11 +121,11 @@ class Sensitivity:
     note
         Remark on the measurement; may be empty.
     sizes
-        Number of parameters in each mean, ``[rows, steps]``; None if it is always all of a row's.
+        Number of parameters in each mean, ``[rows, steps]`` or ``[rows, 1]``; None if it is always all of a
+        row's.
     """
 
     metric: str
-    by: str
     rows: tuple[Row, ...]
     steps: tuple[int, ...]
     values: Mapping[str, NDArray[np.float32]]
@@ -140,6 +135,22 @@ class Sensitivity:
     def carried(self) -> NDArray[np.float64]:
         """Return the total over the parameters of a row: mean times size, NaN where not measured."""
         return weighted(self.values["mean"], self.extents())
+
+    def shares(self, whole: Sensitivity | None = None) -> NDArray[np.float64]:
+        """Return each row's share of the total of a step: m_i·n_i / Σ_j m_j·n_j, with mean m and size n.
+
+        The total is that of `whole` if this table has only some of the rows.
+
+        Examples
+        --------
+        >>> rows = tuple(Row(name, "", "linear", "weight", 1, n, (n,)) for name, n in (("a", 3), ("b", 1)))
+        >>> values = {"mean": np.array([[1.0, 2.0], [1.0, 2.0]], np.float32)}
+        >>> Sensitivity(metric="fisher", rows=rows, steps=(1, 2), values=values).shares()[:, 0].tolist()
+        [0.75, 0.25]
+        """
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            totals = np.nansum((whole or self).carried(), axis=0)
+            return np.where(totals > 0, self.carried() / totals, np.nan)
 
     def extents(self) -> NDArray[np.float64]:
         """Return the number of parameters in each mean."""

@@ -70,21 +70,24 @@ formulas.
 """
 
 _PLACE = """<style>
-    [data-testid="stMain"] [data-testid="stMainBlockContainer"] { padding-inline: clamp(1rem, 2.5vw, 3rem) }
-    [data-testid="stLayoutWrapper"]:has(> .st-key-strip) {
+    [data-testid="stMain"] [data-testid="stMainBlockContainer"] {
+      padding-inline: clamp(1rem, 2.5vw, 3rem); padding-bottom: 2rem }
+    [data-testid="stLayoutWrapper"]:has(> div > [data-testid="stLayoutWrapper"] > .st-key-strip) {
       position: sticky; bottom: 0; top: 3.5rem; z-index: 90; padding: 0.35rem 0.5rem;
       background: light-dark(#F4F6F8, #11171E); border-block: 1px solid light-dark(#DDE3E9, #2B353F);
       font-variant-numeric: tabular-nums }
     @media (max-width: 1100px) {
-      [data-testid="stHorizontalBlock"]:has(> [data-testid="stColumn"] .st-key-heatmap) { flex-wrap: wrap }
-      [data-testid="stHorizontalBlock"]:has(> [data-testid="stColumn"] .st-key-heatmap)
+      [data-testid="stHorizontalBlock"]:has(
+          > [data-testid="stColumn"] :is(.st-key-heatmap, .st-key-bits-curve)) {
+        flex-wrap: wrap;
         > [data-testid="stColumn"] { min-width: 100% }
+      }
     }
   </style>"""
 """Styles that keep the strip visible and give the map the whole width on a narrow screen."""
 
 _DENIAL = "websocket.http.response"
-_REFUSED = "This server does not answer under this name, or to this page.\n"
+_REFUSED = "This host name or origin is not allowed.\n"
 
 
 _GONE = """<style>
@@ -95,8 +98,8 @@ _GONE = """<style>
       animation: gone 0s 3s forwards }}
     @keyframes gone {{ to {{ opacity: 1 }} }}
   </style>
-  <div id="gone" role="alert"><b>The explorer has ended, or cannot be reached.</b>
-    This page goes on once it is started again:<br><code>{command}</code></div>"""
+  <div id="gone" role="alert"><b>The explorer has stopped or cannot be reached.</b>
+    Start it again to continue here:<br><code>{command}</code></div>"""
 """Message after three seconds without the server. It replaces Streamlit's dialog, which names another
 command.
 """

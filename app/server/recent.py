@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from inshrink_core.errors import StorageError
-from inshrink_core.execution.results import write_whole
+from inshrink_core.execution.results import write_atomic
 
-_MOST_RECENT, _MOST_TRUSTED = 8, 100
+_MAX_RECENT, _MAX_TRUSTED = 8, 100
 _MAX_BYTES = 64_000
 """Size limit of these files; the explorer never writes larger ones."""
 
@@ -43,14 +43,16 @@ def load_recent() -> tuple[Recent, ...]:
     for row in stored if isinstance(stored, list) else ():
         with contextlib.suppress(ValueError):
             rows.append(msgspec.convert(row, Recent))
-    return tuple(rows[:_MOST_RECENT])
+    return tuple(rows[:_MAX_RECENT])
 
 
 def remember_recent(path: Path, kind: str) -> None:
     """Put a run first in the list. A failed write is ignored."""
-    others = [msgspec.to_builtins(row) for row in load_recent() if row.path != str(path)]
-    rows = [{"path": str(path), "kind": kind, "opened_at": time.time()}, *others]
-    _write(recent_file(), rows[:_MOST_RECENT])
+    known = load_recent()
+    if [row.path for row in known[:1]] != [str(path)]:
+        others = [msgspec.to_builtins(row) for row in known if row.path != str(path)]
+        rows = [{"path": str(path), "kind": kind, "opened_at": time.time()}, *others]
+        _write(recent_file(), rows[:_MAX_RECENT])
 
 
 def forget_recent() -> None:
@@ -77,7 +79,7 @@ def trust(file: Path, digest: str | None) -> None:
     trusted.pop(str(file), None)
     if digest is not None:
         trusted[str(file)] = digest
-    _write(_trusted_file(), dict(list(trusted.items())[-_MOST_TRUSTED:]))
+    _write(_trusted_file(), dict(list(trusted.items())[-_MAX_TRUSTED:]))
 
 
 def _trusted_file() -> Path:
@@ -102,4 +104,4 @@ def _read(path: Path) -> Any:
 
 def _write(target: Path, rows: object) -> None:
     with contextlib.suppress(StorageError, OSError, UnicodeError):
-        write_whole(target, json.dumps(rows, indent=1))
+        write_atomic(target, json.dumps(rows, indent=1))

@@ -199,23 +199,28 @@ def list_folder(folder: Path) -> Listing:
     OSError
         The folder cannot be read.
     """
-    current = settings()
-    found = []
-    with os.scandir(folder) as entries:
-        for position, entry in enumerate(entries):
-            if position >= _MAX_SCANNED:
-                break
-            if not entry.name.startswith(".") and (known := _classify(entry, current)) is not None:
-                found.append(known)
+    found = [known for entry in scan(folder) if (known := _classify(entry)) is not None]
     found.sort(key=lambda entry: (entry.kind == "file", _natural(entry.path.name)))
     return Listing(tuple(found[:MAX_ENTRIES]), max(0, len(found) - MAX_ENTRIES))
 
 
-def _classify(entry: os.DirEntry[str], current: Settings) -> Entry | None:
+def scan(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield the entries of a folder, without those whose name begins with a dot.
+
+    Raises
+    ------
+    OSError
+        The folder cannot be read.
+    """
+    with os.scandir(folder) as entries:
+        yield from (entry for entry in islice(entries, _MAX_SCANNED) if not entry.name.startswith("."))
+
+
+def _classify(entry: os.DirEntry[str]) -> Entry | None:
     """Classify an entry by its name and its first children; None if it is not listed."""
     try:
         path = Path(entry.path)
-        if entry.is_symlink() and not current.allows(Path(os.path.realpath(path))):
+        if entry.is_symlink() and not settings().allows(Path(os.path.realpath(path))):
             return None
         if entry.name.endswith(".inshrink"):
             return Entry(path, "archive", None)

@@ -6,7 +6,7 @@ only names without a leading underscore. Engine modules that load torch or numba
 functions that need them, so that pages open without that delay.
 """
 
-from inshrink_app.jobs.registry import MOST_AT_WORK as MOST_AT_WORK
+from inshrink_app.jobs.registry import MAX_AT_WORK as MAX_AT_WORK
 from inshrink_app.services.archives import *
 from inshrink_app.services.chosen import *
 from inshrink_app.services.comparing import *
@@ -15,12 +15,9 @@ from inshrink_app.services.dropping import *
 from inshrink_app.services.evaluating import *
 from inshrink_app.services.exporting import *
 from inshrink_app.services.inside import is_dropped as is_dropped
-from inshrink_app.services.inside import missing_cuda as missing_cuda
 from inshrink_app.services.inside import samples as samples
 from inshrink_app.services.jobs import *
 from inshrink_app.services.logs import *
 from inshrink_app.services.measuring import *
 from inshrink_app.services.opening import *
 from inshrink_app.services.searching import *
-
-from inshrink_core.execution.engines import installed_engines as installed_engines

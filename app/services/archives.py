@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from inshrink_app.model import ServiceError, Subject, config_words
-from inshrink_app.server.recent import load_recent, recent_file
-from inshrink_app.server.roots import Address, real_path, settings
+from inshrink_app.server.recent import load_recent
+from inshrink_app.server.roots import Address, real_path, scan, settings
 from inshrink_app.services.inside import samples
 from inshrink_app.services.opening import chain_of, listed_at, load_subject
 
 from inshrink_core.chain import ChainReport
-from inshrink_core.plugins import plugin
-from inshrink_core.samples import is_trusted_sample
-
-_log = logging.getLogger(__name__)
 
 _SUFFIX = ".inshrink"
 _MAX_CANDIDATES = 64
 """Largest number of archives that are opened in the search for those of a run; each costs one manifest."""
 
-_MAX_SCANNED = 5_000
 _SETTING_NAMES = ("coarseness", "bins", "bits", "prune", "exact")
 """Settings of codecs that distinguish the archives of one run. The page lists all settings elsewhere."""
 
@@ -44,13 +35,13 @@ def archives_of(subject: Subject) -> tuple[ChainReport, ...]:
 
     Damaged archives and archives with steps that the run does not have are omitted.
     """
-    found = []
-    for path in [subject.path] if subject.kind == "archive" else _candidates(subject):
+    is_archive, found = subject.kind == "archive", []
+    for path in [subject.path] if is_archive else _candidates(subject):
         with contextlib.suppress(ServiceError):
-            found.append(chain_of(str(path)))
-    if subject.kind == "archive":
-        return tuple(found)
-    return tuple(chain for chain in found if chain.steps and set(chain.steps) <= set(subject.steps))
+            chain = chain_of(str(path))
+            if is_archive or (chain.steps and set(chain.steps) <= set(subject.steps)):
+                found.append(chain)
+    return tuple(found)
 
 
 def _candidates(subject: Subject) -> list[Path]:
@@ -75,13 +66,8 @@ def _archives_in(folder: Path) -> Iterator[Path]:
         with contextlib.suppress(ServiceError):
             yield from (path for path in listed_at(folder) if path.suffix == _SUFFIX)
         return
-    try:
-        with os.scandir(folder) as entries:
-            for entry in islice(entries, _MAX_SCANNED):
-                if entry.name.endswith(_SUFFIX) and not entry.name.startswith("."):
-                    yield Path(entry.path)
-    except OSError:
-        return
+    with contextlib.suppress(OSError):
+        yield from (Path(entry.path) for entry in scan(folder) if entry.name.endswith(_SUFFIX))
 
 
 def original_of(subject: Subject) -> Subject | None:
@@ -104,19 +90,3 @@ def original_of(subject: Subject) -> Subject | None:
         if found.kind == "run" and set(subject.steps) <= set(found.steps):
             return found
     return None
-
-
-def training_of(subject: Subject) -> Any:
-    """Return the training task of a bundled sample (from the lab); None for any other run."""
-    point = plugin("inshrink.tasks", subject.name) if subject.kind == "run" else None
-    try:
-        is_ours = point is not None and is_trusted_sample(subject.path)
-        return point.load()() if point is not None and is_ours else None
-    except Exception as error:
-        _log.info("the training %s cannot be made: %s", subject.name, error)
-        return None
-
-
-def rehearsals_folder() -> Path:
-    """Return the folder of finished trainings, shared by all codecs."""
-    return recent_file().with_name("rehearsals")

@@ -24,7 +24,7 @@ from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, DEFAULT_MAX_REST
 from inshrink_core.text import limit_text
 
 _KIND = "chosen"
-_MOST_STORED = 64
+_MAX_STORED = 64
 _MAX_UNDO = 50
 
 BOUNDS: Final[Mapping[str, str]] = {
@@ -71,7 +71,7 @@ class Bound(NamedTuple):
         """Return whether a value keeps the bound; an unknown value does."""
         return self.kind == "none" or value is None or value <= self.value
 
-    def verdict(self, value: float | None) -> str | None:
+    def check(self, value: float | None) -> str | None:
         """Return ``kept`` or ``broken``; None without a bound or if the value is unknown."""
         if self.kind == "none" or value is None:
             return None
@@ -102,8 +102,6 @@ class Chosen:
         Earlier configurations with their origins, for *Undo*, the latest last.
     locked
         Tensors whose bits are locked.
-    searched
-        The search whose result was taken last.
     """
 
     run: str
@@ -116,7 +114,6 @@ class Chosen:
     origin: str = ""
     before: tuple[tuple[Mapping[str, Any], str], ...] = ()
     locked: frozenset[str] = frozenset()
-    searched: str = ""
 
 
 def chosen(shown: Subject) -> Chosen:
@@ -131,7 +128,7 @@ def choose(shown: Subject, **changes: Any) -> Chosen:
     """Change choices for a run, and return all of them."""
     now = replace(chosen(shown), **changes)
     path = file_of_run(_KIND, Path(now.run))
-    store_for_run(path, {"path": now.run}, _KIND, msgspec.to_builtins(now), _MOST_STORED)
+    store_for_run(path, {"path": now.run}, _KIND, msgspec.to_builtins(now), _MAX_STORED)
     if path.exists():
         _unwritten().pop(now.run, None)
     else:  # If the disk refuses, the choices last until the explorer ends.
@@ -139,13 +136,13 @@ def choose(shown: Subject, **changes: Any) -> Chosen:
     return now
 
 
-def change_bits(shown: Subject, config: Mapping[str, Any], origin: str = "", **more: Any) -> Chosen:
+def change_bits(shown: Subject, config: Mapping[str, Any], origin: str = "") -> Chosen:
     """Replace the configuration being edited. *Undo* restores the previous one."""
     now = chosen(shown)
     if plain(config) == now.config:
-        return choose(shown, **more) if more else now
+        return now
     before = (*now.before, (now.config, now.origin))[-_MAX_UNDO:]
-    return choose(shown, config=plain(config), origin=origin, before=before, **more)
+    return choose(shown, config=plain(config), origin=origin, before=before)
 
 
 def undo_bits(shown: Subject) -> Chosen:

@@ -1,4 +1,4 @@
-"""Details of a run: one tensor at a step or over steps, and the change between two steps.
+"""Details of a run: one tensor at a step or at several, and the change between two steps.
 
 These questions are small, so this process answers them. Each reads only the tensors that it needs. Answers
 are cached by the state of the files.
@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import streamlit as st
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import Address, list_folder, real_path, settings
 from inshrink_app.services.archives import original_of
-from inshrink_app.services.inside import reported, samples
+from inshrink_app.services.inside import answered, samples
 from inshrink_app.services.opening import engine_at, engine_of, place_of
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram, anatomy, value_histogram
 from inshrink_core.analysis.movement import Moved
 from inshrink_core.analysis.movement import moved_between as movement
-from inshrink_core.analysis.trajectory import Trajectory, trajectory
+from inshrink_core.analysis.trajectory import trajectory
 from inshrink_core.codec import QUANTIZED, weight_codecs
+from inshrink_core.text import spread
 
 _log = logging.getLogger(__name__)
 
@@ -36,13 +35,11 @@ ARCHIVE = "archive"
 _READINGS = 6
 """The tensor, its predecessor, and up to two auxiliary tensors of each."""
 
-_COURSE_BYTES = 200_000_000
-"""Largest number of bytes that a course reads by default."""
+_MAX_READ = 200_000_000
+"""Largest number of bytes that histograms over time read."""
 
-_MOST_OTHER_RUNS = 50
-_MOST_HISTOGRAMS, _BINS_OVER_TIME = 24, 64
-
-_Seen = TypeVar("_Seen")
+_MAX_OTHER_RUNS = 50
+_MAX_HISTOGRAMS, _BINS_OVER_TIME = 24, 64
 
 
 def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
@@ -75,14 +72,14 @@ def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str |
     way
         One of `stored_ways`.
     metric
-        Sensitivity to plot against the magnitude; None for the first available one.
+        Sensitivity to report; None, or one that the checkpoint lacks, for the first available one.
 
     Raises
     ------
     ServiceError
         The tensor cannot be read.
     """
-    stamp = _stamp(subject) if way == ARCHIVE else engine_of(subject)[1]
+    archive = subject.archive if subject.kind == "run" and way == ARCHIVE else None
 
     def look() -> Anatomy:
         engine: Any = engine_of(subject)[0]
@@ -90,27 +87,15 @@ def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str |
             return anatomy(engine, step, tensor, way, metric=metric)
         original = original_of(subject)
         against: Any = None if original is None else engine_of(original)[0]
-        return anatomy(_archive_of(subject) or engine, step, tensor, against=against, metric=metric)
+        if archive is not None:
+            engine = engine_at(str(archive.path), f"{archive.nbytes}-{len(archive.frames)}")
+        return anatomy(engine, step, tensor, against=against, metric=metric)
 
-    return _seen((str(subject.path), stamp, step, tensor, way, metric), look)
-
-
-def _stamp(subject: Subject) -> str:
-    """Return a stamp that changes with the run or its archive."""
-    return f"{engine_of(subject)[1]}-{subject.archive.nbytes if subject.archive is not None else 0}"
-
-
-@st.cache_resource(show_spinner=False, max_entries=400)
-def _seen(asked: tuple[Hashable, ...], _look: Callable[[], _Seen]) -> _Seen:
-    """Compute an answer once for each question; the question includes the stamp of the files."""
-    with reported():
-        return _look()
-
-
-def _archive_of(subject: Subject) -> Any:
-    """Open the archive beside a run; None for an archive."""
-    chain = subject.archive if subject.kind == "run" else None
-    return None if chain is None else engine_at(str(chain.path), f"{chain.nbytes}-{len(chain.frames)}")
+    state = (engine_of(subject)[1], archive.nbytes if archive is not None else 0)
+    seen = answered(("anatomy", str(subject.path), state, step, tensor, way, metric), look)
+    if metric is not None and seen.metric is None:
+        return drill_down(subject, step, tensor, way, None)
+    return seen
 
 
 def values_at(subject: Subject, step: int, tensor: str) -> ValueHistogram:
@@ -125,13 +110,13 @@ def values_at(subject: Subject, step: int, tensor: str) -> ValueHistogram:
     def count() -> ValueHistogram:
         return value_histogram(engine_of(subject)[0][step][tensor], QUANTIZED)
 
-    return _seen((str(subject.path), engine_of(subject)[1], step, tensor, "values"), count)
+    return answered(("values", str(subject.path), engine_of(subject)[1], step, tensor), count)
 
 
 def values_over_time(
     subject: Subject, tensor: str
 ) -> tuple[tuple[int, ...], NDArray[np.float64], NDArray[np.float64]]:
-    """Return histograms of one tensor at up to 24 steps, with common bins.
+    """Return histograms of one tensor at up to 24 steps that cost at most 200 MB, with common bins.
 
     Returns
     -------
@@ -143,11 +128,9 @@ def values_over_time(
     ServiceError
         The tensor cannot be read.
     """
-    steps = course_steps(subject, tensor, every=False)
-    n = min(len(steps), _MOST_HISTOGRAMS)
-    steps = tuple(steps[round(i * (len(steps) - 1) / max(1, n - 1))] for i in range(n))
+    most = min(_MAX_HISTOGRAMS, max(2, _MAX_READ // max(1, _nbytes_of(subject, tensor))))
     counted = {}
-    for step in steps:
+    for step in spread(subject.steps, most):
         with contextlib.suppress(ServiceError):  # The tensor may be absent at some steps.
             found = values_at(subject, step, tensor)
             if found.edges.size > 1:
@@ -164,29 +147,21 @@ def values_over_time(
     return tuple(counted), edges, np.stack(columns, axis=1)
 
 
-def course_steps(subject: Subject, tensor: str, *, every: bool) -> tuple[int, ...]:
-    """Return the steps that a course reads: all of them, or evenly spread steps that cost at most 200 MB."""
-    most = max(2, _COURSE_BYTES // max(1, _nbytes_of(subject, tensor)))
-    n = len(subject.steps)
-    if every or n <= most:
-        return subject.steps
-    return tuple(subject.steps[round(i * (n - 1) / (most - 1))] for i in range(most))
-
-
-def course(subject: Subject, tensor: str, *, every: bool = False) -> Trajectory:
-    """Return statistics of one tensor over the steps.
+def moved_since(subject: Subject, tensor: str, step: int) -> float | None:
+    """Return the movement of a tensor since the previous step, relative to its size; None if unknown.
 
     Raises
     ------
     ServiceError
         The tensor cannot be read.
     """
-    steps = course_steps(subject, tensor, every=every)
+    steps = subject.steps[max(0, subject.steps.index(step) - 1) : subject.steps.index(step) + 1]
 
-    def follow() -> Trajectory:
-        return trajectory(engine_of(subject)[0], tensor, steps=steps, archive=_archive_of(subject))
+    def follow() -> float:
+        return float(trajectory(engine_of(subject)[0], tensor, steps=steps).relative_movement[-1])
 
-    return _seen((str(subject.path), _stamp(subject), tensor, steps), follow)
+    moved = answered(("movement", str(subject.path), engine_of(subject)[1], tensor, steps), follow)
+    return moved if np.isfinite(moved) else None
 
 
 def diff_cost(subject: Subject) -> int:
@@ -207,7 +182,7 @@ def moved_between(subject: Subject, first: int, second: int) -> Moved:
         engine: Any = engine_of(subject)[0]
         return movement(engine[first], engine[second])
 
-    return _seen((str(subject.path), engine_of(subject)[1], first, second), measure)
+    return answered(("moved", str(subject.path), engine_of(subject)[1], first, second), measure)
 
 
 def other_runs(subject: Subject) -> tuple[Path, ...]:
@@ -226,4 +201,4 @@ def other_runs(subject: Subject) -> tuple[Path, ...]:
             _log.info("the neighbours of a run cannot be listed: %s", error)
     known |= dict.fromkeys(samples())
     known.pop(subject.path, None)
-    return tuple(known)[:_MOST_OTHER_RUNS]
+    return tuple(known)[:_MAX_OTHER_RUNS]

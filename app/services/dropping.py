@@ -7,23 +7,23 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple
 
 import streamlit as st
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.services.inside import dropped_folder, is_dropped, reported
 from inshrink_app.services.opening import load_subject
 
+from inshrink_core.errors import clipped
 from inshrink_core.formats.discovery import WEIGHT_SUFFIXES
-from inshrink_core.text import elided, size
+from inshrink_core.text import size
 
-_MOST_STORED_BYTES = 5_000_000_000
-_MOST_FILES = 200
+_MAX_STORED_BYTES = 5_000_000_000
+_MAX_FILES = 200
 _LONGEST_NAME_BYTES = 200
 _ARCHIVE_SUFFIX = ".inshrink"
-_Read = TypeVar("_Read")
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 _NOT_IN_NAMES = re.compile(r"[^\w .,=+@()\[\]{}~-]")
@@ -31,15 +31,11 @@ _NOT_IN_NAMES = re.compile(r"[^\w .,=+@()\[\]{}~-]")
 
 
 class Dropped(NamedTuple):
-    """One drop of files: content, folder and size.
-
-    `is_log` distinguishes a file of metrics, which belongs to a run, from a run or an archive.
-    """
+    """One drop of files: content, folder and size."""
 
     path: Path
     folder: Path
     nbytes: int
-    is_log: bool
 
 
 def dropped() -> tuple[Dropped, ...]:
@@ -50,8 +46,7 @@ def dropped() -> tuple[Dropped, ...]:
         for folder in sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True):
             for path in folder.iterdir():
                 files = list(path.iterdir()) if path.is_dir() else [path]
-                nbytes = sum(file.stat().st_size for file in files)
-                found.append(Dropped(path, folder, nbytes, path.is_file() and not _opens(path.name)))
+                found.append(Dropped(path, folder, sum(file.stat().st_size for file in files)))
     return tuple(found)
 
 
@@ -70,7 +65,7 @@ def forget_dropped(folder: Path) -> None:
 
 
 def open_dropped(files: Sequence[tuple[str, BinaryIO]]) -> Subject:
-    """Store dropped files and open them as an archive, a checkpoint or a run.
+    """Store dropped files and open them as an archive, a checkpoint or a run; keep none that cannot be read.
 
     Parameters
     ----------
@@ -82,8 +77,8 @@ def open_dropped(files: Sequence[tuple[str, BinaryIO]]) -> Subject:
     ServiceError
         The files are too large, of another kind, share a name or step, cannot be written, or cannot be read.
     """
-    if len(files) > _MOST_FILES:
-        raise ServiceError(f"more than {_MOST_FILES} files", remedy="open their folder by its path")
+    if len(files) > _MAX_FILES:
+        raise ServiceError(f"more than {_MAX_FILES} files", remedy="open their folder by its path")
     names = [_safe(name) for name, _ in files]
     if other := next((name for name in names if not _opens(name)), None):
         remedy = f"drop a packed archive ({_ARCHIVE_SUFFIX}) or checkpoints ({' '.join(WEIGHT_SUFFIXES)})"
@@ -92,25 +87,6 @@ def open_dropped(files: Sequence[tuple[str, BinaryIO]]) -> Subject:
         raise ServiceError("two files have the same name", twice, "rename either, or drop it alone")
     if len(names) > 1 and any(name.endswith(_ARCHIVE_SUFFIX) for name in names):
         raise ServiceError("an archive is opened alone", ", ".join(names[:3]), "drop it without others")
-    return keep_dropped(files, _load_all)
-
-
-def keep_dropped(files: Sequence[tuple[str, BinaryIO]], read: Callable[[Path], _Read]) -> _Read:
-    """Store dropped files and return the result of reading them; store nothing that cannot be read.
-
-    Parameters
-    ----------
-    files
-        Names, of which the last part counts, and contents.
-    read
-        Reads the stored file, or the folder of several files, given its path.
-
-    Raises
-    ------
-    ServiceError
-        The files are too large, cannot be written, or cannot be read.
-    """
-    names = [_safe(name) for name, _ in files]
     _check_sizes(files)
     folder = dropped_folder() / secrets.token_hex(16)
     place = folder / names[0]
@@ -124,7 +100,7 @@ def keep_dropped(files: Sequence[tuple[str, BinaryIO]], read: Callable[[Path], _
                 content.seek(0)
                 with (place / name if len(names) > 1 else place).open("xb") as file:
                     shutil.copyfileobj(content, file)
-        return read(place)
+        return _load_all(place)
     except ServiceError as error:
         shutil.rmtree(folder, ignore_errors=True)
         found = error.problem
@@ -149,7 +125,7 @@ def _safe(name: str) -> str:
     safe = _NOT_IN_NAMES.sub("_", PureWindowsPath(name).name).lstrip(". ")
     if not 0 < len(safe.encode()) <= _LONGEST_NAME_BYTES:
         what = "the file's name is too long" if safe else "the file has no name"
-        raise ServiceError(what, elided(name, 200), "give it another name")
+        raise ServiceError(what, clipped(name, 200), "give it another name")
     return safe
 
 
@@ -162,11 +138,11 @@ def _check_sizes(files: Sequence[tuple[str, BinaryIO]]) -> None:
     """Refuse empty files, and files too large for memory or for the folder."""
     sizes = [content.seek(0, os.SEEK_END) for _, content in files]
     if 0 in sizes:
-        raise ServiceError("the file is empty", elided(files[sizes.index(0)][0], 200), "copy it again")
+        raise ServiceError("the file is empty", clipped(files[sizes.index(0)][0], 200), "copy it again")
     most = st.get_option("server.maxUploadSize") << 20
     if sum(sizes) > most:
         what = f"{size(sum(sizes))} are too much to drop: at most {size(most)}"
-        raise ServiceError(what, remedy="open it by its path: then nothing is copied, whatever its size")
-    if sum(copy.nbytes for copy in dropped()) + sum(sizes) > _MOST_STORED_BYTES:
-        what = f"the dropped files would take more than {size(_MOST_STORED_BYTES)}"
+        raise ServiceError(what, remedy="open it by its path: then nothing is copied, of any size")
+    if sum(copy.nbytes for copy in dropped()) + sum(sizes) > _MAX_STORED_BYTES:
+        what = f"the dropped files would take more than {size(_MAX_STORED_BYTES)}"
         raise ServiceError(what, str(dropped_folder()), "remove some of those that were dropped before")

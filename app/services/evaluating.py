@@ -7,14 +7,13 @@ import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import streamlit as st
 from inshrink_app.jobs import Work
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import is_trusted
 from inshrink_app.server.roots import settings
 from inshrink_app.services.archives import original_of
 from inshrink_app.services.chosen import chosen
-from inshrink_app.services.inside import reported
+from inshrink_app.services.inside import answered, reported
 from inshrink_app.services.jobs import job_of
 from inshrink_app.services.opening import opened, resolve
 
@@ -74,53 +73,57 @@ def named_evaluator(shown: Subject) -> EvaluatorCode | None:
     now = chosen(shown)
     subject = original_of(shown) or shown
     text = now.evaluator
-    judge = None if text else evaluator_of(subject)
-    if judge is None:
-        text = text or _likely(str(subject.path), opened(str(subject.path)).token, subject)
-        judge = given_evaluator(text, subject) if text else None
-    if judge is None or not now.metric:
-        return judge
-    return judge._replace(metric=now.metric, direction=now.direction, is_asked=True)
+    evaluator = None if text else evaluator_of(subject)
+    if evaluator is None:
+        text = text or _likely(subject)
+        evaluator = given_evaluator(text, subject) if text else None
+    if evaluator is None or not now.metric:
+        return evaluator
+    return evaluator._replace(metric=now.metric, direction=now.direction, is_asked=True)
 
 
-def may_run(judge: EvaluatorCode) -> bool:
+def may_run(evaluator: EvaluatorCode) -> bool:
     """Return whether an evaluator may run: it is bundled, or the user trusts this content of its file."""
-    return judge.is_bundled or is_trusted(judge.path, judge.digest)
+    return evaluator.is_bundled or is_trusted(evaluator.path, evaluator.digest)
 
 
-def named_judge(shown: Subject) -> tuple[EvaluatorCode | None, bool]:
+def evaluator_and_trust(shown: Subject) -> tuple[EvaluatorCode | None, bool]:
     """Return the evaluator of a run, None without one, and whether it may run."""
     with contextlib.suppress(ServiceError):
-        judge = named_evaluator(shown)
-        return judge, judge is not None and may_run(judge)
+        evaluator = named_evaluator(shown)
+        return evaluator, evaluator is not None and may_run(evaluator)
     return None, False
 
 
-def judge_of(shown: Subject) -> EvaluatorCode | None:
+def trusted_evaluator(shown: Subject) -> EvaluatorCode | None:
     """Return the evaluator of a run if it may run; else None."""
-    judge, ready = named_judge(shown)
-    return judge if ready else None
+    evaluator, ready = evaluator_and_trust(shown)
+    return evaluator if ready else None
 
 
 def metrics_told(shown: Subject) -> tuple[str, ...]:
     """Return the known metrics of the chosen evaluator; empty before its first trial."""
+    evaluator, _ = evaluator_and_trust(shown)
     with contextlib.suppress(ServiceError):
-        judge = named_evaluator(shown)
-        job = None if judge is None else job_of(evaluator_trial(original_of(shown) or shown, judge))
+        job = None if evaluator is None else job_of(evaluator_trial(original_of(shown) or shown, evaluator))
         if job is not None and job.state == "finished":
             return tuple(map(str, job.result["metrics"]))
     return ()
 
 
-@st.cache_data(show_spinner=False, max_entries=64)
-def _likely(path: str, token: str, _shown: Subject) -> str:
-    folder = _shown.folder if settings().may_write(_shown.folder) else settings().roots[0]
-    return own_samples.likely_evaluator(folder / "evaluator.py", _shown.newest, _shown.directory)
+def _likely(shown: Subject) -> str:
+    """Return a suitable evaluator for a run that names none; empty without one."""
+    folder = shown.folder if settings().may_write(shown.folder) else settings().roots[0]
+
+    def find() -> str:
+        return own_samples.likely_evaluator(folder / "evaluator.py", shown.newest, shown.directory)
+
+    return answered(("evaluator", str(shown.path), opened(str(shown.path)).token), find)
 
 
-def judged_by(judge: EvaluatorCode | None) -> dict[str, Any]:
+def evaluator_fields(evaluator: EvaluatorCode | None) -> dict[str, Any]:
     """Return the request fields of an evaluator; for None, those of the run's own."""
-    return {"trust_run": True} if judge is None else judge.fields
+    return {"trust_run": True} if evaluator is None else evaluator.fields
 
 
 def evaluator_of(subject: Subject) -> EvaluatorCode | None:
@@ -190,9 +193,9 @@ def _code(
     return EvaluatorCode(spec, file, function, metric, direction, shown, digest, bundled)
 
 
-def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Work:
+def evaluator_trial(shown: Subject, evaluator: EvaluatorCode) -> Work:
     """Return the trial of an evaluator in its present state on the last step."""
-    asked = judge._replace(is_asked=False)  # One trial returns all of the evaluator's metrics.
+    asked = evaluator._replace(is_asked=False)  # One trial returns all of the evaluator's metrics.
     request = Evaluate(str(shown.path), step=shown.steps[-1], **asked.fields)
-    of = (opened(str(shown.path)).token, judge.digest)
-    return Work.asking([request], shown.path, "run", "evaluator", of=of, trusted=judge.trusted)
+    of = (opened(str(shown.path)).token, evaluator.digest)
+    return Work.asking([request], shown.path, "run", "evaluator", of=of, trusted=evaluator.trusted)

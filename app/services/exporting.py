@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from inshrink_app.services.jobs import documents_of, start_job
 from inshrink_app.services.opening import chain_of, load_subject, resolve
 
 from inshrink_core.chain import ChainReport
-from inshrink_core.checkpoint import twins
+from inshrink_core.checkpoint import TensorSpec, twins
 from inshrink_core.request import Request
 from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.export import Export, chosen_names
@@ -30,48 +30,41 @@ _SUFFIX = ".inshrink"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportRequest:
-    """An export: requests of the engine, in order, that still need a target.
+    """Requests of the engine that write an archive or a file, without their target.
 
     Parameters
     ----------
-    asked
-        The request that archives a run, the request that writes one file of an archive, or both.
-    steps
-        The steps to write.
-    replaces
-        Whether an existing target file may be replaced.
+    archive
+        The request that archives steps of a run; None if an archive exists.
+    file
+        The request that writes one file of an archive; None for an archive that stays a folder.
     """
 
-    asked: tuple[Any, ...]
-    steps: tuple[int, ...]
-    replaces: bool = False
+    archive: Compress | None = None
+    file: Export | None = None
 
-    @property
-    def chain(self) -> Any:
-        """The request that writes a chain; None for one step or a copy."""
-        return self.asked[0] if self.kind == "chain" else None
-
-    @property
-    def file(self) -> Any:
-        """The request that writes one file; None for a chain stored as a folder."""
-        return self.asked[-1] if self.asked[-1].verb() == "export" else None
+    @classmethod
+    def of(cls, job: Job) -> ExportRequest:
+        """Return the export that a job performs."""
+        asked: dict[str, Any] = {request.verb(): request for request in job.requests}
+        return cls(archive=asked.get("compress"), file=asked.get("export"))
 
     @property
     def kind(self) -> str:
-        """``chain``, ``step`` or ``pack`` (a copy)."""
+        """``chain`` (several steps), ``step`` or ``pack`` (a copy of an archive)."""
         if self.file is not None and self.file.step is not None:
             return "step"
-        return "pack" if self.file is not None and len(self.asked) == 1 else "chain"
+        return "pack" if self.archive is None else "chain"
 
     @property
     def suffix(self) -> str:
-        """The suffix of the file name."""
-        is_plain = self.file is not None and self.file.layout == "safetensors"
-        return ".safetensors" if is_plain else _SUFFIX
+        """The suffix of its file."""
+        return ".safetensors" if self.is_plain else _SUFFIX
 
-    def keeps(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of weights that the export includes."""
-        return chosen_names(names, self.file.tensors, self.file.without)
+    @property
+    def is_plain(self) -> bool:
+        """Whether it writes a safetensors file."""
+        return self.file is not None and self.file.layout == "safetensors"
 
     def placed(self, target: str, between: str = "", **fields: Any) -> list[Request[Any]]:
         """Return the requests with their target.
@@ -81,18 +74,19 @@ class ExportRequest:
         target
             Path to write.
         between
-            Path of an intermediate archive, for a chain that becomes one file and for a step of a run, which
-            passes through a lossless archive.
+            Path of an intermediate archive, if a run is written to one file.
         fields
-            Further fields of the request that writes the chain, such as its evaluator.
+            Further fields of the request that archives, such as its evaluator.
         """
-        *first, last = self.asked
-        if self.file is None:
-            return [replace(last, archive=target, **fields)]
-        where = {"pack" if self.file.step is None else "output": target, "force": self.replaces}
-        where |= {"archive": between} if first else {}
-        made = [replace(request, archive=between, **fields) for request in first]
-        return [*made, replace(last, **where)]
+        place = between if self.file is not None else target
+        requests: list[Request[Any]] = []
+        if self.archive is not None:
+            requests.append(replace(self.archive, archive=place, **fields))
+        if self.file is not None:
+            where: dict[str, Any] = {"output" if self.kind == "step" else "pack": target}
+            where |= {"archive": between} if requests else {}
+            requests.append(replace(self.file, **where))
+        return requests
 
 
 def chain_export(
@@ -111,23 +105,22 @@ def chain_export(
     **fields
         Fields of the engine's request.
     """
-    path, chosen = str(shown.path), chosen_steps(steps, shown.steps)
-    written = Compress(path, "", steps=None if watch else chosen, watch=watch, **fields)
-    return ExportRequest(asked=(written, Export("", pack="")) if packed else (written,), steps=steps)
+    chosen = None if watch else chosen_steps(steps, shown.steps)
+    written = Compress(str(shown.path), "", steps=chosen, watch=watch, **fields)
+    return ExportRequest(archive=written, file=Export("", pack="") if packed else None)
 
 
 def pack_export(shown: Subject) -> ExportRequest:
     """Return the export that copies an archive into one file."""
-    return ExportRequest(asked=(Export(str(shown.path), pack=""),), steps=shown.steps)
+    return ExportRequest(file=Export(str(shown.path), pack=""))
 
 
 def step_export(shown: Subject, step: int, **weights: Any) -> ExportRequest:
-    """Return the export of one step: whole, or only its weights if fields of the request are given."""
-    path, first = str(shown.path), []
+    """Return the export of the weights of one step; `weights` has further fields of the request."""
+    path, first = str(shown.path), None
     if shown.kind == "run":
-        optimizer = "drop" if weights else "exact"
-        first = [Compress(path, "", codec="lossless", optimizer=optimizer, steps=(step,))]
-    return ExportRequest(asked=(*first, Export(path, "", step=step, **weights)), steps=(step,))
+        first = Compress(path, "", codec="lossless", optimizer="drop", steps=(step,))
+    return ExportRequest(archive=first, file=Export(path, "", step=step, weights_only=True, **weights))
 
 
 def chosen_steps(steps: Sequence[int], every: Sequence[int] = ()) -> tuple[int, ...] | None:
@@ -138,36 +131,27 @@ def chosen_steps(steps: Sequence[int], every: Sequence[int] = ()) -> tuple[int, 
 def start_export(shown: Subject, request: ExportRequest, target: Path, *, trusted: str = "") -> Job:
     """Start an export; an interrupted one resumes.
 
-    The name of the intermediate archive depends on the settings, so an export with other settings starts
+    The name of the intermediate archive depends on its settings, so an export with other settings starts
     anew.
     """
-    settings = replace(request, replaces=False).placed(str(target))
-    digest = hashlib.sha256(repr([asked.to_json() for asked in settings]).encode()).hexdigest()[:8]
+    settings = None if request.archive is None else request.archive.to_json()
+    digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:8]
     between = str(target.with_name(f".{target.name}-{digest}.building"))
     requests = request.placed(str(target), between)
     scratch, topic = (between,) if len(requests) > 1 else (), "write" if request.kind == "chain" else "pack"
-    more: dict[str, Any] = {"scratch": scratch, "trusted": trusted}
-    return start_job(Work.asking(requests, shown.path, "archives", topic, **more))
-
-
-def start_pack(shown: Subject, archive: Path) -> Job:
-    """Copy an archive into one file beside it."""
-    named = replace(shown, name=archive.name, path=archive)
-    request = pack_export(named)
-    requests = request.placed(suggested_name(named, request))
-    return start_job(Work.asking(requests, shown.path, "archives", "pack"))
+    return start_job(Work.asking(requests, shown.path, "archives", topic, scratch=scratch, trusted=trusted))
 
 
 def suggested_name(shown: Subject, request: ExportRequest) -> str:
     """Return a file name that is free, or that of an archive which the export would continue."""
-    stem = shown.name.removesuffix(_SUFFIX)
-    if request.kind == "step":
-        stem = f"{stem}-step-{request.steps[0]}-{'weights' if request.file.weights_only else 'checkpoint'}"
-    elif request.kind == "pack":
-        stem = f"{stem}-packed"
-    elif request.chain.optimizer == "drop":
-        stem = f"{stem}-weights"
-    return _free_path(shown, stem, request.suffix, lambda path: _goes_on(path, request))
+    name, written = shown.name.removesuffix(_SUFFIX), request.file
+    if written is not None and written.step is not None:
+        name += f"-step-{written.step}-weights"
+    elif request.archive is None:
+        name += "-packed"
+    elif request.archive.optimizer == "drop":
+        name += "-weights"
+    return _free_path(shown, name, request.suffix, lambda path: _is_continued(path, request))
 
 
 def suggested_path(shown: Subject, name: str, what: str) -> str:
@@ -188,18 +172,18 @@ def default_folder(shown: Subject) -> Path:
     return parent if settings().may_write(parent) and not is_own(shown.place) else settings().roots[0]
 
 
-def _goes_on(path: Path, request: ExportRequest) -> bool:
-    """Return whether a path holds an archive of the same settings, which the export can append to."""
-    if request.file is not None:
+def _is_continued(path: Path, request: ExportRequest) -> bool:
+    """Return whether a path holds an archive of the same settings, to which the export appends."""
+    asked: Any = request.archive
+    if asked is None or request.file is not None:
         return False
     try:
         chain = chain_of(str(path))
     except ServiceError:
         return False
-    asked = request.chain
     if (chain.codec, chain.optimizer) != (asked.codec, asked.optimizer):
         return False
-    if any(getattr(asked, f"max_{kind}") is not None for kind in ("restore_cost", "drop", "divergence")):
+    if any(bound is not None for bound in (asked.max_restore_cost, asked.max_drop, asked.max_divergence)):
         # With a bound, settings differ by step, so an archive of uniform settings was written without one.
         return not chain.is_uniform
     settings = {**chain.config, "overrides": list(chain.overrides)}
@@ -218,9 +202,9 @@ def export_target(text: str, request: ExportRequest) -> Path:
     path = writable(text, "an export goes into a folder of yours", request.suffix)
     if request.file is not None and path.is_dir():
         raise ServiceError("a folder is there already", str(path), "choose another name")
-    if request.file is not None and path.exists() and not request.replaces:
+    if request.file is not None and path.exists() and not request.file.force:
         remedy = "choose another name, or let it be replaced"
-        raise ServiceError("the file exists already", str(path), remedy)
+        raise ServiceError("the file already exists", str(path), remedy)
     return path
 
 
@@ -249,92 +233,33 @@ def writable(text: str, what: str, suffix: str = "") -> Path:
 
 
 class Made(NamedTuple):
-    """The result of an export: the file or archive on disk, and facts that only the export knows.
+    """The archive or file that an export has written.
 
     `chain` is None for a plain file. `digest` is the SHA-256 of the file, or of a folder's manifest.
-    `relative_error` is None if unknown; for a copy it is not relative to the copied archive.
-    `layers_left_out` lists outermost modules and tensors. `renamed` holds the name prefix of a moving average
-    and that of its model. `unreadable` lists omitted checkpoints with reasons. `device` is the device that
-    wrote the export.
+    `reports` are those of the engine, one for each request. `loading` is Python code that loads exported
+    weights into a model; empty for other exports.
     """
 
-    kind: str
+    request: ExportRequest
     path: Path
-    nbytes: int
     chain: ChainReport | None
     digest: str
-    relative_error: float | None
-    left_out: tuple[str, ...]
-    weights_only: bool
-    n_tensors: int | None
-    layers_left_out: tuple[str, ...]
-    unreadable: tuple[tuple[str, str], ...] = ()
-    device: str = ""
-    renamed: tuple[str, str] | None = None
+    reports: list[Any]
+    loading: str
 
     @property
-    def loading(self) -> str:
-        """Return Python lines that load the weights into a model; nothing else may be missing."""
-        path = str(self.path)
-        load = f"import inshrink_core\n\nweights = inshrink_core.verbs.load_state_dict({path!r})\n"
-        call = "model.load_state_dict(weights"
-        if self.chain is None and not self.renamed:
-            load = "from safetensors.torch import load_model\n\nmodel = ...  # yours\n"
-            call = f"load_model(model, {path!r}"
-        elif self.chain is None:
-            load = f"from safetensors.torch import load_file\n\nweights = load_file({path!r})\n"
-        if self.renamed:
-            old, new = self.renamed
-            load += f"start = {old!r}\n"
-            load += f"weights = {{{new!r} + name.removeprefix(start): weights[name] for name in weights}}\n"
-        if not self.layers_left_out:
-            return f"{load}{call})"
-        return (
-            f"{load}missing, unexpected = {call}, strict=False)\n"
-            f"left_out = {tuple(f'{name}.' for name in self.layers_left_out)}\n"
-            'assert not unexpected and all(f"{name}.".startswith(left_out) for name in missing)'
-        )
+    def relative_error(self) -> float | None:
+        """The relative error of the weights; None if unknown. A copy is equal to the copied archive."""
+        if self.request.kind == "pack":
+            return 0.0
+        found: float | None = self.reports[0 if self.request.kind == "chain" else -1].get("relative_error")
+        return found
 
-
-def _model_of(
-    job: Job, asked: Mapping[str, Any], left_out: tuple[str, ...]
-) -> tuple[tuple[str, ...], tuple[str, str] | None]:
-    """Return the omitted names of the written model, and how its prefix changes.
-
-    A run with a moving average holds two models. The export writes one of them and does not count the other
-    as omitted.
-    """
-    if "weights_only" not in asked:
-        return left_out, None
-    try:
-        model = load_subject(job.shown).model_tensors
-    except ServiceError:
-        return left_out, None
-    twin_of = twins({row.name: row.shape for row in model})
-    if not twin_of:
-        return left_out, None
-    names = [row.name for row in model]
-    written = chosen_names(names, asked.get("tensors", ()), asked.get("without", ()))
-    renamed = _renamed(written, twin_of)
-    is_average = renamed is not None
-    missing = {name for name in names if (name in twin_of) == is_average}.difference(written)
-    old, new = renamed or ("", "")
-    inside = (module for module in left_out if any(f"{name}.".startswith(f"{module}.") for name in missing))
-    return tuple(new + module.removeprefix(old) for module in inside), renamed
-
-
-def _renamed(names: Collection[str], twin_of: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the name prefixes of a moving average and of its model; None for other names."""
-    if not names or not set(names) <= set(twin_of):
-        return None
-    found = set()
-    for name in names:
-        ours, theirs = name.split("."), twin_of[name].split(".")
-        n = next((i for i in range(min(len(ours), len(theirs))) if ours[-1 - i] != theirs[-1 - i]), None)
-        n = min(len(ours), len(theirs)) if n is None else n
-        found.add(tuple("".join(f"{part}." for part in parts[: len(parts) - n]) for parts in (ours, theirs)))
-    start = found.pop()
-    return None if found else (start[0], start[1])
+    @property
+    def unreadable(self) -> list[tuple[str, str]]:
+        """The checkpoints that could not be read, with reasons."""
+        rows = (row for report in self.reports for row in report.get("unreadable", ()))
+        return [(str(row["path"]), str(row["reason"])) for row in rows]
 
 
 def made_by(job: Job) -> Made | None:
@@ -345,36 +270,72 @@ def made_by(job: Job) -> Made | None:
     ServiceError
         The result cannot be read.
     """
-    last, documents = job.requests[-1], documents_of(job)
-    asked: Mapping[str, Any] = last.given()
-    target = export_made_at(job)
-    if not target.exists() or not documents:
+    target, reports, request = export_made_at(job), documents_of(job), ExportRequest.of(job)
+    if not target.exists() or not reports:
         return None
-    is_copy = len(job.requests) == 1 and "pack" in asked
-    error = 0.0 if is_copy else documents[0 if "pack" in asked else -1].get("relative_error")
+    chain = None if request.is_plain else chain_of(str(target))
+    loading = ""
+    if request.file is not None and request.file.weights_only:
+        left_out = reports[-1].get("layers_left_out", ())
+        loading = _loading_code(target, _model_at(job.shown), request.file, left_out)
     path = target if target.is_file() else target / "inshrink-manifest"
     status = path.stat()
-    chain = None if asked.get("layout") == "safetensors" else chain_of(str(target))
-    layers, renamed = _model_of(job, asked, tuple(documents[-1].get("layers_left_out", ())))
-    return Made(
-        kind="pack" if is_copy else "step" if "step" in asked else "chain",
-        path=target,
-        nbytes=status.st_size if chain is None else chain.nbytes,
-        chain=chain,
-        digest=_sha256(str(path), status.st_mtime_ns, status.st_size),
-        relative_error=error,
-        left_out=tuple(map(str, documents[-1].get("left_out", ()))),
-        weights_only="weights_only" in asked,
-        n_tensors=documents[-1].get("tensors"),
-        layers_left_out=layers,
-        renamed=renamed,
-        device=str(documents[0].get("device", "")),
-        unreadable=tuple(
-            (str(row["path"]), str(row["reason"]))
-            for report in documents
-            for row in report.get("unreadable", ())
-        ),
+    digest = _sha256(str(path), status.st_mtime_ns, status.st_size)
+    return Made(request, target, chain, digest, reports, loading)
+
+
+def _model_at(path: str) -> tuple[TensorSpec, ...]:
+    """Return the weights and buffers of a run or an archive; empty if it cannot be read any more."""
+    try:
+        return load_subject(path).model_tensors
+    except ServiceError:
+        return ()
+
+
+def _loading_code(path: Path, model: Sequence[TensorSpec], asked: Export, left_out: Iterable[str]) -> str:
+    """Return Python code that loads written weights; only the layers that were left out may be missing.
+
+    A run with a moving average holds two models. The average gets the names of its model, and the layers of
+    the other model do not count as missing.
+    """
+    names, twin_of = [row.name for row in model], twins({row.name: row.shape for row in model})
+    old, new = _prefixes(chosen_names(names, asked.tensors, asked.without), twin_of)
+    others = {name for name in names if (name in twin_of) != (old != new)}
+
+    def is_of_other_model(layer: str) -> bool:
+        inside = {name for name in names if f"{name}.".startswith(f"{layer}.")}
+        return bool(inside) and inside <= others
+
+    missing = tuple(f"{new}{layer.removeprefix(old)}." for layer in left_out if not is_of_other_model(layer))
+    call = "model.load_state_dict(weights"
+    if asked.layout == "packed":
+        load = f"import inshrink_core\n\nweights = inshrink_core.verbs.load_state_dict({str(path)!r})\n"
+    elif old == new:
+        load = "from safetensors.torch import load_model\n\nmodel = ...  # yours\n"
+        call = f"load_model(model, {str(path)!r}"
+    else:
+        load = f"from safetensors.torch import load_file\n\nweights = load_file({str(path)!r})\n"
+    if old != new:
+        load += f"start = {old!r}\n"
+        load += f"weights = {{{new!r} + name.removeprefix(start): weights[name] for name in weights}}\n"
+    if not missing:
+        return f"{load}{call})"
+    return (
+        f"{load}missing, unexpected = {call}, strict=False)\n"
+        f"left_out = {missing}\n"
+        'assert not unexpected and all(f"{name}.".startswith(left_out) for name in missing)'
     )
+
+
+def _prefixes(names: Iterable[str], twin_of: Mapping[str, str]) -> tuple[str, str]:
+    """Return the name prefixes of a moving average and of its model; equal ones for other names."""
+    found = set()
+    for name in names:
+        words, twin = name.split("."), twin_of.get(name, name).split(".")
+        while words and twin and words[-1] == twin[-1]:
+            del words[-1], twin[-1]
+        found.add((".".join([*words, ""]), ".".join([*twin, ""])))
+    return found.pop() if len(found) == 1 else ("", "")
 
 
 def export_made_at(job: Job) -> Path:

@@ -26,8 +26,8 @@ _VERSION = 8
 """Version of the stored document; increases with every change of it."""
 
 _KIND = "headers"
-_MOST_STORED = 32
-_MOST_FILES = 20_000
+_MAX_STORED = 32
+_MAX_FILES = 20_000
 """A folder with more files is not checked for changes."""
 
 _ENGINE_FOLDER = ".inshrink"
@@ -43,7 +43,7 @@ def files_stamp(folder: Path) -> str | None:
             folders[:] = sorted(name for name in folders if name != _ENGINE_FOLDER)
             for name in sorted(names):
                 n_files += 1
-                if n_files > _MOST_FILES:
+                if n_files > _MAX_FILES:
                     return None
                 path = os.path.join(parent, name)  # noqa: PTH118 - ten times the speed of a Path
                 status = os.stat(path)  # noqa: PTH116
@@ -97,7 +97,7 @@ def store_headers(subject: Subject, token: str, stamp: str) -> None:
     run = msgspec.to_builtins(dataclasses.replace(subject, archive=None), enc_hook=str)
     key = {"path": str(subject.path), "stamp": stamp}
     path = file_of_run(_KIND, subject.path)
-    store_for_run(path, key, _KIND, {"token": token, "run": run}, _MOST_STORED)
+    store_for_run(path, key, _KIND, {"token": token, "run": run}, _MAX_STORED)
 
 
 def forget_headers(folder: Path) -> None:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import streamlit as st
 from inshrink_app.model import ServiceError
 from inshrink_app.server.recent import recent_file
 from inshrink_app.server.roots import links_below, settings
 
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InshrinkError
-from inshrink_core.execution.device import why_no_cuda
 from inshrink_core.formats import NoCheckpointError, Run
 from inshrink_core.samples import sample, sample_names
 
 _Engine = TypeVar("_Engine", "Run", "Archive", "Run | Archive")
+_Answer = TypeVar("_Answer")
 
 
 def keep_inside(engine: _Engine) -> _Engine:
@@ -106,7 +107,14 @@ def reported() -> Iterator[None]:
         raise ServiceError(what, str(error.filename or ""), remedy) from error
 
 
-@functools.cache
-def missing_cuda() -> str:
-    """Return the reason why CUDA is unavailable; empty if it is available."""
-    return why_no_cuda()
+@st.cache_resource(show_spinner=False, max_entries=400)
+def answered(question: tuple[Hashable, ...], _answer: Callable[[], _Answer]) -> _Answer:
+    """Return the answer to a question, computed once; the question includes the state of the files.
+
+    Raises
+    ------
+    ServiceError
+        There is no answer. Errors are not cached.
+    """
+    with reported():
+        return _answer()

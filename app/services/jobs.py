@@ -184,7 +184,7 @@ def describe(job: Job) -> JobText:
     about, page, topic = subject_of(job.requests[0]), job.work.page, job.work.topic
     query = {"run": job.shown or subject_of(job.requests[-1]), "job": job.job_id}
     if page == "sensitivity":
-        query["metric"] = topic
+        page, query["metric"] = "run", topic
     elif page == "archives":
         query["panel"] = _PANELS.get(topic, topic)
     return JobText(_title(job), about, page, query)
@@ -205,7 +205,6 @@ def _title(job: Job) -> str:
         return f"Measure {metric} of {name}"
     grows = f"Archive {name} as it grows, to {target}"
     return {
-        "average": f"Average steps of {name}",
         "baselines": f"Measure baselines of {name}",
         "errors": f"Errors of {name} against {against}",
         "estimates": f"Estimate {getattr(last, 'codec', '')} on {name}",
@@ -215,7 +214,6 @@ def _title(job: Job) -> str:
         "pack": f"Pack {name} to {target}",
         "plan": f"Plan the pruning of {name}",
         "prune": f"Prune {name}",
-        "rehearse": f"Rehearse failures of {name}",
         "restore": f"Restore step {(getattr(last, 'steps', None) or ('',))[0]} of {name}",
         "search": f"Search {getattr(last, 'codec', '')} on {name}",
         "trial": f"Try two steps of {name}",

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import streamlit as st
 from inshrink_app.model import ServiceError, Subject
-from inshrink_app.server.recent import remember_recent
 from inshrink_app.server.roots import Address, OutsideRootsError, path_of, real_path, settings
 from inshrink_app.services.headers import files_stamp, forget_headers, store_headers, stored_headers
 from inshrink_app.services.inside import is_inside, is_own, keep_inside, reported, require_inside
@@ -21,11 +20,11 @@ import inshrink_core
 from inshrink_core import Run
 from inshrink_core.archive.storage import object_at, storage_at
 from inshrink_core.chain import Archive, ChainReport, chain_report, original_checks
-from inshrink_core.formats import NamedStep, Skipped, preview_steps, split_step_pattern, suggest_step_pattern
-from inshrink_core.text import elided as elide
+from inshrink_core.errors import clipped
+from inshrink_core.formats import Skipped, split_step_pattern
 from inshrink_core.verbs.shared.measured import run_content
 
-_MOST_OPEN = 4
+_MAX_OPEN = 4
 """Largest number of open runs; the headers of 400 tensors at 200 checkpoints take about 100 MB."""
 
 _LONGEST_SHOWN = 400
@@ -66,13 +65,13 @@ def resolve(text: str) -> Path:
             real = Path(os.path.realpath(text))
             if is_own(real) and os.path.lexists(real):
                 return real
-        shown, root = elide(text.replace("\0", "\N{SYMBOL FOR NULL}"), _LONGEST_SHOWN), "FOLDER"
+        shown, root = clipped(text.replace("\0", "\N{SYMBOL FOR NULL}"), _LONGEST_SHOWN), "FOLDER"
         if isinstance(address := path_of(text.strip()), Address):
             shown = root = "s3://BUCKET/PREFIX" if "@" in text or "?" in text else str(address)
         raise ServiceError(
             str(error),
             shown,
-            f"start the explorer with what holds it: inshrink ui --root {shlex.quote(root)}",
+            f"start the explorer with the folder that holds it: inshrink ui --root {shlex.quote(root)}",
             f"The explorer may see: {', '.join(map(str, (*current.roots, *current.addresses)))}",
         ) from error
 
@@ -110,20 +109,15 @@ def refresh(path: Path) -> None:
     _chain_at.clear()
 
 
-def remember(subject: Subject) -> None:
-    """Put a run first among the recent ones."""
-    remember_recent(subject.path, subject.kind)
-
-
 def opened(text: str) -> Opened:
     """Return the open run at a path, from the cache unless its folder or archive has changed."""
     path = resolve(text)
-    is_there = _stamp(path) != _NOTHING if isinstance(path, Address) else place_of(path).exists()
-    if not is_there:
+    stamp = _stamp(path)
+    if stamp == _NOTHING:
         raise ServiceError(
             "there is nothing at this path", str(path), "it may have been moved; open it again"
         )
-    found = _open_at(str(path), *_stamp(path))
+    found = _open_at(str(path), *stamp)
     if found.subject.kind == "archive":
         return found
     archive = _archive_of_run(found.subject)
@@ -142,7 +136,7 @@ def engine_of(subject: Subject) -> tuple[Run | Archive, str]:
     return engine_at(str(found.subject.path), found.token), found.token
 
 
-@st.cache_resource(show_spinner=False, max_entries=_MOST_OPEN)
+@st.cache_resource(show_spinner=False, max_entries=_MAX_OPEN)
 def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run | Archive:
     """Return the engine's run or archive at a path; a few stay open, shared by all sessions.
 
@@ -216,22 +210,10 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     return found
 
 
-@st.cache_resource(show_spinner=False, max_entries=_MOST_OPEN)
+@st.cache_resource(show_spinner=False, max_entries=_MAX_OPEN)
 def _newest(path: str) -> list[Run]:
     """Return the last opened run at a path in a list; empty without one."""
     return []
-
-
-def look_again(path: Path) -> str:
-    """Open a changed run or archive and return its token; unchanged files are not read again.
-
-    Raises
-    ------
-    ServiceError
-        It cannot be opened any more.
-    """
-    refresh(path)
-    return opened(str(path)).token
 
 
 def _run_subject(run: Run, path: Path) -> Subject:
@@ -334,44 +316,7 @@ def _archive_of_run(run: Subject) -> ChainReport | None:
             except ServiceError:
                 continue
             # An archive with steps that the run does not have belongs to another run.
-            is_whole = bool(found.steps) and not any(frame.damage for frame in found.line)
-            if is_whole and set(found.steps) <= set(run.steps):
+            is_complete = bool(found.steps) and not any(frame.damage for frame in found.line)
+            if is_complete and set(found.steps) <= set(run.steps):
                 return found
     return None
-
-
-def step_pattern_of(shown: Subject) -> str:
-    """Return the step pattern of a run, else one that fits its names; empty if none does."""
-    if shown.step_pattern:
-        return shown.step_pattern
-    with reported():
-        return suggest_step_pattern([row.name for row in preview_steps(shown.place, "{step}")])
-
-
-def steps_by_pattern(shown: Subject, pattern: str) -> tuple[NamedStep, ...]:
-    """Return the steps that a pattern finds in the names of a run; no file is read.
-
-    Raises
-    ------
-    ServiceError
-        The pattern lacks ``{step}``.
-    """
-    with_step_pattern(shown, pattern)
-    with reported():
-        return preview_steps(shown.place, pattern)
-
-
-def with_step_pattern(shown: Subject, pattern: str) -> str:
-    """Return the path that opens a run with a step pattern; an empty pattern removes it.
-
-    Raises
-    ------
-    ServiceError
-        The pattern lacks ``{step}``.
-    """
-    if not pattern:
-        return str(shown.place)
-    if "{step}" not in pattern or any(sign in pattern for sign in "/\\\0"):
-        remedy = "write a whole name, with {step} for its number: model_ep{step}_*.pt"
-        raise ServiceError("this is no step pattern", pattern[:200].replace("\0", ""), remedy)
-    return str(shown.place / pattern)

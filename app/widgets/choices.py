@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
-from inshrink_app import services, state
+from inshrink_app import state
 from inshrink_app.widgets import fmt
 
 from inshrink_core.codec import get_codec, weight_codecs
@@ -39,8 +39,9 @@ def one_of_few(
         Passed to `draw`.
     """
     widget = f"{page}.{key}"
-    is_inked = draw is st.segmented_control
-    named = {name: fmt.inked(label_of) for name, label_of in options.items()} if is_inked else options
+    named = options
+    if draw is st.segmented_control:
+        named, look = {name: fmt.inked(text) for name, text in options.items()}, {"required": True} | look
     # None if a click deselects the option, or comes before the first run has ended.
     if st.session_state.get(widget) not in options:
         st.session_state[widget] = state.choice(key, list(options), default)
@@ -55,31 +56,6 @@ pick_several: Callable[..., Any] = functools.partial(st.multiselect, filter_mode
 
 one_of_many = functools.partial(one_of_few, draw=pick_one)
 """Draw one choice of many, as a list."""
-
-AUTO = "auto"
-_DEVICES = {AUTO: "Auto", "cpu": "CPU", "cuda": "CUDA"}
-
-
-def device(page: str) -> str:
-    """Draw the choice of device if a GPU is available; return it."""
-    if services.missing_cuda():
-        return AUTO
-    tip = "Auto is CUDA where there is one. Neither bytes nor figures depend on it."
-    return one_of_few(page, "Device", "device", _DEVICES, AUTO, tip)
-
-
-def engine(page: str) -> dict[str, Any]:
-    """Draw the choice of engine if Ray is installed; return the fields of a request."""
-    names = services.installed_engines()
-    if "ray" not in names:
-        return {}
-    labels = {"threads": "Threads of one process", "processes": "Several processes", "ray": "Ray"}
-    chosen = pick_one("Engine", names, format_func=labels.__getitem__, key=f"{page}.engine")
-    if chosen == names[0]:
-        return {}
-    tip = "Each compresses some of the tensors, one thread each."
-    workers = st.number_input("Workers", 1, 1024, 2, key=f"{page}.workers", help=tip)
-    return {"engine": chosen, "workers": int(workers)}
 
 
 def ends_of_range(page: str, steps: Sequence[int], usual: Sequence[int] = ()) -> tuple[int, int]:
@@ -109,20 +85,20 @@ def codec_labels(*, searched: bool = False) -> dict[str, str]:
     }
 
 
-def ask_for_knob(codec: str, page: str) -> dict[str, Any]:
+def ask_for_tunable(codec: str, page: str) -> dict[str, Any]:
     """Draw the tunable parameter of a codec and return its settings; empty without one."""
     kind = get_codec(codec)
     if kind.tuning is None:
         return {}
-    knob = kind.tuning.knob
-    default = getattr(kind(), knob.settings[0])
+    tunable = kind.tuning.tunable
+    default = getattr(kind(), tunable.settings[0])
     value = st.select_slider(
-        knob.label or knob.settings[0],
-        sorted({*knob.values, default}, reverse=knob.is_coarser(0, 1)),
+        tunable.label or tunable.settings[0],
+        sorted({*tunable.values, default}, reverse=tunable.is_coarser(0, 1)),
         default,
         format_func="{:g}".format,
-        key=f"{page}.{codec}.{knob.settings[0]}",
-        help=f"{knob.unit.capitalize()}. To the right, frames are smaller and errors larger.".removeprefix(
+        key=f"{page}.{codec}.{tunable.settings[0]}",
+        help=f"{tunable.unit.capitalize()}. To the right, frames are smaller and errors larger.".removeprefix(
             ". "
         ),
     )

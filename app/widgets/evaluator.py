@@ -14,32 +14,32 @@ from inshrink_app.widgets.layout import answer, facts
 
 from inshrink_core.verbs.evaluate import Evaluate
 
-_MOST_FIGURES = 6
+_MAX_FIGURES = 6
 _NAME_WIDTH = 18
 
 
-def show(run: Subject, judge: EvaluatorCode | None) -> None:
+def show(run: Subject, evaluator: EvaluatorCode | None) -> None:
     """Draw the evaluator of a run: its code, consent, a trial, and the choice of another.
 
     Parameters
     ----------
     run
         The run that is evaluated.
-    judge
+    evaluator
         Its evaluator; None without a readable one.
     """
-    if judge is None:
+    if evaluator is None:
         _none(run)
-    elif not judge.is_bundled:
-        _consent(judge)
-    elif judge.spec:
+    elif not evaluator.is_bundled:
+        _consent(evaluator)
+    elif evaluator.spec:
         st.caption("Transformers builds the model from config.json, and a bundled set of samples judges it.")
     else:
         st.caption("This evaluator comes with the bundled sample. It needs no consent.")
-    if judge is None or not judge.is_bundled or judge.spec:
+    if evaluator is None or not evaluator.is_bundled or evaluator.spec:
         _another(run)
-    if judge is not None:
-        _trial(run, judge, trusted=services.may_run(judge))
+    if evaluator is not None:
+        _trial(run, evaluator, trusted=services.may_run(evaluator))
 
 
 def _none(run: Subject) -> None:
@@ -53,24 +53,24 @@ def _none(run: Subject) -> None:
     st.code(shell_text([Evaluate(str(run.path), write=target)]), language=None, wrap_lines=True)
 
 
-def _consent(judge: EvaluatorCode) -> None:
+def _consent(evaluator: EvaluatorCode) -> None:
     """Show the code, and ask whether it may run."""
     with st.expander("The code that would run", icon=":material/code:"):
-        st.code(str(judge.path), language=None, wrap_lines=True)
-        st.code(judge.code, language="python", wrap_lines=True)
-        st.caption(f"SHA-256 {judge.digest}")
+        st.code(str(evaluator.path), language=None, wrap_lines=True)
+        st.code(evaluator.code, language="python", wrap_lines=True)
+        st.caption(f"SHA-256 {evaluator.digest}")
     # The digest is part of the key, since consent covers this code and no later version of the file.
-    key = f"trust.{judge.digest}.{judge.path}"
+    key = f"trust.{evaluator.digest}.{evaluator.path}"
 
     def changed() -> None:
         consent = st.session_state.get(key)
         if consent is not None:  # The field ends with its page, and a click may come as the reader leaves.
             state.clicked()
-            trust(judge.path, judge.digest if consent else None)
+            trust(evaluator.path, evaluator.digest if consent else None)
 
     st.checkbox(
         "Trust this run's code and run it on this computer",
-        value=services.may_run(judge),
+        value=services.may_run(evaluator),
         key=key,
         help="It runs in a process of its own, with your rights. Your consent holds for this content of the "
         "file; if the file changes, you are asked again.",
@@ -93,9 +93,9 @@ def _another(run: Subject) -> None:
         st.rerun()
 
 
-def _trial(run: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:
+def _trial(run: Subject, evaluator: EvaluatorCode, *, trusted: bool) -> None:
     """Offer to try an evaluator on a step, and draw its result."""
-    work = services.evaluator_trial(run, judge)
+    work = services.evaluator_trial(run, evaluator)
     job = services.job_of(work)
     if not job_card.settled(job, "Trying the evaluator"):
         return
@@ -111,10 +111,10 @@ def _returned(found: dict[str, object]) -> None:
     """Draw an evaluator's result for a step; names and prints are untrusted."""
     metrics = found["metrics"] if isinstance(found["metrics"], dict) else {}
     counting, better = str(found["metric"]), f"decides, {found['direction']} is better"
-    names = sorted(metrics, key=lambda name: name != counting)[:_MOST_FIGURES]
+    names = sorted(metrics, key=lambda name: name != counting)[:_MAX_FIGURES]
     facts(
         (
-            fmt.markdown(fmt.elided(name, _NAME_WIDTH)),
+            fmt.markdown(fmt.clipped(name, _NAME_WIDTH)),
             fmt.value(metrics[name]),
             better if name == counting else None,
         )

@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets import fmt
 from numpy.typing import NDArray
+from plotly.subplots import make_subplots
 
 from inshrink_core.analysis.thinning import thinned
+from inshrink_core.text import spread
 
 CONFIG: Mapping[str, object] = {
     "displaylogo": False,
@@ -35,7 +37,10 @@ _LEGEND = 26
 _STANDOFF = 10
 """Pixels between the labels of an axis and its title."""
 
-_MOST_TICKS = 8
+MAX_APART = 60
+"""With more columns, rows or points, nothing separates them."""
+
+_MAX_TICKS = 8
 _LARGEST_POWER = 307
 """Largest power of ten that a float represents with all digits, in both directions."""
 
@@ -67,18 +72,9 @@ def title(text: str) -> dict[str, Any]:
     return {"text": text, "standoff": _STANDOFF}
 
 
-def few_ticks(values: Sequence[str], texts: Sequence[str], limit: int) -> dict[str, list[str]]:
-    """Label every k-th position, so that labels never overlap, and always the last one.
-
-    Examples
-    --------
-    >>> few_ticks("abcdefg", "ABCDEFG", 4)["ticktext"], few_ticks("abcdef", "ABCDEF", 4)["ticktext"]
-    (['A', 'C', 'E', 'G'], ['A', 'C', 'F'])
-    """
-    stride = max(1, math.ceil(len(values) / limit))
-    places = list(range(0, len(values), stride))
-    if places and places[-1] != len(values) - 1:
-        places[-1 if len(places) > 1 else len(places) :] = [len(values) - 1]
+def few_ticks(values: Sequence[float], texts: Sequence[str], most: int) -> dict[str, list[Any]]:
+    """Label evenly spread positions, the first and the last among them, so that labels never overlap."""
+    places = spread(range(len(values)), most)
     return {"tickvals": [values[i] for i in places], "ticktext": [texts[i] for i in places]}
 
 
@@ -110,15 +106,6 @@ def gaps(values: NDArray[Any], columns: Sequence[str], rows: Sequence[str], hove
     )
 
 
-def colour_bar(
-    text: str, ticks: Mapping[str, Sequence[object]], *, side: str = "top", **more: object
-) -> dict[str, Any]:
-    """Return the scale beside a heatmap."""
-    # The distance is in pixels; one in widths would need a margin that depends on the screen.
-    place = {"x": 1, "xpad": 12, "thickness": 12, "outlinewidth": 0}
-    return {"title": {"text": fmt.html(text), "side": side}, **place, **ticks, **more}
-
-
 def _round_values(low: float, high: float, most: int = 5) -> list[float]:
     """Return about `most` multiples of 1, 2 or 5 times a power of ten between two values."""
     rough = max((high - low) / most, 1e-9 * max(abs(low), abs(high)), 10.0**-_LARGEST_POWER)
@@ -135,57 +122,48 @@ def _log_values(low: float, high: float) -> list[float]:
         values = [round(m * 10.0**power, 12 - power) for power in powers for m in mantissas]
         values = [value for value in values if low <= value <= high]
         if len(values) > 2:
-            return values[:: math.ceil(len(values) / _MOST_TICKS)] if mantissas == (1,) else values
+            return values[:: math.ceil(len(values) / _MAX_TICKS)] if mantissas == (1,) else values
     return _round_values(low, high)
 
 
-def _texts(values: Sequence[float], text: Callable[[float, int], str]) -> list[str]:
-    """Format values with three digits, or as many as make them distinct."""
+def _labelled(values: Sequence[float], text: Callable[[float], str] | None = None) -> dict[str, list[Any]]:
+    """Return ticks with their texts: by default three digits, or as many as make them distinct."""
     for digits in range(3, 15):
-        texts = [text(value, digits) for value in values]
-        if len(set(texts)) == len(texts):
+        texts = [text(value) if text else fmt.tick(value, digits) for value in values]
+        if text or len(set(texts)) == len(texts):
             break
-    return texts
+    return {"tickvals": [*values], "ticktext": texts}
 
 
-def byte_ticks(largest: float) -> dict[str, list[object]]:
+def byte_ticks(largest: float) -> dict[str, list[Any]]:
     """Return about four round ticks of an axis of bytes, formatted as sizes."""
-    ticks = _round_values(0, 1.1 * max(1.0, largest), 4)
-    return {"tickvals": [*ticks], "ticktext": [fmt.size(tick) for tick in ticks]}
+    return _labelled(_round_values(0, 1.1 * max(1.0, largest), 4), fmt.size)
 
 
-def count_ticks(largest: float, *, log: bool) -> dict[str, list[object]]:
+def count_ticks(largest: float) -> dict[str, list[Any]]:
     """Return about five ticks of an axis of counts: distinct whole numbers.
 
     Examples
     --------
-    >>> count_ticks(2, log=False)["ticktext"], count_ticks(1500, log=True)["ticktext"]
-    (['0', '1', '2'], ['1', '10', '100', '1,000'])
+    >>> count_ticks(2)["ticktext"], count_ticks(1500)["ticktext"]
+    (['0', '1', '2'], ['0', '500', '1,000', '1,500'])
     """
-    if log:
-        ticks = [10.0**power for power in range(math.floor(math.log10(max(1.0, largest))) + 1)]
-    else:
-        ticks = [tick for tick in _round_values(0, max(1.0, largest)) if float(tick).is_integer()]
-    return {"tickvals": [*ticks], "ticktext": [fmt.count(tick) for tick in ticks]}
+    return _labelled([tick for tick in _round_values(0, max(1.0, largest)) if tick.is_integer()], fmt.count)
 
 
-def linear_scale_ticks(low: float, high: float) -> dict[str, list[object]]:
+def linear_ticks(low: float, high: float) -> dict[str, list[Any]]:
     """Return about five round ticks between two values."""
-    ticks = _round_values(low, high)
-    return {"tickvals": [*ticks], "ticktext": [*_texts(ticks, fmt.tick)]}
+    return _labelled(_round_values(low, high))
 
 
-def log_scale_ticks(low: float, high: float) -> dict[str, list[object]]:
+def log_scale_ticks(low: float, high: float) -> dict[str, list[Any]]:
     """Return ticks between two decimal logarithms, positioned at logarithms."""
-    ends = [10.0 ** max(-_LARGEST_POWER, min(_LARGEST_POWER, end)) for end in (low, high)]
-    values = _log_values(*ends)
-    return {
-        "tickvals": [min(high, max(low, math.log10(value))) for value in values],
-        "ticktext": [*_texts(values, fmt.tick)],
-    }
+    ends = (10.0 ** max(-_LARGEST_POWER, min(_LARGEST_POWER, end)) for end in (low, high))
+    ticks = _labelled(_log_values(*ends))
+    return ticks | {"tickvals": [min(high, max(low, math.log10(tick))) for tick in ticks["tickvals"]]}
 
 
-def log_ticks(values: Iterable[float], text: Callable[[float], str] | None = None) -> dict[str, list[object]]:
+def log_ticks(values: Iterable[float], text: Callable[[float], str] | None = None) -> dict[str, list[Any]]:
     """Return ticks of a logarithmic axis: powers of ten, or more within a few decades.
 
     Parameters
@@ -203,12 +181,32 @@ def log_ticks(values: Iterable[float], text: Callable[[float], str] | None = Non
     finite = [float(value) for value in values if 0 < value < math.inf]
     if not finite:
         return {}
-    low, high = min(finite), max(finite)
-    first, last = (max(-_LARGEST_POWER, min(_LARGEST_POWER, math.log10(end))) for end in (low, high))
+    ends = math.log10(min(finite)), math.log10(max(finite))
+    first, last = (max(-_LARGEST_POWER, min(_LARGEST_POWER, end)) for end in ends)
     beyond = min(1.0, max(0.02, 0.05 * (last - first)))  # The axis extends a little beyond its values.
-    powers = {10.0 ** math.floor(first), 10.0 ** math.ceil(last)} if last - first < _MOST_TICKS else set()
-    ticks = sorted({*_log_values(10.0 ** (first - beyond), 10.0 ** (last + beyond)), *powers})
-    return {"tickvals": [*ticks], "ticktext": [*(map(text, ticks) if text else _texts(ticks, fmt.tick))]}
+    powers = {10.0 ** math.floor(first), 10.0 ** math.ceil(last)} if last - first < _MAX_TICKS else set()
+    inner = _log_values(10.0 ** (first - beyond), 10.0 ** (last + beyond))
+    return _labelled(sorted({*inner, *powers}), text)
+
+
+def curve(
+    steps: Sequence[float] | NDArray[Any],
+    values: Iterable[float],
+    name: str,
+    hover: str,
+    colour: str,
+    *,
+    dash: str = "solid",
+    width: float = 2,
+    **more: Any,
+) -> go.Scatter:
+    """Draw a line over steps, with a mark at each of a few; `more` overrides."""
+    line = {"color": colour, "width": width, "dash": dash}
+    look = {"mode": "lines+markers" if len(steps) <= MAX_APART else "lines", "marker": {"size": 4}}
+    y = np.fromiter(values, np.float64)
+    return go.Scatter(
+        x=steps, y=y, name=name, line=line, hovertemplate=f"{hover}<extra></extra>", **look | more
+    )
 
 
 CURVE_PARTS = 1_000
@@ -217,87 +215,20 @@ CURVE_PARTS = 1_000
 _DASHES = ("solid", "dash", "dot")
 _DASH_SIGNS = ("\u2501", "\u2505", "\u2509")
 _MAX_IN_TITLE = 3
+_OF_VALIDATION = {"eval", "val", "valid", "validation", "test", "dev"}
+_OF_AVERAGE = {"ema", "swa", "avg", "average", "averaged"}
+"""Words in the name of a metric."""
+
 _PANEL_HEIGHT = 150
 _NAME_WIDTH = 34
 
 
-def smoothed(values: Sequence[float], weight: float) -> NDArray[np.float64]:
-    """Return a bias-corrected exponential moving average; gaps stay gaps.
-
-    Parameters
-    ----------
-    values
-        In order.
-    weight
-        Weight of earlier values, in [0, 1).
-
-    Examples
-    --------
-    >>> smoothed([1.0, 3.0], 0.5).round(2).tolist()
-    [1.0, 2.33]
-    """
-    found = np.asarray(values, np.float64).copy()
-    mean, share = 0.0, 0.0
-    for place, value in enumerate(found.tolist()):
-        if math.isfinite(value):
-            mean, share = weight * mean + (1 - weight) * value, weight * share + 1 - weight
-            found[place] = mean / share
-    return found
-
-
-def stack(figure: go.Figure, titles: Sequence[str], height: float) -> None:
-    """Arrange panels below each other on one axis of steps, with a common cursor.
-
-    Parameters
-    ----------
-    figure
-        Its traces have the vertical axes ``y``, ``y2``, …, the topmost first.
-    titles
-        Title of each panel.
-    height
-        Pixels of a panel.
-    """
-    n, gap = len(titles), 0.3 / max(1, len(titles))
-    for place in range(n):
-        top = 1 - place * (1 + gap / n) / n
-        axis = "yaxis" + (str(place + 1) if place else "")
-        figure.update_layout({axis: {"domain": [max(0.0, top - (1 - gap) / n), top], "automargin": True}})
-        heading = {"text": titles[place], "xref": "paper", "x": 0, "xanchor": "left", "showarrow": False}
-        figure.add_annotation(**heading, yref="paper", y=top, yanchor="bottom", font={"size": 13})
-    lay_out(figure, height * n + 34, titles=True)
-    figure.update_layout(hovermode="x unified", hoversubplots="axis")
-    last = "y" + (str(n) if n > 1 else "")
-    figure.update_xaxes(**steps_axis(8), anchor=last, showspikes=True, spikethickness=1, spikecolor=GAP)
-
-
-_OF_DATA: Final = re.compile(
-    r"^(train(ing)?|val(id(ation)?)?|eval(uation)?|test|dev)[/_.-]|[/_.-](train|val(id)?|eval|test|dev)$"
-)
-"""Parts of a metric's name that name its data."""
-
-
-def log_groups(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group metrics that differ only in their data, by their names without the part that names the data.
-
-    Examples
-    --------
-    >>> log_groups(["loss", "eval_loss", "val/accuracy", "grad_norm"])
-    {'loss': ['loss', 'eval_loss'], 'val/accuracy': ['val/accuracy'], 'grad_norm': ['grad_norm']}
-    """
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(_OF_DATA.sub("", name) or name, []).append(name)
-    return {group if len(same) > 1 else same[0]: same for group, same in groups.items()}
-
-
 def log_figure(
-    log: Mapping[str, Sequence[tuple[int, float]]],
-    groups: Mapping[str, Sequence[str]],
-    *,
-    smoothing: float = 0.0,
-    legends: bool = True,
+    log: Mapping[str, Sequence[tuple[int, float]]], groups: Mapping[str, Sequence[str]]
 ) -> go.Figure:
-    """Draw training metrics by step, one panel per group; titles serve as legends.
+    """Draw training metrics by step, panels below each other with a common axis.
+
+    The title of a panel of several metrics is their legend.
 
     Parameters
     ----------
@@ -305,54 +236,49 @@ def log_figure(
         Values by step of each metric; long curves are reduced to what is visible.
     groups
         The metrics of a panel, by its name.
-    smoothing
-        Weight of earlier values in a moving average; the logged values are faint behind it.
-    legends
-        Whether titles list the metrics of a panel; else they are its name.
     """
-    figure, titles = go.Figure(), []
-    for place, (group, members) in enumerate(groups.items()):
-        titles.append(_legend(members) if legends else fmt.html(fmt.elided(group, _NAME_WIDTH)))
-        for position, name in enumerate(members):
-            steps, values = zip(*log[name], strict=True) if log[name] else ((), ())
-            lines: list[tuple[Sequence[float], float]] = [(values, 0.3 if smoothing else 1.0)]
-            if smoothing:
-                lines.append((smoothed(values, smoothing).tolist(), 1.0))
-            for line, opacity in lines:
-                series = thinned(list(zip(steps, line, strict=True)), CURVE_PARTS)
-                form = fmt.d3_format(value for _, value in series)
-                figure.add_trace(
-                    go.Scatter(
-                        x=np.asarray([step for step, _ in series], dtype=np.int64),
-                        y=np.asarray([value for _, value in series], dtype=np.float64),
-                        yaxis=f"y{place + 1}" if place else "y",
-                        name=fmt.html(name),
-                        mode="lines+markers" if len(series) < 3 else "lines",
-                        opacity=opacity,
-                        line={
-                            "color": CATEGORICAL[position % len(CATEGORICAL)],
-                            "width": 2,
-                            "dash": _DASHES[position % len(_DASHES)],
-                        },
-                        hoverinfo="skip" if opacity < 1 else None,
-                        hovertemplate=None
-                        if opacity < 1
-                        else f"{fmt.html(name)} = %{{y:{form}}}<extra></extra>",
-                    )
-                )
-    stack(figure, titles, _PANEL_HEIGHT)
-    figure.update_xaxes(rangemode="tozero")
-    for place, members in enumerate(groups.values()):
-        known = [value for name in members for _, value in log[name] if math.isfinite(value)]
-        if known:
-            figure.update_yaxes(linear_scale_ticks(min(known), max(known)), selector=place)
-    return figure
+    titles = [
+        _legend(members) if len(members) > 1 else fmt.html(fmt.clipped(group, _NAME_WIDTH))
+        for group, members in groups.items()
+    ]
+    n = max(1, len(titles))
+    figure = make_subplots(n, 1, shared_xaxes=True, subplot_titles=titles, vertical_spacing=0.3 / n**1.5)
+    for row, members in enumerate(groups.values(), 1):
+        for place, name in enumerate(members):
+            series = thinned(list(log[name]), CURVE_PARTS)
+            values = [value for _, value in series]
+            hover = f"{fmt.html(name)} = %{{y:{fmt.d3_format(values)}}}"
+            colour, dash = CATEGORICAL[place % len(CATEGORICAL)], _DASHES[place % len(_DASHES)]
+            line = curve([step for step, _ in series], values, fmt.html(name), hover, colour, dash=dash)
+            figure.add_trace(line, row, 1)
+    lay_out(figure, _PANEL_HEIGHT * n + 34, titles=True)
+    figure.update_layout(hovermode="x unified")
+    figure.update_xaxes(**steps_axis(8), showspikes=True, spikethickness=1, spikecolor=GAP)
+    figure.update_xaxes(title=None, selector=lambda axis: axis.showticklabels is False)
+    return figure.update_yaxes(automargin=True, nticks=5)
+
+
+def main_curve(log: Mapping[str, Sequence[object]]) -> str | None:
+    """Return the name of the logged loss that matters most: of validation, and of the model itself.
+
+    Examples
+    --------
+    >>> main_curve({"ema_loss": [0], "train_loss": [0], "val_loss": [0]}), main_curve({"lr": [0]})
+    ('val_loss', None)
+    """
+
+    def rank(name: str) -> tuple[bool, bool, int]:
+        words = set(re.split("[^a-z]+", name.casefold()))
+        return bool(words & _OF_AVERAGE), not words & _OF_VALIDATION, len(name)
+
+    losses = (name for name, series in log.items() if series and "loss" in name.casefold())
+    return min(losses, key=rank, default=None)
 
 
 def _legend(members: Sequence[str]) -> str:
     """Return a panel's title: each metric's name after a sign in its colour and dash."""
     return "   ".join(
         f"<span style='color:{CATEGORICAL[i]}'><b>{_DASH_SIGNS[i]}</b></span> "
-        f"{fmt.html(fmt.elided(name, _NAME_WIDTH))}"
+        f"{fmt.html(fmt.clipped(name, _NAME_WIDTH))}"
         for i, name in enumerate(members[:_MAX_IN_TITLE])
     )

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from inshrink_core.text import count, counted, elided, exponential, percentage, ratio, shape, size
+from inshrink_core.errors import clipped
+from inshrink_core.text import count, counted, exponential, percentage, ratio, shape, size
 
-__all__ = ["count", "counted", "elided", "ratio", "shape", "size"]
+__all__ = ["clipped", "count", "counted", "ratio", "shape", "size"]
 """Names re-exported from the engine."""
 
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -86,11 +87,6 @@ def percent(value: float | None) -> str:
     return ("−" if value < 0 else "") + percentage(abs(value))
 
 
-def share(share: float) -> str:
-    """Return a share in percent; a small nonzero share is ``<1 %``."""
-    return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
-
-
 def device(name: object) -> str:
     """Return the display name of a device, such as ``CPU``. Safe for markdown."""
     return markdown(str(name).upper())
@@ -123,22 +119,22 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def elided_all(names: Sequence[str], width: int) -> list[str]:
-    """Shorten names as `elided` does, but keep more of names that would look the same.
+def clipped_all(names: Sequence[str], width: int) -> list[str]:
+    """Shorten names as `clipped` does, but keep more of names that would look the same.
 
     Examples
     --------
-    >>> elided_all(["runs/a/last.pt", "runs/b/last.pt", "checkpoint.pt"], 9)
+    >>> clipped_all(["runs/a/last.pt", "runs/b/last.pt", "checkpoint.pt"], 9)
     ['runs/a…ast.pt', 'runs/b…ast.pt', 'chec…t.pt']
     """
-    labels = {name: elided(name, width) for name in names}
+    labels = {name: clipped(name, width) for name in names}
     while True:
         counts = Counter(labels.values())
         alike = [name for name, label in labels.items() if counts[label] > 1 and label != name]
         if not alike:
             return [labels[name] for name in names]
         width += 4
-        labels |= {name: elided(name, width) for name in alike}
+        labels |= {name: clipped(name, width) for name in alike}
 
 
 def printable(text: str) -> str:

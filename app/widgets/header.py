@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
@@ -32,14 +34,14 @@ def show(shown: Subject, *, watched: bool = False) -> None:
             _evaluator(shown)
         job_card.jobs_drawer()
         if watched:
-            watch.badge(shown)
+            watch.show(shown)
     for note in shown.notes[1:]:
         st.caption(fmt.markdown(fmt.sentence(note)))
 
 
 def _run(shown: Subject, *, watched: bool) -> None:
     """Draw the run's name and kind, and the link to another run."""
-    name = fmt.markdown(fmt.elided(shown.name, _NAME_WIDTH))
+    name = fmt.markdown(fmt.clipped(shown.name, _NAME_WIDTH))
     path = fmt.markdown(str(shown.path))
     panel = st.popover(
         f"**{name}**", icon=":material/folder_open:", help=path, key="header.run", on_change="rerun"
@@ -67,8 +69,6 @@ def _run(shown: Subject, *, watched: bool) -> None:
             left_out = pd.DataFrame(shown.skipped, columns=["file", "why"])
             st.caption(f"{fmt.counted(len(shown.skipped), 'file')} left out")
             listing.show(left_out, "skipped", alt="Files that were left out, and why", wide=["file", "why"])
-        if watched:
-            watch.switch(shown)
         if watched and isinstance(shown.place, Address):
             st.caption("New checkpoints at an address appear after Refresh.")
         with st.container(horizontal=True):
@@ -88,27 +88,24 @@ def _bound(shown: Subject) -> None:
         return
     with panel:
         kind = st.radio(
-            "Every restored step keeps",
+            "Bound on every restored step",
             list(BOUNDS),
             list(BOUNDS).index(now.kind),
             format_func=BOUNDS.__getitem__,
             captions=[
-                "The expected rise of the loss after a restore.",
-                "The loss of the evaluator's metric, relative.",
-                "The distance of the predictions, in nats.",
-                "The default settings of the codec.",
+                "How much the loss is expected to rise after a restore, relative to the loss.",
+                "How much worse the evaluator's metric may get, relative to the original.",
+                "How far the predictions may move, in nats; 0 is the same.",
+                "Every step gets the codec's default settings.",
             ],
         )
         value = now.value if kind == now.kind else USUAL[kind]
-        if kind == "divergence":
-            value = st.number_input(
-                "At most, nats", 0.0, 100.0, value, 0.001, format="%.4f", key=f"header.{kind}"
-            )
-        elif kind != "none":
-            percent = st.number_input(
-                "At most, %", 0.0, 100.0, 100 * value, 0.1, format="%.2f", key=f"header.{kind}"
-            )
-            value = round(percent / 100, 9)
+        if kind != "none":
+            is_nats = kind == "divergence"
+            scale, unit, step, form = (1, "nats", 0.001, "%.4f") if is_nats else (100, "%", 0.1, "%.2f")
+            look: Any = {"format": form, "key": f"header.{kind}"}
+            typed = st.number_input(f"At most, {unit}", 0.0, 100.0, scale * value, step, **look)
+            value = round(typed / scale, 9)
         if (kind, value) != now:
             state.clicked()
             services.choose(shown, bound=Bound(kind, value))
@@ -139,16 +136,22 @@ def _evaluator(shown: Subject) -> None:
         return
     with panel:
         evaluator.show(subject, judge)
-        _metric(shown)
+        if judge is not None:
+            _metric(shown)
 
 
 def _metric(shown: Subject) -> None:
-    """Draw the choice of metric, once the evaluator was tried."""
+    """Draw the choice of metric among those that a trial of the evaluator returned, or any by name."""
     now, known = services.chosen(shown), services.metrics_told(shown)
-    if not known and not now.metric:
-        return
     names = [_NO_METRIC, *dict.fromkeys([*known, *([now.metric] if now.metric else [])])]
-    picked = pick_one("Metric", names, names.index(now.metric or _NO_METRIC), key=f"metric.{now.run}")
+    picked = pick_one(
+        "Metric",
+        names,
+        names.index(now.metric or _NO_METRIC),
+        key=f"metric.{now.run}",
+        accept_new_options=True,
+        help="Try the evaluator to list its metrics, or type the name of one.",
+    )
     metric = "" if picked == _NO_METRIC else str(picked)
     direction = ""
     if metric:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NoReturn
 
 import streamlit as st
@@ -16,8 +17,8 @@ POLL_SECONDS = 0.5
 _ITEM_WIDTH = 60
 _TITLE_WIDTH = 56
 _SHOWN = 8
-_OPEN = "jobs.open"
-"""Set before a rerun from the drawer, so that the drawer stays open."""
+OPEN = "jobs.open"
+"""Key that opens the drawer at the next run of the page."""
 _TRIALS = ("estimate", "evaluate", "sensitivity")
 """Verbs that start again from the beginning, since they store no partial work."""
 
@@ -33,24 +34,33 @@ STATES: dict[str, tuple[str, Colour, str]] = {
 """Name, colour and icon of each state."""
 
 
-def current(job: Job) -> Job:
-    """Return the present state of a job in a fragment; rerun the page once the job has ended."""
-    now = services.find_job(job.job_id)
-    if now is None or not now.is_running:
-        st.rerun()
-    return now
+def is_running(job: Job | None) -> bool:
+    """Return whether there is a job that runs or is queued."""
+    return job is not None and job.is_running
+
+
+def n_rows(job: Job) -> int:
+    """Return the number of partial results of a job so far."""
+    return len(job.partial_rows())
+
+
+def n_documents(job: Job) -> int:
+    """Return the number of finished requests of a job."""
+    return len(job.documents)
 
 
 @st.fragment(run_every=POLL_SECONDS)
-def running(job: Job, title: str = "") -> None:
-    """Draw a running job, in one line without a title; the page reruns once it has ended."""
-    now = current(job)
+def _running(job: Job, title: str, parts: Callable[[Job], int], n_parts: int) -> None:
+    """Draw a running job; rerun the page once it has ended, or has a further part of its result."""
+    now = services.find_job(job.job_id)
+    if now is None or not now.is_running or parts(now) != n_parts:
+        st.rerun()
     with section(title) if title else st.container(horizontal=True, vertical_alignment="center"):
         progress(now)
         cancel_button(now)
 
 
-def settled(job: Job | None, title: str) -> bool:
+def settled(job: Job | None, title: str = "", parts: Callable[[Job], int] = n_documents) -> bool:
     """Draw a running or unfinished job; return whether neither exists.
 
     Parameters
@@ -59,13 +69,15 @@ def settled(job: Job | None, title: str) -> bool:
         A job, or None.
     title
         Its title; without one its progress takes one line.
+    parts
+        Counts the parts of its result; the page is redrawn for each further part.
     """
     if job is None or job.state == "finished":
         return True
     if job.is_running:
-        running(job, title)
+        _running(job, title, parts, parts(job))
     else:
-        stopped(job, primary=False)
+        stopped(job)
     return False
 
 
@@ -79,9 +91,9 @@ def progress(job: Job) -> None:
     elif not job.total and not job.place:
         st.progress(0.0, text="Starting…")
     else:
-        parts = [fmt.share(job.fraction), f"{fmt.duration(job.seconds)} elapsed"]
+        parts = [fmt.percent(job.fraction), f"{fmt.duration(job.seconds)} elapsed"]
         if job.item:
-            parts.insert(0, fmt.markdown(fmt.elided(job.item, _ITEM_WIDTH)))
+            parts.insert(0, fmt.markdown(fmt.clipped(job.item, _ITEM_WIDTH)))
         st.progress(job.fraction, text=" · ".join(parts))
 
 
@@ -93,7 +105,16 @@ def _queued_text(job: Job) -> str:
     return f"Queued: {before}, once a running job has ended"
 
 
-def start_button(label: str, work: Work, icon: str, *, again: bool = True, **look: Any) -> None:
+def start_button(
+    label: str,
+    work: Work | Callable[[], Work],
+    icon: str,
+    *,
+    job: Job | None = None,
+    again: bool = True,
+    disabled: bool = False,
+    **look: Any,
+) -> None:
     """Draw a button that starts some work.
 
     Parameters
@@ -101,64 +122,64 @@ def start_button(label: str, work: Work, icon: str, *, again: bool = True, **loo
     label, icon
         Its text and icon.
     work
-        The work to start.
+        The work to start, or a function that returns it or raises a `ServiceError` to show.
+    job
+        The last job of this button, which disables it while it runs.
     again
         Start even if an answer exists (`JobRegistry.start`).
+    disabled
+        Whether the work cannot be started now.
     **look
         Passed to `st.button`.
     """
-    if st.button(label, icon=f":material/{icon}:", **look):
-        state.clicked()
-        services.start_job(work, again=again)
-        st.rerun()
+    if st.button(label, icon=f":material/{icon}:", disabled=disabled or is_running(job), **look):
+        asked = answer(work) if callable(work) else work
+        if asked is not None:
+            state.clicked()
+            services.start_job(asked, again=again)
+            st.rerun()
 
 
-def cancel_button(job: Job, key: str = "cancel") -> None:
+def cancel_button(job: Job, place: str = "page") -> None:
     """Draw the cancel button, if this explorer can cancel the job."""
     if job.is_elsewhere:
         st.caption("Another explorer runs this; cancel it there.")
         return
-    label = "End it" if job.is_watching else "Cancel"
-    if st.button(label, icon=":material/close:", key=f"{key}.{job.job_id}"):
-        services.stop_job(job)
-        _again(in_drawer=key != "cancel")
+    label, key = "End it" if job.is_watching else "Cancel", f"{place}.cancel.{job.job_id}"
+    # A callback, since a fragment that reruns the page for a new part of the result draws no button.
+    st.button(label, icon=":material/close:", key=key, on_click=services.stop_job, args=(job,))
 
 
-def resume_button(job: Job, *, primary: bool = True, key: str = "resume") -> None:
+def _resume_button(job: Job, place: str = "page") -> None:
     """Draw the button that resumes an unfinished job."""
     label = "Try again" if job.state == "failed" or job.verb in _TRIALS else "Resume"
-    look: Literal["primary", "secondary"] = "primary" if primary else "secondary"
-    pressed = st.button(label, icon=":material/resume:", key=f"{key}.{job.job_id}", type=look)
+    pressed = st.button(label, icon=":material/resume:", key=f"{place}.resume.{job.job_id}")
     if pressed and answer(lambda: services.resume_job(job)) is not None:
-        _again(in_drawer=key != "resume")
+        _rerun()
 
 
-def _again(*, in_drawer: bool) -> NoReturn:
-    """Rerun the page; the drawer stays open."""
-    st.session_state[_OPEN] = in_drawer
+def _rerun() -> NoReturn:
+    """Rerun the page; an open drawer stays open, although its new label makes another popover."""
+    st.session_state[OPEN] = bool(st.session_state.get("header.jobs"))
     st.rerun()
 
 
-def stopped(job: Job, *, primary: bool = True) -> None:
+def stopped(job: Job) -> None:
     """Draw why a job did not finish, and the button that resumes it."""
     if job.problem is not None:
         problem.show(job.problem)
     elif job.state == "interrupted":
-        rest = "It begins anew." if job.verb in _TRIALS else "Resume it: finished work is not repeated."
+        rest = (
+            "It starts from the beginning."
+            if job.verb in _TRIALS
+            else "Resume it: finished work is not repeated."
+        )
         st.warning(f"The explorer was closed while this ran. {rest}", icon=":material/pause_circle:")
     elif job.is_watching:
-        st.info("Ended. The archived steps stay; resume to go on.", icon=":material/info:")
+        st.info("Ended. Archived steps are kept; resume to continue.", icon=":material/info:")
     else:
-        st.info("Cancelled. Finished work stays.", icon=":material/info:")
-    resume_button(job, primary=primary)
-
-
-def lead_to(job: Job) -> None:
-    """Show the result of a job on its page."""
-    text = services.describe(job)
-    if run := text.query.pop("run"):
-        state.set_run(run)
-    state.go_to(text.page, **text.query)
+        st.info("Cancelled. Finished work is kept.", icon=":material/info:")
+    _resume_button(job)
 
 
 def jobs_drawer() -> None:
@@ -167,37 +188,28 @@ def jobs_drawer() -> None:
     n_running = sum(job.is_running for job in jobs)
     label = fmt.counted(n_running, "job") if n_running else "Jobs"
     icon = ":material/progress_activity:" if n_running else ":material/checklist:"
-    if state.choice_text("panel") == "jobs":  # The former address of the jobs, as a page.
-        state.retract("panel")
-        st.session_state[_OPEN] = True
     # Another label makes another popover, which would be closed.
-    if st.session_state.pop(_OPEN, False):
+    if st.session_state.pop(OPEN, False):
         st.session_state["header.jobs"] = True
     panel = st.popover(label, icon=icon, key="header.jobs", on_change="rerun", width="content")
-    if panel.open:
-        with panel:
-            st.fragment(_drawer, run_every=2 * POLL_SECONDS if n_running else None)(n_running)
-    elif n_running:
-        st.fragment(_wait_for_end, run_every=4 * POLL_SECONDS)(n_running)
+    every = 2 * POLL_SECONDS if n_running else None
+    with panel:
+        st.fragment(_drawer, run_every=every)(n_running, is_open=bool(panel.open))
 
 
-def _wait_for_end(n_running: int) -> None:
-    """Rerun the page once fewer jobs run."""
-    if sum(job.is_running for job in services.all_jobs()) != n_running:
-        st.rerun()
-
-
-def _drawer(n_running: int) -> None:
-    """Draw the jobs, running ones first; rerun the page once fewer run."""
+def _drawer(n_running: int, *, is_open: bool) -> None:
+    """Draw the jobs in an open drawer, running ones first; rerun the page once fewer run."""
     jobs = services.all_jobs()
     if sum(job.is_running for job in jobs) != n_running:
-        _again(in_drawer=True)
+        _rerun()
+    if not is_open:
+        return
     if not jobs:
         st.caption("Measuring, writing, verifying and comparing appear here with their progress and log.")
         return
     st.caption(
-        f"At most {services.MOST_AT_WORK} jobs run at a time. They go on when you leave a page or close the "
-        "tab; when the explorer ends, they stop and can be resumed."
+        f"At most {services.MAX_AT_WORK} jobs run at a time. They continue when you leave a page or close "
+        "the tab. When the explorer ends, they stop and can be resumed."
     )
     shown = sorted(jobs, key=lambda job: not job.is_running)
     more = len(shown) > _SHOWN and not st.toggle(f"All {len(shown)} jobs", key="jobs.all")
@@ -209,30 +221,32 @@ def _drawer(n_running: int) -> None:
     if ended and st.button("Clear ended jobs", icon=":material/delete_sweep:", type="tertiary", help=tip):
         for job in ended:
             services.forget_job(job)
-        _again(in_drawer=True)
+        _rerun()
 
 
 def _row(job: Job) -> None:
     """Draw one job with the actions of its state."""
     text, (word, colour, icon) = services.describe(job), STATES[job.state]
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        st.markdown(f"**{fmt.markdown(fmt.elided(text.title, _TITLE_WIDTH))}**", width="content")
+        st.markdown(f"**{fmt.markdown(fmt.clipped(text.title, _TITLE_WIDTH))}**", width="content")
         st.badge(word, color=colour, icon=icon)
-    took = "" if job.is_running else f" · {fmt.duration(job.seconds)}"
-    st.caption(fmt.markdown(f"{measured.when(job.started_at)}{took} · {fmt.elided(text.about, _ITEM_WIDTH)}"))
+    ran = "" if job.is_running else f" · {fmt.duration(job.seconds)}"
+    st.caption(fmt.markdown(f"{measured.when(job.started_at)}{ran} · {fmt.clipped(text.about, _ITEM_WIDTH)}"))
     if job.is_running:
         progress(job)
     elif job.problem is not None:
         st.caption(fmt.markdown(fmt.sentence(job.problem.what)))
     with st.container(horizontal=True, vertical_alignment="center"):
         if job.is_running:
-            cancel_button(job, "drawer.cancel")
+            cancel_button(job, "drawer")
         elif job.state != "finished":
-            resume_button(job, primary=False, key="drawer.resume")
+            _resume_button(job, "drawer")
         if job.state != "queued" and st.button("Show", key=f"drawer.show.{job.job_id}", type="tertiary"):
-            lead_to(job)
+            if run := text.query.pop("run"):
+                state.set_run(run)
+            state.go_to(text.page, **text.query)
         if not job.is_running and st.button("Remove", key=f"drawer.remove.{job.job_id}", type="tertiary"):
             services.forget_job(job)
-            _again(in_drawer=True)
+            _rerun()
     if job.log_text() and st.toggle("Log", key=f"drawer.log.{job.job_id}"):
         st.code(job.log_text(), language=None, wrap_lines=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -12,12 +12,9 @@ import streamlit as st
 from inshrink_app import state
 from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError
 from inshrink_app.widgets import fmt, problem
-from inshrink_app.widgets.figures import CONFIG, CURVE_PARTS, log_figure
+from inshrink_app.widgets.figures import CONFIG
 
 Answer = TypeVar("Answer")
-
-_LEAST_SMOOTHED = 20
-"""Curves with fewer values are not smoothed."""
 
 
 def folded(
@@ -43,64 +40,26 @@ def chart(figure: go.Figure, key: str, alt: str, **more: Any) -> None:
     st.plotly_chart(figure, config=dict(CONFIG), key=key, alt=alt, **more)
 
 
-def panels(
-    log: Mapping[str, Sequence[tuple[int, float]]],
-    groups: Mapping[str, Sequence[str]],
-    key: str,
-    *,
-    legends: bool = True,
-) -> None:
-    """Draw training metrics, one panel per group, with a common cursor and optional smoothing.
-
-    Parameters
-    ----------
-    log
-        Values by step of each metric.
-    groups
-        The metrics of a panel, by its name.
-    key
-        Key of the figure.
-    legends
-        Whether titles list the metrics of a panel; else they are its name.
-    """
-    drawn = [name for members in groups.values() for name in members]
-    smoothing, most = 0.0, max((len(log[name]) for name in drawn), default=0)
-    if most >= _LEAST_SMOOTHED:
-        smoothing = st.slider(
-            "Smoothing",
-            0.0,
-            0.99,
-            0.0,
-            0.01,
-            key=f"{key}.smoothing",
-            width=240,
-            help="Weight of what came before in an exponential moving average; what was logged stays faint.",
-        )
-    figure = log_figure(log, groups, smoothing=smoothing, legends=legends)
-    chart(figure, key, "By step: " + ", ".join(drawn))
-    if most > 2 * CURVE_PARTS:
-        st.caption(
-            f"Up to {fmt.count(most)} values a curve: the smallest and the largest are drawn in each of "
-            f"{fmt.count(CURVE_PARTS)} parts of its width, and gaps where there is no number."
-        )
-
-
 def answer(ask: Callable[[], Answer], doing: str = "") -> Answer | None:
     """Return the answer of a service; on failure, draw the problem and return None.
 
-    Parameters
-    ----------
-    ask
-        Calls the service.
-    doing
-        Text shown meanwhile.
+    `doing` is the text shown meanwhile.
     """
     try:
         with st.spinner(doing) if doing else nullcontext():
             return ask()
-    except ServiceError as error:
-        problem.show(error.problem)
+    except (ServiceError, OSError) as error:
+        problem.show(error.problem if isinstance(error, ServiceError) else problem.of_os_error(error))
         return None
+
+
+def remembered(slot: str, of: object, key: Hashable, make: Callable[[], Answer]) -> Answer:
+    """Return the session's last result for the same object and an equal key, or make it."""
+    known = st.session_state.get(slot)
+    if known is None or known[0] is not of or known[1] != key:
+        known = st.session_state[slot] = (of, key, make())
+    made: Answer = known[2]
+    return made
 
 
 def allowed(asked: str, cost: int, label: str, icon: str) -> bool:
@@ -116,7 +75,7 @@ def allowed(asked: str, cost: int, label: str, icon: str) -> bool:
     return False
 
 
-_MOST_IN_LINE = 6
+_MAX_IN_LINE = 6
 """With more figures, the last would take a line as wide as the page."""
 
 Fact = tuple[str, str, str | None] | tuple[str, str, str | None, str | None]
@@ -126,7 +85,7 @@ Fact = tuple[str, str, str | None] | tuple[str, str, str | None, str | None]
 def facts(rows: Iterable[Fact]) -> None:
     """Draw figures side by side."""
     figures = list(rows)
-    n_lines = max(1, -(-len(figures) // _MOST_IN_LINE))
+    n_lines = max(1, -(-len(figures) // _MAX_IN_LINE))
     ends = [line * len(figures) // n_lines for line in range(n_lines + 1)]
     for begin, end in pairwise(ends):
         with st.container(horizontal=True, gap="small"):

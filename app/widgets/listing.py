@@ -11,7 +11,6 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.widgets import fmt, quality
-from pandas.io.formats.style import Styler
 
 from inshrink_core.text import csv_cell
 
@@ -22,16 +21,16 @@ SMALL: Final = "%.2e"
 """Errors and other values that may span decades: three digits (`small`)."""
 
 SHARE: Final = "%.2f %%"
-"""Fractions, on screen in percent; the files store the fraction."""
+"""Fractions, on screen in percent."""
 
-RATIO: Final = "%.2f×"
+RATIO: Final = "%.3g×"
 
 _SHARES = ("drop", "largest drop", "restore cost")
 """Headings of fractions start with one of these."""
 
 _USUAL: Mapping[str, str] = {
     **dict.fromkeys(("ratio", "ratio total", "ratio weights"), RATIO),
-    **dict.fromkeys(("divergence", "largest divergence", "times", "restore noise", "relative error"), SMALL),
+    **dict.fromkeys(("divergence", "largest divergence", "times", "relative error"), SMALL),
     "bits per weight": "%.2f",
 }
 """Formats of figures that several tables have, by heading."""
@@ -50,7 +49,6 @@ def show(
     formats: Mapping[str, str] | None = None,
     wide: Sequence[str] = (),
     helps: Mapping[str, str] | None = None,
-    columns: Mapping[str, Any] | None = None,
     hidden: Sequence[str] = (),
     most: int | None = None,
     **more: Any,
@@ -72,8 +70,6 @@ def show(
         Columns of long text.
     helps
         Help texts of headings, except common ones.
-    columns
-        Columns with a special configuration.
     hidden
         Columns that only the files have.
     most
@@ -83,31 +79,31 @@ def show(
     """
     drawn = table.drop(columns=list(hidden))
     drawn = drawn if most is None else drawn.head(most)
-    bare(drawn, looks(drawn, formats, helps, wide) | dict(columns or {}), alt, **more)
+    bare(*drawn_as(drawn, formats, helps, wide), alt, **more)
     table_buttons(table, stem)
 
 
-def looks(
+def drawn_as(
     table: pd.DataFrame,
     formats: Mapping[str, str] | None = None,
     helps: Mapping[str, str] | None = None,
     wide: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Return the configuration of a table's columns, by heading (`show`)."""
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Return a table with fractions in percent, and the configuration of its columns by heading (`show`)."""
     forms, tips = {**_USUAL, **(formats or {})}, {**quality.HELPS, **(helps or {})}
     forms |= {name: SHARE for name in table if str(name).startswith(_SHARES)}
-    return {
+    shares = {name: 100 * table[name].astype(float) for name in table if forms.get(name) == SHARE}
+    return table.assign(**shares), {
         name: _column(table, name, forms.get(name), tips.get(name), name in wide) for name in table.columns
     }
 
 
 def bare(table: Any, looks: Mapping[str, Any], alt: str, height: int = HEIGHT, **more: Any) -> None:
     """Draw a table without downloads; `more` has its key and callbacks."""
-    frame = table if isinstance(table, Styler) else in_percent(table, looks)
     st.dataframe(
-        frame,
+        table,
         hide_index=True,
-        height="content" if len(frame.index) * _ROW_PIXELS <= height else height,
+        height="content" if len(table.index) * _ROW_PIXELS <= height else height,
         placeholder="–",
         alt=alt,
         column_config=dict(looks),
@@ -131,7 +127,7 @@ def pickable(
     Parameters
     ----------
     table, looks, alt, **more
-        As in `bare`, including the height; a styled table has its fractions in percent.
+        As in `bare`, including the height.
     key
         Key of the widget.
     picked
@@ -165,21 +161,10 @@ def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, i
     return st.column_config.Column(label, help=tip, width="large" if is_wide else None)
 
 
-def share_column(tip: str | None = None, label: str | None = None, width: int | None = None) -> Any:
-    """Return the configuration of a column of fractions: a bar, and percent."""
-    return st.column_config.ProgressColumn(
-        label, format=SHARE, min_value=0.0, max_value=100.0, help=tip, width=width
-    )
-
-
-def in_percent(table: pd.DataFrame, looks: Mapping[str, Any]) -> pd.DataFrame:
-    """Return a table with fractions as percentages, for columns whose configuration requires it."""
-
-    def is_share(look: Any) -> bool:
-        return isinstance(look, dict) and (look.get("type_config") or {}).get("format") == SHARE
-
-    shares = [name for name, look in looks.items() if name in table.columns and is_share(look)]
-    return table.assign(**{name: 100 * table[name].astype(float) for name in shares})
+def share_column(tip: str | None = None, width: int | None = None) -> Any:
+    """Return the configuration of a column of percentages, each with a bar."""
+    look: dict[str, Any] = {"min_value": 0.0, "max_value": 100.0, "help": tip, "width": width}
+    return st.column_config.ProgressColumn(format="%.1f %%", **look)
 
 
 def small(values: Iterable[float]) -> str:
@@ -249,7 +234,7 @@ def download(path: Path) -> None:
     """Offer a file of any size, which the server streams from disk; on failure, show the reason."""
     offered = services.download_url(path)
     if offered is None:
-        st.caption("It is not there any more, or lies outside of the folders that the explorer may see.")
+        st.caption("It no longer exists, or is outside the folders that the explorer may read.")
         return
     url, nbytes = offered
     label = f"Download {fmt.markdown(path.name)} ({fmt.size(nbytes)})"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-import pandas as pd
 import streamlit as st
 from inshrink_app import state
-from inshrink_app.widgets import fmt, listing
+from inshrink_app.widgets import fmt
 from inshrink_app.widgets.choices import one_of_few
 
 from inshrink_core.errors import InputError
@@ -21,21 +20,21 @@ LAYER_TYPE, BLOCK, TENSOR = "layer_type", "block", "tensor"
 
 _LEVELS = {LAYER_TYPE: "Layer types", BLOCK: "Blocks", TENSOR: "Tensors"}
 _LEVELS_HELP = (
-    "How deep the model is opened: all of a kind together, modules from the outermost inwards, blocks "
-    "(the modules that hold tensors), or tensors."
+    "Depth of the rows: layer types, modules from the outermost inwards, blocks (modules that hold tensors), "
+    "or tensors."
 )
-_MOST_LEVELS = 12
+_MAX_LEVELS = 12
 """Deeper modules are opened all at once."""
 
-_MOST_PARTS = 64
+_MAX_PARTS = 64
 """Number of dots after which the rest of a name is one part, since names are untrusted."""
 
-_MOST_ROWS, _FEW_ROWS = 40, 8
+_MAX_ROWS, _FEW_ROWS = 40, 8
 """With more rows, each is too low to click on a laptop's screen; fewer show too little."""
 
 PATTERN_HELP = (
-    "The name of a tensor or a module; or a part of names, a glob such as *.bias, or a regular expression "
-    "between slashes, such as /bn\\d/."
+    "The name of a tensor or a module, part of a name, a glob such as *.bias, or a regular expression "
+    "between slashes such as /bn\\d/."
 )
 
 _INDENT, _OPEN, _CLOSED = "\N{EM SPACE}", "▼ ", "► "
@@ -96,7 +95,7 @@ def trail(within: str) -> tuple[str, ...]:
     ('h', 'h.2', 'h.2.attn')
     """
     dots = [i for i, sign in enumerate(within) if sign == "."]
-    return tuple(within[:end] for end in (*dots[:_MOST_PARTS], len(within))) if within else ()
+    return tuple(within[:end] for end in (*dots[:_MAX_PARTS], len(within))) if within else ()
 
 
 def levels(names: Sequence[str]) -> tuple[str, ...]:
@@ -108,7 +107,7 @@ def levels(names: Sequence[str]) -> tuple[str, ...]:
     (('layer_type', '1', '2', 'block', 'tensor'), ('layer_type', 'tensor'))
     """
     deepest = max((name.count(".") for name in names), default=0)
-    modules = [str(level) for level in range(1, min(deepest, _MOST_LEVELS))]
+    modules = [str(level) for level in range(1, min(deepest, _MAX_LEVELS))]
     return (LAYER_TYPE, *modules, *([BLOCK] if deepest else []), TENSOR)
 
 
@@ -141,7 +140,7 @@ def outline(
     """
     cut = max(int(level), 1) if level.isdigit() else math.inf
     seen = {above for name in opened for above in trail(name)}
-    parts = [name.split(".", _MOST_PARTS) for name in names]
+    parts = [name.split(".", _MAX_PARTS) for name in names]
     found: list[Node] = []
     waiting = [Node("", tuple(range(len(names))), -1, True)]
     while waiting:
@@ -189,28 +188,16 @@ def default_level(names: tuple[str, ...]) -> str:
     """Return the initial level: the deepest with at most 40 rows, or the next one after a handful."""
     depths = levels(names)[1:]
     sizes = [len(outline(names, level)) for level in depths]
-    best = max((i for i, size in enumerate(sizes) if size <= _MOST_ROWS), default=0)
+    best = max((i for i, size in enumerate(sizes) if size <= _MAX_ROWS), default=0)
     return depths[min(best + (sizes[best] < _FEW_ROWS), len(depths) - 1)]
 
 
-def level_slider(page: str, names: Sequence[str], *, types: bool = True) -> str:
-    """Draw the depth of the tree, which the link carries from page to page.
-
-    Parameters
-    ----------
-    page
-        Names the widget.
-    names
-        Names of all tensors.
-    types
-        Whether to offer layer types too.
-    """
-    options = levels(names) if types else levels(names)[1:]
-    if len(options) == 1:
-        return options[0]
+def level_slider(names: Sequence[str]) -> str:
+    """Draw the depth of the tree of all tensors, and return the level."""
+    options = levels(names)
     labels = {level: _LEVELS.get(level, f"Modules {level}") for level in options}
     usual = default_level(tuple(names))
-    return one_of_few(page, "Rows", state.BY, labels, usual, _LEVELS_HELP, st.select_slider, width=240)
+    return one_of_few("map", "Rows", state.BY, labels, usual, _LEVELS_HELP, st.select_slider, width=240)
 
 
 def labels(nodes: Sequence[Node]) -> list[str]:
@@ -230,50 +217,3 @@ def labels(nodes: Sequence[Node]) -> list[str]:
         lines.append(_INDENT * node.depth + signs[node.is_open] + name)
         above.append(node.name)
     return lines
-
-
-def table(
-    frame: pd.DataFrame,
-    names: Sequence[str],
-    key: str,
-    picked: Collection[str],
-    on_pick: Callable[[list[str]], None],
-    *,
-    alt: str,
-    columns: Mapping[str, Any],
-    several: bool = False,
-    height: int = listing.HEIGHT,
-) -> None:
-    """Draw rows that can be picked by a click before them, or by arrow keys and Shift+Space.
-
-    Parameters
-    ----------
-    frame
-        One line per row.
-    names
-        Name of each row.
-    key
-        Key of the widget.
-    picked
-        Names of the picked rows.
-    on_pick
-        Receives the names of the picked rows.
-    alt, columns
-        Alternative text, and the configuration of the columns.
-    several
-        More than one row can be picked.
-    height
-        Pixels above which the table scrolls.
-    """
-    wanted = [i for i, name in enumerate(names) if name in picked]
-
-    def take(rows: list[int]) -> None:
-        on_pick([names[row] for row in rows])
-
-    listing.pickable(frame, columns, alt, key, wanted, take, several=several, height=height)
-
-
-def say_picked(n: int, what: str) -> None:
-    """Draw the number of picked rows, or how to pick some."""
-    how = "Pick layers: the box before a line, or the arrow keys and Shift+Space."
-    st.caption(f"{fmt.counted(n, what)} picked." if n else how, width="content")

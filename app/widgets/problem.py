@@ -9,7 +9,7 @@ import streamlit as st
 from inshrink_app.model import Problem
 from inshrink_app.widgets import fmt
 
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 _log = logging.getLogger(__name__)
 
 
@@ -30,7 +30,7 @@ def show_unreadable(rows: Sequence[tuple[str, str]], what_follows: str) -> None:
     """Draw the unreadable checkpoints of a run and their consequence; nothing without any."""
     if not rows:
         return
-    some = rows[:_MOST_NAMED]
+    some = rows[:_MAX_NAMED]
     more = f"\n- and {fmt.count(len(rows) - len(some))} more" if len(rows) > len(some) else ""
     listed = "".join(f"\n- **{fmt.markdown(path)}**: {fmt.markdown(reason)}" for path, reason in some)
     st.error(

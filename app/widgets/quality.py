@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from inshrink_app.model import known_of, when
 from inshrink_app.widgets import fmt
@@ -13,34 +14,53 @@ from inshrink_core.errors import InshrinkError
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 from inshrink_core.verbs.shared.measured import Known
 
+
+class Cost(NamedTuple):
+    """A cost of restores in figures: its name, and the factor and unit of its values on an axis."""
+
+    label: str
+    scale: float
+    unit: str
+
+    @property
+    def axis(self) -> str:
+        """The title of an axis."""
+        return f"{self.label}, {self.unit}"
+
+    @property
+    def word(self) -> str:
+        """Its name within a sentence."""
+        return self.label.lower()
+
+    def text(self, value: float) -> str:
+        """Return a value with its unit."""
+        return fmt.percent(value) if self.unit == "%" else f"{fmt.value(value)} {self.unit}"
+
+
+COSTS: Final[Mapping[str, Cost]] = {
+    "restore_cost": Cost("Restore cost", 100.0, "%"),
+    "drop": Cost("Drop", 100.0, "%"),
+    "divergence": Cost("Divergence", 1.0, "nats"),
+}
+"""The costs that may be bounded, by their names in a request."""
+
 NATS: Final = (
     "Divergence: how far the restored model's predictions are from the original's, the mean "
     "Kullback–Leibler divergence. A nat is its unit with the natural logarithm, 1.44 bits; 0 is the same."
 )
-GAIN: Final = (
-    "Restore gain: how much of the movement since the previous checkpoint survives a restore. 1 is all of "
-    "it, 0 rolls training back."
-)
-NOISE: Final = (
-    "Restore noise: what a restore adds to the movement, its squared error as a share of the movement's."
-)
-DAMAGE: Final = "What rounding is expected to cost, by the proxy: the weighted squared error, of all layers."
+DAMAGE: Final = "Share of the expected cost of rounding: squared error times sensitivity, of all layers."
 RATIO: Final = "Raw bytes of everything that is stored, optimizer state included, over bytes of the archive."
-
-BOUND: Final = fmt.percent(DEFAULT_MAX_RESTORE_COST)
-"""The default bound of the restore cost, as a share of the loss."""
-
+DROP: Final = "How much worse the evaluator's metric is after a restore, relative to the original, at worst."
 TIP: Final = (
-    "How much the training loss is expected to rise right after a restore, relative to the loss. An "
-    f"archive promises at most {BOUND} where an evaluator is given and no other bound."
+    "How much the training loss is expected to rise right after a restore, relative to the loss. An archive "
+    f"promises at most {fmt.percent(DEFAULT_MAX_RESTORE_COST)} with an evaluator and no other bound."
 )
 HELPS: Final = {
     **dict.fromkeys(("divergence", "largest divergence"), NATS),
     **dict.fromkeys(("restore cost", "restore_cost"), TIP),
-    "restore gain": GAIN,
-    "restore noise": NOISE,
+    **dict.fromkeys(("drop", "largest drop"), DROP),
 }
-"""Help texts of table headings."""
+"""Help texts of costs, by heading and by name in a request."""
 
 
 def known_facts(known: Known, n_steps: int | None = None) -> list[Fact]:
@@ -71,7 +91,7 @@ def known_facts(known: Known, n_steps: int | None = None) -> list[Fact]:
     grain = "" if share is None else f" One sample of {fmt.count(known.n_samples)} is {fmt.percent(share)}."
     about_drop = old or f"{found.metric}, step {fmt.count(worst.step)}"
     tip_of_drop = f"Relative, of {fmt.markdown(found.metric)} at the worst step. {about}{grain}"
-    return [cost, ("Largest drop", fmt.percent(worst.drop), fmt.elided(about_drop, 40), tip_of_drop)]
+    return [cost, ("Largest drop", fmt.percent(worst.drop), fmt.clipped(about_drop, 40), tip_of_drop)]
 
 
 def size_facts(chain: ChainReport, device: str = "") -> list[Fact]:

@@ -16,7 +16,7 @@ from inshrink_app.widgets import fmt
 from pandas.api.types import is_numeric_dtype
 from plotly.offline import get_plotlyjs
 
-MOST_ROWS: Final = 2000
+MAX_ROWS: Final = 2000
 """With more rows, browsers open the file slowly."""
 
 _SCHEMES = ("light", "dark")
@@ -72,9 +72,9 @@ def _section(key: str, part: Part) -> str:
         figure = go.Figure(content).update_layout(template=_template(_colours("light")))
         drawn = figure.to_html({"displayModeBar": False}, False, False, full_html=False, div_id=key)
     else:
-        drawn = _table(content.head(MOST_ROWS), key)
-        if len(content) > MOST_ROWS:
-            notes = (*notes, f"The first {fmt.count(MOST_ROWS)} of {fmt.count(len(content))} rows.")
+        drawn = _table(content.head(MAX_ROWS), key)
+        if len(content) > MAX_ROWS:
+            notes = (*notes, f"The first {fmt.count(MAX_ROWS)} of {fmt.count(len(content))} rows.")
     paragraphs = "".join(f"<p>{_text(note)}</p>" for note in notes)
     return f"<section><h2>{_text(part.heading)}</h2>{drawn}{paragraphs}</section>"
 

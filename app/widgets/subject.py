@@ -8,6 +8,7 @@ from collections.abc import Callable
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import ServiceError, Subject
+from inshrink_app.server.recent import remember_recent
 from inshrink_app.widgets import fmt, header, problem
 from inshrink_app.widgets.layout import answer, section
 
@@ -44,8 +45,8 @@ def require(
                 if is_archive and st.button("See what is left", icon=":material/inventory_2:"):
                     state.go_to("archives")
         return None
-    if state.takes_given():
-        services.remember(subject)
+    if state.is_given():
+        remember_recent(subject.path, subject.kind)
     st.set_page_config(page_title=f"{fmt.printable(subject.name)} · {page}")
     header.show(subject, watched=watched)
     if text := state.log_choice(path):

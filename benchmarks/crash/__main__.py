@@ -22,13 +22,13 @@ import argparse
 import logging
 import math
 import os
-import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.crash.shim import NoShimError, build
+from benchmarks.fuzz.scratch import memory_folder
 
 FULL_PASS = {"kill": 100, "fault": None, "power": 300, "both": 100}
 """Cases of each verb by mode; None is all there are: every call, failed in every way."""
@@ -61,16 +61,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _place() -> str | None:
-    """Return where cases run: in memory where there is some, for what is synced there costs nothing."""
-    memory = Path("/dev/shm")
-    return str(memory) if memory.is_dir() and os.access(memory, os.W_OK) else None
-
-
 def _start_with_shim() -> int:
     """Run this again with the shim before the C library, one thread, and a folder that is removed."""
     library = build()
-    with tempfile.TemporaryDirectory(prefix="inshrink-crash-", dir=_place()) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="inshrink-crash-", dir=memory_folder(), ignore_cleanup_errors=True
+    ) as folder:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
         scratch = Path(folder) / "scratch"
         scratch.mkdir()
@@ -88,8 +84,6 @@ def _start_with_shim() -> int:
             _, status = os.waitpid(pid, 0)
         except KeyboardInterrupt:
             _, status = os.waitpid(pid, 0)
-        shutil.rmtree(folder, ignore_errors=True)
-        Path(folder).mkdir(exist_ok=True)
     return os.waitstatus_to_exitcode(status)
 
 
@@ -105,7 +99,9 @@ def _work(folder: Path, arguments: argparse.Namespace) -> int:
     from benchmarks.crash.verbs import LinearEvaluator
 
     torch.set_num_threads(1)
-    logging.getLogger("inshrink_core").setLevel(logging.ERROR)  # that a save was set aside is what is tested
+    logging.getLogger("inshrink_core").setLevel(
+        logging.ERROR
+    )  # that a save was quarantined is what is tested
     shim = Shim()
     with observed(shim.note, LinearEvaluator):
         if arguments.prove:

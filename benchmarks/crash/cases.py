@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -16,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import inshrink_core
 from benchmarks.crash.disk import Tree, read_tree, write_tree
@@ -68,9 +67,7 @@ class Stage:
         self.before = read_tree(self.root)
         self.verb.act(self.root, lambda _: None)
         self._expect()
-        self._fresh(self.before)
-        self.shim.clear()
-        found = in_child(lambda: self._act(Plan()))
+        found = self._run_in_child(lambda: self._act(Plan()))
         if found != {"ended": "done"}:
             raise RuntimeError(f"{self.verb.name} fails undisturbed: {found}")
         # Children share the parent's memory: a collection that walked all of it would copy all of it.
@@ -97,41 +94,39 @@ class Stage:
 
     def killed(self, plan: Plan) -> Outcome:
         """Run the verb until it is killed, and judge."""
-        self._fresh(self.before)
-        self.shim.clear()
-        found = in_child(lambda: self._act(plan))
-        notes = self.shim.notes()
-        judged = self._judge_once(notes)
-        problems = _problems(found, "wrong") + _problems(judged, "refused")
-        return Outcome(problems, self.shim.fired, notes, found.get("ended", ""))
+        return self._struck(plan, "wrong")
 
     def failed(self, plan: Plan) -> Outcome:
         """Run the verb while the system refuses something, and judge what it left."""
-        self._fresh(self.before)
-        self.shim.clear()
         if not self.verb.again_within:
-            found = in_child(lambda: self._act(plan))
-            notes, fired = self.shim.notes(), self.shim.fired
-            problems = _problems(found, "refused")
-            problems += _problems(self._judge_once(notes), "refused")
-            return Outcome(problems, fired, notes, found.get("ended", ""))
+            return self._struck(plan, "refused")
 
         def act() -> dict[str, Any]:
             acted = self._act(plan)
-            notes = self.shim.notes()
-            again = self._judged(notes)
+            again = self._judged(self.shim.notes())
             return {**acted, "problems": acted.get("problems", []) + again["problems"]}
 
-        found = in_child(act)
-        return Outcome(
-            _problems(found, "refused"), self.shim.fired, self.shim.notes(), found.get("ended", "")
-        )
+        found = self._run_in_child(act)
+        return self._outcome(found, _problems(found, "refused"))
+
+    def _struck(self, plan: Plan, silent: str) -> Outcome:
+        """Run the verb in a child, and judge here."""
+        found = self._run_in_child(lambda: self._act(plan))
+        problems = _problems(found, silent)
+        return self._outcome(found, problems + _problems(self._judge_once(self.shim.notes()), "refused"))
+
+    def _run_in_child(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Run something in a child, on what the verb begins with and with an empty log."""
+        self._fresh(self.before)
+        self.shim.clear()
+        return in_child(work)
+
+    def _outcome(self, found: dict[str, Any], problems: tuple[str, ...]) -> Outcome:
+        return Outcome(problems, self.shim.fired, self.shim.notes(), found.get("ended", ""))
 
     def killed_and_continued(self, plan: Plan) -> tuple[list[Operation], list[Operation]]:
         """Kill the verb, run it again undisturbed, and return the operations of both."""
-        self._fresh(self.before)
-        self.shim.clear()
-        in_child(lambda: self._act(plan))
+        self._run_in_child(lambda: self._act(plan))
         first = list(self.shim.log())
         self.shim.clear()
         in_child(lambda: self._act(Plan(), again=True))
@@ -151,32 +146,31 @@ class Stage:
 
     def _act(self, plan: Plan, *, again: bool = False) -> dict[str, Any]:
         """Run the verb, struck as planned; an error must be one of ours."""
-        raw = _Raw()
-        with raw.listening():
-            self.shim.arm(self.root, plan)
-            try:
-                # What makes no archive is run again in another way, over what is there.
-                finished = True
-                if again and not self.verb.archive:
-                    finished = self.verb.again(self.root)
-                else:
-                    self.verb.act(self.root, self.shim.note)
-                if finished:
-                    self.shim.note("done")
-                ended = "done"
-            except StorageError as error:
-                ended = f"{type(error).__name__}: {error}"
-                if not error.where or not error.remedy:
-                    raw.found.append(f"untyped: a StorageError without where or remedy: {error}")
-            except Exception as error:  # whatever it is, it is reported
-                ended = f"{type(error).__name__}: {error}"
-                raw.found.append(f"untyped: {_last_lines(error)}")
-            finally:
-                self.shim.disarm()
-            gc.collect()
+        problems = _uncaught()
+        self.shim.arm(self.root, plan)
+        try:
+            # What makes no archive is run again in another way, over what is there.
+            finished = True
+            if again and not self.verb.archive:
+                finished = self.verb.again(self.root)
+            else:
+                self.verb.act(self.root, self.shim.note)
+            if finished:
+                self.shim.note("done")
+            ended = "done"
+        except StorageError as error:
+            ended = f"{type(error).__name__}: {error}"
+            if not error.where or not error.remedy:
+                problems.append(f"untyped: a StorageError without where or remedy: {error}")
+        except Exception as error:  # whatever it is, it is reported
+            ended = f"{type(error).__name__}: {error}"
+            problems.append(f"untyped: {_last_lines(error)}")
+        finally:
+            self.shim.disarm()
+        gc.collect()
         if self.verb.archive and LocalStorage(self.root / self.verb.archive).is_locked():
-            raw.found.append("refused: the lock is still held after the error")
-        return {"ended": ended} | ({"problems": raw.found} if raw.found else {})
+            problems.append("refused: the lock is still held after the error")
+        return {"ended": ended} | ({"problems": problems} if problems else {})
 
     def _judged(self, notes: tuple[str, ...]) -> dict[str, Any]:
         """Judge what is there, run the verb again, and judge the end."""
@@ -228,18 +222,12 @@ class Stage:
                 yield f"wrong: {path} was changed"
 
 
-class _Raw:
-    """Errors that no one caught: of threads, and of objects that were freed."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Gather them, for the rest of this process."""
-        threading.excepthook = lambda args: self.found.append(f"untyped: in a thread: {args.exc_value!r}")
-        sys.unraisablehook = lambda args: self.found.append(f"untyped: unraisable: {args.exc_value!r}")
-        yield
+def _uncaught() -> list[str]:
+    """Return a list that gets what threads and freed objects raise, for the rest of this process."""
+    found: list[str] = []
+    threading.excepthook = lambda args: found.append(f"untyped: in a thread: {args.exc_value!r}")
+    sys.unraisablehook = lambda args: found.append(f"untyped: unraisable: {args.exc_value!r}")
+    return found
 
 
 def _last_lines(error: BaseException) -> str:
@@ -259,12 +247,26 @@ def _problems(found: dict[str, Any], silent: str) -> tuple[str, ...]:
 
 
 def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run something in a forked child and return what it returns; ``died`` where it told nothing."""
-    reading, writing = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
+    """Run something in a forked child and return what it returns (`Child.answer`)."""
+    return Child.start(work).answer()
+
+
+class Child(NamedTuple):
+    """A forked process, and the end of the pipe that brings its answer."""
+
+    pid: int
+    reading: int
+
+    @classmethod
+    def start(cls, work: Callable[[], dict[str, Any]]) -> Child:
+        """Fork a process that does the work."""
+        reading, writing = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            os.close(writing)
+            return cls(pid, reading)
         code = 1
         try:
             os.close(reading)
@@ -277,27 +279,28 @@ def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             traceback.print_exc()
         finally:
             os._exit(code)
-    os.close(writing)
-    answer, hung = _read_all(reading, child)
-    os.close(reading)
-    _, status = os.waitpid(child, 0)
-    if hung:
-        return {"hung": True}
-    if answer:
-        found: dict[str, Any] = json.loads(answer)
-        return found
-    return {"died": f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {status >> 8}"}
 
+    def answer(self) -> dict[str, Any]:
+        """Return what the work returned; ``died`` where it told nothing, ``hung`` where it took too long."""
+        answer, hung = self._read_all()
+        os.close(self.reading)
+        _, status = os.waitpid(self.pid, 0)
+        if hung:
+            return {"hung": True}
+        if answer:
+            found: dict[str, Any] = json.loads(answer)
+            return found
+        return {"died": f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {status >> 8}"}
 
-def _read_all(reading: int, child: int) -> tuple[bytes, bool]:
-    """Read a child's answer; kill it where none comes in time."""
-    answer, deadline = b"", time.monotonic() + LIMIT_S
-    while True:
-        ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            os.kill(child, signal.SIGKILL)
-            return answer, True
-        some = os.read(reading, 1 << 16)
-        if not some:
-            return answer, False
-        answer += some
+    def _read_all(self) -> tuple[bytes, bool]:
+        """Read the answer; kill the process where none comes in time."""
+        answer, deadline = b"", time.monotonic() + LIMIT_S
+        while True:
+            ready, _, _ = select.select([self.reading], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                os.kill(self.pid, signal.SIGKILL)
+                return answer, True
+            some = os.read(self.reading, 1 << 16)
+            if not some:
+                return answer, False
+            answer += some

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import inshrink_core
 from benchmarks.crash.disk import Tree
@@ -76,8 +77,7 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
 
     A frame of a group is promised when the group was flushed, one in parts with its last part.
     """
-    commit, resolve, urandom = FrameWriter.commit, EvaluatorRequest.resolve, os.urandom
-    flush, hold = ArchiveWriter._flush_group, ArchiveWriter._add_to_group
+    commit, flush, hold = FrameWriter.commit, ArchiveWriter._flush_group, ArchiveWriter._add_to_group
     grouped: list[Any] = []
 
     def add_later(self: ArchiveWriter, content: bytes, info: Any) -> None:
@@ -96,19 +96,14 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
         for info in group:
             note(f"committed {info.step}")
 
-    FrameWriter.commit = committed  # type: ignore[method-assign]
-    ArchiveWriter._flush_group = flushed  # type: ignore[method-assign]
-    ArchiveWriter._add_to_group = add_later  # type: ignore[method-assign]
-    EvaluatorRequest.resolve = lambda *_: evaluator()  # type: ignore[assignment,method-assign,return-value]
-    # The same ids every time: equal states are then judged once.
-    os.urandom = lambda nbytes: bytes(range(1, 1 + nbytes))
-    try:
+    with (
+        mock.patch.object(FrameWriter, "commit", committed),
+        mock.patch.multiple(ArchiveWriter, _flush_group=flushed, _add_to_group=add_later),
+        mock.patch.object(EvaluatorRequest, "resolve", return_value=evaluator()),
+        # The same ids every time: equal states are then judged once.
+        mock.patch("os.urandom", lambda nbytes: bytes(range(1, 1 + nbytes))),
+    ):
         yield
-    finally:
-        os.urandom = urandom
-        FrameWriter.commit, EvaluatorRequest.resolve = commit, resolve  # type: ignore[method-assign]
-        ArchiveWriter._flush_group = flush  # type: ignore[method-assign]
-        ArchiveWriter._add_to_group = hold  # type: ignore[method-assign]
 
 
 def promised(

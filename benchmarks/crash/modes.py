@@ -11,8 +11,6 @@ from benchmarks.crash.cases import Outcome, Stage
 from benchmarks.crash.disk import Disk, Style, Tree
 from benchmarks.crash.shim import Kind, Operation, Plan, Strike
 
-MODES = ("kill", "fault", "power", "both")
-
 GROWING = frozenset({Kind.CREATE, Kind.WRITE, Kind.FSYNC, Kind.RENAME, Kind.LINK, Kind.MKDIR, Kind.TRUNCATE})
 """What a full disk refuses."""
 ANY = frozenset(Kind) - {Kind.NOTE}

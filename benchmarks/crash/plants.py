@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 from inshrink_core.archive import ArchiveWriter, FrameWriter, Rewrite, frame_writer
 from inshrink_core.archive.layout import FRAME_FOLDER
@@ -17,52 +18,40 @@ from inshrink_core.frame import FrameInfo
 from inshrink_core.training.spool import Spool, SpooledSave
 
 
-@contextmanager
-def _replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
-    for owner, name, value in places:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in originals:
-            setattr(owner, name, value)
-
-
-def _syncing_only(wanted: Callable[[int], bool]) -> AbstractContextManager[None]:
+def _syncing_only(wanted: Callable[[int], bool]) -> AbstractContextManager[Any]:
     fsync = os.fsync
 
     def some(descriptor: int) -> None:
         if wanted(os.fstat(descriptor).st_mode):
             fsync(descriptor)
 
-    return _replaced((os, "fsync", some))
+    return mock.patch.object(os, "fsync", some)
 
 
-def file_unsynced() -> AbstractContextManager[None]:
+def file_unsynced() -> AbstractContextManager[Any]:
     """A writer that syncs folders, and no file."""
     return _syncing_only(stat.S_ISDIR)
 
 
-def folder_unsynced() -> AbstractContextManager[None]:
+def folder_unsynced() -> AbstractContextManager[Any]:
     """A writer that syncs files, and no folder."""
     return _syncing_only(stat.S_ISREG)
 
 
-def manifest_first() -> AbstractContextManager[None]:
+def manifest_first() -> AbstractContextManager[Any]:
     """A writer that lists a frame before it has its name."""
 
     def publish(self: ArchiveWriter, files: Sequence[Creation], info: FrameInfo) -> None:
-        self._write_manifest(self._manifest.with_frame(info))
+        self.write_manifest(self._manifest.with_frame(info))
         for file in files:
             file.commit()
         self.storage.sync(FRAME_FOLDER)
         self.reader.refresh()
 
-    return _replaced((ArchiveWriter, "_publish", publish))
+    return mock.patch.object(ArchiveWriter, "_publish", publish)
 
 
-def early_report() -> AbstractContextManager[None]:
+def early_report() -> AbstractContextManager[Any]:
     """A writer that reports a frame before it is renamed."""
     begin = ArchiveWriter.begin
 
@@ -73,10 +62,10 @@ def early_report() -> AbstractContextManager[None]:
         Shim.current.note(f"committed {place['step']}")
         return frame
 
-    return _replaced((ArchiveWriter, "begin", begin_reporting))
+    return mock.patch.object(ArchiveWriter, "begin", begin_reporting)
 
 
-def unlink_first() -> AbstractContextManager[None]:
+def unlink_first() -> AbstractContextManager[Any]:
     """A writer that deletes the manifest before the new one has its name."""
     write_durably = local.write_durably
 
@@ -84,10 +73,10 @@ def unlink_first() -> AbstractContextManager[None]:
         path.unlink(missing_ok=True)
         write_durably(path, content)
 
-    return _replaced((local, "write_durably", write))
+    return mock.patch.object(local, "write_durably", write)
 
 
-def deleted_first() -> AbstractContextManager[None]:
+def deleted_first() -> AbstractContextManager[Any]:
     """A rewrite that deletes old frames before the manifest is switched."""
     switch = Rewrite.switch
 
@@ -96,41 +85,41 @@ def deleted_first() -> AbstractContextManager[None]:
             self._storage.delete(frame.path)
         switch(self, gone)
 
-    return _replaced((Rewrite, "switch", switch_late))
+    return mock.patch.object(Rewrite, "switch", switch_late)
 
 
-def parents_unsynced() -> AbstractContextManager[None]:
+def parents_unsynced() -> AbstractContextManager[Any]:
     """A pack that syncs no parent it makes."""
-    return _replaced((local, "make_folders", lambda folder: folder.mkdir(parents=True, exist_ok=True)))
+    return mock.patch.object(local, "make_folders", lambda folder: folder.mkdir(parents=True, exist_ok=True))
 
 
-def raw_errors() -> AbstractContextManager[None]:
+def raw_errors() -> AbstractContextManager[Any]:
     """A writer that lets the system's errors through."""
-    return _replaced((frame_writer, "storage_errors", lambda *_: nullcontext()))
+    return mock.patch.object(frame_writer, "storage_errors", return_value=nullcontext())
 
 
-def deleted_bad() -> AbstractContextManager[None]:
+def deleted_bad() -> AbstractContextManager[Any]:
     """A saver that deletes a spooled save that it cannot read."""
-    return _replaced((Spool, "set_aside", lambda self, folder, _: self.drop(folder)))
+    return mock.patch.object(Spool, "quarantine", lambda self, folder, _: self.drop(folder))
 
 
-def aside_first() -> AbstractContextManager[None]:
+def aside_first() -> AbstractContextManager[Any]:
     """A saver that sets a save aside before that behind it knows from which frame it continues."""
     adopt = Spool.adopt
 
     def adopt_late(self: Spool, save: SpooledSave, parent: bytes) -> SpooledSave:
         for folder in self.folder.glob("[0-9]" * 8):
             if folder < save.folder:
-                self.set_aside(folder, DamagedError("planted"))
+                self.quarantine(folder, DamagedError("planted"))
         return adopt(self, save, parent)
 
-    return _replaced((Spool, "adopt", adopt_late))
+    return mock.patch.object(Spool, "adopt", adopt_late)
 
 
 class Plant(NamedTuple):
     """A defect, and the verb and the mode that must find it."""
 
-    plant: Callable[[], AbstractContextManager[None]]
+    plant: Callable[[], AbstractContextManager[Any]]
     verb: str
     mode: str
 

@@ -13,7 +13,7 @@ from random import Random
 from typing import Final
 
 from benchmarks.crash.cases import CLASSES, Stage
-from benchmarks.crash.modes import CASES, MODES, Case
+from benchmarks.crash.modes import CASES, Case
 from benchmarks.crash.shim import Shim
 from benchmarks.crash.verbs import VERBS
 from benchmarks.results import renew
@@ -37,7 +37,7 @@ class Work:
                 raise SystemExit(f"there is no verb '{name}': choose of {', '.join(known)}")
         self._shim, self._folder, self._seed = shim, folder, seed
         wanted = tuple(verbs or known)
-        self._verbs, self._modes = tuple(name for name in wanted if name != RANKS), tuple(modes or MODES)
+        self._verbs, self._modes = tuple(name for name in wanted if name != RANKS), tuple(modes or CASES)
         self._has_ranks = RANKS in wanted and "kill" in self._modes
         self._cases: Counter[tuple[str, str]] = Counter()
         self._problems: Counter[tuple[str, str, str]] = Counter()

@@ -68,6 +68,10 @@ def write_run_of_folders(folder: Path, steps: tuple[int, ...] = STEPS) -> None:
         (inside / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
 
 
+VERBS: dict[str, type[Verb]] = {}
+"""Every verb by its name, in the order of their definitions."""
+
+
 class Verb:
     """One verb: its beginning, what is done, and how it is run again.
 
@@ -83,6 +87,10 @@ class Verb:
     """Whether a process that was refused something goes on, and runs it again itself."""
     required: ClassVar[tuple[int, ...]] = ()
     """Steps of `archive` from the beginning that must be there always."""
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            VERBS[cls.name] = cls
 
     def prepare(self, root: Path) -> None:
         """Make what the verb begins with."""
@@ -147,7 +155,7 @@ class Commit(Parts):
 
     def prepare(self, root: Path) -> None:
         super().prepare(root)
-        with mock.patch("inshrink_core.verbs.modes.parts.commit_if_last"):
+        with mock.patch("inshrink_core.verbs.shared.parts.commit_if_last"):
             super().act(root, lambda _: None)
 
     def act(self, root: Path, note: Note) -> None:
@@ -207,7 +215,9 @@ class Bounded(Compress):
 
     def act(self, root: Path, note: Note) -> None:
         report = _compress(root, keyframe_every=32, max_drop=0.05, max_divergence=0.05)
-        if report.promise is None or any(quality.drop > 0.05 for quality in report.promise.steps.values()):
+        if report.bound_record is None or any(
+            quality.drop > 0.05 for quality in report.bound_record.steps.values()
+        ):
             raise RuntimeError("the promise is not kept")
 
 
@@ -505,26 +515,3 @@ class Replace(Restore):
 
     def _old(self) -> Tree:
         return self._before
-
-
-VERBS: dict[str, type[Verb]] = {
-    verb.name: verb
-    for verb in (
-        *(
-            Compress,
-            Append,
-            Parts,
-            Commit,
-            Group,
-            Bounded,
-            Watch,
-            Prune,
-            Strip,
-            Thin,
-            Saving,
-            Poisoned,
-            Crowd,
-        ),
-        *(Pack, Unpack, Export, Release, Restore, Replace),
-    )
-}

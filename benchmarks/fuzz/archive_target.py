@@ -20,7 +20,7 @@ import torch
 import inshrink_core
 from benchmarks.fuzz import runs, scratch
 from benchmarks.fuzz.archive_mutants import Mutant, Truth, beheaded, blind, repaired, with_special
-from benchmarks.fuzz.judging import MOST_MESSAGE_CHARS, is_too_big
+from benchmarks.fuzz.judging import MAX_MESSAGE_CHARS, is_too_big
 from benchmarks.fuzz.sealing import is_packed_name
 from benchmarks.fuzz.target import BrokenPromiseError, RawError
 from inshrink_core.analysis import moved_between
@@ -82,7 +82,7 @@ def command_line(*words: str) -> int:
         last = output.strip().splitlines()[-1] if output.strip() else ""
         raise RawError(last[:1000], tuple(f"{f}:{n} {name}" for f, n, name in reversed(frames))[:4])
     lines = output.partition("Traceback")[2].splitlines() if "Traceback" in output else output.splitlines()
-    if lines and len(lines[-1]) > MOST_MESSAGE_CHARS:
+    if lines and len(lines[-1]) > MAX_MESSAGE_CHARS:
         raise BrokenPromiseError("the command line's error fits a screen", f"{len(lines[-1])} characters")
     return code
 
@@ -232,7 +232,7 @@ class Examination:
             return call()
         except InshrinkError as error:
             self._refused = True
-            if len(str(error)) > MOST_MESSAGE_CHARS or is_too_big(error):
+            if len(str(error)) > MAX_MESSAGE_CHARS or is_too_big(error):
                 raise
             return None
 
@@ -262,7 +262,7 @@ class Examination:
             self._refused = True
             problems = found.problems if found is not None else ()
             self._require(
-                all(len(p.what) + len(p.where) <= MOST_MESSAGE_CHARS for p in problems),
+                all(len(p.what) + len(p.where) <= MAX_MESSAGE_CHARS for p in problems),
                 "a problem fits a screen",
                 f"{max((len(p.what) for p in problems), default=0)} characters",
             )
@@ -293,7 +293,7 @@ class Examination:
             inshrink_core.restore(self._path, out, steps=steps, threads=1)
         except InshrinkError as error:
             self._refused = True
-            if len(str(error)) > MOST_MESSAGE_CHARS or is_too_big(error):
+            if len(str(error)) > MAX_MESSAGE_CHARS or is_too_big(error):
                 raise
             excused = steps is None and isinstance(error, NotFoundError)
             self._require(

@@ -29,9 +29,9 @@ from benchmarks.fuzz.outcome import Campaign, Tally
 from benchmarks.fuzz.target import BAD, Target, Verdict, case_rng
 
 _BATCH_SECONDS: Final = 0.5
-_MOST_BATCH: Final = 2000
+_MAX_BATCH: Final = 2000
 _POLL_SECONDS: Final = 0.05
-_MOST_ALONE: Final = 3
+_MAX_ALONE: Final = 3
 """A finding that so many fresh processes have shown needs no further one."""
 
 
@@ -186,7 +186,7 @@ class Fuzzer:
         busy = Counter(worker.batch.target for worker in self._workers)
         least = min(open_, key=lambda i: (self._tally(i).cpu_seconds + busy[i] * _BATCH_SECONDS, i))
         first = self._next[least]
-        end = first + _MOST_BATCH if self._most_cases is None else min(first + _MOST_BATCH, self._most_cases)
+        end = first + _MAX_BATCH if self._most_cases is None else min(first + _MAX_BATCH, self._most_cases)
         self._next[least] = end
         return _Batch(least, first, end)
 
@@ -255,7 +255,7 @@ class Fuzzer:
         """Note a defect; what depends on the state of a process is looked at again in a fresh one."""
         data = input_of(target, self.campaign.seed, case)
         known = self.campaign.findings.get(verdict.key)
-        often = known is not None and (verdict.kind == "hang" or known.n_cases >= _MOST_ALONE)
+        often = known is not None and (verdict.kind == "hang" or known.n_cases >= _MAX_ALONE)
         if verdict.kind in ("memory", "hang", "crash") and not (often and verdict.frames):
             verdict = judge_alone(target, data, limits_of(target, self._limits))
         self.campaign.add(target.name, case, verdict, data)

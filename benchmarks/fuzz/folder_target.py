@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import random
-import warnings
-import zlib
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgpack
-from torch.distributed.checkpoint import save
-
 import inshrink_core
-from benchmarks.fuzz import runs, scratch, zero
-from benchmarks.fuzz.sealing import packed
+from benchmarks.fuzz import runs, scratch
+from benchmarks.fuzz.sealing import packed_files, unpacked_files
 from benchmarks.fuzz.target import BrokenPromiseError
 from inshrink_core.errors import UnreadableError
 from inshrink_core.formats import Run, open_run
@@ -28,30 +22,6 @@ _SUFFIXES: Final = (".pt", ".tmp", ".old", "-v1", "_2", "")
 _PARTS: Final = (0.0, 0.1, 0.5, 0.9, 0.999)
 
 
-def save_distributed_run(folder: Path, steps: tuple[int, ...] = runs.STEPS) -> Path:
-    """Write a run of distributed checkpoints."""
-    with runs.same_ids("distributed"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        for step in steps:
-            save(runs.state_at(step)["model"], checkpoint_id=folder / f"step-{step}", no_dist=True)
-    return folder
-
-
-_LAYOUTS: Final[dict[str, Callable[[Path], Path]]] = {
-    "torch": runs.save_torch_run,
-    "safetensors": runs.save_safetensors_run,
-    "folders": runs.save_directories,
-    "distributed": save_distributed_run,
-    "zero": zero.save_run,
-    "zero3": partial(zero.save_run, stage=3),
-}
-
-
-@cache
-def _sound(layout: str) -> runs.Files:
-    return runs.files_of(_LAYOUTS[layout](scratch.absent(f"whole-{layout}")))
-
-
 class WholeRunTarget:
     """Runs of three steps whose files were cut, zeroed, flipped, deleted, renamed and added to."""
 
@@ -59,19 +29,19 @@ class WholeRunTarget:
 
     def seeds(self) -> Sequence[bytes]:
         """Return a sound run of each layout."""
-        return [_input(dict(_sound(layout))) for layout in _LAYOUTS]
+        return [packed_files(runs.run_files(layout)) for layout in runs.LAYOUTS]
 
     def mutate(self, rng: random.Random) -> bytes:
         """Return a run with a few files damaged."""
-        files = dict(_sound(rng.choice(tuple(_LAYOUTS))))
+        files = dict(runs.run_files(rng.choice(tuple(runs.LAYOUTS))))
         for _ in range(rng.choice((1, 1, 2, 3))):
             if files:
                 _damage(rng, files)
-        return _input(files)
+        return packed_files(files)
 
     def execute(self, data: bytes) -> str:
         """Archive the run, and expect every file of it in the archive or in the report."""
-        files = msgpack.unpackb(zlib.decompress(data), raw=False)
+        files = unpacked_files(data)
         path, target = scratch.fresh("run"), scratch.absent("archived")
         runs.write_files(path, files)
         run = open_run(path)
@@ -85,7 +55,8 @@ class WholeRunTarget:
                 raise BrokenPromiseError("what cannot be read is an error", str(report.unreadable[0]))
         if report is None:
             raise BrokenPromiseError("the rest is archived")
-        if any(_sound(layout).items() <= files.items() for layout in _LAYOUTS) and report.unreadable:
+        is_sound = any(runs.run_files(layout).items() <= files.items() for layout in runs.LAYOUTS)
+        if is_sound and report.unreadable:
             raise BrokenPromiseError("a sound run is readable", str(report.unreadable[0])[:500])
         named = {row.path for row in (*report.unreadable, *report.left_out)}
         found = {Path(entry) for entry in named}
@@ -129,10 +100,6 @@ def _restored(run: Run, target: Path, step: int, named: set[str]) -> set[Path]:
     return {origin}
 
 
-def _input(files: runs.Files) -> bytes:
-    return zlib.compress(packed(files))
-
-
 def _damage(rng: random.Random, files: runs.Files) -> None:
     """Damage a file, or add one."""
     name = rng.choice(sorted(files))
@@ -162,8 +129,3 @@ def _damage(rng: random.Random, files: runs.Files) -> None:
     else:
         folder = name.rpartition("/")[0] or "side"
         files[f"{folder}/{rng.choice(_NAMES)}"] = rng.randbytes(9)
-
-
-def targets() -> list[Any]:
-    """Return the attacks on whole runs."""
-    return [WholeRunTarget()]

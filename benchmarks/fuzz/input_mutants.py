@@ -13,7 +13,7 @@ from typing import Any, Final
 from benchmarks.fuzz.bytewise import EXTREMES, mutate_bytes
 from benchmarks.fuzz.values import TEXTS, mutate_value
 
-_MOST_PICKLE_NBYTES: Final = 1 << 20
+_MAX_PICKLE_NBYTES: Final = 1 << 20
 """What of any pickle is promised within a second and 100 MB."""
 
 _COLLIDING: Final = (1 << 61) - 1
@@ -100,8 +100,8 @@ def _flood(rng: random.Random, program: bytes) -> bytes:
     else:
         body = b"X" + struct.pack("<I", size) + b"n" * size + b"q\x00" + b"h\x00h\x00\x86q\x00" * (size // 6)
     at = rng.choice((2, 2, rng.randrange(2, max(len(program), 3))))
-    flood = program[:at] + body[: _MOST_PICKLE_NBYTES - len(program)] + program[at:]
-    return flood if rng.random() < 0.6 else program[:2] + body[: _MOST_PICKLE_NBYTES - 8] + b"."
+    flood = program[:at] + body[: _MAX_PICKLE_NBYTES - len(program)] + program[at:]
+    return flood if rng.random() < 0.6 else program[:2] + body[: _MAX_PICKLE_NBYTES - 8] + b"."
 
 
 def zip_entries(data: bytes) -> list[tuple[str, bytes]]:

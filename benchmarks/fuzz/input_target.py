@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 import msgpack
 
 import inshrink_core
-from benchmarks.fuzz import runs, scratch, zero
+from benchmarks.fuzz import runs, scratch
 from benchmarks.fuzz.archive_target import command_line, state_digest
 from benchmarks.fuzz.bytewise import mutate_bytes
 from benchmarks.fuzz.input_mutants import (
@@ -22,31 +22,23 @@ from benchmarks.fuzz.input_mutants import (
     resealed_torch,
     zip_entries,
 )
-from benchmarks.fuzz.judging import MOST_MESSAGE_CHARS
-from benchmarks.fuzz.sealing import packed
+from benchmarks.fuzz.judging import MAX_MESSAGE_CHARS
+from benchmarks.fuzz.sealing import packed, packed_files, unpacked_files
 from benchmarks.fuzz.target import BrokenPromiseError
 from inshrink_core.errors import InshrinkError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.formats.torch.pickles import read_pickle
 
-_MOST_ELEMENTS: Final = 1 << 20
+_MAX_ELEMENTS: Final = 1 << 20
 _STEP: Final = 10
 _RARE: Final = 8
 
 Change = Callable[[random.Random, runs.Files], runs.Files]
 
 
-@cache
 def run_files(layout: str) -> runs.Files:
     """Return the files of a tiny run of one step."""
-    save = {
-        "torch": runs.save_torch_run,
-        "safetensors": runs.save_safetensors_run,
-        "folders": runs.save_directories,
-        "zero": zero.save_run,
-        "zero3": partial(zero.save_run, stage=3),
-    }[layout]
-    return runs.files_of(save(scratch.absent(f"run-{layout}"), (_STEP,)))
+    return runs.run_files(layout, (_STEP,))
 
 
 @cache
@@ -79,15 +71,15 @@ class RunTarget:
         """Return the run as it was written."""
         if self._checksummed:
             _true_state(self._layout)
-        return [zlib.compress(packed(run_files(self._layout)))]
+        return [packed_files(run_files(self._layout))]
 
     def mutate(self, rng: random.Random) -> bytes:
         """Return the run with one file changed, or more."""
-        return zlib.compress(packed(self._change(rng, run_files(self._layout))))
+        return packed_files(self._change(rng, run_files(self._layout)))
 
     def execute(self, data: bytes) -> str:
         """Open the run, read all of it, archive it, and expect the same bytes back."""
-        files = msgpack.unpackb(zlib.decompress(data), raw=False)
+        files = unpacked_files(data)
         path = scratch.fresh("run")
         runs.write_files(path, files)
         dice = random.Random(zlib.crc32(data))
@@ -103,7 +95,7 @@ class RunTarget:
             except InshrinkError as error:
                 _require_short(str(error))
                 refused = True
-        if not self._checksummed and any(_n_elements(run, step) > _MOST_ELEMENTS for step in run.steps):
+        if not self._checksummed and any(_n_elements(run, step) > _MAX_ELEMENTS for step in run.steps):
             return "different"
         state = _read_all(run)
         if state is None:
@@ -119,7 +111,7 @@ class RunTarget:
 
 
 def _require_short(message: str) -> None:
-    if len(message) > MOST_MESSAGE_CHARS:
+    if len(message) > MAX_MESSAGE_CHARS:
         raise BrokenPromiseError("a message fits a screen", f"{len(message)} characters")
 
 

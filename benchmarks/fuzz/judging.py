@@ -28,14 +28,14 @@ from benchmarks.fuzz.target import KINDS, BrokenPromiseError, RawError, Target, 
 from inshrink_core.errors import InshrinkError
 
 MEBIBYTE: Final = 1 << 20
-MOST_MESSAGE_CHARS: Final = 4096
+MAX_MESSAGE_CHARS: Final = 4096
 _N_FRAMES: Final = 4
 _ALLOCATION = re.compile(r"allocat|not enough memory|out of memory", re.IGNORECASE)
 _CASE = struct.Struct("<qdd")
 _COUNTS = struct.Struct(f"<{len(KINDS)}Q")
 _NO_CASE = -(1 << 63)
 _TICK = os.sysconf("SC_CLK_TCK")
-_MOST_FINDING_CHARS = 2000
+_MAX_FINDING_CHARS = 2000
 _M_ARENA_MAX = -8
 """``malloc.h`` of glibc."""
 _ROOT = f"{Path(__file__).parents[2]}/"
@@ -110,7 +110,7 @@ def _refused(error: InshrinkError) -> Verdict:
     text, frames = str(error), _frames(error)
     if is_too_big(error):
         return Verdict("memory", _key("memory", "disk", frames), f"disk above the bound: {text}", frames)
-    if len(text) > MOST_MESSAGE_CHARS:
+    if len(text) > MAX_MESSAGE_CHARS:
         return Verdict("long", _key("long", type(error).__name__, frames), text[:200], frames)
     return Verdict("refused", message=text)
 
@@ -125,7 +125,7 @@ def is_too_big(error: BaseException | None) -> bool:
 
 
 def _raw(error: Exception, kind: str = "raw") -> Verdict:
-    frames, text = _frames(error), f"{type(error).__name__}: {error}"[:_MOST_FINDING_CHARS]
+    frames, text = _frames(error), f"{type(error).__name__}: {error}"[:_MAX_FINDING_CHARS]
     starved = isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and _ALLOCATION.search(text) is not None
     )

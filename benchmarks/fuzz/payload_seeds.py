@@ -12,7 +12,6 @@ from torch import Tensor
 
 from inshrink_core.checkpoint import DTYPE_SIZES, TensorRole, TensorSpec
 from inshrink_core.codec import AnyCodec, TensorInput, TensorReference, get_codec
-from inshrink_core.frame import Block
 
 __all__ = ["Situation", "frames_of", "seeds", "situations"]
 
@@ -100,9 +99,11 @@ def _made() -> tuple[list[Situation], list[tuple[int, bytes]]]:
     payloads: list[tuple[int, bytes]] = []
     for name, settings in _CONFIGS:
         codec = get_codec(name)(**settings)
-        for number, spec in enumerate(_specs(name)):
-            _add_chain(found, payloads, codec, spec, number)
-        _add_giants(found, payloads, codec)
+        chains = [pair for number, spec in enumerate(_specs(name)) for pair in _chain(codec, spec, number)]
+        heads = {payload[:64] for _, (payload,) in chains}
+        for situation, written in (*chains, *_giants(codec, heads)):
+            payloads += [(len(found), payload) for payload in written]
+            found.append(situation)
     return found, payloads
 
 
@@ -137,14 +138,8 @@ def frames_of(spec: TensorSpec, number: int) -> list[Tensor]:
     return [value.to(dtype) for value in (values, moved, last)]
 
 
-def _add_chain(
-    found: list[Situation],
-    payloads: list[tuple[int, bytes]],
-    codec: AnyCodec,
-    spec: TensorSpec,
-    number: int,
-) -> None:
-    """Add the frames of a chain, each after the states that it may be met with."""
+def _chain(codec: AnyCodec, spec: TensorSpec, number: int) -> Iterator[tuple[Situation, list[bytes]]]:
+    """Yield the frames of a chain, each after the states that it may be met with."""
     reference: TensorReference | None = None
     strange = _strange_states(type(codec)(), spec, number)
     sound: list[bytes] = []
@@ -152,13 +147,14 @@ def _add_chain(
     for tensor in (*frames, frames[-1]):
         item = TensorInput(spec=spec, tensor=tensor)
         if spec.dtype in _LOSSY:
-            companions = {TensorRole.GRADIENT: torch.ones_like(tensor), TensorRole.EXP_AVG_SQ: tensor.abs()}
-            item = TensorInput(spec=spec, tensor=tensor, companions=companions)
+            auxiliaries = {TensorRole.GRADIENT: torch.ones_like(tensor), TensorRole.EXP_AVG_SQ: tensor.abs()}
+            item = TensorInput(spec=spec, tensor=tensor, auxiliaries=auxiliaries)
         plan = codec.plan([spec], [codec.observe(item, reference)])
         block, state = codec.encode(item, plan, reference)
         rekeyed = codec.rekey(spec, state)
         for written, before in ((block, reference), (rekeyed, None), (block, next(strange, None))):
-            _add(found, payloads, codec, written, spec, before, sound)
+            sound.append(bytes(written.payload))
+            yield Situation(codec, written.codec, spec, before, sound), sound[-1:]
         reference = state
 
 
@@ -179,26 +175,8 @@ def _state(codec: AnyCodec, spec: TensorSpec, number: int) -> TensorReference:
     return codec.encode(item, codec.plan([spec], [codec.observe(item, None)]), None).reference
 
 
-def _add(
-    found: list[Situation],
-    payloads: list[tuple[int, bytes]],
-    codec: AnyCodec,
-    block: Block,
-    spec: TensorSpec,
-    reference: TensorReference | None,
-    sound: list[bytes],
-) -> None:
-    """Add a payload for each bitstream that may be said to be its own."""
-    payload = bytes(block.payload)
-    sound.append(payload)
-    found.append(Situation(codec, block.codec, spec, reference, sound))
-    payloads.append((len(found) - 1, payload))
-
-
-def _add_giants(found: list[Situation], payloads: list[tuple[int, bytes]], codec: AnyCodec) -> None:
-    """Add specs that no memory holds, with payloads that were written for small ones."""
-    heads = {payload[:64] for number, payload in payloads if found[number].codec is codec}
+def _giants(codec: AnyCodec, heads: set[bytes]) -> Iterator[tuple[Situation, list[bytes]]]:
+    """Yield specs that no memory holds, with payloads that were written for small ones."""
     for shape in _GIANTS:
         spec = TensorSpec(name="giant.weight", role=TensorRole.WEIGHT, dtype="float16", shape=shape)
-        found.append(Situation(codec, codec.bitstream, spec, None))
-        payloads += [(len(found) - 1, head) for head in sorted(heads)[:: max(1, len(heads) // 2)]]
+        yield Situation(codec, codec.bitstream, spec, None), sorted(heads)[:: max(1, len(heads) // 2)]

@@ -91,7 +91,6 @@ class PayloadTarget:
         spec, state = situation.spec, decoded
         bits = _bits(decoded.decoded())
         assert _bits(_of_spec(state.decoded(), spec)) == bits, "the state decodes to another tensor"
-        assert state.nbytes >= 0
         chance = zlib.crc32(data)
         _check_rekeyed((situation.codec, _codecs()[chance % len(_codecs())]), spec, state, bits)
         following = [payload, *situation.sound[chance % 3 :: 3]]

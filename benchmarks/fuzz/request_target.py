@@ -53,8 +53,3 @@ class RequestTarget:
         if not all(isinstance(word, str) for word in request.words()):
             raise BrokenPromiseError("a request is a command line", str(document)[:200])
         return "same" if data in _documents() else "different"
-
-
-def targets() -> list[RequestTarget]:
-    """Return the attack on requests."""
-    return [RequestTarget()]

@@ -7,17 +7,19 @@ import json
 import os
 import random
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint import save
 
 import inshrink_core
-from benchmarks.fuzz import scratch
+from benchmarks.fuzz import scratch, zero
 from benchmarks.fuzz.target import BrokenPromiseError
 from inshrink_core.codec import weight_codecs
 from inshrink_core.verbs.export import export
@@ -84,6 +86,31 @@ def save_directories(root: Path, steps: tuple[int, ...] = STEPS) -> Path:
         (folder / "config.json").write_text('{"model_type": "tiny", "hidden_size": 4}')
     (root / "inshrink.toml").write_text('[evaluator]\nfile = "evaluator.py"\nmetric = "loss"\n')
     return root
+
+
+def save_distributed_run(folder: Path, steps: tuple[int, ...] = STEPS) -> Path:
+    """Write a run of distributed checkpoints."""
+    with same_ids("distributed"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        for step in steps:
+            save(state_at(step)["model"], checkpoint_id=folder / f"step-{step}", no_dist=True)
+    return folder
+
+
+LAYOUTS: Final[dict[str, Callable[[Path, tuple[int, ...]], Path]]] = {
+    "torch": save_torch_run,
+    "safetensors": save_safetensors_run,
+    "folders": save_directories,
+    "distributed": save_distributed_run,
+    "zero": zero.save_run,
+    "zero3": partial(zero.save_run, stage=3),
+}
+
+
+@cache
+def run_files(layout: str, steps: tuple[int, ...] = STEPS) -> Files:
+    """Return the files of a tiny run; not to be changed."""
+    return files_of(LAYOUTS[layout](scratch.absent(f"run-{layout}"), steps))
 
 
 def files_of(path: Path) -> Files:

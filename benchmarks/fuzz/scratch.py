@@ -12,12 +12,16 @@ _MEMORY: Final = Path("/dev/shm")
 _root: Path | None = None
 
 
+def memory_folder() -> Path | None:
+    """Return a folder in memory, where what is synced costs nothing; None where the system has none."""
+    return _MEMORY if os.access(_MEMORY, os.W_OK) else None
+
+
 def root() -> Path:
     """Return the folder of this campaign, made on first use; workers inherit it."""
     global _root
     if _root is None or not _root.exists():
-        parent = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-        _root = Path(tempfile.mkdtemp(prefix="inshrink-fuzz-", dir=parent))
+        _root = Path(tempfile.mkdtemp(prefix="inshrink-fuzz-", dir=memory_folder()))
     return _root
 
 

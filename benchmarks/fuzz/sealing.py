@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import zlib
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ import zstandard
 
 from benchmarks.fuzz.runs import Files
 from inshrink_core.archive.document import compress_document, decompress_document
-from inshrink_core.archive.index import INDEX_DICTIONARY, SmallBlocks
+from inshrink_core.archive.index import INDEX_DICTIONARY, IndexBuilder
 from inshrink_core.archive.layout import (
     FRAME,
     FRAME_HEADER_NBYTES,
@@ -74,13 +75,11 @@ class OpenFrame:
 
     def _placed(self) -> tuple[bytes, list[bytes], list[int]]:
         """Return the small blocks, the large ones, and what the index says of lengths."""
-        small, large, lengths = SmallBlocks(), [], []
-        for number, block in enumerate(self.blocks):
-            back = small.add(number, block)
-            if back is None:
-                large.append(block)
-            lengths.append(2 * back + 1 if back else 2 * len(block))
-        return bytes(small.content), large, lengths
+        builder = IndexBuilder()
+        large = [block for block in self.blocks if builder.add(("", "", ()), block, None) is not None]
+        index = builder.finish({})
+        lengths = [2 * entry.back + 1 if entry.back else 2 * entry.nbytes for entry in index.entries]
+        return index.small, large, lengths
 
     def seal(self) -> bytes:
         """Return the file; the index is taken as it is, fitting or not."""
@@ -118,6 +117,17 @@ def _blocks(data: bytes, lengths: list[int], small_at: int) -> list[bytes]:
 def packed(value: Any) -> bytes:
     """Return msgpack bytes of any value; what msgpack cannot hold becomes text."""
     found: bytes = msgpack.packb(value, use_bin_type=True, default=str)
+    return found
+
+
+def packed_files(files: Files) -> bytes:
+    """Return files as one input."""
+    return zlib.compress(packed(files))
+
+
+def unpacked_files(data: bytes) -> Files:
+    """Return the files that an input holds."""
+    found: Files = msgpack.unpackb(zlib.decompress(data), raw=False)
     return found
 
 

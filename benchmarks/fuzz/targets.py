@@ -11,8 +11,8 @@ def all_targets() -> list[Target]:
     return [
         *archive_target.targets(),
         *input_target.targets(),
-        *folder_target.targets(),
-        *request_target.targets(),
+        folder_target.WholeRunTarget(),
+        request_target.RequestTarget(),
         payloads.PayloadTarget(),
     ]
 

@@ -15,7 +15,7 @@ TEXTS: Final = (
     "\N{RIGHT-TO-LEFT OVERRIDE}x", "__proto__", "nan", "1e999", "-1", "%s%n{0}", "[red]x[/red]", "[/x]",
 )  # fmt: skip
 
-_MOST_TIMES: Final = 300
+_MAX_TIMES: Final = 300
 
 
 def hostile_value(rng: random.Random) -> Any:
@@ -70,7 +70,7 @@ def _change(rng: random.Random, container: Any, key: Any) -> None:
     elif kind == 2 and len(container) > 1:
         del container[key]
     elif kind == 3 and isinstance(container, list):
-        container[key:key] = [copy.deepcopy(item)] * rng.choice((1, 1, 2, _MOST_TIMES))
+        container[key:key] = [copy.deepcopy(item)] * rng.choice((1, 1, 2, _MAX_TIMES))
     elif kind == 3:
         container[rng.choice(TEXTS)] = copy.deepcopy(item)
     elif kind == 4 and isinstance(container, list):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from inshrink_core.analysis.movement import movement
 from inshrink_core.analysis.profile import StepScores
-from inshrink_core.chain import Archive, ChainConfig, ChainState, FrameEncoder
+from inshrink_core.chain import Archive, ChainConfig, ChainState, FramePlan
 from inshrink_core.chain.archive import open_any
 from inshrink_core.chain.config import overridden
 from inshrink_core.chain.defaults import make_configs
@@ -20,37 +22,27 @@ from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import FrameKind
 from inshrink_core.report import Report
-from inshrink_core.sensitivity import Scores, SensitivityMetric
+from inshrink_core.sensitivity import SensitivityMetric
 from inshrink_core.values import magnitudes
 
 if TYPE_CHECKING:
-    import os
-
     from torch import Tensor
 
 __all__ = [
-    "MAP_METRICS",
     "Anatomy",
     "Part",
-    "Places",
-    "SensitivityMap",
     "ValueHistogram",
     "anatomy",
-    "bins_of",
-    "chunks_of",
-    "edges_of",
-    "places_of",
+    "row_means",
     "value_histogram",
 ]
 
 
-MAP_METRICS = ("taylor", "fisher", "update")
+_METRICS = ("taylor", "fisher", "update")
 """Sensitivities other than the magnitude, in the order of preference."""
 
-N_MAP_BINS = 48
-
-N_PLACES = 128
-"""Maximum number of groups of rows or columns; a chart has no space for more."""
+N_ROWS = 128
+"""Maximum number of groups of rows."""
 
 N_BINS = 120
 """Bins of a histogram: about one for every six pixels of a chart."""
@@ -85,14 +77,14 @@ def _encode_alone(
     chain: ChainConfig, checkpoint: Checkpoint, before: Checkpoint | None, spec: TensorSpec
 ) -> _Coded:
     """Encode a tensor alone and, where there is one, against its predecessor, which is encoded first."""
-    encoder = FrameEncoder(chain)
-    _, (alone,) = encoder.encode(checkpoint, ChainState(), [spec])
+    (alone,) = FramePlan(chain, checkpoint, ChainState(), [spec]).encode([spec])
     size = len(alone.block.payload)
     if before is None:
         return _Coded(alone.reference, None, alone.block.codec, size, size)
-    memory, (first,) = encoder.encode(before, ChainState(), [spec])
-    state = ChainState(references={spec.key: first.reference}, memory=memory)
-    _, (after,) = encoder.encode(checkpoint, state, [spec])
+    plan = FramePlan(chain, before, ChainState(), [spec])
+    (first,) = plan.encode([spec])
+    state = ChainState(references={spec.key: first.reference}, memory=plan.memory)
+    (after,) = FramePlan(chain, checkpoint, state, [spec]).encode([spec])
     return _Coded(after.reference, first.reference, after.block.codec, len(after.block.payload), size)
 
 
@@ -119,7 +111,7 @@ class Anatomy(Report):
         ``codebook``, ``lattice``, ``grid``, ``rounded``, ``exact`` or ``other`` (`Levels.kind`).
     points : Float[ndarray, "c"]
         Levels that occur, ascending, where they are at most 256; else empty.
-    spacing
+    step_size
         From one lattice point to the next; None where levels are not even.
     entropy
         Of the symbols, in bits a value (`entropy_of_symbols`); None where there are none.
@@ -127,13 +119,13 @@ class Anatomy(Report):
         Bytes of the tensor's block.
     keyframe_nbytes
         Bytes of a block that needs no other; None for an archive's delta.
-    sensitivity
-        Sensitivity against magnitude; None if the checkpoint has no sensitivity.
+    metric
+        Sensitivity of `rows`: ``taylor``, ``fisher`` or ``update``; None if there is none.
     relative_error
         Root of the squared rounding error over the squared norm of the values; None where the originals are
-        not known, or have no norm.
-    places
-        Where in the matrix the sensitivity sits; None for vectors, and without a sensitivity.
+        not known, or are all zero and the decoded values are not.
+    rows : Float[ndarray, "groups"] or None
+        Mean sensitivity of neighbouring rows (`row_means`); None for vectors, and without a sensitivity.
     """
 
     step: int
@@ -146,18 +138,17 @@ class Anatomy(Report):
     restored: bool
     level_kind: str
     points: NDArray[np.float64]
-    spacing: float | None
+    step_size: float | None
     entropy: float | None
     nbytes: int
     keyframe_nbytes: int | None
-    sensitivity: SensitivityMap | None
+    metric: str | None
     relative_error: float | None = None
-    places: Places | None = None
+    rows: NDArray[np.float64] | None = None
 
     KEYS: ClassVar = (
         "step tensor=spec.key dtype=spec.dtype shape=spec.shape codec config estimated kind restored "
-        "histogram levels entropy_bits=entropy nbytes keyframe_nbytes bits_per_weight sensitivity "
-        "relative_error places"
+        "histogram levels entropy_bits=entropy nbytes keyframe_nbytes bits_per_weight metric relative_error"
     )
 
     @property
@@ -168,7 +159,7 @@ class Anatomy(Report):
     @property
     def levels(self) -> dict[str, Any]:
         """What values are rounded to."""
-        return {"kind": self.level_kind, "points": self.points, "spacing": self.spacing}
+        return {"kind": self.level_kind, "points": self.points, "step_size": self.step_size}
 
 
 def anatomy(
@@ -181,7 +172,7 @@ def anatomy(
     against: Run | str | os.PathLike[str] | None = None,
     metric: str | None = None,
 ) -> Anatomy:
-    """Look into one tensor of one step; reads it, its companions and its predecessors, and nothing else.
+    """Look into one tensor of one step; reads only it, its auxiliary tensors and predecessors.
 
     Parameters
     ----------
@@ -194,8 +185,8 @@ def anatomy(
     against
         The original run of an archive: its values are shown instead of the restored ones.
     metric
-        Sensitivity to set against the magnitude: ``taylor``, ``fisher`` or ``update``; by default the
-        first of them that the checkpoint has.
+        Sensitivity to locate: ``taylor``, ``fisher`` or ``update``; by default the first of them that the
+        checkpoint has.
 
     Returns
     -------
@@ -228,13 +219,13 @@ def anatomy(
     opened = source if isinstance(source, Run | Archive) else open_any(source)
     if isinstance(opened, Archive):
         if codec is not None or config is not None:
-            raise InputError("an archive has its codec already", remedy="leave out codec and config")
+            raise InputError("an archive already has its codec", remedy="leave out codec and config")
         run = against if isinstance(against, Run) or against is None else open_run(against)
-        run = None if run is None else run.attributed()
+        run = None if run is None else run.matched()
         return _of_archive(opened, run, step, tensor, metric)
     if against is not None:
-        raise InputError("originals go with an archive, and this is a run", remedy="leave out 'against'")
-    return _of_run(opened.attributed(), step, tensor, codec or DEFAULT_CODEC, config, metric)
+        raise InputError("'against' needs an archive, and this is a run", remedy="leave out 'against'")
+    return _of_run(opened.matched(), step, tensor, codec or DEFAULT_CODEC, config, metric)
 
 
 def _of_run(
@@ -318,169 +309,62 @@ def _seen(
         "histogram": value_histogram(values, levels.parts),
         "level_kind": levels.kind,
         "points": levels.points if levels.points is not None else np.empty(0),
-        "spacing": levels.spacing,
+        "step_size": levels.step_size,
         "entropy": entropy_of_symbols(coded.state, coded.reference),
         "nbytes": coded.nbytes,
         "keyframe_nbytes": coded.keyframe_nbytes,
-        "sensitivity": None if known is None else _map(known[0], known[1], values),
-        "relative_error": None if decoded is None else _relative_error(values, decoded),
-        "places": None if known is None else places_of(known[1].values),
+        "metric": None if known is None else known[0],
+        "relative_error": None if decoded is None else movement(values, decoded).relative,
+        "rows": None if known is None else row_means(known[1]),
     }
 
 
-def _relative_error(values: Tensor, decoded: Tensor) -> float | None:
-    """Return the rounding error over the norm, of the values that are finite in both."""
-    error = norm = 0.0
-    for (_, now), (_, then) in zip(chunks_of(values), chunks_of(decoded), strict=True):
-        finite = np.isfinite(now) & np.isfinite(then)
-        with np.errstate(over="ignore"):
-            error += float(np.square(now[finite] - then[finite]).sum())
-            norm += float(np.square(now[finite]).sum())
-    return float(np.sqrt(error / norm)) if norm > 0 and np.isfinite(error / norm) else None
-
-
-class Places(NamedTuple):
-    """Where in a matrix the sensitivity sits.
-
-    Parameters
-    ----------
-    rows, columns : Float[ndarray, "bins"]
-        Mean sensitivity of neighbouring rows, and of neighbouring columns, `N_PLACES` groups of them at most;
-        NaN where none of a group is finite. Rows are the outermost dimension, columns all others.
-    shape
-        Rows and columns of the matrix.
-    """
-
-    rows: NDArray[np.float64]
-    columns: NDArray[np.float64]
-    shape: tuple[int, int]
-
-
-def places_of(score: Tensor) -> Places | None:
-    """Return the mean sensitivity by row and by column of a matrix; None for other tensors.
+def row_means(score: Tensor) -> NDArray[np.float64] | None:
+    """Return the mean sensitivity of neighbouring rows of a matrix; None for other tensors.
 
     Parameters
     ----------
     score
-        A sensitivity for each value, at least two-dimensional and not empty to have any.
+        A sensitivity for each value. Rows are the outermost dimension.
 
-    Notes
-    -----
-    O(n), some rows at a time.
+    Returns
+    -------
+    Float[ndarray, "groups"] or None
+        At most `N_ROWS` groups of rows; NaN where no value of a group is finite.
 
     Examples
     --------
     >>> import torch
-    >>> places_of(torch.tensor([[1.0, 2.0], [3.0, 6.0]])).columns.tolist()
-    [2.0, 4.0]
+    >>> row_means(torch.tensor([[1.0, 2.0], [3.0, 6.0]])).tolist()
+    [1.5, 4.5]
     """
     if score.ndim < 2 or not score.numel():
         return None
-    matrix = score.detach().reshape(score.shape[0], -1)
-    n_rows, n_columns = matrix.shape
-    sums, counts = np.zeros((2, n_rows)), np.zeros(n_columns)
-    columns = np.zeros(n_columns)
-    at_once = max(1, _CHUNK // n_columns)
-    for start in range(0, n_rows, at_once):
-        part = matrix[start : start + at_once].cpu().double().numpy()
-        finite = np.isfinite(part)
-        part = np.where(finite, part, 0.0)
-        sums[:, start : start + at_once] = part.sum(axis=1), finite.sum(axis=1)
-        columns += part.sum(axis=0)
-        counts += finite.sum(axis=0)
-    return Places(_means(sums[0], sums[1]), _means(columns, counts), (n_rows, n_columns))
-
-
-def _means(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return means of neighbours, of at most `N_PLACES` groups."""
-    n = sums.size
-    begins = np.linspace(0, n, min(n, N_PLACES) + 1).round().astype(np.int64)[:-1]
-    with np.errstate(invalid="ignore", divide="ignore"):
+    rows = score.detach().cpu().float().flatten(1)
+    finite = rows.isfinite()
+    sums, counts = rows.where(finite, 0).numpy().sum(1, dtype=np.float64), finite.sum(1).numpy()
+    begins = np.linspace(0, sums.size, min(sums.size, N_ROWS) + 1).round().astype(np.int64)[:-1]
+    with np.errstate(invalid="ignore"):
         means: NDArray[np.float64] = np.add.reduceat(sums, begins) / np.add.reduceat(counts, begins)
     return means
 
 
-class SensitivityMap(NamedTuple):
-    """How many values have which magnitude and which sensitivity.
-
-    Parameters
-    ----------
-    metric
-        ``taylor``, ``fisher`` or ``update``.
-    source
-        What it came from, where there is a choice (`inshrink_core.sensitivity.Scores`).
-    log10_magnitude, log10_sensitivity : Float[ndarray, "bins + 1"]
-        Edges, in decimal logarithms.
-    counts : Int[ndarray, "bins bins"]
-        Magnitude by sensitivity.
-    n_zero
-        Values or sensitivities that are zero, which have no logarithm and are in no bin.
-    correlation
-        Of the two logarithms; None where one of them does not vary.
-    """
-
-    metric: str
-    source: str | None
-    log10_magnitude: NDArray[np.float64]
-    log10_sensitivity: NDArray[np.float64]
-    counts: NDArray[np.int64]
-    n_zero: int
-    correlation: float | None
-
-
 def _known_scores(
     checkpoint: Checkpoint, before: Checkpoint | None, spec: TensorSpec, values: Tensor, metric: str | None
-) -> tuple[str, Scores] | None:
+) -> tuple[str, Tensor] | None:
     """Return the sensitivity that was asked for, or the first that is known."""
-    if metric is not None and metric not in MAP_METRICS:
+    if metric is not None and metric not in _METRICS:
         raise InputError(
-            f"'{metric}' cannot be set against the magnitude",
-            remedy=f"choose one of {', '.join(MAP_METRICS)}",
+            f"'{metric}' is not a sensitivity of tensors",
+            remedy=f"choose one of {', '.join(_METRICS)}",
         )
     if spec.role is not TensorRole.WEIGHT or not values.is_floating_point():
         return None
-    for name in MAP_METRICS if metric is None else (metric,):
+    for name in _METRICS if metric is None else (metric,):
         found = StepScores(checkpoint, before).by(SensitivityMetric(name), spec, values)
         if found is not None:
-            return name, found
+            return name, found.values
     return None
-
-
-def _map(metric: str, found: Scores, values: Tensor) -> SensitivityMap:
-    """Count pairs of logarithms chunk by chunk."""
-    ends = np.array([[np.inf, -np.inf], [np.inf, -np.inf]])
-    sums, n = np.zeros((2, 2)), 0
-    n_zero = 0
-    for logs, zeros in _logs(values, found.values):
-        n_zero += zeros
-        if logs.shape[1]:
-            ends[:, 0] = np.minimum(ends[:, 0], logs.min(axis=1))
-            ends[:, 1] = np.maximum(ends[:, 1], logs.max(axis=1))
-            sums[:, 0] += logs.sum(axis=1)
-            n += logs.shape[1]
-    means = sums[:, 0] / max(n, 1)
-    edges = [edges_of(float(low), float(high), N_MAP_BINS) for low, high in ends]
-    counts = np.zeros((N_MAP_BINS, N_MAP_BINS), np.int64)
-    moments = np.zeros(3)
-    for logs, _ in _logs(values, found.values):
-        if logs.shape[1]:
-            x, y = (bins_of(row, edge) for row, edge in zip(logs, edges, strict=True))
-            counts += np.bincount(x * N_MAP_BINS + y, minlength=counts.size).reshape(counts.shape)
-            away = logs - means[:, None]
-            moments += (np.square(away[0]).sum(), np.square(away[1]).sum(), (away[0] * away[1]).sum())
-    norm = float(np.sqrt(moments[0] * moments[1]))
-    correlation = float(moments[2]) / norm if norm > 0 else None
-    return SensitivityMap(metric, found.source, edges[0], edges[1], counts, n_zero, correlation)
-
-
-def _logs(values: Tensor, score: Tensor) -> Iterator[tuple[NDArray[np.float64], int]]:
-    """Yield log10 of magnitudes and scores where both are positive and finite, and how many are zero."""
-    for (_, weights), (_, marks) in zip(chunks_of(values), chunks_of(score), strict=True):
-        pair = np.abs(np.stack([weights, marks]))
-        finite = np.isfinite(pair).all(axis=0)
-        positive = finite & (pair > 0).all(axis=0)
-        logs: NDArray[np.float64] = np.log10(pair[:, positive])
-        yield logs, int((finite & ~positive).sum())
 
 
 class Part(NamedTuple):
@@ -552,7 +436,7 @@ def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int) -> ValueHist
     Two passes over chunks of float64; O(n).
     """
     low, high, square, n_finite = np.inf, -np.inf, 0.0, 0
-    for _, chunk in chunks_of(values):
+    for _, chunk in _chunks_of(values):
         finite = chunk[np.isfinite(chunk)]
         if finite.size:
             low, high = min(low, float(finite.min())), max(high, float(finite.max()))
@@ -561,16 +445,17 @@ def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int) -> ValueHist
             n_finite += finite.size
     totals = np.zeros(len(PARTS), np.int64)
     ranges = [[np.inf, -np.inf] for _ in PARTS]
-    edges = edges_of(low, high, N_BINS)
-    counts = np.zeros((len(PARTS), max(edges.size - 1, 0)), np.int64)
-    for start, chunk in chunks_of(values):
+    edges = _edges(low, high)
+    counts = np.zeros((len(PARTS), N_BINS), np.int64)
+    part_of = np.broadcast_to(np.asarray(parts), values.numel())
+    for start, chunk in _chunks_of(values):
         for part in range(len(PARTS)):
-            mine = _of_part(chunk, parts, part, start)
+            mine = chunk[part_of[start : start + chunk.size] == part]
             totals[part] += mine.size
             finite = mine[np.isfinite(mine)]
             if finite.size == 0:
                 continue
-            counts[part] += _count(finite, edges)
+            counts[part] += np.histogram(finite, N_BINS, (edges[0], edges[-1]))[0]
             magnitudes = np.abs(finite)
             ranges[part][0] = min(ranges[part][0], float(magnitudes.min()))
             ranges[part][1] = max(ranges[part][1], float(magnitudes.max()))
@@ -587,7 +472,7 @@ def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int) -> ValueHist
     )
 
 
-def chunks_of(values: Tensor) -> Iterator[tuple[int, NDArray[np.float64]]]:
+def _chunks_of(values: Tensor) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Yield the flat values in float64, some at a time, each with its first index."""
     import torch
 
@@ -597,33 +482,12 @@ def chunks_of(values: Tensor) -> Iterator[tuple[int, NDArray[np.float64]]]:
         yield start, chunk
 
 
-def _of_part(
-    chunk: NDArray[np.float64], parts: NDArray[np.uint8] | int, part: int, start: int
-) -> NDArray[np.float64]:
-    if isinstance(parts, int):
-        return chunk if parts == part else chunk[:0]
-    mine: NDArray[np.float64] = chunk[parts[start : start + chunk.size] == part]
-    return mine
-
-
-def edges_of(low: float, high: float, n_bins: int) -> NDArray[np.float64]:
+def _edges(low: float, high: float) -> NDArray[np.float64]:
     """Return even edges; a single value gets a bin with room around it."""
     if not low <= high:
-        return np.linspace(-1.0, 1.0, n_bins + 1)
+        return np.linspace(-1.0, 1.0, N_BINS + 1)
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         half = abs(low) / 2 or 0.5
         low, high = low - half, high + half
-    edges: NDArray[np.float64] = np.linspace(low, high, n_bins + 1)
+    edges: NDArray[np.float64] = np.linspace(low, high, N_BINS + 1)
     return edges
-
-
-def bins_of(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the bin of each value; even edges make it one multiplication."""
-    n_bins = edges.size - 1
-    scaled = (values - edges[0]) * (n_bins / (edges[-1] - edges[0]))
-    bins: NDArray[np.int64] = np.clip(scaled.astype(np.int64), 0, n_bins - 1)
-    return bins
-
-
-def _count(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
-    return np.bincount(bins_of(values, edges), minlength=edges.size - 1)

@@ -8,11 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
+from inshrink_core.errors import clipped
 from inshrink_core.sensitivity import SensitivityMetric
-from inshrink_core.text import count, elided
+from inshrink_core.text import count
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["Findings", "Stretch", "findings", "learning_rates", "weighted"]
@@ -20,7 +22,7 @@ __all__ = ["Findings", "Stretch", "findings", "learning_rates", "weighted"]
 CARRIED: Final = 0.8
 """Share of the sensitivity that the reported rows carry: the customary four fifths (Pareto)."""
 
-_NOTABLE: Final = 2.0
+_LEAST_CHANGE: Final = 2.0
 """Factor from which a change counts: smaller changes are within the noise of a batch."""
 
 _CHANGED: Final = {
@@ -114,14 +116,14 @@ class Findings(NamedTuple):
         """
         if not self.few:
             return ""
-        named = self._replace(names=tuple(elided(name, width) for name in self.names))
+        named = self._replace(names=tuple(clipped(name, width) for name in self.names))
         return named._text()
 
     def _text(self) -> str:
         is_single, kind = len(self.few) == 1, self._kind(self.n_rows)
         carried = f"{len(self.few)} of {self.n_rows} {kind} {'carries' if is_single else 'carry'}"
         text = f"{carried} at least {round(100 * CARRIED)} % of the {SensitivityMetric(self.metric).quantity}"
-        if len(self.few) <= _MOST_NAMED:
+        if len(self.few) <= _MAX_NAMED:
             text += f": {_listed([self.names[place] for place in self.few])}"
         return f"{text}. {self._changed()}".strip()
 
@@ -136,7 +138,7 @@ class Findings(NamedTuple):
         factor = max(found.factor, 1 / found.factor)
         n = found.last - found.first + 1
         if n == 1:
-            alone = self.few == (found.first,) and len(self.few) <= _MOST_NAMED
+            alone = self.few == (found.first,) and len(self.few) <= _MAX_NAMED
             who = "It has" if alone else f"{self.names[found.first]} has"
         elif n == len(self.names):
             who = f"All {n} {self._kind(n)} have"
@@ -147,7 +149,7 @@ class Findings(NamedTuple):
         if found.of_rate is not None:
             relative = max(found.of_rate, 1 / found.of_rate)
             beside = _CHANGED["movement"][found.of_rate < 1].format(_times(relative))
-            is_beside = relative >= _NOTABLE
+            is_beside = relative >= _LEAST_CHANGE
             text += f", and {beside} beside the learning rate" if is_beside else " with the learning rate"
         worth = "more" if found.factor > 1 else "fewer"
         if self.metric == _CURVED and abs(found.bits) >= _LEAST_BITS and factor < _TOO_LARGE:
@@ -155,7 +157,7 @@ class Findings(NamedTuple):
         return f"{text}."
 
 
-_MOST_NAMED: Final = 3
+_MAX_NAMED: Final = 3
 """Maximum number of names in a sentence."""
 
 _LEAST_BITS: Final = 0.5
@@ -183,8 +185,6 @@ def weighted(values: NDArray[np.floating], sizes: Sequence[int] | NDArray[np.flo
     sizes
         Measured parameters of each row, or of each row at each step.
     """
-    import numpy as np
-
     sums = np.asarray(values, np.float64) * np.atleast_2d(np.asarray(sizes, np.float64).T).T
     return np.where(np.isfinite(sums), sums, np.nan)
 
@@ -211,8 +211,6 @@ def learning_rates(
     >>> learning_rates({"train/lr": [(0, 0.5), (20, 0.5)]}, (10, 20)).tolist()
     [nan, 5.0]
     """
-    import numpy as np
-
     names = [name for name in log if _RATE.search(name)]
     if not names:
         return None
@@ -265,8 +263,6 @@ def findings(
     >>> found.few, found.stretch
     ((0,), None)
     """
-    import numpy as np
-
     sums, extents = weighted(means, sizes), np.atleast_2d(np.asarray(sizes, np.float64).T).T[:, -1]
     now = np.nan_to_num(sums[:, -1], nan=0.0)
     order = np.argsort(-now, kind="stable")
@@ -292,8 +288,6 @@ def _slowed(
     steps: Sequence[int], sums: NDArray[np.float64], rates: NDArray[np.float64] | None
 ) -> Stretch | None:
     """Return the stretch with the largest change of speed, and its factor relative to the learning rate."""
-    import numpy as np
-
     n_steps = np.diff(np.asarray(steps, np.float64), prepend=np.nan)
     found = _stretch(steps, sums / n_steps)
     if found is None or rates is None:
@@ -318,8 +312,6 @@ def _stretch(steps: Sequence[int], sums: NDArray[np.float64]) -> Stretch | None:
 
 def _change(row: NDArray[np.float64]) -> tuple[int, float] | None:
     """Return the index of the first value, and the ratio of the last to it; None if either is unusable."""
-    import numpy as np
-
     there = np.flatnonzero(np.isfinite(row) & (row > 0))
     if there.size < 2 or there[-1] != row.size - 1:
         return None
@@ -329,6 +321,6 @@ def _change(row: NDArray[np.float64]) -> tuple[int, float] | None:
 
 def _kind_of(change: tuple[int, float] | None) -> tuple[int, bool] | None:
     """Return the start of a row's change and whether the row has grown; None without a notable change."""
-    if change is None or 1 / _NOTABLE < change[1] < _NOTABLE:
+    if change is None or 1 / _LEAST_CHANGE < change[1] < _LEAST_CHANGE:
         return None
     return change[0], change[1] > 1

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
 
 from inshrink_core.chain import Archive, ChainState, StepGain, TensorGain, pool, step_gain, stored_view
 from inshrink_core.chain.defaults import chain_config_of
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import InputError
-from inshrink_core.execution import ResultStore, cache_folder, parse_record, resolve_device
+from inshrink_core.execution import resolve_device
 from inshrink_core.formats import Run, open_run
-
-if TYPE_CHECKING:
-    import os
-
-    from inshrink_core.frame import FrameInfo
+from inshrink_core.frame import FrameInfo
 
 __all__ = ["RestoreGain", "restore_gain"]
-
-# Part of every key; incremented when a record or the measurement changes.
-_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +41,6 @@ def restore_gain(
     *,
     steps: Iterable[int] | None = None,
     device: str = "auto",
-    cached: bool = True,
 ) -> RestoreGain:
     """Measure how much of the run's movement each step would keep after a restore at the previous step.
 
@@ -63,8 +54,6 @@ def restore_gain(
         Steps to measure; by default all with a previous step.
     device
         Device that encodes the steps: ``auto``, ``cpu`` or ``cuda``. It does not affect the result.
-    cached
-        Store the results in the run's cache; pointless for a temporary archive.
 
     Returns
     -------
@@ -80,8 +69,7 @@ def restore_gain(
     Notes
     -----
     A high gain is necessary for training to survive restores, but not sufficient; only a rehearsal can test
-    that. The cost is about that of encoding every step once more. Results go to the run's cache and are
-    reused.
+    that. The cost is about that of encoding every step once more.
 
     Examples
     --------
@@ -102,19 +90,7 @@ def restore_gain(
             remedy="a gain needs the movement from one archived step to the next",
         )
     walk, device = opened.on("cpu").sequential(), resolve_device(device)
-    results: list[StepGain] = []
-    folder = cache_folder(run.directory) if cached else None
-    cache = ResultStore(folder, "gain", partial(parse_record, StepGain))
-    for before, info in pairs:
-        key = {
-            "version": _VERSION,
-            "frames": [opened.reader.archive_id.hex(), before.frame_id.hex(), info.frame_id.hex()],
-            "run": [run.identity(before.step), run.identity(info.step)],
-        }
-        results.append(
-            cache.remembered("gain", key, partial(_step_gain, walk, run, before, info, device), asdict)
-        )
-    return RestoreGain(tuple(results))
+    return RestoreGain(tuple(_step_gain(walk, run, before, info, device) for before, info in pairs))
 
 
 def _pairs(archive: Archive, run: Run, steps: Iterable[int] | None) -> list[tuple[FrameInfo, FrameInfo]]:

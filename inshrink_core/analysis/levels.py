@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from inshrink_core.codec import Levels
+from inshrink_core.codec import Levels, TensorReference
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
 from inshrink_core.codecs.exact import LosslessReference
 from inshrink_core.values import magnitudes
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from inshrink_core.codec import TensorReference
-
-
-_MOST_LEVELS = 256
+_MAX_LEVELS = 256
 """Maximum number of distinct decoded values of a codebook: the symbols of a byte."""
 
 _CHUNK = 1 << 20
@@ -43,17 +37,15 @@ def levels_of(state: TensorReference, bitstream: str = EXACT) -> Levels:
     levels = state.levels()
     if levels.kind == "other" or (isinstance(state, LosslessReference) and bitstream != EXACT):
         return _distinct(state.decoded())
-    few = levels.points is not None and levels.points.size <= _MOST_LEVELS
+    few = levels.points is not None and levels.points.size <= _MAX_LEVELS
     return levels if few else levels._replace(points=None)
 
 
 def _distinct(decoded: Tensor) -> Levels:
     """Return the distinct values as levels, if they are few enough for a codebook."""
-    import torch
-
     values = magnitudes(decoded.reshape(-1), torch.float64).numpy()
     distinct, symbols = np.unique(values, return_inverse=True)
-    if distinct.size > min(_MOST_LEVELS, values.size // 2) or not np.isfinite(distinct).all():
+    if distinct.size > min(_MAX_LEVELS, values.size // 2) or not np.isfinite(distinct).all():
         return Levels("other")
     return Levels("codebook", distinct, symbols=symbols)
 
@@ -92,14 +84,14 @@ def entropy_of_symbols(state: TensorReference, reference: TensorReference | None
 
 def _changes(now: NDArray[np.integer], unit: tuple[int, int], before: Levels | None) -> NDArray[np.int64]:
     """Return changes in steps; a reference in coarser units is converted to those of the state."""
-    exponent, spacing = unit
+    exponent, step_size = unit
     counts = np.zeros(2 * _FARTHEST + 1, np.int64)
     for start in range(0, now.size, _CHUNK):
         part = now[start : start + _CHUNK].astype(np.int64)
         if before is not None and before.symbols is not None and before.unit is not None:
             shift = max(before.unit[0] - exponent, 0)
             part = part - (before.symbols[start : start + _CHUNK].astype(np.int64) << shift)
-        changes = np.clip(part // spacing, -_FARTHEST, _FARTHEST) + _FARTHEST
+        changes = np.clip(part // step_size, -_FARTHEST, _FARTHEST) + _FARTHEST
         counts += np.bincount(changes, minlength=counts.size)
     return counts
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from inshrink_core.analysis.findings import Findings, findings
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
@@ -23,8 +27,6 @@ from inshrink_core.sensitivity import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
 __all__ = [
@@ -97,15 +99,13 @@ def sensitivity(
     >>> table.rows, table.mean.shape
     (('convolution', 'vector', 'linear'), (3, 2))
     """
-    import msgspec
-
     metric = SensitivityMetric.parse(metric)
     used = "cpu"
     if isinstance(run, Archive):
         run = run.on(device)
         used = run.device
     if isinstance(run, Run):
-        run = run.attributed()
+        run = run.matched()
     every = tuple(run.steps)
     chosen = every if steps is None else tuple(sorted(set(steps)))
     if missing := set(chosen) - set(every):
@@ -113,7 +113,7 @@ def sensitivity(
             f"the run has no step {min(missing)}", remedy="`inshrink inspect` lists its steps"
         )
     identity: Callable[[int], str] | None = getattr(run, "identity", None)
-    owners = run.attribution_digest if isinstance(run, Run) else ""
+    owners = run.matching_digest if isinstance(run, Run) else ""
     directory = getattr(run, "directory", None)
     folder = cache_folder(Path(directory)) if directory is not None and identity is not None else None
     cache = ResultStore(folder, "record", _unpack)
@@ -123,7 +123,9 @@ def sensitivity(
         before = max((other for other in every if other < step), default=None)
         if metric is not SensitivityMetric.UPDATE:
             before = None
-        key = _cache_key(metric, step, before, identity) | {"owners": owners}
+        key: dict[str, Any] = {"version": _VERSION, "metric": metric.value, "owners": owners}
+        if identity is not None:
+            key |= {"step": identity(step), "before": "" if before is None else identity(before)}
         record = cache.load(metric.value, key)
         if record is None:
             reader = StepScores(run[step], None if before is None else run[before])
@@ -134,16 +136,6 @@ def sensitivity(
         if progress is not None:
             progress(done, len(chosen), step)
     return Profile(metric=metric, steps=chosen, bytes_read=bytes_read, records=tuple(records), device=used)
-
-
-def _cache_key(
-    metric: SensitivityMetric, step: int, before: int | None, identity: Callable[[int], str] | None
-) -> dict[str, Any]:
-    """Name what a record depends on: the files of the step, and of the step before for an update."""
-    if identity is None:
-        return {}
-    previous = "" if before is None else identity(before)
-    return {"version": _VERSION, "metric": metric.value, "step": identity(step), "before": previous}
 
 
 class StepScores:
@@ -159,8 +151,8 @@ class StepScores:
         self.bytes_read += checkpoint.spec(key).nbytes
         return checkpoint[key]
 
-    def _companion(self, spec: TensorSpec, role: TensorRole) -> Tensor | None:
-        found = self.checkpoint.companion_spec(spec, role)
+    def _auxiliary(self, spec: TensorSpec, role: TensorRole) -> Tensor | None:
+        found = self.checkpoint.auxiliary_spec(spec, role)
         return None if found is None else self._read(self.checkpoint, found.key)
 
     def _updates_of(self, spec: TensorSpec) -> float:
@@ -183,60 +175,16 @@ class StepScores:
             spec = self.checkpoint.spec(twin)
             weight = self._read(self.checkpoint, spec.key) if metric is SensitivityMetric.TAYLOR else None
         if metric is SensitivityMetric.TAYLOR:
-            gradient = self._companion(spec, TensorRole.GRADIENT)
-            first = self._companion(spec, TensorRole.EXP_AVG) if gradient is None else None
+            gradient = self._auxiliary(spec, TensorRole.GRADIENT)
+            first = self._auxiliary(spec, TensorRole.EXP_AVG) if gradient is None else None
             return scores(metric, weight, gradient=gradient, exp_avg=first)
         if metric is SensitivityMetric.FISHER:
-            second = self._companion(spec, TensorRole.EXP_AVG_SQ)
+            second = self._auxiliary(spec, TensorRole.EXP_AVG_SQ)
             beta2 = self.checkpoint.hyperparameters.get(spec.name, {}).get("beta2")
             return scores(metric, exp_avg_sq=second, beta2=beta2, step=self._updates_of(spec))
         if metric is SensitivityMetric.UPDATE:
             return scores(metric, weight, previous=self._read(self._previous, spec.key))
         return scores(metric, weight)
-
-
-class _Record:
-    """Builds the step record of one metric from tensors that come block by block."""
-
-    def __init__(self) -> None:
-        self._sources: set[str | None] = set()
-        self._tensors: list[MeasuredRow] = []
-        self._groups: dict[tuple[Grouping, str], tuple[ScoreHistogram, list[TensorSpec]]] = {}
-        self._blocks: list[MeasuredRow] = []
-
-    def add(self, spec: TensorSpec, found: Scores | None) -> None:
-        """Count one tensor by itself, in its block and in its layer type."""
-        histogram = ScoreHistogram()
-        if found is not None:
-            histogram.add(found.values)
-            self._sources.add(found.source)
-        self._tensors.append(MeasuredRow(_row(spec.name, (spec,), spec.shape), histogram.summary()))
-        for group in ((Grouping.BLOCK, _block(spec)), (Grouping.LAYER_TYPE, str(spec.layer))):
-            pooled, members = self._groups.setdefault(group, (ScoreHistogram(), []))
-            pooled.merge(histogram)
-            members.append(spec)
-
-    def close_block(self, block: str) -> None:
-        """Summarise a complete block, so that at most one histogram of blocks is in memory."""
-        pooled, members = self._groups.pop((Grouping.BLOCK, block))
-        self._blocks.append(MeasuredRow(_row(block, members), pooled.summary()))
-
-    def finish(self, order: Sequence[str]) -> StepRecord:
-        """Return the record, tensors and blocks in model order."""
-        position = {name: index for index, name in enumerate(order)}
-        self._tensors.sort(key=lambda measured: position[measured.row.name])
-        types = [
-            MeasuredRow(_row(name, members)._replace(block=""), pooled.summary())
-            for (_, name), (pooled, members) in self._groups.items()
-        ]
-        sources = self._sources or {None}
-        source = next(iter(sources)) if len(sources) == 1 else "mixed"
-        rows = {
-            Grouping.TENSOR: tuple(self._tensors),
-            Grouping.BLOCK: tuple(self._blocks),
-            Grouping.LAYER_TYPE: tuple(types),
-        }
-        return StepRecord(source, rows)
 
 
 def _block(spec: TensorSpec) -> str:
@@ -261,15 +209,35 @@ def _row(name: str, members: Sequence[TensorSpec], shape: tuple[int, ...] | None
 def _measure(reader: StepScores, metric: SensitivityMetric) -> StepRecord:
     """Measure every weight of one step; buffers are no parameters and have no sensitivity."""
     weights = [spec for spec in reader.checkpoint.specs if spec.role is TensorRole.WEIGHT]
-    blocks: dict[str, list[TensorSpec]] = {}
+    members: dict[str, list[TensorSpec]] = {}
     for spec in weights:
-        blocks.setdefault(_block(spec), []).append(spec)
-    record = _Record()
-    for block, members in blocks.items():
-        for spec in members:
-            record.add(spec, reader.of(metric, spec))
-        record.close_block(block)
-    return record.finish([spec.name for spec in weights])
+        members.setdefault(_block(spec), []).append(spec)
+    sources: set[str | None] = set()
+    tensors: dict[str, MeasuredRow] = {}
+    blocks: list[MeasuredRow] = []
+    types: dict[str, tuple[ScoreHistogram, list[TensorSpec]]] = {}
+    for block, specs in members.items():  # block by block: one histogram of a block is in memory
+        of_block = ScoreHistogram()
+        for spec in specs:
+            histogram, found = ScoreHistogram(), reader.of(metric, spec)
+            if found is not None:
+                histogram.add(found.values)
+                sources.add(found.source)
+            tensors[spec.name] = MeasuredRow(_row(spec.name, (spec,), spec.shape), histogram.summary())
+            of_type, alike = types.setdefault(str(spec.layer), (ScoreHistogram(), []))
+            of_type.merge(histogram)
+            of_block.merge(histogram)
+            alike.append(spec)
+        blocks.append(MeasuredRow(_row(block, specs), of_block.summary()))
+    rows = {
+        Grouping.TENSOR: tuple(tensors[spec.name] for spec in weights),
+        Grouping.BLOCK: tuple(blocks),
+        Grouping.LAYER_TYPE: tuple(
+            MeasuredRow(_row(name, alike)._replace(block=""), histogram.summary())
+            for name, (histogram, alike) in types.items()
+        ),
+    }
+    return StepRecord("mixed" if len(sources) > 1 else next(iter(sources), None), rows)
 
 
 class Row(NamedTuple):
@@ -364,40 +332,6 @@ class SensitivityTable:
         return findings(self.metric, self.grouping, self.rows, sizes, self.steps, self.mean)
 
 
-def _table(
-    metric: SensitivityMetric, grouping: Grouping, steps: tuple[int, ...], records: Sequence[StepRecord]
-) -> SensitivityTable:
-    """Lay the records of the steps side by side; rows that come later follow those before."""
-    import numpy as np
-
-    details: dict[str, Row] = {}
-    for record in records:
-        details.update({measured.row.name: measured.row for measured in record.rows[grouping]})
-    position = {name: index for index, name in enumerate(details)}
-    values = np.full((3, len(details), len(steps)), np.nan, np.float32)
-    counts = np.zeros((2, len(details), len(steps)), np.int64)
-    # A mean beyond float32 becomes infinite, as the scores themselves would.
-    with np.errstate(over="ignore"):
-        for column, record in enumerate(records):
-            for measured in record.rows[grouping]:
-                row = position[measured.row.name]
-                values[:, row, column] = measured.summary[:3]
-                counts[:, row, column] = measured.summary[3:]
-    return SensitivityTable(
-        metric=metric,
-        grouping=grouping,
-        rows=tuple(details),
-        details=tuple(details.values()),
-        steps=steps,
-        mean=values[0],
-        p50=values[1],
-        p99=values[2],
-        n=counts[0],
-        n_nonfinite=counts[1],
-        sources=tuple(record.source for record in records),
-    )
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Profile:
     """Sensitivity of a run by one metric.
@@ -428,13 +362,35 @@ class Profile:
         InputError
             No such grouping.
         """
-        return _table(self.metric, Grouping.parse(grouping), self.steps, self.records)
+        grouping = Grouping.parse(grouping)
+        measured = [{row.row.name: row for row in record.rows[grouping]} for record in self.records]
+        details = {name: found.row for rows in measured for name, found in rows.items()}
+        values = np.full((3, len(details), len(self.steps)), np.nan, np.float32)
+        counts = np.zeros((2, len(details), len(self.steps)), np.int64)
+        # A mean beyond float32 becomes infinite, as the scores themselves would.
+        with np.errstate(over="ignore"):
+            for row, name in enumerate(details):
+                for column, rows in enumerate(measured):
+                    if name in rows:
+                        values[:, row, column] = rows[name].summary[:3]
+                        counts[:, row, column] = rows[name].summary[3:]
+        return SensitivityTable(
+            metric=self.metric,
+            grouping=grouping,
+            rows=tuple(details),
+            details=tuple(details.values()),
+            steps=self.steps,
+            mean=values[0],
+            p50=values[1],
+            p99=values[2],
+            n=counts[0],
+            n_nonfinite=counts[1],
+            sources=tuple(record.source for record in self.records),
+        )
 
 
 def _unpack(document: Any) -> StepRecord:
     """Return a record of JSON values; what does not fit raises, and the record is measured anew."""
-    import msgspec
-
     record = msgspec.convert(document, StepRecord)
     if set(record.rows) != set(Grouping):
         raise ValueError("a grouping is missing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,8 +20,6 @@ from inshrink_core.formats.source import peek
 from inshrink_core.report import Report
 
 if TYPE_CHECKING:
-    import os
-
     from torch import Tensor
 
 __all__ = ["Trajectory", "trajectory"]

@@ -19,7 +19,7 @@ from inshrink_core.archive import layout
 from inshrink_core.archive.frame_reader import FrameFile, read_envelope
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedStorage
-from inshrink_core.archive.segment import is_sound
+from inshrink_core.archive.segment import is_intact
 from inshrink_core.archive.storage import OverlaidStorage, Storage, storage_error, storage_errors
 from inshrink_core.errors import ConflictError, DamagedError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.execution import NotRegularError
@@ -57,7 +57,7 @@ class Catalog:
         Paths of the existing files.
     moved
         Frames stored at another place than the manifest records.
-    buried
+    obsolete
         Paths of files that contain only removed frames and copies of other frames.
     foreign, unreadable
         Paths of frames of another archive, and of files that are not whole frames, with the reason.
@@ -82,7 +82,7 @@ class Catalog:
     missing: tuple[FrameInfo, ...] = ()
     present: frozenset[str] = frozenset()
     moved: tuple[FrameInfo, ...] = ()
-    buried: tuple[str, ...] = ()
+    obsolete: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     unreadable: tuple[tuple[str, InshrinkError], ...] = ()
     unknown: tuple[str, ...] = ()
@@ -102,14 +102,14 @@ class Catalog:
         if self.is_complete or self.manifest_problem is None:
             return
         raise DamagedError(
-            f"{self.manifest_problem.what}, and it alone tells which frame is the last one: "
+            f"{self.manifest_problem.what}, and only it records which frame is the last one: "
             "others may be gone without a trace",
             where=where,
             remedy=f"{layout.REBUILD_REMEDY}; a step whose branch is named too (--branch) is read all the "
             "same",
         ) from self.manifest_problem
 
-    def require_whole_frames(self, where: str) -> None:
+    def require_complete_frames(self, where: str) -> None:
         """Raise ConflictError if frames wait for parts."""
         if not self.pending:
             return
@@ -173,7 +173,7 @@ class _Scan:
     def _read(self, file: FrameFile) -> int:
         """Read a frame and return its size in bytes."""
         header, trailer, *_ = read_envelope(file)
-        info = header.info(trailer.file_nbytes)
+        info = header.info(header.file(trailer.file_nbytes))
         if file.offset is None:
             expected, found = header.path, file.path
         else:
@@ -182,7 +182,7 @@ class _Scan:
             fits = first <= info.generation <= last and header.n_parts == 1
             expected = f"a frame of generation {first} to {last}"
             found = expected if fits else f"generation {info.generation}, part 1/{header.n_parts}"
-            info = replace(info, path=file.path, offset=file.offset)
+            info = info.at(file.path, file.offset)
         if expected != found:
             what = "the frame's place contradicts its header"
             raise DamagedError(what, where=file.where, expected=expected, found=found)
@@ -289,16 +289,16 @@ def _reconcile(
     listed = manifest.frames if manifest else ()
     named = {path for frame in listed for path in frame.paths}
     removed = set(manifest.tombstones) if manifest else set()
-    found_files = {f"{layout.FRAME_FOLDER}/{name}" for name in names}
-    others = {path: number for path in found_files - named if (number := layout.file_number(path))}
-    present = (found_files & named).union(others)
-    buried = {path for path in others if _frame_generation(path) in removed}
+    files_present = {f"{layout.FRAME_FOLDER}/{name}" for name in names}
+    others = {path: number for path in files_present - named if (number := layout.file_number(path))}
+    present = (files_present & named).union(others)
+    obsolete = {path for path in others if _frame_generation(path) in removed}
     ignored: set[str] = set()
     if manifest is not None and not storage.exclusive:
         # Only listed frames are committed: other files are in progress, or were given up.
-        buried |= {path for path, number in others.items() if number < manifest.next_generation}
-        ignored = others.keys() - buried
-    scans = {path: _Scan(storage, path) for path in others.keys() - buried - ignored}
+        obsolete |= {path for path, number in others.items() if number < manifest.next_generation}
+        ignored = others.keys() - obsolete
+    scans = {path: _Scan(storage, path) for path in others.keys() - obsolete - ignored}
     scanned = [found for path in sorted(scans) for found in scans[path].frames]
     if manifest is None:
         manifest = Manifest(archive_id=_commonest_archive(storage, scanned, problem))
@@ -316,25 +316,25 @@ def _reconcile(
                 foreign.append(path)
             elif info.generation in removed:
                 continue
-            elif info.parts and known is None:
+            elif info.n_parts > 1 and known is None:
                 parts.setdefault(info.generation, []).append(info)
             elif known is None:
                 unlisted[info.generation] = info
             elif (known.frame_id, known.nbytes) != (info.frame_id, info.nbytes):
                 what = f"another frame has generation {info.generation} too"
                 unreadable.append((path, DamagedError(what, where=f"{storage.name}, frame {path}")))
-            elif info.generation in unlisted or is_sound(storage, known):
+            elif info.generation in unlisted or is_intact(storage, known):
                 continue
             else:
-                places[info.generation] = replace(known, path=path, offset=info.offset)
+                places[info.generation] = known.at(path, info.offset)
             n_used += 1
         if not n_used:
-            buried.add(path)
+            obsolete.add(path)
     pending: list[FrameInfo] = []
     for rows in parts.values():
         found = list(_same_frames(rows))
         alone = len(found) == 1 and found[0].generation not in unlisted
-        if alone and len(found[0].parts) == found[0].n_parts:
+        if alone and len(found[0].files) == found[0].n_parts:
             unlisted[found[0].generation] = found[0]
         else:
             pending += found
@@ -359,7 +359,7 @@ def _reconcile(
         missing=tuple(frame for frame in places.values() if not present.issuperset(frame.paths)),
         present=frozenset(present),
         moved=tuple(now for frame in listed if (now := places[frame.generation]).path != frame.path),
-        buried=tuple(sorted(buried)),
+        obsolete=tuple(sorted(obsolete)),
         foreign=tuple(dict.fromkeys(foreign)),
         unreadable=tuple(unreadable),
         unknown=unknown,
@@ -372,7 +372,7 @@ def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:
     """Yield the frames that parts of one generation belong to, each with its present parts."""
     groups: dict[FrameInfo, list[FrameInfo]] = {}
     for part in parts:
-        groups.setdefault(replace(part, nbytes=0), []).append(part)
+        groups.setdefault(replace(part, files=()), []).append(part)
     yield from map(layout.joined, groups.values())
 
 

@@ -38,7 +38,17 @@ class Problem(NamedTuple):
     leftover: bool = False
 
     def to_json(self) -> dict[str, str]:
-        """Return the problem as the report of ``inshrink verify`` shows it."""
+        """Return the problem as the report of ``inshrink verify`` shows it.
+
+        Returns
+        -------
+        where : str
+            File, frame, block or tensor.
+        what : str
+            The fault.
+        remedy : str
+            Suggested action; may be empty.
+        """
         return {"where": self.where, "what": self.what, "remedy": self.remedy}
 
 
@@ -117,10 +127,10 @@ def _check_catalog(catalog: Catalog, name: str) -> Iterator[Problem]:
         yield at(frame.path, f"the frame of step {frame.step} waits for {missing_parts(frame)}", _PENDING)
     for frame in catalog.unlisted if catalog.manifest_problem is None else ():
         yield at(frame.path, "the manifest does not list this frame")
-    for path in catalog.buried:
+    for path in catalog.obsolete:
         yield at(path, "this file was removed or replaced, and is still there")
     for frame in catalog.moved:
-        yield at(frame.path, f"the frame of step {frame.step} lies here, and not where the manifest says")
+        yield at(frame.path, f"the frame of step {frame.step} is here, not where the manifest lists it")
     for path in catalog.foreign:
         yield at(path, "this frame belongs to another archive", _DELETE, False)
     for _, error in catalog.unreadable:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import unpack_value
-from inshrink_core.archive.index import FrameIndex, block_entries
+from inshrink_core.archive.index import FrameIndex
 from inshrink_core.archive.storage import Storage, storage_errors
 from inshrink_core.archive.storage.blocks import CACHE, Span, fetch
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
@@ -106,15 +106,6 @@ def _frame_errors(where: str) -> Iterator[None]:
             ) from error
 
 
-class FrameEnvelope(NamedTuple):
-    """A frame without its large blocks, all checksums verified."""
-
-    header: layout.FrameHeader
-    trailer: layout.Trailer
-    document: bytes
-    small: bytes
-
-
 def fetch_ends(storage: Storage, parts: Iterable[FramePart]) -> None:
     """Prefetch the ends of frames with their indexes; an index longer than the end takes a second request."""
     files = [FrameFile.of(storage, part) for part in parts]
@@ -134,7 +125,9 @@ def has_ends(storage: Storage, parts: Iterable[FramePart]) -> bool:
     return all(CACHE.has(end.digest, end.offset, end.nbytes) for end in ends)
 
 
-def read_envelope(file: FrameFile, listed: layout.FrameHeader | None = None) -> FrameEnvelope:
+def read_envelope(
+    file: FrameFile, listed: layout.FrameHeader | None = None
+) -> tuple[layout.FrameHeader, layout.Trailer, bytes, bytes]:
     """Read and check everything around the blocks of a frame, in two or three small reads.
 
     Parameters
@@ -144,6 +137,11 @@ def read_envelope(file: FrameFile, listed: layout.FrameHeader | None = None) -> 
     listed
         The header that the manifest implies. If the end of the frame is cached, the header is not read: the
         trailer's checksum covers it, so a match proves that the frame has this header.
+
+    Returns
+    -------
+    header, trailer, document, small
+        The frame without its large blocks: the index document, and the small blocks.
 
     Raises
     ------
@@ -169,7 +167,7 @@ def read_envelope(file: FrameFile, listed: layout.FrameHeader | None = None) -> 
         n_small = len(covered) - trailer.nbytes
         for header in headers:
             if trailer.covers(fields, header.pack(), covered):
-                return FrameEnvelope(header, trailer, covered[n_small:], covered[:n_small])
+                return header, trailer, covered[n_small:], covered[:n_small]
         raise layout.damaged("the checksum of the frame's index does not match", file.where)
     except InshrinkError:
         if listed is None or not is_cached:
@@ -319,18 +317,19 @@ class FrameReader:
 def _united(parts: Mapping[int, _PartReader], where: str) -> tuple[BlockEntry, ...]:
     """Return the blocks of all present parts: the tensors in frame order, then the attachments."""
     if len(parts) == 1:
-        return next(iter(parts.values())).entries
+        return next(iter(parts.values())).index.entries
     tensors: dict[int, BlockEntry] = {}
+    entries = [entry for part in parts.values() for entry in part.index.entries]
+    attached = [entry for entry in entries if entry.attachment]
     for part in parts.values():
-        entries = [entry for entry in part.entries if not entry.attachment]
-        tensors.update(zip(part.index.places or (), entries, strict=True))
-    if sum(len(part.index.tensors.keys) for part in parts.values()) != len(tensors):
+        rows = [entry for entry in part.index.entries if not entry.attachment]
+        tensors.update(zip(part.index.places or (), rows, strict=True))
+    if len(entries) - len(attached) != len(tensors):
         raise layout.damaged("two parts of the frame hold a tensor in the same place", where)
     if max(tensors, default=-1) >= len(tensors):
         raise layout.damaged("no part of the frame holds the tensor of some place", where)
-    if any(part.index.attachments.keys for number, part in parts.items() if number):
+    if any(entry.part for entry in attached):
         raise layout.damaged("a part that is not the first holds attachments", where)
-    attached = (entry for part in parts.values() for entry in part.entries if entry.attachment)
     return (*(tensors[place] for place in sorted(tensors)), *attached)
 
 
@@ -339,15 +338,14 @@ class _PartReader:
 
     def __init__(self, storage: Storage, part: FramePart, index: FrameIndex, step: int) -> None:
         self.index, self.file = index, FrameFile.of(storage, part)
-        self.entries: tuple[BlockEntry, ...] = block_entries(index, part.number)
         self._ahead = (-layout.LARGE_ALIGNMENT, b"")
-        self._small_at = min((e.offset for e in self.entries if e.crc is None), default=0)
+        self._small_at = min((e.offset for e in index.entries if e.crc is None), default=0)
         self._where = f"{storage.name}, frame {part.path} (step {step})"
 
     def stray_padding(self) -> Iterator[str]:
         """Yield a description of each block whose padding has bytes other than zero."""
         end = layout.FRAME_HEADER_NBYTES
-        for entry in self.entries:
+        for entry in self.index.entries:
             if entry.crc is not None:
                 if any(self.file.read(end, entry.offset - end)):
                     yield f"block '{entry.key}'"

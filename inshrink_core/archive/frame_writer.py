@@ -9,13 +9,7 @@ from typing import Any, Self
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, pack_value
-from inshrink_core.archive.index import (
-    INDEX_DICTIONARY,
-    MAX_ATTRIBUTES,
-    FrameIndex,
-    IndexBuilder,
-    pack_index,
-)
+from inshrink_core.archive.index import INDEX_DICTIONARY, MAX_ATTRIBUTES, FrameIndex, IndexBuilder, pack_index
 from inshrink_core.archive.storage import Creation, Storage, storage_errors
 from inshrink_core.errors import InputError
 from inshrink_core.frame import FrameInfo
@@ -29,33 +23,33 @@ class _FrameFile:
         self._header, self._parent = header, parent
         self._index = IndexBuilder()
         self._digest = hashlib.sha256()
-        self._offset = 0
 
     def begin(self) -> None:
         self._write(self._header.pack())
 
-    def add(self, block: tuple[Any, ...], content: bytes | memoryview, place: int | None) -> None:
+    def add(
+        self, block: tuple[str, str, tuple[Any, ...]], content: bytes | memoryview, place: int | None
+    ) -> None:
         """Append a tensor; without a place, an attachment."""
-        if self._index.add(block, content, place):
-            self._write(bytes(layout.align(self._offset, len(content)) - self._offset))
+        padding = self._index.add(block, content, place)
+        if padding is not None:
+            self._write(bytes(padding))
             self._write(content)
-            self._index.crcs.append(layout.crc32c(content))
 
     def finish(self, meta: Mapping[str, Any]) -> FrameInfo:
         """Write the small blocks, the index and the trailer."""
         raw = pack_index(self._index.finish(meta, several=self._header.n_parts > 1), self._parent)
         document = compress_document(raw, INDEX_DICTIONARY)
-        tail = bytes(self._index.small.content) + document
-        file_nbytes = self._offset + len(tail) + layout.TRAILER_NBYTES
-        trailer = layout.Trailer(self._offset, file_nbytes, len(document), len(raw))
+        tail = bytes(self._index.small) + document
+        file_nbytes = self._index.end + len(tail) + layout.TRAILER_NBYTES
+        trailer = layout.Trailer(self._index.end, file_nbytes, len(document), len(raw))
         self._write(tail)
         self._write(trailer.pack(layout.FRAME, self._header.pack(), tail))
-        return self._header.info(self._offset, self._digest.digest())
+        return self._header.info(self._header.file(file_nbytes, self._digest.digest()))
 
     def _write(self, content: bytes | memoryview) -> None:
         self.file.write(content)
         self._digest.update(content)
-        self._offset += len(content)
 
 
 class FrameWriter:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import operator
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -45,46 +46,42 @@ INDEX_DICTIONARY: Final = pack_value(WORDS)
 """The zstd dictionary of indexes, a fixed part of the format."""
 
 
-class BlockColumns(NamedTuple):
-    """The blocks of one sort (tensors or attachments), a tuple for each property."""
-
-    keys: tuple[str, ...] = ()
-    codecs: tuple[str, ...] = ()
-    attributes: tuple[tuple[Any, ...], ...] = ()
-
-
 class FrameIndex(NamedTuple):
     """The whole content of an index, inheritance resolved.
 
     Attributes
     ----------
-    tensors, attachments
-        The blocks of each sort.
-    runs
-        Numbers of consecutive blocks in frame order: tensors, attachments, tensors, and so on.
-    nbytes
-        Length of each block, in frame order.
-    crcs
-        CRC-32C of each large block.
+    entries
+        The blocks, in frame order.
     meta
         Canonical msgpack bytes of each metadata value, by key.
-    back
-        For each block 0, or the distance to an earlier small block with the same bytes.
     small
         The bytes of the small blocks.
     places
         For a part: the positions of its tensors among those of the frame. None for a whole frame.
     """
 
-    tensors: BlockColumns
-    attachments: BlockColumns
-    runs: tuple[int, ...]
-    nbytes: tuple[int, ...]
-    crcs: tuple[int, ...]
+    entries: tuple[BlockEntry, ...]
     meta: Mapping[str, bytes]
-    back: tuple[int, ...] = ()
     small: bytes = b""
     places: tuple[int, ...] | None = None
+
+
+_Columns: TypeAlias = "tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[Any, ...], ...]]"
+"""Keys, codecs and attributes of the blocks of one sort (tensors or attachments)."""
+
+
+def _columns(index: FrameIndex) -> list[_Columns]:
+    """Return the columns of tensors and of attachments."""
+    sorts = ([entry for entry in index.entries if entry.attachment == sort] for sort in (False, True))
+    return [
+        (
+            tuple(entry.key for entry in entries),
+            tuple(entry.codec for entry in entries),
+            tuple(entry.attributes for entry in entries),
+        )
+        for entries in sorts
+    ]
 
 
 def _pack_codecs(codecs: tuple[str, ...]) -> list[Any]:
@@ -100,97 +97,83 @@ def _pack_attributes(attributes: tuple[tuple[Any, ...], ...]) -> list[Any]:
     return [widths, columns]
 
 
-def _pack_columns(columns: BlockColumns, parent: BlockColumns | None) -> list[Any]:
+def _pack_columns(columns: _Columns, parent: _Columns | None) -> list[Any]:
+    keys, codecs, attributes = columns
     if parent is None:
-        return [list(columns.keys), _pack_codecs(columns.codecs), _pack_attributes(columns.attributes)]
-    # 1, 1.0 and True compare equal, but their stored bytes differ.
-    same = pack_value(columns.attributes) == pack_value(parent.attributes)
+        return [list(keys), _pack_codecs(codecs), _pack_attributes(attributes)]
+    # 1, 1.0 and True compare equal, but their stored bytes differ. Most frames have the same objects.
+    same = len(keys) == len(parent[0]) and (
+        all(map(operator.is_, attributes, parent[2])) or pack_value(attributes) == pack_value(parent[2])
+    )
     return [
-        None if columns.keys == parent.keys else list(columns.keys),
-        None if columns.codecs == parent.codecs else _pack_codecs(columns.codecs),
-        None if same else _pack_attributes(columns.attributes),
+        None if keys == parent[0] else list(keys),
+        None if codecs == parent[1] else _pack_codecs(codecs),
+        None if same else _pack_attributes(attributes),
     ]
 
 
-class SmallBlocks:
-    """The small blocks of a frame being written; equal blocks are stored once."""
-
-    def __init__(self) -> None:
-        self.content = bytearray()
-        self._first: dict[bytes, int] = {}
-
-    def add(self, number: int, payload: bytes | memoryview) -> int | None:
-        """Add a block if it is small.
-
-        Parameters
-        ----------
-        number
-            Number of blocks before it in the frame.
-        payload
-            Its bytes.
-
-        Returns
-        -------
-        back
-            0 for a new small block, the distance to an earlier block with the same bytes, or None if the
-            block is not small.
-        """
-        if not layout.is_small(len(payload), 0):
-            return None
-        content = bytes(payload)
-        first = self._first.get(content)
-        if first is not None and content:
-            return number - first
-        if not layout.is_small(len(content), len(self.content)):
-            return None
-        self._first[content] = number
-        self.content += content
-        return 0
+def _placeholder(number: int, nbytes: int) -> int:
+    """Return a number as incompressible as a checksum."""
+    return int.from_bytes(hashlib.sha256(f"{number} {nbytes}".encode()).digest()[:4], "little")
 
 
 class IndexBuilder:
-    """Collects the blocks of a frame being written."""
+    """Collects the blocks of a frame being written; small blocks with equal bytes are stored once.
+
+    Attributes
+    ----------
+    small
+        The bytes of the small blocks.
+    end
+        Offset in the frame after the large blocks.
+    """
 
     def __init__(self) -> None:
-        self.small, self.crcs = SmallBlocks(), list[int]()
-        self._blocks: tuple[list[Any], list[Any]] = ([], [])
-        self._runs, self._nbytes, self._back, self._places = [0], list[int](), list[int](), list[int]()
+        self.small, self.end = bytearray(), layout.FRAME_HEADER_NBYTES
+        self._first: dict[bytes, int] = {}
+        self._entries: list[BlockEntry] = []
+        self._places: list[int] = []
 
     def add(
         self,
-        block: tuple[Any, ...],
+        block: tuple[str, str, tuple[Any, ...]],
         payload: bytes | memoryview,
         place: int | None,
         nbytes: int | None = None,
-    ) -> bool:
-        """Add a tensor (key, codec, attributes), or without a place an attachment; return if it is large.
+    ) -> int | None:
+        """Add a tensor (key, codec, attributes), or without a place an attachment.
 
-        The caller appends the checksum of a large block to `crcs`.
+        With `nbytes`, the block is only planned: the payload may be cut to the shortest length that counts
+        as large, and its checksum is a placeholder. Return the bytes of padding before a large block, and
+        None for a small one.
         """
-        back = self.small.add(len(self._nbytes), payload)
-        if (len(self._runs) % 2 == 0) != (place is None):  # the last run is of the other sort
-            self._runs.append(0)
-        self._runs[-1] += 1
+        is_planned, padding, crc, back = nbytes is not None, None, None, 0
+        nbytes = len(payload) if nbytes is None else nbytes
+        content = bytes(payload) if layout.is_small(len(payload), 0) else b""
+        first = self._first.get(content)
+        if first is not None:
+            offset, back = self._entries[first].offset, len(self._entries) - first
+        elif layout.is_small(len(payload), len(self.small)):
+            offset = len(self.small)
+            if content:
+                self._first[content] = len(self._entries)
+            self.small += content
+        else:
+            offset = layout.align(self.end, nbytes)
+            padding, self.end = offset - self.end, offset + nbytes
+            crc = _placeholder(len(self._entries), nbytes) if is_planned else layout.crc32c(payload)
+        self._entries.append(BlockEntry(*block, place is None, offset, nbytes, crc, back))
         if place is not None:
             self._places.append(place)
-        self._blocks[place is None].append(block)
-        self._nbytes.append(len(payload) if nbytes is None else nbytes)
-        self._back.append(back or 0)
-        return back is None
+        return padding
 
     def finish(self, meta: Mapping[str, Any], *, several: bool = False) -> FrameIndex:
-        """Return the index; `several` as in `parse_index`."""
-        rows = self._blocks
-        tensors, attachments = (BlockColumns(*zip(*r, strict=True)) if r else BlockColumns() for r in rows)
+        """Return the index; `several` is whether it belongs to one of several parts."""
         return FrameIndex(
-            tensors,
-            attachments,
-            tuple(self._runs),
-            tuple(self._nbytes),
-            tuple(self.crcs),
+            tuple(e if e.crc is not None else e._replace(offset=self.end + e.offset) for e in self._entries),
             {key: pack_value(value) for key, value in meta.items()},
-            tuple(self._back),
-            places=tuple(self._places) if several else None,
+            bytes(self.small),
+            tuple(self._places) if several else None,
         )
 
 
@@ -206,16 +189,18 @@ def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
     """
     inherited: Mapping[str, bytes] = {} if parent is None else parent.meta
     places = None if parent is not None and parent.places == index.places else index.places
+    runs = [0]
+    for entry in index.entries:
+        if (len(runs) % 2 == 0) != entry.attachment:  # the last run is of the other sort
+            runs.append(0)
+        runs[-1] += 1
+    crcs = [entry.crc for entry in index.entries if entry.crc is not None]
     return pack_value(
         [
-            _pack_columns(index.tensors, None if parent is None else parent.tensors),
-            _pack_columns(index.attachments, None if parent is None else parent.attachments),
-            index.runs,
-            [
-                2 * back + 1 if back else 2 * nbytes
-                for nbytes, back in zip(index.nbytes, index.back, strict=True)
-            ],
-            struct.pack(f"<{len(index.crcs)}I", *index.crcs),
+            *map(_pack_columns, _columns(index), (None, None) if parent is None else _columns(parent)),
+            runs,
+            [2 * entry.back + 1 if entry.back else 2 * entry.nbytes for entry in index.entries],
+            struct.pack(f"<{len(crcs)}I", *crcs),
             {key: value for key, value in index.meta.items() if inherited.get(key) != value},
             sorted(inherited.keys() - index.meta.keys()),
             *([] if index.places is None else [places]),
@@ -227,7 +212,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_STEP)]
 """Lengths are limited only by the field's width: Python integers do not overflow when summed."""
 
 
-class _Columns(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _StoredColumns(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The stored blocks of one sort; None marks a column inherited from the parent."""
 
     keys: tuple[str, ...] | None
@@ -238,8 +223,8 @@ class _Columns(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The stored index of a frame."""
 
-    tensors: _Columns
-    attachments: _Columns
+    tensors: _StoredColumns
+    attachments: _StoredColumns
     runs: tuple[_Count, ...]
     lengths: tuple[_Count, ...]
     crcs: bytes
@@ -275,27 +260,27 @@ def _parse_attributes(
     return tuple(map(tuple, rows))
 
 
-def _resolve(stored: _Columns, parent: BlockColumns | None) -> BlockColumns:
+def _resolve(stored: _StoredColumns, parent: _Columns | None) -> _Columns:
     if parent is None:
         _require(
             None not in (stored.keys, stored.codecs, stored.attributes),
             "inheritance in a frame without reference",
         )
-        parent = BlockColumns()
-    columns = BlockColumns(
-        parent.keys if stored.keys is None else stored.keys,
-        parent.codecs if stored.codecs is None else _parse_codecs(*stored.codecs),
-        parent.attributes if stored.attributes is None else _parse_attributes(*stored.attributes),
+        parent = (), (), ()
+    columns = (
+        parent[0] if stored.keys is None else stored.keys,
+        parent[1] if stored.codecs is None else _parse_codecs(*stored.codecs),
+        parent[2] if stored.attributes is None else _parse_attributes(*stored.attributes),
     )
     _require(len({len(column) for column in columns}) == 1, "columns of unequal length")
-    _require(len(set(columns.keys)) == len(columns.keys), "a block key appears twice")
+    _require(len(set(columns[0])) == len(columns[0]), "a block key appears twice")
     return columns
 
 
 def parse_index(
-    raw: bytes, parent: FrameIndex | None, end: int, small: bytes, where: str, *, several: bool = False
+    raw: bytes, parent: FrameIndex | None, end: int, small: bytes, where: str, part: int | None = None
 ) -> FrameIndex:
-    """Parse an index document and resolve inheritance.
+    """Parse an index document and resolve inheritance. O(blocks).
 
     Parameters
     ----------
@@ -309,8 +294,8 @@ def parse_index(
         The bytes of the small blocks.
     where
         The frame, for messages.
-    several
-        Whether the document belongs to one of several parts.
+    part
+        Number of the part that the document belongs to; None for a frame in one part.
 
     Raises
     ------
@@ -318,112 +303,58 @@ def parse_index(
         The document is not an index, or its blocks do not fill the space before it.
     """
     document = unpack_value(raw, where, lists=False)
-    kind = _PartDocument if several else _Document
+    kind = _Document if part is None else _PartDocument
     try:
         stored = msgspec.convert(document, kind, builtin_types=(bytes,))
         meta = dict(parent.meta) if parent else {}
         for key in stored.removed:
             _require(meta.pop(key, None) is not None and key not in stored.changed, "removed meta keys")
-        _require(len(stored.crcs) % 4 == 0, "block checksums")
-        nbytes, back = _parse_lengths(stored.lengths)
-        tensor_places = getattr(stored, "places", None)
-        if several and parent and tensor_places is None:
-            tensor_places = parent.places
-        ascending = all(before < after for before, after in itertools.pairwise(tensor_places or ()))
-        _require(ascending and several == (tensor_places is not None), "places of tensors")
-        index = FrameIndex(
-            _resolve(stored.tensors, parent and parent.tensors),
-            _resolve(stored.attachments, parent and parent.attachments),
-            stored.runs,
-            nbytes,
-            struct.unpack(f"<{len(stored.crcs) // 4}I", stored.crcs),
-            meta | stored.changed,
-            back,
-            small,
-            tensor_places,
-        )
-        _require(not several or len(index.places or ()) == len(index.tensors.keys), "places of tensors")
-        _require(sum(index.runs[0::2]) == len(index.tensors.keys), "runs of tensors")
-        _require(sum(index.runs[1::2]) == len(index.attachments.keys), "runs of attachments")
-        _require(len(index.nbytes) == sum(index.runs), "number of blocks")
-        places = _places(index)
-        _require(sum(not place.small for place in places) == len(index.crcs), "number of checksums")
-        _require(_end_of_large(places) == end, "the large blocks do not end at the small ones")
-        filled = sum(place.nbytes for place in places if place.small and not place.shared)
-        _require(filled == len(small), "small blocks do not fill their space")
+        inherited = (None, None) if parent is None else _columns(parent)
+        sorts = list(map(_resolve, (stored.tensors, stored.attachments), inherited))
+        places = getattr(stored, "places", None)
+        if part is not None and parent and places is None:
+            places = parent.places
+        if part is not None:
+            _require(places is not None and len(places) == len(sorts[0][0]), "places of tensors")
+        ascending = all(before < after for before, after in itertools.pairwise(places or ()))
+        _require(ascending, "places of tensors")
+        entries = _parse_blocks(stored, sorts, end, len(small), part or 0)
     except (ValueError, msgspec.ValidationError) as error:
         raise layout.damaged(f"the frame's index is malformed: {error}", where) from error
-    return index
+    return FrameIndex(entries, meta | stored.changed, small, places)
 
 
-def _parse_lengths(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the length of each block, and its distance to an earlier block with the same bytes, or 0."""
-    nbytes: list[int] = []
-    back: list[int] = []
-    for value in lengths:
-        number, shared = value >> 1, value & 1
-        _require(not shared or 0 < number <= len(nbytes), "a block that is another's")
-        back.append(number if shared else 0)
-        nbytes.append(nbytes[-number] if shared else number)
-    return tuple(nbytes), tuple(back)
-
-
-class _Place(NamedTuple):
-    """The place of a block: an offset among the small blocks, or in the file."""
-
-    offset: int
-    nbytes: int
-    small: bool
-    shared: bool = False
-
-
-def _places(index: FrameIndex) -> list[_Place]:
-    """Return the place of every block. O(blocks)."""
-    places: list[_Place] = []
-    offset, n_small = layout.FRAME_HEADER_NBYTES, 0
-    for nbytes, back in zip(index.nbytes, index.back, strict=True):
-        if back:
-            first = places[-back]
-            _require(first.small and not first.shared, "a block that is another's")
-            places.append(first._replace(shared=True))
-        elif layout.is_small(nbytes, n_small):
-            places.append(_Place(n_small, nbytes, small=True))
-            n_small += nbytes
-        else:
-            offset = layout.align(offset, nbytes)
-            places.append(_Place(offset, nbytes, small=False))
-            offset += nbytes
-    return places
-
-
-def _end_of_large(places: Iterable[_Place]) -> int:
-    """Return the end offset of the large blocks."""
-    ends = (place.offset + place.nbytes for place in places if not place.small)
-    return max(ends, default=layout.FRAME_HEADER_NBYTES)
-
-
-def block_entries(index: FrameIndex, part: int = 0) -> tuple[BlockEntry, ...]:
-    """Return the blocks of a frame or part, in order, with computed offsets. O(blocks)."""
-    sorts = (zip(*index.tensors, strict=True), zip(*index.attachments, strict=True))
-    places = _places(index)
-    end, crcs = _end_of_large(places), iter(index.crcs)
-    of_runs = [run % 2 for run, count in enumerate(index.runs) for _ in range(count)]
+def _parse_blocks(
+    stored: _Document, sorts: list[_Columns], end: int, n_small: int, part: int
+) -> tuple[BlockEntry, ...]:
+    """Return the blocks in frame order; each is placed after those before it."""
+    for sort, name in enumerate(("tensors", "attachments")):
+        _require(sum(stored.runs[sort::2]) == len(sorts[sort][0]), f"runs of {name}")
+    _require(len(stored.lengths) == sum(stored.runs), "number of blocks")
+    _require(len(stored.crcs) % 4 == 0, "block checksums")
+    crcs = [crc for (crc,) in struct.iter_unpack("<I", stored.crcs)]
+    rows = [zip(*columns, strict=True) for columns in sorts]
+    of_runs = [run % 2 for run, count in enumerate(stored.runs) for _ in range(count)]
     entries: list[BlockEntry] = []
-    for sort, place in zip(of_runs, places, strict=True):
-        key, codec, attributes = next(sorts[sort])
-        entries.append(
-            BlockEntry(
-                key=key,
-                attachment=bool(sort),
-                codec=codec,
-                attributes=attributes,
-                offset=place.offset + (end if place.small else 0),
-                nbytes=place.nbytes,
-                crc=None if place.small else next(crcs),
-                shared=place.shared,
-                part=part,
-            )
-        )
+    large_end, small_end, n_large = layout.FRAME_HEADER_NBYTES, end, 0
+    for sort, value in zip(of_runs, stored.lengths, strict=True):
+        nbytes, back, crc = value >> 1, 0, None
+        if value & 1:
+            back = nbytes
+            _require(0 < back <= len(entries), "a block that is another's")
+            first = entries[-back]
+            _require(first.crc is None and not first.back, "a block that is another's")
+            offset, nbytes = first.offset, first.nbytes
+        elif layout.is_small(nbytes, small_end - end):
+            offset, small_end = small_end, small_end + nbytes
+        else:
+            _require(n_large < len(crcs), "number of checksums")
+            offset, crc = layout.align(large_end, nbytes), crcs[n_large]
+            large_end, n_large = offset + nbytes, n_large + 1
+        entries.append(BlockEntry(*next(rows[sort]), bool(sort), offset, nbytes, crc, back, part))
+    _require(n_large == len(crcs), "number of checksums")
+    _require(large_end == end, "the large blocks do not end at the small ones")
+    _require(small_end - end == n_small, "small blocks do not fill their space")
     return tuple(entries)
 
 
@@ -464,19 +395,10 @@ def expected_index(
     index
         An approximation of the frame's index, from which the next one inherits.
     """
-    builder, padding, offset = IndexBuilder(), 0, layout.FRAME_HEADER_NBYTES
+    builder, padding = IndexBuilder(), 0
     for number, block in enumerate((*tensors, *attachments)):
-        row = block.key, block.codec, _as_read(block.attributes)
-        if builder.add(row, block.payload, number if number < len(tensors) else None, block.nbytes):
-            start = layout.align(offset, block.nbytes)
-            padding, offset = padding + start - offset, start + block.nbytes
-            digest = hashlib.sha256(f"{number} {block.nbytes}".encode()).digest()
-            builder.crcs.append(int.from_bytes(digest[:4], "little"))  # as incompressible as a checksum
+        row, place = (block.key, block.codec, block.attributes), number if number < len(tensors) else None
+        padding += builder.add(row, block.payload, place, block.nbytes) or 0
     index = builder.finish(meta)
     document = compress_document(pack_index(index, parent), INDEX_DICTIONARY)
     return layout.FRAME_HEADER_NBYTES + padding + len(document) + layout.TRAILER_NBYTES, index
-
-
-def _as_read(value: Any) -> Any:
-    """Convert sequences to tuples, as the parser returns them, so that inherited values compare equal."""
-    return tuple(map(_as_read, value)) if isinstance(value, list | tuple) else value

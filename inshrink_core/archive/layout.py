@@ -130,26 +130,16 @@ def is_small(nbytes: int, before: int) -> bool:
     return nbytes < LARGE_BLOCK_NBYTES and before + nbytes <= MAX_SMALL_NBYTES
 
 
-def frame_path(generation: int, step: int) -> str:
-    """Return the path of a frame file within the archive.
+def frame_path(generation: int, step: int, part: int | None = None) -> str:
+    """Return the path of a frame file, or of a part of a frame in several parts, within the archive.
 
     Examples
     --------
-    >>> frame_path(3, 400)
-    'frames/00000003-400.frame'
+    >>> frame_path(3, 400), frame_path(3, 400, 2)
+    ('frames/00000003-400.frame', 'frames/00000003-400.00002.frame')
     """
-    return f"{FRAME_FOLDER}/{generation:08d}-{step}.frame"
-
-
-def part_path(generation: int, step: int, part: int) -> str:
-    """Return the path of a part of a frame in several parts.
-
-    Examples
-    --------
-    >>> part_path(3, 400, 2)
-    'frames/00000003-400.00002.frame'
-    """
-    return f"{FRAME_FOLDER}/{generation:08d}-{step}.{part:05d}.frame"
+    of_part = "" if part is None else f".{part:05d}"
+    return f"{FRAME_FOLDER}/{generation:08d}-{step}{of_part}.frame"
 
 
 def parse_name(name: str) -> tuple[int, int | None] | None:
@@ -270,9 +260,7 @@ class FrameHeader(NamedTuple):
     @property
     def path(self) -> str:
         """The path of the frame as a separate file."""
-        if self.n_parts == 1:
-            return frame_path(self.generation, self.step)
-        return part_path(self.generation, self.step, self.part)
+        return frame_path(self.generation, self.step, self.part if self.n_parts > 1 else None)
 
     @property
     def parts(self) -> tuple[FrameHeader, ...]:
@@ -325,16 +313,7 @@ class FrameHeader(NamedTuple):
         if not sound:
             raise damaged("a field of the frame's header is out of range", where)
         return cls(
-            archive_id,
-            frame_id,
-            parent,
-            step,
-            _KINDS[kind],
-            branch,
-            generation,
-            bool(flags),
-            part,
-            last + 1,
+            archive_id, frame_id, parent, step, _KINDS[kind], branch, generation, bool(flags), part, last + 1
         )
 
     @classmethod
@@ -343,47 +322,25 @@ class FrameHeader(NamedTuple):
         identity = (info.frame_id, info.parent_id, info.step, info.kind, info.branch, info.generation)
         return cls(archive_id, *identity, part=part, n_parts=info.n_parts)
 
-    def info(self, nbytes: int, digest: bytes = b"") -> FrameInfo:
-        """Return the frame as the archive lists it; for one of several parts, with this part alone.
+    def info(self, *files: FramePart) -> FrameInfo:
+        """Return the frame as the archive lists it, with the given parts."""
+        return FrameInfo(*self[1:7], n_parts=self.n_parts, files=files)
 
-        An empty digest means unknown.
-        """
-        several = self.n_parts > 1
-        return FrameInfo(
-            frame_id=self.frame_id,
-            parent_id=self.parent_id,
-            step=self.step,
-            kind=self.kind,
-            branch=self.branch,
-            generation=self.generation,
-            nbytes=nbytes,
-            digest=digest,
-            path=self.path,
-            n_parts=self.n_parts,
-            parts=(FramePart(self.part, self.path, nbytes, digest),) if several else (),
-        )
+    def file(self, nbytes: int, digest: bytes = b"") -> FramePart:
+        """Return this part as a separate file; an empty digest means unknown."""
+        return FramePart(self.part, self.path, nbytes, digest)
 
 
 def joined(parts: Iterable[FrameInfo]) -> FrameInfo:
     """Return the frame that the given parts make up, ordered by part number."""
     rows = sorted(parts, key=lambda row: row.files[0].number)
-    files = tuple(file for row in rows for file in row.parts)
-    if not files:
-        return rows[0]
-    digests = [file.digest for file in files]
-    return replace(
-        rows[0],
-        nbytes=sum(file.nbytes for file in files),
-        digest=hashlib.sha256(b"".join(digests)).digest() if all(digests) else b"",
-        path=files[0].path,
-        parts=files,
-    )
+    return replace(rows[0], files=tuple(file for row in rows for file in row.files))
 
 
 class FileKind(NamedTuple):
     """A kind of file that ends with a compressed document and a trailer, and its names in messages.
 
-    Up to `most_before` bytes before the document belong to it: the checksum covers them, and the trailer's
+    Up to `max_before` bytes before the document belong to it: the checksum covers them, and the trailer's
     offset is their start.
     """
 
@@ -391,7 +348,7 @@ class FileKind(NamedTuple):
     document: str
     magic: bytes
     header_nbytes: int
-    most_before: int = 0
+    max_before: int = 0
 
 
 FRAME: Final = FileKind("frame", "index", b"INSE", FRAME_HEADER_NBYTES, MAX_SMALL_NBYTES)
@@ -429,7 +386,7 @@ class Trailer(NamedTuple):
         if (
             trailer.file_nbytes != file_nbytes
             or trailer.offset < kind.header_nbytes
-            or not 0 <= file_nbytes - trailer.end_of_shortest <= kind.most_before
+            or not 0 <= file_nbytes - trailer.end_of_shortest <= kind.max_before
             or trailer.raw_nbytes > MAX_DOCUMENT_NBYTES
         ):
             raise damaged(

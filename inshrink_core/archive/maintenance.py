@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.frame_writer import FrameWriter
-from inshrink_core.archive.index import BlockColumns, FrameIndex
+from inshrink_core.archive.index import FrameIndex
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedFile, align_file, pack_directory, pack_header
 from inshrink_core.archive.reader import ArchiveReader
@@ -26,11 +26,11 @@ from inshrink_core.archive.segment import (
     separate,
     with_digests,
 )
-from inshrink_core.archive.storage import Creation, Storage, found_at, object_at, storage_at, storage_errors
+from inshrink_core.archive.storage import Creation, Storage, find_at, object_at, storage_at, storage_errors
 from inshrink_core.archive.writer import ArchiveWriter
 from inshrink_core.errors import DamagedError, ExistsError, InputError, NotFoundError
 from inshrink_core.execution.progress import Counter, OnProgress
-from inshrink_core.frame import FrameInfo, FrameKind, FramePart
+from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart
 
 
 def remove_frames(writer: ArchiveWriter, ids: Iterable[bytes]) -> None:
@@ -100,7 +100,8 @@ class Rewrite:
             next_generation=first + len(self._old),
         )
         if self._old:
-            writer.write_manifest(manifest, _FAILED)
+            with storage_errors(_FAILED, self._where):
+                writer.write_manifest(manifest)
 
     def begin(
         self, frame_id: bytes, *, kind: FrameKind, parent_id: bytes | None, external: bool = False
@@ -185,8 +186,8 @@ class Rewrite:
                 left = {frame.path for frame in removed.values() if frame.offset is not None}
                 rows = [[frame for frame in frames if frame.path == path] for path in sorted(left)]
                 manifest = gathered(self._storage, manifest, rows)
-            self._made = manifest.frames
-            self._writer.write_manifest(manifest, _FAILED)
+                self._made = manifest.frames
+                self._writer.write_manifest(manifest)
         finally:
             self._switched = self._writer.manifest == manifest
         self._writer.delete_unlisted((*removed.values(), *frames))
@@ -204,8 +205,8 @@ class Rewrite:
 
 def _inheriting_nothing(meta: Mapping[str, bytes]) -> FrameIndex:
     """Return an index from which a frame inherits metadata but no columns."""
-    columns = BlockColumns((_NEVER,), (_NEVER,), ((_NEVER,),))
-    return FrameIndex(columns, columns, (), (), (), meta, places=(-1,))
+    entries = (BlockEntry(_NEVER, _NEVER, (_NEVER,), sort, 0, 0, None) for sort in (False, True))
+    return FrameIndex(tuple(entries), meta, places=(-1,))
 
 
 def _require_references(frames: Iterable[FrameInfo], removed: Iterable[FrameInfo], where: str) -> None:
@@ -267,7 +268,7 @@ def pack_archive(
     where = os.fspath(target)
     with storage_errors("the archive cannot be packed", where):
         _require_free(target, force)
-        reader.require_whole()
+        reader.require_complete()
         with storage.create(name, over=force) as file:
             nbytes = _write(reader, file, _counter(reader, progress, "pack"))
             try:
@@ -281,12 +282,12 @@ def pack_archive(
 
 def _require_free(target: str | os.PathLike[str], force: bool) -> None:
     """Refuse to overwrite an existing file or folder."""
-    found, where = found_at(target), os.fspath(target)
+    found, where = find_at(target), os.fspath(target)
     if isinstance(found, Storage):
         raise ExistsError("a folder is there already", where=where, remedy="choose another name")
     if found is not None and not force:
         raise ExistsError(
-            "the file exists already", where=where, remedy="write elsewhere, or use --force to replace it"
+            "the file already exists", where=where, remedy="write elsewhere, or use --force to replace it"
         )
 
 
@@ -314,7 +315,6 @@ def _write(reader: ArchiveReader, file: Creation, counter: Counter) -> int:
 
 
 def _manifest(reader: ArchiveReader, frames: Iterable[FrameInfo]) -> Manifest:
-    """Return the manifest of a copy."""
     catalog = reader.catalog
     return replace(catalog.manifest, frames=tuple(frames), next_generation=catalog.next_generation)
 
@@ -324,11 +324,7 @@ def _counter(reader: ArchiveReader, progress: OnProgress | None, stage: str) -> 
 
 
 def _copy(
-    reader: ArchiveReader,
-    frame: FrameInfo,
-    part: FramePart,
-    file: Creation,
-    counter: Counter,
+    reader: ArchiveReader, frame: FrameInfo, part: FramePart, file: Creation, counter: Counter
 ) -> bytes:
     """Copy a file of a frame and return its SHA-256, verified if the manifest lists the frame."""
     digest, nbytes = hashlib.sha256(), 0
@@ -373,9 +369,9 @@ def unpack_archive(
         The storage refused; no file remains.
     """
     with storage_errors("the archive cannot be unpacked", os.fspath(target)):
-        if found_at(target) is not None:
-            raise ExistsError("it exists already", where=os.fspath(target), remedy="choose another name")
-        reader.require_whole()
+        if find_at(target) is not None:
+            raise ExistsError("it already exists", where=os.fspath(target), remedy="choose another name")
+        reader.require_complete()
         with storage_at(target).building() as storage:
             made: list[str] = []
             try:

@@ -12,7 +12,7 @@ import msgspec
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
 from inshrink_core.errors import DamagedError
-from inshrink_core.frame import FrameInfo, FrameKind
+from inshrink_core.frame import FrameInfo, FrameKind, FramePart
 
 MANIFEST_NAME: Final = "inshrink-manifest"
 """A name that no other tool uses, because it marks a folder as an archive."""
@@ -199,11 +199,11 @@ def _parse_document(document: Any, header: layout.ManifestHeader) -> Manifest:
             generation,
             n_parts=n_parts,
         )
-        infos = []
-        for part, (nbytes, digest, (segment, offset)) in zip(frame.parts, files, strict=False):
-            info = part.info(nbytes, digest)
-            infos.append(replace(info, path=segment, offset=offset) if segment else info)
-        frames.append(layout.joined(infos))
+        parts = (
+            FramePart(part.part, segment or part.path, nbytes, digest, offset)
+            for part, (nbytes, digest, (segment, offset)) in zip(frame.parts, files, strict=False)
+        )
+        frames.append(frame.info(*parts))
     return Manifest(
         archive_id=header.archive_id,
         frames=tuple(frames),

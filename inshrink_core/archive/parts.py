@@ -45,7 +45,7 @@ class PartWriter:
     salt
         Salt of the frame ids, the same for all parts: parts of another attempt never complete these frames.
     generation
-        Generation of the next frame if the storage has no locks; the same for all parts (`Gathering`).
+        Generation of the next frame if the storage has no locks; the same for all parts (`SharedFrame`).
 
     Raises
     ------
@@ -92,7 +92,7 @@ class PartWriter:
     def _open(self, generation: int | None) -> None:
         with storage_errors("the archive cannot be opened for writing", os.fspath(self._path)):
             if generation is None:
-                self._lock = _with_patience(lambda: _shared(self.storage, self._path))
+                self._lock = _lock_retrying(lambda: _shared(self.storage, self._path))
             try:
                 if hasattr(self, "reader"):
                     self.reader.refresh()
@@ -108,7 +108,7 @@ class PartWriter:
         for frame in catalog.pending:
             for file in frame.files:
                 if file.number == self.part:
-                    yield replace(frame, nbytes=file.nbytes, digest=b"", path=file.path, parts=(file,))
+                    yield replace(frame, files=(file,))
 
     def _look(self, generation: int | None) -> None:
         """Check the pending frames, again if they change meanwhile, and set the next generation."""
@@ -118,7 +118,7 @@ class PartWriter:
                 self.reader.refresh()
             self.reader.catalog.require_complete(self.reader.path)
             try:
-                _require_one_job(self.reader, self.n_parts)
+                _require_same_job(self.reader, self.n_parts)
             except ConflictError:
                 if look + 1 == _N_LOOKS:
                     raise
@@ -204,7 +204,7 @@ class PartWriter:
             self._next += 1
 
     def written(self, info: FrameInfo) -> WrittenPart:
-        """Return the input of `Gathering.commit` for a part that this writer has committed."""
+        """Return the input of `SharedFrame.commit` for a part that this writer has committed."""
         return WrittenPart(info, {info.path: self.storage.staged(info.path)})
 
     def meta_of_others(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class PartWriter:
         if not self._waiting:
             return {}
         frame, reader = self._waiting[0], ArchiveReader(self.storage, lambda catalog: catalog.pending)
-        first = replace(frame, parts=frame.parts[:1])
+        first = replace(frame, files=frame.files[:1])
         return FrameReader(self.storage, first, reader.resolved(frame.frame_id)).meta
 
     def __enter__(self) -> Self:
@@ -229,7 +229,7 @@ def _shared(storage: Storage, path: str | os.PathLike[str]) -> Lock:
     return storage.share()
 
 
-def _with_patience(take: Callable[[], Lock]) -> Lock:
+def _lock_retrying(take: Callable[[], Lock]) -> Lock:
     """Take a lock, waiting up to `_PATIENCE_S` for others to release it."""
     until = time.monotonic() + _PATIENCE_S
     while True:
@@ -241,7 +241,7 @@ def _with_patience(take: Callable[[], Lock]) -> Lock:
         time.sleep(0.05)
 
 
-def _require_one_job(reader: ArchiveReader, n_parts: int) -> None:
+def _require_same_job(reader: ArchiveReader, n_parts: int) -> None:
     """Refuse to write into an archive whose frames wait for parts of another job."""
     pending = reader.catalog.pending
     waiting = {frame.generation for frame in pending}
@@ -263,7 +263,7 @@ class WrittenPart(NamedTuple):
     files: Mapping[str, Any]
 
 
-class Gathering:
+class SharedFrame:
     """A frame in parts written by several processes without an exclusive lock; this process lists it.
 
     Parameters

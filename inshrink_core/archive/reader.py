@@ -13,25 +13,13 @@ from typing import Final
 
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, parts_in_words
 from inshrink_core.archive.document import decompress_document
-from inshrink_core.archive.frame_reader import (
-    FrameFile,
-    FrameReader,
-    fetch_ends,
-    has_ends,
-    read_envelope,
-)
+from inshrink_core.archive.frame_reader import FrameFile, FrameReader, fetch_ends, has_ends, read_envelope
 from inshrink_core.archive.index import INDEX_DICTIONARY, FrameIndex, parse_index
 from inshrink_core.archive.layout import FrameHeader
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage, is_packed
-from inshrink_core.archive.storage import (
-    Storage,
-    found_at,
-    is_url,
-    storage_at,
-    storage_error,
-)
-from inshrink_core.archive.storage.blocks import MOST_AHEAD_NBYTES, Span, Windows, fetch
+from inshrink_core.archive.storage import Storage, find_at, is_url, storage_at, storage_error
+from inshrink_core.archive.storage.blocks import MAX_PREFETCH_NBYTES, Span, Windows, fetch
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.execution import NotRegularError
 from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart
@@ -39,8 +27,8 @@ from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart
 _N_CACHED_INDICES: Final = 64
 """Two chains of the usual 32 frames: walking one while writing another resolves each index once."""
 
-_CACHED_BLOCKS: Final = 1 << 20
-"""Limit over all cached indices, the number of blocks that the largest single index may have."""
+_CACHED_BLOCKS: Final = 1 << 19
+"""Limit on the blocks of all cached indices: about 100 MB. A larger index is cached alone."""
 
 _WALK: Final = 2
 """After this many frames opened in order, the reader prefetches the following ones."""
@@ -206,7 +194,7 @@ class ArchiveReader:
         ordered = sorted(self.frames, key=lambda frame: frame.generation)
         return tuple({frame.branch: frame for frame in ordered if frame.is_named}.values())
 
-    def require_whole(self) -> None:
+    def require_complete(self) -> None:
         """Raise an error if a frame is missing, or may be missing."""
         self._catalog.require_complete(self.path)
         for lost in self.missing:
@@ -236,7 +224,6 @@ class ArchiveReader:
     def refresh(self) -> None:
         """Reload the archive."""
         self._catalog: Catalog = load_catalog(self._storage)
-        self._chains: dict[bytes, tuple[FrameInfo, ...]] = {}
         for info in tuple(self._unlisted(self._catalog)):
             self.see(info)
 
@@ -293,10 +280,7 @@ class ArchiveReader:
         NotFoundError
             No frame has that id.
         """
-        known = self._chains.get(frame_id)
-        if known is not None:
-            return known
-        chains, frame = self._chains, self.info(frame_id)
+        frame = self.info(frame_id)
         line = {frame_id: frame}
         while frame.kind is FrameKind.DELTA:
             parent_id = frame.parent_id or b""
@@ -311,10 +295,7 @@ class ArchiveReader:
                     where=f"{self.path}, {frame.path}",
                     remedy="fetch its file from where the archive came from",
                 ) from error
-        if len(chains) >= _N_CACHED_INDICES:
-            chains.clear()
-        chains[frame_id] = tuple(reversed(line.values()))
-        return chains[frame_id]
+        return tuple(reversed(line.values()))
 
     def find(self, step: int, branch: int | None = None) -> FrameInfo:
         """Return the frame of a step: from the head's history, else from the newest branch that has the step.
@@ -380,7 +361,7 @@ class ArchiveReader:
             Also fetch the blocks, if they take at most 64 MB in total.
         """
         parts = [part for frame in frames for part in frame.files] if self.is_far else []
-        if blocks and sum(part.nbytes for part in parts) <= MOST_AHEAD_NBYTES:
+        if blocks and sum(part.nbytes for part in parts) <= MAX_PREFETCH_NBYTES:
             fetch(self._storage, [FrameFile.of(self._storage, part).span(0, part.nbytes) for part in parts])
         fetch_ends(self._storage, parts)
 
@@ -392,7 +373,7 @@ class ArchiveReader:
         """Prefetch blocks from remote storage in one round trip; does nothing for local storage."""
         if self.is_far:
             spans = _spans(blocks)
-            if sum(span.nbytes for span in spans) <= MOST_AHEAD_NBYTES:
+            if sum(span.nbytes for span in spans) <= MAX_PREFETCH_NBYTES:
                 fetch(self._storage, spans)
 
     def frame(self, frame_id: bytes) -> FrameReader:
@@ -466,9 +447,9 @@ class ArchiveReader:
         file = FrameFile.of(self._storage, part)
         expected = FrameHeader.of(self.archive_id, frame, part.number) if self.is_far else None
         header, trailer, document, small = read_envelope(file, expected)
-        found = header.info(trailer.file_nbytes)
-        listed = replace(frame, digest=b"", nbytes=part.nbytes)
-        if header.archive_id != self.archive_id or found != listed or header.part != part.number:
+        found = header.info(header.file(trailer.file_nbytes))
+        listed = replace(frame, files=(replace(part, digest=b""),))
+        if header.archive_id != self.archive_id or found != listed:
             raise DamagedError(
                 "the frame's file is not the one the manifest lists",
                 where=f"{file.where} (step {frame.step})",
@@ -477,7 +458,8 @@ class ArchiveReader:
                 remedy="restore the frame from a backup",
             )
         raw = decompress_document(document, trailer.raw_nbytes, file.where, INDEX_DICTIONARY)
-        return parse_index(raw, parent, trailer.offset, small, file.where, several=header.n_parts > 1)
+        number = part.number if header.n_parts > 1 else None
+        return parse_index(raw, parent, trailer.offset, small, file.where, number)
 
 
 def _spans(blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> list[Span]:
@@ -486,7 +468,7 @@ def _spans(blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> list[Span]:
 
 
 def _weight(indices: Mapping[int, FrameIndex]) -> int:
-    n_blocks = sum(len(index.nbytes) for index in indices.values())
+    n_blocks = sum(len(index.entries) for index in indices.values())
     return max(n_blocks, _CACHED_BLOCKS // _N_CACHED_INDICES)
 
 
@@ -502,7 +484,7 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
                 return True
             with contextlib.suppress(FileNotFoundError, NotRegularError):
                 return storage.size(MANIFEST_NAME) > 0
-        found = found_at(path)
+        found = find_at(path)
         if isinstance(found, Storage):
             return is_archive_storage(found)
         return found is not None and is_packed(found)
@@ -526,7 +508,7 @@ def open_storage(path: str | os.PathLike[str]) -> Storage:
     """
     where = os.fspath(path)
     try:
-        found = found_at(path)
+        found = find_at(path)
         if found is None:
             raise NotFoundError("there is no such archive", where=where)
         if isinstance(found, Storage):

@@ -39,11 +39,7 @@ def batches(frames: Iterable[FrameInfo]) -> Iterator[tuple[FrameInfo, ...]]:
 
 def separate(frame: FrameInfo) -> FrameInfo:
     """Return a frame with its place outside of segments."""
-    return (
-        frame
-        if frame.n_parts > 1
-        else replace(frame, path=layout.frame_path(frame.generation, frame.step), offset=None)
-    )
+    return frame if frame.n_parts > 1 else frame.at(layout.frame_path(frame.generation, frame.step))
 
 
 def placed(batch: Sequence[FrameInfo], number: int) -> tuple[FrameInfo, ...]:
@@ -52,7 +48,7 @@ def placed(batch: Sequence[FrameInfo], number: int) -> tuple[FrameInfo, ...]:
         return (separate(batch[0]),)
     offsets = itertools.accumulate((frame.nbytes for frame in batch), initial=0)
     path = layout.segment_path(number)
-    return tuple(replace(frame, path=path, offset=at) for frame, at in zip(batch, offsets, strict=False))
+    return tuple(frame.at(path, offset) for frame, offset in zip(batch, offsets, strict=False))
 
 
 def write_together(storage: Storage, batch: Sequence[FrameInfo], contents: Iterable[bytes]) -> None:
@@ -100,17 +96,17 @@ def gathered(storage: Storage, manifest: Manifest, files: Iterable[Sequence[Fram
     A file with a missing or damaged frame stays as it is. The function neither writes the manifest nor
     deletes files; after an error no new file remains.
     """
-    sound = [frame for file in files if all(is_sound(storage, f) for f in file) for frame in file]
+    intact = [frame for file in files if all(is_intact(storage, f) for f in file) for frame in file]
     made: list[str] = []
     try:
-        for batch in batches(sorted(sound, key=lambda frame: frame.generation)):
+        for batch in batches(sorted(intact, key=lambda frame: frame.generation)):
             if len(batch) == 1 and batch[0].offset is None:
                 continue
-            lying = placed(batch, manifest.next_generation)
+            members = placed(batch, manifest.next_generation)
             contents = (b"".join(frame_chunks(storage, frame.files[0])) for frame in batch)
-            write_together(storage, lying, contents)
-            made.append(lying[0].path)
-            manifest = manifest.with_places(lying)
+            write_together(storage, members, contents)
+            made.append(members[0].path)
+            manifest = manifest.with_places(members)
         if made:
             storage.sync(layout.FRAME_FOLDER)
     except BaseException:
@@ -130,12 +126,12 @@ def frame_digest(storage: Storage, part: FramePart) -> bytes:
     """Return the SHA-256 of a frame or part; a separate file is hashed as a whole."""
     nbytes = storage.size(part.path) if part.offset is None else part.nbytes
     digest = hashlib.sha256()
-    for chunk in frame_chunks(storage, part._replace(nbytes=nbytes)):
+    for chunk in frame_chunks(storage, replace(part, nbytes=nbytes)):
         digest.update(chunk)
     return digest.digest()
 
 
-def is_sound(storage: Storage, frame: FrameInfo) -> bool:
+def is_intact(storage: Storage, frame: FrameInfo) -> bool:
     """Return whether every file of the frame has the digest in the manifest."""
     try:
         return all(frame_digest(storage, part) == part.digest for part in frame.files)
@@ -145,7 +141,5 @@ def is_sound(storage: Storage, frame: FrameInfo) -> bool:
 
 def with_digests(frame: FrameInfo, digests: Sequence[bytes]) -> FrameInfo:
     """Return a frame with the digest of each of its files."""
-    if frame.n_parts == 1:
-        return replace(frame, digest=digests[0])
-    parts = (part._replace(digest=digest) for part, digest in zip(frame.parts, digests, strict=True))
-    return layout.joined([replace(frame, parts=tuple(parts))])
+    files = zip(frame.files, digests, strict=True)
+    return replace(frame, files=tuple(replace(file, digest=digest) for file, digest in files))

@@ -12,12 +12,7 @@ from functools import partial
 from typing import Any, Final, Self
 
 from inshrink_core.archive import layout
-from inshrink_core.archive.catalog import (
-    Catalog,
-    is_archive_storage,
-    load_catalog,
-    parts_in_words,
-)
+from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, parts_in_words
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import is_packed
@@ -38,7 +33,7 @@ from inshrink_core.archive.storage import (
     OverlaidStorage,
     Storage,
     Tag,
-    found_at,
+    find_at,
     storage_at,
     storage_errors,
 )
@@ -152,7 +147,7 @@ class ArchiveWriter:
             new_id = os.urandom(layout.ID_NBYTES) if archive_id is None else archive_id
             if len(new_id) != layout.ID_NBYTES or not any(new_id):
                 raise InputError(f"an archive id is {layout.ID_NBYTES} bytes, not all zero")
-            self._write_manifest(Manifest(archive_id=new_id))
+            self.write_manifest(Manifest(archive_id=new_id))
         catalog = load_catalog(storage)
         if not rebuild:
             catalog.require_complete(where)
@@ -162,12 +157,12 @@ class ArchiveWriter:
         self._manifest = self._repaired(catalog)
         # Without an exclusive lock, a deleted file may belong to an active writer. Advancing the generation
         # refuses that writer.
-        fenced = bool(catalog.buried) and not storage.exclusive
+        fenced = bool(catalog.obsolete) and not storage.exclusive
         if fenced:
             self._manifest = replace(self._manifest, next_generation=self._manifest.next_generation + 1)
         if catalog.manifest_problem or catalog.unlisted or catalog.moved or fenced:
-            self._write_manifest(self._manifest)
-        for path in catalog.buried:
+            self.write_manifest(self._manifest)
+        for path in catalog.obsolete:
             storage.delete(path)
         files = [file for frame in self._manifest.frames for file in frame.files if file.offset is None]
         storage.trust({file.path: file.digest for file in files})
@@ -197,7 +192,7 @@ class ArchiveWriter:
         for error in torn.values():
             raise error
         if pending == "refuse":
-            catalog.require_whole_frames(self.storage.name)
+            catalog.require_complete_frames(self.storage.name)
         return catalog
 
     def begin(
@@ -292,7 +287,7 @@ class ArchiveWriter:
         try:
             commit()
             self.storage.sync(layout.FRAME_FOLDER)
-            self._write_manifest(manifest)
+            self.write_manifest(manifest)
         except BaseException as error:
             taken = isinstance(error, FileExistsError)
             if self._manifest is not manifest and not taken:
@@ -367,7 +362,7 @@ class ArchiveWriter:
         with contextlib.suppress(OSError, InshrinkError):
             manifest = gathered(self.storage, before, small)
             try:
-                self._write_manifest(manifest)
+                self.write_manifest(manifest)
             finally:
                 self.delete_unlisted((*before.frames, *manifest.frames))
         self.reader.refresh()
@@ -389,7 +384,19 @@ class ArchiveWriter:
             discard(self.storage, [path for path in paths if path not in listed])
             self.reader.refresh()
 
-    def _write_manifest(self, manifest: Manifest) -> None:
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Replace the manifest: the one operation that makes frames live or removes them.
+
+        Parameters
+        ----------
+        manifest
+            The new manifest; the caller guarantees its consistency.
+
+        Raises
+        ------
+        OSError, StorageError
+            The storage refused; `manifest` is the old or the new one.
+        """
         content = manifest.pack()
         try:
             if self._doubted:
@@ -426,24 +433,6 @@ class ArchiveWriter:
             frames=(*self._manifest.frames, *self._group),
             next_generation=self._group[-1].generation + 1,
         )
-
-    def write_manifest(self, manifest: Manifest, what: str) -> None:
-        """Replace the manifest: the one operation that makes frames live or removes them.
-
-        Parameters
-        ----------
-        manifest
-            The new manifest; `Rewrite` guarantees its consistency.
-        what
-            What fails if the storage refuses, for the message.
-
-        Raises
-        ------
-        StorageError
-            The storage refused; `manifest` is the old or the new one.
-        """
-        with storage_errors(what, self.storage.name):
-            self._write_manifest(manifest)
 
     def close(self) -> None:
         """Abort an unfinished frame, flush, and release the lock; may be called repeatedly.
@@ -538,7 +527,7 @@ def _writable(path: str | os.PathLike[str], *, create: bool) -> tuple[Storage, b
     where, storage, found = os.fspath(path), storage_at(path), None
     if not storage.writable:
         storage.refuse()
-    found = found_at(path)
+    found = find_at(path)
     if found is not None and not isinstance(found, Storage):
         if is_packed(found):
             raise InputError(

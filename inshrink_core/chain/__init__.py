@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from inshrink_core.chain.config import optimizer_of as optimizer_of
     from inshrink_core.chain.config import parse_overrides as parse_overrides
     from inshrink_core.chain.encoder import ChainState as ChainState
-    from inshrink_core.chain.encoder import FrameEncoder as FrameEncoder
+    from inshrink_core.chain.encoder import FramePlan as FramePlan
     from inshrink_core.chain.encoder import PreparedFrame as PreparedFrame
+    from inshrink_core.chain.encoder import look_ahead as look_ahead
     from inshrink_core.chain.gain import StepGain as StepGain
     from inshrink_core.chain.gain import TensorGain as TensorGain
     from inshrink_core.chain.gain import pool as pool

@@ -98,7 +98,7 @@ class ChainWriter:
     Attributes
     ----------
     initial_memory
-        Memory for planning the archive's first frame (`FrameEncoder.look_ahead`); None for none.
+        Memory for planning the archive's first frame (`look_ahead`); None for none.
     unchanged
         Keys of the tensors that the next frame leaves unchanged if it is a delta frame; a keyframe stores
         all.
@@ -191,7 +191,7 @@ class ChainWriter:
         info, known = self._restored_from, self._restored.get(spec.key)
         if info is None or known is not None:
             return known
-        stored, tensor_spec = self.archive.checkpoint(info), spec.whole
+        stored, tensor_spec = self.archive.checkpoint(info), spec.full_spec
         if tensor_spec.key not in stored or stored.spec(tensor_spec.key).shape != tensor_spec.shape:
             return None
         try:
@@ -221,7 +221,7 @@ class ChainWriter:
         read = before.source.read
 
         def original(spec: TensorSpec) -> RecalledReference:
-            return RecalledReference(recall=lambda: (read(spec), None))
+            return RecalledReference(lambda: (read(spec), None))
 
         return {spec.key: original(spec) for spec in before.specs}
 
@@ -311,7 +311,7 @@ class ChainWriter:
         spec: TensorSpec,
         source: TensorSource | None = None,
         digest: bytes = b"",
-        history: Tensor | None = None,
+        context_state: Tensor | None = None,
     ) -> RecalledReference:
         """Return a reference that reads a losslessly stored tensor on demand.
 
@@ -321,12 +321,12 @@ class ChainWriter:
         def recall() -> tuple[Tensor, Tensor | None]:
             tensor = None if source is None else read_again(source, spec, digest)
             if tensor is not None:
-                return tensor, history
+                return tensor, context_state
             if self.parent is None:
                 raise RuntimeError("a state is asked for before its frame was committed")
             return self.archive.decode(self.parent, spec.key)[1].exact_state()
 
-        return RecalledReference(recall=recall, history=history)
+        return RecalledReference(recall)
 
     def _write(
         self,
@@ -394,7 +394,7 @@ class ChainWriter:
                 QUALITY: plan.quality if quality is None else dict(quality),
                 # No rank has the whole checkpoint, and each stores the memory of its own tensors.
                 "content": None if shared else content_digest(written_here, digests, attachments),
-                ORIGINALS: source.vouched(checkpoint.files) if isinstance(source, FileSource) else None,
+                ORIGINALS: source.checks_record(checkpoint.files) if isinstance(source, FileSource) else None,
                 "memory": memory_of(plan.memory, frozenset(references)) if shared else plan.memory,
                 WRITTEN: {name: written.get(name, parent.step) for name in names} if parent else None,
                 NAME: checkpoint.branch,

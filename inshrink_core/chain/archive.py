@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 _Read = TypeVar("_Read")
 _Tensors: TypeAlias = tuple[tuple[TensorSpec, ...], Mapping[str, tuple[TensorSpec, ...]]]
 
-_MAX_HELD_ENTRIES = 1 << 18
+_MAX_CACHED_ENTRIES = 1 << 18
 """Limit on the index entries of open frames: about 100 MB, or thousands of frames of a small model."""
 
-_MAX_HELD_SPECS = 1 << 15
+_MAX_CACHED_SPECS = 1 << 15
 """Limit on the tensor specs of cached checkpoint descriptions: about 30 MB."""
 
 _DESCRIBED = TensorsInMemory({})
@@ -106,8 +106,7 @@ class _OpenFrame:
     @cached_property
     def tensors(self) -> _Tensors:
         """The tensors of the frame, and the cells of the tensors stored in cells, by key."""
-        specs = (spec_of(entry, self.where) for entry in self.reader.entries if not entry.attachment)
-        return joined_specs(specs, self.where)
+        return joined_specs(self.blocks.specs, self.where)
 
 
 class Archive(Mapping[int, Checkpoint]):
@@ -276,7 +275,7 @@ class Archive(Mapping[int, Checkpoint]):
 
     def frame(self, info: FrameInfo) -> FrameReader:
         """Return the reader of a frame, which caches the frame's index."""
-        return self._steadily(self._frame, info).reader
+        return self._rereading(self._frame, info).reader
 
     def _frame(self, info: FrameInfo) -> _OpenFrame:
         with self._lock:
@@ -285,14 +284,14 @@ class Archive(Mapping[int, Checkpoint]):
             if known not in self._frames:
                 self._frames[known] = _OpenFrame(self.reader.frame(current.frame_id), self.where(current))
                 while len(self._frames) > 1 and (
-                    sum(len(frame.reader.entries) for frame in self._frames.values()) > _MAX_HELD_ENTRIES
+                    sum(len(frame.reader.entries) for frame in self._frames.values()) > _MAX_CACHED_ENTRIES
                 ):
                     self._frames.popitem(last=False)
             return self._frames[known]
 
     def base_of(self, info: FrameInfo) -> BaseRecord | None:
         """Return a frame's record of the base model it is encoded against; None for most frames."""
-        return self._steadily(self._frame, info).base if info.kind is FrameKind.KEYFRAME else None
+        return self._rereading(self._frame, info).base if info.kind is FrameKind.KEYFRAME else None
 
     def fetch(self, infos: Iterable[FrameInfo]) -> None:
         """Read the given steps into memory in one round trip, if the archive is remote and they are small.
@@ -322,7 +321,7 @@ class Archive(Mapping[int, Checkpoint]):
         if not self.reader.is_far:
             yield
             return
-        windows = self.reader.windows(self._steadily(lambda now: self._columns(now, keys), info))
+        windows = self.reader.windows(self._rereading(lambda now: self._columns(now, keys), info))
         self._windows[info.frame_id] = windows
         try:
             yield
@@ -359,7 +358,7 @@ class Archive(Mapping[int, Checkpoint]):
 
     def checkpoint(self, info: FrameInfo) -> Checkpoint:
         """Return the checkpoint of one frame; values are decoded on access."""
-        return self._steadily(self._checkpoint, info)
+        return self._rereading(self._checkpoint, info)
 
     def _checkpoint(self, info: FrameInfo) -> Checkpoint:
         frame = self.frame(info)
@@ -382,7 +381,7 @@ class Archive(Mapping[int, Checkpoint]):
             folder=frame.meta.get(FOLDER, ""),
             models=tuple(frame.meta.get(MODELS, ())),
         )
-        if sum(len(other.specs) for other in self._described.values()) + len(specs) <= _MAX_HELD_SPECS:
+        if sum(len(other.specs) for other in self._described.values()) + len(specs) <= _MAX_CACHED_SPECS:
             # The cache has no reference to the archive, or one view would keep another's states alive.
             self._described[frame.info] = replace(described, source=_DESCRIBED)
         return described
@@ -408,10 +407,10 @@ class Archive(Mapping[int, Checkpoint]):
             The frame has no such tensor.
         """
         frame = self.frame(info)
-        cells = self._steadily(self._frame, info).tensors[1].get(key)
+        cells = self._rereading(self._frame, info).tensors[1].get(key)
         return tuple(frame.entry(cell.key) for cell in cells) if cells else (frame.entry(key),)
 
-    def _steadily(self, read: Callable[[FrameInfo], _Read], info: FrameInfo) -> _Read:
+    def _rereading(self, read: Callable[[FrameInfo], _Read], info: FrameInfo) -> _Read:
         """Read a frame, and retry once if a file of its chain is missing.
 
         Pruning may replace frames during a read; the reloaded manifest names the new files.
@@ -449,7 +448,7 @@ class Archive(Mapping[int, Checkpoint]):
         DamagedError, MissingFrameError, IncompatibleError
             The tensor cannot be decoded.
         """
-        return self._steadily(lambda now: self._decode(now, key), info)
+        return self._rereading(lambda now: self._decode(now, key), info)
 
     def recalled(self, config: ChainConfig, info: FrameInfo, spec: TensorSpec) -> TensorReference:
         """Return the state of one tensor after a frame, with the encoder state of its codec restored.
@@ -477,15 +476,15 @@ class Archive(Mapping[int, Checkpoint]):
         """Yield each block of a tensor with the first moment of the frame before."""
         archive, moment = self.sequential(values=False), None
         for earlier in self.reader.chain(info.frame_id):
-            opened = archive._steadily(archive._frame, earlier)
+            opened = archive._rereading(archive._frame, earlier)
             # Read by block: a part of a frame has no layout, and each cell has a first moment.
             frame, described = opened.reader, opened.blocks
             if spec.key in described:
                 entry = frame.entry(spec.key)
                 block, settings = Block(entry.codec, frame.read(entry)), settings_of(frame.meta, spec)
                 yield PastFrame(block, settings, moment)
-            companion = described.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
-            moment = None if companion is None else partial(archive._values, earlier, companion.key)
+            auxiliary = described.auxiliary_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
+            moment = None if auxiliary is None else partial(archive._values, earlier, auxiliary.key)
 
     def _values(self, info: FrameInfo, key: str) -> Tensor:
         return self.decode(info, key)[0]
@@ -536,7 +535,7 @@ class Archive(Mapping[int, Checkpoint]):
         """Decode the cells of a tensor and assemble them."""
         import torch
 
-        spec = cells[0].whole
+        spec = cells[0].full_spec
         self._require(spec.nbytes, "decoding it", f"{self.where(info)}, tensor '{spec.key}'")
         joined = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
         for cell in cells:
@@ -590,7 +589,7 @@ class Archive(Mapping[int, Checkpoint]):
         DamagedError
             The attachment is missing or does not decode.
         """
-        content = self._steadily(lambda now: self._attachment(now, key, sizes), info)
+        content = self._rereading(lambda now: self._attachment(now, key, sizes), info)
         if sizes is not None:
             self._check_size(len(content), sizes, f"{self.where(info)}, '{key}'")
         return content

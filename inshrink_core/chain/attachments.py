@@ -83,8 +83,8 @@ def encode_attachment(content: bytes, previous: bytes | None, *, renamed: bool =
         enable_ldm=len(content) > 1 << 20,
     )
     dictionary = raw_dictionary(previous)
-    squeezed = zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary).compress(content)
-    payload = len(content).to_bytes(_LENGTH_BYTES, "little") + squeezed
+    packed = zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary).compress(content)
+    payload = len(content).to_bytes(_LENGTH_BYTES, "little") + packed
     return (RENAMED if renamed else _ZSTD, payload) if len(payload) < len(content) else (_STORED, content)
 
 
@@ -223,12 +223,12 @@ def _unpack_file(row: list[Any], keys: tuple[str, ...]) -> FileLayout:
     position = 0
     for region in layout.regions:
         if region.offset < position or region.offset + region.nbytes > layout.nbytes:
-            raise ValueError(f"a region of '{layout.path}' lies outside the file or over another")
+            raise ValueError(f"a region of '{layout.path}' is outside the file or overlaps another")
         position = region.offset + region.nbytes
     for entry in layout.zip_entries:
         ends = (entry.data_offset + entry.data_nbytes, *(at + 4 for at in entry.crc_offsets))
         if max(ends) > layout.nbytes:
-            raise ValueError(f"a zip entry of '{layout.path}' lies outside the file")
+            raise ValueError(f"a zip entry of '{layout.path}' is outside the file")
     return layout
 
 

@@ -109,8 +109,8 @@ class BaseRecord:
             tensors=tensors,
             n_without=n_model - len(tensors),
             name=value["name"],
-            path=value["path"],
-            step=value["step"],
+            path=value.get("path"),
+            step=value.get("step"),
         )
 
     @staticmethod
@@ -121,7 +121,23 @@ class BaseRecord:
         return {**value, "tensors": b"".join(rows)}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the ``base`` object of a JSON document."""
+        """Return the ``base`` object of a JSON document.
+
+        Returns
+        -------
+        name : str
+            Name of the base model.
+        digest : str
+            Digest of the tensors used.
+        path : str?
+            Path, relative to the folder that contains the archive.
+        step : int?
+            Step; None for a single checkpoint.
+        tensors : int
+            Number of tensors encoded relative to it.
+        tensors_without : int
+            Number of weights and buffers without a counterpart of the same shape and dtype.
+        """
         return {
             "name": self.name,
             "digest": self.digest.hex(),

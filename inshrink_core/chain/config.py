@@ -118,8 +118,8 @@ class ChainConfig:
 
     def as_set(self) -> ChainConfig:
         """Return the configuration without predicted settings, for measuring restore costs."""
-        knob = self.config.tuning and self.config.tuning.knob
-        set_now = {name: getattr(self.config, name) for name in (knob.settings if knob else ())}
+        tunable = self.config.tuning and self.config.tuning.tunable
+        set_now = {name: getattr(self.config, name) for name in (tunable.settings if tunable else ())}
         return dataclasses.replace(self, config=apply_settings(self.config, set_now))
 
     def made_exact(self, config: AnyCodec) -> ChainConfig:
@@ -166,7 +166,7 @@ class ChainConfig:
         codec = self.config_of(spec)
         if not isinstance(codec, EncoderState) or not codec.uses_past:
             return None
-        return checkpoint.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
+        return checkpoint.auxiliary_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
 
     def first_moments(self, checkpoint: Checkpoint, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
         """Return the distinct results of `first_moment` for some tensors."""
@@ -216,7 +216,7 @@ class Override:
         """Whether the override applies to a tensor."""
         if self.layer_type is not None and spec.layer != self.layer_type:
             return False
-        return fnmatchcase(spec.whole.name, self.match)
+        return fnmatchcase(spec.full_spec.name, self.match)
 
     def to_json(self) -> dict[str, Any]:
         """Return the override as an entry of a config file."""

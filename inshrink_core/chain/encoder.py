@@ -33,7 +33,6 @@ from inshrink_core.values import real_numbers
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inshrink_core.codec import DecodedMoment
     from inshrink_core.frame import Block
 
 
@@ -43,27 +42,25 @@ RESIDENT_NBYTES = 1 << 16
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class RecalledReference(TensorReference):
     """The state of a tensor stored bit for bit, whose values are read again on each access.
 
     Parameters
     ----------
     recall
-        Returns the state (`TensorReference.exact_state`), from the original file or from the archive.
-    history
-        The context state of the next delta, held in memory because no file contains it.
+        Returns the state (`TensorReference.exact_state`), from the original file or from the archive. It
+        holds the context state of the next delta, because no file contains it.
     """
 
     recall: Callable[[], tuple[Tensor, Tensor | None]]
-    history: Tensor | None = None
 
     def decoded(self) -> Tensor:
         """Return the values; see `exact_state`."""
         return self.exact_state()[0]
 
     def exact_state(self) -> tuple[Tensor, Tensor | None]:
-        """Return the values, in new memory, and the history.
+        """Return the values, in new memory, and the context state.
 
         Raises
         ------
@@ -71,11 +68,6 @@ class RecalledReference(TensorReference):
             The values have left their file and cannot be decoded from the archive.
         """
         return self.recall()
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the history in bytes; the values are not in memory."""
-        return 0 if self.history is None else self.history.nbytes
 
 
 def read_again(source: TensorSource, spec: TensorSpec, digest: bytes) -> Tensor | None:
@@ -101,7 +93,7 @@ _OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainState:
-    """The state of a chain, against which its next frame is encoded.
+    """The state of a chain, against which its next frame is encoded. Equality ignores states and shards.
 
     Parameters
     ----------
@@ -109,7 +101,7 @@ class ChainState:
         States after the previous frame by key, read-only; empty for a keyframe.
     memory
         The codec's memory of earlier frames (`EncoderState.remember`); for the first frame, the result of
-        `FrameEncoder.look_ahead`.
+        `look_ahead`.
     restored
         Returns the values from which training last resumed after a restore; None without a restore.
     after_restore
@@ -123,82 +115,44 @@ class ChainState:
         The collective over the ranks of a training, if each rank observes only its own tensors.
     """
 
-    references: Mapping[str, TensorReference] = field(default_factory=dict)
+    references: Mapping[str, TensorReference] = field(default_factory=dict, compare=False)
     memory: Any = None
     restored: Callable[[TensorSpec], Tensor | None] | None = None
     after_restore: bool = False
     unchanged: frozenset[str] = frozenset()
-    observed: Mapping[str, TensorReference] | None = None
-    shards: Shards | None = None
-
-    def is_like(self, other: ChainState) -> bool:
-        """Whether a frame would be encoded against the same states and memory."""
-        references, others = self.references, other.references
-        return (
-            (self.memory, self.restored, self.after_restore, self.unchanged)
-            == (other.memory, other.restored, other.after_restore, other.unchanged)
-            and references.keys() == others.keys()
-            and all(others[key] is reference for key, reference in references.items())
-        )
+    observed: Mapping[str, TensorReference] | None = field(default=None, compare=False)
+    shards: Shards | None = field(default=None, compare=False)
 
 
-class TensorJob(TensorInput):
-    """A tensor to encode, each part of which is read when the codec requests it.
+def _input(
+    checkpoint: Checkpoint,
+    spec: TensorSpec,
+    device: str,
+    tensor: Tensor | None = None,
+    restored: Callable[[TensorSpec], Tensor | None] | None = None,
+    moment: TensorReference | None = None,
+) -> TensorInput:
+    """Return a tensor to encode, each part of which is read when the codec requests it."""
 
-    Parameters
-    ----------
-    checkpoint, spec
-        The tensor.
-    device
-        Device of the codec.
-    restored
-        Returns the restored values of a tensor.
-    moment_before
-        As in `TensorInput`.
-    tensor
-        The values, if they were read already.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        spec: TensorSpec,
-        device: str,
-        *,
-        restored: Callable[[TensorSpec], Tensor | None] | None = None,
-        moment_before: DecodedMoment | None = None,
-        tensor: Tensor | None = None,
-    ) -> None:
-        self.spec, self.moment_before, self.owned = spec, moment_before, True
-        self._checkpoint, self._device, self._start = checkpoint, device, restored
-        self._values = tensor
-
-    @property
-    def tensor(self) -> Tensor:
-        """The values, which are read once."""
-        if self._values is None:
-            self._values = peek(self._checkpoint.source, self.spec).to(self._device)
-        return self._values
-
-    @property
-    def restored(self) -> Tensor | None:
-        """The values from which training last resumed, decoded."""
-        start = None if self._start is None else self._start(self.spec)
-        return None if start is None else start.to(self._device)
-
-    @property
-    def sample(self) -> Tensor:
-        """A sample, read without the rest of the tensor if possible."""
-        if self._values is not None:
-            return super().sample
-        return peek_sample(self._checkpoint.source, self.spec).to(self._device)
-
-    def companion(self, *roles: TensorRole, sampled: bool = False) -> Tensor | None:
-        """Read an auxiliary tensor of the same parameter, or a sample of it."""
-        found = self._checkpoint.companion_spec(self.spec, *roles)
+    def auxiliary(*roles: TensorRole, sampled: bool = False) -> Tensor | None:
+        found = checkpoint.auxiliary_spec(spec, *roles)
         if found is None:
             return None
-        return (peek_sample if sampled else peek)(self._checkpoint.source, found).to(self._device)
+        return (peek_sample if sampled else peek)(checkpoint.source, found).to(device)
+
+    def start() -> Tensor | None:
+        values = None if restored is None else restored(spec)
+        return None if values is None else values.to(device)
+
+    return TensorInput(
+        spec=spec,
+        tensor=(lambda: peek(checkpoint.source, spec).to(device)) if tensor is None else tensor,
+        auxiliaries=auxiliary,
+        sample=lambda: peek_sample(checkpoint.source, spec).to(device),
+        restored=start,
+        moment_before=None if moment is None else moment.decoded,
+        owned=True,
+    )
 
 
 class TensorResult(NamedTuple):
@@ -212,71 +166,54 @@ class TensorResult(NamedTuple):
     squared_norm: float
 
 
-class FrameEncoder:
-    """Encodes checkpoints as frames of a chain.
+@holding_files()
+def look_ahead(
+    chain: ChainConfig,
+    steps: Sequence[int],
+    read: Callable[[int], Checkpoint],
+    keys: frozenset[str] | None = None,
+) -> Any:
+    """Inspect a few steps of a run, and return the memory for planning its first frame.
 
     Parameters
     ----------
     chain
-        The codecs, their settings and the tensors they encode.
+        The codecs and their settings.
+    steps
+        The steps to encode, ascending.
+    read
+        Returns the checkpoint of a step.
+    keys
+        Keys of the tensors to inspect; by default all tensors of the chain's own codec.
+
+    Returns
+    -------
+    memory
+        For the `ChainState` of the first frame; None if the codec does not look ahead.
+
+    Notes
+    -----
+    Reads each tensor once a step, without verifying checksums, since nothing of it is stored. Skips
+    unreadable steps, which are reported when they are encoded. Holds the codec's statistics of each
+    tensor, and two tensors a thread.
     """
+    codec = chain.config
+    if not isinstance(codec, EncoderState):
+        return None
+    there: list[tuple[LookAheadStep, Checkpoint]] = []
+    for wanted in codec.look_ahead_steps(len(steps)):
+        with contextlib.suppress(InshrinkError, OSError):
+            there.append((wanted, read(steps[wanted.place])))
+    if not there:
+        return None
 
-    def __init__(self, chain: ChainConfig) -> None:
-        self._chain = chain
+    def look(spec: TensorSpec) -> Any:
+        return codec.look_ahead(spec, _look_ahead_inputs(spec, there))
 
-    def plan(self, checkpoint: Checkpoint, state: ChainState, specs: Sequence[TensorSpec]) -> FramePlan:
-        """Observe tensors and return the plan of their frame."""
-        return FramePlan(self._chain, checkpoint, state, specs)
-
-    def encode(
-        self, checkpoint: Checkpoint, state: ChainState, specs: Sequence[TensorSpec] | None = None
-    ) -> tuple[Any, Iterator[TensorResult]]:
-        """Plan a frame; return the codec's memory and an iterator over the encoded tensors."""
-        specs = checkpoint.specs if specs is None else specs
-        plan = self.plan(checkpoint, state, specs)
-        return plan.memory, plan.encode(specs)
-
-    @holding_files()
-    def look_ahead(
-        self, steps: Sequence[int], read: Callable[[int], Checkpoint], keys: frozenset[str] | None = None
-    ) -> Any:
-        """Inspect a few steps of a run, and return the memory for planning its first frame.
-
-        Parameters
-        ----------
-        steps
-            The steps to encode, ascending.
-        read
-            Returns the checkpoint of a step.
-        keys
-            Keys of the tensors to inspect; by default all tensors of the chain's own codec.
-
-        Returns
-        -------
-        memory
-            For the `ChainState` of the first frame; None if the codec does not look ahead.
-
-        Notes
-        -----
-        Reads each tensor once a step, without verifying checksums, since nothing of it is stored. Skips
-        unreadable steps, which are reported when they are encoded. Holds the codec's statistics of each
-        tensor, and two tensors a thread.
-        """
-        codec = self._chain.config
-        there: list[tuple[LookAheadStep, Checkpoint]] = []
-        for wanted in codec.look_ahead_steps(len(steps)) if isinstance(codec, EncoderState) else ():
-            with contextlib.suppress(InshrinkError, OSError):
-                there.append((wanted, read(steps[wanted.place])))
-        if not there or not isinstance(codec, EncoderState):
-            return None
-
-        def look(spec: TensorSpec) -> Any:
-            return codec.look_ahead(spec, _look_ahead_inputs(spec, there))
-
-        specs = self._chain.members(there[0][1].specs)
-        members = [spec for spec in specs if keys is None or spec.key in keys]
-        statistics = list(ordered_map(look, members, threads=self._chain.threads, weight=_job_nbytes))
-        return codec.initial_memory(members, statistics, [_rates(checkpoint) for _, checkpoint in there])
+    specs = chain.members(there[0][1].specs)
+    members = [spec for spec in specs if keys is None or spec.key in keys]
+    statistics = list(ordered_map(look, members, threads=chain.threads, weight=_nbytes))
+    return codec.initial_memory(members, statistics, [_rates(checkpoint) for _, checkpoint in there])
 
 
 class FramePlan:
@@ -296,6 +233,8 @@ class FramePlan:
 
     Attributes
     ----------
+    chain, checkpoint
+        As given.
     memory
         The memory of the chain's codec for later frames.
     members
@@ -315,7 +254,7 @@ class FramePlan:
         if state.shards is None:  # a rank of several has only some of the tensors
             chain.require_matches(checkpoint)
         codec, by_role = chain.config, chain.codecs_by_role()
-        self._chain, self._checkpoint = chain, checkpoint
+        self.chain, self.checkpoint = chain, checkpoint
         self._restored, self._unchanged, self._old = state.restored, state.unchanged, dict(state.references)
         self.members = chain.members(specs)
         made, codecs = [codec], dict[str, AnyCodec]()
@@ -328,11 +267,9 @@ class FramePlan:
         before = self._old if state.observed is None else state.observed
 
         def observe(spec: TensorSpec) -> Any:
-            return codecs[spec.key].observe(TensorJob(checkpoint, spec, chain.device), before.get(spec.key))
+            return codecs[spec.key].observe(_input(checkpoint, spec, chain.device), before.get(spec.key))
 
-        seen: Sequence[Any] = list(
-            ordered_map(observe, self.members, threads=chain.threads, weight=_job_nbytes)
-        )
+        seen: Sequence[Any] = list(ordered_map(observe, self.members, threads=chain.threads, weight=_nbytes))
         observed: Sequence[TensorSpec] = self.members
         memory = state.memory
         if state.shards is not None:
@@ -341,11 +278,11 @@ class FramePlan:
             learning_rates=_rates(checkpoint),
             memory=memory,
             after_restore=state.after_restore,
-            reaches=_reaches(checkpoint),
+            expected_updates=_expected_updates(checkpoint),
         )
         # Each override has a separate plan from the statistics of all tensors, so pools stay complete.
         self._plans = {id(config): config.plan(observed, seen, context) for config in made}
-        beside = replace(context, spacings=self._spacings())
+        beside = replace(context, step_sizes=self._step_sizes())
         others = {id(config): config for config in by_role.values() if config is not codec}
         self._plans |= {key: config.plan([], [], beside) for key, config in others.items()}
         moments = {spec.key: chain.first_moment(checkpoint, spec) for spec in self.members}
@@ -355,20 +292,20 @@ class FramePlan:
             self.memory = codec.remember(self._plans[id(codec)])
             self.quality = codec.predicted(self._plans[id(codec)])
 
-    def _spacings(self) -> dict[str, float]:
+    def _step_sizes(self) -> dict[str, float]:
         """Return the step sizes of weights by parameter, for rounding first moments."""
-        spacings: dict[str, float] = {}
+        step_sizes: dict[str, float] = {}
         for spec in self.members:
             codec = self._codecs[spec.key]
             if spec.role not in _OF_MODEL or not isinstance(codec, EncoderState):
                 continue
-            width = codec.spacing(self._plans[id(codec)], spec)
+            width = codec.step_size(self._plans[id(codec)], spec)
             # If a parameter has master weights, the optimizer updates these.
-            if width is not None and (spec.role is TensorRole.MASTER or spec.name not in spacings):
+            if width is not None and (spec.role is TensorRole.MASTER or spec.name not in step_sizes):
                 # First moments need no finer units when errors of weights persist longer.
                 counts = codec.shaped([self._old[spec.key]] if spec.key in self._old else [])
-                spacings[spec.name] = width * math.sqrt(codec.lasting(*counts))
-        return spacings
+                step_sizes[spec.name] = width * math.sqrt(codec.error_persistence(*counts))
+        return step_sizes
 
     def encode(
         self, specs: Iterable[TensorSpec], ready: Mapping[str, TensorResult] = MappingProxyType({})
@@ -378,57 +315,52 @@ class FramePlan:
         def result(spec: TensorSpec) -> TensorResult:
             return ready.get(spec.key) or self._encode(spec)
 
-        yield from ordered_map(result, specs, threads=self._chain.threads, weight=_job_nbytes)
+        yield from ordered_map(result, specs, threads=self.chain.threads, weight=_nbytes)
 
     def _encode(self, spec: TensorSpec) -> TensorResult:
         codec, before = self._codecs.get(spec.key) or self._codecs[spec.role], self._old.pop(spec.key, None)
         # Lossless coding runs in host memory.
-        device = "cpu" if codec.name == FALLBACK_CODEC else self._chain.device
-        read = self._checkpoint.source.read(spec)
+        device = "cpu" if codec.name == FALLBACK_CODEC else self.chain.device
+        read = self.checkpoint.source.read(spec)
         digest = tensor_digest(read)
         moment = self._past.pop(spec.key, None)
-        job = TensorJob(
-            self._checkpoint,
-            spec,
-            device,
-            restored=self._restored,
-            moment_before=None if moment is None else moment.decoded,
-            tensor=read.to(device),
-        )
+        item = _input(self.checkpoint, spec, device, read.to(device), self._restored, moment)
         if before is not None and spec.key in self._unchanged:
             block = codec.rekey(spec, before, unchanged=True)
             after = codec_for_block(block.codec).decode(spec, block, before)
         else:
-            block, after = codec.encode(job, self._plans[id(codec)], before)
+            block, after = codec.encode(item, self._plans[id(codec)], before)
         # Lossless blocks have no error to measure.
         counts = codec.name != FALLBACK_CODEC and spec.role in MODEL_ROLES
-        error, norm = squared_error(job.tensor, after) if counts else (0.0, 0.0)
+        error, norm = squared_error(item.tensor, after) if counts else (0.0, 0.0)
         return TensorResult(spec, block, after, digest, error, norm)
 
 
-@dataclass(frozen=True)
-class PreparedFrame:
+class PreparedFrame(NamedTuple):
     """A frame with tensors that were encoded in advance, in memory.
 
     Parameters
     ----------
-    chain, checkpoint, state, plan
-        The inputs of the encoding, and its plan.
+    plan
+        The plan of the frame.
+    state
+        The chain state that it was encoded against.
     results
         Tensors encoded so far, by key.
     """
 
-    chain: ChainConfig
-    checkpoint: Checkpoint
-    state: ChainState
     plan: FramePlan
+    state: ChainState
     results: Mapping[str, TensorResult]
 
     def holds(
         self, chain: ChainConfig, checkpoint: Checkpoint, state: ChainState, specs: Iterable[TensorSpec]
     ) -> bool:
         """Whether the results are valid for a checkpoint's frame."""
-        is_same = chain == self.chain and checkpoint is self.checkpoint and self.state.is_like(state)
+        before, now = self.state.references, state.references
+        if before.keys() != now.keys() or any(before[key] is not now[key] for key in now):
+            return False
+        is_same = chain == self.plan.chain and checkpoint is self.plan.checkpoint and self.state == state
         return is_same and self.plan.members == chain.members(specs)
 
 
@@ -436,7 +368,7 @@ def _rates(checkpoint: Checkpoint) -> dict[str, float]:
     return {name: group["lr"] for name, group in checkpoint.hyperparameters.items() if "lr" in group}
 
 
-def _reaches(checkpoint: Checkpoint) -> dict[str, float]:
+def _expected_updates(checkpoint: Checkpoint) -> dict[str, float]:
     """Return the expected update size of momentum by parameter name, for Adam and SGD only."""
     found = {}
     for name, group in checkpoint.hyperparameters.items():
@@ -453,17 +385,17 @@ def _look_ahead_inputs(
     for look, checkpoint in there:
         if spec.key not in checkpoint or checkpoint.spec(spec.key) != spec:
             continue
-        wanted = (TensorRole.EXP_AVG_SQ, TensorRole.MOMENTUM) if look.companions else ()
+        wanted = (TensorRole.EXP_AVG_SQ, TensorRole.MOMENTUM) if look.auxiliaries else ()
         try:
-            job = TensorJob(checkpoint, spec, "cpu")
-            companions = {role: job.companion(role, sampled=True) for role in wanted}
-            item = TensorInput(spec=spec, tensor=job.sample, companions=companions)
+            read = _input(checkpoint, spec, "cpu")
+            auxiliaries = {role: read.auxiliary(role, sampled=True) for role in wanted}
+            item = TensorInput(spec=spec, tensor=read.sample, auxiliaries=auxiliaries)
         except (InshrinkError, OSError):
             continue
         yield look.place, item
 
 
-def _job_nbytes(spec: TensorSpec) -> int:
+def _nbytes(spec: TensorSpec) -> int:
     """Return an upper estimate of a tensor's memory during encoding, in bytes."""
     return spec.nbytes + RESIDENT_NBYTES
 

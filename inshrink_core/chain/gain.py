@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from inshrink_core.chain.config import ChainConfig
-from inshrink_core.chain.encoder import ChainState, FrameEncoder
+from inshrink_core.chain.encoder import ChainState, FramePlan
 from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorRole, TensorSpec
 from inshrink_core.codec import TensorReference
 from inshrink_core.formats.source import peek
@@ -127,9 +127,9 @@ def step_gain(chain: ChainConfig, before: Checkpoint, after: Checkpoint, state: 
     states = state.references
     specs = [spec for spec in after.specs if spec.key in states and _moves(spec, before)]
     moving = {spec.key: states[spec.key] for spec in specs}
-    pretended = replace(after, source=_Pretended(before, after, moving))
+    simulated = replace(after, source=_SimulatedUpdate(before, after, moving))
     restored = replace(state, restored=lambda spec: states[spec.key].decoded(), after_restore=True)
-    _, results = FrameEncoder(chain).encode(pretended, restored, specs)
+    results = FramePlan(chain, simulated, restored, specs).encode(specs)
     rows = []
     for result in results:
         key, movement = result.spec.key, _movement(result.spec, before, after)
@@ -151,7 +151,7 @@ def _movement(spec: TensorSpec, before: Checkpoint, after: Checkpoint) -> Tensor
 
 
 @dataclass(frozen=True)
-class _Pretended:
+class _SimulatedUpdate:
     """A `TensorSource` of simulated weights: restored ones plus the run's movement."""
 
     before: Checkpoint

@@ -44,8 +44,8 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, bytes) and len(value) == 16
 
 
-def _is_list_of(value: Any, is_sound: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(is_sound, value))
+def _is_list_of(value: Any, is_valid: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_valid, value))
 
 
 def _is_dropped(value: Any) -> bool:
@@ -92,8 +92,8 @@ def check_meta(meta: Mapping[str, Any], where: str) -> None:
     DamagedError
         A value does not have the type that the format requires.
     """
-    for key, is_sound in _KINDS.items():
-        if key in meta and not is_sound(meta[key]):
+    for key, is_valid in _KINDS.items():
+        if key in meta and not is_valid(meta[key]):
             raise damaged(f"the frame's meta '{key}' is malformed", where, found=repr(meta[key])[:80])
 
 
@@ -106,14 +106,15 @@ _N_ATTRIBUTES = 6
 """Attributes of a cell; a whole tensor has one less."""
 
 
+@functools.lru_cache(maxsize=1 << 15)
 def pack_attributes(spec: TensorSpec) -> tuple[Any, ...]:
     """Return the attributes of a tensor's block entry: role, dtype, shape, exact, layer type.
 
     A cell has a sixth attribute: the shape of its tensor, and the cell's offsets in it.
     """
     layer = spec.layer.value if spec.layer else None
-    row = (spec.role.value, spec.dtype, list(spec.shape), spec.exact, layer)
-    return row if spec.cell is None else (*row, [list(spec.cell.shape), list(spec.cell.offsets)])
+    row = (spec.role.value, spec.dtype, tuple(spec.shape), spec.exact, layer)
+    return row if spec.cell is None else (*row, (tuple(spec.cell.shape), tuple(spec.cell.offsets)))
 
 
 def spec_of(entry: BlockEntry, where: str = "") -> TensorSpec:
@@ -158,7 +159,7 @@ def _spec_of(key: str, attributes: tuple[Any, ...]) -> TensorSpec:
     if cell:
         spec = cell_spec(spec, Box(cell[0][1], tuple(shape)))
     if spec.key != key:
-        raise ValueError(f"{role_value} is not what the name says")
+        raise ValueError(f"{role_value} does not match the name")
     return spec
 
 

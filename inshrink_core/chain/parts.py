@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 from inshrink_core.archive.frame_reader import joined_memory
 from inshrink_core.checkpoint import Box, Cell, TensorSpec
 from inshrink_core.errors import DamagedError, InputError
-from inshrink_core.formats.distributed import flaw_of_cover
+from inshrink_core.formats.distributed import coverage_error
 from inshrink_core.frame import FrameInfo
 
 CELL_NUMEL: Final = 1 << 18
@@ -60,7 +60,7 @@ class Share(NamedTuple):
         match = _TEXT.fullmatch(text)
         number, count = (int(match[1]), int(match[2])) if match else (0, 0)
         if not 1 <= number <= count:
-            raise InputError(f"'{text}' is no part", expected="I/N with 1 ≤ I ≤ N, or auto")
+            raise InputError(f"'{text}' is not a part", expected="I/N with 1 ≤ I ≤ N, or auto")
         return cls(number - 1, count)
 
     def of(self, sizes: Iterable[int]) -> range:
@@ -110,13 +110,13 @@ def share_of(text: str | None, environment: Mapping[str, str] | None = None) -> 
                 share = Share(-1, 0)
             if not 0 <= share.part < share.n_parts:
                 raise InputError(
-                    f"{name} tells no part",
+                    f"{name} names no part",
                     expected=f"{number} below {count}",
                     found=f"{number}={known[number]}, {count}={known[count]}",
                 )
             return share
     raise InputError(
-        "nothing tells which part this process is",
+        "the part of this process is unknown",
         expected=" or ".join(f"{number} and {count}" for _, number, count, _ in _ENVIRONMENTS),
         remedy="say so: --part I/N",
     )
@@ -280,16 +280,16 @@ def joined_specs(
     """
     found: dict[str, list[TensorSpec]] = {}
     for spec in specs:
-        found.setdefault(spec.whole.key, []).append(spec)
+        found.setdefault(spec.full_spec.key, []).append(spec)
     cells = {key: tuple(rows) for key, rows in found.items() if len(rows) > 1 or rows[0].cell}
     for key, rows in cells.items():
-        full_spec = rows[0].whole
-        if any(row.cell is None or row.whole != full_spec for row in rows):
+        full_spec = rows[0].full_spec
+        if any(row.cell is None or row.full_spec != full_spec for row in rows):
             raise DamagedError(f"the cells of '{key}' are not of one tensor", where=where)
         boxes = [box_of(row) for row in rows if row.numel]
-        if flaw := flaw_of_cover(boxes, full_spec.shape):
+        if flaw := coverage_error(boxes, full_spec.shape):
             raise DamagedError(f"the cells of '{key}' {flaw}", where=where)
-    return tuple(rows[0].whole for rows in found.values()), cells
+    return tuple(rows[0].full_spec for rows in found.values()), cells
 
 
 def box_of(spec: TensorSpec) -> Box:

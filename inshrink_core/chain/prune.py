@@ -102,18 +102,18 @@ def carry_out(
         for frames, alone in ((plan.copied, False), (plan.rekeyed, True)):
             view = archive.sequential()
             for info in frames:
-                parent_id, rest = plan.parents[info.frame_id], plan.rests.get(info.frame_id)
+                parent_id, rest = plan.parents[info.frame_id], plan.reduced.get(info.frame_id)
                 meta = archive.frame(info).meta if rest is None else rest.meta
                 attachments = previous = None
-                if plan.rests and not alone and info.kind is FrameKind.DELTA and parent_id is not None:
+                if plan.reduced and not alone and info.kind is FrameKind.DELTA and parent_id is not None:
                     parent = writer.reader.info(parent_id)
-                    previous = attachments_held(archive, parent, plan.rests.get(parent_id))
-                if alone or plan.rests:
-                    attachments = encode_attachments(attachments_held(archive, info, rest), previous)
+                    previous = stored_attachments(archive, parent, plan.reduced.get(parent_id))
+                if alone or plan.reduced:
+                    attachments = encode_attachments(stored_attachments(archive, info, rest), previous)
                 new = NewFrame(
                     {**meta, REKEYED: info.frame_id} if alone else meta,
                     None if rest is None else rest.view,
-                    None if alone else plan.standing_of(info),
+                    None if alone else plan.rekeyed_in(info),
                     attachments,
                     plan.children_of(info),
                 )
@@ -156,9 +156,9 @@ class PrunePlan:
         Remaining frames that record a restore from a removed frame.
     why
         The rules that keep each frame, by id.
-    rests
+    reduced
         Remaining content of frames that lose their optimizer state, by id.
-    standing
+    rekeyed_tensors
         By frame id, keys of the optimizer tensors that are re-keyed within a delta frame, since its reference
         loses them.
     """
@@ -171,27 +171,27 @@ class PrunePlan:
     parents: Mapping[bytes, bytes | None]
     lost_origins: tuple[FrameInfo, ...]
     why: Mapping[bytes, tuple[str, ...]]
-    rests: Mapping[bytes, Rest]
-    standing: Mapping[bytes, frozenset[str]]
+    reduced: Mapping[bytes, Rest]
+    rekeyed_tensors: Mapping[bytes, frozenset[str]]
 
     @property
     def changes(self) -> bool:
         """Whether a frame is removed or rewritten."""
-        return bool(self.removed or self.rekeyed or self.rests)
+        return bool(self.removed or self.rekeyed or self.reduced)
 
     @property
-    def staying(self) -> tuple[FrameInfo, ...]:
+    def remaining(self) -> tuple[FrameInfo, ...]:
         """The remaining frames, in the order of writing."""
         return tuple(sorted((*self.kept, *self.references), key=lambda frame: frame.generation))
 
     @property
     def stripped(self) -> tuple[FrameInfo, ...]:
         """The remaining frames that lose their optimizer state."""
-        return tuple(frame for frame in self.staying if frame.frame_id in self.rests)
+        return tuple(frame for frame in self.remaining if frame.frame_id in self.reduced)
 
-    def standing_of(self, info: FrameInfo) -> frozenset[str]:
+    def rekeyed_in(self, info: FrameInfo) -> frozenset[str]:
         """Return the keys of the tensors that are re-keyed within a delta frame."""
-        return self.standing.get(info.frame_id, frozenset())
+        return self.rekeyed_tensors.get(info.frame_id, frozenset())
 
     def children_of(self, info: FrameInfo) -> tuple[FrameInfo, ...]:
         """Return the remaining delta frames whose parent is a re-keyed frame."""
@@ -218,64 +218,64 @@ def make_plan(archive: Archive, rules: PruneRules, needed: Collection[bytes | No
         The file of a frame is missing, so its dependants are unknown.
     """
     reader = archive.reader
-    _require_whole(reader)
+    _require_complete(reader)
     why, tips = _reasons(archive, rules), _tips(reader, rules)
     frames = {frame.frame_id: frame for frame in sorted(reader.frames, key=lambda frame: frame.generation)}
     origins = {frame_id: archive.frame(frame).meta.get("restored") for frame_id, frame in frames.items()}
     # The next frame of a branch is coded against the step from which its training was last restored.
     needed = frames.keys() & {*needed, *(origins[tip.frame_id] for tip in tips)}
     reasons = {frame_id: (_ORIGIN,) for frame_id in needed} | why
-    staying = [frame for frame_id, frame in frames.items() if frame_id in reasons]
-    deltas = [frame for frame in staying if frame.kind is FrameKind.DELTA]
+    remaining = [frame for frame_id, frame in frames.items() if frame_id in reasons]
+    deltas = [frame for frame in remaining if frame.kind is FrameKind.DELTA]
     gone = frames.keys() - reasons.keys()
     parents: dict[bytes, bytes | None] = {}
-    for frame in staying:
+    for frame in remaining:
         if frame.parent_id in gone:
             line = (earlier.frame_id for earlier in reversed(reader.history(frame.frame_id)[:-1]))
             parents[frame.frame_id] = next((frame_id for frame_id in line if frame_id not in gone), None)
     rekeyed = {frame.frame_id for frame in deltas if frame.frame_id in parents}
     if rules.stand_alone:
-        rekeyed |= {frame.frame_id for frame in staying if archive.base_of(frame) is not None}
-    rests = _rests(archive, rules, reasons.keys())
-    standing = {
-        f.frame_id: rests[f.parent_id].dropped.intersection(entry.key for entry in archive.frame(f).entries)
+        rekeyed |= {frame.frame_id for frame in remaining if archive.base_of(frame) is not None}
+    reduced = _reduced(archive, rules, reasons.keys())
+    rekeyed_tensors = {
+        f.frame_id: reduced[f.parent_id].dropped.intersection(entry.key for entry in archive.frame(f).entries)
         for f in deltas
-        if f.parent_id in rests and f.frame_id not in rekeyed | rests.keys()
+        if f.parent_id in reduced and f.frame_id not in rekeyed | reduced.keys()
     }
     # A delta frame's index omits what it shares with its parent's, so a new parent needs a new index.
-    other = rekeyed | rests.keys() | standing.keys()
+    other = rekeyed | reduced.keys() | rekeyed_tensors.keys()
     again = other | parents.keys() | {frame.frame_id for frame in deltas if frame.parent_id in other}
-    last = {frame.branch: frame.frame_id for frame in staying}
-    again |= {last[frame.branch] for frame in staying if frame.frame_id in again}
+    last = {frame.branch: frame.frame_id for frame in remaining}
+    again |= {last[frame.branch] for frame in remaining if frame.frame_id in again}
     return PrunePlan(
-        kept=tuple(frame for frame in staying if frame.frame_id in why),
-        references=tuple(frame for frame in staying if frame.frame_id not in why),
+        kept=tuple(frame for frame in remaining if frame.frame_id in why),
+        references=tuple(frame for frame in remaining if frame.frame_id not in why),
         removed=tuple(frame for frame_id, frame in frames.items() if frame_id in gone),
-        rekeyed=tuple(frame for frame in staying if frame.frame_id in rekeyed),
-        copied=tuple(frame for frame in staying if frame.frame_id in again - rekeyed),
+        rekeyed=tuple(frame for frame in remaining if frame.frame_id in rekeyed),
+        copied=tuple(frame for frame in remaining if frame.frame_id in again - rekeyed),
         parents={frame_id: frames[frame_id].parent_id for frame_id in again} | parents,
-        lost_origins=tuple(frame for frame in staying if origins[frame.frame_id] in gone),
+        lost_origins=tuple(frame for frame in remaining if origins[frame.frame_id] in gone),
         why=reasons,
-        rests=rests,
-        standing=standing,
+        reduced=reduced,
+        rekeyed_tensors=rekeyed_tensors,
     )
 
 
-def _rests(archive: Archive, rules: PruneRules, staying: Collection[bytes]) -> dict[bytes, Rest]:
+def _reduced(archive: Archive, rules: PruneRules, remaining: Collection[bytes]) -> dict[bytes, Rest]:
     """Return the remaining content of the frames that lose their optimizer state, by id."""
     if rules.optimizer_last is None:
         return {}
     reader = archive.reader
     complete: set[bytes] = set()
     for tip in _tips(reader, rules):
-        line = [f.frame_id for f in reader.history(tip.frame_id) if f.frame_id in staying]
+        line = [f.frame_id for f in reader.history(tip.frame_id) if f.frame_id in remaining]
         complete |= set(line[-rules.optimizer_last :])
-    shrinking = [f for f in reader.frames if f.frame_id in staying and f.frame_id not in complete]
+    shrinking = [f for f in reader.frames if f.frame_id in remaining and f.frame_id not in complete]
     found = {f.frame_id: without_state(archive, f) for f in shrinking}
     return {frame_id: rest for frame_id, rest in found.items() if rest is not None}
 
 
-def _require_whole(reader: ArchiveReader) -> None:
+def _require_complete(reader: ArchiveReader) -> None:
     """Refuse an archive with missing frames."""
     reader.catalog.require_complete(reader.path)
     for lost in reader.missing:
@@ -333,7 +333,7 @@ def _chosen(
         # Of equal values prefer the later step, which has trained longer.
         there.sort(key=lambda f: (rule.direction.cost(values[rule.metric][f.frame_id]), -f.step))
         yield f"the best {rule.n} of {rule.metric}", there[: rule.n]
-    yield "training goes on there", line[-1:]
+    yield "training continues there", line[-1:]
 
 
 def measured(
@@ -444,14 +444,14 @@ def without_state(archive: Archive, info: FrameInfo) -> Rest | None:
     """
     frame, checkpoint = archive.frame(info), archive.checkpoint(info)
     view = stored_view(checkpoint, "drop")
-    staying = _blocks_of(archive, info, view)
+    remaining = _blocks_of(archive, info, view)
     dropped = [list(keys) for keys in dropped_of(frame)] or [[] for _ in range(info.n_parts)]
     for entry in frame.entries:
-        if not entry.attachment and entry.key not in staying and entry.key not in dropped[entry.part]:
+        if not entry.attachment and entry.key not in remaining and entry.key not in dropped[entry.part]:
             dropped[entry.part].append(entry.key)
     meta = {**frame.meta, DROPPED: [info.frame_id, dropped]}
     if BASE in meta:
-        meta[BASE] = BaseRecord.without(meta[BASE], [spec.key in staying for spec in checkpoint.specs])
+        meta[BASE] = BaseRecord.without(meta[BASE], [spec.key in remaining for spec in checkpoint.specs])
     return None if len(view) == len(checkpoint) else Rest(view, meta)
 
 
@@ -460,7 +460,7 @@ def _blocks_of(archive: Archive, info: FrameInfo, view: Checkpoint) -> set[str]:
     return {entry.key for spec in view.specs for entry in archive.blocks(info, spec.key)}
 
 
-def attachments_held(archive: Archive, info: FrameInfo, rest: Rest | None = None) -> dict[str, bytes]:
+def stored_attachments(archive: Archive, info: FrameInfo, rest: Rest | None = None) -> dict[str, bytes]:
     """Return the attachments of a frame, or of the frame without its optimizer state."""
     if rest is not None:
         return dict(attachments_of(rest.view))
@@ -525,12 +525,12 @@ def rewrite_frame(
         Memory is bounded by a few copies of the largest tensor, plus the archive's cached states.
     """
     frame, where = archive.frame(info), archive.where(info)
-    staying = None if new.view is None else _blocks_of(archive, info, new.view)
+    remaining = None if new.view is None else _blocks_of(archive, info, new.view)
     for entry in frame.entries:
         if entry.attachment:
             if new.attachments is None:
                 target.add(entry.key, entry.codec, frame.read(entry), attachment=True)
-        elif staying is None or entry.key in staying:
+        elif remaining is None or entry.key in remaining:
             spec = spec_of(entry, where)
             if new.rekeyed is None or entry.key in new.rekeyed:
                 block = _rekeyed(archive, info, spec, entry, new.children)

@@ -17,7 +17,7 @@ from inshrink_core.execution import key_digest
 from inshrink_core.frame import FrameInfo
 from inshrink_core.report import Report
 
-_MOST_SHOWN: Final = 3
+_MAX_SHOWN: Final = 3
 
 
 class ChainFrame(NamedTuple):
@@ -205,9 +205,16 @@ def chain_report(archive: Archive) -> ChainReport:
 
 
 class PredictedCost(NamedTuple):
-    """The largest restore cost, as a share of the loss, predicted at writing time and not measured.
+    """The largest restore cost, predicted at writing time and not measured.
 
-    `bound` is the quality bound by which `coarseness` was chosen.
+    Parameters
+    ----------
+    restore_cost
+        Largest predicted restore cost of any step, as a share of the loss.
+    bound
+        Quality bound by which `coarseness` was chosen.
+    coarseness
+        Coarseness of the weights.
     """
 
     restore_cost: float
@@ -236,7 +243,18 @@ def predicted_cost(archive: Archive) -> PredictedCost | None:
 class DamagedOriginal(NamedTuple):
     """Bytes of a step that failed their checksum when they were archived with the user's consent.
 
-    `entry` is the zip entry, ``""`` for the whole file.
+    Parameters
+    ----------
+    step
+        Training step.
+    file
+        File of the checkpoint.
+    entry
+        Zip entry; empty for the whole file.
+    offset
+        Offset of the bytes that the checksum covers.
+    nbytes
+        Number of these bytes.
     """
 
     step: int
@@ -265,7 +283,7 @@ class OriginalChecks(Report):
     kinds
         Kinds of the files without checksums: ``safetensors``, ``torch``.
     damaged
-        Bytes that failed their checksum and were stored anyway.
+        Bytes that failed their checksum and were stored anyway (``--allow-damaged``).
     """
 
     checked: tuple[int, ...] = ()
@@ -278,11 +296,11 @@ class OriginalChecks(Report):
 
     @property
     def text(self) -> str:
-        """Summary in one line."""
+        """Summary in one line: ``checked``, ``unchecked (…)``, ``DAMAGED at step …``, ``not recorded``."""
         parts = []
         if self.damaged:
-            shown = "; ".join(str(damage) for damage in self.damaged[:_MOST_SHOWN])
-            more = len(self.damaged) - _MOST_SHOWN
+            shown = "; ".join(str(damage) for damage in self.damaged[:_MAX_SHOWN])
+            more = len(self.damaged) - _MAX_SHOWN
             parts.append(f"DAMAGED at {shown}" + (f" and {more:,} more" if more > 0 else ""))
         if self.unchecked:
             why = {"safetensors": "safetensors has none", "torch": "torch.save was told to leave them out"}

@@ -90,7 +90,7 @@ def restore_folder(
         return info
     if target.exists():
         raise ExistsError(
-            f"something else than step {info.step} of the archive lies there",
+            f"something other than step {info.step} of the archive is there",
             where=str(target),
             remedy="move it away, or restore elsewhere",
         )

@@ -79,12 +79,12 @@ class FrameSize(Report):
 
     @property
     def ratio_weights(self) -> float | None:
-        """Raw bytes of the weights over `weights_nbytes`."""
+        """Raw bytes over stored bytes of weights and buffers; headers and indexes count as stored bytes."""
         return ratio(self.raw_weights, self.weights_nbytes)
 
     @property
     def ratio_total(self) -> float | None:
-        """Raw bytes of all stored tensors over the frame's bytes."""
+        """Raw bytes over stored bytes of the frame."""
         return ratio(self.raw_total, self.info.nbytes)
 
 
@@ -115,7 +115,7 @@ class ArchiveSize:
 
     @property
     def raw_total(self) -> int:
-        """Raw bytes of all stored tensors, over all frames."""
+        """Uncompressed bytes of the tensors of all frames."""
         return sum(frame.raw_total for frame in self.frames)
 
     @property
@@ -130,17 +130,17 @@ class ArchiveSize:
 
     @property
     def ratio_weights(self) -> float | None:
-        """Raw bytes of the weights over `weights_nbytes`; None for an empty archive."""
+        """Raw bytes over stored bytes of weights and buffers; headers and indexes count as stored bytes."""
         return ratio(self.raw_weights, self.weights_nbytes)
 
     @property
     def ratio_total(self) -> float | None:
-        """Raw bytes of all stored tensors over all bytes; None for an empty archive."""
+        """Raw bytes over stored bytes, of everything; None for an empty archive."""
         return ratio(self.raw_total, self.nbytes)
 
     @property
     def bits_per_weight(self) -> float | None:
-        """Mean number of archive bits for one weight of one step."""
+        """Mean stored bits of one weight at one step."""
         return bits_per_parameter(self.weights_nbytes, sum(frame.n_weights for frame in self.frames))
 
 
@@ -151,7 +151,7 @@ def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
     tensors: dict[str, TensorSize] = {}
     for entry in frame.entries:
         if not entry.attachment:
-            spec = spec_of(entry, where).whole
+            spec = spec_of(entry, where).full_spec
             before = tensors.get(spec.key)
             nbytes = entry.stored_nbytes + (before.nbytes if before else 0)
             tensors[spec.key] = TensorSize(spec, entry.codec, nbytes)
@@ -174,7 +174,15 @@ def archive_size(archive: Archive, frames: Sequence[FrameInfo] | None = None) ->
 
 
 class Exactness(NamedTuple):
-    """Roles whose tensors are all stored bit for bit, and roles with some tensors stored with an error."""
+    """Roles by how exactly their tensors are stored.
+
+    Parameters
+    ----------
+    exact
+        Roles whose tensors are all stored bit for bit.
+    lossy
+        Roles with some tensors stored with an error.
+    """
 
     exact: tuple[str, ...]
     lossy: tuple[str, ...]
@@ -200,12 +208,12 @@ def exactness_of(
     exact: dict[str, bool] = {}
     for info in frames:
         frame, where = archive.frame(info), archive.where(info)
-        is_kept = _rule_of(frame.meta, info)
+        keeps_bits = _rule_of(frame.meta, info)
         for entry in frame.entries:
             if not entry.attachment and (keys is None or keys(entry.key)):
                 spec = spec_of(entry, where)
                 role = spec.role.value
-                exact[role] = exact.get(role, True) and is_kept(spec, entry.codec)
+                exact[role] = exact.get(role, True) and keeps_bits(spec, entry.codec)
     return Exactness(
         tuple(role for role, same in exact.items() if same),
         tuple(role for role, same in exact.items() if not same),
@@ -223,7 +231,7 @@ def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, 
     all_exact, rekeyed = is_exact(codec, settings), is_rekeyed(meta, info)
     lossless, written = get_codec(FALLBACK_CODEC).bitstream, meta.get(WRITTEN, {})
 
-    def is_kept(spec: TensorSpec, bitstream: str) -> bool:
+    def keeps_bits(spec: TensorSpec, bitstream: str) -> bool:
         if spec.parameter in written:
             return False
         if bitstream != lossless:
@@ -233,7 +241,7 @@ def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, 
         # A re-keyed block holds decoded values: it is exact only for roles that the codec does not cover.
         return spec.role not in roles - {TensorRole.BUFFER}
 
-    return is_kept
+    return keeps_bits
 
 
 def is_rekeyed(meta: Mapping[str, Any], info: FrameInfo) -> bool:
@@ -244,18 +252,18 @@ def is_rekeyed(meta: Mapping[str, Any], info: FrameInfo) -> bool:
 class StepNeeds(NamedTuple):
     """Approximate bytes for restoring a step.
 
-    `decoding` is the largest peak of decoding one tensor, `held` the memory in use until the step is written,
-    `state` the cached states for the next step of a sequence, and `disk` the size of its files.
+    `decoding` is the largest peak of decoding one tensor, `resident` the memory in use until the step is
+    written, `state` the cached states for the next step of a sequence, and `disk` the size of its files.
     """
 
     decoding: int
-    held: int
+    resident: int
     state: int
     disk: int
 
     def memory(self, threads: int = 1) -> int:
         """Return the memory for restoring only this step, with tensors decoded on some threads."""
-        return self.held + self.decoding * (1 if threads <= 1 else threads + 1)
+        return self.resident + self.decoding * (1 if threads <= 1 else threads + 1)
 
     @property
     def memory_in_turn(self) -> int:
@@ -299,7 +307,7 @@ def step_needs(
     at_once = checkpoint.raw_bytes() if written_as == "torch" else 0
     return StepNeeds(
         decoding=max((decoding_nbytes(spec_of(entry), entry) for entry in entries), default=0),
-        held=skeletons + described + at_once + max(mixed, default=0),
+        resident=skeletons + described + at_once + max(mixed, default=0),
         state=2 * checkpoint.raw_bytes(),
         disk=written_nbytes(checkpoint, written_as),
     )

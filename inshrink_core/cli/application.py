@@ -34,7 +34,7 @@ _FIRST = ("inspect", "compress", "restore", "verify", "compare")
 _HELP = """\
 Usage: inshrink VERB [OPTIONS] …
 
-Training runs as compressed, verifiable chains of deltas: any step can be restored.
+Compress the checkpoints of a training run into an archive, and restore any step.
 
 Verbs:
 {verbs}
@@ -47,7 +47,7 @@ Example:
   $ inshrink compress runs/digits -o digits.inshrink
   $ inshrink restore digits.inshrink --step 400 -o restored/
 
-Exit codes: 0 done, 1 a check failed, 2 the input, 3 damaged data, 70 a bug,
+Exit codes: 0 done, 1 a check failed, 2 unusable input, 3 damaged data, 70 a bug,
 130 interrupted.
 """
 

@@ -19,13 +19,12 @@ from inshrink_core.cli.output import (
     write_error,
 )
 from inshrink_core.errors import InputError, InshrinkError
+from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, fields_of
 
 if TYPE_CHECKING:
     from cyclopts.help import ColumnSpec, DefaultFormatter, HelpEntry
     from rich.console import Console, ConsoleOptions
-
-    from inshrink_core.report import Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ class Output:
     quiet
         Print nothing but errors.
     shown_as
-        Form of progress on stderr: a bar if that is a terminal, or one JSON object per line.
+        Progress on stderr: a bar (on a terminal only), or one JSON object per line.
     """
 
     as_json: Annotated[bool, Parameter(name="--json")] = False

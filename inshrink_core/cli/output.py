@@ -71,7 +71,21 @@ def describe_os_error(error: OSError) -> str:
 
 
 def error_document(error: BaseException, interrupted: str = "") -> dict[str, Any]:
-    """Return the value of the key ``error`` of a document; `interrupted` describes the state after Ctrl-C."""
+    """Return the value of the key ``error`` of a document; `interrupted` describes the state after Ctrl-C.
+
+    Returns
+    -------
+    type : str
+        Class of the error.
+    message : str
+        The line on stderr, without ``inshrink:``.
+    where : str
+        File, frame or tensor; may be empty.
+    remedy : str
+        Suggested action; may be empty.
+    exit_code : int
+        Exit status.
+    """
     kind, code, where, remedy = type(error).__name__, EXIT_INPUT, "", ""
     match error:
         case InshrinkError():
@@ -111,6 +125,23 @@ def shown_progress(asked: Request[Any], form: str, *, hidden: bool) -> Iterator[
     ------
     OnProgress or None
         Callback for the verb; None if nothing is shown.
+
+    Notes
+    -----
+    A line of ``jsonl`` is an object:
+
+    verb : str
+        The verb.
+    done : int
+        Bytes or items finished.
+    total : int
+        Their total.
+    unit : str
+        Their unit: ``bytes``, ``steps`` or ``trials``.
+    step : int?
+        Current training step.
+    found : object
+        A part of the result that is already known; absent if nothing is new.
     """
     if form not in ("bar", "jsonl"):
         raise InputError(f"--progress {form}", remedy="choose one of bar, jsonl")

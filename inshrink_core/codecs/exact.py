@@ -54,7 +54,7 @@ _MANTISSAS = {"bfloat16": 7, "float16": 10, "float32": 23}
 
 
 _WITH_HISTORY = frozenset({"bfloat16", "float16"})
-"""Dtypes whose states have a history; for 32 bits it saves too little (a sixtieth) for a byte an element."""
+"""Dtypes with context states; for 32 bits they save too little (a sixtieth) for a byte an element."""
 
 
 class _Mode(IntEnum):
@@ -90,26 +90,20 @@ class LosslessReference(TensorReference):
     ----------
     tensor
         Values in the stored dtype and shape, contiguous or one element expanded. Read-only.
-    history : UInt8[Tensor, "n"] or None
+    context_state : UInt8[Tensor, "n"] or None
         When and how each 16-bit element last changed (`inshrink_core.ops.cpu.changes`); None: no changes.
     """
 
     tensor: Tensor
-    history: Tensor | None = None
+    context_state: Tensor | None = None
 
     def decoded(self) -> Tensor:
         """Return the tensor, which is read-only."""
         return self.tensor
 
     def exact_state(self) -> tuple[Tensor, Tensor | None]:
-        """Return tensor and history, which are read-only."""
-        return self.tensor, self.history
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the tensor and the history in bytes."""
-        nbytes = self.tensor.numel() * self.tensor.element_size()
-        return nbytes if self.history is None else nbytes + self.history.nbytes
+        """Return tensor and context state, which are read-only."""
+        return self.tensor, self.context_state
 
     def levels(self) -> Levels:
         """Return levels that mark every value as exact."""
@@ -162,38 +156,39 @@ def encode_exact(
     are in zigzag form, split into byte planes. Planes are coded by zstd or rANS.
     """
     now = _host(spec, tensor)
-    before, history = _usable(spec, reference)
+    before, context_state = _usable(spec, reference)
     words = _words(now)
     earlier = None if before is None else _words(before)
     if earlier is not None and spec.numel and torch.equal(words, earlier):
-        state = reference if isinstance(reference, LosslessReference) else _state(now, tensor, owned, history)
+        known = reference if isinstance(reference, LosslessReference) else None
+        state = known or _state(now, tensor, owned, context_state)
         return Encoded(Block(BITSTREAM, bytes([_Mode.UNCHANGED])), state)
-    payload, after = _encode_words(spec, words, earlier, history, level)
+    payload, after = _encode_words(spec, words, earlier, context_state, level)
     if payload is None or len(payload) > now.numel() * now.element_size():
         payload, after = b"".join((bytes([_Mode.RAW]), words.numpy().view(np.uint8).data)), None
     return Encoded(Block(BITSTREAM, payload), _state(now, tensor, owned, after))
 
 
-def _state(now: Tensor, tensor: Tensor, owned: bool, history: Tensor | None = None) -> LosslessReference:
+def _state(now: Tensor, tensor: Tensor, owned: bool, contexts: Tensor | None = None) -> LosslessReference:
     """Return a state with the host tensor; copy it if the caller may still modify it."""
     shared = now.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-    return LosslessReference(now.clone() if shared and not owned else now, history)
+    return LosslessReference(now.clone() if shared and not owned else now, contexts)
 
 
 def rekey_exact(spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
-    """Return a standalone ``lossless/1`` block that decodes to a full state, including the history.
+    """Return a standalone ``lossless/1`` block that decodes to a full state, including the context state.
 
-    With `unchanged`, the block is relative to the reference and records no change. A block with a history
-    may exceed `worst_case_exact_bytes` by slightly more than a byte an element.
+    With `unchanged`, the block is relative to the reference and records no change. A block with a context
+    state may exceed `worst_case_exact_bytes` by slightly more than a byte an element.
     """
     if unchanged:
         return encode_exact(spec, reference.decoded(), reference).block
-    tensor, history = reference.exact_state()
+    tensor, context_state = reference.exact_state()
     block = encode_exact(spec, tensor, None).block
-    if history is None:
+    if context_state is None:
         return block
     head = bytearray((_Mode.HISTORY,))
-    write_section(head, encode_rans(history, None, HISTORIES))
+    write_section(head, encode_rans(context_state, None, HISTORIES))
     return Block(BITSTREAM, bytes(head) + block.payload)
 
 
@@ -226,8 +221,8 @@ def decode_exact(
         )
     mode, body = _Mode(view[0]), view[1:]
     if mode is _Mode.HISTORY:
-        return _decode_history(spec, body)
-    before, history = _usable(spec, reference) if mode in _RELATIVE else (None, None)
+        return _decode_context_state(spec, body)
+    before, context_state = _usable(spec, reference) if mode in _RELATIVE else (None, None)
     if before is None and mode in _RELATIVE:
         raise DamagedError("a lossless delta has no reference of its dtype and shape", where=spec.key)
     n_bytes = spec.nbytes
@@ -243,7 +238,7 @@ def decode_exact(
         mantissa = _MANTISSAS.get(spec.dtype)
         if mantissa is None or spec.numel == 0:
             raise DamagedError("a tensor of this kind has no changes", where=spec.key)
-        changed, after = decode_changes(body, _words(before), history, mantissa)
+        changed, after = decode_changes(body, _words(before), context_state, mantissa)
         tensor = changed.view(before.dtype).reshape(spec.shape)
         return LosslessReference(tensor, after if spec.dtype in _WITH_HISTORY else None)
     if mode is _Mode.UNCHANGED and before is not None:
@@ -264,13 +259,13 @@ def decode_exact(
     return LosslessReference(out)
 
 
-def _decode_history(spec: TensorSpec, body: memoryview) -> LosslessReference:
+def _decode_context_state(spec: TensorSpec, body: memoryview) -> LosslessReference:
     section, at = read_section(body, 0)
     inner = body[at:]
     if spec.dtype not in _WITH_HISTORY or len(inner) == 0 or inner[0] in (*_RELATIVE, _Mode.HISTORY):
-        raise DamagedError("a lossless payload with a history holds no tensor", where=spec.key)
-    history = decode_rans(section, spec.numel, HISTORIES)
-    return LosslessReference(decode_exact(spec, inner, None).tensor, history)
+        raise DamagedError("a lossless payload with a context state holds no tensor", where=spec.key)
+    context_state = decode_rans(section, spec.numel, HISTORIES)
+    return LosslessReference(decode_exact(spec, inner, None).tensor, context_state)
 
 
 def _host(spec: TensorSpec, tensor: Tensor) -> Tensor:
@@ -288,13 +283,13 @@ def _are_bools(tensor: Tensor) -> bool:
 def _usable(
     spec: TensorSpec, reference: TensorReference | None
 ) -> tuple[Tensor, Tensor | None] | tuple[None, None]:
-    """Return the reference's tensor and history if a delta against it is defined."""
+    """Return the reference's tensor and context state if a delta against it is defined."""
     if reference is None:
         return None, None
-    before, history = reference.exact_state()
+    before, context_state = reference.exact_state()
     if tuple(before.shape) != spec.shape or before.dtype != getattr(torch, spec.dtype):
         return None, None
-    return before.detach().to("cpu").contiguous(), history
+    return before.detach().to("cpu").contiguous(), context_state
 
 
 _WORD_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -319,11 +314,11 @@ def _transforms(spec: TensorSpec) -> tuple[Transform, Transform]:
 
 
 _Form = tuple[bytes | memoryview, Tensor | None]
-"""A payload, and the history after it."""
+"""A payload, and the context state after it."""
 
 
 def _encode_words(
-    spec: TensorSpec, words: Tensor, earlier: Tensor | None, history: Tensor | None, level: int
+    spec: TensorSpec, words: Tensor, earlier: Tensor | None, context_state: Tensor | None, level: int
 ) -> _Form | tuple[None, None]:
     """Return the smallest form other than raw and unchanged; None if no such form is smaller than raw."""
     if spec.numel > 1 and _is_constant(words, spec):
@@ -340,8 +335,8 @@ def _encode_words(
     forms: list[tuple[float, Callable[[], _Form]]] = []
     mantissa = _MANTISSAS.get(spec.dtype)
     if mantissa is not None:
-        plan = plan_changes(words, earlier, history, mantissa)
-        forms.append((plan.bits, partial(_encode_changed, earlier, history, plan)))
+        plan = plan_changes(words, earlier, context_state, mantissa)
+        forms.append((plan.bits, partial(_encode_changed, earlier, context_state, plan)))
         # For 16-bit words, neither planes nor raw words take less than half their size.
         if words.element_size() == 2 and plan.bits < 8 * words.numel():
             return forms[0][1]()
@@ -352,9 +347,9 @@ def _encode_words(
     return min(forms, key=lambda form: form[0])[1]()
 
 
-def _encode_changed(earlier: Tensor, history: Tensor | None, plan: ChangePlan) -> _Form:
-    payload = b"".join((bytes((_Mode.CHANGES,)), encode_changes(earlier, history, plan)))
-    return payload, plan.changes.history if earlier.element_size() == 2 else None
+def _encode_changed(earlier: Tensor, context_state: Tensor | None, plan: ChangePlan) -> _Form:
+    payload = b"".join((bytes((_Mode.CHANGES,)), encode_changes(earlier, context_state, plan)))
+    return payload, plan.changes.context_state if earlier.element_size() == 2 else None
 
 
 def _plane_bits(words: Tensor, earlier: Tensor | None, transform: Transform) -> float:

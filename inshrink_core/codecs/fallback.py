@@ -11,7 +11,7 @@ import torch
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
 from inshrink_core.codec import Codec, Encoded, TensorInput, TensorReference
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
-from inshrink_core.codecs.exact import decode_exact, encode_exact, rekey_exact, worst_case_exact_bytes
+from inshrink_core.codecs.exact import decode_exact, encode_exact, rekey_exact
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 
@@ -55,10 +55,6 @@ class FallbackCodec(Codec[_Plan]):
         The tensor has one of `LOSSY_DTYPES` and is not empty, and the payload has at least
         `shortest_payload` bytes. A codec without kernels for the device works in host memory.
         """
-
-    @abstractmethod
-    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
-        """Return the largest payload size of a covered tensor, in bytes."""
 
     def exact_below(self, spec: TensorSpec, nbytes: int) -> int:
         """Return the size below which an exact block replaces a lossy one of `nbytes`; 0 to try none."""
@@ -105,13 +101,8 @@ class FallbackCodec(Codec[_Plan]):
         """Return an exact block of the reference's decoded tensor."""
         return rekey_exact(spec, reference, unchanged=unchanged)
 
-    def worst_case_bytes(self, spec: TensorSpec) -> int:
-        """Return the largest payload size of any block that this codec writes, in bytes."""
-        return max(worst_case_exact_bytes(spec), self.worst_case_lossy_bytes(spec))
-
 
 def host_values(tensor: torch.Tensor) -> NDArray[np.float32]:
     """Return the values in row-major order as float32, which represents all covered dtypes exactly."""
     plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").to(torch.float32)
-    values: NDArray[np.float32] = plain.contiguous().reshape(-1).numpy()
-    return values
+    return plain.contiguous().reshape(-1).numpy()

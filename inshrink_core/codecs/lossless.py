@@ -14,11 +14,8 @@ from inshrink_core.codecs.exact import (
     decode_exact,
     encode_exact,
     rekey_exact,
-    worst_case_exact_bytes,
 )
 from inshrink_core.frame import Block
-
-__all__ = ["LosslessCodec"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +69,3 @@ class LosslessCodec(Codec[None]):
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
         """Return a standalone block of the reference's tensor, or a block without changes."""
         return rekey_exact(spec, reference, unchanged=unchanged)
-
-    def worst_case_bytes(self, spec: TensorSpec) -> int:
-        """Return the size of the tensor plus one byte."""
-        return worst_case_exact_bytes(spec)

@@ -104,10 +104,10 @@ def bits_of(movement: float, variance: float) -> float:
     >>> bits_of(0.1, 1.0) < bits_of(0.1, 1.2) < bits_of(0.3, 1.2)
     True
     """
-    fed = (variance - 1.0) / 12.0
-    spread = math.sqrt(movement * movement + 2.0 * fed)
-    for _ in range(_ROUNDS if fed > 0 else 0):
-        before, spread = spread, math.sqrt(movement * movement + fed * _at(_CHANGES, spread))
+    feedback = (variance - 1.0) / 12.0
+    spread = math.sqrt(movement * movement + 2.0 * feedback)
+    for _ in range(_ROUNDS if feedback > 0 else 0):
+        before, spread = spread, math.sqrt(movement * movement + feedback * _at(_CHANGES, spread))
         if before - spread <= _SETTLED * before:
             break
     return _at(_BITS, spread)
@@ -120,7 +120,7 @@ _DAMPINGS: Final = (BARE, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Dampings, in means of the diagonal of H, that are added to it. Less damping is stronger feedback, which
 makes deltas less predictable. The encoder chooses from all but the first."""
 
-_MOST_BARE: Final = 0.5
+_MAX_BARE: Final = 0.5
 """Largest share at that damping for feedback along a side; above it, the inputs are nearly white."""
 
 _WORTHWHILE: Final = 0.97
@@ -172,15 +172,9 @@ class Side:
         return dict(zip(_DAMPINGS, factorize(self.sketch, signs, self.trace, _DAMPINGS), strict=True))
 
     @property
-    def nbytes(self) -> int:
-        """Size of the sketch and of the factors computed so far, in bytes."""
-        known: Mapping[float, Factors] = vars(self).get("factors", {})
-        return self.sketch.nbytes + sum(2 * factors.gains.nbytes for factors in known.values())
-
-    @property
     def choices(self) -> tuple[Factors, ...]:
         """Feedback factors for this side; empty if H is nearly isotropic or not known."""
-        if not self.factors[BARE].share <= _MOST_BARE:
+        if not self.factors[BARE].share <= _MAX_BARE:
             return ()
         return tuple(self.factors[damping] for damping in _DAMPINGS[1:])
 
@@ -202,16 +196,11 @@ class Shaping:
     rows: Side | None
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of sketches and factors."""
-        return self.columns.nbytes + (0 if self.rows is None else self.rows.nbytes)
-
-    @property
-    def is_fed(self) -> bool:
+    def has_feedback(self) -> bool:
         """Whether error feedback is possible along a side."""
         return bool(self.columns.choices or (self.rows is not None and self.rows.choices))
 
-    def chosen(self, movement: float) -> Fed | None:
+    def chosen(self, movement: float) -> Feedback | None:
         """Return the feedback that minimizes the predicted rate at equal cost; None for no feedback.
 
         Parameters
@@ -225,17 +214,17 @@ class Shaping:
         if not along:
             return None
 
-        def bits(fed: Fed) -> float:
-            return bits_of(movement * math.sqrt(fed.share), fed.variance)
+        def bits(feedback: Feedback) -> float:
+            return bits_of(movement * math.sqrt(feedback.share), feedback.variance)
 
         # Optimize one side at a time: they interact only through the product of their variances.
-        best = min((Fed(columns, None) for columns in along), key=bits)
-        best = min((best, *(Fed(best.columns, rows) for rows in down)), key=bits)
-        best = min((best, *(Fed(columns, best.rows) for columns in along)), key=bits)
+        best = min((Feedback(columns, None) for columns in along), key=bits)
+        best = min((best, *(Feedback(best.columns, rows) for rows in down)), key=bits)
+        best = min((best, *(Feedback(columns, best.rows) for columns in along)), key=bits)
         return best if bits(best) < _WORTHWHILE * bits_of(movement, 1.0) else None
 
 
-class Fed(NamedTuple):
+class Feedback(NamedTuple):
     """Factors of columns, and of rows if errors are also fed down them."""
 
     columns: Factors
@@ -320,7 +309,9 @@ def can_be_shaped(shape: Sequence[int]) -> bool:
     return len(shape) >= 2 and low <= math.prod(shape[1:]) <= high and shape[0] > 0
 
 
-def known_of(item: TensorInput, before: Shaping | None, movement: float) -> tuple[Shaping | None, Fed | None]:
+def known_of(
+    item: TensorInput, before: Shaping | None, movement: float
+) -> tuple[Shaping | None, Feedback | None]:
     """Return the encoder state of a tensor including this frame, and the feedback to apply.
 
     In a chain without first moments so far, the frame's own moment is used once. `movement` is as in
@@ -331,7 +322,7 @@ def known_of(item: TensorInput, before: Shaping | None, movement: float) -> tupl
     if item.moment_before is not None:
         known = grown(before, item.moment_before)
         return known, None if known is None else known.chosen(movement)
-    moment = item.companion(*(_OF_WEIGHTS if item.spec.role is TensorRole.WEIGHT else _OF_MASTERS))
+    moment = item.auxiliary(*(_OF_WEIGHTS if item.spec.role is TensorRole.WEIGHT else _OF_MASTERS))
     if moment is None or moment.shape != item.spec.shape:
         return before, None
     once = grown(None, lambda: moment)
@@ -339,7 +330,7 @@ def known_of(item: TensorInput, before: Shaping | None, movement: float) -> tupl
 
 
 def shaped_changes(
-    values: Tensor, integers: Tensor, lattice: Lattice, base: Tensor | None, fed: Fed
+    values: Tensor, integers: Tensor, lattice: Lattice, base: Tensor | None, feedback: Feedback
 ) -> Tensor:
     """Return the changes of a frame with error feedback; with a base, under matched gain.
 
@@ -348,7 +339,7 @@ def shaped_changes(
     false position, which halves the value at an end that stays twice. A threshold is computed
     from integers by single operations, so it is the same on every machine.
     """
-    changes, lead, square = shape_changes(values, base, integers, lattice, 0, *fed)
+    changes, lead, square = shape_changes(values, base, integers, lattice, 0, *feedback)
     slack = square // GAIN_SLACK
     if base is None or lead + slack >= 0:
         return changes
@@ -358,7 +349,7 @@ def shaped_changes(
         span = high - low
         ahead = int(span * (float(above) / float(max(above - below, 1)))) if above > 0 else span // 2
         grade = low + min(max(ahead, _CLOSE // 2), max(span - _CLOSE // 2, 1))
-        changes, lead, square = shape_changes(values, base, integers, lattice, grade, *fed)
+        changes, lead, square = shape_changes(values, base, integers, lattice, grade, *feedback)
         slack = square // GAIN_SLACK
         lead += slack
         if lead >= 0:
@@ -369,4 +360,4 @@ def shaped_changes(
             above, below = (above // 2 if below < 0 else above), lead
         if 0 <= lead <= 2 * slack or high - low <= _CLOSE:
             break
-    return shape_changes(values, base, integers, lattice, low, *fed).changes if best is None else best
+    return shape_changes(values, base, integers, lattice, low, *feedback).changes if best is None else best

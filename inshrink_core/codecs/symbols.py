@@ -39,30 +39,10 @@ _PACKED, _CONSTANT, _PLAIN, _GROUPED = range(4)
 _SAMPLE = 1 << 16
 """Number of pairs in the sample that determines the prevalent symbol of each group in a chunk."""
 
-_CHUNK_OVERHEAD_BYTES = 1 + 4
-"""Kind of a chunk, and its length (a varint below 2**28)."""
-
 _HOST = torch.device("cpu")
 
 _Bytes = bytes | memoryview
 _Symbols = NDArray[np.uint8]
-
-
-def worst_case_symbols_bytes(n: int, n_symbols: int) -> int:
-    """Return the largest payload of `encode_symbols`: packed bits and the header of each chunk.
-
-    Parameters
-    ----------
-    n
-        Number of symbols.
-    n_symbols
-        Size of the alphabet.
-    """
-    n_chunks = (n + MAX_CHUNK - 1) // MAX_CHUNK
-    return sum(
-        packed_bytes(min(MAX_CHUNK, n - i * MAX_CHUNK), n_symbols) + _CHUNK_OVERHEAD_BYTES
-        for i in range(n_chunks)
-    )
 
 
 def encode_symbols(symbols: Tensor, n_symbols: int, previous: Tensor | None, n_previous: int) -> bytes:
@@ -82,7 +62,7 @@ def encode_symbols(symbols: Tensor, n_symbols: int, previous: Tensor | None, n_p
     Returns
     -------
     bytes
-        At most `worst_case_symbols_bytes`.
+        At most the packed bits of the symbols, and five bytes for each chunk of `MAX_CHUNK` symbols.
 
     Notes
     -----

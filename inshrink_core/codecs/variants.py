@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.codec import (
     AnyCodec,
-    Knob,
+    Tunable,
     codec_names,
     get_codec,
     make_codec,
@@ -40,7 +40,7 @@ class Variant:
     --------
     >>> Variant.parse("excp:coder=rans").label
     'excp:coder=rans'
-    >>> Variant.parse("uniform:bits=4").knob is None
+    >>> Variant.parse("uniform:bits=4").tunable is None
     True
     """
 
@@ -72,11 +72,11 @@ class Variant:
         return f"{self.codec}:{pairs}" if pairs else self.codec
 
     @property
-    def knob(self) -> Knob | None:
+    def tunable(self) -> Tunable | None:
         """The swept parameter; None if there is none."""
         tuning = get_codec(self.codec).tuning
-        is_held = tuning is None or any(name in self.settings for name in tuning.knob.settings)
-        return None if tuning is None or is_held else tuning.knob
+        is_fixed = tuning is None or any(name in self.settings for name in tuning.tunable.settings)
+        return None if tuning is None or is_fixed else tuning.tunable
 
     def config(self, value: float | None) -> AnyCodec:
         """Return the config at one value of the swept parameter; None if nothing is swept."""
@@ -86,8 +86,8 @@ class Variant:
 
     def configs(self) -> tuple[AnyCodec, ...]:
         """Return the configs at all values of the swept parameter."""
-        knob = self.knob
-        return tuple(self.config(value) for value in (knob.values if knob is not None else (None,)))
+        tunable = self.tunable
+        return tuple(self.config(value) for value in (tunable.values if tunable is not None else (None,)))
 
     def optimizer(self, asked: str) -> str:
         """Return the storage of the rest of the optimizer.
@@ -96,11 +96,6 @@ class Variant:
         """
         moments = self.configs()[0].takes() - MODEL_ROLES
         return "exact" if asked == "drop" and moments else asked
-
-
-def default_variants() -> tuple[Variant, ...]:
-    """Return a variant with default settings for each installed codec of weights."""
-    return tuple(map(Variant, weight_codecs()))
 
 
 def compared_variants() -> dict[str, Variant]:
@@ -116,21 +111,36 @@ def compared_variants() -> dict[str, Variant]:
         kind = get_codec(name)
         for label, settings in kind.compared:
             variant = Variant(name, settings)
-            if variant.knob is not None:
-                knob = variant.knob.settings[0]
-                variant = Variant(name, {**settings, knob: make_codec(name, settings).settings()[knob]})
+            if variant.tunable is not None:
+                tunable = variant.tunable.settings[0]
+                variant = Variant(name, {**settings, tunable: make_codec(name, settings).settings()[tunable]})
             found[label] = variant
     return found
 
 
-def parse_variants(text: str) -> tuple[Variant, ...]:
-    """Parse a list of variants such as ``a,b:KEY=VALUE,KEY=VALUE,c``.
+def choose_variants(codecs: Sequence[Variant | str] | str | None) -> tuple[Variant, ...]:
+    """Return variants without duplicates, in order.
+
+    Parameters
+    ----------
+    codecs
+        Names and variants, or a text such as ``a,b:KEY=VALUE,KEY=VALUE,c``. None: every installed codec of
+        weights, with its default settings.
 
     Examples
     --------
-    >>> [one.label for one in parse_variants("excp:coder=rans,bits=3,uniform")]
+    >>> [one.label for one in choose_variants("excp:coder=rans,bits=3,uniform")]
     ['excp:coder=rans,bits=3', 'uniform']
     """
+    if codecs is None:
+        codecs = weight_codecs()
+    elif isinstance(codecs, str):
+        codecs = _names_in(codecs)
+    variants = (Variant.parse(codec) if isinstance(codec, str) else codec for codec in codecs)
+    return tuple({variant.label: variant for variant in variants}.values())
+
+
+def _names_in(text: str) -> list[str]:
     names: list[str] = []
     for part in (piece.strip() for piece in text.split(",")):
         # A setting continues the previous codec; a name starts the next one.
@@ -140,21 +150,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
             names.append(part)
     if not all(names):
         raise ConfigError("a codec is missing in the list", expected="NAME,NAME,…", found=text)
-    return unique(Variant.parse(name) for name in names)
-
-
-def unique(variants: Iterable[Variant]) -> tuple[Variant, ...]:
-    """Return the variants without duplicates, in order."""
-    return tuple({variant.label: variant for variant in variants}.values())
-
-
-def choose_variants(codecs: Sequence[Variant | str] | str | None) -> tuple[Variant, ...]:
-    """Return the variants given as names, as variants, or as one text; None for the default ones."""
-    if codecs is None:
-        return default_variants()
-    if isinstance(codecs, str):
-        return parse_variants(codecs)
-    return unique(Variant.parse(codec) if isinstance(codec, str) else codec for codec in codecs)
+    return names
 
 
 def _value(text: str) -> Any:

@@ -1,9 +1,9 @@
 """Coding of changes of floats: tokens in contexts chosen for each tensor, and extra bits.
 
-The place of an element consists of its history and the exponent of its reference, and predicts its change.
-The encoder counts tokens by place in a sample, sorts the places by the size of their changes, and merges
-neighbouring places as long as the total size of tables and data decreases. The mapping from places to tables
-is stored with the tokens. ``docs/format.md`` (changes) defines the bytes.
+The place of an element consists of its context state and the exponent of its reference. It predicts the
+element's change. The encoder counts tokens by place in a sample, sorts the places by the size of their
+changes, and merges neighbouring places as long as the total size of tables and data decreases. The mapping
+from places to tables is stored with the tokens. ``docs/format.md`` (changes) defines the bytes.
 """
 
 from __future__ import annotations
@@ -78,22 +78,22 @@ class ChangePlan(NamedTuple):
     bits: float
 
 
-def plan_changes(words: Tensor, earlier: Tensor, history: Tensor | None, mantissa: int) -> ChangePlan:
+def plan_changes(words: Tensor, earlier: Tensor, context_state: Tensor | None, mantissa: int) -> ChangePlan:
     """Compute the changes of a tensor, and choose their contexts from a sample.
 
     Parameters
     ----------
     words, earlier : Int16[Tensor, "n"] or Int32[Tensor, "n"]
         Bits of the values and of the reference; n is at least 1.
-    history : UInt8[Tensor, "n"] or None
+    context_state : UInt8[Tensor, "n"] or None
         History before the change.
     mantissa
         Mantissa bits of the dtype.
     """
     n = words.numel()
-    before, old = sampled(earlier), None if history is None else sampled(history)
+    before, old = sampled(earlier), None if context_state is None else sampled(context_state)
     rule = ChangeRule(mantissa, _top(before, mantissa))
-    changes = find_changes(words, earlier, history)
+    changes = find_changes(words, earlier, context_state)
     tokens = sampled(changes.tokens)
     counts = np.zeros((N_PLACES, N_TOKENS[words.element_size()]), np.int64)
     n_by_place = np.zeros(N_PLACES, np.int64)
@@ -141,12 +141,12 @@ def _cluster(counts: NDArray[np.int64], scale: float) -> tuple[NDArray[np.int64]
     return groups, float(total)
 
 
-def encode_changes(earlier: Tensor, history: Tensor | None, plan: ChangePlan) -> bytes:
+def encode_changes(earlier: Tensor, context_state: Tensor | None, plan: ChangePlan) -> bytes:
     """Encode changes as bytes.
 
     Parameters
     ----------
-    earlier, history, plan
+    earlier, context_state, plan
         The arguments and the result of `plan_changes`.
     """
     head = bytearray((plan.rule.top, plan.n_tables - 1))
@@ -154,7 +154,7 @@ def encode_changes(earlier: Tensor, history: Tensor | None, plan: ChangePlan) ->
     if plan.n_tables > 1:
         steps = plan.mapping.long().diff(prepend=torch.zeros(1, dtype=torch.int64)) % plan.n_tables
         write_section(head, encode_rans(steps.to(torch.uint8), None, plan.n_tables))
-        contexts = find_contexts(earlier, history, plan.mapping, plan.rule)
+        contexts = find_contexts(earlier, context_state, plan.mapping, plan.rule)
     write_section(head, plan.changes.extra.astype("<u4", copy=False).tobytes())
     tokens = encode_rans(
         plan.changes.tokens,
@@ -167,15 +167,15 @@ def encode_changes(earlier: Tensor, history: Tensor | None, plan: ChangePlan) ->
 
 
 def decode_changes(
-    payload: memoryview, earlier: Tensor, history: Tensor | None, mantissa: int
+    payload: memoryview, earlier: Tensor, context_state: Tensor | None, mantissa: int
 ) -> tuple[Tensor, Tensor]:
-    """Decode changes, and return the words and the history after them.
+    """Decode changes, and return the words and the context state after them.
 
     Parameters
     ----------
     payload
         The result of `encode_changes`.
-    earlier, history, mantissa
+    earlier, context_state, mantissa
         As given to `encode_changes` and `plan_changes`.
 
     Raises
@@ -195,13 +195,13 @@ def decode_changes(
     if n_tables > 1:
         section, at = read_section(payload, at)
         mapping = decode_rans(section, N_PLACES, n_tables).cumsum(0) % n_tables
-        contexts = find_contexts(earlier, history, mapping.to(torch.uint8), rule)
+        contexts = find_contexts(earlier, context_state, mapping.to(torch.uint8), rule)
     section, at = read_section(payload, at)
     if len(section) % 4:
         raise DamagedError("extra bits of changes are no whole words", found=f"{len(section)} bytes")
     extra = np.frombuffer(section, "<u4").astype(np.uint32, copy=False)
     tokens = decode_rans(payload[at:], earlier.numel(), N_TOKENS[word], contexts, n_tables)
-    words, after, intact = apply_changes(tokens, extra, earlier, history)
+    words, after, intact = apply_changes(tokens, extra, earlier, context_state)
     if not intact:
         raise DamagedError("extra bits do not fit the tokens of changes", found=f"{extra.size} words")
     return words, after

@@ -79,7 +79,7 @@ _LITERAL_COUNT = 257
 _CODE_BITS = 10
 """Longest code to write: windows of 20 groups then take 160 kB instead of 640, for 0.04 % in size."""
 
-_MIN_OWN_EVENTS = 256
+_MIN_TENSOR_EVENTS = 256
 """A group with fewer events does not justify separate tables."""
 
 # Runs below 16 have separate classes. Above, each octave has four classes, and extra bits give the rest of
@@ -180,7 +180,7 @@ def _choose_tables(
     n_events = run_counts.sum(axis=1)
     apart_runs: list[_Counts] = []
     apart_literals: list[_Counts] = []
-    for group in present[n_events[present] >= _MIN_OWN_EVENTS].tolist():
+    for group in present[n_events[present] >= _MIN_TENSOR_EVENTS].tolist():
         runs = code_lengths(run_counts[group], _CODE_BITS) if expecting[group] else _lone_run()
         literals = code_lengths(literal_counts[group], _CODE_BITS)
         row = int(rows[group])

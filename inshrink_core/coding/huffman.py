@@ -30,7 +30,7 @@ _REVERSED = np.array([int(f"{i:012b}"[::-1], 2) for i in range(1 << MAX_CODE_BIT
 def serialize_lengths(lengths: NDArray[np.int64]) -> bytes:
     """Return code lengths as nibbles, low nibble first.
 
-    A nibble of 1 to 12 is a length. 0 followed by a nibble c stands for c + 1 symbols without a code. 13
+    A nibble of 1 to 12 is a length. 0 followed by a nibble c means c + 1 symbols without a code. 13
     followed by c repeats the previous length c + 1 times. 15 ends the table; the remaining symbols have no
     code.
 

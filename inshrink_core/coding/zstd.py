@@ -12,7 +12,7 @@ from inshrink_core.errors import DamagedError
 
 _MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
 
-_MOST_WINDOW_NBYTES = 1 << 23
+_MAX_WINDOW_NBYTES = 1 << 23
 """Largest window of levels up to 19. A decoder allocates the window that a frame declares before reading a
 block."""
 
@@ -35,7 +35,7 @@ def _decompressor() -> zstandard.ZstdDecompressor:
     """Return a decompressor cached for the thread."""
     decompressor: zstandard.ZstdDecompressor | None = _context.__dict__.get("decompressor")
     if decompressor is None:
-        decompressor = zstandard.ZstdDecompressor(format=_MAGICLESS, max_window_size=_MOST_WINDOW_NBYTES)
+        decompressor = zstandard.ZstdDecompressor(format=_MAGICLESS, max_window_size=_MAX_WINDOW_NBYTES)
         _context.decompressor = decompressor
     return decompressor
 

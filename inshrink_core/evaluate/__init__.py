@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from inshrink_core.evaluate.comparison import EvaluatedStep as EvaluatedStep
     from inshrink_core.evaluate.comparison import Figures as Figures
     from inshrink_core.evaluate.comparison import OriginalEvaluations as OriginalEvaluations
-    from inshrink_core.evaluate.comparison import compare_steps as compare_steps
+    from inshrink_core.evaluate.comparison import compared_steps as compared_steps
     from inshrink_core.evaluate.comparison import figures_of as figures_of
     from inshrink_core.evaluate.evaluator import Evaluation as Evaluation
     from inshrink_core.evaluate.evaluator import Evaluator as Evaluator

@@ -63,24 +63,24 @@ class EvaluatorRequest(Executing):
     Parameters
     ----------
     evaluator
-        A function from a state dict to its figures. Naming it here trusts it. auto evaluates models of
-        transformers on generated samples, without data. By default the one that the run's inshrink.toml
-        names.
+        A function that takes a state dict and returns metrics. Naming it here trusts it. auto needs no data:
+        it evaluates models of transformers on generated samples. By default the function named in the run's
+        inshrink.toml.
     metric
-        The figure to compare by; by default the one in inshrink.toml, else loss, else the only one.
+        The metric to compare; by default the one in inshrink.toml, else loss, else the only one.
     direction
         Whether higher or lower is better; by default from inshrink.toml or the metric's name.
     trust_run
         Execute the evaluator in the run's directory.
     timeout
-        Maximum seconds of one evaluation.
+        Maximum duration of one evaluation.
     """
 
     evaluator: Annotated[str | None, Option(metavar="FILE.py:FUNCTION|auto")] = None
     metric: Annotated[str | None, Option(("--eval-metric",), "NAME")] = None
     direction: Annotated[str | None, Option(metavar="higher|lower")] = None
     trust_run: bool = False
-    timeout: Annotated[float, Option(least=0.1)] = DEFAULT_TIMEOUT_S
+    timeout: Annotated[float, Option(metavar="SECONDS", least=0.1)] = DEFAULT_TIMEOUT_S
 
     def resolve(self, run: Run | None) -> Evaluator:
         """Return the evaluator that a command should use; refuse untrusted code.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import EvaluatorError, InputError, StorageError
-from inshrink_core.evaluate.evaluator import Evaluation, Evaluator
+from inshrink_core.evaluate.evaluator import Evaluation
 from inshrink_core.metrics import Direction, drop
 from inshrink_core.report import Report
 
@@ -32,12 +30,11 @@ class Figures:
     Parameters
     ----------
     drop
-        Relative change of the metric for the worse; None if the original's metric is 0.
+        Relative change of the metric for the worse, signed; None if the original's metric is 0.
     divergence
-        Divergence of the predictions; None if the evaluator returns none.
+        Divergence of the predictions (docs/evaluators.md#the-function); None if the evaluator returns none.
     restore_cost
-        Expected relative rise of the loss (`inshrink_core.evaluate.Evaluation.restore_cost`); None if it
-        cannot be determined.
+        Expected rise of the loss, as a share of it; None if unknown.
     drop_error
         Standard error of `drop`; None if the evaluator does not return it. It is an upper bound, because both
         states are evaluated on the same samples, so that most of their errors cancel.
@@ -79,18 +76,24 @@ class EvaluatedStep:
     ----------
     step
         Training step.
-    original, restored
-        Metric of each.
+    original
+        Metric as trained.
+    restored
+        Metric as restored.
     drop
-        Relative change for the worse; None if the original's metric is 0.
+        Relative change of the metric for the worse, signed; None if the original's metric is 0.
     divergence
-        Divergence of the predictions; None if the evaluator returns none.
+        Divergence of the predictions (docs/evaluators.md#the-function); None if the evaluator returns none.
     restore_cost
-        Expected relative rise of the loss (`Evaluation.restore_cost`); None if unknown.
-    stale_drop, stale_divergence, stale_restore_cost
-        The same figures for the previous original checkpoint in place of this one; None for the first step.
-    restore_gain, restore_noise
-        Restore gain and noise at the previous step (`inshrink_core.chain.gain`); None if not measured.
+        Expected rise of the loss, as a share of it; None if unknown.
+    previous_drop, previous_divergence, previous_restore_cost
+        The same figures for the previous original checkpoint in place of this one; None for the first
+        step.
+    restore_gain
+        Share of the step's movement that a restore one step earlier keeps (docs/cli.md#compare); None
+        without ``--gain``.
+    restore_noise
+        Squared error of that share, relative to the movement; None without ``--gain``.
     """
 
     step: int
@@ -98,17 +101,21 @@ class EvaluatedStep:
     restored: float
     drop: float | None
     divergence: float | None
-    stale_drop: float | None
-    stale_divergence: float | None
+    previous_drop: float | None
+    previous_divergence: float | None
     restore_gain: float | None = None
     restore_noise: float | None = None
     restore_cost: float | None = None
-    stale_restore_cost: float | None = None
+    previous_restore_cost: float | None = None
 
     @classmethod
-    def of(cls, step: int, original: float, restored: float, found: Figures, stale: Figures | None) -> Self:
+    def of(
+        cls, step: int, original: float, restored: float, found: Figures, baseline: Figures | None
+    ) -> Self:
         """Return a step from its figures, and from those of the previous original in its place."""
-        before = {f"stale_{name}": None if stale is None else getattr(stale, name) for name in FIGURES}
+        before = {
+            f"previous_{name}": None if baseline is None else getattr(baseline, name) for name in FIGURES
+        }
         worse = {name: getattr(found, name) for name in FIGURES}
         return cls(step=step, original=original, restored=restored, **worse, **before)
 
@@ -129,8 +136,28 @@ class Compared:
 class Comparison(Report):
     """Compared steps of a chain, with the worst and the mean of each figure (None if no step has it).
 
-    `device` is the device that decoded the steps, and `unreadable` the originals that could not be read.
-    `measured_at` is the Unix time of the oldest reused result; None if all results are new.
+    Parameters
+    ----------
+    metric
+        Metric that is compared.
+    direction
+        Better direction of the metric: ``higher`` or ``lower``.
+    max_drop
+        Largest drop of any step.
+    max_divergence
+        Largest divergence of any step, in nats.
+    mean_divergence
+        Mean divergence over the steps, in nats.
+    max_restore_cost
+        Largest restore cost of any step.
+    steps
+        Steps compared.
+    device
+        Device that decoded the steps: ``cpu`` or ``cuda``.
+    unreadable
+        Original checkpoints that cannot be read.
+    measured_at
+        Unix time of the oldest reused result (docs/design.md#what-was-measured); None if all are new.
     """
 
     metric: str
@@ -148,96 +175,54 @@ class Comparison(Report):
     def over(cls, steps: Sequence[EvaluatedStep], metric: str, direction: Direction, **more: Any) -> Self:
         """Return the comparison of these steps, with the worst and the mean of each figure."""
         divergences = [step.divergence for step in steps if step.divergence is not None]
+        worst: dict[str, Any] = {f"max_{name}": largest(steps, name) for name in FIGURES}
         return cls(
             metric=metric,
             direction=direction,
-            max_drop=_largest([step.drop for step in steps]),
-            max_divergence=_largest(divergences),
+            **worst,
             mean_divergence=math.fsum(divergences) / len(divergences) if divergences else None,
-            max_restore_cost=_largest([step.restore_cost for step in steps]),
             steps=tuple(steps),
             **more,
         )
 
 
-class Steps(Protocol):
-    """Protocol of a run or an archive: checkpoints by step."""
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """The steps, ascending."""
-
-    def __getitem__(self, step: int, /) -> Checkpoint:
-        """Return the checkpoint of a step."""
-
-
-def compare_steps(
-    original: Steps,
-    restored: Steps,
-    evaluator: Evaluator,
-    *,
-    steps: Iterable[int] | None = None,
-    known: Callable[[int], Evaluation] | None = None,
-    on_step: Callable[[EvaluatedStep, Evaluation], None] | None = None,
-) -> Comparison:
-    """Evaluate original and restored checkpoints step by step.
+def compared_steps(
+    original: Callable[[int], Evaluation],
+    restored: Callable[[int], Evaluation],
+    steps: Mapping[int, int | None],
+    where: str,
+) -> Iterator[tuple[EvaluatedStep, Evaluation]]:
+    """Yield the figures of each step, and the evaluation of its original.
 
     Parameters
     ----------
     original, restored
-        Checkpoints by step; the steps in both are compared.
-    evaluator
-        The evaluator.
+        Evaluate the original and the restored state of a step. The evaluation of an original is needed again
+        as the baseline of the next step.
     steps
-        Compare only these steps. The baseline of the first one is still its predecessor in the chain.
-    known
-        Function that returns the evaluation of an original step; by default the evaluator is called.
-    on_step
-        Callback after each step with its figures, and the evaluation of the original.
+        The steps, each with the step before it; None for the first one.
+    where
+        Name of the evaluator.
 
     Raises
     ------
-    InputError
-        No step is in both, or one of `steps` is not.
     EvaluatorError
         As in `Evaluator.evaluate`, or predictions cannot be compared.
-
-    Notes
-    -----
-    Each step takes two evaluations; that of the original is also the baseline of the next step.
     """
-    common = sorted(set(original.steps) & set(restored.steps))
-    chosen = common if steps is None else sorted(set(steps))
-    if not chosen or not set(chosen) <= set(common):
-        missing = sorted(set(chosen) - set(common))
-        raise InputError(
-            f"step {missing[0]} is not in both"
-            if missing
-            else "original and restored have no step in common",
-            remedy="`inshrink inspect` lists the steps of each",
-        )
-    previous_of = dict(zip(common[1:], common, strict=False))
-    results: list[EvaluatedStep] = []
-    if known is None:
-        known = functools.lru_cache(2)(lambda step: evaluator.evaluate(original[step]))
-    for step in chosen:
-        before = previous_of.get(step)
-        previous = None if before is None else known(before)
-        first, second = known(step), evaluator.evaluate(restored[step])
+    for step, before in steps.items():
+        previous = None if before is None else original(before)
+        first, second = original(step), restored(step)
         try:
-            stale = None if previous is None else figures_of(first, previous)
-            found = EvaluatedStep.of(step, first.value, second.value, figures_of(first, second), stale)
+            baseline = None if previous is None else figures_of(first, previous)
+            found = EvaluatedStep.of(step, first.value, second.value, figures_of(first, second), baseline)
         except InputError as error:
-            raise EvaluatorError(f"step {step} cannot be compared: {error}", where=evaluator.spec) from error
-        results.append(found)
-        if on_step is not None:
-            on_step(found, first)
-    return Comparison.over(results, first.metric, first.direction)
+            raise EvaluatorError(f"step {step} cannot be compared: {error}", where=where) from error
+        yield found, first
 
 
-def _largest(values: Sequence[float | None]) -> float | None:
-    """Return the largest value of the steps that have one."""
-    return max((value for value in values if value is not None), default=None)
+def largest(rows: Iterable[Any], figure: str) -> float | None:
+    """Return the largest value of a figure; None if no row has one."""
+    return max((value for row in rows if (value := getattr(row, figure)) is not None), default=None)
 
 
 _ARRAYS: Final = ("log_probs", "predictions")

@@ -50,7 +50,7 @@ _CLOSE_S = 2.0
 _OUTPUT_TAIL_BYTES = 2000
 """Bytes of the evaluator's output in an error message: the end usually shows the cause."""
 
-_MOST_OUTPUT_BYTES: Final = 16 << 20
+_MAX_OUTPUT_BYTES: Final = 16 << 20
 """Output beyond this size is discarded except for its end; checked as often as the child's life."""
 
 _CHILD, _SAMPLES_FILE = (Path(__file__).with_name(name) for name in ("child.py", "own_samples.py"))
@@ -291,7 +291,7 @@ class Evaluator:
         direction = self.direction or known_direction(metric)
         if direction is None:
             raise InputError(
-                f"it is not known whether '{metric}' is better higher or lower",
+                f"the better direction of '{metric}' is unknown",
                 where=self.spec,
                 remedy=f'give it with --direction, or as direction = "higher" with metric = "{metric}"'
                 " under [evaluator] in inshrink.toml",
@@ -320,20 +320,24 @@ class Evaluation:
 
     Parameters
     ----------
-    metric, direction, value
-        The chosen metric, its direction, and its value (finite).
+    metric
+        Metric that is compared.
+    direction
+        Better direction of the metric: ``higher`` or ``lower``.
+    value
+        Value of the metric; finite.
     metrics
-        All scalars that the evaluator returned.
+        All metrics returned, by name.
     log_probs
         Shape (n, classes), nats; None if not returned.
     predictions
         Regression outputs, any shape; None if not returned.
     standard_errors
-        Standard errors by metric, if the evaluator returns them.
+        Standard errors returned, by name of the metric.
     correction
         Factor for the restore cost on samples that are known to underestimate it.
     seconds
-        Time in the evaluator.
+        Time in the evaluator, in seconds.
     """
 
     metric: str
@@ -489,7 +493,7 @@ class _ChildProcess:
 
     def _limit_output(self) -> None:
         """Discard all but the end of a large output, so that it cannot fill the disk."""
-        if self._output_path.stat().st_size > _MOST_OUTPUT_BYTES:
+        if self._output_path.stat().st_size > _MAX_OUTPUT_BYTES:
             end = self._end_of_output()
             os.truncate(self._output_path, 0)
             self._log.write(end)

@@ -29,13 +29,13 @@ AUTO: Final = "auto"
 
 _CONFIG: Final = "config.json"
 _STATE: Final = "state.pt"
-_MOST_CONFIG_BYTES: Final = 1 << 20
+_MAX_CONFIG_BYTES: Final = 1 << 20
 
 N_SEQUENCES: Final = 128
 LENGTH: Final = 64
 """Number of sequences that a language model generates, and their length in tokens."""
 
-_MOST_LOG_PROBS: Final = 1 << 26
+_MAX_LOG_PROBS: Final = 1 << 26
 """Maximum number of predicted values: 256 MB. A large vocabulary gets fewer sequences."""
 _LEAST_SEQUENCES: Final = 8
 
@@ -101,7 +101,7 @@ def model_of(last: Path, directory: Path) -> tuple[str, dict[str, Any]]:
             " (inshrink evaluate --write begins one)",
         )
     try:
-        read = parse_json(read_regular(at_hand(path), _MOST_CONFIG_BYTES), str(path))
+        read = parse_json(read_regular(at_hand(path), _MAX_CONFIG_BYTES), str(path))
     except (OSError, DamagedError) as error:
         raise InputError(f"it cannot be read ({error})", where=str(path)) from error
     config: dict[str, Any] = read if isinstance(read, dict) else {}
@@ -218,11 +218,11 @@ def _samples(model: Any) -> dict[str, Tensor]:
     if main == "pixel_values":
         return {main: _images(model)}
     if main != "input_ids":
-        raise ValueError(f"its inputs, '{main}', are not known here: only tokens and images are")
+        raise ValueError(f"its inputs, '{main}', are not supported: only tokens and images are")
     vocabulary = int(config.get_text_config().vocab_size)
     positions = getattr(config, "max_position_embeddings", None) or LENGTH + _BURN_IN
     length = min(LENGTH, int(positions))
-    n = min(N_SEQUENCES, max(_LEAST_SEQUENCES, _MOST_LOG_PROBS // (vocabulary * length)))
+    n = min(N_SEQUENCES, max(_LEAST_SEQUENCES, _MAX_LOG_PROBS // (vocabulary * length)))
     tokens = torch.randint(vocabulary, (n, length))
     if config.is_encoder_decoder:
         start = getattr(config, "decoder_start_token_id", None) or 0
@@ -285,14 +285,14 @@ def _log_probs(model: Any, samples: Mapping[str, Tensor]) -> Tensor:
     logits = getattr(model(**samples), "logits", None)
     if logits is None or logits.dim() < 2 or logits.shape[1 if logits.dim() == 4 else -1] < 2:
         raise ValueError(
-            f"{type(model).__name__} predicts no classes, and nothing else can be judged without data"
+            f"{type(model).__name__} predicts no classes, and only classes can be evaluated without data"
         )
     if logits.dim() == 4:  # a class per pixel: (n, classes, height, width)
         logits = logits.movedim(1, -1)
     elif "pixel_values" not in samples and model.can_generate():
         logits = logits[:, :-1]  # the token after the last one is unknown
     rows = logits.flatten(0, -2)
-    most = _MOST_LOG_PROBS // rows.shape[-1]
+    most = _MAX_LOG_PROBS // rows.shape[-1]
     if len(rows) > most:
         rows = rows[:most]
     return torch.log_softmax(rows.float(), -1)

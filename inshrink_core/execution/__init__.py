@@ -26,6 +26,6 @@ from inshrink_core.execution.results import load_result as load_result
 from inshrink_core.execution.results import parse_record as parse_record
 from inshrink_core.execution.results import results_folder as results_folder
 from inshrink_core.execution.results import user_cache_folder as user_cache_folder
-from inshrink_core.execution.results import write_whole as write_whole
+from inshrink_core.execution.results import write_atomic as write_atomic
 from inshrink_core.execution.threads import default_threads as default_threads
 from inshrink_core.execution.threads import ordered_map as ordered_map

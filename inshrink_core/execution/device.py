@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.metadata import version
-from pathlib import Path
-
 from inshrink_core.errors import InputError
 
 
@@ -29,21 +25,3 @@ def resolve_device(device: str) -> str:
         return str(torch.device(device))
     except RuntimeError as error:
         raise InputError(f"--device {device} is not a device", remedy="use cpu, cuda or auto") from error
-
-
-def why_no_cuda() -> str:
-    """Return why CUDA is unavailable, and what would change that; an empty string if it is available.
-
-    Notes
-    -----
-    torch takes seconds to import, so it is imported only if nothing else decides.
-    """
-    if version("torch").endswith("+cpu"):
-        return "this torch was built without CUDA; install one that has it"
-    if sys.platform == "linux" and not any(list(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "dxg")):
-        return "there is no NVIDIA GPU, or none with a driver; `nvidia-smi` lists them"
-    import torch
-
-    if torch.version.cuda is None:
-        return "this torch was built without CUDA; install one that has it"
-    return "" if torch.cuda.is_available() else "torch finds no NVIDIA GPU; `nvidia-smi` lists them"

@@ -15,7 +15,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import IO, Any, Final, Literal, NamedTuple, cast
 
@@ -111,26 +110,8 @@ class TotalProgress:
         self._progress(Progress(now.stage, self._most, total, now.step, now.detail))
 
 
-class Engine(NamedTuple):
-    """A way to perform tasks.
-
-    Parameters
-    ----------
-    package
-        The required package, also the name of the extra; empty if none.
-    perform
-        Performs work and returns the results of its tasks in order. An error of a task, or of its progress
-        callback, ends all workers before it is raised.
-    """
-
-    package: str
-    perform: Callable[[Work], list[Any]]
-
-
-def installed_engines() -> tuple[str, ...]:
-    """Return the names of the installed engines, threads first."""
-    found = (name for name, engine in ENGINES.items() if not engine.package or find_spec(engine.package))
-    return (THREADS, *found)
+Engine = Callable[[Work], list[Any]]
+"""Returns the results of the tasks in order; an error of a task or of the callback ends all workers first."""
 
 
 def engine_of(name: str) -> Engine | None:
@@ -153,77 +134,59 @@ def packed(value: Any) -> str:
     return base64.b64encode(pickle.dumps(value)).decode()
 
 
-class _Team:
-    """Worker processes, each serving one thread."""
+class _Processes:
+    """The worker processes of some tasks, one for each attempt at a task."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._all: list[subprocess.Popen[str]] = []
-        self._of_thread = threading.local()
+        self._started: list[subprocess.Popen[str]] = []
         self._over = False
 
     def perform(self, at: int, task: Task, report: Callable[[Event], None]) -> None:
-        """Perform a task in the worker of this thread, or in another if that dies."""
+        """Perform a task in a new process, or in another if that dies."""
         error: BaseException
         try:
             for _ in range(N_ATTEMPTS):
-                process = self._worker()
-                if process is None or self._performed(process, at, task, report) or self._over:
+                if self._attempt(at, task, report) or self._over:
                     return
-                self._of_thread.process = None
             error = EngineError(
                 f"the process that worked on part {at + 1} ended {N_ATTEMPTS} times before it was done",
-                remedy="the machine may be short of memory: use fewer --workers; the same command goes on",
+                remedy="the machine may be short of memory: use fewer --workers; the same command continues",
             )
         except BaseException as raised:  # the thread that waits for tasks raises it again
             error = raised
         report(Event(at, "error", error))
 
-    def _performed(
-        self, process: subprocess.Popen[str], at: int, task: Task, report: Callable[[Event], None]
-    ) -> bool:
-        """Perform a task; return False if its worker died."""
-        requests, answers = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
-        with contextlib.suppress(BrokenPipeError):
+    def _attempt(self, at: int, task: Task, report: Callable[[Event], None]) -> bool:
+        """Perform a task in a new process; return False if it died."""
+        with self._lock:
+            if self._over:
+                return False
+            process = start_python(["-m", _WORKER], errors=2, environment=user_environment())
+            self._started.append(process)
+        with contextlib.suppress(BrokenPipeError), process:
+            requests, answers = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
             requests.write(json.dumps(task._asdict()) + "\n")
             requests.flush()
-        for line in answers:
-            # The line comes from a process that this one started, so unpickling is safe.
-            event = Event(at, *pickle.loads(base64.b64decode(line)))
-            report(event)
-            if event.kind != "now":
-                return True
+            for line in answers:
+                # The line comes from a process that this one started, so unpickling is safe.
+                event = Event(at, *pickle.loads(base64.b64decode(line)))
+                report(event)
+                if event.kind != "now":
+                    return True
         return False
 
-    def _worker(self) -> subprocess.Popen[str] | None:
-        """Return the worker of this thread; None after `end`."""
-        with self._lock:
-            process: subprocess.Popen[str] | None = getattr(self._of_thread, "process", None)
-            if process is None and not self._over:
-                process = start_python(["-m", _WORKER], errors=2, environment=user_environment())
-                self._of_thread.process = process
-                self._all.append(process)
-            return None if self._over else process
-
     def end(self) -> None:
-        """End every worker, interrupting active ones."""
+        """End every process, interrupting active ones."""
         with self._lock:
             self._over = True
-        for process in self._all:
+        for process in self._started:
             process.terminate()
-        for process in self._all:
+        for process in self._started:
             try:
                 process.wait(SECONDS_TO_TIDY_UP)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-
-    def close(self) -> None:
-        """Close the pipes, once no thread reads them."""
-        for process in self._all:
-            with contextlib.suppress(BrokenPipeError):
-                cast("IO[str]", process.stdin).close()
-            cast("IO[str]", process.stdout).close()
 
 
 def _on_processes(work: Work) -> list[Any]:
@@ -232,10 +195,10 @@ def _on_processes(work: Work) -> list[Any]:
     tasks = work.tasks(workers, work.threads or max(1, default_threads() // workers))
     total, events = TotalProgress(len(tasks), work.progress), queue.SimpleQueue[Event]()
     results: dict[int, Any] = {}
-    team, pool = _Team(), ThreadPoolExecutor(workers, thread_name_prefix="inshrink-engine")
+    processes, pool = _Processes(), ThreadPoolExecutor(workers, thread_name_prefix="inshrink-engine")
     try:
         for at, task in enumerate(tasks):
-            pool.submit(team.perform, at, task, events.put)
+            pool.submit(processes.perform, at, task, events.put)
         while len(results) < len(tasks):
             event = events.get()
             if event.kind == "error":
@@ -245,9 +208,8 @@ def _on_processes(work: Work) -> list[Any]:
             else:
                 total.add(event.task, event.value)
     finally:
-        team.end()
+        processes.end()
         pool.shutdown(cancel_futures=True)
-        team.close()
     return [results[at] for at in range(len(tasks))]
 
 
@@ -255,5 +217,5 @@ def _on_ray(work: Work) -> list[Any]:
     return cast("list[Any]", resolve_name("inshrink_core.execution.ray_engine:perform")(work))
 
 
-ENGINES: Final = {"processes": Engine("", _on_processes), "ray": Engine("ray", _on_ray)}
+ENGINES: Final[dict[str, Engine]] = {"processes": _on_processes, "ray": _on_ray}
 """Every engine except threads, by name."""

@@ -136,7 +136,5 @@ def require_free(path: Path, force: bool) -> None:
         raise ExistsError("a folder is there already", where=str(path), remedy="choose another name")
     if os.path.lexists(path) and not force:
         raise ExistsError(
-            "the file exists already",
-            where=str(path),
-            remedy="write elsewhere, or use --force to replace it",
+            "the file already exists", where=str(path), remedy="write elsewhere, or use --force to replace it"
         )

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count, islice
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.errors import (
-    STANDS_FOR,
+    REMOTE_ADDRESSES,
     DamagedError,
     InputError,
     NotFoundError,
@@ -86,34 +87,8 @@ class Listed(NamedTuple):
     modified: float
 
 
-class Promised:
-    """Assumed bytes of an object, each with the end of the region they describe.
-
-    Assumptions are verified before a read of these bytes or of the region.
-    """
-
-    def __init__(self) -> None:
-        self._assumed: list[tuple[int, bytes | None, int]] = []
-
-    def take(self, assumed: Iterable[tuple[int, bytes, int]]) -> None:
-        """Replace all assumptions; each is an offset, the bytes, and the end of the region."""
-        self._assumed = sorted(assumed)
-
-    def due(self, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, bytes]]:
-        """Yield the unverified assumptions that concern spans: position in the list, offset and bytes."""
-        for offset, nbytes in spans:
-            place = max(0, bisect.bisect_right(self._assumed, offset, key=itemgetter(0)) - 1)
-            for i in range(place, len(self._assumed)):
-                begin, content, end = self._assumed[i]
-                if begin >= offset + nbytes:
-                    break
-                if content is not None and end > offset:
-                    yield i, begin, content
-
-    def confirm(self, place: int) -> None:
-        """Mark an assumption as verified."""
-        begin, _, end = self._assumed[place]
-        self._assumed[place] = (begin, None, end)
+Assumed = tuple[int, bytes, int]
+"""Assumed bytes of an object: their offset, the bytes, and the end of the region that they describe."""
 
 
 class Content:
@@ -129,12 +104,14 @@ class Content:
         Its URL, for messages.
     folder
         Local folder for the bytes.
-    promised
-        Assumptions about the object.
+    assumed
+        Assumptions in ascending order, which are compared before a read of their bytes or of their region.
     """
 
-    def __init__(self, storage: Any, listed: Listed, where: str, folder: Path, promised: Promised) -> None:
-        self._storage, self.listed, self._where, self.promised = storage, listed, where, promised
+    def __init__(
+        self, storage: Any, listed: Listed, where: str, folder: Path, assumed: list[Assumed]
+    ) -> None:
+        self._storage, self.listed, self._where, self.assumed = storage, listed, where, assumed
         self._have = bytearray(-(-listed.nbytes // _BLOCK))
         self._lock = threading.Lock()
         self.descriptor, name = tempfile.mkstemp(dir=folder)
@@ -146,14 +123,9 @@ class Content:
         """Number of cached bytes, and time of the last use by `_CLOCK`."""
 
     def fill(self, spans: Iterable[tuple[int, int]], *, compared: bool = True) -> None:
-        """Fetch spans that are not cached, each an offset and a size, and verify the assumptions about them.
+        """Fetch spans that are not cached, each an offset and a size; compare the bytes assumed there.
 
-        Parameters
-        ----------
-        spans
-            The spans.
-        compared
-            Whether assumptions are verified; unnecessary if no tensor is read.
+        Without `compared` nothing is compared; use it if no tensor is read.
 
         Raises
         ------
@@ -165,8 +137,8 @@ class Content:
             The store, or the local disk, refused.
         """
         spans = [span for span in spans if span[1] > 0]
-        due = list(self.promised.due(spans)) if compared else []
-        asked = [self._blocks(*span) for span in [*spans, *((at, len(expected)) for _, at, expected in due)]]
+        due = [found for span in spans for found in self._assumed_about(*span)] if compared else []
+        asked = [self._blocks(*span) for span in [*spans, *((at, len(expected)) for at, expected, _ in due)]]
         if not self._has(asked):
             with self._lock:
                 pieces = self._missing(asked)
@@ -178,14 +150,22 @@ class Content:
                             ) from answer
                         if isinstance(answer, Exception):
                             raise answer
-        for place, at, expected in due:
+        for at, expected, _ in due:
             if os.pread(self.descriptor, len(expected), at) != expected:
                 raise DamagedError(
-                    f"the zip's records at byte {at} are not those that its directory tells of",
+                    f"the zip's records at byte {at} do not match its directory",
                     where=self._where,
                     remedy="it may be damaged: fetch it again from where it came from",
                 )
-            self.promised.confirm(place)
+
+    def _assumed_about(self, offset: int, nbytes: int) -> Iterator[Assumed]:
+        """Yield the assumptions that concern a span."""
+        first = max(0, bisect.bisect_right(self.assumed, offset, key=itemgetter(0)) - 1)
+        for found in islice(self.assumed, first, None):
+            if found[0] >= offset + nbytes:
+                break
+            if found[2] > offset:
+                yield found
 
     def is_here(self, offset: int, nbytes: int) -> bool:
         """Return whether bytes are cached."""
@@ -263,13 +243,13 @@ class Mirror:
             fits = name not in ("", ".", "..") and len(name.encode()) <= _MAX_NAME_BYTES
             self.root = self._home / (name if fits else "run")
             self.root.mkdir()
-        STANDS_FOR[str(self.root)] = url
+        REMOTE_ADDRESSES[str(self.root)] = url
         self._listed: dict[str, Listed] = {}
         self._contents: dict[str, Content] = {}
-        self._promised: dict[str, Promised] = {}
+        self._assumed: defaultdict[str, list[Assumed]] = defaultdict(list)
         self._lock = threading.RLock()
         self._wanted: Sequence[str] = ()
-        self._ahead = Prefetcher(self._fetch_whole, (), 0)
+        self._prefetcher = Prefetcher(self._fetch_object, (), 0)
 
     def refresh(self) -> None:
         """List the folder again.
@@ -287,7 +267,7 @@ class Mirror:
                 continue  # consoles create such objects for folders
             found[listed.path] = listed
             if len(found) > _MAX_OBJECTS:
-                raise InputError(f"more than {_MAX_OBJECTS:,} objects lie there", where=self.url)
+                raise InputError(f"more than {_MAX_OBJECTS:,} objects are there", where=self.url)
         with self._lock:
             # One at a time: after an error, every file still matches its listed object.
             for path in [path for path, listed in self._listed.items() if found.get(path) != listed]:
@@ -304,7 +284,7 @@ class Mirror:
 
     def _remove(self, path: str) -> None:
         self._contents.pop(path, None)
-        self._promised.pop(path, None)
+        self._assumed.pop(path, None)
         place = self.root / path
         with contextlib.suppress(OSError):
             place.unlink()
@@ -329,7 +309,7 @@ class Mirror:
                     file.truncate(listed.nbytes)
                 os.utime(place, ns=(at, at))
             except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-                what = "an object lies below another, as if that were a folder"
+                what = "an object is below another one, as if that were a folder"
                 if place.is_file():
                     what = "this disk takes its name for that of another object"
                 raise UnsafePathError(what, where=where) from error
@@ -350,9 +330,9 @@ class Mirror:
                 if listed is None:
                     raise NotFoundError("there is no such object any more", where=place)
                 # Assumptions about an object outlast its cached bytes.
-                promised = self._promised.setdefault(path, Promised())
+                about = f"{self.url}/{path}", self._home, self._assumed[path]
                 with _cache_errors(place):
-                    content = Content(self.storage, listed, f"{self.url}/{path}", self._home, promised)
+                    content = Content(self.storage, listed, *about)
                 self._contents[path] = content
             content.used = next(_CLOCK)
         _let_go(content)
@@ -384,10 +364,10 @@ class Mirror:
             for path in self._contents.keys() - set(paths):
                 del self._contents[path]
             self._wanted = paths
-        self._ahead.stop()
-        self._ahead = Prefetcher(self._fetch_whole, [(path, 0) for path in paths], 0)
+        self._prefetcher.stop()
+        self._prefetcher = Prefetcher(self._fetch_object, [(path, 0) for path in paths], 0)
 
-    def _fetch_whole(self, path: str) -> None:
+    def _fetch_object(self, path: str) -> None:
         """Fetch an object while it is wanted, with lower priority than its readers."""
         content, step = self.content(str(self.root / path)), _N_PIECES * _PIECE_NBYTES
         for at in range(0, content.listed.nbytes, step):
@@ -398,7 +378,7 @@ class Mirror:
         """Remove the mirror, if this process created it."""
         if os.getpid() == self._pid:
             self._wanted = ()
-            self._ahead.stop()
+            self._prefetcher.stop()
             shutil.rmtree(self._home, ignore_errors=True)
             self._home_lock.close()
 
@@ -504,7 +484,9 @@ def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
     for mirror in tuple(_MIRRORS.values()):
         if text == str(mirror.root) or text.startswith(f"{mirror.root}{os.sep}"):
             return mirror
-    raise StorageError("this stands for a file elsewhere, in another process alone", where=text)
+    raise StorageError(
+        "this placeholder of a remote file is valid only in the process that made it", where=text
+    )
 
 
 def at_hand(path: Path) -> Path:

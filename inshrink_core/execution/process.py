@@ -104,7 +104,7 @@ def user_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
         if name in _NEVER or (name in _FOLDERS and not Path(value).is_absolute()):
             continue
         if name in SEARCH_PATHS:
-            entries = [entry for entry in value.split(os.pathsep) if _means_one_place(name, entry)]
+            entries = [entry for entry in value.split(os.pathsep) if _is_same_location(name, entry)]
             if not entries:
                 continue
             value = os.pathsep.join(entries)
@@ -112,7 +112,7 @@ def user_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
     return found
 
 
-def _means_one_place(name: str, entry: str) -> bool:
+def _is_same_location(name: str, entry: str) -> bool:
     """Return whether a search path entry means the same file or folder in every working directory."""
     if name == "LD_PRELOAD":
         # A list, separated by spaces or colons, of paths and of bare library names, which the loader

@@ -51,8 +51,8 @@ class Counter:
     def __init__(self, progress: OnProgress | None, stage: str, total: int) -> None:
         self.progress, self.stage, self.total, self.done = progress, stage, total, 0
 
-    def add(self, n: int, step: int, detail: str = "") -> None:
+    def add(self, n: int, step: int, detail: str = "", found: Mapping[str, Any] | None = None) -> None:
         """Count a part, and report it."""
         self.done += n
         if self.progress is not None:
-            self.progress(Progress(self.stage, self.done, self.total, step, detail))
+            self.progress(Progress(self.stage, self.done, self.total, step, detail, found))

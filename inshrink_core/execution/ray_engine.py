@@ -69,7 +69,7 @@ def _connected() -> Iterator[Any]:
         raise EngineError(
             f"Ray cannot be reached: {' '.join(str(error).split())[:300]}",
             where=os.environ.get("RAY_ADDRESS", ""),
-            remedy="`ray status` tells of the cluster; without RAY_ADDRESS one is started on this machine",
+            remedy="`ray status` describes the cluster; without RAY_ADDRESS one is started on this machine",
         ) from error
     try:
         yield ray
@@ -144,8 +144,8 @@ def _result(ray: Any, reference: Any, at: int) -> Any:
         raise error.cause from None
     except ray.exceptions.RayError as error:
         raise EngineError(
-            f"the workers of part {at + 1} died again and again: {' '.join(str(error).split())[:300]}",
-            remedy="the machines may be short of memory; the same command goes on where it was",
+            f"the workers of part {at + 1} died repeatedly: {' '.join(str(error).split())[:300]}",
+            remedy="the machines may be short of memory; the same command continues where it was",
         ) from error
 
 

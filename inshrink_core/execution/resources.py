@@ -19,6 +19,12 @@ _UNCHECKED_NBYTES: Final = 64 << 20
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _PROC: Final = Path("/proc")
 
+_GROUP_FILES: Final = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""Files of a memory control group, and the field of reclaimable memory; version 2, then version 1."""
+
 
 def memory_available() -> int | None:
     """Return how many more bytes this process may allocate; None if unknown.
@@ -93,33 +99,22 @@ def _address_space() -> int | None:
 
 def _group_memory() -> Iterator[int | None]:
     """Yield the memory left in each control group of the process; reclaimable page cache counts as free."""
-    for folder, version in _groups():
-        names = ("memory.max", "memory.current", "inactive_file")
-        if version == 1:
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        limit, used = _number(folder / names[0]), _number(folder / names[1])
-        if limit is not None and used is not None:
-            yield limit - used + _fields(folder / "memory.stat").get(names[2], 0)
-
-
-def _groups() -> Iterator[tuple[Path, int]]:
-    """Yield the folders and version of the process's memory control groups and their ancestors."""
     try:
         lines = (_PROC / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        unified = number == "0" and not controllers
-        if not unified and "memory" not in controllers.split(","):
+        _, controllers, path = line.split(":", 2)
+        kind = "memory" if controllers else ""  # version 2 has no list of controllers
+        if kind not in controllers.split(","):
             continue
-        root = _CGROUPS if unified else _CGROUPS / "memory"
+        names, root = _GROUP_FILES[kind], _CGROUPS / kind
         # In a container the path may be the host's, of which only the root is visible.
         place = root / path.lstrip("/")
-        for folder in dict.fromkeys((place, *place.parents)):
-            if folder == root or root in folder.parents:
-                yield folder, 2 if unified else 1
+        for folder in (place, *place.parents):
+            limit, used = _number(folder / names[0]), _number(folder / names[1])
+            if folder.is_relative_to(root) and limit is not None and used is not None:
+                yield limit - used + _fields(folder / "memory.stat").get(names[2], 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +188,6 @@ def _too_large(what: str, where: str, nbytes: int, limit: int, kind: str, asked:
     return TooLargeError(
         f"{what} would take about {format_size(nbytes)} of {kind}",
         where=where,
-        needed=nbytes,
-        limit=limit,
         expected=f"at most {format_size(limit)}",
         remedy=f"{more} --max-{kind} SIZE (in Python max_{kind}) allows it",
     )

@@ -21,7 +21,7 @@ from threading import get_ident
 from typing import Any, Final, Generic, TypeVar
 
 from inshrink_core.errors import StorageError
-from inshrink_core.execution.files import new_file, open_regular, read_regular
+from inshrink_core.execution.files import new_file, open_regular, read_regular, temporary_path
 from inshrink_core.execution.folders import locked
 
 # The sensitivities of 100,000 tensors take 20 MB; a larger file is not a result.
@@ -29,7 +29,6 @@ _MAX_NBYTES: Final = 64 << 20
 
 # A comparison of a thousand steps takes 400 kB.
 MAX_SHARED_NBYTES: Final = 8 << 20
-_MAX_SHARED: Final = 256
 
 _UNREADABLE: Final = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 
@@ -65,19 +64,12 @@ def load_result(
     parse
         Creates the result from JSON; raises ValueError, TypeError or KeyError for invalid values.
     """
-    found = _read_result(path, field, parse)
-    return found[1] if found is not None and found[0] == json.loads(json.dumps(key)) else None
-
-
-def _read_result(
-    path: Path, field: str, parse: Callable[[Any], _Result]
-) -> tuple[Mapping[str, Any], _Result] | None:
-    """Return the key and the result of a file; None if it is missing or unreadable."""
     try:
         document = json.loads(read_regular(path, _MAX_NBYTES))
         if document["sha256"] != _digest(document[field]):
             raise ValueError("its digest is another")
-        return dict(document["key"]), parse(document[field])
+        same = document["key"] == json.loads(json.dumps(key))
+        return parse(document[field]) if same else None
     except FileNotFoundError:
         return None
     except _UNREADABLE as error:
@@ -93,14 +85,14 @@ def keep_result(path: Path, key: Mapping[str, Any], field: str, value: Any) -> N
     StorageError
         The disk is full, or the system refused.
     """
-    write_whole(path, json.dumps({"key": key, field: value, "sha256": _digest(value)}))
+    write_atomic(path, json.dumps({"key": key, field: value, "sha256": _digest(value)}))
 
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes) -> None:
     """Replace the content of a file atomically.
 
     Raises
@@ -108,7 +100,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     StorageError
         The disk is full, or the system refused.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.tmp")
+    temporary = temporary_path(path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(temporary) as file:
@@ -249,13 +241,6 @@ class ResultStore(Generic[_Result]):
         path = self._path(label, key)
         return None if path is None else load_result(path, key, self._field, self._parse)
 
-    def results(self, most: int) -> Iterator[tuple[Mapping[str, Any], _Result]]:
-        """Yield the keys and readable results of at most `most` files, sorted by file name."""
-        for path in sorted([] if self.folder is None else self.folder.glob("*.json"))[:most]:
-            found = _read_result(path, self._field, self._parse)
-            if found is not None:
-                yield found
-
     def keep(self, label: str, key: Mapping[str, Any], value: Any) -> None:
         """Write a result, as JSON values, atomically.
 
@@ -274,30 +259,6 @@ class ResultStore(Generic[_Result]):
             self.keep(label, key, value)
         except StorageError as error:
             _logger.info("%s", error)
-
-    def remembered(
-        self,
-        label: str,
-        key: Mapping[str, Any],
-        make: Callable[[], _Result],
-        document: Callable[[_Result], Any],
-    ) -> _Result:
-        """Return a result from the cache, or compute and cache it.
-
-        Parameters
-        ----------
-        label, key
-            The result.
-        make
-            Computes the result.
-        document
-            Converts it to JSON values.
-        """
-        result = self.load(label, key)
-        if result is None:
-            result = make()
-            self.try_keep(label, key, document(result))
-        return result
 
 
 def read_lines(path: Path, most: int, parse: Callable[[dict[str, Any]], Any] = dict) -> list[Any]:
@@ -325,7 +286,7 @@ def read_lines(path: Path, most: int, parse: Callable[[dict[str, Any]], Any] = d
                 raise TypeError("it is no object")
             rows.append(parse(row))
         except _UNREADABLE:
-            _logger.warning("%s, line %d is no result: it is passed over", path, number)
+            _logger.warning("%s, line %d is not a result and is ignored", path, number)
     return rows
 
 
@@ -340,7 +301,7 @@ def add_line(path: Path, row: Mapping[str, Any], most: int | None = None) -> Non
         The object. Existing content is unchanged; a last line cut off by a crash stays a separate line.
     most
         Largest size in bytes of the file and of ``NAME.older``. A file that would grow larger is renamed to
-        ``NAME.older``, which it replaces. The number of files in the folder is also bounded.
+        ``NAME.older``, which it replaces.
 
     Raises
     ------
@@ -354,8 +315,8 @@ def add_line(path: Path, row: Mapping[str, Any], most: int | None = None) -> Non
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.parent):
-            if most is not None:
-                _make_room(path, len(line), most)
+            if most is not None and path.exists() and path.stat().st_size + len(line) > most:
+                path.replace(_older(path))
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
             with open(open_regular(path, flags, follow=False), "r+b", buffering=0) as file:  # noqa: PTH123
                 if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
@@ -365,17 +326,6 @@ def add_line(path: Path, row: Mapping[str, Any], most: int | None = None) -> Non
     except OSError as error:
         why = error.strerror or str(error)
         raise StorageError(f"the results cannot be written: {why}", where=str(path)) from error
-
-
-def _make_room(path: Path, nbytes: int, most: int) -> None:
-    """Rename a file that would grow too large, and delete the least recently changed files."""
-    if path.exists():
-        if path.stat().st_size + nbytes > most:
-            path.replace(_older(path))
-        return
-    others = [other for other in path.parent.iterdir() if other.is_file() and not other.is_symlink()]
-    for other in sorted(others, key=lambda other: -other.stat().st_mtime)[_MAX_SHARED:]:
-        other.unlink(missing_ok=True)
 
 
 def _older(path: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final, TypeVar, cast
 
@@ -52,12 +52,12 @@ def words_together(words: Sequence[str], environment: Mapping[str, str] | None =
     return line
 
 
-def meet(environment: MutableMapping[str, str] | None = None) -> bool:
+def meet() -> bool:
     """Wait for all processes (a barrier); return whether this is the first one, which acts for all.
 
     A single process does not wait.
     """
-    if not is_together(environment):
+    if not is_together():
         return True
     from torch import distributed
 
@@ -81,7 +81,7 @@ def gathered(value: _Value) -> list[_Value]:
     return cast("list[_Value]", values)
 
 
-def part_ways() -> None:
+def leave_group() -> None:
     """Destroy the process group that `meet` created; a group of the training stays."""
     global _is_ours
     if _is_ours:

@@ -1,4 +1,4 @@
-"""``python -m inshrink_core.execution.worker``: perform tasks from stdin, one per line.
+"""``python -m inshrink_core.execution.worker``: perform the task on the first line of stdin.
 
 A worker ends with its parent: on SIGTERM, or when its stdin is closed. Ctrl-C in a terminal reaches all
 processes; the worker ignores it and leaves it to the parent.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
-import queue
 import signal
 import sys
 import threading
@@ -60,39 +59,38 @@ def _interrupt(signum: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _read(tasks: queue.SimpleQueue[str | None]) -> None:
-    """Queue tasks from stdin; end this process once stdin is closed."""
-    for line in sys.stdin:
-        tasks.put(line)
-    tasks.put(None)
+def _end_with_stdin() -> None:
+    """End this process once stdin is closed."""
+    while os.read(0, 1):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(SECONDS_TO_TIDY_UP)
     os._exit(1)
 
 
 def main() -> None:
-    """Perform tasks until stdin is closed."""
+    """Perform a task, and end the process."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # output of libraries must not mix with answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
-    tasks: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(tasks,), daemon=True).start()
 
     def answer(kind: str, value: Any) -> None:
         answers.write(packed((kind, value)) + "\n")
         answers.flush()
 
     try:
-        while (line := tasks.get()) is not None:
-            try:
-                result = perform(Task(**json.loads(line)), _seldom(partial(answer, "now")))
-            except Exception as error:
-                answer("error", _sendable(error))
-            else:
-                answer("result", result)
+        line = sys.stdin.readline()
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+        try:
+            result = perform(Task(**json.loads(line)), _seldom(partial(answer, "now")))
+        except Exception as error:
+            answer("error", _sendable(error))
+        else:
+            answer("result", result)
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(1)
+    os._exit(0)
 
 
 def _sendable(error: Exception) -> Exception:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, pairwise, zip_longest
+from itertools import compress, pairwise
 from operator import not_
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from inshrink_core.checkpoint import (
@@ -29,18 +28,17 @@ from inshrink_core.checkpoint import (
     classify_layer,
     is_average_name,
 )
-from inshrink_core.errors import DamagedError, InputError, NotCheckpointError
-from inshrink_core.formats.attribution.laws import (
-    Attribution,
+from inshrink_core.errors import DamagedError, InputError, NotCheckpointError, clipped
+from inshrink_core.formats.content import FileContent
+from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
+from inshrink_core.formats.matching.laws import (
     Claims,
+    Matching,
     Slot,
     claims_of_headers,
     in_order,
     is_sorted,
 )
-from inshrink_core.formats.checksums import PackedZip
-from inshrink_core.formats.content import FileContent
-from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
 from inshrink_core.formats.source import FileSource
 from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, parameters_of
 
@@ -60,18 +58,15 @@ class ParsedCheckpoint:
         its reader.
     paths, stamps
         Path and stamp of every file, by relative path; files with tensors first.
-    kinds
-        Kinds of the files with tensors, in the same order.
     steps
         Step keys found inside, with values.
     numbers
         Hyperparameters by file, optimizer and group.
-    zips
-        For files that are a sequence of zips, the span of each.
     skipped
         Files beside the tensors that were left out, with reasons.
-    contents, has_gradients
-        Content of the files, and which files hold gradients. The fields below follow from these.
+    contents
+        Content of the files with tensors; without steps and hyperparameters, as checkpoints of equal layout
+        share it. The fields below follow from it.
     regions
         Regions and zip entries of the files with tensors.
     places
@@ -81,7 +76,7 @@ class ParsedCheckpoint:
     slots
         The parameters that optimizers know by number only.
     owners
-        Parameter names of the slots, as far as headers or a given attribution determine them.
+        Parameter names of the slots, as far as headers or a given matching determine them.
     free
         Shapes of the candidate weights for the slots, in the model's order if known.
     ordered
@@ -96,14 +91,10 @@ class ParsedCheckpoint:
     format: str
     paths: Mapping[str, Path]
     stamps: Mapping[str, FileStamp]
-    kinds: Sequence[str]
     steps: tuple[tuple[str, int], ...]
     numbers: Sequence[Sequence[Sequence[Mapping[str, float]]]]
-    zips: Mapping[str, tuple[PackedZip, ...]]
     skipped: tuple[Skipped, ...]
     contents: Sequence[FileContent] = field(compare=False)
-    has_gradients: Sequence[bool]
-    again: list[tuple[Attribution, dict[str, Any]]] = field(compare=False)
     specs: tuple[TensorSpec, ...]
     regions: Sequence[tuple[tuple[Region, ...], tuple[ZipEntry, ...]]]
     places: Mapping[str, tuple[int, Placed]]
@@ -124,12 +115,10 @@ class ParsedCheckpoint:
     @functools.cached_property
     def layouts(self) -> tuple[FileLayout, ...]:
         """The file layouts, sorted by path."""
-        rows = zip_longest(self.stamps.items(), self.kinds, self.regions)
-        found = []
-        for (name, stamp), kind, items in rows:
-            regions, entries = items or ((), ())
-            rest: Any = {"kind": kind or "opaque", "regions": regions, "zip_entries": entries}
-            found.append(FileLayout(path=name, nbytes=stamp.nbytes, **rest))
+        found = [FileLayout(path=n, nbytes=stamp.nbytes, kind="opaque") for n, stamp in self.stamps.items()]
+        for number, (content, (regions, entries)) in enumerate(zip(self.contents, self.regions, strict=True)):
+            of_tensors: Any = {"kind": content.kind, "regions": regions, "zip_entries": entries}
+            found[number] = replace(found[number], **of_tensors)
         return tuple(sorted(found, key=lambda layout: layout.path))
 
     @functools.cached_property
@@ -142,19 +131,17 @@ class ParsedCheckpoint:
         """Names of weights and buffers, in listing order."""
         return tuple(self.weight_shapes)
 
-    def attributed(self, attribution: Attribution) -> ParsedCheckpoint:
+    def matched(self, matching: Matching) -> ParsedCheckpoint:
         """Return the same checkpoint with the given owners of state and order of tensors."""
-        # Checkpoints of equal layout share this list.
-        if not self.again or self.again[0][0] != attribution:
-            self.again[:] = [(attribution, _arranged(self.contents, self.has_gradients, attribution))]
-        return replace(self, **self.again[0][1])
+        return replace(self, **_arranged(self.contents, matching))
 
     def checkpoint(self, step: int, counter: ByteCounter) -> Checkpoint:
         """Return the checkpoint; values are read on access."""
+        zips = {name: content.zips for name, content in zip(self.stamps, self.contents, strict=False)}
         return Checkpoint(
             step=step,
             specs=self.specs,
-            source=FileSource(self.paths, self.stamps, self.places, counter, zips=self.zips),
+            source=FileSource(self.paths, self.stamps, self.places, counter, zips=zips),
             files=self.layouts,
             aliases=self.aliases,
             hyperparameters=self.hyperparameters,
@@ -164,19 +151,26 @@ class ParsedCheckpoint:
         )
 
 
-class Recall:
-    """A reparse cache with the last checkpoint's analysis, reused while the tensor layout is unchanged."""
+_last: tuple[object, dict[str, Any]] = None, {}
+"""The sketches and the fields of the files that were analysed last: checkpoints of a run are alike."""
 
-    sketch: object = None
-    arranged: Mapping[str, Any] = MappingProxyType({})
+
+def _arranged(contents: Sequence[FileContent], matching: Matching | None = None) -> dict[str, Any]:
+    """Return the fields of a `ParsedCheckpoint` that follow from the content of its files."""
+    global _last
+    key, found = _last
+    if key != (sketches := [[_sketch(content) for content in contents], matching]):
+        found = _analysed(contents, matching)
+        _last = sketches, found
+    return found
 
 
 def _sketch(content: FileContent) -> object:
-    """Return all that determines a file's analysis: everything but name, steps and hyperparameters."""
+    """Return all that determines a file's analysis: everything but stamp, steps and hyperparameters."""
     tree = content.tree
     groups = [[(g.params, g.names, bool(g.numbers)) for g in item.groups] for item in tree.optimizers]
     optimizers = [list(optimizer.state.items()) for optimizer in tree.optimizers], groups
-    return tree[:3], optimizers, tree.kept, tree.buffers, tree.models, content[3:]
+    return content.kind, tree._replace(optimizers=(), steps=()), optimizers, content[3:]
 
 
 def _is_shared(placed: Placed) -> bool:
@@ -254,8 +248,18 @@ def _place_in_regions(
 def _with_entries(
     content: FileContent, regions: list[Region]
 ) -> tuple[tuple[Region, ...], tuple[ZipEntry, ...]]:
-    """Return the regions of a file in order, and the zip entries that contain any; each region is in one."""
+    """Return the regions of a file in order, and the zip entries that contain any; each region is in one.
+
+    Raises
+    ------
+    DamagedError
+        Two regions share bytes.
+    """
     ordered = tuple(sorted(regions, key=lambda region: region[:2]))
+    for first, second in pairwise(ordered):
+        if first.offset + first.nbytes > second.offset:
+            what = f"tensors '{clipped(first.members[0].key)}' and '{clipped(second.members[0].key)}' overlap"
+            raise DamagedError(what, where=content.stamp.real_path)
     starts = [region.offset for region in ordered]
     rows = ((e, e.data_offset, e.data_offset + e.data_nbytes) for e in content.entries if e.crc_offsets)
     holding = (entry for entry, *span in rows if bisect_left(starts, span[0]) < bisect_left(starts, span[1]))
@@ -281,14 +285,11 @@ def _named_averages(
     return [(called.get(name, name), placed) for name, placed in tree.extra]
 
 
-def _arranged(
-    contents: Sequence[FileContent], has_gradients: Sequence[bool], attribution: Attribution | None = None
-) -> dict[str, Any]:
-    """Return the fields of a `ParsedCheckpoint` that follow from the content of its files."""
+def _analysed(contents: Sequence[FileContent], matching: Matching | None) -> dict[str, Any]:
     model: list[tuple[int, str, Placed]] = []
     owner: dict[str, int] = {}
     for number, content in enumerate(contents):
-        for name, placed in content.tree.model if not has_gradients[number] else ():
+        for name, placed in content.tree.model:
             if owner.setdefault(name, number) == number:
                 model.append((number, name, placed))
     names = [name for _, name, _ in model]
@@ -298,10 +299,9 @@ def _arranged(
     ordered = not is_sorted([name for _, name in of_files]) and all(
         contents[number].kind != "safetensors" for number, _ in of_files
     )
-    if attribution is not None or not ordered:
+    if matching is not None or not ordered:
         rank = {
-            name: at
-            for at, name in enumerate(in_order(names, () if attribution is None else attribution.order))
+            name: at for at, name in enumerate(in_order(names, () if matching is None else matching.order))
         }
         model.sort(key=lambda item: rank[item[1]])
     models = tuple(dict.fromkeys(name for content in contents for name in content.tree.models))
@@ -309,7 +309,7 @@ def _arranged(
         for name, placed in _named_averages(content.tree, model, ordered=ordered):
             if owner.setdefault(name, number) == number:
                 model.append((number, name, placed))
-    optimizers, owners = [content.tree.optimizers for content in contents], attribution and attribution.owners
+    optimizers, owners = [content.tree.optimizers for content in contents], matching and matching.owners
     roles = assign_roles(model, optimizers, ordered=ordered, owners=owners, models=models)
     specs: list[TensorSpec] = []
     regions: list[list[Region]] = []
@@ -319,13 +319,11 @@ def _arranged(
     for number, content in enumerate(contents):
         tree = content.tree
         main = {name for name, _ in tree.model}
-        gradients = tree.model if has_gradients[number] else tree.gradients
         members = [
             *(tree.with_role(t) if t.name in main else t for t in roles.model if t.file == number),
-            *(Named(name, TensorRole.GRADIENT, placed) for name, placed in gradients),
+            *(Named(name, TensorRole.GRADIENT, placed) for name, placed in tree.gradients),
             *(tensor for tensor in roles.state if tensor.file == number),
-            *content.named,
-            *(Named(name, TensorRole.EXTRA, placed) for name, placed in tree.kept),
+            *tree.named,
         ]
         tensors: dict[str, Named] = {}
         for tensor in members:
@@ -347,8 +345,6 @@ def _arranged(
     ranked += compress(specs, map(not_, is_ranked))
     return {
         "contents": contents,
-        "has_gradients": has_gradients,
-        "again": [],
         "specs": tuple(ranked),
         "regions": [
             _with_entries(content, members) for content, members in zip(contents, regions, strict=True)
@@ -370,8 +366,6 @@ def assemble(
     paths: Mapping[str, Path],
     opaque: Mapping[str, FileStamp] | None = None,
     steps: tuple[tuple[str, int], ...] = (),
-    gradient_files: Collection[str] = (),
-    recall: Recall | None = None,
     needs_weights: bool = True,
     skipped: Iterable[Skipped] = (),
 ) -> ParsedCheckpoint:
@@ -391,10 +385,6 @@ def assemble(
         Files that are carried unread.
     steps
         Step keys found beside the files; they precede those inside.
-    gradient_files
-        The files in `contents` whose tensors are gradients.
-    recall
-        Reparse cache of the previous checkpoint; it does not affect the result.
     needs_weights
         Whether a checkpoint without weights is an error.
     skipped
@@ -409,17 +399,10 @@ def assemble(
     DamagedError
         A piece of a tensor shares bytes with another tensor.
     """
-    file_contents, recall = list(contents.values()), recall or Recall()
+    file_contents = list(contents.values())
     unsafe = unsafe_names([*contents, *(opaque or {})])
     check_names(contents, str(path))
-    has_gradients = [name in gradient_files for name in contents]
-    sketch = (has_gradients, list(map(_sketch, file_contents)))
-    if not recall.arranged or recall.sketch != sketch:
-        recall.arranged = _arranged(file_contents, has_gradients)
-        for name, (regions, _) in zip(contents, recall.arranged["regions"], strict=True):
-            if any(first.offset + first.nbytes > second.offset for first, second in pairwise(regions)):
-                raise DamagedError("two tensors lie over each other", where=str(paths[name]))
-    recall.sketch, arranged = sketch, recall.arranged
+    arranged = _arranged(file_contents)
     if needs_weights and not arranged["weight_shapes"]:
         # State without weights is an incomplete checkpoint; skipping it silently would lose it.
         part = arranged["specs"] or any(
@@ -428,18 +411,16 @@ def assemble(
         raise (InputError if part else NotCheckpointError)(NO_WEIGHTS, where=str(path))
     why = "a restore would not write that name"
     left_out = (Skipped(str(paths[name]), f"{why}: {reason}") for name, reason in unsafe.items())
-    travelling = {name: stamp for name, stamp in (opaque or {}).items() if name not in unsafe}
+    opaque_stamps = {name: stamp for name, stamp in (opaque or {}).items() if name not in unsafe}
     return ParsedCheckpoint(
         path=path,
         format=fmt,
         paths=paths,
-        stamps={name: item.stamp for name, item in contents.items()} | travelling,
-        kinds=[item.kind for item in file_contents],
+        stamps={name: item.stamp for name, item in contents.items()} | opaque_stamps,
         steps=sum((content.tree.steps for content in file_contents), steps),
         numbers=[
             [[group.numbers for group in o.groups] for o in item.tree.optimizers] for item in file_contents
         ],
-        zips={name: content.zips for name, content in contents.items() if content.zips},
         skipped=(*left_out, *skipped),
         **arranged,
     )

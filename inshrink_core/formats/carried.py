@@ -14,18 +14,27 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from inshrink_core.checkpoint import DTYPE_SIZES, Checkpoint, FileLayout, TensorRole, TensorSource, TensorSpec
+from inshrink_core.checkpoint import (
+    DTYPE_SIZES,
+    Checkpoint,
+    FileLayout,
+    TensorRole,
+    TensorSource,
+    TensorSpec,
+    ZipEntry,
+)
 from inshrink_core.errors import DamagedError, InputError, clipped
 from inshrink_core.execution import Limits
 from inshrink_core.formats.content import TorchFile
 from inshrink_core.formats.discovery import METADATA
 from inshrink_core.formats.disk import Readable, Window
+from inshrink_core.formats.distributed import DistributedMetadata
 from inshrink_core.formats.source import DEFAULT_LIMITS, RestoredFile
 from inshrink_core.formats.state_tree import MODEL_KEYS, Named, Optimizer, Placed, extent, read_state_tree
 from inshrink_core.formats.torch.legacy import MAGIC_WITHIN
-from inshrink_core.formats.torch.pickles import OddTensor, StorageRef, TensorRef, read_pickle
+from inshrink_core.formats.torch.pickles import OddTensor, StorageRef, TensorRef
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,71 +49,66 @@ _SPARSE_PARTS: Final = {
     "torch.sparse_bsr": ("crow_indices", "col_indices", "values"),
     "torch.sparse_bsc": ("ccol_indices", "row_indices", "values"),
 }
-_MOST_NESTED: Final = 4
+_MAX_NESTED: Final = 4
 """Maximum nesting of tensors made of tensors, such as negated and conjugated values of a sparse one."""
 
 
-class CarriedTensor(NamedTuple):
+class CarriedTensor:
     """A tensor without a spec, carried unread in a file.
 
     Parameters
     ----------
     name, role
         As in a spec.
-    kind
-        Its kind, for messages.
-    file
-        The file that contains it.
-    whole
-        Returns the tensor as PyTorch would load it.
-    plain
-        Returns its equivalent in plain tensors, by the suffix appended to its name.
+    ref
+        Its description in the pickle.
+    source, storages
+        The open file that contains it, and the storages there.
+    limits
+        Limits on memory.
     """
 
-    name: str
-    role: TensorRole
-    kind: str
-    file: str
-    whole: Callable[[], Tensor]
-    plain: Callable[[], dict[str, Tensor]]
+    def __init__(
+        self,
+        name: str,
+        role: TensorRole,
+        ref: TensorRef,
+        source: Readable,
+        storages: Mapping[str, ZipEntry],
+        limits: Limits,
+    ) -> None:
+        self.name, self.role, self.file = name, role, str(source.path)
+        self.key = Named(name, role, Placed("", (), None, 0, 0)).key
+        self._ref, self._source, self._storages, self._limits = ref, source, storages, limits
 
     @property
-    def key(self) -> str:
-        """The key that its spec would have."""
-        return Named(self.name, self.role, Placed("", (), None, 0, 0)).key
+    def kind(self) -> str:
+        """Its kind, for messages."""
+        ref = self._ref
+        if not isinstance(ref, OddTensor):
+            return "expanded" if ref.dtype in DTYPE_SIZES else ref.dtype
+        layout = ref.args[0] if ref.kind == "sparse" and ref.args else None
+        return layout.removeprefix("torch.") if isinstance(layout, str) else ref.kind
 
-
-class _Maker:
-    """Makes the carried tensors of one file."""
-
-    def __init__(self, file: Readable, held: TorchFile, limits: Limits) -> None:
-        self._file, self._storages, self._limits = file, held.storages, limits
-        self._where = str(file.path)
-
-    def carried(self, ref: TensorRef, name: str, role: TensorRole) -> CarriedTensor:
-        full = functools.partial(self.whole, ref, name)
-        plain = functools.partial(self.plain, ref, name)
-        return CarriedTensor(name, role, _kind(ref), self._where, full, plain)
-
-    def whole(self, ref: TensorRef, name: str) -> Tensor:
+    def restored(self) -> Tensor:
         """Return the tensor as PyTorch would load it."""
         try:
-            made: Tensor = self._rebuilt(ref, name)
+            made: Tensor = self._rebuilt(self._ref)
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             text = clipped(str(error).partition("\n")[0])
-            raise DamagedError(f"no tensor '{clipped(name)}' ({text})", where=self._where) from error
+            raise DamagedError(f"no tensor '{clipped(self.name)}' ({text})", where=self.file) from error
         return made
 
-    def _rebuilt(self, ref: TensorRef, name: str, depth: int = 0) -> Any:
+    def _rebuilt(self, ref: TensorRef, depth: int = 0) -> Any:
         import torch
 
         build: Any = torch  # torch's functions for sparse and quantized tensors lack type hints
-        if depth > _MOST_NESTED:
+        if depth > _MAX_NESTED:
             raise ValueError("it is made of itself")
         if not isinstance(ref, OddTensor):
             return self._strided(ref.storage, ref.offset, ref.shape, ref.stride, ref.dtype)
         args: Any = ref.args
-        inner = functools.partial(self._rebuilt, name=name, depth=depth + 1)
+        inner = functools.partial(self._rebuilt, depth=depth + 1)
         if ref.kind == "conjugate":
             return inner(args[0]).conj()
         if ref.kind == "negative":
@@ -127,45 +131,39 @@ class _Maker:
             codes = self._bytes(storage, 0, storage.n_elements, storage.dtype)
             if offset + extent(shape, stride) > storage.n_elements * _PACKED.get(storage.dtype, 1):
                 raise ValueError("it reaches past its storage")
-            self._limits.require_memory(4 * math.prod(shape), f"making '{clipped(name)}'", self._where)
+            self._limits.require_memory(4 * math.prod(shape), f"making '{clipped(self.name)}'", self.file)
             made: Any = torch.frombuffer(codes, dtype=torch.uint8).untyped_storage()
             kind = getattr(torch, storage.dtype)
             made = build.storage.TypedStorage(wrap_storage=made, dtype=kind, _internal=True)
             place = offset, shape, stride
             with warnings.catch_warnings(action="ignore"):  # creating these dtypes is deprecated
                 return build._utils._rebuild_qtensor(made, *place, method, False, OrderedDict())
-        raise _no_values(name, ref.kind, self._where)
+        raise self._without_values(ref.kind)
 
-    def plain(self, ref: TensorRef, name: str) -> dict[str, Tensor]:
+    def plain(self) -> dict[str, Tensor]:
         """Return equivalent plain tensors, by the suffix appended to the name."""
         import torch
 
-        tensor_as_is = self.whole(ref, name)
-        if tensor_as_is.is_meta:
-            raise _no_values(name, "meta", self._where)
-        if tensor_as_is.is_quantized:
-            made = {"int_repr": tensor_as_is.int_repr()}
-            if tensor_as_is.qscheme() is torch.per_tensor_affine:
-                made["scale"] = torch.tensor(tensor_as_is.q_scale(), dtype=torch.float64)
-                made["zero_point"] = torch.tensor(tensor_as_is.q_zero_point())
+        full = self.restored()
+        if full.is_meta:
+            raise self._without_values("meta")
+        if full.is_quantized:
+            made = {"int_repr": full.int_repr()}
+            if full.qscheme() is torch.per_tensor_affine:
+                made["scale"] = torch.tensor(full.q_scale(), dtype=torch.float64)
+                made["zero_point"] = torch.tensor(full.q_zero_point())
             else:
-                made |= {
-                    "scales": tensor_as_is.q_per_channel_scales(),
-                    "zero_points": tensor_as_is.q_per_channel_zero_points(),
-                }
-                made["axis"] = torch.tensor(tensor_as_is.q_per_channel_axis())
-        elif tensor_as_is.layout is not torch.strided:
-            words = _SPARSE_PARTS[str(tensor_as_is.layout)]
-            prefix = "_" if tensor_as_is.layout is torch.sparse_coo else ""
-            made = {word: getattr(tensor_as_is, prefix + word)() for word in words} | {
-                "size": torch.tensor(tensor_as_is.shape)
-            }
+                made["scales"] = full.q_per_channel_scales()
+                made["zero_points"] = full.q_per_channel_zero_points()
+                made["axis"] = torch.tensor(full.q_per_channel_axis())
+        elif full.layout is not torch.strided:
+            prefix = "_" if full.layout is torch.sparse_coo else ""
+            made = {word: getattr(full, prefix + word)() for word in _SPARSE_PARTS[str(full.layout)]}
+            made["size"] = torch.tensor(full.shape)
         else:
-            self._limits.require_memory(
-                tensor_as_is.nbytes, f"writing '{clipped(name)}' in full", self._where
-            )
-            is_known = str(tensor_as_is.dtype).removeprefix("torch.") in DTYPE_SIZES
-            made = {"": tensor_as_is if is_known else tensor_as_is.contiguous().view(torch.uint8)}
+            self._limits.require_memory(full.nbytes, f"writing '{clipped(self.name)}' in full", self.file)
+            is_known = str(full.dtype).removeprefix("torch.") in DTYPE_SIZES
+            made = {"": full if is_known else full.contiguous().view(torch.uint8)}
         return {part: tensor.resolve_conj().resolve_neg().contiguous() for part, tensor in made.items()}
 
     def _strided(self, storage: StorageRef, offset: int, shape: Any, stride: Any, dtype: str) -> Tensor:
@@ -185,20 +183,12 @@ class _Maker:
         at, nbytes = offset * itemsize, n_elements * itemsize
         if min(at, nbytes) < 0 or at + nbytes > entry.data_nbytes:
             raise ValueError("it reaches past its storage")
-        return bytearray(self._file.read(entry.data_offset + at, nbytes))
+        return bytearray(self._source.read(entry.data_offset + at, nbytes))
 
-
-def _no_values(name: str, kind: str, where: str) -> InputError:
-    what = f"tensor '{clipped(name)}' ({kind}) has no values that this format can hold"
-    remedy = "use the layout 'same'; 'torch' takes tensors of the device meta"
-    return InputError(what, where=where, remedy=remedy)
-
-
-def _kind(ref: TensorRef) -> str:
-    if not isinstance(ref, OddTensor):
-        return "expanded" if ref.dtype in DTYPE_SIZES else ref.dtype
-    layout = ref.args[0] if ref.kind == "sparse" and ref.args else None
-    return layout.removeprefix("torch.") if isinstance(layout, str) else ref.kind
+    def _without_values(self, kind: str) -> InputError:
+        what = f"tensor '{clipped(self.name)}' ({kind}) has no values that this format can hold"
+        remedy = "use the layout 'same'; 'torch' takes tensors of the device meta"
+        return InputError(what, where=self.file, remedy=remedy)
 
 
 def carried_tensors(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> tuple[CarriedTensor, ...]:
@@ -221,10 +211,7 @@ def carried_tensors(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> 
         if layout.kind == "torch":
             found += _carried_in(checkpoint, layout, limits)
         elif layout.kind == "opaque" and layout.path.rpartition("/")[2] == METADATA:
-            try:
-                found += _carried_shards(checkpoint, layout, limits)
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
-                raise DamagedError("it describes no distributed checkpoint", where=layout.path) from error
+            found += _carried_shards(checkpoint, layout, limits)
     return tuple(found)
 
 
@@ -236,13 +223,11 @@ def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits
     }
     if not files:
         return
-    given: Any = read_pickle(RestoredFile(checkpoint, metadata).read(0, metadata.nbytes), metadata.path)
+    pickled = RestoredFile(checkpoint, metadata).read(0, metadata.nbytes)
     starts = {path: [region.offset for region in item.regions] for path, item in files.items()}
     opened: dict[str, RestoredFile] = {}
-    for index, info in given.state["storage_data"].items():
-        name, at, place = index.state["fqn"], index.state.get("offset"), info.state
-        path, first, nbytes = (place[key] for key in ("relative_path", "offset", "length"))
-        layout = files.get(f"{folder}{path}")
+    for (name, at), payload in DistributedMetadata(pickled, metadata.path).payloads.items():
+        layout, first, nbytes = files.get(f"{folder}{payload.file}"), payload.offset, payload.nbytes
         if at is None or layout is None:
             continue
         read = starts[layout.path]
@@ -257,13 +242,12 @@ def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits
             is_model = top in MODEL_KEYS and bool(rest)
             name = (rest if is_model else name) + (str(list(at)) if any(at) else "")
             role = TensorRole.WEIGHT if is_model else TensorRole.EXTRA
-            yield _Maker(file, shard, limits).carried(shard.root, name, role)
+            yield CarriedTensor(name, role, shard.root, file, shard.storages, limits)
 
 
 def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
     file = RestoredFile(checkpoint, layout)
     opened = TorchFile.read(file, file.read(0, min(file.nbytes, MAGIC_WITHIN)), allow_damaged=True)
-    maker = _Maker(file, opened, limits)
     refs: list[TensorRef] = []
 
     def placed(ref: TensorRef) -> Placed:
@@ -276,12 +260,12 @@ def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> I
     tree = read_state_tree(opened.root, placed, opened.where, n_bytes=opened.n_bytes)
     named = [Named(name, TensorRole.WEIGHT, item) for name, item in (*tree.model, *tree.extra)]
     named += [Named(name, TensorRole.GRADIENT, item) for name, item in tree.gradients]
-    named += [Named(name, TensorRole.EXTRA, item) for name, item in tree.kept]
+    named += tree.named
     for number, optimizer in enumerate(tree.optimizers):
         named += _named_state(checkpoint, layout, optimizer, number)
     for name, role, found, _ in named:
         if found.offset < 0:
-            yield maker.carried(refs[-found.offset - 1], name, role)
+            yield CarriedTensor(name, role, refs[-found.offset - 1], file, opened.storages, limits)
 
 
 def _named_state(
@@ -300,7 +284,7 @@ def _named_state(
 
 
 def with_plain_values(
-    checkpoint: Checkpoint, carried: Iterable[CarriedTensor], told: Callable[[str], None]
+    checkpoint: Checkpoint, carried: Iterable[CarriedTensor], report: Callable[[str], None]
 ) -> Checkpoint:
     """Return a checkpoint with specs for carried tensors, as plain values or as parts.
 
@@ -310,7 +294,7 @@ def with_plain_values(
         The checkpoint.
     carried
         The tensors to add, a selection from `carried_tensors`.
-    told
+    report
         Called with a message about each tensor.
 
     Raises
@@ -334,9 +318,8 @@ def with_plain_values(
             taken.add(spec.key)
             made[spec.key] = item, part
             specs.append(spec)
-        told(
-            f"{item.key} ({item.kind}) as {', '.join(f'.{part}' for part in parts if part) or 'plain values'}"
-        )
+        shown = ", ".join(f".{part}" for part in parts if part) or "plain values"
+        report(f"{item.key} ({item.kind}) as {shown}")
     if not made:
         return checkpoint
     return replace(checkpoint, specs=tuple(specs), source=_WithPlainValues(checkpoint.source, made))

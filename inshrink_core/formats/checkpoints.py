@@ -19,7 +19,7 @@ from inshrink_core.errors import (
     UnsafePickleError,
     clipped,
 )
-from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
+from inshrink_core.formats.assembly import ParsedCheckpoint, assemble
 from inshrink_core.formats.content import FileContent, read_content
 from inshrink_core.formats.discovery import (
     METADATA,
@@ -61,7 +61,7 @@ _MODEL_FILE: Final = re.compile(
     r"^(model|pytorch_model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)$"
 )
 _NUMBERED: Final = re.compile(r"^(model|pytorch_model|optimizer)_(\d{1,3})\.(safetensors|bin)$")
-_MOST_FOLDERS_DEEP: Final = 2
+_MAX_FOLDERS_DEEP: Final = 2
 _MAX_FILES: Final = 100_000
 _HEAD_NBYTES: Final = 512
 
@@ -156,7 +156,7 @@ def model_folders(names: Iterable[str]) -> list[str]:
     items: dict[str, set[str]] = {}
     for name in names:
         folder, _, file = name.rpartition("/")
-        if folder and folder.count("/") < _MOST_FOLDERS_DEEP and not STEP_FOLDER.search(folder):
+        if folder and folder.count("/") < _MAX_FOLDERS_DEEP and not STEP_FOLDER.search(folder):
             items.setdefault(folder, set()).add(file)
     models = ((folder, files) for folder, files in items.items() if any(map(_MODEL_FILE.match, files)))
     return [folder for folder, files in models if TRAINER_STATE not in files]
@@ -167,9 +167,8 @@ def named_apart(content: FileContent, model: str) -> FileContent:
     prefix = f"{model}."
     tree = content.tree.renamed(lambda name: prefix + name)
     tree = tree._replace(model=(), extra=[*tree.model, *tree.extra], models=(model, *tree.models))
-    named = tuple(tensor._replace(name=prefix + tensor.name) for tensor in content.named)
     aliases = {prefix + alias: prefix + key for alias, key in content.aliases.items()}
-    return content._replace(tree=tree, named=named, aliases=aliases)
+    return content._replace(tree=tree, aliases=aliases)
 
 
 def _models_named(contents: dict[str, FileContent]) -> dict[str, FileContent]:
@@ -277,7 +276,7 @@ def _read_folder(root: Path, paths: Mapping[str, Path], access: Access) -> Conte
             if name in shards or len(weights) < 2:
                 raise
             continue  # a file of another program
-        there = {tensor for tensor, _ in content.tree.model} | {tensor.name for tensor in content.named}
+        there = {tensor for tensor, _ in content.tree.model} | {tensor.name for tensor in content.tree.named}
         if missing := shards.get(name, set()) - there:
             what = f"shard '{name}' lacks tensor '{min(missing)[:80]}' that the index puts there"
             raise DamagedError(what, where=str(root))
@@ -315,7 +314,7 @@ class FilesReader(Reader):
     def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:
         """Return the content of the files with tensors."""
 
-    def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
+    def open(self, path: Path, access: Access) -> ParsedCheckpoint:
         """Return the checkpoint in the files.
 
         Raises
@@ -334,7 +333,9 @@ class FilesReader(Reader):
         skipped: list[Skipped] = []
         paths = self.paths(path, access, skipped)
         contents, fmt, steps = self.contents(path, paths, access)
-        is_folder = path not in paths.values()
+        for name in filter(_GRADIENT_FILE.match, contents) if path not in paths.values() else ():
+            tree = contents[name].tree
+            contents[name] = contents[name]._replace(tree=tree._replace(model=(), gradients=tree.model))
         return assemble(
             path,
             "huggingface" if TRAINER_STATE in paths else fmt,
@@ -342,8 +343,6 @@ class FilesReader(Reader):
             paths=paths,
             opaque={name: access.admit(item) for name, item in paths.items() if name not in contents},
             steps=(*trainer_step(paths.get(TRAINER_STATE), access), *steps),
-            gradient_files=[name for name in contents if is_folder and _GRADIENT_FILE.match(name)],
-            recall=recall,
             needs_weights=self.needs_weights,
             skipped=skipped,
         )
@@ -471,5 +470,4 @@ def _has_shards(folder: Path) -> bool:
     )
 
 
-read_single_file = FileReader().open
 read_directory = DirectoryReader().open

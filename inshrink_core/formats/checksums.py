@@ -12,14 +12,14 @@ import os
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from inshrink_core.errors import DamagedError, InshrinkError, RottenError, clipped
+from inshrink_core.errors import ChecksumError, DamagedError, InshrinkError, clipped
 from inshrink_core.execution import new_buffer
 from inshrink_core.formats.disk import ByteCounter, Readable, ReadableFile, Window, is_file
 from inshrink_core.formats.torch.zip import CheckedEntry, is_zip, read_entries
@@ -152,16 +152,16 @@ class FileChecks:
         self._lock = threading.Lock()
 
     @property
-    def has_crcs(self) -> bool:
-        """Whether the entries of the file have checksums."""
-        return bool(self._entries)
+    def algorithms(self) -> set[str]:
+        """Names of the checksums that cover the file."""
+        return {name for name, has in (("crc32", self._entries), ("sha256", self.digest)) if has}
 
     def read(self, file: ReadableFile, offset: int, nbytes: int) -> memoryview:
         """Return bytes in a new buffer, after verifying its checksums.
 
         Raises
         ------
-        RottenError
+        ChecksumError
             The bytes do not match a checksum.
         """
         if self.digest is not None:
@@ -179,7 +179,7 @@ class FileChecks:
                 continue
             part = buffer[first - offset : last - offset]
             if last - first == entry.nbytes:
-                self._judge(file, entry, crc32(part))
+                self._require(file, entry, crc32(part))
             elif self._read_pages(file, entry, first, last - first) != part:
                 raise _changed(file)
         return buffer
@@ -190,12 +190,12 @@ class FileChecks:
         for span in [*self._entries, *([self._full_span] if self.digest else [])]:
             try:
                 crc, digest = self._pass_over(file, span, [])
-                self._judge(file, span, crc, digest)
-            except RottenError:
+                self._require(file, span, crc, digest)
+            except ChecksumError:
                 found.append(Damage(self.name, span.name, span.offset, span.nbytes, crc))
         return found
 
-    def _judge(self, file: ReadableFile, span: CheckedEntry, crc: int, digest: str = "") -> None:
+    def _require(self, file: ReadableFile, span: CheckedEntry, crc: int, digest: str = "") -> None:
         """Refuse a span whose checksum does not match, and damage that changed since it was accepted."""
         accepted = self._accepted.get(span.name)
         if accepted is not None:
@@ -204,17 +204,17 @@ class FileChecks:
         elif span is not self._full_span:
             what = f"entry '{clipped(span.name)}' of the zip does not match its CRC-32"
             if span.contradiction:
-                raise self._rotten(file, span, span.contradiction)
+                raise self._mismatch(file, span, span.contradiction)
             if span.crc != crc:
-                raise self._rotten(file, span, what, expected=f"{span.crc:08x}", found=f"{crc:08x}")
+                raise self._mismatch(file, span, what, expected=f"{span.crc:08x}", found=f"{crc:08x}")
         elif self.digest is not None and digest != self.digest.value:
             what = f"the file does not match its digest in '{self.digest.origin}'"
-            raise self._rotten(file, span, what, expected=self.digest.value, found=digest)
+            raise self._mismatch(file, span, what, expected=self.digest.value, found=digest)
 
-    def _rotten(self, file: ReadableFile, span: CheckedEntry, what: str, **facts: str) -> RottenError:
+    def _mismatch(self, file: ReadableFile, span: CheckedEntry, what: str, **facts: str) -> ChecksumError:
         end = span.offset + span.nbytes
         keys = tuple(key for key, at, nbytes in self._tensors if at < end and span.offset < at + nbytes)
-        return RottenError(what, path=file.path, offset=span.offset, tensors=keys, **facts)
+        return ChecksumError(what, path=file.path, offset=span.offset, tensors=keys, **facts)
 
     def _read_pages(self, file: ReadableFile, span: CheckedEntry, offset: int, nbytes: int) -> memoryview:
         """Return bytes of a span, read by whole pages and compared with the recorded CRC-32s."""
@@ -235,7 +235,7 @@ class FileChecks:
             if pages is None:
                 pages = []
                 crc, digest = self._pass_over(file, span, pages)
-                self._judge(file, span, crc, digest)
+                self._require(file, span, crc, digest)
                 self._pages[span] = pages
             return pages
 
@@ -260,7 +260,11 @@ class FileChecks:
 def _packed_entries(file: ReadableFile, zips: Sequence[PackedZip]) -> list[CheckedEntry]:
     """Return the entries of all zips in a sequence, with file offsets; names include the zip's offset."""
     return [
-        entry.moved(packed.offset)._replace(name=f"{entry.name} at {packed.offset}")
+        entry._replace(
+            offset=entry.offset + packed.offset,
+            name=f"{entry.name} at {packed.offset}",
+            crc_offsets=tuple(at + packed.offset for at in entry.crc_offsets),
+        )
         for packed in zips
         for entry in _entries_of(Window(file, packed.offset, packed.nbytes), packed.optional)
     ]
@@ -279,20 +283,3 @@ def _entries_of(file: Readable, optional: bool) -> list[CheckedEntry]:
 def _changed(file: ReadableFile) -> DamagedError:
     what = "the file gave other bytes when it was read again"
     return DamagedError(what, where=str(file.path), remedy="check the disk")
-
-
-def summary(
-    kinds: Mapping[str, str], checks: Mapping[str, FileChecks], damage: Sequence[Damage]
-) -> dict[str, Any]:
-    """Return the record of which checksums cover a checkpoint's files; `kinds` maps files with tensors."""
-    algorithms, without = set(), set()
-    for name, kind in kinds.items():
-        check = checks[name]
-        vouched = ({"crc32"} if check.has_crcs else set()) | ({"sha256"} if check.digest else set())
-        algorithms |= vouched
-        if not vouched:
-            without.add(kind)
-    record: dict[str, Any] = {"checked": sorted(algorithms), "unchecked": sorted(without)}
-    if damage:
-        record["damaged"] = [[item.file, item.entry, item.offset, item.nbytes] for item in damage]
-    return record

@@ -57,8 +57,6 @@ class FileContent(NamedTuple):
         ``torch``, ``safetensors``, or the name of a layout.
     tree
         Its tensors and step numbers.
-    named
-        State whose names are already known (``conv1.weight@exp_avg``).
     aliases
         Further names of tensors, mapped to their keys.
     entries
@@ -70,7 +68,6 @@ class FileContent(NamedTuple):
     stamp: FileStamp
     kind: str
     tree: StateTree
-    named: tuple[Named, ...] = ()
     aliases: Mapping[str, str] = MappingProxyType({})
     entries: tuple[ZipEntry, ...] = ()
     zips: tuple[PackedZip, ...] = ()
@@ -185,7 +182,7 @@ def _read_safetensors(file: ReadableFile, stamp: FileStamp) -> FileContent:
     aliases = {k: v for k, v in metadata.items() if v in names and k not in names}
     step = metadata.get("step", "")
     steps = (("step", int(step)),) if step.isascii() and step.isdigit() and len(step) < 19 else ()
-    return FileContent(stamp, "safetensors", StateTree(model, steps=steps), tuple(named), aliases)
+    return FileContent(stamp, "safetensors", StateTree(model, steps=steps, named=named), aliases)
 
 
 def read_content(path: Path, access: Access) -> FileContent:
@@ -202,7 +199,7 @@ def read_content(path: Path, access: Access) -> FileContent:
     ------
     RefusedLinkError
         The path leads out of the run.
-    RottenError
+    ChecksumError
         The description of the tensors does not match its checksum.
     DamagedError
         The file is empty, truncated or contradicts itself.

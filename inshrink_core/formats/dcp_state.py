@@ -285,7 +285,7 @@ def storage_metadata(specs: Iterable[TensorSpec]) -> Any:
     from torch.distributed.checkpoint import metadata as dcp
 
     rows = list(specs)
-    full = rows[0].whole
+    full = rows[0].full_spec
     offsets = [row.cell.offsets if row.cell else (0,) * len(row.shape) for row in rows]
     spans = [(torch.Size(at), torch.Size(row.shape)) for at, row in zip(offsets, rows, strict=True)]
     chunks = [dcp.ChunkStorageMetadata(*span) for span in spans]

@@ -44,7 +44,7 @@ _BASE: Final = {_STAGE_3: "optimizer_state_dict", _STAGES_1_AND_2: "base_optimiz
 
 _MASTER: Final = "master_param"
 _FRAGMENTS: Final = "frozen_param_fragments"
-_MOST_DIMENSIONS: Final = 64
+_MAX_DIMENSIONS: Final = 64
 
 
 class DeepSpeedReader(FilesReader):
@@ -324,7 +324,7 @@ class _ModelRank:
         if (
             not isinstance(name, str)
             or not isinstance(shape, (tuple, list))
-            or len(shape) > _MOST_DIMENSIONS
+            or len(shape) > _MAX_DIMENSIONS
             or not all(type(size) is int and size >= 0 for size in shape)
         ):
             raise self.models[0].damaged(f"no shape of a parameter: {clipped(repr(name))}")

@@ -20,7 +20,7 @@ from inshrink_core.errors import (
     StorageError,
     clipped,
 )
-from inshrink_core.formats.assembly import ParsedCheckpoint, Recall
+from inshrink_core.formats.assembly import ParsedCheckpoint
 from inshrink_core.formats.disk import (
     Access,
     Fate,
@@ -111,7 +111,7 @@ class Found:
         """The paths that identify the candidate."""
         return self.members or (self.path,)
 
-    def read(self, known: Mapping[tuple[Path, ...], Found], access: Access, recall: Recall) -> Found:
+    def read(self, known: Mapping[tuple[Path, ...], Found], access: Access) -> Found:
         """Read the headers, or reuse those of unchanged files in `known`; return itself.
 
         Raises
@@ -125,7 +125,7 @@ class Found:
             if before is not None and before.stamps == self.stamps:
                 self.parsed, self.error = before.parsed, before.error
             else:
-                self.parsed = self.reader.open(self.path, access, recall)
+                self.parsed = self.reader.open(self.path, access)
         except InshrinkError as error:
             if isinstance(error, RefusedLinkError):
                 raise

@@ -54,17 +54,12 @@ class ByteCounter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._total = 0
-
-    @property
-    def total(self) -> int:
-        """Bytes read so far."""
-        return self._total
+        self.total = 0
 
     def add(self, n_bytes: int) -> None:
         """Add a number of bytes."""
         with self._lock:
-            self._total += n_bytes
+            self.total += n_bytes
 
 
 class FileStamp(NamedTuple):
@@ -91,7 +86,7 @@ def stamp_of(path: Path) -> FileStamp:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError("there is no such file", where=str(path)) from error
     except (OSError, ValueError) as error:
-        raise StorageError(f"the file cannot be looked at: {error}", where=str(path)) from error
+        raise StorageError(f"the file cannot be inspected: {error}", where=str(path)) from error
     if not stat.S_ISREG(found.st_mode):
         raise NotFoundError("not a regular file", where=str(path))
     return FileStamp(real_path, found.st_size, found.st_mtime_ns)
@@ -130,32 +125,28 @@ class ReadableFile:
             raise StorageError(f"the file cannot be opened: {reason}", where=str(path)) from error
         try:
             self.nbytes = self.require(unchanged, unchanged is None or self._is_at(unchanged.real_path))
+            self._content = self._elsewhere(os.fspath(path) if unchanged is None else unchanged.real_path)
         except BaseException:
             self.close()
             raise
-        self._content = self._elsewhere(os.fspath(path) if unchanged is None else unchanged.real_path)
 
     def require(self, unchanged: FileStamp | None, is_there: bool = True) -> int:
         """Check that the open file is regular, matches a stamp and its path; return its size."""
         found = os.fstat(self._descriptor)
         if not is_there or (unchanged and (found.st_size, found.st_mtime_ns) != unchanged[1:]):
-            raise DamagedError(CHANGED, where=str(self.path), remedy="open the run again")
+            raise DamagedError(CHANGED, where=str(self.path), remedy=OPEN_AGAIN)
         if not stat.S_ISREG(found.st_mode):
             raise NotFoundError("not a regular file", where=str(self.path))
         return found.st_size
 
     def _elsewhere(self, path: str) -> Content | None:
         """Return the block cache's content of a remote file and redirect the descriptor to it."""
-        try:
-            mirror = mirror_of(path)
-            if mirror is None:
-                return None
-            content = mirror.content(path)
-            self._require_at(path)
-            os.dup2(content.descriptor, self._descriptor, inheritable=False)
-        except BaseException:
-            self.close()
-            raise
+        mirror = mirror_of(path)
+        if mirror is None:
+            return None
+        content = mirror.content(path)
+        self._require_at(path)
+        os.dup2(content.descriptor, self._descriptor, inheritable=False)
         return content
 
     def _require_at(self, path: str) -> None:
@@ -179,16 +170,16 @@ class ReadableFile:
         """Return whether a span of bytes can be read without fetching it."""
         return self._content is None or self._content.is_here(offset, n_bytes)
 
-    def promise(self, told: Iterable[tuple[int, bytes, int]]) -> None:
+    def assume(self, ranges: Iterable[tuple[int, bytes, int]]) -> None:
         """Register expected bytes; reads at an offset, or up to an end, are first compared with them.
 
         Parameters
         ----------
-        told
+        ranges
             Tuples of an offset, the expected bytes there, and the end of the data that they describe.
         """
         if self._content is not None:
-            self._content.promised.take(told)
+            self._content.assumed[:] = sorted(ranges)
 
     def _is_at(self, real_path: str) -> bool:
         """Return whether the open file is at a path without links."""
@@ -213,7 +204,7 @@ class ReadableFile:
         """Return exactly `n_bytes` bytes from `offset`, `compared` with bytes registered for that span."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             expected, found = f"{n_bytes} bytes at offset {offset}", f"{self.nbytes} bytes in all"
-            raise damaged(self, "the file is shorter than it says", expected=expected, found=found)
+            raise damaged(self, "the file is shorter than its records need", expected=expected, found=found)
         self.expect([(offset, n_bytes)], compared=compared)
         if n_bytes <= 4096:
             # Opening a run does thousands of small reads: avoid the buffer and the loop.
@@ -228,28 +219,15 @@ class ReadableFile:
         self.read_into(offset, memoryview(buffer))
         return bytes(buffer)
 
-    def read_runs(self, offset: int, n_bytes: int, apart: int, count: int) -> bytearray:
-        """Return `count` runs of `n_bytes` bytes, joined; each starts `apart` bytes after the one before.
+    def will_need(self, offset: int, n_bytes: int) -> None:
+        """Have the system read a span into its page cache.
 
-        The bytes between the runs are read into the system's page cache: a sampled file is read completely
-        later, and many small reads from a disk take longer than one large read.
+        A sampled file is read completely later, and many small reads from a disk take longer than one large
+        read.
         """
-        span = (count - 1) * apart + n_bytes
-        if offset < 0 or offset + span > self.nbytes:
-            self.read(offset, span)  # raises the error
-        places = range(offset, offset + count * apart, apart)
-        self.expect((place, n_bytes) for place in places)
-        try:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(self._descriptor, offset, span, os.POSIX_FADV_WILLNEED)
-            runs = [os.pread(self._descriptor, n_bytes, place) for place in places]
-        except OSError as error:
-            raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
-        found = bytearray().join(runs)
-        if len(found) != count * n_bytes:
-            raise DamagedError("the file ended while being read", where=str(self.path))
-        self.counter.add(len(found))
-        return found
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
 
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill a writable buffer of bytes from `offset`."""
@@ -267,7 +245,7 @@ class ReadableFile:
         self.counter.add(wanted)
 
 
-_MOST_IDLE: Final = 16
+_MAX_IDLE: Final = 16
 """Maximum number of files that stay open between reads; enough for threads that read different files."""
 
 _idle: list[tuple[FileStamp, ReadableFile]] = []
@@ -315,7 +293,7 @@ def reading(path: Path, counter: ByteCounter, unchanged: FileStamp) -> Iterator[
         closed = [file]
         if _n_holding and not file.is_elsewhere:
             _idle.append((unchanged, file))
-            closed = [_idle.pop(0)[1]] if len(_idle) > _MOST_IDLE else []
+            closed = [_idle.pop(0)[1]] if len(_idle) > _MAX_IDLE else []
     for item in closed:
         item.close()
 
@@ -328,10 +306,6 @@ class Readable(Protocol):
 
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`, `compared` with bytes registered for that span."""
-        ...
-
-    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Prefetch spans of bytes (offset, size) that are read soon."""
         ...
 
 
@@ -351,12 +325,9 @@ class Window:
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
-            what = f"a zip of {self.nbytes} bytes within the file is shorter than it says"
+            what = f"a zip of {self.nbytes} bytes within the file is shorter than its records need"
             raise DamagedError(what, where=str(self.path))
         return self._file.read(self._offset + offset, n_bytes, compared=compared)
-
-    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Do nothing: the reader of the enclosing file has prefetched the bytes."""
 
 
 class Fate(StrEnum):
@@ -415,7 +386,17 @@ class Skipped(NamedTuple):
         return self.fate in _LOST
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row for the JSON output of the command line."""
+        """Return the row for the JSON output of the command line.
+
+        Returns
+        -------
+        path : str
+            File or folder.
+        step : int?
+            Step, if its name has one.
+        reason : str
+            Why it cannot be read or was left out.
+        """
         return {"path": self.path, "step": self.step, "reason": self.reason}
 
 

@@ -55,9 +55,9 @@ SHARDS: Final = ".distcp"
 
 _T = TypeVar("_T")
 
-_MOST_DEPTH: Final = 8
-_MOST_ITEMS: Final = 1 << 20
-_MOST_OBJECTS: Final = 1024
+_MAX_DEPTH: Final = 8
+_MAX_ITEMS: Final = 1 << 20
+_MAX_OBJECTS: Final = 1024
 """Maximum number of objects that are opened: optimizers stored flat have ten for each parameter."""
 
 _SHARD_NBYTES: Final = 16
@@ -69,7 +69,7 @@ _END_NBYTES: Final = 4 << 10
 _MEGATRON: Final = re.compile(rf"(?:chained_\d+\.)?optimizer\.state\.({'|'.join(STATE_ROLES)})\.(.+)")
 """Megatron-LM's flat names start with the role: ``optimizer.state.exp_avg.decoder.layers.…``."""
 
-_MOST_COMPARISONS: Final = 1 << 24
+_MAX_COMPARISONS: Final = 1 << 24
 """Maximum number of comparisons between shards of one tensor; a device grid needs about one per shard."""
 
 
@@ -116,13 +116,15 @@ class _Tensor(NamedTuple):
     shards: tuple[tuple[Box, _Payload], ...]
 
 
-class _Metadata:
-    """The checked content of ``.metadata``: tensors and objects by name, and the key path of each."""
+class DistributedMetadata:
+    """The checked content of ``.metadata``: tensors and objects by name, and the key path of each.
 
-    def __init__(self, root: Path, access: Access) -> None:
-        self._where = str(root / METADATA)
-        self._payloads: dict[tuple[str, tuple[int, ...] | None], _Payload] = {}
-        pickled = access.read_text(root / METADATA, MAX_PICKLE_BYTES)
+    `payloads` has the location of each shard, by name and offsets, and of each object.
+    """
+
+    def __init__(self, pickled: bytes, where: str) -> None:
+        self._where = where
+        self.payloads: dict[tuple[str, tuple[int, ...] | None], _Payload] = {}
         fields = self._read(read_pickle(pickled, self._where), "Metadata", _Fields)
         self._n_shards_left = len(pickled) // _SHARD_NBYTES
         for key, value in fields.storage_data.items():
@@ -132,8 +134,8 @@ class _Metadata:
                 what = f"shards are stored as {clipped(str(payload.transforms))}, which is not read"
                 remedy = "save without extensions of FileSystemWriter"
                 raise InputError(what, where=self._where, remedy=remedy)
-            self._payloads[index.fqn, index.offset] = payload
-        check_names({payload.file for payload in self._payloads.values()}, self._where)
+            self.payloads[index.fqn, index.offset] = payload
+        check_names({payload.file for payload in self.payloads.values()}, self._where)
         self.tensors: dict[str, _Tensor] = {}
         self.objects: dict[str, _Payload] = {}
         for name, value in fields.state_dict_metadata.items():
@@ -156,9 +158,9 @@ class _Metadata:
             raise self._damaged(f"no valid {kind}: {error}") from error
 
     def _find(self, name: str, offsets: tuple[int, ...] | None) -> _Payload:
-        found = self._payloads.get((name, offsets))
+        found = self.payloads.get((name, offsets))
         if found is None:
-            raise self._damaged(f"it does not say where '{clipped(name)}' lies")
+            raise self._damaged(f"it lists no file and offset for '{clipped(name)}'")
         return found
 
     def _tensor(self, name: str, fields: _Storage) -> _Tensor:
@@ -177,12 +179,12 @@ class _Metadata:
                 raise self._damaged(f"a shard of '{clipped(name)}' has another number of dimensions")
             if math.prod(box.sizes):
                 shards.append((box, self._find(name, box.offsets)))
-        if flaw := flaw_of_cover([box for box, _ in shards], fields.size):
+        if flaw := coverage_error([box for box, _ in shards], fields.size):
             raise self._damaged(f"the shards of '{clipped(name)}' {flaw}")
         return _Tensor(dtype.name, fields.size, tuple(shards))
 
 
-def flaw_of_cover(boxes: list[Box], shape: tuple[int, ...]) -> str:
+def coverage_error(boxes: list[Box], shape: tuple[int, ...]) -> str:
     """Return the error of boxes that must cover a tensor exactly once; an empty string if they do.
 
     Parameters
@@ -205,7 +207,7 @@ def flaw_of_cover(boxes: list[Box], shape: tuple[int, ...]) -> str:
                 other for other in active if other.offsets[axis] + other.sizes[axis] > box.offsets[axis]
             ]
             n_compared += len(active)
-            if n_compared > _MOST_COMPARISONS:
+            if n_compared > _MAX_COMPARISONS:
                 return "are more than a checkpoint has"
             if any(_overlap(other, box) for other in active):
                 return "overlap"
@@ -241,10 +243,10 @@ class _Files:
             self.entries[name] = []
             ends = [(item.offset, item.offset + item.nbytes) for item in sorted(row, key=lambda p: p.offset)]
             if any(end > start for (_, end), (start, _) in pairwise(ends)):
-                raise DamagedError("two shards lie over each other", where=str(path))
+                raise DamagedError("two shards overlap", where=str(path))
             if ends[-1][1] > self._files[name].nbytes:
                 facts = {"expected": f"at least {ends[-1][1]} bytes", "found": f"{self._files[name].nbytes}"}
-                raise DamagedError("the file is shorter than '.metadata' says", where=str(path), **facts)
+                raise DamagedError("the file is shorter than '.metadata' requires", where=str(path), **facts)
             self._files[name].expect(
                 (at, min(item.nbytes, _END_NBYTES))
                 for item in row
@@ -273,7 +275,7 @@ class _Files:
         window = self.window(payload)
         where = f"{window.path}, the shard at {payload.offset}"
         if not is_zip(window.read(0, min(4, window.nbytes))):
-            raise DamagedError("no file of torch.save where a shard must be", where=where)
+            raise DamagedError("a shard is not a file of torch.save", where=where)
         pickled, storages = read_torch_zip(window, allow_damaged=self._allow_damaged)
         if pickled not in self._refs:
             self._refs[pickled] = read_pickle(pickled, where)
@@ -296,8 +298,8 @@ def split_name(name: str, paths: Mapping[Any, Any]) -> tuple[str | int, ...]:
         return "optimizer", "state", given[2], given[1]
     if (
         isinstance(path, tuple)
-        and 0 < len(path) <= _MOST_DEPTH
-        and all(type(k) is str or (type(k) is int and 0 <= k < _MOST_ITEMS) for k in path)
+        and 0 < len(path) <= _MAX_DEPTH
+        and all(type(k) is str or (type(k) is int and 0 <= k < _MAX_ITEMS) for k in path)
     ):
         return path
     top, _, rest = name.partition(".")
@@ -337,14 +339,14 @@ def _by_number(state: dict[Any, Any], groups: list[Any]) -> dict[Any, Any]:
     """Return state with integer keys, as in the groups; PyTorch stores these numbers as text."""
     items = [group.get("params") for group in groups if isinstance(group, dict)]
     known = (n for params in items if isinstance(params, list) for n in params if type(n) is int)
-    numbers = {str(n): n for n in known if 0 <= n < _MOST_ITEMS}
+    numbers = {str(n): n for n in known if 0 <= n < _MAX_ITEMS}
     return {numbers.get(key, key): item for key, item in state.items()}
 
 
 def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:
     """Return a state in the layout of a torch file: the model under one key, optimizers beside it."""
     known = (*MODEL_KEYS, *OPTIMIZER_KEYS)
-    for _ in range(_MOST_DEPTH):
+    for _ in range(_MAX_DEPTH):
         # A state of the whole application: {"app": {"model": …, "optim": …}}.
         ((top, inner),) = nested.items() if len(nested) == 1 else [("", None)]
         if not isinstance(inner, dict) or top in known or not set(known) & set(inner):
@@ -411,7 +413,7 @@ def state_tree(
             found = value(name)
             if type(found) is int:
                 steps[str(path[-1])] = found
-        elif "param_groups" in path and n_opened < _MOST_OBJECTS:
+        elif "param_groups" in path and n_opened < _MAX_OBJECTS:
             n_opened += 1
             _insert(nested, path, value(name))
     root = _tree_root(nested) | {key: steps[key] for key in STEP_KEYS if key in steps}
@@ -445,7 +447,7 @@ def _place(name: str, tensor: _Tensor, files: _Files, numbers: Mapping[str, int]
         if placed is None:
             return None
         if (placed.dtype, placed.shape) != (tensor.dtype, box.sizes):
-            what = f"a shard of '{clipped(name)}' is not what '.metadata' says"
+            what = f"a shard of '{clipped(name)}' differs from its description in '.metadata'"
             expected = f"{tensor.dtype} {clipped(str(box.sizes))}"
             found = f"{placed.dtype} {clipped(str(placed.shape))}"
             raise DamagedError(what, where=payload.file, expected=expected, found=found)
@@ -488,7 +490,8 @@ def read_distributed(root: Path, access: Access, first: int = 0) -> dict[str, Fi
     -----
     Takes two reads of at most 4 kB per shard.
     """
-    described = _Metadata(root, access)
+    pickled = access.read_text(root / METADATA, MAX_PICKLE_BYTES)
+    described = DistributedMetadata(pickled, str(root / METADATA))
     shards = [payload for tensor in described.tensors.values() for _, payload in tensor.shards]
     payloads = [*shards, *described.objects.values()]
     with ExitStack() as stack:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Final
 
-from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
+from inshrink_core.formats.assembly import ParsedCheckpoint, assemble
 from inshrink_core.formats.content import FileContent
 from inshrink_core.formats.disk import Access, ReadableFile
 from inshrink_core.formats.state_tree import Placed, StateTree
@@ -25,7 +25,6 @@ __all__ = [
     "Placed",
     "ReadableFile",
     "Reader",
-    "Recall",
     "StateTree",
     "assemble",
     "reader_of",
@@ -50,7 +49,7 @@ class Reader(ABC):
         """
 
     @abstractmethod
-    def open(self, path: Path, access: Access, recall: Recall) -> ParsedCheckpoint:
+    def open(self, path: Path, access: Access) -> ParsedCheckpoint:
         """Return the places of a checkpoint's tensors, from its headers (`assemble`).
 
         Parameters
@@ -59,8 +58,6 @@ class Reader(ABC):
             A path for which `detect` is true.
         access
             Opens every file: it checks links and counts bytes.
-        recall
-            Reparse cache for `assemble`, which is faster for similar checkpoints.
 
         Raises
         ------

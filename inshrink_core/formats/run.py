@@ -25,10 +25,7 @@ from inshrink_core.errors import (
     spoken,
 )
 from inshrink_core.execution.mirror import mirror_of, mirrored
-from inshrink_core.formats.assembly import ParsedCheckpoint, Recall
-from inshrink_core.formats.attribution.laws import Attribution
-from inshrink_core.formats.attribution.registered import registered_order
-from inshrink_core.formats.attribution.values import N_PAIRS, attribute, gather, same_places
+from inshrink_core.formats.assembly import ParsedCheckpoint
 from inshrink_core.formats.discovery import (
     METADATA,
     TRAINER_STATE,
@@ -55,7 +52,17 @@ from inshrink_core.formats.disk import (
     natural_key,
 )
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
-from inshrink_core.formats.names import is_numbered, step_in_name
+from inshrink_core.formats.matching.laws import Matching
+from inshrink_core.formats.matching.registered import registered_order
+from inshrink_core.formats.matching.values import N_PAIRS, gather, match_slots, same_places
+from inshrink_core.formats.names import (
+    compile_step_pattern,
+    is_numbered,
+    name_shape,
+    split_step_pattern,
+    step_in_name,
+    steps_by_pattern,
+)
 from inshrink_core.formats.readers import reader_of
 from inshrink_core.formats.selection import (
     Named,
@@ -66,13 +73,6 @@ from inshrink_core.formats.selection import (
     main_model,
 )
 from inshrink_core.formats.source import accepting_damage, peek_sample
-from inshrink_core.formats.step_pattern import (
-    NamedStep,
-    compile_step_pattern,
-    name_shape,
-    split_step_pattern,
-    steps_by_pattern,
-)
 from inshrink_core.text import url_of
 
 _FIRST_NBYTES: Final = 64 << 10
@@ -80,12 +80,12 @@ _FIRST_NBYTES: Final = 64 << 10
 
 _PIECE_NBYTES: Final = 8 << 20
 
-_STRANGE: Final = "neither a torch file nor safetensors: extract it, or save its tensors with torch.save"
-_MOST_STRANGE: Final = 20
+_UNKNOWN: Final = "neither a torch file nor safetensors: extract it, or save its tensors with torch.save"
+_MAX_UNKNOWN: Final = 20
 
 
-_attributions: dict[object, Attribution] = {}
-"""The attribution of the run that was opened last, reused when the same run is opened again."""
+_matchings: dict[object, Matching] = {}
+"""The matching of the run that was opened last, reused when the same run is opened again."""
 
 
 class NoCheckpointError(NotFoundError):
@@ -178,9 +178,9 @@ class Run(Mapping[int, Checkpoint]):
     ) -> None:
         self._parsed = dict(sorted(selection.by_step.items()))
         self._named = selection.named
-        self._access, self._reopen = access, reopen
+        self._access, self._reopen, self._mirror = access, reopen, mirror_of(path)
         self._accepted: dict[int, Checkpoint] = {}
-        self._is_attributed = False
+        self._is_matched = False
         self.path = path
         self.steps = tuple(self._parsed)
         self.skipped = tuple(row._replace(path=spoken(row.path)) for row in skipped)
@@ -201,22 +201,21 @@ class Run(Mapping[int, Checkpoint]):
     @property
     def is_elsewhere(self) -> bool:
         """Whether the run is behind a URL, so that its files are fetched when read."""
-        return mirror_of(self.path) is not None
+        return self._mirror is not None
 
     @property
     def requests(self) -> int:
         """Number of requests that this process sent to the run's storage; 0 for a local run."""
-        mirror = mirror_of(self.path)
-        return 0 if mirror is None else mirror.storage.requests
+        return 0 if self._mirror is None else self._mirror.storage.requests
 
     def fetch(self, steps: Iterable[int]) -> None:
         """Prefetch whole checkpoints in the background and release all others.
 
         Does nothing for a local run. Data that is not prefetched is fetched when it is read.
         """
-        mirror = mirror_of(self.path)
-        if mirror is not None:
-            mirror.stream(Path(s.real_path) for step in steps for s in self._at(step).stamps.values())
+        if self._mirror is not None:
+            files = (Path(s.real_path) for step in steps for s in self._at(step).stamps.values())
+            self._mirror.stream(files)
 
     @property
     def directory(self) -> Path:
@@ -226,8 +225,7 @@ class Run(Mapping[int, Checkpoint]):
     @property
     def bytes_read(self) -> int:
         """Bytes read from disk so far, headers included; for a remote run, bytes fetched."""
-        mirror = mirror_of(self.path)
-        return self._access.counter.total if mirror is None else mirror.storage.bytes_read
+        return self._access.counter.total if self._mirror is None else self._mirror.storage.bytes_read
 
     @functools.cached_property
     def settings(self) -> RunSettings:
@@ -259,13 +257,13 @@ class Run(Mapping[int, Checkpoint]):
                 f"no checkpoint of step {step}", where=str(self.path), remedy=remedy
             ) from None
 
-    def attributed(self, archived: Checkpoint | None = None) -> Run:
+    def matched(self, archived: Checkpoint | None = None) -> Run:
         """Return the run with its optimizer state matched to parameters by values.
 
         Parameters
         ----------
         archived
-            The last checkpoint in an archive of the run. Its attribution is used unless values clearly
+            The last checkpoint in an archive of the run. Its matching is used unless values clearly
             contradict it.
 
         Notes
@@ -274,32 +272,30 @@ class Run(Mapping[int, Checkpoint]):
         Returns the run unchanged where the optimizer's file names its parameters.
         """
         last = next((p for p in reversed(self._parsed.values()) if p.slots), None)
-        if self._is_attributed or last is None:
+        if self._is_matched or last is None:
             return self
         known = None if archived is None else same_places(last, archived)
         alike = {step: p for step, p in self._parsed.items() if (p.slots, p.free) == (last.slots, last.free)}
         first = list(alike)[: N_PAIRS + 1]
         key = (*map(self.identity, first), repr(known))
-        if key not in _attributions:
+        if key not in _matchings:
             order = () if known is None else known.order
             if not order and not last.ordered:
                 order = registered_order(last, self.directory, self._access)
-            neutral = {step: alike[step].attributed(Attribution({}, order)) for step in first}
+            neutral = {step: alike[step].matched(Matching({}, order)) for step in first}
 
             def read(step: int) -> Checkpoint:
                 return neutral[step].checkpoint(step, self._access.counter)
 
             evidence = functools.partial(gather, first, last.slots, last.free, read)
             owners = None if known is None else known.owners
-            found = attribute(last, evidence, known=owners, order=order)
-            _attributions.clear()
-            _attributions[key] = found
+            found = match_slots(last, evidence, known=owners, order=order)
+            _matchings.clear()
+            _matchings[key] = found
         run = self._copied()
-        run._parsed = {step: p.attributed(_attributions[key]) for step, p in self._parsed.items()}
-        run._named = tuple(
-            item._replace(parsed=item.parsed.attributed(_attributions[key])) for item in self._named
-        )
-        run._accepted, run._is_attributed = {}, True
+        run._parsed = {step: p.matched(_matchings[key]) for step, p in self._parsed.items()}
+        run._named = tuple(item._replace(parsed=item.parsed.matched(_matchings[key])) for item in self._named)
+        run._accepted, run._is_matched = {}, True
         run.notes = _notes(self.notes[0], run._parsed.values())
         return run
 
@@ -307,23 +303,23 @@ class Run(Mapping[int, Checkpoint]):
     def is_ordered(self) -> bool:
         """Whether the files list the tensors in the model's order; otherwise they are sorted by name.
 
-        `attributed` finds the order of sorted tensors where the model's code gives it.
+        `matched` finds the order of sorted tensors where the model's code gives it.
         """
         last = next(reversed(self._parsed.values()), None)
         return last is None or last.ordered
 
     @property
-    def attribution_digest(self) -> str:
-        """A digest of the optimizer-state attribution, used as a cache key."""
+    def matching_digest(self) -> str:
+        """A digest of the optimizer-state matching, used as a cache key."""
         owners = [sorted(parsed.owners.items()) for parsed in self._parsed.values()]
         return hashlib.blake2b(repr(owners).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
     def as_archived(self, step: int, archived: Checkpoint) -> Checkpoint:
-        """Return a checkpoint with the attribution and the tensor order of an archived one."""
+        """Return a checkpoint with the matching and the tensor order of an archived one."""
         parsed = self._at(step)
         if not parsed.slots and parsed.order == same_places(parsed, archived).order:
             return self[step]
-        return self._checkpoint(parsed.attributed(same_places(parsed, archived)), step)
+        return self._checkpoint(parsed.matched(same_places(parsed, archived)), step)
 
     def _checkpoint(self, parsed: ParsedCheckpoint, step: int) -> Checkpoint:
         checkpoint = parsed.checkpoint(step, self._access.counter)
@@ -372,8 +368,8 @@ class Run(Mapping[int, Checkpoint]):
 
     def refresh(self) -> Run:
         """Return the run in its current state; headers of unchanged files are not read again."""
-        if (mirror := mirror_of(self.path)) is not None:
-            mirror.refresh()
+        if self._mirror is not None:
+            self._mirror.refresh()
         return self._reopen()
 
     def allowing_damage(self) -> Run:
@@ -546,99 +542,75 @@ def _notes(origin: str, parsed: Iterable[ParsedCheckpoint]) -> tuple[str, ...]:
     return (origin, *([unseen] if unseen else []), *([lost] if most else []))
 
 
-class _Names:
-    """The common pattern in the names of a run's checkpoints, after steps are assigned.
-
-    Parameters
-    ----------
-    root
-        The run.
-    by_step
-        The readable checkpoints.
-    pattern
-        The step pattern, if one was given.
-    """
-
-    def __init__(self, root: Path, by_step: Mapping[int, ParsedCheckpoint], pattern: str | None) -> None:
-        self._root, self._pattern = str(root), pattern
-        self._shapes = {self._shape(item.path) for item in by_step.values()}
-        given = ((step, self._number(item.path)) for step, item in by_step.items())
-        self._tell = all(number in (None, step) for step, number in given)
-
-    def _shape(self, path: Path) -> str:
-        return name_shape(str(path).removeprefix(self._root))
-
-    def _number(self, path: Path) -> int | None:
-        if self._pattern is not None:
-            return steps_by_pattern([path.name], self._pattern)[0].step
-        return step_in_name(path.name)
-
-    def match(self, path: Path) -> bool:
-        """Return whether a path has the same name pattern as the readable checkpoints."""
-        shape = self._shape(path)
-        return "*" in shape and shape in self._shapes
-
-    def admit(self, path: Path) -> bool:
-        """Return whether a path may be a checkpoint of the run; a step pattern decides by name alone."""
-        return self._pattern is None or self._number(path) is not None
-
-    def step(self, path: Path) -> int | None:
-        """Return the step in a name, if names contain the steps of the run."""
-        return self._number(path) if self._tell else None
-
-
-def _failed(discovery: Discovery, found: Iterable[Found], names: _Names, access: Access) -> list[Skipped]:
-    """Return the files that are no step because they cannot be read as checkpoints.
+def _failed(
+    discovery: Discovery,
+    found: Sequence[Found],
+    by_step: Mapping[int, ParsedCheckpoint],
+    pattern: str | None,
+    access: Access,
+) -> Iterator[Skipped]:
+    """Yield the files that are no step because they cannot be read as checkpoints.
 
     A file counts as an unreadable checkpoint if a reader detects it and its content does not rule that out,
-    or if its name has the pattern of the readable checkpoints.
+    or if its name has the pattern of the readable checkpoints. A step pattern decides by name alone.
     """
-    rows = []
+    root = str(discovery.root)
+
+    def shape(path: Path) -> str:
+        return name_shape(str(path).removeprefix(root))
+
+    def number(path: Path) -> int | None:
+        return step_in_name(path.name) if pattern is None else steps_by_pattern([path.name], pattern)[0].step
+
+    shapes = {name for item in by_step.values() if "*" in (name := shape(item.path))}
+    are_steps = all(number(item.path) in (None, step) for step, item in by_step.items())
+
+    def unreadable(path: Path, reason: str, stamps: Iterable[FileStamp]) -> Skipped:
+        step = number(path) if are_steps else None
+        seen = _identity((stamp.real_path, stamp) for stamp in stamps)
+        return Skipped(str(path), reason, Fate.UNREADABLE, step, seen)
+
     for candidate in found:
         if candidate.parsed is not None:
             continue
         path, reason = candidate.path, candidate.reason
-        rows += [Skipped(str(m), reason, Fate.UNREADABLE) for m in candidate.members if m != path]
-        never = isinstance(candidate.error, NotCheckpointError) and not names.match(path)
-        if never or not names.admit(path):
-            rows.append(Skipped(str(path), reason))
+        yield from (Skipped(str(m), reason, Fate.UNREADABLE) for m in candidate.members if m != path)
+        never = isinstance(candidate.error, NotCheckpointError) and shape(path) not in shapes
+        if never or (pattern is not None and number(path) is None):
+            yield Skipped(str(path), reason)
         else:
-            seen = _identity((s.real_path, s) for s in candidate.stamps)
-            rows.append(Skipped(str(path), reason, Fate.UNREADABLE, names.step(path), seen))
-    others = set(discovery.others) - {candidate.path for candidate in found}
-    lost = (path for path in discovery.others if path in others and names.match(path) and names.admit(path))
-    return [*rows, *(_lost(path, names.step(path), access) for path in lost)]
+            yield unreadable(path, reason, candidate.stamps)
+    read = {candidate.path for candidate in found}
+    for path in discovery.others:
+        if path not in read and shape(path) in shapes and (pattern is None or number(path) is not None):
+            yield unreadable(path, *_undetected(path, access))
 
 
-def _lost(path: Path, step: int | None, access: Access) -> Skipped:
-    """Return the row of a path that is named like a checkpoint but that no reader detects."""
-    stamps: tuple[FileStamp, ...] = ()
-    reason = "no checkpoint in it, unlike in others of such a name"
+def _undetected(path: Path, access: Access) -> tuple[str, tuple[FileStamp, ...]]:
+    """Return the reason why no reader detects a path that is named like a checkpoint, and its stamps."""
     try:
         stamps = stamps_of(path, access)
-        if not is_dir(path):
-            reason = "no checkpoint, unlike others of such a name"
-            reason = reason if stamps[0].nbytes else "the file is empty"
     except InshrinkError as error:
-        reason = "a link that leads nowhere" if path.is_symlink() else reason_of(path, error)
-    return Skipped(str(path), reason, Fate.UNREADABLE, step, _identity((s.real_path, s) for s in stamps))
+        return "a link that leads nowhere" if path.is_symlink() else reason_of(path, error), ()
+    if is_dir(path):
+        return "no checkpoint in it, unlike in others of such a name", stamps
+    return "no checkpoint, unlike others of such a name" if stamps[0].nbytes else "the file is empty", stamps
 
 
 def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Found], **options: Any) -> Run:
-    """Open a run; `options` are passed to `_access`."""
     if pattern is not None:
         compile_step_pattern(pattern)
     access = _access(path, **options)
     discovery = Discovery(path, access)
-    root, recall = discovery.root, Recall()
+    root = discovery.root
     _expect(discovery, known, access)
     of_file = replace(access, root=os.path.realpath(root)) if discovery.single else access
-    found = [candidate.read(known, of_file, recall) for candidate in discovery.found]
+    found = [candidate.read(known, of_file) for candidate in discovery.found]
     if discovery.single and (error := found[0].error) is not None:
         raise error
     seen = {candidate.key: candidate for candidate in found}
     for group in group_files(found, root) if not discovery.single else ():
-        seen[group.key] = group.read(known, access, recall)
+        seen[group.key] = group.read(known, access)
         inside = {*group.members, *(member.parent for member in group.members)}
         found = [*(candidate for candidate in found if candidate.path not in inside), group]
     parsed = [candidate.parsed for candidate in found if candidate.parsed is not None]
@@ -648,13 +620,13 @@ def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Fo
         choice = by_pattern([*main, *partial], pattern, passed)
     else:
         choice = by_evidence(main, partial, root)
-    failed = _failed(discovery, found, _Names(root, choice.by_step, pattern), access)
+    failed = list(_failed(discovery, found, choice.by_step, pattern, access))
     named = {row.path for row in failed}
     skipped = [*failed, *(row for row in discovery.skipped if row.path not in named), *passed]
     if not choice.by_step:
-        strange = (other for other in discovery.others if is_file(other) and is_numbered(other.name))
+        unknown = (other for other in discovery.others if is_file(other) and is_numbered(other.name))
         skipped += [
-            Skipped(str(candidate), _STRANGE, Fate.UNREADABLE) for candidate in islice(strange, _MOST_STRANGE)
+            Skipped(str(candidate), _UNKNOWN, Fate.UNREADABLE) for candidate in islice(unknown, _MAX_UNKNOWN)
         ]
         more = f": {len(skipped)} passed over, the first because {skipped[0].reason}" if skipped else ""
         rows = tuple(row._replace(path=spoken(row.path)) for row in skipped)
@@ -769,35 +741,3 @@ def open_run(
         allow_damaged=allow_damaged,
         within=None if within is None else tuple(map(os.fspath, within)),
     )
-
-
-def preview_steps(path: str | os.PathLike[str], step_pattern: str) -> tuple[NamedStep, ...]:
-    """Return the steps that a step pattern would assign to the checkpoints of a run, without reading them.
-
-    Parameters
-    ----------
-    path
-        A directory or a glob.
-    step_pattern
-        As for `open_run`.
-
-    Returns
-    -------
-    tuple of NamedStep
-        The step of each name, or the reason why it has none; in natural order.
-
-    Raises
-    ------
-    ConfigError
-        The step pattern is invalid.
-    NotFoundError
-        The path does not exist.
-
-    Examples
-    --------
-    >>> import inshrink_core
-    >>> preview_steps(inshrink_core.sample("digits-cnn"), "step_{step}.pt")[0]
-    NamedStep(name='step_000010.pt', step=10, reason='')
-    """
-    found = Discovery(path, Access.of(fixed_part(path))).found
-    return steps_by_pattern([candidate.path.name for candidate in found], step_pattern)

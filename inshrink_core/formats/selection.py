@@ -24,9 +24,16 @@ from inshrink_core.formats.checkpoints import Contents, FilesReader, named_apart
 from inshrink_core.formats.content import FileContent, read_content
 from inshrink_core.formats.discovery import STEP_FOLDER, Found, is_weight_file
 from inshrink_core.formats.disk import Access, Fate, Skipped, is_dir, is_file
-from inshrink_core.formats.names import RANK, Name, is_numbered, read_name, stem_of
+from inshrink_core.formats.names import (
+    RANK,
+    Name,
+    compile_step_pattern,
+    is_numbered,
+    read_name,
+    stem_of,
+    steps_by_pattern,
+)
 from inshrink_core.formats.order import Evidence, order_checkpoints
-from inshrink_core.formats.step_pattern import compile_step_pattern, steps_by_pattern
 
 _SHARD: Final = re.compile(rf"-\d+-of-\d+|{RANK.pattern}|(?<=hf_model)_\d{{4}}(?=_)", re.IGNORECASE)
 _AVERAGES: Final = frozenset({"ema", "swa"})
@@ -261,14 +268,14 @@ class Selection(NamedTuple):
     origin: str
 
 
-def are_other_models(one: ParsedCheckpoint, other: ParsedCheckpoint) -> bool:
+def are_other_models(first: ParsedCheckpoint, second: ParsedCheckpoint) -> bool:
     """Return whether two checkpoints are of different models: they share few names, or hardly any shape."""
-    if one.specs == other.specs:
+    if first.specs == second.specs:
         return False
-    first, second = one.weight_shapes, other.weight_shapes
-    common = first.keys() & second.keys()
-    n_smaller = min(len(first), len(second))
-    n_same = sum(first[name] == second[name] for name in common)
+    shapes, others = first.weight_shapes, second.weight_shapes
+    common = shapes.keys() & others.keys()
+    n_smaller = min(len(shapes), len(others))
+    n_same = sum(shapes[name] == others[name] for name in common)
     return 2 * len(common) < n_smaller or (n_smaller >= 4 and 4 * n_same < len(common))
 
 

@@ -7,7 +7,7 @@ import functools
 import math
 import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from inshrink_core.checkpoint import (
 )
 from inshrink_core.errors import DamagedError, NotFoundError
 from inshrink_core.execution import Limits, new_buffer
-from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip, digest_beside, summary
+from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip, digest_beside
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, reading
 from inshrink_core.formats.state_tree import Placed, extent
 
@@ -40,16 +40,6 @@ DEFAULT_LIMITS: Final = Limits()
 
 _SAMPLED_NBYTES: Final = 1 << 22
 """From this size on, 256 short reads are faster than one read of the whole tensor."""
-
-_MOST_SAMPLES_NBYTES: Final = 1 << 25
-
-_samples: dict[tuple[FileStamp, int, int], bytearray] = {}
-"""Cached samples of large tensors by file, offset and size, oldest first.
-
-The run's attribution, the chain's plan and each frame use the same samples.
-"""
-
-_samples_lock = threading.Lock()
 
 _ODD_BOOLS: Final = struct.Struct("<2Q")
 
@@ -90,7 +80,7 @@ class FileSource:
         zips: Mapping[str, Sequence[PackedZip]] = MappingProxyType({}),
     ) -> None:
         self._paths, self._stamps, self._places, self._counter = paths, stamps, places, counter
-        self._accepted, self._zips = tuple(accepted), zips
+        self.accepted, self._zips = tuple(accepted), zips
         self._names = tuple(stamps)
         self._checks: dict[str, FileChecks] = {}
         self._lock = threading.Lock()
@@ -103,7 +93,7 @@ class FileSource:
         with self._lock:
             if name not in self._checks:
                 tensors = self._extents.get(name, [])
-                accepted = [item for item in self._accepted if item.file == name]
+                accepted = [item for item in self.accepted if item.file == name]
                 digest = digest_beside(self._paths[name], file.nbytes)
                 about: Any = {"digest": digest, "accepted": accepted, "optional": not tensors}
                 zips = self._zips.get(name, ())
@@ -131,7 +121,7 @@ class FileSource:
         ------
         NotFoundError
             The checkpoint has no such tensor.
-        RottenError
+        ChecksumError
             Its bytes do not match the checksum stored with them.
         DamagedError
             The file was changed or truncated since its header was read.
@@ -153,18 +143,14 @@ class FileSource:
         strided = placed.stride is not None or bool(placed.pieces)
         if strided or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
             return sample(flattened(self.peek(spec)))
-        name = self._names[number]
-        place = (self._stamps[name], placed.offset, placed.span)
         itemsize = DTYPE_SIZES[placed.dtype]
-        if (runs := _samples.get(place)) is None:
-            apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
-            with self._open(name) as file:
-                runs = file.read_runs(placed.offset, SAMPLE_RUN * itemsize, apart, SAMPLE_RUNS)
-            with _samples_lock:
-                _samples[place] = runs
-                while sum(map(len, _samples.values())) > _MOST_SAMPLES_NBYTES:
-                    del _samples[next(iter(_samples))]
-        return torch.frombuffer(bytearray(runs), dtype=getattr(torch, placed.dtype))
+        apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
+        starts = range(placed.offset, placed.offset + SAMPLE_RUNS * apart, apart)
+        with self._open(self._names[number]) as file:
+            file.will_need(placed.offset, placed.span)
+            file.expect((at, SAMPLE_RUN * itemsize) for at in starts)
+            runs = bytearray().join(file.read(at, SAMPLE_RUN * itemsize) for at in starts)
+        return torch.frombuffer(runs, dtype=getattr(torch, placed.dtype))
 
     def _place(self, spec: TensorSpec) -> tuple[int, Placed]:
         if spec.key not in self._places:
@@ -215,7 +201,7 @@ class FileSource:
 
         Raises
         ------
-        RottenError, DamagedError
+        ChecksumError, DamagedError
             As for `read`.
         """
         parts: list[bytes] = []
@@ -249,7 +235,7 @@ class FileSource:
         data = np.frombuffer(checks.read(file, region.offset, region.nbytes), dtype=np.uint8)
         return bytes(data[mask].tobytes())
 
-    def vouched(self, files: Sequence[FileLayout]) -> dict[str, Any]:
+    def checks_record(self, files: Sequence[FileLayout]) -> dict[str, Any]:
         """Return which checksums cover the tensors of some files, as recorded in a frame.
 
         Returns
@@ -258,26 +244,25 @@ class FileSource:
             ``checked``: names of the checksums. ``unchecked``: kinds of the files that have none.
             ``damaged``, if the user accepted damage: file, entry, first byte and size of each.
         """
-        kinds = {layout.path: layout.kind for layout in files if layout.kind != "opaque"}
-        for name in kinds:
-            with self._open(name) as file:
-                self._checks_of(name, file)
-        return summary(kinds, self._checks, self._accepted)
+        checked, unchecked = set[str](), set[str]()
+        for layout in files:
+            if layout.kind != "opaque":
+                with self._open(layout.path) as file:
+                    algorithms = self._checks_of(layout.path, file).algorithms
+                checked |= algorithms
+                unchecked |= set() if algorithms else {layout.kind}
+        record: dict[str, Any] = {"checked": sorted(checked), "unchecked": sorted(unchecked)}
+        damaged = [[item.file, item.entry, item.offset, item.nbytes] for item in self.accepted]
+        return record | ({"damaged": damaged} if damaged else {})
 
-    def accepting_damage(self, files: Sequence[FileLayout]) -> FileSource:
+    def accepting_damage(self) -> FileSource:
         """Read all bytes and return a source that accepts them in their current state."""
         damage: list[Damage] = []
-        for layout in files:
-            with self._open(layout.path) as file:
-                damage += self._checks_of(layout.path, file).damage(file)
-        return FileSource(
-            self._paths, self._stamps, self._places, self._counter, accepted=damage, zips=self._zips
-        )
-
-    @property
-    def accepted(self) -> tuple[Damage, ...]:
-        """The damage that was accepted."""
-        return self._accepted
+        for name in sorted(self._names):
+            with self._open(name) as file:
+                damage += self._checks_of(name, file).damage(file)
+        about = self._paths, self._stamps, self._places, self._counter
+        return FileSource(*about, accepted=damage, zips=self._zips)
 
 
 def peek(source: TensorSource, spec: TensorSpec) -> Tensor:
@@ -308,7 +293,7 @@ def accepting_damage(checkpoint: Checkpoint) -> Checkpoint:
     """
     if not isinstance(checkpoint.source, FileSource):
         return checkpoint
-    source, files = checkpoint.source.accepting_damage(checkpoint.files), []
+    source, files = checkpoint.source.accepting_damage(), []
     damaged = {(item.file, item.offset) for item in source.accepted if item.entry}
     for layout in checkpoint.files:
         sound = tuple(e for e in layout.zip_entries if (layout.path, e.data_offset) not in damaged)
@@ -351,31 +336,27 @@ def _hole_mask(region: Region, shapes: Sequence[tuple[str, tuple[int, ...]]]) ->
     """
     if all(member.stride is None for member in region.members):
         return None
-    nbytes = sum(DTYPE_SIZES[dtype] * math.prod(shape) for dtype, shape in shapes)
-    if (
-        len(shapes) == 1
-        and nbytes == region.nbytes
-        and _is_permutation(region.members[0].stride, shapes[0][1])
-    ):
+    dtype, shape = shapes[0]
+    nbytes = DTYPE_SIZES[dtype] * math.prod(shape)
+    if len(shapes) == 1 and nbytes == region.nbytes and _is_permutation(region.members[0].stride, shape):
         return None
     import numpy as np
 
     free = np.ones(region.nbytes, dtype=bool)
     for member, (dtype, shape) in zip(region.members, shapes, strict=True):
-        itemsize, nbytes = DTYPE_SIZES[dtype], DTYPE_SIZES[dtype] * math.prod(shape)
-        if member.stride is None:
-            free[member.start : member.start + nbytes] = False
-        else:
-            _strided(free, member, shape, itemsize)[...] = False
+        _elements(free, member, shape, DTYPE_SIZES[dtype])[...] = False
     return free if free.any() else None
 
 
-def _strided(buffer: Any, member: Member, shape: tuple[int, ...], itemsize: int) -> Any:
-    """Return the bytes of a strided member of a region, as an array of its shape plus the item size."""
+def _elements(buffer: Any, member: Member, shape: tuple[int, ...], itemsize: int) -> Any:
+    """Return the bytes of a member of a region, as a view of its shape plus the item size."""
     import numpy as np
 
-    strides = (*(step * itemsize for step in member.stride or ()), 1)
-    return np.lib.stride_tricks.as_strided(buffer[member.start :], (*shape, itemsize), strides)
+    shape = (*shape, itemsize)
+    if member.stride is None or not math.prod(shape):
+        return buffer[member.start : member.start + math.prod(shape)].reshape(shape)
+    strides = (*(step * itemsize for step in member.stride), 1)
+    return np.lib.stride_tricks.as_strided(buffer[member.start :], shape, strides)
 
 
 def _is_permutation(stride: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
@@ -399,7 +380,7 @@ def tensor_bytes(tensor: Tensor, spec: TensorSpec) -> memoryview:
     import torch
 
     if str(tensor.dtype) != f"torch.{spec.dtype}" or tuple(tensor.shape) != spec.shape:
-        what, expected = f"tensor '{spec.key}' is not what its description says", f"{spec.dtype} {spec.shape}"
+        what, expected = f"tensor '{spec.key}' differs from its spec", f"{spec.dtype} {spec.shape}"
         raise DamagedError(what, expected=expected, found=f"{str(tensor.dtype)[6:]} {tuple(tensor.shape)}")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     data: Any = flat.view(torch.uint8).numpy()
@@ -460,7 +441,7 @@ def _check_layout(layout: FileLayout, checkpoint: Checkpoint, n_skeleton: int) -
         end = region.offset + region.nbytes
         most = n_holes + sum(member.nbytes_in(checkpoint.spec(member.key)) for member in region.members)
         if region.nbytes > most:
-            what = f"a region of '{name}' is larger than what lies in it"
+            what = f"a region of '{name}' is larger than its tensors and holes"
             raise fail(what, f"at most {most} bytes", f"{region.nbytes}")
         for member in region.members:
             spec = checkpoint.spec(member.key)
@@ -504,7 +485,7 @@ def _with_odd_bools(data: memoryview, odd: memoryview | None) -> memoryview:
     return memoryview(made)
 
 
-def _is_one_tensor(region: Region) -> bool:
+def _is_bare_tensor(region: Region) -> bool:
     """Return whether a region is one whole contiguous tensor, whose decoded bytes are written directly."""
     return len(region.members) == 1 and region.members[0][2:] == (None, None)
 
@@ -538,27 +519,25 @@ class RestoredFile:
     def __init__(self, checkpoint: Checkpoint, layout: FileLayout) -> None:
         self.path, self.nbytes = Path(layout.path), layout.nbytes
         self._checkpoint = checkpoint
-        skeleton = memoryview(checkpoint.source.skeleton(layout))
-        _check_layout(layout, checkpoint, len(skeleton))
-        at = 0
-        pieces = []
-        for offset, nbytes in _bytes_between(layout):
-            pieces.append(_Piece(offset, nbytes, skeleton[at : at + nbytes]))
-            at += nbytes
-        tail, at = skeleton[at:], 0
-        regions = []
-        for region in layout.regions:
-            n_holes = self._n_holes(region) if tail else 0
-            regions.append(_Piece(region.offset, region.nbytes, tail[at : at + n_holes], region))
-            at += n_holes
+        rest = memoryview(checkpoint.source.skeleton(layout))
+        _check_layout(layout, checkpoint, len(rest))
+
+        def take(nbytes: int) -> memoryview:
+            nonlocal rest
+            taken, rest = rest[:nbytes], rest[nbytes:]
+            return taken
+
+        pieces = [_Piece(*span, take(span[1])) for span in _bytes_between(layout)]
+        regions = [
+            _Piece(region.offset, region.nbytes, take(self._n_holes(region) if rest else 0), region)
+            for region in layout.regions
+        ]
         odd = dict[int, memoryview]()
-        while at + _ODD_BOOLS.size < len(tail):
-            offset, nbytes = _ODD_BOOLS.unpack_from(tail, at)
-            at += _ODD_BOOLS.size
-            odd[offset] = tail[at : at + nbytes]
-            at += nbytes
+        while len(rest) > _ODD_BOOLS.size:
+            offset, nbytes = _ODD_BOOLS.unpack(take(_ODD_BOOLS.size))
+            odd[offset] = take(nbytes)
         sizes = {region.offset: region.nbytes for region in layout.regions}
-        if at != len(tail) or any(len(data) != sizes.get(offset) for offset, data in odd.items()):
+        if rest or any(len(data) != sizes.get(offset) for offset, data in odd.items()):
             raise DamagedError(f"the skeleton of '{layout.path}' is too long", where=checkpoint.origin)
         pieces += [item._replace(odd=odd.get(item.offset)) for item in regions if item.nbytes]
         self.pieces = sorted(pieces, key=lambda piece: piece.offset)
@@ -566,7 +545,7 @@ class RestoredFile:
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
-            raise DamagedError("a file is shorter than it says", where=str(self.path))
+            raise DamagedError("a read past the end of a restored file", where=str(self.path))
         first = bisect.bisect_right(self.pieces, offset, key=lambda piece: piece.offset) - 1
         found = []
         for piece in self.pieces[max(first, 0) :]:
@@ -576,9 +555,6 @@ class RestoredFile:
             data = self.decoded(piece, self._checkpoint.source.read)
             found.append(data[max(offset - start, 0) : min(offset + n_bytes - start, piece.nbytes)])
         return b"".join(found)
-
-    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Do nothing: all bytes are available locally."""
 
     def _shapes(self, region: Region) -> list[tuple[str, tuple[int, ...]]]:
         specs = ((self._checkpoint.spec(member.key), member) for member in region.members)
@@ -600,7 +576,7 @@ class RestoredFile:
     ) -> memoryview:
         checkpoint = self._checkpoint
         specs = [checkpoint.spec(member.key) for member in region.members]
-        if _is_one_tensor(region):
+        if _is_bare_tensor(region):
             data = tensor_bytes(checkpoint.source.read(specs[0]), specs[0])
             if len(data) == region.nbytes:
                 return data
@@ -611,17 +587,14 @@ class RestoredFile:
         mask = _hole_mask(region, shapes)
         if mask is not None:
             if int(np.count_nonzero(mask)) != len(holes):
-                raise DamagedError("the skeleton is shorter than its layout says")
+                raise DamagedError("the skeleton has fewer bytes of holes than its layout needs")
             buffer[mask] = np.frombuffer(holes, dtype=np.uint8)
         for member, spec, (dtype, shape) in zip(region.members, specs, shapes, strict=True):
             itemsize = DTYPE_SIZES[dtype]
             tensor = checkpoint.source.read(spec) if member.box is None else read(spec)
             full = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
             part = full.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
-            if member.stride is None:
-                buffer[member.start : member.start + part.size] = part.reshape(-1)
-            elif part.size:
-                _strided(buffer, member, shape, itemsize)[...] = part
+            _elements(buffer, member, shape, itemsize)[...] = part
         data_of_region: Any = buffer
         return memoryview(data_of_region)
 
@@ -657,7 +630,7 @@ def write_layout(
     """
     restored = RestoredFile(checkpoint, layout)
     for region in layout.regions:
-        if not _is_one_tensor(region):
+        if not _is_bare_tensor(region):
             what = f"filling a region of '{layout.path}'"
             largest = max((checkpoint.spec(member.key).nbytes for member in region.members), default=0)
             limits.require_memory(2 * region.nbytes + largest, what, checkpoint.origin)

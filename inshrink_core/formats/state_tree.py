@@ -23,7 +23,7 @@ from inshrink_core.checkpoint import (
     twins,
 )
 from inshrink_core.errors import DamagedError
-from inshrink_core.formats.attribution.laws import Claims, Slot, claims_of_headers
+from inshrink_core.formats.matching.laws import Claims, Slot, claims_of_headers
 from inshrink_core.formats.torch.pickles import TensorParts, TensorRef
 
 MODEL_KEYS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "params", "weights")
@@ -73,14 +73,14 @@ _SOME_VALUES: Final = 4096
 _LEAST_TENSOR_BYTES: Final = 32
 """Minimum pickle bytes per tensor; PyTorch writes about a hundred."""
 
-_LEAST_KEPT_BYTES: Final = 1 << 14
+_MIN_DEFERRED_BYTES: Final = 1 << 14
 """Minimum size of a tensor outside model and optimizer; the skeleton stores smaller ones losslessly."""
 
 _MAX_NAME: Final = 500
 _MAX_INTEGER: Final = 1 << 61
 _FEW_PARAMS: Final = 4096
-_MOST_MODELS: Final = 64
-_MOST_NESTED: Final = 3
+_MAX_MODELS: Final = 64
+_MAX_NESTED: Final = 3
 
 _BUFFER_NAME: Final = re.compile(
     r"(^|\.)(running_mean|running_var|num_batches_tracked|inv_freq|masked_bias|position_ids|attn_mask|"
@@ -176,8 +176,9 @@ class StateTree(NamedTuple):
         Every optimizer, in the file's order.
     steps
         The step keys present with their values, in order of precedence.
-    kept
-        Tensors in a saver's file outside models and optimizers, by their path from ``extra``.
+    named
+        Tensors with a role of their own: state that is named after its parameter, and tensors in a saver's
+        file outside models and optimizers, by their path from ``extra``.
     buffers
         Names of the tensors of `model` that are buffers; the others are parameters. None if the file does
         not list them.
@@ -190,7 +191,7 @@ class StateTree(NamedTuple):
     gradients: Sequence[tuple[str, Placed]] = ()
     optimizers: tuple[Optimizer, ...] = ()
     steps: tuple[tuple[str, int], ...] = ()
-    kept: Sequence[tuple[str, Placed]] = ()
+    named: Sequence[Named] = ()
     buffers: frozenset[str] | None = None
     models: tuple[str, ...] = ()
 
@@ -221,6 +222,7 @@ class StateTree(NamedTuple):
             model=of(self.model),
             extra=of(self.extra),
             gradients=of(self.gradients),
+            named=[t if t.role is TensorRole.EXTRA else t._replace(name=new(t.name)) for t in self.named],
             optimizers=tuple(optimizers),
             buffers=None if self.buffers is None else frozenset(map(new, self.buffers)),
             models=tuple(map(new, self.models)),
@@ -270,8 +272,8 @@ class _Walker:
         self.place, self.where = place, where
         self.n_values = self.n_signs = self.n_tensors = 0
         self.most = min(_MAX_VALUES, _SOME_VALUES + n_bytes)
-        self.most_tensors = _SOME_VALUES + n_bytes // _LEAST_TENSOR_BYTES
-        self.most_signs = 4 * (_SOME_VALUES + n_bytes)
+        self.max_tensors = _SOME_VALUES + n_bytes // _LEAST_TENSOR_BYTES
+        self.max_signs = 4 * (_SOME_VALUES + n_bytes)
 
     def spend(self, n_values: int) -> None:
         """Count visited values.
@@ -296,7 +298,7 @@ class _Walker:
         name = f"{prefix}{key}"
         self.n_signs += len(name)
         self.n_tensors += 1
-        if self.n_signs > self.most_signs or self.n_tensors > self.most_tensors:
+        if self.n_signs > self.max_signs or self.n_tensors > self.max_tensors:
             raise DamagedError("the file holds more names than a checkpoint would", where=self.where)
         return name
 
@@ -326,7 +328,7 @@ class _Walker:
         refs = zip(strip_wrappers(list(found)), found.values(), strict=True)
         return [(prefix + name, placed) for name, ref in refs if (placed := self.place(ref)) is not None]
 
-    def kept(self, value: object, name: str) -> list[tuple[str, Placed]]:
+    def carried(self, value: object, name: str) -> list[Named]:
         """Return the tensors anywhere in a value by their paths, except small ones and ones with long paths.
 
         The skeleton stores the omitted tensors, so exceeding a limit is no error here.
@@ -334,7 +336,7 @@ class _Walker:
         found: dict[str, Placed] = {}
         seen: set[int] = set()
         waiting: list[tuple[str, object]] = [(name, value)]
-        room = self.most_signs
+        room = self.max_signs
         while waiting and room > 0:
             path, entry = waiting.pop()
             if id(entry) in seen:
@@ -342,7 +344,7 @@ class _Walker:
             seen.add(id(entry))
             if isinstance(entry, TensorRef):
                 placed = self.place(entry)
-                if placed is not None and placed.span >= _LEAST_KEPT_BYTES:
+                if placed is not None and placed.span >= _MIN_DEFERRED_BYTES:
                     found.setdefault(path, placed)
             elif isinstance(entry, (dict, list, tuple)):
                 items: Any = entry.items() if isinstance(entry, dict) else enumerate(entry)
@@ -354,7 +356,7 @@ class _Walker:
                 ]
                 room -= sum(len(path) for path, _ in inner)
                 waiting += reversed(inner)
-        return list(found.items())
+        return [Named(path, TensorRole.EXTRA, placed) for path, placed in found.items()]
 
 
 def _is_optimizer(value: object) -> bool:
@@ -388,7 +390,7 @@ def _is_state_dict(value: object, walker: _Walker) -> bool:
 def _is_model(value: object, walker: _Walker) -> bool:
     """Return whether a value can be a model under a model's key: a mapping, or a list with state dicts."""
     if isinstance(value, (list, tuple)):
-        return any(_is_state_dict(item, walker) for item in value[:_MOST_MODELS])
+        return any(_is_state_dict(item, walker) for item in value[:_MAX_MODELS])
     return isinstance(value, dict) and bool(value)
 
 
@@ -410,10 +412,10 @@ def _models(value: object, name: str, walker: _Walker, depth: int = 0) -> Iterat
     is_top = not depth and isinstance(inner, dict)
     if _is_state_dict(inner, walker) and (is_top or is_average_name(name) or _is_dotted(inner)):
         yield name, inner
-    elif depth < _MOST_NESTED and not _is_optimizer(inner):
+    elif depth < _MAX_NESTED and not _is_optimizer(inner):
         # Deeper values count as models only if their key is a model's key.
         is_known = is_average_name(name) or name in MODELS_KEYS
-        items = list(islice(inner.items() if isinstance(inner, dict) else enumerate(inner), _MOST_MODELS))
+        items = list(islice(inner.items() if isinstance(inner, dict) else enumerate(inner), _MAX_MODELS))
         walker.spend(len(items))
         is_known_list = is_known or isinstance(inner, (list, tuple))
         rows = [(key, item) for key, item in items if isinstance(item, (dict, list, tuple)) and item]
@@ -559,7 +561,7 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
     walker = _Walker(place, where, n_bytes)
     if _is_optimizer(root):
         return StateTree(optimizers=tuple(_optimizers(root, walker)))
-    if isinstance(root, (list, tuple)) and len(root) <= _MOST_MODELS:
+    if isinstance(root, (list, tuple)) and len(root) <= _MAX_MODELS:
         root = _as_mapping(root)
     if not isinstance(root, dict):
         return StateTree()
@@ -608,7 +610,7 @@ def _as_mapping(root: Sequence[Any]) -> dict[str, Any]:
     """Return a sequence of models, optimizers and numbers as a mapping; a single integer is the step."""
     found = {str(at): value for at, value in enumerate(root)}
     for at, value in enumerate(root):
-        if isinstance(value, (list, tuple)) and any(map(_is_optimizer, value[:_MOST_MODELS])):
+        if isinstance(value, (list, tuple)) and any(map(_is_optimizer, value[:_MAX_MODELS])):
             found |= {f"{at}.{inner}": item for inner, item in enumerate(found.pop(str(at)))}
     numbers = [value for value in root if type(value) is int]
     return found | ({"step": numbers[0]} if len(numbers) == 1 else {})
@@ -620,9 +622,9 @@ def _is_parameter(key: object, value: object) -> bool:
     return is_tensor and isinstance(key, str) and key.lower() not in _OTHER_STATE
 
 
-def _read_save(root: dict[Any, Any], told: dict[Any, Any], walker: _Walker) -> StateTree:
+def _read_save(root: dict[Any, Any], described: dict[Any, Any], walker: _Walker) -> StateTree:
     """Return the parts of a saver's file, following its explicit keys."""
-    also, buffers = root.get("also"), told.get("buffers")
+    also, buffers = root.get("also"), described.get("buffers")
     parts = {"": root, **(also if isinstance(also, dict) else {})}
     model: list[tuple[str, Placed]] = []
     optimizers: list[Optimizer] = []
@@ -632,7 +634,7 @@ def _read_save(root: dict[Any, Any], told: dict[Any, Any], walker: _Walker) -> S
             optimizers += _optimizers(part.get("optimizer"), walker)
     models = tuple(n for n, part in parts.items() if n and isinstance(part, dict) and part.get("model"))
     named = frozenset(n for n in buffers if isinstance(n, str)) if isinstance(buffers, list) else None
-    remaining = walker.kept(root.get("extra"), "extra")
+    remaining = walker.carried(root.get("extra"), "extra")
     return StateTree(model, (), (), tuple(optimizers), _steps(root), remaining, named, models)
 
 
@@ -661,8 +663,8 @@ def is_buffer(name: str, dtype: str) -> bool:
 
 def _shape_of(state: Sequence[StateTensor]) -> tuple[int, ...] | None:
     """Return the shape of the parameter that owns the state, or None if no tensor shows it."""
-    untold = (TensorRole.STEP, TensorRole.STATE)
-    return next((item.placed.shape for item in state if item.role not in untold), None)
+    without_shape = (TensorRole.STEP, TensorRole.STATE)
+    return next((item.placed.shape for item in state if item.role not in without_shape), None)
 
 
 def _names_known(optimizer: Optimizer) -> dict[int | str, str]:

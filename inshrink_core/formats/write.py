@@ -96,7 +96,7 @@ def _write_torch(
     content: dict[str, Any] = {"step": checkpoint.step, "model": checkpoint.state_dict(None)}
     beside = [spec for spec in checkpoint.specs if spec.role not in MODEL_ROLES]
     tensors = [(spec.name, spec.role, partial(checkpoint.source.read, spec)) for spec in beside]
-    for name, role, read in tensors + [(item.name, item.role, item.whole) for item in carried]:
+    for name, role, read in tensors + [(item.name, item.role, item.restored) for item in carried]:
         if role in OPTIMIZER_ROLES:
             word = STATE_WORDS.get(role, role.value)
             content.setdefault("optimizer", {}).setdefault(name, {})[word] = read()

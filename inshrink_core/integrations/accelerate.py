@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,8 +18,6 @@ from inshrink_core.training.recorded import record_of
 from inshrink_core.training.saver import Saver
 
 if TYPE_CHECKING:
-    import os
-
     from accelerate import Accelerator
 
 __all__ = ["AcceleratorSaver"]

@@ -15,22 +15,35 @@ from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, cast
 
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
-from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, PartWriter, commit_parts, is_archive
-from inshrink_core.archive.parts import Gathering, WrittenPart
-from inshrink_core.archive.storage import storage_at
+from inshrink_core.archive.parts import SharedFrame, WrittenPart
+from inshrink_core.archive.storage import Lock, storage_at
 from inshrink_core.chain import Archive, ChainWriter
 from inshrink_core.chain.attachments import stored_view
+from inshrink_core.chain.base import BaseLike
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.chain.meta import spec_of
 from inshrink_core.chain.parts import Shards, box_of, cells_of
 from inshrink_core.checkpoint import Box, Checkpoint, FileLayout, TensorSpec
+from inshrink_core.codec import AnyCodec
 from inshrink_core.errors import ConflictError, InputError, StepConflictError
 from inshrink_core.execution import default_threads, ordered_map
 from inshrink_core.formats.dcp_state import (
@@ -44,26 +57,9 @@ from inshrink_core.formats.dcp_state import (
     storage_metadata,
 )
 from inshrink_core.formats.distributed import METADATA
+from inshrink_core.frame import FrameInfo
 from inshrink_core.integrations.dcp_ranks import Ranks, ShardedEvaluator
-from inshrink_core.training.check import CheckedWriter, require_check_options
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.distributed import ProcessGroup
-    from torch.distributed.checkpoint.planner import (
-        LoadPlan,
-        LoadPlanner,
-        ReadItem,
-        SavePlan,
-        SavePlanner,
-        WriteItem,
-    )
-
-    from inshrink_core.archive.storage import Lock
-    from inshrink_core.chain.base import BaseLike
-    from inshrink_core.codec import AnyCodec
-    from inshrink_core.frame import FrameInfo
-    from inshrink_core.training.check import Check
+from inshrink_core.training.check import Check, CheckedWriter, require_check_options
 
 _Value = TypeVar("_Value")
 
@@ -176,7 +172,7 @@ class InshrinkWriter(StorageWriter):
         super().__init__()
         require_check_options(check, max_restore_cost, check_every)
         if (model is None) != (check is None):
-            raise InputError("a check is of a model", remedy="give the writer both, or none: model, check")
+            raise InputError("a check needs a model", remedy="give the writer both, or neither")
         self._model, self._check = model, check
         self._max_restore_cost, self._check_every = max_restore_cost, check_every
         self._checked: tuple[CheckedWriter, ShardedEvaluator] | None = None
@@ -205,7 +201,7 @@ class InshrinkWriter(StorageWriter):
         self._last: bytes | None = None
         self._written: bytes | None = None
         self._lock: Lock | None = None
-        self._gathering: Gathering | None = None
+        self._shared_frame: SharedFrame | None = None
         self._parts: list[WrittenPart] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -287,7 +283,7 @@ class InshrinkWriter(StorageWriter):
         ranks = self._started
         if len(plans) != ranks.n_ranks:
             raise InputError(
-                "other ranks save than the writer was made for",
+                "the writer was made for other ranks than those that save",
                 expected=f"{ranks.n_ranks}",
                 found=f"{len(plans)}",
                 remedy="give process_group and no_dist to the writer, too",
@@ -312,7 +308,7 @@ class InshrinkWriter(StorageWriter):
         """Begin a frame in a bucket, and delete leftovers of an earlier training or a failed save."""
         if self._last is None or self._last != self._written:
             ArchiveWriter(self.archive, create=True).close()
-        self._gathering = Gathering(self.archive)
+        self._shared_frame = SharedFrame(self.archive)
 
     def _describe(self, plans: Sequence[SavePlan]) -> _SaveInfo:
         reader = ArchiveReader.open(self.archive)
@@ -326,7 +322,7 @@ class InshrinkWriter(StorageWriter):
             )
         tensors, paths = self._described(plans)
         salt = os.urandom(_SALT_NBYTES)
-        generation = None if self._gathering is None else self._gathering.generation
+        generation = None if self._shared_frame is None else self._shared_frame.generation
         parent_id = _id_of(parent)
         return _SaveInfo(step, reader.archive_id, salt, generation, parent_id, is_restored, tensors, paths)
 
@@ -479,7 +475,7 @@ class InshrinkWriter(StorageWriter):
             raise ConflictError(
                 "the first rank writes another archive than this one sees",
                 where=self.archive,
-                remedy="the archive must lie on a file system that all ranks share",
+                remedy="the archive must be on a file system that all ranks share",
             )
         config = make_chain_config(self.archive, **self._options)
         writer = PartWriter(self.archive, ranks.rank, ranks.n_ranks, info.salt, info.generation)
@@ -494,10 +490,10 @@ class InshrinkWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit the frame."""
-        gathering = self._gathering
+        shared_frame = self._shared_frame
         self._release()
-        if gathering is not None:
-            gathering.commit(self._parts)
+        if shared_frame is not None:
+            shared_frame.commit(self._parts)
             self._last = self._written
             return
         commit_parts(self.archive)
@@ -505,13 +501,13 @@ class InshrinkWriter(StorageWriter):
             raise ConflictError(
                 "the frame lacks parts that its ranks have written",
                 where=self.archive,
-                remedy="the archive must lie on a file system that all ranks share",
+                remedy="the archive must be on a file system that all ranks share",
             )
         self._last = self._written
 
     def _release(self) -> None:
         """Release the archive for other writers."""
-        self._gathering = None
+        self._shared_frame = None
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
@@ -531,7 +527,7 @@ _Row: TypeAlias = tuple[int, tuple[int, ...]]
 
 
 def _row(spec: TensorSpec, order: Mapping[str, int]) -> _Row:
-    return order[spec.whole.key], box_of(spec).offsets
+    return order[spec.full_spec.key], box_of(spec).offsets
 
 
 def _part_of(chain: ChainWriter) -> PartWriter:

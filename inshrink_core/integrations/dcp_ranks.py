@@ -15,10 +15,12 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 from uuid import uuid4
 
 import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -27,10 +29,6 @@ from inshrink_core.checkpoint import MODEL_ROLES, Box, Checkpoint, TensorSpec
 from inshrink_core.errors import ConflictError, EvaluatorError, InputError, NotFiniteError, named
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.training.check import Check, ModelEvaluator
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.distributed import ProcessGroup
 
 _Value = TypeVar("_Value")
 
@@ -75,8 +73,6 @@ class Ranks:
     """
 
     def __init__(self, process_group: ProcessGroup | None, timeout: timedelta, *, no_dist: bool) -> None:
-        from torch import distributed
-
         self.numbers, self.rank = [0], 0
         self._timeout, self._key = timeout, ""
         if not no_dist and distributed.is_available() and distributed.is_initialized():
@@ -112,9 +108,6 @@ class Ranks:
         ConflictError
             Ranks did not come in time or cannot be connected; the message names them.
         """
-        from torch import distributed
-        from torch.distributed import distributed_c10d
-
         if self.n_ranks == 1:
             return
         # The training's client of the store serves one thread at a time.
@@ -391,7 +384,7 @@ _Place: TypeAlias = tuple[str, tuple[int, ...]]
 
 
 def _place_of(spec: TensorSpec) -> _Place:
-    return spec.whole.key, box_of(spec).offsets
+    return spec.full_spec.key, box_of(spec).offsets
 
 
 class ShardedEvaluator(ModelEvaluator):

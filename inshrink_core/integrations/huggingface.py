@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.chain.restoring import restore_folder
-from inshrink_core.formats.attribution.registered import saved_names
+from inshrink_core.formats.matching.registered import saved_names
 from inshrink_core.integrations.ranks import FirstRankSaver, barrier, step_to_restore
 from inshrink_core.integrations.versions import require
 from inshrink_core.training.recorded import record_of
@@ -129,7 +129,7 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
         """Archive checkpoints that were saved without a call, wait, and release the archive."""
         barrier()
         if self._saver is not None:
-            for step, folder in _unannounced(Path(str(args.output_dir)), state.global_step, self._begun):
+            for step, folder in _unreported(Path(str(args.output_dir)), state.global_step, self._begun):
                 if step > (self._saver.last_step or -1):
                     self._attempt(step, partial(Saver.save_folder, path=folder, step=step))
         self.close()
@@ -199,7 +199,7 @@ def _folder_of(args: TrainingArguments, step: int) -> Path:
     return Path(str(args.output_dir)) / f"checkpoint-{step}"
 
 
-def _unannounced(output_dir: Path, last: int, since: float) -> list[tuple[int, Path]]:
+def _unreported(output_dir: Path, last: int, since: float) -> list[tuple[int, Path]]:
     """Return complete checkpoints written since the training began, in order."""
     found = []
     for folder in output_dir.iterdir() if output_dir.is_dir() else ():

@@ -1,4 +1,7 @@
-"""Lightning: checkpoints are archived, and a pointer replaces each checkpoint file."""
+"""Lightning: checkpoints are archived, and training resumes from archived ones.
+
+A plug-in replaces each checkpoint file by a pointer; sharded strategies keep their checkpoint folders.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,16 @@ import io
 import logging
 import os
 import secrets
+import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+import torch
 from isal.isal_zlib import crc32
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from inshrink_core.chain import Archive
 from inshrink_core.chain.restoring import restore_folder
@@ -29,20 +36,29 @@ from inshrink_core.training.spool import spool_folder
 require("lightning", extra="lightning", oldest="2.5", tested="2.6")
 
 from lightning.pytorch.plugins.io import TorchCheckpointIO  # noqa: E402 - checked above
+from lightning.pytorch.strategies import (  # noqa: E402
+    FSDPStrategy,
+    ModelParallelStrategy,
+    ParallelStrategy,
+)
+from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from inshrink_core.frame import FrameInfo
     from inshrink_core.training.saver import Saver
 
-__all__ = ["InshrinkCheckpointIO", "restore_checkpoint"]
+__all__ = [
+    "InshrinkCheckpointIO",
+    "InshrinkFSDPStrategy",
+    "InshrinkModelParallelStrategy",
+    "restore_checkpoint",
+]
 
 _CHECKPOINT: Final = "checkpoint.ckpt"
 _OBJECTS: Final = "meta.pt"
 """File of values that a reader without execution refuses; the engine stores it unread."""
 
-_HANDED_BACK: Final = ".temp.ckpt"
+_WITHOUT_CONTENT: Final = ".temp.ckpt"
 """Name of the file in which a worker returns the model's state dict to its launcher."""
 
 _FAILURES: Final = "inshrink.failures"
@@ -131,7 +147,7 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         """
         if storage_options is not None:
             raise TypeError(f"{type(self).__name__} takes no storage_options")
-        if Path(path).name == _HANDED_BACK:
+        if Path(path).name == _WITHOUT_CONTENT:
             super().save_checkpoint({**checkpoint, _FAILURES: dict(self.failures)}, path)
             return
         step = checkpoint.get("global_step")
@@ -186,12 +202,10 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         DamagedError
             The pointer cannot be read.
         """
-        import torch
-
         body = _read_pointer(Path(path))
         if body is None:
             loaded: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
-            if Path(path).name == _HANDED_BACK:
+            if Path(path).name == _WITHOUT_CONTENT:
                 self._failures |= loaded.pop(_FAILURES, {})
             return loaded
         record = torch.load(io.BytesIO(body), map_location=map_location, weights_only=weights_only)
@@ -224,6 +238,139 @@ class _ThreadEnd:
                 self._plugin.teardown()
         except Exception as error:  # nothing could catch it here
             _logger.warning("the archive could not be closed: %s", error)
+
+
+class _ShardsArchived(FirstRankSaver, ParallelStrategy):  # type: ignore[misc,unused-ignore]
+    """Archives the checkpoint folders of a strategy."""
+
+    _SHARDED: tuple[str, Any]
+    """The strategy's option for saving shards, and its value."""
+
+    def __init__(
+        self,
+        archive: str | os.PathLike[str],
+        *,
+        archive_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        name, sharded = self._SHARDED
+        if options.setdefault(name, sharded) != sharded:
+            raise InputError(
+                f"with this {name} a checkpoint is one file",
+                expected=repr(sharded),
+                found=repr(options[name]),
+                remedy="use Lightning's strategy with the plug-in InshrinkCheckpointIO",
+            )
+        super().__init__(**options)
+        self._archive_to(archive, archive_options or {})
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | os.PathLike[str], storage_options: Any | None = None
+    ) -> None:
+        """Save a checkpoint as the strategy does, and archive it.
+
+        Parameters
+        ----------
+        checkpoint
+            The content, from Lightning.
+        filepath
+            The folder.
+        storage_options
+            Passed to the strategy, which refuses them.
+        """
+        step = checkpoint.get("global_step", -1)
+        path = Path(self.broadcast(filepath))
+        if self.is_global_zero and (path / METADATA).is_file():
+            # Its files may be linked into the spool and must not be written again in place.
+            shutil.rmtree(path)
+        self.barrier()
+        super().save_checkpoint(checkpoint, path, storage_options)
+        self.barrier()
+
+        def save(saver: Saver) -> None:
+            if step != saver.last_step:
+                saver.save_folder(path, step)
+
+        self._attempt(step, save)
+
+    def load_checkpoint(self, checkpoint_path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
+        """Load a checkpoint as the strategy does; a training continues from its frame.
+
+        Parameters
+        ----------
+        checkpoint_path
+            The folder, saved by Lightning or written by `restore_checkpoint`.
+        **options
+            As for the strategy.
+
+        Raises
+        ------
+        StepConflictError
+            The archive has later steps, but not the one that training continues from.
+        """
+        path = Path(self.broadcast(checkpoint_path))
+        loaded: dict[str, Any] = super().load_checkpoint(path, **options)
+        if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:
+            saver = self._reopen()
+            if saver is not None:
+                saver.resume(loaded["global_step"], path)
+        return loaded
+
+    def teardown(self) -> None:
+        """End the strategy; archive pending saves and release the archive."""
+        super().teardown()
+        self.close()
+
+
+class InshrinkModelParallelStrategy(_ShardsArchived, ModelParallelStrategy):  # type: ignore[misc,unused-ignore]
+    """Archives every checkpoint of a training with FSDP2 or tensor parallelism.
+
+    Parameters
+    ----------
+    archive
+        The archive, created if needed; locked from the first save until the training ends.
+    archive_options
+        As for `inshrink_core.Saver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
+        `device`, `threads`, `base`, `retention`.
+    **options
+        As for Lightning's ``ModelParallelStrategy``.
+
+    Raises
+    ------
+    LockedError
+        Another process is writing the archive.
+    InputError
+        An option is invalid, or lightning is too old.
+
+    Notes
+    -----
+    Each rank writes its shards; the first one links the finished folder into the archive's spool, so all
+    ranks must share a file system. Lightning may remove the folder; the frame stays. Errors never stop the
+    training (`failures`).
+    """
+
+    _SHARDED = ("save_distributed_checkpoint", True)
+
+
+class InshrinkFSDPStrategy(_ShardsArchived, FSDPStrategy):  # type: ignore[misc,unused-ignore]
+    """Archives every checkpoint of a training with FSDP, whose state is saved sharded.
+
+    Parameters
+    ----------
+    archive, archive_options
+        As for `InshrinkModelParallelStrategy`.
+    **options
+        As for Lightning's ``FSDPStrategy``.
+
+    Raises
+    ------
+    LockedError
+        Another process is writing the archive.
+    InputError
+        An option is invalid, or lightning is too old.
+    """
+
+    _SHARDED = ("state_dict_type", "sharded")
 
 
 def restore_checkpoint(
@@ -262,8 +409,6 @@ def restore_checkpoint(
     StorageError
         It cannot be written.
     """
-    import torch
-
     opened = Archive.open(archive)
     info = opened.last if step is None else opened.reader.find(step)
     if METADATA in {layout.path for layout in opened.checkpoint(info).files}:
@@ -286,10 +431,6 @@ def _monitored(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(state: Any) -> bytes:
-    """Return a digest of the tensors in a state."""
-    import torch
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
     hashed = hashlib.blake2b(digest_size=16)
     pending = [state]
     while pending:
@@ -310,8 +451,6 @@ def _digest(state: Any) -> bytes:
 
 
 def _checksum(tensor: Tensor) -> int:
-    import torch
-
     flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
     return int(crc32(flat.numpy()))
 
@@ -339,8 +478,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _write_pointer(path: Path, archive: Path | str, record: Mapping[str, Any]) -> None:
-    import torch
-
     first = f"step {record['step']}, save {record['save']} of {archive}"
     first += "; `restore_checkpoint` writes it: docs/integrations/lightning"
     buffer = io.BytesIO()
@@ -388,8 +525,6 @@ def _content(
     archive: Archive, info: FrameInfo, map_location: Any, weights_only: bool | None
 ) -> dict[str, Any]:
     """Return the checkpoint that Lightning saved at a step."""
-    import torch
-
     checkpoint = archive.checkpoint(info)
     where = f"{archive.path}, step {info.step}"
     if not {_CHECKPOINT, _OBJECTS} <= {layout.path for layout in checkpoint.files}:
@@ -409,9 +544,9 @@ def _content(
             )
         except Exception as error:
             raise InputError(
-                "the checkpoint holds objects that are unpickled only when you say so",
+                "the checkpoint holds objects that are unpickled only on request",
                 where=where,
-                remedy="where you trust the archive, give weights_only=False",
+                remedy="if you trust the archive, give weights_only=False",
             ) from error
     for place, value in objects.items():
         target = content if len(place) == 1 else content[place[0]]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from inshrink_core.errors import InputError
 from inshrink_core.integrations.trackers import PREFIX, ArchiveTracker
 from inshrink_core.integrations.versions import require
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
 
 __all__ = ["MlflowTracker"]
 

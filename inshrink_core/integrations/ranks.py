@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from torch import distributed
+
 from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InshrinkError, StorageError
 from inshrink_core.frame import FrameInfo
 from inshrink_core.training.saver import Saver
-from inshrink_core.training.spool import SetAside, Spool, spool_folder
+from inshrink_core.training.spool import QuarantinedSave, Spool, spool_folder
 
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ class FirstRankSaver:
 
     def _note(self, step: int, error: Exception) -> None:
         """Log and list a failed save."""
-        _logger.warning("step %s is not archived, and training goes on: %s", step, error)
+        _logger.warning("step %s is not archived, and training continues: %s", step, error)
         self._failures[step] = str(error)
 
     def _settle(self) -> None:
@@ -97,9 +99,9 @@ class FirstRankSaver:
         self.close()
 
     @property
-    def set_aside(self) -> tuple[SetAside, ...]:
+    def quarantined(self) -> tuple[QuarantinedSave, ...]:
         """Saves that could not be archived, with folders and reasons; empty on all ranks but the first."""
-        return Spool(spool_folder(self.path)).set_aside_saves if is_first_rank() else ()
+        return Spool(spool_folder(self.path)).quarantined_saves if is_first_rank() else ()
 
     @property
     def failures(self) -> Mapping[int, str]:
@@ -161,8 +163,6 @@ def step_to_restore(archive: str | os.PathLike[str], step: int | None) -> tuple[
 
 def is_first_rank() -> bool:
     """Tell whether this process archives; works before the process group exists."""
-    from torch import distributed
-
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank() == 0
     if "RANK" in os.environ:
@@ -172,7 +172,5 @@ def is_first_rank() -> bool:
 
 def barrier() -> None:
     """Wait for all ranks; return at once without a process group."""
-    from torch import distributed
-
     if distributed.is_available() and distributed.is_initialized():
         distributed.barrier()

@@ -7,24 +7,21 @@ calls.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain import Archive, archive_size
 from inshrink_core.chain.meta import QUALITY
 from inshrink_core.chain.sizes import frame_size
+from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import bits_per_parameter
 from inshrink_core.text import is_url
-
-if TYPE_CHECKING:
-    import os
-
-    from inshrink_core.frame import FrameInfo
 
 __all__ = ["ArchiveTracker"]
 

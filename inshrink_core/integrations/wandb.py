@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.integrations.trackers import PREFIX, ArchiveTracker
 from inshrink_core.integrations.versions import require
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-
     import wandb
 
 __all__ = ["WandbTracker"]

@@ -1,12 +1,12 @@
 """Ops of the lattice codec.
 
 A tensor is represented by int32 numbers N in units of ``unit = 2**e``, so its values are ``x = N * unit``. A
-frame adds ``spacing * q`` to N, where `spacing` is the step size in units. Nearest rounding chooses
-``q = rint((w - N * unit) / (spacing * unit))`` for a value w. All float steps are single float32 operations:
-``x = float32(N) * unit`` is exact, then one subtraction, one multiplication and one rounding to the nearest
-even integer. So every device chooses the same q.
+frame adds ``step_size * q`` to N, where `step_size` is the step size in units. Nearest rounding chooses
+``q = rint((w - N * unit) / (step_size * unit))`` for a value w. All float steps are single float32
+operations: ``x = float32(N) * unit`` is exact, then one subtraction, one multiplication and one rounding to
+the nearest even integer. So every device chooses the same q.
 
-The *context state* (`history`) of an element is a byte. Bits 0-4 hold its context: 0 if the element has not
+The *context state* of an element is a byte. Bits 0-4 hold its context: 0 if the element has not
 changed since the keyframe, else ``1 + 3 * (age - 1) + pair``. The age, 1 to 8, counts the frames since the
 last change, with 8 for all larger ages. The pair describes the change before the last one: 0 for none, 1 for
 the same sign, 2 for the opposite sign. Bit 5 is set if the last change was negative. A change is coded
@@ -33,7 +33,7 @@ N_CONTEXTS = 25
 """Number of contexts: one for no change so far, and three pairs at each of eight ages."""
 
 FIRST_LARGE = 128
-"""First token with extra bits; each smaller token stands for one value of z."""
+"""First token with extra bits; each smaller token means one value of z."""
 
 EXACT = 228
 """Token of an element whose value is stored separately; it follows 25 highest bits of 4 tokens each."""
@@ -49,7 +49,7 @@ OLDEST_CONTEXT = N_CONTEXTS - 3
 """First context that does not age any further."""
 
 MAX_PRODUCT = 1 << 25
-"""Bound on abs(spacing * q): the distance between the two ends of the integers' range."""
+"""Bound on abs(step size * q): the distance between the two ends of the integers' range."""
 
 MIN_GRADE, MAX_GRADE = 410, 2048
 """Range of the matched-gain threshold in units of 1/4096: .1 and .5."""
@@ -72,16 +72,16 @@ class Lattice(NamedTuple):
     ----------
     unit
         A power of two.
-    spacing
+    step_size
         Step size: units between neighbouring lattice points, at least 1.
     reciprocal
-        ``float32(1 / (spacing * unit))``.
+        ``float32(1 / (step_size * unit))``.
     bound
         Largest abs(N), below 2**24.
     """
 
     unit: float
-    spacing: int
+    step_size: int
     reciprocal: float
     bound: int
 
@@ -94,7 +94,7 @@ class Rounded(NamedTuple):
     tokens : UInt8[Tensor, "n"]
     integers : Int32[Tensor, "n"]
         N after the frame; 0 for the token `EXACT`.
-    history : UInt8[Tensor, "n"]
+    context_state : UInt8[Tensor, "n"]
         Context states after the frame.
     n_large, n_exact
         Number of tokens that are at least `FIRST_LARGE`, and number of `EXACT` tokens among them.
@@ -104,7 +104,7 @@ class Rounded(NamedTuple):
 
     tokens: Tensor
     integers: Tensor
-    history: Tensor
+    context_state: Tensor
     n_large: int
     n_exact: int
     largest: int
@@ -115,14 +115,14 @@ class Advanced(NamedTuple):
 
     Parameters
     ----------
-    integers, history
+    integers, context_state
         As in `Rounded`.
     valid
         Whether every N is within the bound.
     """
 
     integers: Tensor
-    history: Tensor
+    context_state: Tensor
     valid: bool
 
 
@@ -175,17 +175,22 @@ def matched_changes(
     return (y - o).round()
 
 
-def next_history(changes: Tensor, turned: Tensor, history: Tensor) -> Tensor:
-    """Return the context states after changes; `turned` holds the changes times the sign of the last ones."""
-    context = history & CONTEXT_BITS
-    aged = history + 3 * ((context > 0) & (context < OLDEST_CONTEXT)).to(torch.uint8)
+def next_context_state(changes: Tensor, turned: Tensor, context_state: Tensor) -> Tensor:
+    """Return the context states after changes q; `turned` holds q times the sign of the last change.
+
+    A context is 0 before the first change, else ``1 + 3 (age - 1) + pair``. Without a change the age grows by
+    one, up to 8. A change resets it to 1, and pair is 0 for the first change, 1 after one of the same sign
+    and 2 after one of the other. Bit 5 is set if q is negative.
+    """
+    context = context_state & CONTEXT_BITS
+    aged = context_state + 3 * ((context > 0) & (context < OLDEST_CONTEXT)).to(torch.uint8)
     pair = torch.where(context == 0, 1, torch.where(turned > 0, 2, 3)).to(torch.uint8)
     fresh = pair + NEGATIVE * (changes < 0).to(torch.uint8)
     return torch.where(changes == 0, aged, fresh)
 
 
 def _tokens_of(z: Tensor) -> Tensor:
-    """Return the tokens of z as int64."""
+    """Return z below 128; else ``128 + 4 (k - 7)`` plus the two bits of z below its highest bit, number k."""
     place = torch.zeros_like(z)
     for k in range(1, 40):
         place += (z >> k) > 0
@@ -197,7 +202,7 @@ def _tokens_of(z: Tensor) -> Tensor:
 def round_to_lattice(
     values: Tensor,
     integers: Tensor | None,
-    history: Tensor | None,
+    context_state: Tensor | None,
     lattice: Lattice,
     changes: Tensor | None = None,
 ) -> Rounded:
@@ -208,13 +213,13 @@ def round_to_lattice(
     values : Float32[Tensor, "n"]
         Contiguous, any device; values that are not finite become `EXACT`.
     integers : Int32[Tensor, "n"] or None
-        N before the frame, within the bound. None stands for zeros on the device of the values.
-    history : UInt8[Tensor, "n"] or None
+        N before the frame, within the bound. None means zeros on the values' device.
+    context_state : UInt8[Tensor, "n"] or None
         Context states before the frame. With None, no element has changed.
     lattice
         Lattice of the tensor.
     changes : Float32[Tensor, "n"] or None
-        With None, each value goes to the nearest lattice point, ``q = rint((w - N unit) / (spacing unit))``.
+        None: to the nearest lattice point, ``q = rint((w - N * unit) / (step_size * unit))``.
         Otherwise the chosen q (`matched_changes`, `inshrink_core.ops.shaping.shape_changes`).
 
     Returns
@@ -232,16 +237,16 @@ def round_to_lattice(
     if changes is None:
         changes = changes_from(values, integers.to(values.device), lattice)[1].round()
     changes = changes.to(values.device)
-    near = changes.abs() <= float(MAX_PRODUCT // lattice.spacing)  # false for NaN
+    near = changes.abs() <= float(MAX_PRODUCT // lattice.step_size)  # false for NaN
     q = torch.where(near, changes, 0).long()
-    after = before + lattice.spacing * q
+    after = before + lattice.step_size * q
     exact = ~(near & (after.abs() <= lattice.bound))
     q[exact] = 0
-    old = torch.zeros_like(q, dtype=torch.uint8) if history is None else history.to(values.device)
+    old = torch.zeros_like(q, dtype=torch.uint8) if context_state is None else context_state.to(values.device)
     turned = torch.where((old & NEGATIVE) != 0, -q, q)
     tokens = _tokens_of((turned << 1) ^ (turned >> 63))
     tokens[exact], after[exact] = EXACT, 0
-    new = next_history(q, turned, old)
+    new = next_context_state(q, turned, old)
     new[exact] = 0
     return Rounded(
         tokens.to(torch.uint8).to(integers.device),
@@ -258,7 +263,7 @@ def advance(
     tokens: Tensor,
     large: NDArray[np.int64],
     integers: Tensor | None,
-    history: Tensor | None,
+    context_state: Tensor | None,
     lattice: Lattice,
 ) -> Advanced:
     """Apply decoded tokens to a state; the inverse of `round_to_lattice`.
@@ -269,8 +274,8 @@ def advance(
         Each below `N_TOKENS`.
     large
         z of the tokens from `FIRST_LARGE` on except `EXACT`, in order.
-    integers, history
-        State before the frame; None stands for zeros.
+    integers, context_state
+        State before the frame; None means zeros.
     lattice
         Lattice of the tensor.
     """
@@ -279,11 +284,11 @@ def advance(
     z[(tokens >= FIRST_LARGE) & ~exact] = torch.from_numpy(large).to(z.device)
     z[exact] = 0
     turned = (z >> 1) ^ -(z & 1)
-    old = torch.zeros_like(tokens) if history is None else history
+    old = torch.zeros_like(tokens) if context_state is None else context_state
     q = torch.where((old & NEGATIVE) != 0, -turned, turned)
-    after = lattice.spacing * q if integers is None else integers.long() + lattice.spacing * q
+    after = lattice.step_size * q if integers is None else integers.long() + lattice.step_size * q
     after[exact] = 0
-    new = next_history(q, turned, old)
+    new = next_context_state(q, turned, old)
     new[exact] = 0
     valid = not bool((after.abs() > lattice.bound).any())
     return Advanced(after.to(torch.int32), new, valid)
@@ -309,7 +314,7 @@ def scale_integers(integers: Tensor, unit: float) -> Tensor:
 def _best_grade(counts: NDArray[np.int64], beyond: int) -> int:
     """Return the grade from counts by (crossed, bin), and from the number of values beyond the bins.
 
-    The computation uses integers. Bin b stands for ``abs(r) = (2 b + 1) / 512``, thresholds are in units of
+    The computation uses integers. Bin b means ``abs(r) = (2 b + 1) / 512``, thresholds are in units of
     1/4096, and sums in units of 1/512 squared.
     """
     bins = np.arange(GAIN_BINS)
@@ -356,7 +361,7 @@ def gain_grade(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice)
 
 @op
 def large_changes(
-    tokens: Tensor, before: Tensor | None, after: Tensor, history: Tensor | None, spacing: int
+    tokens: Tensor, before: Tensor | None, after: Tensor, context_state: Tensor | None, step_size: int
 ) -> NDArray[np.int64]:
     """Return z of the tokens from `FIRST_LARGE` on except `EXACT`, in order.
 
@@ -365,17 +370,17 @@ def large_changes(
     tokens : UInt8[Tensor, "n"]
         Result of `round_to_lattice`.
     before, after : Int32[Tensor, "n"]
-        The integers that it got (None stands for zeros), and those it returned.
-    history : UInt8[Tensor, "n"] or None
+        The integers that it got (None means zeros), and those it returned.
+    context_state : UInt8[Tensor, "n"] or None
         The context states that it got.
-    spacing
+    step_size
         Step size in units.
     """
     at = ((tokens >= FIRST_LARGE) & (tokens != EXACT)).nonzero().view(-1)
     moved = after[at].long() - (0 if before is None else before[at].long())
-    changes = moved // spacing
-    if history is not None:
-        turned = (history[at] & NEGATIVE) != 0
+    changes = moved // step_size
+    if context_state is not None:
+        turned = (context_state[at] & NEGATIVE) != 0
         changes[turned] = -changes[turned]
     z: NDArray[np.int64] = ((changes << 1) ^ (changes >> 63)).cpu().numpy()
     return z

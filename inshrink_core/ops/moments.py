@@ -96,7 +96,7 @@ class Codes(NamedTuple):
     Parameters
     ----------
     base
-        Code 1 stands for the exponent ``base + 1`` in half octaves (in octaves for a vector).
+        Code 1 means the exponent ``base + 1`` in half octaves (in octaves for a vector).
     rows, columns, elements : UInt8[Tensor, "..."]
         Row exponents, 0 for a row of zeros; column exponents plus `ZERO_POINT`; and octaves, integers or
         residuals of the elements. Parts that a form lacks are empty.
@@ -125,12 +125,12 @@ class Units(NamedTuple):
     columns: Int64s
 
 
-def half_octave_values(exponents: Int64s) -> NDArray[np.float32]:
+def half_log2_values(exponents: Int64s) -> NDArray[np.float32]:
     """Return ``2**(k / 2)`` in float32, with √2 rounded once; k is clipped to ±252 first.
 
     Examples
     --------
-    >>> half_octave_values(np.array([0, 2, -2])).tolist()
+    >>> half_log2_values(np.array([0, 2, -2])).tolist()
     [1.0, 2.0, 0.5]
     """
     k = np.clip(exponents, LOWEST, HIGHEST)
@@ -186,15 +186,15 @@ def round_first(
     # Column exponents per eighth could put the largest value of a row and column a unit too high.
     columns = ((columns + 4) >> 3).clip(-ZERO_POINT, ZERO_POINT - 1) if adaptive else np.zeros_like(columns)
     rows = np.where(rows > NO_ROW, (rows + 4) >> 3, NO_ROW)
-    reaches = row_reaches(values, n_rows, columns)
-    if unit == 0 or not reaches.any():
+    maxima = row_maxima(values, n_rows, columns)
+    if unit == 0 or not maxima.any():
         return Codes(0, NO_BYTES, NO_BYTES, NO_BYTES)
     root = math.sqrt(relative_square(values, Units(rows, columns)) / n)
     if allowed is not None and adaptive == (second is not None):
         share = allowed / (root if adaptive else math.sqrt(float(sums[0].cumsum()[-1]) / n))
         unit = min(max(share, UNIT_RANGE[0] * unit), UNIT_RANGE[1] * unit)
     wanted = rows + ((int(_eighths(np.array(unit * root))) + 2) >> 2)
-    fitted, threshold = _chosen(values, wanted, columns, reaches)
+    fitted, threshold = _chosen(values, wanted, columns, maxima)
     base = base_of(int(fitted.max()), 0, False)
     codes = np.where(fitted > NO_ROW, (fitted - base).clip(1, 255), 0)
     units = Units(np.where(codes > 0, codes + base, NO_ROW), columns)
@@ -239,7 +239,7 @@ def round_second(values: Tensor, n_rows: int, before: Codes | None, tolerance: f
     elements = NO_BYTES
     if tolerance is not None:
         old = None if before is None else before.elements.to(values.device)
-        elements = round_to_octaves(values, Units(rows + base, columns - ZERO_POINT), old, tolerance)
+        elements = round_log2(values, Units(rows + base, columns - ZERO_POINT), old, tolerance)
     return _codes(base, rows, columns, elements)
 
 
@@ -304,14 +304,14 @@ def _near_codes(eighths: Int64s, before: Tensor | None, least: int) -> Int64s:
     return np.where((old >= least) & (away >= -3) & (away <= 2), old, codes)
 
 
-def _chosen(values: Tensor, rows: Int64s, columns: Int64s, reaches: Float64s) -> tuple[Int64s, int]:
+def _chosen(values: Tensor, rows: Int64s, columns: Int64s, maxima: Float64s) -> tuple[Int64s, int]:
     """Return row exponents and the threshold; halve the units if no threshold preserves the projection."""
-    most = reaches / (LARGEST_INTEGER + 0.25)
+    most = maxima / (LARGEST_INTEGER + 0.25)
     # A row whose integers would exceed a byte gets a coarser unit.
     least = _eighths(most)
     least = (least >> 2) + ~((least & 7 == 0) & (np.frexp(most)[0] == 0.5))
     for halvings in range(MAX_HALVINGS + 1):
-        fitted = np.where(reaches > 0, np.maximum(rows - 2 * halvings, least), NO_ROW)
+        fitted = np.where(maxima > 0, np.maximum(rows - 2 * halvings, least), NO_ROW)
         threshold = _threshold(count_magnitudes(values, Units(fitted, columns)))
         if threshold is not None:
             return fitted, threshold
@@ -373,7 +373,7 @@ def _exponents(units: Units, device: torch.device) -> Tensor:
 
 
 def _values_of(exponents: Tensor) -> Tensor:
-    table = torch.from_numpy(half_octave_values(np.arange(LOWEST, HIGHEST + 1))).to(exponents.device)
+    table = torch.from_numpy(half_log2_values(np.arange(LOWEST, HIGHEST + 1))).to(exponents.device)
     return table[exponents.clamp(LOWEST, HIGHEST) - LOWEST]
 
 
@@ -383,11 +383,11 @@ def relative_square(values: Tensor, units: Units) -> float:
     return float(_sums_of_rows(relative.square().view(units.rows.size, -1)).cumsum()[-1])
 
 
-def row_reaches(values: Tensor, n_rows: int, columns: Int64s) -> Float64s:
+def row_maxima(values: Tensor, n_rows: int, columns: Int64s) -> Float64s:
     """Return the largest magnitude of each row of finite values, in units of the columns only."""
     by_column = _values_of(torch.from_numpy(-columns).to(values.device))
-    reaches: Float64s = (values.double().abs().view(n_rows, -1) * by_column).amax(1).cpu().numpy()
-    return reaches
+    maxima: Float64s = (values.double().abs().view(n_rows, -1) * by_column).amax(1).cpu().numpy()
+    return maxima
 
 
 def _magnitudes(values: Tensor, units: Units) -> Tensor:
@@ -428,7 +428,7 @@ def round_in_units(values: Tensor, units: Units, threshold: int) -> Tensor:
     return (torch.where(values < 0, -steps, steps) + ZERO_POINT).to(torch.uint8)
 
 
-def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, tolerance: float) -> Tensor:
+def round_log2(values: Tensor, units: Units, before: Tensor | None, tolerance: float) -> Tensor:
     """Return the octave of each value relative to its unit, plus `ZERO_POINT`; 0 for values not above zero.
 
     Parameters
@@ -464,7 +464,7 @@ def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, tolera
     return torch.where(values > 0, codes, 0.0).to(torch.uint8)
 
 
-def carry_octaves(values: Tensor, units: Units, before: Tensor, rounded: Tensor) -> Tensor | None:
+def carry_log2(values: Tensor, units: Units, before: Tensor, rounded: Tensor) -> Tensor | None:
     """Move octave codes by as much as the values have moved; return the new codes.
 
     Parameters
@@ -507,7 +507,7 @@ def carry_octaves(values: Tensor, units: Units, before: Tensor, rounded: Tensor)
 
 
 @op
-def draw_octaves(values: Tensor, units: Units, draw: int) -> Tensor:
+def dither_log2(values: Tensor, units: Units, dither_seed: int) -> Tensor:
     """Return the octave below or above each value relative to its unit, chosen by dither, plus `ZERO_POINT`.
 
     The nearer octave is more likely, so that octaves are unbiased (stochastic rounding).
@@ -518,7 +518,7 @@ def draw_octaves(values: Tensor, units: Units, draw: int) -> Tensor:
         In row-major order, finite, not negative.
     units
         Of rows and columns.
-    draw
+    dither_seed
         Dither seed, 1 to 255. The same seed gives the same number at a position, so a constant value keeps
         its octave.
 
@@ -532,7 +532,7 @@ def draw_octaves(values: Tensor, units: Units, draw: int) -> Tensor:
     With ``y = log2(value) - unit / 2`` in units of 1/256 by `LOGARITHMS`, the octave is ``floor(y + k /
     256)``, -127 to 127, where k, 0 to 255, is a hash of position and seed. O(n).
     """
-    mixed = torch.arange(values.numel(), device=values.device) + draw * PLACE_FACTOR
+    mixed = torch.arange(values.numel(), device=values.device) + dither_seed * PLACE_FACTOR
     mixed = (mixed * FIRST_FACTOR) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 15)) * SECOND_FACTOR) & 0xFFFFFFFF
     codes = (_distances(values, units) + (mixed >> 24)) >> 8
@@ -554,7 +554,7 @@ def expand_units(rows: Tensor, columns: Tensor, elements: Tensor | None, base: i
     Parameters
     ----------
     rows : UInt8[Tensor, "n_rows"]
-        Half octaves above `base`; 0 stands for a row of zeros.
+        Half octaves above `base`; 0 means a row of zeros.
     columns : UInt8[Tensor, "n_columns"]
         Half octaves plus `ZERO_POINT`.
     elements : UInt8[Tensor, "n_rows * n_columns"] or None

@@ -35,17 +35,17 @@ PARTS = 1024
 FAR = 1 << 14
 """Distance in steps beyond which a value gets no feedback: its parts would not be exact in float32."""
 
-MOST_FED = 1 << 12
+MAX_FEEDBACK = 1 << 12
 """Maximum feedback in parts: four steps."""
 
-MOST_ERROR = MOST_FED - 1
+MAX_ERROR = MAX_FEEDBACK - 1
 
-MOST_SUM = 1 << 20
+MAX_SUM = 1 << 20
 """Bound on the sum of the absolute entries of a column of G; it limits a sum s to less than 2**32."""
 
-MOST_ENTRY = (1 << 15) - 1
+MAX_ENTRY = (1 << 15) - 1
 
-MOST_COUNTED = 1 << 13
+MAX_COUNTED = 1 << 13
 """Movement in parts, eight steps, from which on values do not count for the threshold of matched gain."""
 
 
@@ -57,7 +57,7 @@ class Factors(NamedTuple):
     gains : Int16[ndarray, "n 16"]
         V.
     directions : Int16[ndarray, "n 16"]
-        G; the absolute values of a column sum to at most `MOST_SUM`.
+        G; the absolute values of a column sum to at most `MAX_SUM`.
     shift
         ``V_k · s_k`` is in parts times 2**shift.
     share
@@ -81,7 +81,7 @@ class Shaped(NamedTuple):
     changes : Float32[Tensor, "n"]
         In steps, integer-valued; not finite where a value is not.
     lead, square
-        ``sum(y r) - sum(r r)`` and ``sum(r r)`` for movements r below `MOST_COUNTED` and rounded movements y,
+        ``sum(y r) - sum(r r)`` and ``sum(r r)`` for movements r below `MAX_COUNTED` and rounded movements y,
         in parts squared; 0 without a base.
     """
 
@@ -151,23 +151,23 @@ def shape_changes(
         i = torch.arange(max(0, diagonal - n + 1), min(n_rows, diagonal + 1), device=device)
         k = diagonal - i
         here, r_parts, o_parts = near[i, k], moved[i, k], offset[i, k]
-        along = _fed(sums[i], gains[k], factors.shift)
-        fed = along
+        along = _feedback(sums[i], gains[k], factors.shift)
+        feedback = along
         if by_row is not None:
-            fed = along + _fed(down[k], row_gains[i], by_row.shift)
-        wanted = r_parts - fed.clamp(-MOST_FED, MOST_FED)
+            feedback = along + _feedback(down[k], row_gains[i], by_row.shift)
+        wanted = r_parts - feedback.clamp(-MAX_FEEDBACK, MAX_FEEDBACK)
         crossed = torch.where(wanted < 0, -o_parts, o_parts) > PARTS // 2
         threshold = torch.where(crossed, grade * 7 // 10, grade)
         size = (4 * wanted.abs() + 4 * PARTS - threshold) >> 12
         y = torch.where(wanted < 0, -size, size) if grade else (wanted + PARTS // 2) >> 10
         q = (PARTS * y - o_parts + PARTS // 2) >> 10
-        error = (PARTS * q + o_parts - r_parts).clamp(-MOST_ERROR, MOST_ERROR)
+        error = (PARTS * q + o_parts - r_parts).clamp(-MAX_ERROR, MAX_ERROR)
         sums[i] += torch.where(here, error, 0)[:, None] * directions[k]
         if by_row is not None:
-            passed = torch.where(here, (error + along).clamp(-MOST_ERROR, MOST_ERROR), 0)
+            passed = torch.where(here, (error + along).clamp(-MAX_ERROR, MAX_ERROR), 0)
             down[k] += passed[:, None] * row_directions[i]
         if base is not None:
-            movement = torch.where(here & (r_parts.abs() < MOST_COUNTED), r_parts, 0)
+            movement = torch.where(here & (r_parts.abs() < MAX_COUNTED), r_parts, 0)
             lead = lead + ((PARTS * y - movement) * movement).sum()
             square = square + (movement * movement).sum()
         changes[i, k] = torch.where(here, q.to(torch.float32), changes[i, k])
@@ -198,7 +198,7 @@ def _factors_on(factors: Factors, device: torch.device) -> tuple[Tensor, Tensor]
     return gains, directions
 
 
-def _fed(sums: Tensor, gains: Tensor, shift: int) -> Tensor:
+def _feedback(sums: Tensor, gains: Tensor, shift: int) -> Tensor:
     return ((sums * gains).sum(1) + (1 << shift >> 1)) >> shift
 
 

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.archive.segment import is_sound
+from inshrink_core.archive.index import FrameIndex
+from inshrink_core.archive.segment import is_intact
 from inshrink_core.chain import (
+    Appended,
+    Archive,
     ArchiveSize,
     ChainConfig,
     ChainState,
@@ -23,27 +26,24 @@ from inshrink_core.chain import (
     is_exact,
     stored_view,
 )
-from inshrink_core.chain.append import WORTHWHILE
+from inshrink_core.chain.append import WORTHWHILE, TensorDone
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.codec import FALLBACK_CODEC, EncoderState, get_codec
 from inshrink_core.errors import CheckFailedError, DamagedError, NotFiniteError
-from inshrink_core.evaluate.comparison import EvaluatedStep
+from inshrink_core.evaluate.comparison import EvaluatedStep, largest
+from inshrink_core.formats import Run
+from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import worse_by
-from inshrink_core.search.bounds import FIGURES, Bounds, Figures, Verdict
+from inshrink_core.search.bounds import FIGURES, BoundCheck, Bounds, Figures
 from inshrink_core.search.measure import frame_overhead, restored_from, step_ratio
 from inshrink_core.search.space import Candidate, Cube, CubePoint, Line, space_of
-from inshrink_core.search.trials import Judge, Measurer, OnTrial, Trial, TriedFrame, model_digests
+from inshrink_core.search.trials import BoundEvaluator, Measurer, OnTrial, Trial, TriedFrame, model_digests
 from inshrink_core.search.walk import Outcome, Walk, follow_line, walk_cube, walk_line
 
 if TYPE_CHECKING:
-    from inshrink_core.archive.index import FrameIndex
-    from inshrink_core.chain import Appended, Archive
-    from inshrink_core.chain.append import TensorDone
     from inshrink_core.evaluate import EvaluatorRequest
-    from inshrink_core.formats import Run
-    from inshrink_core.frame import FrameInfo
 
-MOST_TRIALS: Final = 10
+MAX_TRIALS: Final = 10
 """Maximum number of trials per step on a line: the walk, the last configuration, a keyframe."""
 
 _ROOM: Final = 1 / 2
@@ -65,41 +65,34 @@ class StepWriter(Protocol):
         """Append a step; the writer may first set the chain's config."""
 
 
-class AsConfigured:
-    """Step writer that uses the chain's config."""
-
-    def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
-        """Append a step."""
-        return chain.append(checkpoint, done=done)
-
-
-class Judged(NamedTuple):
+class Evaluated(NamedTuple):
     """Evaluated steps of a chain in the form of a comparison, and the evaluator."""
 
-    judge: Judge
+    evaluator: BoundEvaluator
     steps: tuple[EvaluatedStep, ...]
     n_samples: int | None
     standard_errors: Mapping[int, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPromise(Figures):
+class StepQuality(Figures):
     """Figures of one restored step relative to the bounds, measured on the frame's decoded values.
 
     Parameters
     ----------
     config
         Configuration of the weights, as in a config file.
-    informative
-        False if the previous checkpoint in place of this one keeps the bounds too.
+    discriminative
+        Whether the previous checkpoint breaks the bounds in place of this one. If not, the last
+        discriminative configuration stays.
     exact
-        Whether the step is stored bit for bit, because nothing coarser keeps the bounds.
+        Whether the weights are stored bit for bit, because nothing coarser keeps the bounds.
     side
-        Side of the bounds that the step is on, and whether the metric's noise reaches them.
+        ``inside``, ``outside``, or with ``within noise`` if the metric's standard error reaches the bound.
     """
 
     config: Mapping[str, Any]
-    informative: bool
+    discriminative: bool
     exact: bool
     side: str
 
@@ -110,7 +103,7 @@ class StepPromise(Figures):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class BoundRecord:
     """Quality bounds of an archive, and how each restored step keeps them.
 
     Parameters
@@ -126,14 +119,14 @@ class Promise:
     """
 
     bounds: Bounds
-    steps: Mapping[int, StepPromise]
+    steps: Mapping[int, StepQuality]
     evaluations: int
     evaluator_seconds: float = 0.0
 
     @property
     def broken(self) -> tuple[int, ...]:
         """Steps that break the bounds: they were archived earlier, without bounds or with other ones."""
-        return tuple(sorted(step for step, promise in self.steps.items() if not promise.within))
+        return tuple(sorted(step for step, bound_record in self.steps.items() if not bound_record.within))
 
     def failure(self, archive: Path | str) -> CheckFailedError | None:
         """Return the error if the chain breaks its bounds, otherwise None."""
@@ -147,18 +140,14 @@ class Promise:
 
     def to_json(self) -> dict[str, Any]:
         """Return the bounds' part of the document of ``inshrink compress --json``."""
-        rows = self.steps.values()
-        largest = {
-            f"max_{name}": max((v for row in rows if (v := getattr(row, name)) is not None), default=None)
-            for name in FIGURES
-        }
-        return {"bounds": self.bounds.to_json(), **largest, "evaluations": self.evaluations}
+        worst = {f"max_{name}": largest(self.steps.values(), name) for name in FIGURES}
+        return {"bounds": self.bounds.to_json(), **worst, "evaluations": self.evaluations}
 
     def step_json(self, step: int) -> dict[str, Any]:
         """Return the bounds' part of a frame; null if the run lacks the step."""
-        names = ("config", *FIGURES, "informative", "exact", "side")
-        promise = self.steps.get(step)
-        return {name: None if promise is None else getattr(promise, name) for name in names}
+        names = ("config", *FIGURES, "discriminative", "exact", "side")
+        bound_record = self.steps.get(step)
+        return {name: None if bound_record is None else getattr(bound_record, name) for name in names}
 
 
 class _Decision(NamedTuple):
@@ -167,7 +156,7 @@ class _Decision(NamedTuple):
     keyframe: bool
     candidate: Candidate | None = None
     trial: Trial | None = None
-    verdict: Verdict = Verdict(within=True, usage=0.0)
+    check: BoundCheck = BoundCheck(within=True, usage=0.0)
     tried: TriedFrame | None = None
     prepared: PreparedFrame | None = None
 
@@ -201,13 +190,13 @@ class _StepTrials(Measurer):
         trial, encoded, tried = self.measured(candidate, self.checkpoint, self.state, self.index)
         if self.on_trial is not None:
             self.on_trial(trial)
-        verdict = self.target.judge(trial)
-        ratio = trial.ratio_weights if verdict.within else -math.inf
+        check = self.target.check(trial)
+        ratio = trial.ratio_weights if check.within else -math.inf
         if self._best is None or self._best[0] < ratio:
-            frame = PreparedFrame(encoded.chain, self.checkpoint, self.state, encoded.plan, encoded.results)
+            frame = PreparedFrame(encoded.plan, self.state, encoded.results)
             self._best = ratio, candidate, frame
-        decision = _Decision(self.keyframe, candidate, trial, verdict, tried)
-        return Outcome(point, verdict.within, trial.ratio_weights, verdict.usage, decision)
+        decision = _Decision(self.keyframe, candidate, trial, check, tried)
+        return Outcome(point, check.within, trial.ratio_weights, check.usage, decision)
 
     def decision(self, outcome: Outcome[Any]) -> _Decision:
         """Return a measured candidate as a decision, with its frame if that is in memory."""
@@ -224,12 +213,12 @@ class _StepTrials(Measurer):
             `last`, evaluated against the new aim; None if the aim and the configuration stay.
         """
         aim = None if previous is None else self.target.nearer_than(previous)
-        verdict = None if aim is None else aim.judge(last.result.trial)
-        if aim is None or verdict is None or verdict.usage >= _ROOM:
+        check = None if aim is None else aim.check(last.result.trial)
+        if aim is None or check is None or check.usage >= _ROOM:
             return None
         self.target = aim
-        decision = last.result._replace(verdict=verdict)
-        return replace(last, within=verdict.within, usage=verdict.usage, result=decision)
+        decision = last.result._replace(check=check)
+        return replace(last, within=check.within, usage=check.usage, result=decision)
 
 
 class BoundedWriter:
@@ -242,13 +231,13 @@ class BoundedWriter:
     ----------
     base
         Configuration of the frames, except for the searched settings.
-    judge
+    evaluator
         The evaluator and the bounds.
     originals
-        The originals. An original that the judge has already evaluated may be unavailable.
+        The originals. An original that the evaluator has already evaluated may be unavailable.
     following
         Step of the next original, or None if it is not available yet. For the first step of a chain, which
-        has no previous checkpoint, it decides whether the bounds are informative.
+        has no previous checkpoint, it decides whether the bounds are discriminative.
     resumed
         Whether an archive has so far been written with `base`; the search continues from there.
     follows
@@ -266,7 +255,7 @@ class BoundedWriter:
     def __init__(
         self,
         base: ChainConfig,
-        judge: Judge,
+        evaluator: BoundEvaluator,
         originals: Originals,
         *,
         following: Callable[[int], int | None] | None = None,
@@ -274,13 +263,13 @@ class BoundedWriter:
         follows: bool = False,
         on_trial: OnTrial | None = None,
     ) -> None:
-        self._base, self._judge, self._originals = base.as_set(), judge, originals
+        self._base, self._evaluator, self._originals = base.as_set(), evaluator, originals
         self._follows, self._on_trial = follows, on_trial
         self._following = following or (lambda step: None)
         self._space: Cube | Line | None = None
-        # Whether the bounds were informative at any step, of this session or earlier ones.
+        # Whether the bounds were discriminative at any step, of this session or earlier ones.
         self._informed = resumed
-        # Point of the last step with informative bounds, and the share of the bounds that the last step uses.
+        # Point of the last step with discriminative bounds, and the last step's share of the bounds.
         self._last: Any = None
         self._usage: float | None = None
         self._last_index: tuple[bytes, FrameIndex] | None = None
@@ -290,7 +279,7 @@ class BoundedWriter:
         self._figures = Figures()
         self._step, self._peak = 0, 0.0
         self._bounds: Bounds | None = None
-        self._steps: dict[int, StepPromise] = {}
+        self._steps: dict[int, StepQuality] = {}
         self.appended: Appended | None = None
 
     def begin(self, checkpoint: Checkpoint, chain: ChainWriter | None = None) -> Cube | Line:
@@ -322,18 +311,18 @@ class BoundedWriter:
             The evaluator fails, is not reproducible, or returns nothing that a bound could use.
         """
         if self._bounds is None:
-            self._bounds = self._judge.bounds(self._step)
+            self._bounds = self._evaluator.bounds(self._step)
         return self._bounds
 
     @property
-    def promise(self) -> Promise:
+    def bound_record(self) -> BoundRecord:
         """The bounds, and how the steps so far keep them."""
-        judge = self._judge
-        return Promise(
+        evaluator = self._evaluator
+        return BoundRecord(
             bounds=self.bounds,
             steps=self._steps,
-            evaluations=judge.evaluations,
-            evaluator_seconds=judge.seconds,
+            evaluations=evaluator.evaluations,
+            evaluator_seconds=evaluator.seconds,
         )
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
@@ -350,14 +339,14 @@ class BoundedWriter:
             The frame on disk decodes to other values than measured, and breaks the bounds.
         """
         space = self.begin(checkpoint, chain)
-        is_judged = self._follows or self._bounds is None
-        if not is_judged and (why := self._why_not_judged(checkpoint.step)):
+        is_evaluated = self._follows or self._bounds is None
+        if not is_evaluated and (why := self._why_not_evaluated(checkpoint.step)):
             self.appended = self.append_exactly(chain, checkpoint, done, why)
-            self._note_unjudged(checkpoint.step, chain.config.record(), same=True)
+            self._note_unevaluated(checkpoint.step, chain.config.record(), same=True)
             return self.appended
         target, previous = self._target(chain, checkpoint), self._previous(chain.parent, checkpoint.step)
-        informative = self._is_informative(previous)
-        decision = self._choose(chain, checkpoint, target, previous, informative=informative)
+        discriminative = self._is_discriminative(previous)
+        decision = self._choose(chain, checkpoint, target, previous, discriminative=discriminative)
         candidate, trial, tried = decision.candidate, decision.trial, decision.tried
         # The size of a keyframe relative to a base model does not predict the size of others.
         is_based = chain.base is not None and chain.parent is None
@@ -374,16 +363,16 @@ class BoundedWriter:
         self._last_index = None if tried is None else (appended.info.frame_id, tried.frame_index)
         if decision.keyframe and trial is not None:
             self._keyframe_nbytes = None if is_based else trial.weights_nbytes
-        self._figures, verdict = self._written(chain, checkpoint, decision, appended)
-        how = {"informative": informative, "exact": trial is None}
-        self._note(checkpoint.step, chain.config.record(), self._figures, verdict.side, **how)
-        if not verdict.within:
+        self._figures, check = self._written(chain, checkpoint, decision, appended)
+        how = {"discriminative": discriminative, "exact": trial is None}
+        self._note(checkpoint.step, chain.config.record(), self._figures, check.side, **how)
+        if not check.within:
             raise CheckFailedError(
                 f"step {checkpoint.step} breaks the bounds although it was measured to keep them",
                 where=str(chain.archive.path),
                 expected="at most all of a bound",
-                found=f"{verdict.usage:.3g} of it",
-                remedy="the evaluator may change its mind between calls; fix its seed",
+                found=f"{check.usage:.3g} of it",
+                remedy="the evaluator may not be deterministic; fix its seed",
             )
         return appended
 
@@ -394,17 +383,17 @@ class BoundedWriter:
         target: Bounds,
         previous: Figures | None,
         *,
-        informative: bool,
+        discriminative: bool,
     ) -> _Decision:
         """Return the settings of the next frame of a chain."""
         step = self._trials(chain, checkpoint, target, keyframe=chain.keyframe_is_due)
         is_first = chain.parent is None
-        decision = self._decide(step, previous, informative=informative, is_first=is_first)
+        decision = self._decide(step, previous, discriminative=discriminative, is_first=is_first)
         if decision.candidate is None and chain.unchanged:
             # Unchanged older tensors break the bounds, however fine the others are.
             chain.unchanged = frozenset()
             step = self._trials(chain, checkpoint, target, keyframe=step.keyframe)
-            decision = self._decide(step, previous, informative=informative, is_first=is_first)
+            decision = self._decide(step, previous, discriminative=discriminative, is_first=is_first)
         delta = decision.trial
         if step.keyframe or self._follows or self._keyframe_nbytes is None:
             return decision
@@ -423,7 +412,7 @@ class BoundedWriter:
         is_sized = not (self._follows and self._informed and isinstance(self._space, Line))
         return _StepTrials(
             base=self._base,
-            judge=self._judge,
+            evaluator=self._evaluator,
             sized=is_sized,
             checkpoint=checkpoint,
             keyframe=keyframe,
@@ -445,16 +434,16 @@ class BoundedWriter:
         return step.outcome(point, self.begin(step.checkpoint).candidate(point))
 
     def _decide(
-        self, step: _StepTrials, previous: Figures | None, *, informative: bool, is_first: bool
+        self, step: _StepTrials, previous: Figures | None, *, discriminative: bool, is_first: bool
     ) -> _Decision:
         """Return the settings of a step, as a keyframe or a delta.
 
         Without a previous checkpoint to compare with, nothing coarser than the start is tried. If the
-        previous checkpoint keeps the bounds, the bounds are not informative; the last configuration then
-        stays if it keeps them. As long as no step had informative bounds, that configuration is the start. It
-        then gives way to a coarser one that comes nearer than the previous checkpoint does.
+        previous checkpoint keeps the bounds, the bounds are not discriminative; the last configuration then
+        stays if it keeps them. As long as no step had discriminative bounds, that configuration is the
+        start. It then gives way to a coarser one that comes nearer than the previous checkpoint does.
         """
-        searched = informative
+        searched = discriminative
         self._informed = self._informed or (searched and previous is not None)
         coarser = searched and not (previous is None and is_first)
         last = None
@@ -487,7 +476,7 @@ class BoundedWriter:
                 return step_ratio(chain, step.checkpoint, step.state, step.index)
 
             return walk_cube(Walk(outcome, None, known), space, ratio_of, self._last)
-        walk = Walk(outcome, MOST_TRIALS - 2, known)
+        walk = Walk(outcome, MAX_TRIALS - 2, known)
         start = self._start(space)
         if self._follows:
             return follow_line(walk, start, self._usage)
@@ -510,7 +499,7 @@ class BoundedWriter:
 
     def _written(
         self, chain: ChainWriter, checkpoint: Checkpoint, decision: _Decision, appended: Appended
-    ) -> tuple[Figures, Verdict]:
+    ) -> tuple[Figures, BoundCheck]:
         """Return the figures of the last appended frame, and whether it keeps the bounds.
 
         If its blocks equal those of the trial and are on disk as written, they decode to the values of the
@@ -519,11 +508,11 @@ class BoundedWriter:
         archive, info = chain.archive, appended.info
 
         def sound() -> bool:
-            return is_sound(archive.reader.storage, archive.reader.info(info.frame_id))
+            return is_intact(archive.reader.storage, archive.reader.info(info.frame_id))
 
         if all(chain.of_all(appended.as_prepared and sound())):
             self._view = None
-            return decision.trial or Figures(drop=0.0), decision.verdict
+            return decision.trial or Figures(drop=0.0), decision.check
         if chain.split is not None:  # other processes also write parts of the frame, so it cannot be read yet
             if not sound():
                 raise DamagedError("the part is not on disk as it was written", where=info.path)
@@ -534,9 +523,9 @@ class BoundedWriter:
             written = self._view.checkpoint(info)
         tried = decision.tried
         if all(chain.of_all(tried is not None and model_digests(written) == tried.digests)):
-            return decision.trial or Figures(drop=0.0), decision.verdict
-        figures = self._judge.figures(info.step, written)
-        return figures, self.bounds.judge(figures)
+            return decision.trial or Figures(drop=0.0), decision.check
+        figures = self._evaluator.figures(info.step, written)
+        return figures, self.bounds.check(figures)
 
     def append_exactly(
         self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None, why: str
@@ -559,16 +548,16 @@ class BoundedWriter:
         """Evaluate a step that was archived earlier."""
         parents = [frame for frame in archive.frames if frame.frame_id == info.parent_id]
         meta = archive.frame(info).meta
-        if self._why_not_judged(info.step):
+        if self._why_not_evaluated(info.step):
             original, written = self._originals(info.step), archive.checkpoint(info)
             same = original is not None and model_digests(original) == model_digests(written)
-            self._note_unjudged(info.step, meta, same=same)
+            self._note_unevaluated(info.step, meta, same=same)
             return
         previous = self._previous(parents[0] if parents else None, info.step)
-        figures = self._judge.figures(info.step, archive.checkpoint(info))
+        figures = self._evaluator.figures(info.step, archive.checkpoint(info))
         exact = is_exact(str(meta["codec"]), meta["config"])
-        how = {"informative": self._is_informative(previous), "exact": exact}
-        self._note(info.step, meta, figures, self.bounds.judge(figures).side, **how)
+        how = {"discriminative": self._is_discriminative(previous), "exact": exact}
+        self._note(info.step, meta, figures, self.bounds.check(figures).side, **how)
 
     def saw(self, checkpoint: Checkpoint) -> float:
         """Return the learning rate of a checkpoint, and update the largest one so far."""
@@ -576,23 +565,25 @@ class BoundedWriter:
         self._peak = max(self._peak, rate)
         return rate
 
-    def judged(self) -> Judged:
+    def evaluated(self) -> Evaluated:
         """Return the evaluated steps so far in the form of a comparison.
 
         Each decoded frame was evaluated once, when it was written; this method pairs the result with its
         original.
         """
-        judge, steps, errors, last = self._judge, [], {}, None
-        known = [step for step in sorted(self._steps) if judge.knows(step)]
+        evaluator, steps, errors, last = self._evaluator, [], {}, None
+        known = [step for step in sorted(self._steps) if evaluator.knows(step)]
         for before, step in zip([None, *known], known, strict=False):
-            found, first = self._steps[step], judge.original(step)
+            found, first = self._steps[step], evaluator.original(step)
             if found.drop is None:
                 continue
             restored = worse_by(first.value, found.drop, first.direction)
-            steps.append(EvaluatedStep.of(step, first.value, restored, found, judge.stale(step, before)))
+            steps.append(
+                EvaluatedStep.of(step, first.value, restored, found, evaluator.baseline(step, before))
+            )
             errors[step], last = first.standard_errors.get(first.metric), first.log_probs
         n_samples = None if last is None else len(last)
-        return Judged(judge, tuple(steps), n_samples, errors)
+        return Evaluated(evaluator, tuple(steps), n_samples, errors)
 
     def _target(self, chain: ChainWriter, checkpoint: Checkpoint) -> Bounds:
         """Return the bounds of a step; the restore cost may be smaller the longer it persists.
@@ -610,7 +601,7 @@ class BoundedWriter:
         persistence = 1.0
         if isinstance(codec, EncoderState):
             rows = chain.of_all(codec.shaped(chain.state(keyframe=False).references.values()))
-            persistence = codec.lasting(*(sum(counts) for counts in zip(*rows, strict=True)))
+            persistence = codec.error_persistence(*(sum(counts) for counts in zip(*rows, strict=True)))
         return self.bounds.with_restore_cost(share / persistence)
 
     def _previous(self, parent: FrameInfo | None, step: int) -> Figures | None:
@@ -621,16 +612,16 @@ class BoundedWriter:
         neighbour = self._following(step) if parent is None else parent.step
         if (
             neighbour is not None
-            and not self._judge.knows(neighbour)
-            and (self._originals(neighbour) is None or self._why_not_judged(neighbour))
+            and not self._evaluator.knows(neighbour)
+            and (self._originals(neighbour) is None or self._why_not_evaluated(neighbour))
         ):
             neighbour = None
-        return self._judge.stale(step, neighbour)
+        return self._evaluator.baseline(step, neighbour)
 
-    def _why_not_judged(self, step: int) -> str:
+    def _why_not_evaluated(self, step: int) -> str:
         """Return why a step cannot be compared with its original; empty if it can."""
         try:
-            self._judge.original(step)
+            self._evaluator.original(step)
         except NotFiniteError as error:
             return str(error)
         return ""
@@ -647,16 +638,16 @@ class BoundedWriter:
         config: dict[str, Any] = {"codec": record["codec"], "settings": dict(record["config"])}
         config |= {"override": list(record["overrides"])} if record.get("overrides") else {}
         figures: dict[str, Any] = {name: getattr(found, name) for name in FIGURES}
-        self._steps[step] = StepPromise(config=config, side=side, **figures | how)
+        self._steps[step] = StepQuality(config=config, side=side, **figures | how)
 
-    def _note_unjudged(self, step: int, record: Mapping[str, Any], *, same: bool) -> None:
+    def _note_unevaluated(self, step: int, record: Mapping[str, Any], *, same: bool) -> None:
         """Record a step without a possible comparison; it keeps the bounds if it is stored bit for bit."""
-        side = Verdict(within=same, usage=0.0).side
-        self._note(step, record, Figures(), side, informative=False, exact=same)
+        side = BoundCheck(within=same, usage=0.0).side
+        self._note(step, record, Figures(), side, discriminative=False, exact=same)
 
-    def _is_informative(self, previous: Figures | None) -> bool:
+    def _is_discriminative(self, previous: Figures | None) -> bool:
         """Return whether the previous checkpoint breaks the bounds; true without a previous checkpoint."""
-        return previous is None or not self.bounds.judge(previous).within
+        return previous is None or not self.bounds.check(previous).within
 
 
 @contextmanager
@@ -678,11 +669,11 @@ def open_bounded(
     ConfigError
         The codec has nothing to search.
     """
-    with Judge(asked.resolve(run), run.__getitem__, bounds) as judge:
+    with BoundEvaluator(asked.resolve(run), run.__getitem__, bounds) as evaluator:
         known, following = frozenset(run.steps), dict(pairwise(steps)).get
         writer = BoundedWriter(
             base,
-            judge,
+            evaluator,
             lambda step: run[step] if step in known else None,
             following=following,
             resumed=resumed,
@@ -694,7 +685,7 @@ def open_bounded(
 
 
 def written_bounded(
-    writer: StepWriter, base: ChainConfig, checkpoints: Iterable[Checkpoint], foreseen: Any
+    writer: StepWriter, base: ChainConfig, checkpoints: Iterable[Checkpoint], initial: Any
 ) -> ArchiveSize:
     """Write a chain to a temporary place, and return its sizes.
 
@@ -706,8 +697,8 @@ def written_bounded(
         Configuration of the frames, except for the searched settings.
     checkpoints
         The steps, in order.
-    foreseen
-        Plan for the first frame (`inshrink_core.chain.FrameEncoder.look_ahead`).
+    initial
+        Encoder memory before the first frame (`inshrink_core.chain.look_ahead`).
 
     Raises
     ------
@@ -719,7 +710,7 @@ def written_bounded(
         ArchiveWriter(Path(folder) / "trial.inshrink", create=True) as archive,
     ):
         chain = ChainWriter(archive, base)
-        chain.initial_memory = foreseen
+        chain.initial_memory = initial
         for checkpoint in checkpoints:
             writer.append(chain, checkpoint)
         return archive_size(chain.archive)

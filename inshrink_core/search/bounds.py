@@ -36,7 +36,7 @@ def option_of(figure: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class BoundCheck:
     """Result of checking figures against bounds.
 
     Parameters
@@ -80,7 +80,7 @@ class Bounds:
 
     Examples
     --------
-    >>> Bounds(max_drop=0.01).judge(Figures(drop=0.005)).usage
+    >>> Bounds(max_drop=0.01).evaluator(Figures(drop=0.005)).usage
     0.5
     """
 
@@ -95,10 +95,10 @@ class Bounds:
                 continue
             if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0:
                 raise InputError(
-                    f"--{name.replace('_', '-')} is no bound", expected="a number from 0", found=str(limit)
+                    f"--{name.replace('_', '-')} is not a bound", expected="a number from 0", found=str(limit)
                 )
 
-    def promised(self) -> Bounds | None:
+    def requested(self) -> Bounds | None:
         """Return the bounds of a chain to be written, or None if no bound is given.
 
         Raises
@@ -120,7 +120,7 @@ class Bounds:
             return self
         return replace(self, max_restore_cost=self.max_restore_cost * share)
 
-    def nearer_than(self, stale: Figures) -> Bounds | None:
+    def nearer_than(self, baseline: Figures) -> Bounds | None:
         """Return the bounds, limited to half of what the previous checkpoint costs in place of a step.
 
         Figures that the previous checkpoint lacks, or does not worsen, keep their limits.
@@ -130,7 +130,7 @@ class Bounds:
         Bounds or None
             None if the previous checkpoint worsens no bounded figure.
         """
-        found = {name: getattr(stale, name) for name in self.limits}
+        found = {name: getattr(baseline, name) for name in self.limits}
         costs = {name: value / 2 for name, value in found.items() if value is not None and value > 0}
         if not costs:
             return None
@@ -166,8 +166,8 @@ class Bounds:
             return replace(self, max_divergence=DEFAULT_MAX_DIVERGENCE)
         return self
 
-    def judge(self, figures: Figures) -> Verdict:
-        """Return whether figures keep the bounds; noise affects only `Verdict.clear`.
+    def check(self, figures: Figures) -> BoundCheck:
+        """Return whether figures keep the bounds; noise affects only `BoundCheck.clear`.
 
         Raises
         ------
@@ -175,7 +175,7 @@ class Bounds:
             A bounded figure does not exist, for example the drop of a metric of 0.
         """
         if figures.failure:
-            return Verdict(within=False, usage=math.inf)
+            return BoundCheck(within=False, usage=math.inf)
         shares, within, clear = [0.0], True, True
         for name, limit in self.limits.items():
             figure = getattr(figures, name)
@@ -185,10 +185,20 @@ class Bounds:
             shares.append(0.0 if figure <= 0 else figure / limit if limit > 0 else math.inf)
             error = figures.drop_error if name == "drop" else None
             clear = clear and (error is None or abs(figure - limit) > _N_NOISE_ERRORS * error)
-        return Verdict(within=within, usage=max(shares), clear=clear)
+        return BoundCheck(within=within, usage=max(shares), clear=clear)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the limits as JSON values."""
+        """Return the limits as JSON values.
+
+        Returns
+        -------
+        drop : float
+            Limit of the drop; None if there is none.
+        divergence : float
+            Limit of the divergence in nats; None if there is none.
+        restore_cost : float
+            Limit of the restore cost; absent if there is none.
+        """
         limits = self.limits
         asked = FIGURES if "restore_cost" in limits else FIGURES[:2]
         return {name: limits.get(name) for name in asked}
@@ -226,8 +236,8 @@ def passed_by_previous(limits: Mapping[str, float], comparison: Comparison) -> t
     found = []
     for row in comparison.steps:
         wanted = limits or {name: getattr(row, name) for name in FIGURES}
-        pairs = [(getattr(row, f"stale_{name}"), limit) for name, limit in wanted.items()]
-        known = [(stale, limit) for stale, limit in pairs if stale is not None and limit is not None]
-        if known and all(stale <= limit for stale, limit in known):
+        pairs = [(getattr(row, f"previous_{name}"), limit) for name, limit in wanted.items()]
+        known = [(baseline, limit) for baseline, limit in pairs if baseline is not None and limit is not None]
+        if known and all(baseline <= limit for baseline, limit in known):
             found.append(row.step)
     return tuple(found)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 
-from inshrink_core.chain import ChainConfig, ChainState, FrameEncoder
+from inshrink_core.chain import ChainConfig, ChainState, FramePlan
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
 from inshrink_core.codec import DEFAULT_CODEC, Tuning, get_codec
 from inshrink_core.execution import default_threads
@@ -18,7 +18,7 @@ FLOAT32_NBYTES: Final = 4
 # Approximate coarseness at which keyframes take an eighth of float32.
 _FIRST_COARSENESS: Final = 8.0
 
-_MOST_TRIALS: Final = 6
+_MAX_TRIALS: Final = 6
 
 # Share of the allowed bytes from which a result is near enough: a better one is not worth another trial.
 _NEAR: Final = 0.97
@@ -27,7 +27,7 @@ _NEAR: Final = 0.97
 _MARGIN: Final = 1.015
 
 # Relative error from which weights are not coarsened further.
-_MOST_ERROR: Final = 0.5
+_MAX_ERROR: Final = 0.5
 
 
 class Coarsened(NamedTuple):
@@ -61,7 +61,7 @@ def coarsen(
     -----
     Doubling the step size saves one bit per weight, which gives the next trial; two or three trials are
     usual. Each trial encodes all weights; the encoded bytes of the best result stay in memory. If even
-    `_MOST_ERROR` does not suffice, the function returns the coarsest result below it.
+    `_MAX_ERROR` does not suffice, the function returns the coarsest result below it.
     """
     target, best, at = max(nbytes, 1.0), None, _FIRST_COARSENESS
 
@@ -71,10 +71,10 @@ def coarsen(
         return not fits, found.relative_error if fits else found.nbytes
 
     n_values = max(sum(spec.numel for spec in view.specs if spec.role in MODEL_ROLES), 1)
-    for number in range(_MOST_TRIALS):
+    for number in range(_MAX_TRIALS):
         tried(number)
         found = _encode(view, full, at, device)
-        if best is not None and found.relative_error > _MOST_ERROR:
+        if best is not None and found.relative_error > _MAX_ERROR:
             break
         best = found if best is None else min(best, found, key=order)
         excess_bits = 8 * (found.nbytes - target) / n_values
@@ -94,7 +94,7 @@ def _encode(view: Checkpoint, full: Checkpoint, coarseness: float, device: str) 
         device=device,
         threads=default_threads(),
     )
-    _, results = FrameEncoder(config).encode(full, ChainState(), view.specs)
+    results = FramePlan(config, full, ChainState(), view.specs).encode(view.specs)
     blocks, error, norm = [], 0.0, 0.0
     for row in results:  # without the state, which is larger than the block
         blocks.append((row.spec, row.block))

@@ -6,27 +6,26 @@ to the result of decoding the frame from disk.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inshrink_core.archive.index import ExpectedBlock, FrameIndex, expected_index
 from inshrink_core.archive.layout import LARGE_BLOCK_NBYTES
-from inshrink_core.chain import ChainConfig, ChainState, FrameEncoder, stored_view
+from inshrink_core.chain import ChainConfig, ChainState, FramePlan, stored_view
 from inshrink_core.chain.attachments import LAYOUT_KEY, attachments_of, encode_attachments
-from inshrink_core.chain.encoder import FramePlan, TensorResult
+from inshrink_core.chain.encoder import TensorResult
 from inshrink_core.chain.meta import pack_attributes
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, LayerType, TensorRole, TensorSpec
 from inshrink_core.codec import FALLBACK_CODEC, TensorReference
+from inshrink_core.frame import Block
 from inshrink_core.metrics import ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from inshrink_core.frame import Block
 
 
 _ATTACHMENT_NBYTES: Final = 64
@@ -80,7 +79,7 @@ class EncodedStep:
     results: Mapping[str, TensorResult] = field(repr=False)
     parent: FrameIndex | None = field(repr=False)
 
-    @cached_property
+    @functools.cached_property
     def _framed(self) -> tuple[int, FrameIndex]:
         blocks = {key: result.block for key, result in self.results.items()}
         remembered = {} if self.plan.memory is None else {"memory": self.plan.memory}
@@ -98,23 +97,23 @@ class EncodedStep:
         """Size of header, index, trailer and padding."""
         return self._framed[0]
 
-    @cached_property
+    @functools.cached_property
     def references(self) -> Mapping[str, TensorReference]:
         """States after the step: its decoded values, which the next delta is encoded against."""
         return {key: result.reference for key, result in self.results.items()}
 
-    @cached_property
+    @functools.cached_property
     def moments(self) -> Mapping[str, TensorReference]:
         """First-moment states for the rounding of the next delta; encoded if the rounding uses them."""
         specs = self.chain.first_moments(stored_view(self.checkpoint, self.chain.optimizer), self.specs)
         return {result.spec.key: result.reference for result in self.plan.encode(specs)}
 
-    @cached_property
+    @functools.cached_property
     def nbytes(self) -> Mapping[str, int]:
         """Size of each block in bytes, by key."""
         return {key: len(result.block.payload) for key, result in self.results.items()}
 
-    @cached_property
+    @functools.cached_property
     def squared_errors(self) -> Mapping[str, float]:
         """Squared error of each weight and buffer, by key."""
         return {key: result.squared_error for key, result in self.results.items()}
@@ -219,7 +218,7 @@ def _encode(
     index: FrameIndex | None,
     specs: Sequence[TensorSpec],
 ) -> EncodedStep:
-    plan = FrameEncoder(chain).plan(checkpoint, state, specs)
+    plan = FramePlan(chain, checkpoint, state, specs)
     results = {result.spec.key: result for result in plan.encode(specs)}
     return EncodedStep(
         chain=chain, checkpoint=checkpoint, specs=specs, plan=plan, results=results, parent=index
@@ -236,7 +235,7 @@ def encode_chain(
     chain: ChainConfig,
     checkpoints: Iterable[Checkpoint],
     keys: frozenset[str] | None = None,
-    foreseen: Any = None,
+    initial: Any = None,
 ) -> Iterator[EncodedStep]:
     """Yield the steps of a chain, each encoded in memory against the previous one.
 
@@ -248,25 +247,25 @@ def encode_chain(
         The steps, in order.
     keys
         Encode only these tensors.
-    foreseen
-        Plan for the first frame (`inshrink_core.chain.FrameEncoder.look_ahead`).
+    initial
+        Encoder memory before the first frame (`inshrink_core.chain.look_ahead`).
     """
     before: EncodedStep | None = None
     for number, checkpoint in enumerate(checkpoints):
-        state, index = following(before, keyframe=number % chain.keyframe_every == 0, foreseen=foreseen)
+        state, index = following(before, keyframe=number % chain.keyframe_every == 0, initial=initial)
         before = encode_step(chain, checkpoint, state, index, keys)
         yield before
 
 
 def following(
-    before: EncodedStep | None, *, keyframe: bool, foreseen: Any = None
+    before: EncodedStep | None, *, keyframe: bool, initial: Any = None
 ) -> tuple[ChainState, FrameIndex | None]:
     """Return the state that the next step is encoded against, and the index that it inherits from.
 
     The first step has no predecessor, only the plan.
     """
     if before is None:
-        return ChainState(memory=foreseen), None
+        return ChainState(memory=initial), None
     if keyframe:
         return ChainState(memory=before.plan.memory), None
     references = {**before.references, **before.moments}
@@ -304,17 +303,13 @@ def frame_overhead(
     by_role = chain.codecs_by_role()
     tensors = []
     for spec in checkpoint.specs:
-        block, attributes = blocks.get(spec.key), pack_attributes(spec)
+        block, codec = blocks.get(spec.key), by_role[spec.role]
         if block is not None:
-            payload = bytes(block.payload)
+            payload, attributes = bytes(block.payload), pack_attributes(spec)
             tensors.append(ExpectedBlock(spec.key, block.codec, attributes, len(payload), payload))
-            continue
-        codec = by_role[spec.role]
-        lossy = codec.name != FALLBACK_CODEC
-        bitstream, nbytes = codec.bitstream if lossy else _EXACT, _unknown_size(spec, lossy=lossy)
-        # Step counters are all alike.
-        payload = _any_bytes("" if spec.numel == 1 else spec.key, nbytes)
-        tensors.append(ExpectedBlock(spec.key, bitstream, attributes, nbytes, payload))
+        else:
+            bitstream = _EXACT if codec.name == FALLBACK_CODEC else codec.bitstream
+            tensors.append(_unknown_block(spec, bitstream))
     attachments = [
         ExpectedBlock(path, "raw", (), _ATTACHMENT_NBYTES, _any_bytes(path, _ATTACHMENT_NBYTES))
         for path in (LAYOUT_KEY, *(file.path for file in checkpoint.files))
@@ -323,29 +318,34 @@ def frame_overhead(
     # Bytes of a tensor that are stored with another tensor were counted twice.
     twice = sum(
         tensor.nbytes
-        for tensor, back in zip(tensors, index.back, strict=False)
-        if back and tensor.key in blocks
+        for tensor, entry in zip(tensors, index.entries, strict=False)
+        if entry.back and tensor.key in blocks
     )
     return nbytes - twice, index
+
+
+@functools.lru_cache(1 << 14)
+def _unknown_block(spec: TensorSpec, bitstream: str) -> ExpectedBlock:
+    """Return a block of plausible size in place of one that was not encoded.
+
+    The size is one byte more if the tensor barely compresses, irregular otherwise. For optimizer state under
+    a lossy rule, it is one bit per element of first moments, and a small share of second moments.
+    """
+    share = _digest(spec.key) / 2**32
+    if bitstream != _EXACT:
+        share_of_byte = (0.5 + share) / (24 if spec.role in _SECOND_MOMENTS else 8)
+        nbytes = _LOSSY_HEAD_NBYTES + int(spec.numel * share_of_byte)
+    else:
+        nbytes = int(spec.nbytes * (1 + share) / 2) if spec.nbytes > _SMALL_NBYTES else spec.nbytes + 1
+    # Step counters are all alike.
+    payload = _any_bytes("" if spec.numel == 1 else spec.key, nbytes)
+    return ExpectedBlock(spec.key, bitstream, pack_attributes(spec), nbytes, payload)
 
 
 def _any_bytes(name: str, nbytes: int) -> bytes:
     """Return bytes in place of an unknown payload; a large one gets just enough to count as large."""
     nbytes = min(nbytes, LARGE_BLOCK_NBYTES)
     return (_digest(name).to_bytes(4, "little") * (nbytes // 4 + 1))[:nbytes]
-
-
-def _unknown_size(spec: TensorSpec, *, lossy: bool) -> int:
-    """Return a plausible size of a coded tensor: one byte more if it barely compresses, irregular otherwise.
-
-    For optimizer state under a lossy rule: one bit per element of first moments, a small share of second
-    moments.
-    """
-    share = _digest(spec.key) / 2**32
-    if lossy:
-        share_of_byte = (0.5 + share) / (24 if spec.role in _SECOND_MOMENTS else 8)
-        return _LOSSY_HEAD_NBYTES + int(spec.numel * share_of_byte)
-    return int(spec.nbytes * (1 + share) / 2) if spec.nbytes > _SMALL_NBYTES else spec.nbytes + 1
 
 
 def _digest(key: str) -> int:
@@ -420,9 +420,9 @@ def step_ratio(
         State that the step is encoded against, and its index.
     """
     keys = sample_keys(checkpoint)
-    is_whole = keys >= {spec.key for spec in _model(checkpoint.specs)}
-    encoded = encode_step(chain, checkpoint, state, index, None if is_whole else keys)
-    nbytes = encoded.weights_nbytes if is_whole else encoded.scaled_nbytes
+    is_complete = keys >= {spec.key for spec in _model(checkpoint.specs)}
+    encoded = encode_step(chain, checkpoint, state, index, None if is_complete else keys)
+    nbytes = encoded.weights_nbytes if is_complete else encoded.scaled_nbytes
     raw: float = checkpoint.raw_bytes(MODEL_ROLES)
     if state.shards is not None:
         raw, nbytes = map(sum, zip(*state.shards.gathered((raw, nbytes)), strict=True))
@@ -461,7 +461,8 @@ def estimate_rest(
     checkpoints: Sequence[Checkpoint],
     n_steps: int,
     keys: frozenset[str],
-    foreseen: Any = None,
+    files: Sequence[int],
+    initial: Any = None,
 ) -> Rest:
     """Encode optimizer state and files of a few steps, and estimate those of the chain.
 
@@ -475,17 +476,18 @@ def estimate_rest(
         Number of steps of the chain.
     keys
         A sample of the model's tensors (`sample_keys`). Its optimizer state is encoded, and scaled by role.
-    foreseen
-        Plan for the chain's first frame (`FrameEncoder.look_ahead`).
+    files
+        The checkpoints' `attachment_sizes`.
+    initial
+        Encoder memory before the first frame (`look_ahead`).
 
     Notes
     -----
     The sampled weights are encoded too, because their rounding affects the rounding of first moments.
     """
     plain = replace(chain, overrides=())
-    state, attachments = ChainState(memory=foreseen), dict[str, bytes]()
-    raw, sizes = 0, []
-    for checkpoint in checkpoints:
+    state, raw, sizes = ChainState(memory=initial), 0, list[float]()
+    for checkpoint, attached in zip(checkpoints, files, strict=True):
         stored = stored_view(checkpoint, chain.optimizer)
         model, rest = _model(stored.specs), [spec for spec in stored.specs if spec.role not in MODEL_ROLES]
         # Optimizer state of sampled tensors, and state that belongs to no tensor of the model.
@@ -494,16 +496,23 @@ def estimate_rest(
         weights = [spec for spec in model if spec.key in keys]
         encoded = _encode(plain, checkpoint, state, None, [*weights, *sampled])
         state = ChainState(references=encoded.references, memory=encoded.plan.memory)
-        content = dict(attachments_of(stored))
-        files = sum(len(payload) for _, _, payload in encode_attachments(content, attachments))
-        attachments = content
         full, part = _raw_by("role", rest), _raw_by("role", sampled)
         sampled_nbytes = dict.fromkeys(part, 0)
         for spec in sampled:
             sampled_nbytes[spec.role] += encoded.nbytes[spec.key]
         sizes.append(
-            files + sum(sampled_nbytes[role] * full[role] / part[role] for role in part if part[role])
+            attached + sum(sampled_nbytes[role] * full[role] / part[role] for role in part if part[role])
         )
         raw += sum(spec.nbytes for spec in rest)
     nbytes = in_proportion(sizes[:1], sizes[1:], n_steps, chain.keyframe_every)
     return Rest(n_steps * raw / len(checkpoints), nbytes)
+
+
+def attachment_sizes(checkpoints: Iterable[Checkpoint], optimizer: str) -> list[int]:
+    """Return the stored bytes of the attachments of consecutive steps, the first a keyframe."""
+    sizes, before = [], dict[str, bytes]()
+    for checkpoint in checkpoints:
+        content = dict(attachments_of(stored_view(checkpoint, optimizer)))
+        sizes.append(sum(len(payload) for _, _, payload in encode_attachments(content, before)))
+        before = content
+    return sizes

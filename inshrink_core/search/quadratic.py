@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+import numpy as np
+
 from inshrink_core.chain import ChainConfig
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.search.trials import Trial
@@ -133,15 +135,15 @@ def prior_of(chain: ChainConfig, relative_error: float) -> tuple[float, float]:
     return DROP_PER_NAT * divergence, divergence
 
 
-class Course(NamedTuple):
+class Curve(NamedTuple):
     """A factor as a function of the damage, measured at ascending damages."""
 
     damages: tuple[float, ...]
     factors: tuple[float, ...]
 
     @classmethod
-    def through(cls, measured: Iterable[tuple[float, float]]) -> Course:
-        """Return the course through pairs of damage and factor; average the factors of equal damages."""
+    def through(cls, measured: Iterable[tuple[float, float]]) -> Curve:
+        """Return the curve through pairs of damage and factor; average the factors of equal damages."""
         found: dict[float, list[float]] = {}
         for damage, factor in sorted(measured):
             found.setdefault(damage, []).append(factor)
@@ -149,8 +151,6 @@ class Course(NamedTuple):
 
     def at(self, damage: float) -> float:
         """Return the factor, linear in the logarithm of the damage and constant beyond the ends."""
-        import numpy as np
-
         return float(np.interp(math.log(max(damage, _LEAST)), np.log(self.damages), self.factors))
 
 
@@ -160,7 +160,7 @@ class Calibration:
 
     Parameters
     ----------
-    courses
+    curves
         For ``drop`` and ``divergence``, by step: the figure divided by the damage. The relation of squared
         gradients to curvature changes during training, and as errors grow.
     rank_correlation
@@ -170,7 +170,7 @@ class Calibration:
         Number of trials.
     """
 
-    courses: Mapping[str, Mapping[int, Course]]
+    curves: Mapping[str, Mapping[int, Curve]]
     rank_correlation: float | None = None
     n_trials: int = 0
 
@@ -181,10 +181,10 @@ class Calibration:
         -----
         At a measured damage the prediction equals the measured figure.
         """
-        courses = self.courses[figure]
-        if damage is None or not courses:
+        curves = self.curves[figure]
+        if damage is None or not curves:
             return None
-        return damage * _nearest(courses, step).at(damage) if damage > 0 else 0.0
+        return damage * _nearest(curves, step).at(damage) if damage > 0 else 0.0
 
 
 def calibrate(trials: Sequence[Trial]) -> Calibration:
@@ -197,8 +197,8 @@ def calibrate(trials: Sequence[Trial]) -> Calibration:
             if value is not None:
                 by_step.setdefault(trial.step, []).append((trial.damage or 0.0, value))
     return Calibration(
-        courses={
-            figure: {step: Course.through((x, y / x) for x, y in group) for step, group in by_step.items()}
+        curves={
+            figure: {step: Curve.through((x, y / x) for x, y in group) for step, group in by_step.items()}
             for figure, by_step in pairs.items()
         },
         rank_correlation=_correlation(pairs["drop"], pairs["divergence"]),

@@ -1,6 +1,6 @@
 """Bits and damage of every tensor at every coarseness, to estimate a manual allocation.
 
-A codec with one tunable parameter is encoded once from fine to coarse (`inshrink_core.verbs.estimate_levels`
+A codec with one tunable parameter is encoded once from fine to coarse (`inshrink_core.verbs.estimate`
 by tensor). The bits and damage of a tensor depend only on its step size, so those of any allocation are sums
 of measured values. The quality of an allocation is that of the uniform setting with the same total damage.
 """
@@ -10,23 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codecs.fallback import LOSSY_DTYPES
 from inshrink_core.errors import InputError
-from inshrink_core.search.quadratic import Course
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from inshrink_core.checkpoint import TensorSpec
+from inshrink_core.search.quadratic import Curve
 
 _LEAST: Final = 1e-300
 """Stand-in for a damage of zero, which has no logarithm."""
 
-_MOST_LOG: Final = 700.0
+_MAX_LOG: Final = 700.0
 """Exponent beyond which the exponential function counts as infinite."""
 
 _HALVINGS: Final = 60
@@ -125,7 +122,7 @@ class Rates:
     figures: Mapping[str, NDArray[np.float64]]
     raw_nbytes: float
     is_calibrated: bool
-    corrections: Mapping[str, Course] = field(default_factory=dict)
+    corrections: Mapping[str, Curve] = field(default_factory=dict)
     n_measured: int = 0
 
     def calibrated(self, measured: Sequence[MeasuredAllocation]) -> Rates:
@@ -152,10 +149,10 @@ class Rates:
             used += bool(known)
             for name, factor in known.items():
                 factors[name].append((at, factor))
-        corrections = {name: Course.through(pairs) for name, pairs in factors.items() if pairs}
+        corrections = {name: Curve.through(pairs) for name, pairs in factors.items() if pairs}
         return replace(plain, corrections=corrections, n_measured=used)
 
-    def course(self, figure: str) -> NDArray[np.float64]:
+    def curve(self, figure: str) -> NDArray[np.float64]:
         """Return the calibrated ``drop`` or ``divergence`` of the uniform settings; NaN if unknown."""
         factors = [self._correction(figure, total) for total in np.nansum(self.damages, axis=0)]
         found: NDArray[np.float64] = self.figures[figure] * np.array(factors)
@@ -276,7 +273,7 @@ class Rates:
         order = np.argsort(totals, kind="stable")
         logs, wanted = np.log(totals[order]), math.log(damage)
         if (line > 0).all():
-            return math.exp(min(_value_at(logs, np.log(line[order]), wanted), _MOST_LOG))
+            return math.exp(min(_value_at(logs, np.log(line[order]), wanted), _MAX_LOG))
         return _value_at(logs, line[order], wanted)
 
 
@@ -286,7 +283,7 @@ def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[Te
     Parameters
     ----------
     rows
-        Estimates by tensor, as rows of the document of ``inshrink estimate --levels --by-tensor --json``.
+        Estimates by tensor, rows of the document of ``inshrink estimate --each --by-tensor --json``.
     setting
         The setting that the levels change.
     specs

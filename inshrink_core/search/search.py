@@ -15,18 +15,22 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from inshrink_core.archive.document import pack_value
+from inshrink_core.archive.index import FrameIndex
 from inshrink_core.chain import ChainState
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
+from inshrink_core.codec import AnyCodec
 from inshrink_core.errors import NotFoundError
+from inshrink_core.evaluate.comparison import largest
 from inshrink_core.execution import open_regular, results_folder
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, unreadable_error
 from inshrink_core.search.bounds import FIGURES, Bounds
 from inshrink_core.search.measure import (
     EncodedStep,
+    attachment_sizes,
     encode_chain,
     encode_step,
     estimate_rest,
@@ -40,15 +44,10 @@ from inshrink_core.search.space import Candidate, Cube, CubePoint, Line
 from inshrink_core.search.trials import Measurer, Trial, TrialLog, checkpoint_digest
 from inshrink_core.search.walk import Outcome, Walk, walk_cube, walk_line
 
-if TYPE_CHECKING:
-    from inshrink_core.archive.index import FrameIndex
-    from inshrink_core.codec import AnyCodec
-
-
 _LOG_NAME: Final = "search.jsonl"
 
 # Maximum number of values of a line that one search tries.
-_MOST_CHAINS: Final = 8
+_MAX_CHAINS: Final = 8
 
 # Maximum number of points of a cube that are measured for a target ratio. Estimates are within five percent
 # of the actual ratios and call these points equally small.
@@ -103,7 +102,7 @@ def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
     found = log if log is not None else trial_log_of(run, None, make=False)
     if found is None or not found.is_file() or not found.stat().st_size:
         return ()
-    return TrialLog(found, checkpoint_digest(run.attributed()[run.steps[0]])).values()
+    return TrialLog(found, checkpoint_digest(run.matched()[run.steps[0]])).values()
 
 
 def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
@@ -154,20 +153,30 @@ class Chain:
     @property
     def drop(self) -> float | None:
         """Drop of the worst step, or None if no step has one."""
-        return self.worst("drop")
+        return largest(self.trials, "drop")
 
     @property
     def divergence(self) -> float | None:
         """Divergence of the worst step, or None if no step has one."""
-        return self.worst("divergence")
-
-    def worst(self, name: str) -> float | None:
-        """Return the largest value of a figure, or None if no step has it."""
-        return max((v for trial in self.trials if (v := getattr(trial, name)) is not None), default=None)
+        return largest(self.trials, "divergence")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the value of ``best`` in ``inshrink search --json``."""
-        worst = {name: self.worst(name) for name in FIGURES}
+        """Return the value of ``best`` in ``inshrink search --json``.
+
+        Returns
+        -------
+        config : object
+            Settings, as in a config file.
+        ratio_weights : float
+            Raw bytes over stored bytes of weights and buffers, over all frames.
+        drop : float
+            Drop at the worst step.
+        divergence : float
+            Divergence at the worst step, in nats.
+        restore_cost : float
+            Restore cost at the worst step.
+        """
+        worst = {name: largest(self.trials, name) for name in FIGURES}
         return {"config": self.trials[0].config, "ratio_weights": self.ratio_weights, **worst}
 
 
@@ -183,8 +192,8 @@ class ChainTrials(Measurer):
         Steps of the chain, ascending.
     log
         Known trials, and log of new ones.
-    foreseen
-        Plan for the chain's first frame (`inshrink_core.chain.FrameEncoder.look_ahead`).
+    initial
+        Encoder memory before the first frame (`inshrink_core.chain.look_ahead`).
     progress
         Callback after each trial; an exception cancels the search, and the log keeps all measurements.
 
@@ -205,7 +214,7 @@ class ChainTrials(Measurer):
     checkpoints: Callable[[int], Checkpoint]
     steps: tuple[int, ...]
     log: TrialLog
-    foreseen: Any = None
+    initial: Any = None
     progress: OnProgress | None = None
     bounds: Bounds = field(init=False)
     known: dict[str, Chain] = field(default_factory=dict)
@@ -214,7 +223,7 @@ class ChainTrials(Measurer):
     after: int = 0
 
     def __post_init__(self) -> None:
-        self.bounds = self.judge.bounds(self.steps[0])
+        self.bounds = self.evaluator.bounds(self.steps[0])
         self._before = dict(zip(self.steps[1:], self.steps, strict=False))
         self._digest = functools.cache(lambda step: checkpoint_digest(self.checkpoints(step)))
         self._h = functools.cache(self._sensitivities)
@@ -228,19 +237,19 @@ class ChainTrials(Measurer):
         if self.progress is not None:
             self.progress(Progress("search", done, done + left, trial.step, found=found))
 
-    def is_uninformative(self, step: int) -> bool:
+    def is_not_discriminative(self, step: int) -> bool:
         """Return whether the previous checkpoint keeps the bounds at a step too."""
         if not self.bounds.limits:
             return False
-        stale = self.judge.stale(step, self._before.get(step))
-        return stale is not None and self.bounds.judge(stale).within
+        baseline = self.evaluator.baseline(step, self._before.get(step))
+        return baseline is not None and self.bounds.check(baseline).within
 
     def walk(self, space: Cube | Line, budget: int | None) -> Walk[Any]:
         """Return a walk over a space that measures chains."""
 
         def measure(point: Any) -> Outcome[Any]:
             chain = self.chain(space.candidate(point))
-            usage = max((self.bounds.judge(trial).usage for trial in chain.trials), default=0.0)
+            usage = max((self.bounds.check(trial).usage for trial in chain.trials), default=0.0)
             return Outcome(point, self.keeps(chain), chain.ratio_weights, usage, chain)
 
         return Walk(measure, budget)
@@ -258,7 +267,7 @@ class ChainTrials(Measurer):
             if not trial.cached:
                 self.evaluations += 1
                 self.report(trial, self.evaluations, n_steps - place + others, found=trial.to_json())
-            if not (to_the_end or self.bounds.judge(trial).within):
+            if not (to_the_end or self.bounds.check(trial).within):
                 break
         chain = Chain(candidate=candidate, trials=tuple(trials), complete=len(trials) == n_steps)
         self.known[candidate.digest] = chain
@@ -273,10 +282,10 @@ class ChainTrials(Measurer):
         chain = candidate.chain_config(self.base)
         every, before, n_encoded = chain.keyframe_every, None, 0
         record = json.dumps(chain.record() | {"keyframe_every": every}, sort_keys=True)
-        key = hashlib.sha256(pack_value([record, self.foreseen, self.judge.digest]))
+        key = hashlib.sha256(pack_value([record, self.initial, self.evaluator.digest]))
 
         def against(before: EncodedStep | None, place: int) -> tuple[ChainState, FrameIndex | None]:
-            return following(before, keyframe=place % every == 0, foreseen=self.foreseen)
+            return following(before, keyframe=place % every == 0, initial=self.initial)
 
         for place, step in enumerate(self.steps):
             key.update(self._digest(step).encode())
@@ -296,13 +305,14 @@ class ChainTrials(Measurer):
 
     def keeps(self, chain: Chain) -> bool:
         """Return whether all steps are present and keep the bounds."""
-        return chain.complete and all(self.bounds.judge(trial).within for trial in chain.trials)
+        return chain.complete and all(self.bounds.check(trial).within for trial in chain.trials)
 
     def ratio_total(self, best: Chain) -> float | None:
         """Estimate the total ratio; trials measure only the weights."""
         checkpoints = [self.checkpoints(step) for step in middle_of(self.steps)]
         chain = best.candidate.chain_config(self.base)
-        rest = estimate_rest(chain, checkpoints, len(self.steps), sample_keys(checkpoints[0]))
+        files = attachment_sizes(checkpoints, chain.optimizer)
+        rest = estimate_rest(chain, checkpoints, len(self.steps), sample_keys(checkpoints[0]), files)
         raw = sum(trial.raw_weights for trial in best.trials)
         return rest.ratio_total(raw, sum(trial.weights_nbytes for trial in best.trials))
 
@@ -314,7 +324,7 @@ class ChainTrials(Measurer):
         """
         steps = middle_of(self.steps) if n_steps is None else middle_of(self.steps, n_steps)
         checkpoints, chain = [self.checkpoints(step) for step in steps], candidate.chain_config(self.base)
-        encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]), self.foreseen)
+        encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]), self.initial)
         sizes = [item.scaled_nbytes for item in encoded]
         raw = sum(checkpoint.raw_bytes(MODEL_ROLES) for checkpoint in checkpoints) / len(checkpoints)
         total = in_proportion(sizes[:1], sizes[1:], len(self.steps), chain.keyframe_every)
@@ -322,7 +332,7 @@ class ChainTrials(Measurer):
 
 
 def best_within(
-    chains: ChainTrials, space: Cube | Line, config: AnyCodec, budget: int | None, *, informative: bool
+    chains: ChainTrials, space: Cube | Line, config: AnyCodec, budget: int | None, *, discriminative: bool
 ) -> Chain | None:
     """Return the best chain that keeps the bounds.
 
@@ -332,15 +342,15 @@ def best_within(
         Measurement of chains, search space, and start of a search on a line.
     budget
         Maximum number of chains to measure.
-    informative
-        False if the bounds are informative at no step: nothing coarser than the start is tried.
+    discriminative
+        False if the bounds are discriminative at no step: nothing coarser than the start is tried.
     """
     best: Outcome[Any] | None
     if isinstance(space, Line):
-        start, limit = space.point_of(config), budget or _MOST_CHAINS
+        start, limit = space.point_of(config), budget or _MAX_CHAINS
         chains.most = 1 + limit
         walk = chains.walk(space, limit)
-        best = walk_line(walk, start) if informative else walk_line(walk, start, most=start)
+        best = walk_line(walk, start) if discriminative else walk_line(walk, start, most=start)
     else:
         n_points = len(space.points())
         chains.most = 1 + min(budget or n_points, n_points)
@@ -371,13 +381,13 @@ def _reaching_on_line(chains: ChainTrials, line: Line, start: float, target: flo
 
     def measure(point: float) -> Outcome[float]:
         chain = line.candidate(point).chain_config(chains.base)
-        steps = encode_chain(chain, map(chains.checkpoints, chains.steps), foreseen=chains.foreseen)
+        steps = encode_chain(chain, map(chains.checkpoints, chains.steps), initial=chains.initial)
         sizes = [(item.raw_weights, item.weights_nbytes) for item in steps]
         raw, nbytes = map(sum, zip(*sizes, strict=True))
         ratio = raw / nbytes if nbytes else 0.0
         return Outcome(point, ratio < target, ratio, ratio / target)
 
-    walk = Walk(measure, 2 * _MOST_CHAINS)
+    walk = Walk(measure, 2 * _MAX_CHAINS)
     walk_line(walk, start, enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
     return [line.candidate(point) for point in sorted(o.point for o in walk.outcomes if not o.within)[:1]]
 

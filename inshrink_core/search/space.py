@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from inshrink_core.chain import ChainConfig
 from inshrink_core.chain.config import apply_settings
 from inshrink_core.checkpoint import LayerType
-from inshrink_core.codec import AnyCodec, Knob, Switch, codec_names, get_codec
+from inshrink_core.codec import AnyCodec, Switch, Tunable, codec_names, get_codec
 from inshrink_core.errors import ConfigError
 
 
@@ -71,7 +71,7 @@ class Cube:
     """
 
     codec: str
-    axes: tuple[Knob, ...]
+    axes: tuple[Tunable, ...]
     switch: Switch | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
@@ -135,19 +135,19 @@ class Line:
     ----------
     codec
         Name of the codec.
-    knob
+    tunable
         The tunable parameter.
     fixed
         Settings that all points share.
     """
 
     codec: str
-    knob: Knob
+    tunable: Tunable
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def candidate(self, point: float) -> Candidate:
         """Return the configuration at a value of the parameter."""
-        turned = dict.fromkeys(self.knob.settings, three_digits(point))
+        turned = dict.fromkeys(self.tunable.settings, three_digits(point))
         return Candidate(codec=self.codec, settings={**self.fixed, **turned})
 
     def point_of(self, config: AnyCodec) -> float:
@@ -159,7 +159,7 @@ class Line:
 
         They cover the middle of the line; only searches use its ends.
         """
-        low, high = (round(2 * math.log2(end)) for end in self.knob.within or (1.0, 1.0))
+        low, high = (round(2 * math.log2(end)) for end in self.tunable.within or (1.0, 1.0))
         length = high - low + 1
         first, last = length // 4, length - 1 - length // 6
         n = min(most, last - first + 1)
@@ -198,7 +198,7 @@ def space_of(codec: str, layers: Iterable[LayerType | None] = ()) -> Cube | Line
         raise ConfigError(
             f"the codec '{codec}' has nothing to search", remedy=f"choose one of {', '.join(known)}"
         )
-    if tuning.knob.within is not None:
-        return Line(codec=codec, knob=tuning.knob, fixed=tuning.beside)
+    if tuning.tunable.within is not None:
+        return Line(codec=codec, tunable=tuning.tunable, fixed=tuning.beside)
     axes = tuning.searched(frozenset(layers))
     return Cube(codec=codec, axes=axes, switch=tuning.switch, fixed=tuning.beside)

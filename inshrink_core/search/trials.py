@@ -42,13 +42,13 @@ _STEADY: Final = 0.01
 _TIGHTEST: Final = 1e-3
 
 
-class Judge:
+class BoundEvaluator:
     """Evaluates candidates against the originals of a run.
 
     Parameters
     ----------
     evaluator
-        Closed together with the judge.
+        Closed together with the evaluator.
     originals
         Function that returns the original checkpoint of a step.
     bounds
@@ -93,7 +93,7 @@ class Judge:
         """
         original = self.original(step)
         bounds = self._bounds.completed(original)
-        bounds.judge(figures_of(original, original))
+        bounds.check(figures_of(original, original))
         return bounds
 
     def original(self, step: int) -> Evaluation:
@@ -109,7 +109,8 @@ class Judge:
     def _first_look(self, step: int) -> Evaluation:
         found = self._ask(self._originals(step))
         if not self.metric:
-            self._require_steady(found, self._ask(self._originals(step)))
+            tolerance = _STEADY * (self._bounds.limits.get("drop") or _TIGHTEST)
+            require_steady(found, self._ask(self._originals(step)), tolerance, self.spec)
             self.metric, self.direction = found.metric, found.direction.value
         return found
 
@@ -155,7 +156,7 @@ class Judge:
         except InputError as error:
             return Figures(failure=str(error))
 
-    def stale(self, step: int, before: int | None) -> Figures | None:
+    def baseline(self, step: int, before: int | None) -> Figures | None:
         """Return the figures of an earlier original in place of a step's, or None without one."""
         if before is None:
             return None
@@ -165,22 +166,37 @@ class Judge:
         except InputError as error:
             raise EvaluatorError(f"step {step} cannot be compared: {error}", where=self.spec) from error
 
-    def _require_steady(self, first: Evaluation, second: Evaluation) -> None:
-        """Raise if two values of the evaluator differ by more than a bound tolerates."""
-        tightest = self._bounds.limits.get("drop") or _TIGHTEST
-        if abs(first.value - second.value) > _STEADY * tightest * abs(first.value):
-            raise EvaluatorError(
-                "the evaluator changes its mind: it was asked twice about the same state",
-                where=self.spec,
-                expected=f"{first.metric} {first.value:.6g} again",
-                found=f"{second.value:.6g}",
-                remedy="fix its seed, and evaluate the same samples every time",
-            )
-
     def _ask(self, state: Mapping[str, Tensor] | Checkpoint) -> Evaluation:
         found = self._evaluator.evaluate(state)
         self.seconds += found.seconds
         return found
+
+
+def require_steady(first: Evaluation, second: Evaluation, tolerance: float, where: str) -> None:
+    """Refuse an evaluator that is not deterministic.
+
+    Parameters
+    ----------
+    first, second
+        Two evaluations of one state.
+    tolerance
+        Largest relative difference of their values.
+    where
+        Name of the evaluator.
+
+    Raises
+    ------
+    EvaluatorError
+        The values differ by more.
+    """
+    if abs(first.value - second.value) > tolerance * abs(first.value):
+        raise EvaluatorError(
+            "the evaluator is not deterministic: it returned two results for one state",
+            where=where,
+            expected=f"{first.metric} {first.value:.9g} again",
+            found=f"{second.value:.9g}",
+            remedy="fix its seed, and evaluate the same samples every time",
+        )
 
 
 def evaluator_digest(evaluator: StateEvaluator) -> str:
@@ -282,9 +298,6 @@ class TrialLog:
         self._trials: dict[str, Trial] = {}
         self._is_begun = path is not None and self._load(path)
 
-    def __len__(self) -> int:
-        return len(self._trials)
-
     def values(self) -> tuple[Trial, ...]:
         """Return all trials in the order of addition."""
         return tuple(self._trials.values())
@@ -361,7 +374,7 @@ class Measurer:
     ----------
     base
         Configuration of the frames, except for the candidate's settings.
-    judge
+    evaluator
         The evaluator.
     sized
         Whether to measure frame sizes, and to evaluate equal restored states only once. Neither pays off if
@@ -369,7 +382,7 @@ class Measurer:
     """
 
     base: ChainConfig
-    judge: Judge
+    evaluator: BoundEvaluator
     sized: bool = True
     _figures: dict[tuple[int, tuple[bytes, ...]], Figures] = field(default_factory=dict, repr=False)
 
@@ -397,7 +410,7 @@ class Measurer:
             tried = TriedFrame(encoded.index, model_digests(restored))
             # The cache is per rank, so ranks of a collective save would disagree about cached figures.
             figures = None if shards is not None else self._figures.get((step, tuple(tried.digests.values())))
-        figures = figures or self.judge.figures(step, restored)
+        figures = figures or self.evaluator.figures(step, restored)
         if tried is not None:
             self._figures[step, tuple(tried.digests.values())] = figures
         trial = Trial(

@@ -31,7 +31,7 @@ _ENOUGH: Final = 0.85
 _STEADY: Final = (0.85, 0.18)
 
 # Largest factor of one move: far from what was measured, a prediction is a guess.
-_LEAP: Final = 4.0
+_MAX_FACTOR: Final = 4.0
 
 # Finest and coarsest value to try: from ten bits per weight to the few values of a keyframe.
 _LIMITS: Final = (2.0**-8, 2.0**8)
@@ -61,7 +61,7 @@ class Outcome(Generic[Point]):
     ratio
         Compression ratio.
     usage
-        Largest figure as a share of its limit (`inshrink_core.search.bounds.Verdict`).
+        Largest figure as a share of its limit (`inshrink_core.search.bounds.BoundCheck`).
     result
         Source of the figures: a trial or a chain.
     """
@@ -197,11 +197,11 @@ def _next(
     if within is not None and broken is not None and within.usage > 0 and math.isfinite(broken.usage):
         power = min(max(math.log(broken.usage / within.usage) / inner, _POWERS[0]), _POWERS[1])
     if last.usage == 0:
-        factor = _LEAP
+        factor = _MAX_FACTOR
     elif math.isinf(last.usage):
-        factor = 1 / _LEAP
+        factor = 1 / _MAX_FACTOR
     else:
-        factor = min(max((aim / last.usage) ** (1 / power), 1 / _LEAP), _LEAP)
+        factor = min(max((aim / last.usage) ** (1 / power), 1 / _MAX_FACTOR), _MAX_FACTOR)
     guess = last.point * factor
     if within is not None and between:
         # A measurement near an end of the bracket adds little information.
@@ -305,10 +305,10 @@ def _halve(
             coarser[i] |= 1 << j
     left = (1 << n) - 1
 
-    def hardly_larger(than: float) -> int:
+    def not_worthwhile(than: float) -> int:
         return (1 << bisect_right(ratios, than * _WORTHWHILE)) - 1
 
-    no_use = [finer[i] | hardly_larger(ratios[i]) for i in range(n)]
+    no_use = [finer[i] | not_worthwhile(ratios[i]) for i in range(n)]
 
     def coarseness(i: int) -> tuple[int, int]:
         return finer[i].bit_count(), i
@@ -321,7 +321,7 @@ def _halve(
         i = max((i for i in range(n) if left >> i & 1), key=order_of)
         outcome = walk.at(order[i])
         best = max(best, outcome.ratio if outcome.within else 0.0)
-        left &= ~((finer[i] if outcome.within else coarser[i]) | hardly_larger(best))
+        left &= ~((finer[i] if outcome.within else coarser[i]) | not_worthwhile(best))
         order_of = ruled_out
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import torch
+from msgspec.structs import replace
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, is_archive
-from inshrink_core.chain import ChainConfig, ChainWriter, holds_content, stored_view
+from inshrink_core.chain import BaseModel, ChainConfig, ChainWriter, holds_content, stored_view
 from inshrink_core.chain.archive import open_base_at
 from inshrink_core.chain.base import BaseFinder
 from inshrink_core.chain.prune import PruneRules, carry_out
@@ -28,19 +32,15 @@ from inshrink_core.errors import (
 )
 from inshrink_core.frame import FrameInfo
 from inshrink_core.retention import Retention
-from inshrink_core.search.bounded import AsConfigured, StepWriter
-from inshrink_core.training.spool import SetAside, Spool, SpooledSave
-
-if TYPE_CHECKING:
-    from inshrink_core.chain import BaseModel
-
+from inshrink_core.search.bounded import StepWriter
+from inshrink_core.training.spool import QuarantinedSave, Spool, SpooledSave
 
 MAX_PENDING: Final = 2
 """Saves that may wait: one being encoded and one behind it. More would hide that saves come faster than
 they can be archived."""
 
-MAX_ASIDE: Final = 3
-"""Most consecutive saves that are set aside."""
+MAX_QUARANTINED: Final = 3
+"""Most consecutive saves that are quarantined."""
 
 RETAIN_EVERY: Final = 8
 """Saves between two prunings, which re-key frames once for all of them."""
@@ -99,12 +99,12 @@ class Archiver:
         self._writer, self._config, self._spool, self._base = writer, config, spool, base
         self._retention, self._n_unretained = retention, 0
         self.failures: dict[int, str] = {}
-        self._unsaid: list[SetAside] = []
+        self._unreported: list[QuarantinedSave] = []
         self._n_in_a_row = 0
-        self._orphaned: bytes | None = None
-        """The parent frame of saves that were set aside; the next save gets it."""
+        self._detached: bytes | None = None
+        """The parent frame of saves that were quarantined; the next save gets it."""
         self._process = os.getpid()
-        self._step_writer = step_writer if step_writer is not None else AsConfigured()
+        self._step_writer = step_writer
         self._waiting = deque(recovered)
         self._earlier = frozenset(save.folder for save in self._waiting)
         self._recovered = set(self._earlier)
@@ -143,16 +143,16 @@ class Archiver:
             self._changed.notify_all()
 
     def _successor(self, save: SpooledSave) -> SpooledSave:
-        """Return a save with the parent of saves before it that were set aside."""
-        parent, self._orphaned = self._orphaned, None
+        """Return a save with the parent of saves before it that were quarantined."""
+        parent, self._detached = self._detached, None
         if parent is None or save.parent is not None:
             return save
         with contextlib.suppress(InshrinkError):  # then only this process knows the parent
             return self._spool.adopt(save, parent)
-        return save._replace(parent=parent)
+        return replace(save, parent=parent)
 
     def flush(self) -> None:
-        """Wait until every save is archived or set aside."""
+        """Wait until every save is archived or quarantined."""
         self._wait(0)
 
     def upload(self) -> None:
@@ -229,7 +229,7 @@ class Archiver:
                 self._changed.notify_all()
 
     def _try(self, save: SpooledSave) -> BaseException | None:
-        """Archive a save, or set it aside; return the error that stops the thread, if any."""
+        """Archive a save, or quarantine it; return the error that stops the thread, if any."""
         try:
             self._archive(save)
         except BaseException as error:  # raised again in the caller's thread
@@ -237,12 +237,12 @@ class Archiver:
             # It may already be in the archive; a second try must not append it again.
             self._recovered.add(save.folder)
             if save.step not in self.failures:
-                _logger.warning("step %s is not archived, and training goes on: %s", save.step, error)
+                _logger.warning("step %s is not archived, and training continues: %s", save.step, error)
             self.failures[save.step] = str(error)
-            if self._n_in_a_row >= MAX_ASIDE or not self._is_at_fault(save, error):
+            if self._n_in_a_row >= MAX_QUARANTINED or not self._is_at_fault(save, error):
                 return error
             try:
-                self._set_aside(save, error)
+                self._quarantine(save, error)
             except InshrinkError as refusal:
                 return refusal
         else:
@@ -250,20 +250,18 @@ class Archiver:
             self.failures.pop(save.step, None)
         return None
 
-    def _set_aside(self, save: SpooledSave, error: BaseException) -> None:
+    def _quarantine(self, save: SpooledSave, error: BaseException) -> None:
         with self._changed:
             # The record first: if the process ends here, the next one finds both with the same parent.
-            self._orphaned = save.parent or self._orphaned
+            self._detached = save.parent or self._detached
             if len(self._waiting) > 1:
                 self._waiting[1] = self._successor(self._waiting[1])
-        aside = self._spool.set_aside(save.folder, error)
-        self._unsaid += [] if save.folder in self._earlier else [aside]
+        quarantined = self._spool.quarantine(save.folder, error)
+        self._unreported += [] if save.folder in self._earlier else [quarantined]
         self._n_in_a_row += 1
 
     def _is_at_fault(self, save: SpooledSave, error: BaseException) -> bool:
         """Tell whether an error is the save's fault, and neither the disk's nor the archive's."""
-        import torch
-
         if not isinstance(error, Exception) or isinstance(error, (*_NO_FAULT, torch.OutOfMemoryError)):
             return False
         if not is_archive(self._writer.reader.path):  # the archive was moved
@@ -271,17 +269,17 @@ class Archiver:
         return not isinstance(error, DamagedError) or not self._spool.is_complete(save)
 
     def require_archived(self) -> None:
-        """Raise once for saves of this process that were set aside.
+        """Raise once for saves of this process that were quarantined.
 
         Raises
         ------
         InputError
             Some were, since the last call.
         """
-        news, self._unsaid = self._unsaid, []
+        news, self._unreported = self._unreported, []
         if news:
             raise InputError(
-                f"{len(news)} saves could not be archived and were set aside; "
+                f"{len(news)} saves could not be archived and were quarantined; "
                 f"step {news[0].step}: {news[0].why}",
                 where=str(news[0].folder),
                 remedy="take from their files what you need, and remove the folders",
@@ -299,8 +297,12 @@ class Archiver:
                 self._chain = self._chain_from(self._parent_of(save), save)
             if save.budget is not None:
                 self._chain.keep_within(checkpoint, save.budget)
-            self._chain.metrics = save.metrics
-            self._step_writer.append(self._chain, checkpoint)
+            metrics = save.metrics.items()
+            self._chain.metrics = {name: math.nan if value is None else value for name, value in metrics}
+            if self._step_writer is None:
+                self._chain.append(checkpoint)
+            else:
+                self._step_writer.append(self._chain, checkpoint)
         self._spool.mark(save)
         # The next delta reads its files again: exact tensors are not kept in memory.
         if self._last is not None:
@@ -316,7 +318,7 @@ class Archiver:
         if policy is None:
             return
         with self._changed:
-            awaited = {frame for s in self._waiting for frame in (s.parent, s.restored, self._orphaned)}
+            awaited = {frame for s in self._waiting for frame in (s.parent, s.restored, self._detached)}
         rules = PruneRules(**vars(policy))
         try:
             bases = BaseFinder(self._writer.reader.path, self._base, open_base_at)

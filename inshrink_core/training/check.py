@@ -9,11 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from inshrink_core.chain import Appended, ChainConfig, ChainWriter
+from inshrink_core.chain.append import TensorDone
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorsInMemory
 from inshrink_core.errors import CheckFailedError, EvaluatorError, InputError, NotFiniteError, named
 from inshrink_core.evaluate import Evaluation
@@ -22,14 +25,8 @@ from inshrink_core.metrics import Direction
 from inshrink_core.search.bounded import BoundedWriter
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.space import space_of
-from inshrink_core.search.trials import Judge
+from inshrink_core.search.trials import BoundEvaluator, require_steady
 from inshrink_core.text import described, printable
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from inshrink_core.chain import Appended, ChainConfig, ChainWriter
-    from inshrink_core.chain.append import TensorDone
 
 _logger = logging.getLogger(__name__)
 
@@ -210,9 +207,9 @@ class CheckedWriter:
         forgiving: bool = False,
     ) -> None:
         self._originals: dict[int, Checkpoint] = {}
-        self._judge = Judge(evaluator, self._originals.__getitem__, bounds)
+        self._evaluator = BoundEvaluator(evaluator, self._originals.__getitem__, bounds)
         self._bounded = BoundedWriter(
-            base, self._judge, self._originals.get, follows=follows, resumed=resumed
+            base, self._evaluator, self._originals.get, follows=follows, resumed=resumed
         )
         self._every, self._forgiving, self._n_unchecked = every, forgiving, 0
         self._follows = follows
@@ -262,7 +259,7 @@ class CheckedWriter:
             self._n_unchecked = (self._n_unchecked + 1) % self._every
             return self._bounded.repeat(chain, checkpoint, done)
         # After a restore the same step may have other values.
-        self._judge.forget(lambda step: step >= checkpoint.step)
+        self._evaluator.forget(lambda step: step >= checkpoint.step)
         self._originals[checkpoint.step] = checkpoint
         try:
             appended = self._bounded.append(chain, checkpoint, done)
@@ -281,23 +278,25 @@ class CheckedWriter:
         if not self._follows:
             # The files of a save are deleted later; a search may still compare with its values.
             self._originals[checkpoint.step] = _in_memory(checkpoint)
-        self._judge.forget(lambda step: step != checkpoint.step)
+        self._evaluator.forget(lambda step: step != checkpoint.step)
         return appended
 
     @property
     def seconds(self) -> float:
         """Time of the evaluator so far."""
-        return self._judge.seconds
+        return self._evaluator.seconds
 
-    def promise(self) -> dict[str, Any]:
+    def bound_record(self) -> dict[str, Any]:
         """Return the quality record of every save, as JSON values."""
-        promise = self._bounded.promise
-        steps = sorted(promise.steps)
-        return promise.to_json() | {"frames": [{"step": step, **promise.step_json(step)} for step in steps]}
+        bound_record = self._bounded.bound_record
+        steps = sorted(bound_record.steps)
+        return bound_record.to_json() | {
+            "frames": [{"step": step, **bound_record.step_json(step)} for step in steps]
+        }
 
     def close(self) -> None:
         """Remove the files of predictions."""
-        self._judge.close()
+        self._evaluator.close()
 
     def __enter__(self) -> Self:
         return self
@@ -371,14 +370,7 @@ def require_check(evaluator: ModelEvaluator, model: nn.Module) -> Evaluation:
             where=evaluator.spec,
             remedy="draw its batch once, before; and use no dropout of its own",
         )
-    if abs(first.value - second.value) > _STEADY * abs(first.value):
-        raise EvaluatorError(
-            "it says two things of one state",
-            where=evaluator.spec,
-            expected=f"{first.metric} {first.value:.9g} again",
-            found=f"{second.value:.9g}",
-            remedy="evaluate the same batch every time",
-        )
+    require_steady(first, second, _STEADY, evaluator.spec)
     return first
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from inshrink_core.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 _MAX_DEPTH: Final = 32
 """Of containers; deeper ones are a mistake or refer to themselves."""
@@ -51,9 +51,6 @@ def pack(extra: Mapping[str, Any] | None, is_shared: Callable[[Tensor], bool]) -
     InputError
         A value could not be read back.
     """
-    import numpy as np
-    import torch
-
     kinds: dict[str, list[int]] = {}
     made: dict[int, Any] = {}
     n_tensors = 0
@@ -90,8 +87,6 @@ def pack(extra: Mapping[str, Any] | None, is_shared: Callable[[Tensor], bool]) -
 
 def unpack(values: Any, kinds: Mapping[str, Any]) -> Any:
     """Return the values given to `pack`."""
-    import torch
-
     listed = {kind: numbers for kind, numbers in kinds.items() if isinstance(numbers, list)}
     kind_of = {number: kind for kind, numbers in listed.items() for number in numbers}
     n_tensors = 0
@@ -132,8 +127,6 @@ def _mapped(value: Any, leaf: Callable[[Any], Any], made: dict[int, Any], depth:
 
 def _alone(value: Tensor, is_shared: Callable[[Tensor], bool]) -> Tensor:
     """Return the values of a tensor or parameter, copied if its memory is shared."""
-    import torch
-
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return value
     return value.detach().clone() if is_shared(value) else value.detach()
@@ -192,8 +185,6 @@ def require_plain(value: Any, where: str) -> None:
 
 def _is_plain(value: Any) -> bool:
     """Tell whether a value without others inside can be read back."""
-    import torch
-
     if type(value) is int:
         return value.bit_length() <= _MAX_BITS
     if type(value) is bytes:
@@ -204,8 +195,6 @@ def _is_plain(value: Any) -> bool:
 
 def _is_readable_tensor(value: Any) -> bool:
     """Tell whether a value is a tensor that can be read back."""
-    import torch
-
     if not isinstance(value, torch.Tensor) or value.is_nested:
         return False
     known: Container[Any] = (torch.Tensor, torch.nn.Parameter, *torch.serialization.get_safe_globals())

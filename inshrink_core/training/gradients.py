@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+import torch
+from torch import Tensor
 
 NEW_SHARE: Final = 0.9
 """Weight of the newest gradient (Inshrinkerator, SoCC 2024, section "Quantization": β = 0.9)."""
@@ -44,8 +43,6 @@ class GradientAverage:
         self._n_since_save += 1
         if self._interval is not None and self._n_since_save <= self._interval - self._n_recorded:
             return
-        import torch
-
         gradients: dict[str, Tensor] = {
             name: parameter.grad
             for name, parameter in self._parameters.items()
@@ -77,6 +74,4 @@ class GradientAverage:
 
 def finite(averages: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the averages that have no NaN or infinity."""
-    import torch
-
     return {name: tensor for name, tensor in averages.items() if torch.isfinite(tensor).all()}

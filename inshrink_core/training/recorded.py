@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from inshrink_core.execution import read_regular
-from inshrink_core.formats.attribution.laws import Attribution
+from inshrink_core.formats.assembly import ParsedCheckpoint
 from inshrink_core.formats.disk import MAX_JSON_BYTES
+from inshrink_core.formats.matching.laws import Matching
 from inshrink_core.formats.state_tree import strip_wrappers
-
-if TYPE_CHECKING:
-    from inshrink_core.formats.assembly import ParsedCheckpoint
-
 
 PARAMETERS_NAME: Final = "parameters.json"
 """File beside a save in the spool; the archive has its names, not the file."""
@@ -66,7 +63,7 @@ def as_recorded(parsed: ParsedCheckpoint, folder: Path) -> ParsedCheckpoint:
     taken, listed = set(owners.values()), set(parsed.order)
     rest = {key: name for key, name in parsed.owners.items() if key not in owners and name not in taken}
     found = (_known(name, parsed.aliases, listed) for name in order)
-    return parsed.attributed(Attribution(rest | owners, tuple(name for name in found if name)))
+    return parsed.matched(Matching(rest | owners, tuple(name for name in found if name)))
 
 
 def _known(name: str, aliases: Mapping[str, str], names: Container[str]) -> str | None:

@@ -13,15 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakValueDictionary
 
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.archive.storage import storage_error
 from inshrink_core.archive.storage.registry import place_of
-from inshrink_core.chain import WRITTEN, Archive, BaseFinder, Budget, changed_nbytes, open_base
+from inshrink_core.chain import WRITTEN, Archive, BaseFinder, BaseLike, Budget, changed_nbytes, open_base
 from inshrink_core.chain.archive import open_base_at
 from inshrink_core.chain.attachments import dropped_of
 from inshrink_core.chain.base import require_base_codec
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.chain.restoring import read_lineage
+from inshrink_core.codec import AnyCodec
 from inshrink_core.errors import InputError, LockedError, StepConflictError, named
 from inshrink_core.execution import working_folder
 from inshrink_core.formats import write_checkpoint
@@ -35,23 +40,25 @@ from inshrink_core.training.gradients import N_RECORDED, GradientAverage, finite
 from inshrink_core.training.spool import (
     GRADIENTS_NAME,
     OPTIMIZER_NAME,
-    SetAside,
+    QuarantinedSave,
     Spool,
     SpooledSave,
     load_save,
     spool_folder,
 )
 from inshrink_core.training.staging import Staging, address
-from inshrink_core.training.state import TrainingState, memory, parts_of, states_of, tensors_in
+from inshrink_core.training.state import (
+    Also,
+    Optimizers,
+    TrainingState,
+    memory,
+    parts_of,
+    states_of,
+    tensors_in,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.utils.hooks import RemovableHandle
-
-    from inshrink_core.chain import BaseLike
-    from inshrink_core.codec import AnyCodec
     from inshrink_core.training.check import Check, CheckedWriter
-    from inshrink_core.training.state import Also, Optimizers
 
 __all__ = ["Saver"]
 
@@ -135,8 +142,8 @@ class Saver:
 
     A save that cannot be spooled raises at once, and training can continue. Later errors, on the thread, are
     logged and listed in `failures`. If the disk or the archive refuses, the save waits in the spool and each
-    later call tries again. If the save itself is at fault, its files are set aside (`set_aside`) and later
-    saves continue; after three in a row the fourth waits, too. `flush` and `close` raise if a save is not in
+    later call tries again. If the save itself is at fault, its files are `quarantined` and later saves
+    continue; after three in a row the fourth waits, too. `flush` and `close` raise if a save is not in
     the archive, and so does a `save` behind two that wait.
 
     `restore` sets the lineage: the next save continues from the restored frame, on a new branch if later
@@ -257,12 +264,12 @@ class Saver:
             before = _HOLDING.get(_identity(self.path))
             if before is None or before._process != self._process:
                 raise
-            before._give_way()
+            before._yield_lock()
             writer = ArchiveWriter(self.path, create=True)
         _HOLDING[_identity(self.path)] = self
         return writer
 
-    def _give_way(self) -> None:
+    def _yield_lock(self) -> None:
         """Close for another saver of this process, unless this one is in use.
 
         It is in use inside its ``with`` statement, and while another living thread used it last. A notebook
@@ -330,9 +337,9 @@ class Saver:
         )
 
     @property
-    def set_aside(self) -> tuple[SetAside, ...]:
+    def quarantined(self) -> tuple[QuarantinedSave, ...]:
         """The saves that could not be archived, with their folders and reasons; of earlier processes, too."""
-        return self._spool.set_aside_saves
+        return self._spool.quarantined_saves
 
     @property
     def n_pending(self) -> int:
@@ -571,7 +578,7 @@ class Saver:
             raise StepConflictError(
                 f"step {step} is not after step {self.last_step}, the last one",
                 where=str(self.path),
-                remedy="where training goes on from an earlier step, restore that step first",
+                remedy="to resume from an earlier step, restore that step first",
             )
 
     def _require_models(self) -> None:
@@ -739,19 +746,13 @@ class Saver:
         self._state.require_same(content, f"{self.path}, step {info.step}")
         if names is not None:
             self._state.load_lost(content, names)
-            self.older = self._older(info)
-            self._gradients.forget()
-            return info.step
-        self._state.load(content)
-        self.extra = content["extra"]
-        self.older = self._older(info)
+        else:
+            self._state.load(content)
+            self.extra = content["extra"]
+            self.resume_from(info)
+        self.older = dict(Archive(reader).frame(info).meta.get(WRITTEN, {}))
         self._gradients.forget()
-        self.resume_from(info)
         return info.step
-
-    def _older(self, info: FrameInfo) -> dict[str, int]:
-        """Return the steps of tensors that a frame left unchanged."""
-        return dict(Archive(self._archiver.reader).frame(info).meta.get(WRITTEN, {}))
 
     def read(self, step: int) -> dict[str, Any]:
         """Return the contents of a save: ``model``, ``optimizer``, ``step``, ``also`` and ``extra``.
@@ -829,7 +830,7 @@ class Saver:
         Raises
         ------
         InshrinkError
-            A save could not be archived. It stays in the spool for the next saver, or was set aside.
+            A save could not be archived. It stays in the spool for the next saver, or was quarantined.
         """
         if not self.is_usable_here:
             return
@@ -858,8 +859,6 @@ def _identity(archive: Path | str) -> str | tuple[int, int]:
 
 
 def _loaded(file: Path, where: str) -> Any:
-    import torch
-
     try:
         return load_save(file)
     except pickle.UnpicklingError as error:

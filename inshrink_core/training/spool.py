@@ -14,12 +14,12 @@ each save, numbered in order::
       00000013/
         checkpoint-500/    a trainer's folder: hard links to its files, or copies
         save.json          with the boot id of the machine, until the files are synced
-      00000009.set-aside/
+      00000009.quarantined/
         why.txt            beside the files of a save that could not be archived
 
 A folder is renamed to its number when all its files are synced, so that a crash at any moment leaves only
 complete saves under such names. A trainer's files are linked at once and synced later, during training; a
-crash of the machine before that loses them. A save that cannot be archived is set aside, and its files stay
+crash of the machine before that loses them. A save that cannot be archived is quarantined, and its files stay
 until the user removes them.
 """
 
@@ -29,7 +29,6 @@ import contextlib
 import dataclasses
 import errno
 import logging
-import math
 import os
 import pickle
 import shutil
@@ -38,10 +37,11 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
+import torch
+from msgspec.structs import asdict, replace
 
 from inshrink_core.archive.storage.registry import local_beside
 from inshrink_core.chain import Budget
@@ -50,17 +50,17 @@ from inshrink_core.errors import DamagedError, InputError, InshrinkError, Storag
 from inshrink_core.execution import make_folders, new_file, read_regular, sync_path, write_durably
 from inshrink_core.formats.checkpoints import read_directory
 from inshrink_core.formats.disk import Access, ByteCounter
-from inshrink_core.formats.readers import Recall, reader_of
+from inshrink_core.formats.readers import reader_of
 from inshrink_core.training.recorded import PARAMETERS_NAME, as_recorded
 
 GRADIENTS_NAME: Final = "gradients.pt"
 OPTIMIZER_NAME: Final = "optimizer.pt"
 _RECORD_NAME: Final = "save.json"
 _MARK_NAME: Final = "archived"
-_ASIDE: Final = ".set-aside"
-_WHY_NAME: Final = "why.txt"
+_QUARANTINED: Final = ".quarantined"
+_REASON_NAME: Final = "why.txt"
 _MAX_RECORD_NBYTES: Final = 1 << 12
-_MAX_WHY_NBYTES: Final = 1 << 20
+_MAX_REASON_NBYTES: Final = 1 << 20
 """Limits of the files that are read."""
 
 _NO_LINKS: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -95,12 +95,26 @@ def load_save(path: Path, *, mmap: bool = False) -> Any:
     pickle.UnpicklingError
         It has an object that torch does not load without running code.
     """
-    import torch
-
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
-class SpooledSave(NamedTuple):
+_FrameId = Annotated[bytes, msgspec.Meta(min_length=_ID_NBYTES, max_length=_ID_NBYTES)]
+
+
+class _Record(msgspec.Struct, kw_only=True, frozen=True):
+    """Content of ``save.json``, with the boot id of the machine until the files are synced."""
+
+    step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    name: Annotated[str, msgspec.Meta(pattern=r"^(?!\.{1,2}$)[^/\\\0]+$")]
+    restored: _FrameId | None = None
+    parent: _FrameId | None = None
+    budget: Budget | None = None
+    metrics: dict[str, float | None] = {}  # None for what is not finite, which JSON lacks
+    apart: bool = False
+    boot: str | None = None
+
+
+class SpooledSave(_Record, kw_only=True, frozen=True):
     """A save in the spool.
 
     Parameters
@@ -124,13 +138,6 @@ class SpooledSave(NamedTuple):
     """
 
     folder: Path
-    step: int
-    name: str
-    restored: bytes | None = None
-    parent: bytes | None = None
-    budget: Budget | None = None
-    metrics: Mapping[str, float] = MappingProxyType({})
-    apart: bool = False
 
     @property
     def path(self) -> Path:
@@ -138,23 +145,7 @@ class SpooledSave(NamedTuple):
         return self.folder / self.name
 
 
-_FrameId = Annotated[bytes, msgspec.Meta(min_length=_ID_NBYTES, max_length=_ID_NBYTES)]
-
-
-class _Record(msgspec.Struct, kw_only=True):
-    """Content of ``save.json``: a `SpooledSave`, and the boot id of the machine until files are synced."""
-
-    step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-    name: Annotated[str, msgspec.Meta(pattern=r"^(?!\.{1,2}$)[^/\\\0]+$")]
-    restored: _FrameId | None
-    parent: _FrameId | None
-    budget: Budget | None = None
-    metrics: dict[str, float | None] = {}  # None for what is not finite, which JSON lacks
-    apart: bool = False
-    boot: str | None = None
-
-
-class SetAside(NamedTuple):
+class QuarantinedSave(NamedTuple):
     """A save that could not be archived; its files stay until the user removes them.
 
     Parameters
@@ -206,7 +197,7 @@ class Spool:
         self._made = False
         self._reported: set[Path] = set()
         self._proven: frozenset[object] = frozenset()
-        named = [*_numbered(folder), *_numbered(folder, _ASIDE)]
+        named = [*_numbered(folder), *_numbered(folder, _QUARANTINED)]
         self._next = 1 + max((int(path.stem) for path in named), default=0)
 
     def put(
@@ -237,15 +228,13 @@ class Spool:
         StorageError
             The disk is full, or refuses.
         """
-        import torch
-
         if as_folder:
             name = f"step_{step:06}"
             placed = {f"{name}/{key}": content for key, content in files.items()}
         else:
             name = f"step_{step:06}.pt"
             placed = {name if key == "checkpoint" else key: content for key, content in files.items()}
-        save = SpooledSave(self._new_folder(), step, name, **about)
+        save = SpooledSave(folder=self._new_folder(), step=step, name=name, **about)
 
         def write(folder: Path) -> None:
             with _checksums():
@@ -256,7 +245,7 @@ class Spool:
                         target.write_bytes(content)
                     else:
                         torch.save(content, target)
-            self._prove(save._replace(folder=folder), placed)
+            self._prove(replace(save, folder=folder), placed)
 
         return self._add(save, write, sync=True)
 
@@ -319,7 +308,7 @@ class Spool:
         StorageError
             It does not exist, or the disk is full.
         """
-        save = SpooledSave(self._new_folder(), step, path.name, **about)
+        save = SpooledSave(folder=self._new_folder(), step=step, name=path.name, **about)
 
         def fill(folder: Path) -> None:
             _link_all(path, folder / path.name)
@@ -334,8 +323,8 @@ class Spool:
     def _add(self, save: SpooledSave, fill: Callable[[Path], None], *, sync: bool) -> SpooledSave:
         """Make a save from a function that fills a folder: completely, or not at all."""
         temporary = self.folder / f".{save.folder.name}.tmp"
-        values = save._asdict() | {"metrics": dict(save.metrics), "boot": None if sync else _boot()}
-        del values["folder"]
+        values = {name: getattr(save, name) for name in _Record.__struct_fields__}
+        record = _Record(**values | {"boot": None if sync else _boot()})
         try:
             with _storage_errors(self.folder):
                 if not self._made:
@@ -344,7 +333,7 @@ class Spool:
                 shutil.rmtree(temporary, ignore_errors=True)  # left by an earlier save that failed
                 temporary.mkdir()
                 fill(temporary)
-                (temporary / _RECORD_NAME).write_bytes(msgspec.json.encode(_Record(**values)))
+                (temporary / _RECORD_NAME).write_bytes(msgspec.json.encode(record))
                 if sync:
                     _sync_all(temporary)
                 temporary.rename(save.folder)
@@ -378,7 +367,7 @@ class Spool:
     def recover(self) -> list[SpooledSave]:
         """Return the complete saves of an earlier process, in order.
 
-        Temporary folders are removed. Damaged saves are set aside.
+        Temporary folders are removed. Damaged saves are quarantined.
         """
         found: list[SpooledSave] = []
         if not self.folder.is_dir():
@@ -389,8 +378,8 @@ class Spool:
             for path in self.folder.iterdir():
                 if path.name.startswith(".") and path.name.endswith(".tmp"):
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        if earlier := self.set_aside_saves:
-            _logger.warning("%d saves were set aside earlier: see %s", len(earlier), earlier[0].folder)
+        if earlier := self.quarantined_saves:
+            _logger.warning("%d saves were quarantined earlier: see %s", len(earlier), earlier[0].folder)
         damaged: dict[Path, DamagedError] = {}
         before: list[Path] = []
         for folder in _numbered(self.folder):
@@ -406,7 +395,7 @@ class Spool:
             found.append(self._inherited(save, before))
             before.clear()
         for folder, why in damaged.items():
-            self.set_aside(folder, why)
+            self.quarantine(folder, why)
         return found
 
     def _inherited(self, save: SpooledSave, bad: list[Path]) -> SpooledSave:
@@ -424,10 +413,10 @@ class Spool:
                 sync_path(save.folder)  # a process that died may not have synced it
                 return save
             _amend(save.folder, parent=parent)
-        return save._replace(parent=parent)
+        return replace(save, parent=parent)
 
-    def set_aside(self, folder: Path, error: BaseException) -> SetAside:
-        """Move a save aside, with all its files, so that it does not block others.
+    def quarantine(self, folder: Path, error: BaseException) -> QuarantinedSave:
+        """Move a save into quarantine, with all its files, so that it does not block others.
 
         Parameters
         ----------
@@ -442,32 +431,32 @@ class Spool:
             The file system refused; the save stays.
         """
         number = int(folder.name)
-        while (target := self.folder / f"{number:0{_N_DIGITS}}{_ASIDE}").exists():
+        while (target := self.folder / f"{number:0{_N_DIGITS}}{_QUARANTINED}").exists():
             number += 1
         step, why = _step_of(folder), str(error).replace(str(folder), str(target))
         with _storage_errors(folder):
             if folder.exists():
                 # A note that cannot be written must not block other saves.
-                with contextlib.suppress(OSError), new_file(folder / _WHY_NAME) as file:
+                with contextlib.suppress(OSError), new_file(folder / _REASON_NAME) as file:
                     file.write(f"{why}\n".encode(errors="surrogateescape"))
                 folder.rename(target)
                 sync_path(self.folder)
         _logger.warning(
-            "the save of step %s cannot be archived and was set aside, others go on: %s. Its files are in "
+            "the save of step %s cannot be archived and was quarantined, others go on: %s. Its files are in "
             "%s: take from them what you need and remove it; without '%s' in its name it is tried again",
-            *("?" if step is None else step, why, target, _ASIDE),
+            *("?" if step is None else step, why, target, _QUARANTINED),
         )
-        return SetAside(target, step, why)
+        return QuarantinedSave(target, step, why)
 
     @property
-    def set_aside_saves(self) -> tuple[SetAside, ...]:
-        """The saves that were set aside, in order, including those of earlier processes."""
+    def quarantined_saves(self) -> tuple[QuarantinedSave, ...]:
+        """The saves that were quarantined, in order, including those of earlier processes."""
         found = []
-        for folder in _numbered(self.folder, _ASIDE):
+        for folder in _numbered(self.folder, _QUARANTINED):
             why = "it was not noted"
             with contextlib.suppress(OSError, ValueError):
-                why = read_regular(folder / _WHY_NAME, _MAX_WHY_NBYTES).decode().strip()
-            found.append(SetAside(folder, _step_of(folder), why))
+                why = read_regular(folder / _REASON_NAME, _MAX_REASON_NBYTES).decode().strip()
+            found.append(QuarantinedSave(folder, _step_of(folder), why))
         return tuple(found)
 
     def is_complete(self, save: SpooledSave) -> bool:
@@ -505,7 +494,7 @@ class Spool:
         reader = reader_of(save.path, access)
         if reader is None:
             raise InputError("not a checkpoint", where=save.name, remedy="save model and optimizer there")
-        parsed = as_recorded(reader.open(save.path, access, Recall()), save.folder)
+        parsed = as_recorded(reader.open(save.path, access), save.folder)
         for row in parsed.skipped if save.folder not in self._reported else ():
             _logger.warning("step %s is archived without '%s': %s", save.step, row.path, row.reason)
         self._reported.add(save.folder)
@@ -524,10 +513,10 @@ class Spool:
         """Remove a save."""
         with _storage_errors(folder):
             # Renamed first: an incomplete save must not have a number as its name.
-            doomed = folder.with_name(f".{folder.name}.tmp")
-            folder.rename(doomed)
+            removed = folder.with_name(f".{folder.name}.tmp")
+            folder.rename(removed)
             sync_path(self.folder)
-            shutil.rmtree(doomed)
+            shutil.rmtree(removed)
 
     def close(self) -> None:
         """Remove the spool's folder if it is empty."""
@@ -549,8 +538,6 @@ def _numbered(folder: Path, suffix: str = "") -> list[Path]:
 
 def _kinds(content: Any) -> frozenset[object]:
     """Return the types of values in containers, which decide whether a file can be read."""
-    import torch
-
     found: set[object] = set()
     pending, seen = [content], set()
     while pending:
@@ -567,8 +554,6 @@ def _kinds(content: Any) -> frozenset[object]:
 @contextlib.contextmanager
 def _checksums() -> Iterator[None]:
     """Make PyTorch write checksums, whatever the training has set: they prove that a save is complete."""
-    import torch
-
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)
     try:
@@ -652,7 +637,7 @@ def _read_record(folder: Path) -> _Record:
 
 
 def _amend(folder: Path, **changes: Any) -> None:
-    record = msgspec.structs.replace(_read_record(folder), **changes)
+    record = replace(_read_record(folder), **changes)
     write_durably(folder / _RECORD_NAME, msgspec.json.encode(record))
 
 
@@ -674,10 +659,7 @@ def _complete_save(folder: Path) -> SpooledSave:
     record = _read_record(folder)
     if record.boot is not None and record.boot != (_boot() or None):
         raise _damaged(folder, "the save was not on the disk yet when the machine ended")
-    values = msgspec.structs.asdict(record)
-    del values["boot"]
-    values["metrics"] = {name: math.nan if value is None else value for name, value in record.metrics.items()}
-    save = SpooledSave(folder, **values)
+    save = SpooledSave(folder=folder, **asdict(record) | {"boot": None})
     _require_complete(save)
     return save
 

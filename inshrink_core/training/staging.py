@@ -9,10 +9,11 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+if TYPE_CHECKING:
     Place = tuple[torch.device, int]
 
 
@@ -101,16 +102,12 @@ def _work(
 
 def address(value: Any) -> int:
     """Return the address of a tensor's values; 0 if it is unknown or the tensor is empty."""
-    import torch
-
     plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
     return int(value.data_ptr()) if plain else 0
 
 
 def _is_plain(value: Any) -> bool:
     """Tell whether a value is a tensor that is a plain view of a storage."""
-    import torch
-
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         and value.layout == torch.strided
@@ -129,8 +126,6 @@ class _SideStreams:
     """One CUDA stream for each device, ordered after the training's current stream."""
 
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
-        import torch
-
         self._streams = {
             device: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             for device in devices
@@ -140,8 +135,6 @@ class _SideStreams:
 
     def memory_for(self, nbytes: int, device: torch.device) -> Tensor:
         """Return host memory for values of a device."""
-        import torch
-
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device in self._streams)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
@@ -151,8 +144,6 @@ class _SideStreams:
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """Use these streams; synchronize at the end."""
-        import torch
-
         with contextlib.ExitStack() as stack:
             for stream in self._streams.values():
                 stack.enter_context(torch.cuda.stream(stream))
@@ -178,9 +169,6 @@ class _Copies:
 
     def of(self, value: Any) -> Any:
         """Return equal containers with copies of their tensors."""
-        import torch
-        from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
         if _is_plain(value):
             storage = self._storage_of(value).untyped_storage()
             made = torch.empty(0, dtype=value.dtype)
@@ -208,8 +196,6 @@ class _Copies:
         return value
 
     def _put_off(self, holder: dict[Any, Any], key: Any) -> None:
-        import torch
-
         self._later.append((holder, key))
         value = holder[key]
         if isinstance(value, torch.Tensor) and value.device.type == _ASYNCHRONOUS:
@@ -217,8 +203,6 @@ class _Copies:
 
     def _storage_of(self, tensor: Tensor) -> Tensor:
         """Return the copy of a tensor's storage, as bytes."""
-        import torch
-
         place = _place(tensor)
         if place in self._found:
             return self._found[place]

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from inshrink_core.errors import InputError
 from inshrink_core.formats.state_tree import SAVE_KEY, strip_wrappers
 from inshrink_core.training.staging import address
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
 
 Optimizers: TypeAlias = "Optimizer | Sequence[Optimizer]"
 Also: TypeAlias = "nn.Module | Optimizers | tuple[nn.Module, Optimizers]"
@@ -70,7 +68,7 @@ class TrainingState:
         for name, value in (also or {}).items():
             where = f"also[{name!r}]"
             if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _TAKEN:
-                raise InputError(f"{where} is no name for a model or an optimizer", remedy="choose another")
+                raise InputError(f"{where} is not a valid model or optimizer name", remedy="choose another")
             pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], nn.Module)
             if isinstance(value, nn.Module) or pair:
                 self.models[name] = value[0] if pair else value  # type: ignore[index, assignment]

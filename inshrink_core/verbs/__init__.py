@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.estimate import estimate as estimate
     from inshrink_core.verbs.evaluate import evaluate as evaluate
     from inshrink_core.verbs.export import export as export
-    from inshrink_core.verbs.history.release import release as release
     from inshrink_core.verbs.inspect import inspect as inspect
     from inshrink_core.verbs.prune import prune as prune
+    from inshrink_core.verbs.release import release as release
     from inshrink_core.verbs.restore import load_state_dict as load_state_dict
     from inshrink_core.verbs.restore import restore as restore
     from inshrink_core.verbs.run import run as run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -12,7 +13,15 @@ from inshrink_core.verbs.shared.groups import PathLike
 
 
 class WaitingStep(NamedTuple):
-    """A step, and its missing parts."""
+    """A step with missing parts.
+
+    Parameters
+    ----------
+    step
+        Training step.
+    parts
+        Missing parts, as ``2/8``.
+    """
 
     step: int
     parts: tuple[str, ...]
@@ -25,11 +34,11 @@ class CommitReport(Report):
     Parameters
     ----------
     archive
-        The archive.
+        Path of the archive.
     committed
         Steps that were committed now.
     waiting
-        Steps with missing parts, and these parts, as ``2/8``.
+        Steps that wait for parts.
     discarded
         Steps whose parts were discarded.
     """
@@ -102,8 +111,6 @@ class Commit(Request["CommitReport"]):
 
     def perform(self) -> CommitReport:
         """Commit the complete steps."""
-        import os
-
         from inshrink_core.archive import commit_parts
 
         done = commit_parts(self.archive, discard=self.discard)

@@ -5,13 +5,22 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from itertools import count
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution.progress import Progress
+from inshrink_core.evaluate.comparison import (
+    Compared,
+    Comparison,
+    EvaluatedStep,
+    OriginalEvaluations,
+    compared_steps,
+)
+from inshrink_core.evaluate.evaluator import Evaluation, Evaluator
+from inshrink_core.execution.progress import Counter
+from inshrink_core.metrics import Direction
 from inshrink_core.report import Part, Report, parts_of, plain_value
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import steps_in_short
@@ -30,14 +39,13 @@ from inshrink_core.verbs.shared.measured import (
     Asking,
     EvaluatorId,
     Measurements,
-    compared_document,
+    finite_errors,
     merged,
     question_of,
 )
 
 if TYPE_CHECKING:
     from inshrink_core.chain import Archive
-    from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluation, Evaluator
     from inshrink_core.formats import Run
 
 
@@ -65,7 +73,13 @@ class Comparisons(Report):
     failure: InshrinkError | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink compare --json``; for a single archive, its comparison."""
+        """Return the document of ``inshrink compare --json``; for a single archive, its comparison.
+
+        Returns
+        -------
+        archives : [object]
+            For each of several archives its ``archive`` and the keys of a single comparison.
+        """
         rows = [{"archive": path, **found.to_json()} for path, found in self.archives]
         return self.archives[0][1].to_json() if len(rows) == 1 else {"archives": rows}
 
@@ -90,7 +104,7 @@ _FACTS: Final = (
 )
 _COLUMNS: Final = (
     *((name, name) for name in ("step", "original", "restored", "drop", "divergence", "restore_cost")),
-    *(("previous_drop", "stale_drop"), ("previous_divergence", "stale_divergence")),
+    *((name, name) for name in ("previous_drop", "previous_divergence")),
     *(("gain", "restore_gain"), ("noise", "restore_noise")),
 )
 
@@ -155,7 +169,6 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
 
     def perform(self) -> Comparisons:
         """Compare the archives, and check the bounds."""
-        from inshrink_core.evaluate import OriginalEvaluations
         from inshrink_core.formats import unreadable_error
         from inshrink_core.search.bounds import failure_of, passed_by_previous
 
@@ -169,18 +182,25 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         run = run.readable({item for item in looked_at if item is not None})
         chosen = [_common_steps(archive, run, asked, alone=len(opened) == 1) for archive in opened]
         found: list[tuple[str, Comparison]] = []
-        done, total = count(1), sum(map(len, chosen))
+        count = Counter(self.progress, "compare", sum(map(len, chosen)))
 
         def tell(row: EvaluatedStep, about: Mapping[str, Any]) -> None:
-            if self.progress is not None:
-                of = {**asdict(row), **about}
-                self.progress(Progress("compare", next(done), total, row.step, found=of))
+            count.add(1, row.step, found={**asdict(row), **about})
 
-        with self.resolve(run) as judge, tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder:
-            originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(folder))
-            known = originals if len(opened) > 1 else None
+        with (
+            self.resolve(run) as evaluator,
+            tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder,
+        ):
+
+            def evaluated(step: int) -> Evaluation:
+                return evaluator.evaluate(run[step])
+
+            originals = OriginalEvaluations(evaluated, Path(folder))
+            known = originals if len(opened) > 1 else lru_cache(2)(evaluated)
             for archive, common in zip(opened, chosen, strict=True):
-                found.append((str(archive.path), self._compared(archive, run, common, judge, known, tell)))
+                found.append(
+                    (str(archive.path), self._compared(archive, run, common, evaluator, known, tell))
+                )
             originals.clear()
         limits, unreadable = self.bounds.limits, () if self.skip_damaged else run.unreadable
         failures = [
@@ -198,18 +218,16 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         archive: Archive,
         run: Run,
         steps: Sequence[int],
-        judge: Evaluator,
-        known: Callable[[int], Evaluation] | None,
+        evaluator: Evaluator,
+        known: Callable[[int], Evaluation],
         tell: Callable[[EvaluatedStep, Mapping[str, Any]], None],
     ) -> Comparison:
         """Compare an archive at some steps; reuse stored results, and store new ones."""
-        from inshrink_core.evaluate import Comparison, compare_steps
-        from inshrink_core.metrics import Direction
-
         store = Measurements.of_archive(archive, run.directory, make=True)
-        evaluator = EvaluatorId.of(judge)
-        question = question_of(evaluator, run, steps, _previous(archive, run))
-        had = None if self.again else merged(tuple(store.rows("compare")), evaluator, question["run"])
+        measured_by = EvaluatorId.of(evaluator)
+        before = _previous(archive, run)
+        question = question_of(measured_by, run, steps, before)
+        had = None if self.again else merged(tuple(store.rows("compare")), measured_by, question["run"])
         there: dict[int, EvaluatedStep] = {}
         errors: dict[int, float | None] = {}
         fresh: list[EvaluatedStep] = []
@@ -227,20 +245,31 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
             known_rows = had.comparison
             about.update(metric=known_rows.metric, direction=known_rows.direction.value, n=had.n_samples)
             for row in known_rows.steps:
-                is_full = not self.gain or row.restore_gain is not None or row.stale_drop is None
+                is_full = not self.gain or row.restore_gain is not None or row.previous_drop is None
                 if row.step in steps and is_full:
                     there[row.step] = row
                     tell(row, about | {"standard_error": errors.get(row.step)})
         device, measured_at = archive.device, had.comparison.measured_at if had and there else None
         if missing := [step for step in steps if step not in there]:
+            view, asked = archive.sequential(), {step: before[step] for step in missing}
             try:
-                compare_steps(run, archive.sequential(), judge, steps=missing, known=known, on_step=take)
+                rows = compared_steps(
+                    known, lambda step: evaluator.evaluate(view[step]), asked, evaluator.spec
+                )
+                for row, original in rows:
+                    take(row, original)
                 fresh = _with_gains(fresh, archive, run) if self.gain else fresh
             finally:  # Store results measured before an interruption, too.
                 if fresh:
-                    of = about["metric"], about["direction"], device
-                    known_errors = {row.step: errors[row.step] for row in fresh}
-                    store.add("compare", question, compared_document(fresh, of, about["n"], known_errors))
+                    compared = Compared(
+                        metric=about["metric"],
+                        direction=about["direction"],
+                        device=device,
+                        n_samples=about["n"],
+                        standard_errors=finite_errors({row.step: errors[row.step] for row in fresh}),
+                        steps=tuple(fresh),
+                    )
+                    store.add("compare", question, plain_value(compared))
             there |= {row.step: row for row in fresh}
         elif had is not None:
             device = had.comparison.device

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from inshrink_core.request import python_call
-from inshrink_core.verbs.shared.compressing import Compressing, CompressReport
+from inshrink_core.request import Request, python_call
+from inshrink_core.verbs.shared.groups import Compressing
+
+if TYPE_CHECKING:
+    from inshrink_core.verbs.shared.compressing import CompressReport
 
 
 @dataclass(frozen=True)
-class Compress(Compressing):
+class Compress(Compressing, Request["CompressReport"]):
     """Write the steps of a run that an archive does not hold yet.
 
     Raises
@@ -73,22 +76,23 @@ class Compress(Compressing):
 
     def perform_part(self) -> Any:
         """Write one part, and commit nothing."""
-        from inshrink_core.chain.parts import Share
-        from inshrink_core.verbs.modes.parts import write_part
+        from inshrink_core.verbs.shared.parts import write_part
 
-        return write_part(self, Share.parse(str(self.part)))
+        return write_part(self)
 
     def perform(self) -> CompressReport:
         """Write the steps that the archive lacks."""
         if self.watch:
-            from inshrink_core.verbs.modes.watch import watch_run
+            from inshrink_core.verbs.shared.watch import watch_run
 
             return cast("CompressReport", watch_run(self))
         if self.part is not None or self.is_shared_out:
-            from inshrink_core.verbs.modes.parts import compress_in_parts
+            from inshrink_core.verbs.shared.parts import compress_in_parts
 
             return compress_in_parts(self)
-        return self.write()
+        from inshrink_core.verbs.shared.compressing import write_run
+
+        return write_run(self)
 
 
 compress = python_call(Compress)

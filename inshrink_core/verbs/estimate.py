@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
-from inshrink_core.checkpoint import MODEL_ROLES, Unseen
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec, Unseen
 from inshrink_core.errors import EvaluatorError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution.progress import Counter, Progress
-from inshrink_core.report import UNSAID, Report, plain_value
+from inshrink_core.execution import key_digest
+from inshrink_core.execution.progress import Counter
+from inshrink_core.metrics import bits_per_parameter
+from inshrink_core.report import OMITTED, Report, plain_value
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.verbs.shared.groups import (
     Computing,
@@ -31,7 +35,6 @@ from inshrink_core.verbs.shared.values import given_settings, parse_settings
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ArchiveSize, ChainConfig, FrameSize
-    from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.formats import Run
     from inshrink_core.search.quadratic import Calibration
     from inshrink_core.search.trials import Trial
@@ -43,11 +46,11 @@ _NUMEL: Final = 1 << 23
 _LEAST_NUMEL: Final = 1 << 17
 """Fewest elements of a step for a useful ratio."""
 
-_TENSORS: Final = 4000
+_TENSORS: Final = 2000
 """Tensors encoded in all; each takes some milliseconds, even a small one."""
 
-_LEAST_TENSORS: Final = 64
-"""Fewest tensors of a step, if it has so many."""
+_LEAST_TENSORS: Final = 32
+"""Fewest tensors of a step, if it has so many; twice as many if its layers are of several types."""
 
 _RUN_LENGTH: Final = 16
 """Steps of a stretch, in a run with more steps than can be encoded."""
@@ -62,27 +65,40 @@ class EstimateReport(Report):
 
     Parameters
     ----------
-    codec, config, overrides
-        The configuration.
-    ratio_total, ratio_weights
-        Ratios of the whole chain: of all stored data, and of the weights.
-    drop, divergence
-        Figures of the worst step; None if the trials do not determine them.
+    codec
+        Codec of the weights.
+    config
+        All settings of the codec.
+    overrides
+        Settings of some tensors.
+    ratio_total
+        Raw bytes over stored bytes of everything, over the whole chain.
+    ratio_weights
+        The same of weights and buffers.
+    drop
+        Relative change of the metric for the worse at the worst step; None if the trials do not
+        determine it.
+    divergence
+        Divergence of the predictions at the worst step, in nats; None if the trials do not determine
+        it.
     basis
-        Source of drop and divergence: ``trials`` of this run, or an uncalibrated ``rule of thumb`` from other
-        runs (`inshrink_core.search.quadratic`).
+        Source of drop and divergence: ``trials`` of this run, or an uncalibrated ``rule of thumb`` from
+        other runs.
     rank_correlation
-        Rank correlation between the model's predictions and the measurements of those trials.
+        Spearman's rank correlation of predicted and measured figures of those trials; None for few
+        trials.
     n_trials
         Number of trials that calibrate the prediction.
-    n_steps, sampled
-        Number of steps encoded, and the encoded share of their weights.
+    n_steps
+        Number of steps encoded.
+    sampled
+        Share of their weights that was encoded.
     seconds
         Wall time.
     notes
         Caveats of the estimate.
     unseen
-        Parts of the run's steps outside of tensors; they hardly shrink.
+        Bytes outside parsed tensors, stored unchanged (docs/runs.md#opaque-files).
     device
         Where frames were encoded.
     tensors
@@ -94,7 +110,7 @@ class EstimateReport(Report):
     each
         The other configurations, in their order.
     measured_at
-        Unix time of a stored estimate; None for a new one.
+        Unix time of a stored estimate (docs/design.md#what-was-measured); None for a new one.
     """
 
     codec: str
@@ -113,19 +129,39 @@ class EstimateReport(Report):
     notes: tuple[str, ...] = ()
     unseen: Unseen
     device: str = "cpu"
-    tensors: tuple[TensorEstimate, ...] = field(default=(), metadata=UNSAID)
-    archive: ArchiveEstimate | None = field(default=None, metadata=UNSAID)
-    set: Mapping[str, Any] = field(default_factory=dict, metadata=UNSAID)
-    each: tuple[EstimateReport, ...] = field(default=(), metadata=UNSAID)
+    tensors: tuple[TensorEstimate, ...] = field(default=(), metadata=OMITTED)
+    archive: ArchiveEstimate | None = field(default=None, metadata=OMITTED)
+    set: Mapping[str, Any] = field(default_factory=dict, metadata=OMITTED)
+    each: tuple[EstimateReport, ...] = field(default=(), metadata=OMITTED)
     measured_at: float | None = None
 
     SHOWS: ClassVar = (
         "estimated=estimated basis n_trials rank_correlation n_steps sampled tried=archive.tried "
-        "not_judged=archive.not_judged seconds device measured_at tensors"
+        "not_evaluated=archive.not_evaluated seconds device measured_at tensors"
     )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink estimate --json``; optional parts only if requested."""
+        """Return the document of ``inshrink estimate --json``; optional parts only if requested.
+
+        Returns
+        -------
+        estimate : bool
+            Always True.
+        tensors : [TensorEstimate]
+            Tensors encoded, with ``--by-tensor``.
+        archive : ArchiveEstimate
+            Estimate of the archive, with ``--try``.
+        set : object
+            Configuration asked for, with ``--each``.
+        set.codec : str
+            Codec of the weights.
+        set.optimizer : str
+            How optimizer state is stored.
+        set.settings : object
+            Settings, as in a config file.
+        each : [object]
+            The other configurations, with all these keys.
+        """
         parts = {name: getattr(self, name) for name in ("tensors", "archive", "set", "each")}
         there = {name: plain_value(value) for name, value in parts.items() if value}
         return {"estimate": True} | Report.to_json(self) | there
@@ -165,7 +201,7 @@ class TensorEstimate:
     bits_per_weight
         Stored bits of its blocks per value and frame, with keyframes in the proportion of the chain.
     sensitivity
-        h: mean squared gradient, or movement, of its values at the last encoded step; None if unknown.
+        Mean squared gradient h, or movement, of its values at the last encoded step; None if unknown.
     damage
         ½ Σ h·e², with errors e, at the worst encoded step. If no tensor has an h, its squared error; if only
         others do, None.
@@ -189,12 +225,14 @@ class ArchiveEstimate:
         Raw bytes of every tensor of the chosen steps.
     tried
         The steps that were encoded.
-    raw_bytes, nbytes
-        Raw bytes of the archived tensors, and size of the archive.
+    raw_bytes
+        Raw bytes of the archived tensors.
+    nbytes
+        Size of the archive in bytes.
     bits_per_weight
         Stored bits of the weights, per weight and step.
     relative_error
-        ``sqrt(squared error / squared norm)`` of the weights, the largest of the tried steps.
+        Root of squared error over squared norm of the weights, the largest of the tried steps.
     restore_cost
         Restore cost of the worst step; None if unknown.
     basis
@@ -203,7 +241,7 @@ class ArchiveEstimate:
         trials exist.
     bound
         Largest allowed restore cost; None: the settings apply.
-    not_judged
+    not_evaluated
         Why the evaluator gives no restore cost; empty if it does, or was not asked.
     evaluator_failed
         Whether the evaluator itself failed; False if it returned unsuitable results.
@@ -218,7 +256,7 @@ class ArchiveEstimate:
     restore_cost: float | None
     basis: str
     bound: float | None = None
-    not_judged: str = ""
+    not_evaluated: str = ""
     evaluator_failed: bool = False
 
 
@@ -231,8 +269,8 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
     run
         The run to estimate for.
     each
-        Estimate another configuration, too: settings, a codec or an optimizer that replace the given ones, as
-        codec=uniform,bits=4; may be repeated.
+        Estimate another configuration, too: settings, a codec or an optimizer that replace the given ones,
+        such as codec=uniform,bits=4; may be repeated.
     tried
         Encode only so many steps from the middle of the run, and report the size of an archive.
     max_restore_cost
@@ -284,74 +322,65 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
 
     def perform(self) -> EstimateReport:
         """Estimate each configuration."""
+        from inshrink_core.formats.disk import holding_files
         from inshrink_core.search.search import choose_steps, known_trials
 
         begun = time.perf_counter()
         if self.max_restore_cost is not None and self.tried is None:
             raise InputError("--max-restore-cost goes with --try", remedy="add --try 2")
-        opened = self.opened_run(self.run).attributed()
+        opened = self.opened_run(self.run).matched()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         known = known_trials(opened, None if self.trials is None else Path(self.trials))
-        writings = [_Asked.of(self, text) for text in (("", *self.each) if self.each else ("",))]
-        store, question = (
-            Measurements.of_run(opened, make=True),
-            self._question(opened, chosen, writings, known),
-        )
+        configs = [_Config.of(self, text) for text in (("", *self.each) if self.each else ("",))]
+        store = Measurements.of_run(opened, make=True)
+        question = self._question(opened, chosen, configs, known)
         found = None if self.again else store.find("estimate", question)
         known_at = {} if found is None else found.document | {"measured_at": found.at}
         report = read_as(EstimateReport, known_at) if known_at else None
         if report is None:
-            sample = _Sample.of(opened, chosen, self.tried, known, len(writings))
-            first, *others = self._estimated(sample, writings)
+            with holding_files():
+                sample = _Sample.of(opened, chosen, self.tried, known, len(configs))
+                first, *others = self._estimated(sample, configs)
             seconds = time.perf_counter() - begun
             report = replace(first, each=tuple(others), seconds=seconds if others else first.seconds)
             store.add("estimate", question, report.to_json())
         return report
 
-    def _estimated(self, sample: _Sample, writings: Sequence[_Asked]) -> list[EstimateReport]:
+    def _estimated(self, sample: _Sample, configs: Sequence[_Config]) -> list[EstimateReport]:
         """Estimate each configuration, then evaluate the lossy ones under the bound."""
         found: list[EstimateReport] = []
         n = sum(map(len, sample.stretches))
-        total = n * len(writings) * (1 if self.max_restore_cost is None else 2)
-
-        def tell(row: EstimateReport, done: int) -> None:
-            if self.progress is not None and len(writings) > 1:
-                found = row.to_json()
-                self.progress(Progress("estimate", done * n, total, sample.steps[-1], found=found))
-
-        for writing in writings:
-            found.append(_estimate(sample, writing, self))
-            tell(found[-1], len(found))
+        total = n * len(configs) * (1 if self.max_restore_cost is None else 2)
+        count = Counter(self.progress if len(configs) > 1 else None, "estimate", total)
+        for config in configs:
+            found.append(_estimate(sample, config, self))
+            count.add(n, sample.steps[-1], found=found[-1].to_json())
         if self.max_restore_cost is None:
             return found
         # The weights are written the same way for every choice of optimizer state.
         alike = [at for at, row in enumerate(found) if _weights(row) == _weights(found[0])]
         lossy = [at for at in alike if _tried(found[at]).basis != "exact"]
-        chains = sorted((writings[at].chain for at in lossy), key=lambda entry: entry.optimizer == "drop")
+        chains = sorted((configs[at].chain for at in lossy), key=lambda entry: entry.optimizer == "drop")
         about: dict[str, Any] = {"bound": self.max_restore_cost}
         try:
-            judged = _judged(sample, chains[0], self, self.max_restore_cost) if chains else None
+            judged = _evaluated(sample, chains[0], self, self.max_restore_cost) if chains else None
         except InputError as error:  # The evaluator's results give no restore cost.
             judged = None
-            about = {"not_judged": str(error), "evaluator_failed": isinstance(error, EvaluatorError)}
+            about = {"not_evaluated": str(error), "evaluator_failed": isinstance(error, EvaluatorError)}
         found = [replace(row, archive=replace(_tried(row), **about)) for row in found]
         if judged is not None:
-            for done, at in enumerate(lossy, start=len(found) + 1):
-                found[at] = _with_judged(found[at], judged, sample, writings[at].chain)
-                tell(found[at], done)
+            for at in lossy:
+                found[at] = _with_evaluated(found[at], judged, sample, configs[at].chain)
+                count.add(n, sample.steps[-1], found=found[at].to_json())
         return found
 
     def _question(
-        self, run: Run, steps: Sequence[int], writings: Sequence[_Asked], known: Sequence[Trial]
+        self, run: Run, steps: Sequence[int], configs: Sequence[_Config], known: Sequence[Trial]
     ) -> dict[str, Any]:
         """Return what the estimates depend on, apart from the run."""
-        from importlib.metadata import version
-
-        from inshrink_core.execution import key_digest
-
         first, *others = (
-            {"config": writing.chain.record(), "keyframe_every": writing.chain.keyframe_every}
-            for writing in writings
+            {"config": config.chain.record(), "keyframe_every": config.chain.keyframe_every}
+            for config in configs
         )
         question = first | {"steps": list(steps), "by_tensor": self.by_tensor, "version": version("inshrink")}
         question["trials"] = key_digest({"trials": [trial.to_json() for trial in known]})
@@ -367,14 +396,14 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
 estimate = python_call(Estimate)
 
 
-class _Asked(NamedTuple):
+class _Config(NamedTuple):
     """A chain config, and the settings that distinguish it from the other configurations."""
 
     chain: ChainConfig
     set: Mapping[str, Any]
 
     @classmethod
-    def of(cls, asked: Estimate, text: str) -> _Asked:
+    def of(cls, asked: Estimate, text: str) -> _Config:
         """Return a request's configuration with some settings replaced."""
         given = parse_settings(text.split(",") if text else ())
         codec, optimizer = given.pop("codec", None), given.pop("optimizer", asked.optimizer)
@@ -383,10 +412,8 @@ class _Asked(NamedTuple):
         written = replace(
             asked, codec=codec or asked.codec, config=config, settings=settings, optimizer=optimizer
         )
-        chain, chosen = (
-            written.chain_config(device=asked.device, threads=asked.threads),
-            written.chosen().config,
-        )
+        chain = written.chain_config(device=asked.device, threads=asked.threads)
+        chosen = written.chosen()["config"] or {}
         settings = (
             {k: v for k, v in chosen.items() if k != "overrides"} if isinstance(chosen, Mapping) else {}
         )
@@ -395,43 +422,58 @@ class _Asked(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """The encoded sample of a run: stretches of its steps, tensors of each, and the known trials."""
+    """The encoded sample of a run: stretches of its steps, tensors of each, and the known trials.
+
+    The configurations share the open checkpoints, and what is known of these.
+    """
 
     run: Run
     steps: tuple[int, ...]
     stretches: list[Sequence[int]]
+    few: Sequence[int]
     keys: frozenset[str]
     known: tuple[Trial, ...]
-    foreseen: dict[str, Any]
+    checkpoint: Callable[[int], Checkpoint]
+    sensitivities: Mapping[int, Mapping[str, float]]
+    attachments: Callable[[str], Sequence[int]]
+    initial: dict[str, Any]
 
     @classmethod
     def of(
         cls, run: Run, steps: tuple[int, ...], tried: int | None, known: tuple[Trial, ...], n_settings: int
     ) -> _Sample:
-        from inshrink_core.search.measure import middle_of, sample_keys
+        from inshrink_core.search.measure import attachment_sizes, middle_of, sample_keys
+        from inshrink_core.search.quadratic import sensitivities
 
         stretches = _stretches(steps) if tried is None else [middle_of(steps, tried)]
         n_steps = sum(map(len, stretches))
         numel = max(_LEAST_NUMEL, _NUMEL // n_steps)
-        n_tensors = max(_LEAST_TENSORS, _TENSORS // (n_steps * n_settings))
-        return cls(run, steps, stretches, sample_keys(run[stretches[0][0]], numel, n_tensors), known, {})
+        read = functools.cache(run.__getitem__)
+        first = read(stretches[0][0])
+        n_types = len({spec.layer for spec in first.specs if spec.role in MODEL_ROLES})
+        n_tensors = max(_LEAST_TENSORS * min(2, n_types), _TENSORS // (n_steps * n_settings))
+        keys = sample_keys(first, numel, n_tensors)
+        pairs = [pair for stretch in stretches for pair in zip((None, *stretch), stretch, strict=False)]
+        h = {now: sensitivities(read(now), None if was is None else read(was), keys) for was, now in pairs}
+        few = middle_of(steps) if tried is None else stretches[0]
+        files = functools.cache(lambda optimizer: attachment_sizes(map(read, few), optimizer))
+        return cls(run, steps, stretches, few, keys, known, read, h, files, {})
 
     def ahead(self, chain: ChainConfig) -> Any:
         """Return the encoder's look-ahead, cached: it does not depend on the tunable parameter."""
-        from inshrink_core.chain import FrameEncoder
+        from inshrink_core.chain import look_ahead
 
         tuning = chain.config.tuning
-        turned = () if tuning is None else tuning.knob.settings
+        turned = () if tuning is None else tuning.tunable.settings
         settings = {k: v for k, v in chain.config.settings().items() if k not in turned}
         key = json.dumps([chain.codec, settings], sort_keys=True, default=str)
-        if key not in self.foreseen:
-            keys = self.keys if len(self.stretches[0]) < len(self.steps) else None
-            self.foreseen[key] = FrameEncoder(chain).look_ahead(self.steps, self.run.__getitem__, keys)
-        return self.foreseen[key]
+        if key not in self.initial:
+            self.initial[key] = look_ahead(chain, self.steps, self.checkpoint, self.keys)
+        return self.initial[key]
 
     def model(self) -> list[TensorSpec]:
         """Return the weights and buffers of the first step."""
-        return [spec for spec in self.run[self.steps[0]].specs if spec.role in MODEL_ROLES]
+        return [spec for spec in self.checkpoint(self.steps[0]).specs if spec.role in MODEL_ROLES]
 
     @property
     def share(self) -> float:
@@ -451,7 +493,7 @@ def _weights(row: EstimateReport) -> str:
     return json.dumps([row.codec, row.config, row.overrides], sort_keys=True)
 
 
-def _judged(
+def _evaluated(
     sample: _Sample, chain: ChainConfig, judging: EvaluatorRequest, most: float
 ) -> tuple[ArchiveSize, Mapping[str, Any]]:
     """Write the tried steps under a bound; return their sizes, and the worst figures."""
@@ -464,10 +506,10 @@ def _judged(
         for step in sample.steps[: sample.steps.index(tried[0])]:
             bounded.saw(run[step])
         sizes = written_bounded(bounded, chain, [run[step] for step in tried], sample.ahead(chain))
-        return sizes, bounded.promise.to_json()
+        return sizes, bounded.bound_record.to_json()
 
 
-def _with_judged(
+def _with_evaluated(
     found: EstimateReport, judged: tuple[ArchiveSize, Mapping[str, Any]], sample: _Sample, chain: ChainConfig
 ) -> EstimateReport:
     """Return an estimate with the evaluated weights in place of the estimated ones.
@@ -475,7 +517,6 @@ def _with_judged(
     The step size of the weights determines that of optimizer state, so the evaluated frames give its size,
     too.
     """
-    from inshrink_core.metrics import bits_per_parameter
     from inshrink_core.search.measure import Rest, in_proportion
 
     n_steps, tried, (sizes, worst) = len(sample.steps), _tried(found), judged
@@ -508,10 +549,9 @@ def _with_judged(
     )
 
 
-def _estimate(sample: _Sample, asked: _Asked, request: Estimate) -> EstimateReport:
+def _estimate(sample: _Sample, asked: _Config, request: Estimate) -> EstimateReport:
     """Return the estimate of one configuration: encode the sample, and extrapolate to the chain."""
-    from inshrink_core.metrics import bits_per_parameter
-    from inshrink_core.search.measure import estimate_rest, in_proportion, middle_of
+    from inshrink_core.search.measure import estimate_rest, in_proportion
     from inshrink_core.search.quadratic import calibrate
 
     begun, chain, run, steps = time.perf_counter(), asked.chain, sample.run, sample.steps
@@ -528,15 +568,15 @@ def _estimate(sample: _Sample, asked: _Asked, request: Estimate) -> EstimateRepo
     raw = len(steps) * sum(row.raw for row in rows) / len(rows)
     keyframes, deltas = ([row.nbytes for row in rows if row.keyframe is kind] for kind in (True, False))
     nbytes = in_proportion(keyframes, deltas, len(steps), chain.keyframe_every)
-    few = sample.stretches[0] if is_tried else middle_of(steps)
-    rest = estimate_rest(chain, [run[step] for step in few], len(steps), sample.keys, sample.ahead(chain))
+    few, files = map(sample.checkpoint, sample.few), sample.attachments(chain.optimizer)
+    rest = estimate_rest(chain, list(few), len(steps), sample.keys, files, sample.ahead(chain))
     archive = None
     if is_tried:
         basis, cost = _cost(sample.known, chain, calibration, divergence)
         n_weights = len(steps) * sum(spec.numel for spec in specs)
         archive = ArchiveEstimate(
             run_bytes=sum(run[step].raw_bytes() for step in steps),
-            tried=tuple(few),
+            tried=tuple(sample.few),
             raw_bytes=round(raw + rest.raw),
             nbytes=round(nbytes + rest.nbytes),
             bits_per_weight=bits_per_parameter(round(nbytes), n_weights),
@@ -546,7 +586,7 @@ def _estimate(sample: _Sample, asked: _Asked, request: Estimate) -> EstimateRepo
         )
     unseen = Unseen.of(layout for step in steps for layout in run[step].files)
     n_trials = calibration.n_trials
-    tensors = _by_tensor(specs, rows, len(steps), chain.keyframe_every) if request.by_tensor else ()
+    tensors = _by_tensor(sample, specs, rows, chain.keyframe_every) if request.by_tensor else ()
     return EstimateReport(
         codec=chain.codec,
         config=chain.record()["config"],
@@ -603,12 +643,12 @@ def _cost(
 
 
 def _by_tensor(
-    specs: Sequence[TensorSpec], rows: Sequence[_Row], n_steps: int, keyframe_every: int
+    sample: _Sample, specs: Sequence[TensorSpec], rows: Sequence[_Row], keyframe_every: int
 ) -> Iterator[TensorEstimate]:
     """Yield the estimate of each tensor that was encoded."""
     from inshrink_core.search.measure import in_proportion
 
-    weighed = any(row.sensitivities for row in rows)
+    n_steps, weighed = len(sample.steps), any(sample.sensitivities.values())
     for spec in specs:
         there = [row for row in rows if spec.key in row.nbytes_of]
         if not there or not spec.numel:
@@ -617,18 +657,16 @@ def _by_tensor(
             [row.nbytes_of[spec.key] for row in there if row.keyframe is k] for k in (True, False)
         )
         nbytes = in_proportion(keyframes or deltas, deltas, n_steps, keyframe_every)
-        h = [row.sensitivities[spec.key] for row in there if spec.key in row.sensitivities]
-        damages = [
-            (0.5 * row.sensitivities[spec.key] if weighed else 1) * row.squared_errors[spec.key]
-            for row in there
-            if not weighed or spec.key in row.sensitivities
-        ]
+        errors = {row.step: row.squared_errors[spec.key] for row in there}
+        known = [(step, sample.sensitivities[step]) for step in errors]
+        h = {step: values[spec.key] for step, values in known if spec.key in values}
+        damages = [0.5 * h[step] * errors[step] for step in h] if weighed else list(errors.values())
         yield TensorEstimate(
             key=spec.key,
             layer_type=None if spec.layer is None else str(spec.layer),
             n_values=spec.numel,
             bits_per_weight=8 * nbytes / (spec.numel * n_steps),
-            sensitivity=h[-1] if h else None,
+            sensitivity=list(h.values())[-1] if h else None,
             damage=max(damages, default=None),
         )
 
@@ -650,7 +688,6 @@ class _Row(NamedTuple):
     keyframe: bool
     nbytes_of: Mapping[str, int]
     squared_errors: Mapping[str, float]
-    sensitivities: Mapping[str, float]
 
 
 def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
@@ -665,23 +702,16 @@ def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
 def _encode(sample: _Sample, chain: ChainConfig, steps: Sequence[int]) -> Iterator[_Row]:
     """Encode a stretch of a run in closed loop."""
     from inshrink_core.search.measure import encode_chain
-    from inshrink_core.search.quadratic import sensitivities
 
-    run, keys = sample.run, sample.keys
-    encoded = encode_chain(chain, (run[step] for step in steps), keys, sample.ahead(chain))
-    before = None
+    encoded = encode_chain(chain, map(sample.checkpoint, steps), sample.keys, sample.ahead(chain))
     for number, (step, row) in enumerate(zip(steps, encoded, strict=True)):
-        checkpoint = run[step]
-        h = sensitivities(checkpoint, before, keys)
         yield _Row(
             step,
-            checkpoint.raw_bytes(MODEL_ROLES),
+            row.checkpoint.raw_bytes(MODEL_ROLES),
             row.scaled_nbytes,
-            row.scaled_damage(h),
+            row.scaled_damage(sample.sensitivities[step]),
             row.relative_error,
             number % chain.keyframe_every == 0,
             row.nbytes,
             row.squared_errors,
-            h,
         )
-        before = checkpoint

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, cast
+from typing import Annotated, ClassVar, cast
 
 from inshrink_core.checkpoint import MODEL_ROLES, model_of
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
+from inshrink_core.evaluate.evaluator import Evaluation
+from inshrink_core.evaluate.template import evaluator_source
+from inshrink_core.execution import make_folders, require_free, write_durably
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.verbs.shared.groups import PathLike, Reading, RunLike
-from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements
-
-if TYPE_CHECKING:
-    from inshrink_core.metrics import Direction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,32 +25,35 @@ class EvaluateReport(Report):
     Parameters
     ----------
     step
-        The step.
+        Training step.
     evaluator
         The evaluator, as ``FILE.py:FUNCTION``.
-    metric, direction, value
-        The metric that is compared, its better direction, and its value.
-    metrics, standard_errors
-        All returned metrics, and the standard errors of some.
-    log_probs, predictions
-        Shapes of the returned arrays that a divergence compares; None if not returned.
+    found
+        The evaluation; the document has the shapes of its arrays.
     printed
         The end of the evaluator's output, in one line.
-    seconds
-        Time within the evaluator.
     """
 
     step: int
     evaluator: str
-    metric: str
-    direction: Direction
-    value: float
-    metrics: Mapping[str, float]
-    standard_errors: Mapping[str, float] = field(default_factory=dict)
-    log_probs: tuple[int, ...] | None = None
-    predictions: tuple[int, ...] | None = None
+    found: Evaluation
     printed: str = ""
-    seconds: float = 0.0
+
+    KEYS: ClassVar = (
+        "step evaluator metric=found.metric direction=found.direction value=found.value "
+        "metrics=found.metrics standard_errors=found.standard_errors log_probs predictions "
+        "printed seconds=found.seconds"
+    )
+
+    @property
+    def log_probs(self) -> tuple[int, ...] | None:
+        """Shape of the log probabilities; None if they were not returned."""
+        return None if self.found.log_probs is None else self.found.log_probs.shape
+
+    @property
+    def predictions(self) -> tuple[int, ...] | None:
+        """Shape of the predictions; None if they were not returned."""
+        return None if self.found.predictions is None else self.found.predictions.shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class EvaluatorReport(Report):
     Parameters
     ----------
     output
-        The file.
+        Path of the file written.
     digest
         SHA-256 of the file.
     """
@@ -100,8 +101,8 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
     Examples
     --------
     >>> import inshrink_core
-    >>> report = inshrink_core.verbs.evaluate(inshrink_core.sample("digits-cnn"))
-    >>> report.metric, report.value > 0.97, report.log_probs
+    >>> found = inshrink_core.verbs.evaluate(inshrink_core.sample("digits-cnn")).found
+    >>> found.metric, found.value > 0.97, found.log_probs.shape
     ('accuracy', True, (540, 10))
     >>> import tempfile
     >>> target = f"{tempfile.mkdtemp()}/judge.py"
@@ -128,31 +129,14 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
             return cast("EvaluateReport", self.written())
         opened = self.opened_run(self.run)
         chosen = opened.steps[-1] if self.step is None else self.step
-        with self.resolve(opened) as judge:
-            found = judge.evaluate(opened[chosen])
-            report = EvaluateReport(
-                step=chosen,
-                evaluator=judge.spec,
-                metric=found.metric,
-                direction=found.direction,
-                value=found.value,
-                metrics=found.metrics,
-                standard_errors=found.standard_errors,
-                log_probs=None if found.log_probs is None else found.log_probs.shape,
-                predictions=None if found.predictions is None else found.predictions.shape,
-                printed=judge.printed,
-                seconds=found.seconds,
+        with self.resolve(opened) as evaluator:
+            found = evaluator.evaluate(opened[chosen])
+            return EvaluateReport(
+                step=chosen, evaluator=evaluator.spec, found=found, printed=evaluator.printed
             )
-            asked = EvaluatorId.of(judge)
-        question = {"step": chosen, "evaluator": asked.digest, "name": asked.name}
-        Measurements.of_run(opened, make=True).add("evaluate", question, report.to_json())
-        return report
 
     def written(self) -> EvaluatorReport:
         """Write a template of an evaluator, which marks what the user fills in."""
-        from inshrink_core.evaluate.template import evaluator_source
-        from inshrink_core.execution import make_folders, require_free, write_durably
-
         path = Path(self.write or "")
         self.exclude("--write", ("step", "evaluator", "metric", "direction", "trust_run", "timeout"))
         opened, target = self.opened_run(self.run), path.absolute()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,8 +11,12 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
+from inshrink_core.analysis.movement import Movement, movement
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, TensorSpec
 from inshrink_core.errors import InputError, NotFoundError, StorageError
+from inshrink_core.execution import make_folders, require_free, working_folder
 from inshrink_core.execution.progress import Counter, OnProgress, Progress
+from inshrink_core.frame import FrameInfo, FrameKind
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.verbs.shared.groups import ArchiveLike, Decoding, Globs, PathLike, local_target
@@ -24,9 +27,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.archive import FrameWriter
     from inshrink_core.chain import Archive, ArchiveSize
-    from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSpec
     from inshrink_core.formats.carried import CarriedTensor
-    from inshrink_core.frame import FrameInfo
 
 
 DEFAULT_RATIO: Final = 8.0
@@ -57,14 +58,16 @@ class ExportReport(Report):
 
     Parameters
     ----------
-    archive, output
-        The archive, and the file written.
+    archive
+        Path of the archive.
+    output : str
+        Path written.
     steps
-        The step.
+        The exported step.
     layout
         Format of the file: ``packed`` or ``safetensors``.
     ratio_float32
-        Bytes of the weights as float32 over the bytes that store them, including all overhead.
+        ``ratio_weights`` with weights counted as float32, including all overhead.
     size
         Sizes of a packed file; None for a plain one.
     nbytes
@@ -76,7 +79,7 @@ class ExportReport(Report):
     exact
         Whether every written tensor has the same bits as in the archive.
     relative_error
-        ``sqrt(squared error / squared norm)`` of coarsened weights, against the archive's; 0 if exact.
+        Root of squared error over squared norm of coarsened weights, against the archive's; 0 if exact.
     left_out
         Checkpoint files that were left out, and tensors that cannot be separated from their file.
     layers_left_out
@@ -113,7 +116,15 @@ class ExportReport(Report):
     )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document; for a plain file with its format and number of tensors."""
+        """Return the document; for a plain file with its format and number of tensors.
+
+        Returns
+        -------
+        format : str
+            ``safetensors``; only of a plain file, whose size and ratios are None.
+        tensors : int
+            Number of tensors; only of a plain file.
+        """
         plain = {} if self.layout == "packed" else {"format": self.layout, "tensors": self.n_tensors}
         return Report.to_json(self) | plain
 
@@ -124,8 +135,10 @@ class PackReport(Report):
 
     Parameters
     ----------
-    archive, output
-        The archive, and its copy.
+    archive
+        Path of the archive.
+    output
+        Path written.
     steps
         Steps of its newest branch.
     n_frames
@@ -244,7 +257,6 @@ class Export(Decoding, Request[ExportReport | PackReport]):
         """Write the file."""
         from inshrink_core.archive import pack_archive
         from inshrink_core.chain import Archive, archive_size, step_needs
-        from inshrink_core.execution import require_free
 
         patterns = self.tensors, self.without
         self._check(is_chosen=any(patterns))
@@ -378,7 +390,6 @@ def chosen_names(
 def _beside(target: Path) -> Iterator[Path]:
     """Yield a folder for the archive to be packed, on the file system of `target`."""
     from inshrink_core.archive.storage import storage_error
-    from inshrink_core.execution import make_folders, working_folder
 
     parent = target.absolute().parent
     folder = None
@@ -407,7 +418,6 @@ class _Step:
         *,
         plain: bool,
     ) -> None:
-        from inshrink_core.checkpoint import MODEL_ROLES
         from inshrink_core.formats.carried import carried_tensors
 
         self._archive, self._info, self._progress = archive.sequential(), info, progress
@@ -497,7 +507,6 @@ class _Step:
     def _single_frame(self, folder: Path, form: str) -> Iterator[FrameWriter]:
         """Make an archive of one keyframe; its id is a digest, so that equal exports have equal bytes."""
         from inshrink_core.archive import ArchiveWriter
-        from inshrink_core.frame import FrameKind
 
         keys = "\0".join(spec.key for spec in self._view.specs)
         text = b"".join(self._source) + f"{form}\0{keys}".encode()
@@ -526,7 +535,7 @@ class _Cast:
 
     def __init__(self, checkpoint: Checkpoint, original: Checkpoint, dtype: str) -> None:
         self._checkpoint, self._original, self._dtype = checkpoint, original, dtype
-        self._error = self._norm = 0.0
+        self._moved = Movement()
 
     def spec(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of a tensor after the cast."""
@@ -547,10 +556,7 @@ class _Cast:
                 where=f"{self._original.origin}, tensor '{spec.key}'",
                 remedy="choose bf16 or fp32",
             )
-        known = self._original[spec.key].double()
-        finite = known.isfinite()
-        self._error += float((made.double() - known)[finite].square().sum())
-        self._norm += float(known[finite].square().sum())
+        self._moved += movement(self._original[spec.key].double(), made.double())
         return made
 
     def skeleton(self, layout: FileLayout) -> bytes:
@@ -560,7 +566,7 @@ class _Cast:
     @property
     def relative_error(self) -> float:
         """``sqrt(squared error / squared norm)`` of all floats read so far."""
-        return math.sqrt(self._error / self._norm) if self._norm > 0 else 0.0
+        return self._moved.relative or 0.0
 
 
 def _weights_of(checkpoint: Checkpoint, tensors: Sequence[str], without: Sequence[str]) -> Checkpoint:
@@ -572,7 +578,6 @@ def _weights_of(checkpoint: Checkpoint, tensors: Sequence[str], without: Sequenc
         The patterns select no tensor.
     """
     from inshrink_core.chain import view_of
-    from inshrink_core.checkpoint import MODEL_ROLES
 
     keys = [spec.key for spec in checkpoint.specs if spec.role in MODEL_ROLES]
     names = set(chosen_names(_model_names(checkpoint), tensors, without))
@@ -597,7 +602,6 @@ def _weights_of(checkpoint: Checkpoint, tensors: Sequence[str], without: Sequenc
 
 
 def _model_names(checkpoint: Checkpoint) -> dict[str, None]:
-    from inshrink_core.checkpoint import MODEL_ROLES
 
     keys = {spec.key: None for spec in checkpoint.specs if spec.role in MODEL_ROLES}
     return keys | {alias: None for alias, key in checkpoint.aliases.items() if key in keys}

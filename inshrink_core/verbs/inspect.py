@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inshrink_core import text
-from inshrink_core.checkpoint import Checkpoint, TensorsInMemory, Unseen
+from inshrink_core.checkpoint import Checkpoint, TensorsInMemory, TensorSpec, Unseen
 from inshrink_core.errors import CheckFailedError, InshrinkError, MissingFrameError
 from inshrink_core.metrics import ratio
 from inshrink_core.report import Part, Report, parts_of, plain_value
@@ -20,7 +20,6 @@ from inshrink_core.verbs.shared.groups import Reading, RunOrArchive
 if TYPE_CHECKING:
     from inshrink_core.chain import Archive
     from inshrink_core.chain.sizes import StepNeeds
-    from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
 
@@ -40,7 +39,7 @@ class Inventory(Report):
     path
         The run or the archive, as the request names it.
     facts
-        The document of ``inshrink inspect --json`` (docs/json.md explains its keys).
+        The document of ``inshrink inspect --json``; `to_json` explains its keys.
     failure
         An error that does not prevent showing the rest.
     with_tensors
@@ -59,7 +58,136 @@ class Inventory(Report):
     )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink inspect --json``."""
+        """Return the document of ``inshrink inspect --json``.
+
+        Returns
+        -------
+        kind : str
+            ``run`` or ``archive``.
+        format : str?
+            File format of the run, or ``inshrink``; None if nothing is readable.
+        steps : [int]
+            Training steps, ascending.
+        n_parameters : int
+            Number of weights at the last step; tied weights count once.
+        tensors : [object]
+            Tensors of all steps.
+        tensors[].key : str
+            Name, with ``@role`` for optimizer state.
+        tensors[].role : str
+            ``weight``, ``buffer``, ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``, ``momentum``, ``master``,
+            ``gradient``, ``step`` or ``state``.
+        tensors[].unattributed : bool
+            Whether the weight of this optimizer state is unknown (docs/runs.md#whose-state-it-is); the name
+            is a number then.
+        tensors[].dtype : str
+            Torch dtype.
+        tensors[].shape : [int]
+            Shape at its last step.
+        tensors[].layer : str?
+            ``embedding``, ``attention``, ``convolution``, ``linear`` or ``vector``; None for other buffers.
+        tensors[].n_steps : int
+            Number of steps with this tensor.
+        tensors[].raw_bytes : int
+            Uncompressed bytes over those steps.
+        tensors[].codec : str
+            Bitstream of the newest block; archives only.
+        tensors[].archive_bytes : int
+            Bytes of the blocks; archives only.
+        tensors[].ratio : float
+            Raw bytes over block bytes; archives only.
+        roles : {object}
+            Sizes by role.
+        roles{}.tensors : int
+            Number of tensors.
+        roles{}.raw_bytes : int
+            Their uncompressed bytes.
+        roles{}.archive_bytes : int
+            Bytes of their blocks; archives only.
+        roles{}.ratio : float
+            Raw bytes over block bytes; archives only.
+        raw_bytes : int
+            Uncompressed bytes of the tensors of all steps.
+        bytes_read : int
+            Bytes read from disk.
+        skipped : [object]
+            Files that are no step of the run.
+        skipped[].path : str
+            File or folder.
+        skipped[].fate : str?
+            Its fate (docs/runs.md#what-becomes-of-each-file); None without tensors of the run.
+        skipped[].reason : str
+            Why it was left out.
+        skipped[].unreadable : bool
+            Whether it is an unreadable checkpoint (docs/runs.md#unreadable-checkpoints).
+        notes : [str]
+            Remarks.
+        fates : {int}
+            Number of tensor files by fate (docs/runs.md#what-becomes-of-each-file); runs only.
+        unseen : Unseen
+            Bytes outside parsed tensors, stored unchanged (docs/runs.md#opaque-files); runs only.
+        codec : str?
+            Codec of the weights. This key and the following describe the newest branch of an archive.
+        config : object?
+            All settings of the codec.
+        optimizer : str?
+            How optimizer state is stored: ``exact``, ``compressed``, ``compact`` or ``drop``.
+        base : BaseRecord
+            Base model that the archive needs; absent if none.
+        ratio_total : float
+            Raw bytes over stored bytes, of everything.
+        ratio_weights : float
+            Raw bytes over stored bytes of weights and buffers; headers and indexes count as stored bytes.
+        bits_per_weight : float
+            Mean stored bits of one weight at one step.
+        archive_bytes : int
+            Bytes of frames and manifest.
+        originals : OriginalChecks
+            Result of checking the original files when they were archived (docs/runs.md#checksums).
+        needs : object?
+            Cost of a restore, estimated from headers; None without readable frames.
+        needs.memory_restore : int
+            Bytes of memory for restoring the largest step.
+        needs.memory_verify : int
+            Bytes of memory for decoding all steps in turn, as ``verify --deep`` does.
+        needs.disk_step : int
+            Bytes of files of the largest step.
+        needs.disk_all : int
+            Bytes of files of all steps.
+        n_branches : int
+            Number of branches.
+        branches : [object]
+            Named checkpoints.
+        branches[].name : str
+            Name, such as ``best``.
+        branches[].step : int
+            Training step.
+        branches[].bytes : int
+            Size of the frame.
+        frames : [FrameSize]
+            Frames, oldest first.
+        frames[].quality : object?
+            Cost of a restore (docs/format.md#meta), if bounds or a prediction were asked for.
+        frames[].older : {int}
+            Step of each tensor that a save under a budget (docs/saver.md#saves-under-a-budget) left
+            unchanged; absent if none.
+        missing_frames : [object]
+            Committed frames without a file.
+        missing_frames[].step : int
+            Training step.
+        missing_frames[].branch : int
+            Number of the branch, from 0.
+        missing_frames[].path : str
+            File within the archive.
+        missing_frames[].last : bool
+            Whether it is the last frame of the newest branch.
+        manifest_problem : str?
+            Fault of the manifest. The exit status is 1 then, and ``steps`` and ``frames`` cover all branches.
+        unreadable_frames : [str]
+            Unreadable files of frames, if the manifest is unusable.
+        undecodable_steps : [int]
+            Steps that need a missing frame.
+        """
         return dict(self.facts)
 
     @property
@@ -299,7 +427,7 @@ def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:
 
     if facts["manifest_problem"]:
         return CheckFailedError(
-            f"{facts['manifest_problem']}, which alone tells whether frames are gone",
+            f"{facts['manifest_problem']}, and only the manifest shows whether frames are missing",
             where=path,
             remedy=REBUILD_REMEDY,
         )

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import InputError, MissingFrameError
 from inshrink_core.frame import FrameInfo, FrameKind
 from inshrink_core.report import Report
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from inshrink_core.archive import ArchiveReader
     from inshrink_core.chain import Archive
     from inshrink_core.chain.prune import PrunePlan, PruneRules
-    from inshrink_core.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,13 @@ class PruneReport(Report):
     archive
         The archive.
     applied
-        True if the archive was pruned; False for a plan.
+        Whether the archive was pruned; False for a plan.
     plan
         The fate of every frame.
-    before, after
-        Bytes of the archive; in a plan that re-keys frames, `after` is an estimate.
+    before
+        Bytes of the archive before.
+    after
+        Bytes of the archive afterwards; an estimate in a plan that re-keys frames.
     seconds
         Wall time.
     device
@@ -61,12 +63,28 @@ class PruneReport(Report):
 
     @property
     def freed(self) -> int:
-        """Bytes that pruning frees; negative if re-keyed frames grow by more than the removed ones held."""
+        """Bytes freed, or to be freed; negative if re-keyed frames outgrow the removed ones."""
         return self.before - self.after
 
     @property
     def frames(self) -> list[dict[str, Any]]:
-        """The fate of every frame, in the order of writing."""
+        """The fate of every frame, in the order of writing.
+
+        Returns
+        -------
+        step : int
+            Training step.
+        branch : int
+            Number of the branch, from 0.
+        fate : str
+            ``kept``, ``reference`` or ``removed``.
+        why : [str]
+            Rules that keep it.
+        written : str?
+            ``rekeyed``, ``rewritten`` or None.
+        state_dropped : bool
+            Whether its optimizer state is removed.
+        """
         plan = self.plan
         fates = {"kept": plan.kept, "reference": plan.references, "removed": plan.removed}
         written = {f.frame_id: "rekeyed" for f in plan.rekeyed}
@@ -79,7 +97,7 @@ class PruneReport(Report):
                 "fate": fate,
                 "why": plan.why.get(f.frame_id, ()),
                 "written": written.get(f.frame_id),
-                "state_dropped": f.frame_id in plan.rests,
+                "state_dropped": f.frame_id in plan.reduced,
             }
             for f, fate in sorted(rows, key=lambda row: row[0].generation)
         ]
@@ -101,7 +119,7 @@ class ForgetReport(Report):
     archive
         The archive.
     applied
-        True if frames were given up; False for a plan.
+        Whether frames were given up; False for a plan.
     manifest
         Why the manifest is unusable and rebuilt from the existing frames; empty if it is usable. Without a
         manifest, lost frames that no other frame refers to are unknown, and not among the missing.
@@ -134,7 +152,7 @@ class ForgetReport(Report):
 class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
     """Remove archived steps, or their optimizer state; the rest keeps every bit.
 
-    Shows a plan unless `apply` is set.
+    Only shows a plan without `apply`.
 
     Parameters
     ----------
@@ -202,7 +220,7 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
     forget_missing: bool = False
     apply: bool = False
 
-    INTERRUPTED: ClassVar = "the archive is as before, or pruned; the same command tells"
+    INTERRUPTED: ClassVar = "the archive is unchanged or pruned; the same command shows which"
     STAGE: ClassVar = "prune"
     EXAMPLES: ClassVar = (
         "inshrink prune digits.inshrink --keep-every 1000 --keep-last 5",
@@ -218,9 +236,9 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
 
         if self.forget_missing:
             return self._forget()
-        if self.says_nothing and not (self.keep or self.stand_alone):
+        if not (self.thins or self.keep or self.stand_alone) and self.optimizer_last is None:
             raise InputError(
-                "nothing says what to keep",
+                "no rule says what to keep",
                 remedy="give --keep-every, --keep-last, --keep-best, --keep or --optimizer-last",
             )
         begun = time.perf_counter()
@@ -299,17 +317,17 @@ def _growth(archive: Archive, plan: PrunePlan) -> int:
     rekeyed, removed = ({frame.frame_id for frame in frames} for frames in (plan.rekeyed, plan.removed))
     grown, alone = 0, dict[str, int]()
     for info in archive.reader.frames:
-        entries, rest = archive.frame(info).entries, plan.rests.get(info.frame_id)
+        entries, rest = archive.frame(info).entries, plan.reduced.get(info.frame_id)
         if info.kind is FrameKind.KEYFRAME:
             alone |= {entry.key: entry.stored_nbytes for entry in entries if not entry.attachment}
         if info.frame_id in removed:
             grown -= info.nbytes
             continue
         for entry in entries:
-            key = entry.key if entry.attachment else spec_of(entry).whole.key
+            key = entry.key if entry.attachment else spec_of(entry).full_spec.key
             if rest is not None and not _stays(key, entry.attachment, rest.view):
                 grown -= entry.stored_nbytes
-            elif not entry.attachment and (info.frame_id in rekeyed or entry.key in plan.standing_of(info)):
+            elif not entry.attachment and (info.frame_id in rekeyed or entry.key in plan.rekeyed_in(info)):
                 grown += alone.get(entry.key, entry.stored_nbytes) - entry.stored_nbytes
     return grown
 

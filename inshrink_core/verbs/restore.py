@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.execution import default_threads
 from inshrink_core.execution.progress import Counter
-from inshrink_core.execution.together import meet, part_ways
+from inshrink_core.execution.together import leave_group, meet
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.verbs.shared.groups import (
@@ -27,12 +30,9 @@ from inshrink_core.verbs.shared.groups import (
 from inshrink_core.verbs.shared.values import chosen_steps
 
 if TYPE_CHECKING:
-    import os
-
     from torch import Tensor
 
     from inshrink_core.chain import Archive, Exactness, OriginalChecks
-    from inshrink_core.checkpoint import Checkpoint
     from inshrink_core.frame import FrameInfo
 
 
@@ -47,11 +47,11 @@ class RestoreReport(Report):
     Parameters
     ----------
     steps
-        The steps restored.
+        Steps restored, ascending.
     paths
-        Every file written.
+        Paths written.
     layout
-        Format of the files; ``same`` for the format of the run.
+        Format of the files: ``same`` (the format of the run), ``safetensors``, ``torch`` or ``dcp``.
     seconds
         Wall time.
     bytes_read
@@ -59,7 +59,7 @@ class RestoreReport(Report):
     stored
         The roles that were restored bit for bit, and those with an error.
     originals
-        Results of the checksums of the original files; a restored file is no better than its original.
+        Result of checking the original files when they were archived (docs/runs.md#checksums).
     device
         Where tensors were decoded.
     without_state
@@ -164,7 +164,6 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
         from inshrink_core.chain.attachments import dropped_of
         from inshrink_core.chain.parts import frames_of
         from inshrink_core.chain.restoring import fitting
-        from inshrink_core.execution import default_threads
         from inshrink_core.formats import write_checkpoint
         from inshrink_core.formats.disk import check_names, check_target
         from inshrink_core.formats.write import LAYOUTS, restorable_layout
@@ -230,7 +229,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
                 )
         if self.part is not None:
             meet()
-            part_ways()
+            leave_group()
         return RestoreReport(
             steps=tuple(info.step for info in infos),
             paths=tuple(paths),
@@ -267,9 +266,13 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
     def _frames(self, archive: Archive) -> tuple[FrameInfo, ...]:
         """Return the frames to restore: those of the requested steps, or the last one."""
         branch = _branch_number(archive, self.branch)
-        steps = chosen_steps(
-            [":"] if self.every else self.steps, lambda: known_steps(archive, branch), str(archive.path)
-        )
+
+        def known() -> Sequence[int]:
+            if branch is None:
+                return archive.listed_steps
+            return sorted({frame.step for frame in archive.reader.listed_history(_tip(archive, branch))})
+
+        steps = chosen_steps([":"] if self.every else self.steps, known, str(archive.path))
         if steps is not None:
             named = archive.reader.named if self.every and branch is None else ()
             return (*(archive.reader.find(step, branch) for step in steps), *named)
@@ -277,20 +280,6 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
 
 
 restore = python_call(Restore)
-
-
-def known_steps(archive: Archive, branch: int | None = None) -> tuple[int, ...]:
-    """Return the steps of a branch's history, by default the newest's, with missing ones, ascending.
-
-    Raises
-    ------
-    NotFoundError
-        The branch does not exist.
-    """
-    if branch is None:
-        return archive.listed_steps
-    line = archive.reader.listed_history(_tip(archive, branch))
-    return tuple(sorted({frame.step for frame in line}))
 
 
 def _branch_number(archive: Archive, branch: int | str | None) -> int | None:
@@ -356,11 +345,10 @@ def load_state_dict(
     ['bn1.bias', 'bn1.num_batches_tracked']
     """
     from inshrink_core.chain import Archive
-    from inshrink_core.checkpoint import MODEL_ROLES
     from inshrink_core.formats.carried import carried_tensors
 
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     info = opened.last if step is None else opened.reader.find(step)
     checkpoint = opened.on(device).checkpoint(info)
     carried = {tensor.name: tensor for tensor in carried_tensors(checkpoint) if tensor.role in MODEL_ROLES}
-    return checkpoint.state_dict() | {name: tensor.whole() for name, tensor in carried.items()}
+    return checkpoint.state_dict() | {name: tensor.restored() for name, tensor in carried.items()}

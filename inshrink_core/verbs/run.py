@@ -16,7 +16,7 @@ from inshrink_core.verbs.shared.groups import PathLike
 
 @dataclass(frozen=True)
 class Run(Request[Report]):
-    """Perform a request of any verb, read from a JSON file.
+    """Run any verb with the request in a JSON file.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Run(Request[Report]):
         "inshrink run request.json --json",
         "inshrink run request.json --trust 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
     )
-    INTERRUPTED: ClassVar = "the same request goes on where its verb does"
+    INTERRUPTED: ClassVar = "the same request continues if its verb does"
 
     def meant(self) -> Request[Any]:
         """Return the request in the file."""

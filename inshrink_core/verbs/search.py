@@ -14,9 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
+from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.report import UNSAID, Report
+from inshrink_core.execution import write_atomic
+from inshrink_core.report import OMITTED, Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import UNKNOWN, printable, ratio
 from inshrink_core.verbs.shared.groups import (
@@ -29,7 +31,7 @@ from inshrink_core.verbs.shared.groups import (
     Writing,
     steps_of,
 )
-from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements, read_as
+from inshrink_core.verbs.shared.measured import Measurements, read_as
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
@@ -57,7 +59,7 @@ _BY_STEP: Final = (
 
 _IN_FILE: Final = "; {file} holds one configuration for all steps, so it has {best} in their place"
 
-_NOTHING_SAID: Final = (
+_NO_EVIDENCE: Final = (
     "the previous checkpoint, in the place of each one, keeps the bounds at every step: they say nothing,"
     " and nothing is coarsened"
 )
@@ -69,10 +71,16 @@ class ByStep:
 
     Parameters
     ----------
-    ratio_weights, ratio_total
-        Ratios of the whole chain.
-    drop, divergence, restore_cost
-        Figures of the worst step; None if no step has one.
+    ratio_weights
+        Raw bytes over stored bytes of weights and buffers, over the whole chain.
+    ratio_total
+        The same of everything.
+    drop
+        Drop at the worst step.
+    divergence
+        Divergence at the worst step, in nats.
+    restore_cost
+        Restore cost at the worst step.
     evaluations
         Number of restored states evaluated for it; originals are not counted.
     """
@@ -92,35 +100,35 @@ class SearchReport(Report):
     Parameters
     ----------
     best
-        The chain of the best configuration; None if no configuration keeps the bounds.
+        Best configuration; None if none keeps the bounds.
     ratio_total
         Total ratio with the best configuration, with data other than weights estimated from a sample; None
         without a best configuration.
     default, default_keeps
         The chain of the codec's defaults, and whether it keeps the bounds.
     by_step
-        Figures of an archive under the same bounds with settings per step; None for a target ratio, with a
-        budget, and for codecs other than the lattice.
+        Result of ``compress`` under the same bounds, with settings per step; None for a target ratio,
+        with a budget, and for codecs other than the lattice.
     binding
-        The step of the best chain, else of the default's, that is closest to its bound; None for a target
-        ratio.
+        Figure closest to its limit; None for a target ratio.
     bounds
-        The quality bounds, including a divergence bound that was added.
+        Limits asked for, including a divergence bound that was added.
     target_ratio
         The requested ratio; None if bounds were given.
-    metric, direction
-        The metric that the drop refers to, and its better direction.
+    metric
+        Metric of the drop.
+    direction
+        Better direction of the metric: ``higher`` or ``lower``.
     steps
-        Steps of the chain.
-    uninformative
-        Steps that are not discriminative: the previous-checkpoint baseline keeps the bounds, too.
+        Steps of the chain, ascending.
+    not_discriminative
+        Steps whose previous checkpoint keeps the bounds, too.
     evaluations
         Number of trials measured now; trials from the log are not counted.
     trials
         All known trials of this search's chains, in the order of measuring.
     rank_correlation
-        Rank correlation between the quadratic model's predictions and the measurements, of divergences if
-        available, else of drops; None for too few trials.
+        Spearman's rank correlation of predicted and measured figures; None for few trials.
     seconds
         Wall time.
     log
@@ -134,9 +142,9 @@ class SearchReport(Report):
     """
 
     best: Chain | None
-    ratio_total: float | None = field(metadata=UNSAID)
+    ratio_total: float | None = field(metadata=OMITTED)
     default: Chain
-    default_keeps: bool = field(metadata=UNSAID)
+    default_keeps: bool = field(metadata=OMITTED)
     by_step: ByStep | None
     binding: Binding | None
     bounds: Bounds
@@ -144,7 +152,7 @@ class SearchReport(Report):
     metric: str
     direction: str
     steps: tuple[int, ...]
-    uninformative: tuple[int, ...]
+    not_discriminative: tuple[int, ...]
     evaluations: int
     trials: tuple[Trial, ...]
     rank_correlation: float | None
@@ -152,14 +160,14 @@ class SearchReport(Report):
     log: Path | None
     notes: tuple[str, ...] = ()
     device: str = "cpu"
-    output: Path | None = field(default=None, metadata=UNSAID)
+    output: Path | None = field(default=None, metadata=OMITTED)
 
     SHOWS: ClassVar = (
         "bounds target_ratio best=found figures=figures decided_by=binding "
         "ratio_by_default=default.ratio_weights default_keeps_the_bounds=default_keeps "
         "ratio_by_step=by_step.ratio_weights metric direction steps "
-        "where_the_previous_checkpoint_keeps_them_too=uninformative evaluations rank_correlation seconds "
-        "device log"
+        "where_the_previous_checkpoint_keeps_them_too=not_discriminative evaluations rank_correlation "
+        "seconds device log"
     )
 
     @property
@@ -185,7 +193,31 @@ class SearchReport(Report):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink search --json``."""
+        """Return the document of ``inshrink search --json``.
+
+        Returns
+        -------
+        best : Chain?
+            Configuration found; None if none keeps the bounds.
+        best.ratio_total : float
+            Raw bytes over stored bytes of everything; data other than weights is estimated from a sample.
+        default : object
+            Result of the codec's defaults.
+        default.ratio_weights : float
+            Raw bytes over stored bytes of weights and buffers.
+        default.drop : float
+            Drop at the worst step.
+        default.divergence : float
+            Divergence at the worst step, in nats.
+        default.restore_cost : float
+            Restore cost at the worst step.
+        default.keeps : bool
+            Whether it keeps the bounds.
+        trials : [object]
+            Known trials: one configuration at one step.
+        trials[].step, trials[].config, trials[].ratio_weights, trials[].drop, trials[].divergence : Trial
+        trials[].restore_cost, trials[].seconds, trials[].failure : Trial
+        """
         rows = [trial.to_json() for trial in self.trials]
         best = None if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()}
         default = {**self.default.to_json(), "keeps": self.default_keeps}
@@ -221,7 +253,17 @@ class SearchReport(Report):
 
 
 class Binding(NamedTuple):
-    """The step closest to its bound, the figure concerned, and its share of the limit."""
+    """The step closest to its bound.
+
+    Parameters
+    ----------
+    step
+        Training step.
+    figure
+        ``drop``, ``divergence`` or ``restore_cost``.
+    usage
+        Its share of the limit.
+    """
 
     step: int
     figure: str
@@ -268,14 +310,14 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
     run
         The run to search on.
     target_ratio
-        Instead of bounds: minimize the divergence at this ratio. Without either, the bound on the restore
-        cost is the default of `inshrink compress` with an evaluator.
+        Minimize the divergence at this ratio, instead of a bound. Without both, the restore cost is bounded
+        by 0.003 (0.3 %).
     output
         File of the result, for compress --config. Trials are stored beside it, and the same search continues
         from them. By default they are stored in ``.inshrink`` inside of the run, or in the user's cache if
-        that is not writable and for the bundled samples.
+        the run is not writable or is a bundled sample.
     budget
-        Most configurations to try.
+        Maximum number of configurations to try.
 
     Raises
     ------
@@ -321,8 +363,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
 
     def perform(self) -> SearchReport:
         """Run the search."""
-        from inshrink_core.execution import write_whole
-        from inshrink_core.search.bounded import MOST_TRIALS
+        from inshrink_core.search.bounded import MAX_TRIALS
         from inshrink_core.search.quadratic import calibrate
         from inshrink_core.search.search import best_reaching, best_within
         from inshrink_core.search.space import Line
@@ -331,24 +372,23 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         self._check()
         target = None if self.output is None else Path(self.output)
         with self._begun() as (opened, space, chains):
-            chosen, judge, base = chains.steps, chains.judge, chains.base
-            evaluator = EvaluatorId(judge.spec, judge.digest)
-            uninformative = tuple(step for step in chosen if chains.is_uninformative(step))
-            informative = len(uninformative) + 1 < len(chosen) or len(chosen) == 1
+            chosen, evaluator, base = chains.steps, chains.evaluator, chains.base
+            not_discriminative = tuple(step for step in chosen if chains.is_not_discriminative(step))
+            discriminative = len(not_discriminative) + 1 < len(chosen) or len(chosen) == 1
             notes, by_step = [], None
             if self.target_ratio is not None:
                 best = best_reaching(chains, space, base.config, self.target_ratio)
                 default = chains.chain(_default(space, base), to_the_end=True)
             else:
-                is_own = isinstance(space, Line) and self.budget is None
-                chains.after = MOST_TRIALS * len(chosen) if is_own else 0
-                best = best_within(chains, space, base.config, self.budget, informative=informative)
-                notes += [] if informative else [_NOTHING_SAID]
+                is_default_space = isinstance(space, Line) and self.budget is None
+                chains.after = MAX_TRIALS * len(chosen) if is_default_space else 0
+                best = best_within(chains, space, base.config, self.budget, discriminative=discriminative)
+                notes += [] if discriminative else [_NO_EVIDENCE]
                 default = chains.chain(_default(space, base), to_the_end=True)
                 if chains.keeps(default) and (best is None or best.ratio_weights < default.ratio_weights):
                     best = default
                     notes.append(_NOTHING_BETTER)
-                if is_own:
+                if is_default_space:
                     by_step = self._by_step(opened, chains)
             trials = tuple(
                 {id(trial): trial for chain in chains.known.values() for trial in chain.trials}.values()
@@ -362,10 +402,10 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 binding=None if self.target_ratio is not None else _binding(best or default, chains.bounds),
                 bounds=chains.bounds,
                 target_ratio=self.target_ratio,
-                metric=judge.metric,
-                direction=judge.direction,
+                metric=evaluator.metric,
+                direction=evaluator.direction,
                 steps=chosen,
-                uninformative=uninformative,
+                not_discriminative=not_discriminative,
                 evaluations=chains.evaluations,
                 trials=trials,
                 rank_correlation=calibrate(trials).rank_correlation,
@@ -380,14 +420,8 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 but = "" if target is None else _IN_FILE.format(file=target.name, best=known)
                 note = _BY_STEP.format(ratio=ratio(by_step.ratio_weights), but=but)
                 report = replace(report, notes=(*report.notes, note))
-        document = report.to_json()
         if target is not None:
-            write_whole(target, json.dumps(document, indent=1) + "\n")
-        # The trials have their own log, from which the next search continues.
-        asked = {"codec": base.codec, "config": base.record()["config"], "steps": list(chosen)}
-        asked |= {"bounds": document["bounds"], "target_ratio": self.target_ratio}
-        question = {**asked, "evaluator": evaluator.digest, "name": evaluator.name}
-        Measurements.of_run(opened, make=True).add("search", question, document | {"trials": []})
+            write_atomic(target, json.dumps(report.to_json(), indent=1) + "\n")
         return report
 
     def _by_step(self, run: Run, chains: ChainTrials) -> ByStep | None:
@@ -396,38 +430,38 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         The result is stored with the run's measurements and reused. None if the bounds cannot be kept this
         way.
         """
-        from inshrink_core.search.bounded import MOST_TRIALS, BoundedWriter, written_bounded
+        from inshrink_core.search.bounded import MAX_TRIALS, BoundedWriter, written_bounded
         from inshrink_core.search.bounds import FIGURES
 
-        judge, steps, base = chains.judge, chains.steps, chains.base
+        evaluator, steps, base = chains.evaluator, chains.steps, chains.base
         known = Measurements.of_run(run, make=True)
-        bounds = judge.bounds(steps[0])
+        bounds = evaluator.bounds(steps[0])
         question = {"steps": list(steps), "chain": base.record() | {"keyframe_every": base.keyframe_every}}
-        question |= {"bounds": bounds.to_json(), "evaluator": judge.digest}
+        question |= {"bounds": bounds.to_json(), "evaluator": evaluator.digest}
         found = known.find("by_step", question)
         if found is not None and (by_step := read_as(ByStep, found.document)) is not None:
             return by_step
-        before, tried = judge.evaluations, Counter[int]()
+        before, tried = evaluator.evaluations, Counter[int]()
         places = {step: place for place, step in enumerate(steps)}
 
         def report(trial: Trial) -> None:
             tried[trial.step] += 1
-            left = MOST_TRIALS * (len(steps) - places[trial.step]) - tried[trial.step]
+            left = MAX_TRIALS * (len(steps) - places[trial.step]) - tried[trial.step]
             chains.report(trial, chains.evaluations + tried.total(), left)
 
         following = dict(pairwise(steps)).get
-        bounded = BoundedWriter(base, judge, run.__getitem__, following=following, on_trial=report)
+        bounded = BoundedWriter(base, evaluator, run.__getitem__, following=following, on_trial=report)
         try:
-            size = written_bounded(bounded, base, map(run.__getitem__, steps), chains.foreseen)
+            size = written_bounded(bounded, base, map(run.__getitem__, steps), chains.initial)
         except CheckFailedError as error:
             _logger.info("nothing is known of settings by step: %s", error)
             return None
-        promised = bounded.promise.to_json()
+        bound_record = bounded.bound_record.to_json()
         by_step = ByStep(
             ratio_weights=size.ratio_weights,
             ratio_total=size.ratio_total,
-            evaluations=judge.evaluations - before,
-            **{name: promised[f"max_{name}"] for name in FIGURES},
+            evaluations=evaluator.evaluations - before,
+            **{name: bound_record[f"max_{name}"] for name in FIGURES},
         )
         known.add("by_step", question, asdict(by_step))
         return by_step
@@ -435,27 +469,26 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
     @contextlib.contextmanager
     def _begun(self) -> Iterator[tuple[Run, Cube | Line, ChainTrials]]:
         """Open the run, its evaluator and the log of trials."""
-        from inshrink_core.chain import FrameEncoder
-        from inshrink_core.checkpoint import MODEL_ROLES
+        from inshrink_core.chain import look_ahead
         from inshrink_core.search.search import ChainTrials, choose_steps, trial_log_of
         from inshrink_core.search.space import space_of
-        from inshrink_core.search.trials import Judge, TrialLog, checkpoint_digest
+        from inshrink_core.search.trials import BoundEvaluator, TrialLog, checkpoint_digest
 
-        opened = self.opened_run(self.run).attributed()
+        opened = self.opened_run(self.run).matched()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         base = self.chain_config(device=self.device, threads=self.threads)
         layers = {spec.layer for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES}
         space = space_of(base.codec, layers)
         path = trial_log_of(opened, None if self.output is None else Path(self.output))
         log = TrialLog(path, checkpoint_digest(opened[opened.steps[0]]))
-        with Judge(self.resolve(opened), opened.__getitem__, self.bounds) as judge:
+        with BoundEvaluator(self.resolve(opened), opened.__getitem__, self.bounds) as evaluator:
             chains = ChainTrials(
                 base=base,
-                judge=judge,
+                evaluator=evaluator,
                 checkpoints=opened.__getitem__,
                 steps=chosen,
                 log=log,
-                foreseen=FrameEncoder(base).look_ahead(chosen, opened.__getitem__),
+                initial=look_ahead(base, chosen, opened.__getitem__),
                 progress=self.progress,
             )
             yield opened, space, chains
@@ -480,7 +513,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 "a target ratio and bounds were both given", remedy="give --target-ratio or bounds, not both"
             )
         if target is not None and not 1 <= target < float("inf"):
-            raise InputError("--target-ratio is no ratio", expected="a number from 1", found=str(target))
+            raise InputError("--target-ratio is not a ratio", expected="a number from 1", found=str(target))
 
 
 def _default(space: Cube | Line, base: ChainConfig) -> Candidate:

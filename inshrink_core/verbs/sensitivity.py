@@ -34,7 +34,7 @@ class SensitivityReport(Report):
     Parameters
     ----------
     run
-        The run, as the request names it.
+        Path of the run or archive.
     tables
         One table per grouping.
     restored
@@ -60,7 +60,45 @@ class SensitivityReport(Report):
         return self.tables[0]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink sensitivity --json``."""
+        """Return the document of ``inshrink sensitivity --json``.
+
+        Returns
+        -------
+        by : str
+            ``tensor``, ``block`` or ``layer_type``. This key and the following belong to a single grouping.
+        steps : [int]
+            Training steps, ascending.
+        sources : [str?]
+            Source of ``taylor`` scores at each step: ``gradient``, ``exp_avg`` or ``mixed``.
+        bytes_read : int
+            Bytes of tensors read; cached tensors count 0.
+        rows : [object]
+            Tensors, blocks or layer types.
+        rows[].name : str
+            Name.
+        rows[].block : str
+            Path of its module; empty for a layer type.
+        rows[].layer_type : str?
+            Layer type; of a block the most common one by parameters.
+        rows[].n_parameters : int
+            Number of parameters.
+        rows[].shape : [int]?
+            Shape; None for a group.
+        rows[].mean : [float]
+            Mean by step.
+        rows[].p50 : [float]
+            Median by step.
+        rows[].p99 : [float]
+            99th percentile by step.
+        rows[].n_nonfinite : [int]
+            Number of NaN and infinite scores left out, by step.
+        restored : bool
+            Whether the weights come from an archive; only with several groupings.
+        tables : [object]
+            A document as above for each of several groupings.
+        metric : str
+            Measure of sensitivity.
+        """
         about = Report.to_json(self)
         found = [
             {

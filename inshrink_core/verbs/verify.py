@@ -10,9 +10,13 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
+from inshrink_core.checkpoint import Checkpoint
+from inshrink_core.codec import FALLBACK_CODEC, get_codec
 from inshrink_core.errors import CheckFailedError, DamagedError, InshrinkError, TooLargeError, spoken
 from inshrink_core.execution.progress import Counter
-from inshrink_core.execution.together import gathered, part_ways
+from inshrink_core.execution.together import gathered, leave_group
+from inshrink_core.frame import FrameInfo
+from inshrink_core.metrics import TensorError, tensor_error
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import counted, steps_in_short
@@ -21,25 +25,35 @@ from inshrink_core.verbs.shared.measured import Measurements
 
 if TYPE_CHECKING:
     from inshrink_core.archive import Problem
-    from inshrink_core.chain.archive import Archive
+    from inshrink_core.chain import Archive, Exactness, OriginalChecks
     from inshrink_core.chain.config import LargeError
-    from inshrink_core.chain.report import OriginalChecks
-    from inshrink_core.chain.sizes import Exactness, StepNeeds
-    from inshrink_core.checkpoint import Checkpoint
+    from inshrink_core.chain.sizes import StepNeeds
     from inshrink_core.formats import Run, Skipped
-    from inshrink_core.frame import FrameInfo
-    from inshrink_core.metrics import TensorError
 
 
 _LOST = {"unreadable": "cannot be read", "left out": "is left out"}
-_MOST_WORST = 10
+_MAX_WORST = 10
 
 _Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
 class StepError(Report):
-    """Error of one tensor at one step against the original; `large` lists unexpectedly large ones."""
+    """Error of one tensor at one step against the original.
+
+    Parameters
+    ----------
+    step
+        Training step.
+    key
+        Key of the tensor.
+    codec
+        Bitstream.
+    error
+        Error norms.
+    large
+        Unexpectedly large errors.
+    """
 
     step: int
     key: str
@@ -68,17 +82,17 @@ class Verification(Report):
     n_frames
         Number of frames checked.
     deep
-        True if every frame was decoded.
+        Whether every frame was decoded.
     errors
-        Error of each tensor at each step against the originals, if they were given.
+        Error of each tensor at each step against the originals (``--against``).
     missing_steps
-        Steps of the originals that the archive lacks.
+        Steps of the originals that the archive lacks (``--against``).
     unreadable
-        Files that look like checkpoints of the original run and cannot be read.
+        Checkpoints of the original run that cannot be read (``--against``).
     stored
         The roles that are stored bit for bit, and the others, over the newest branch; both empty if unknown.
     originals
-        Results of the originals' checksums when archived: a sound archive may hold copies of damaged files.
+        Result of checking the original files when they were archived (docs/runs.md#checksums).
     device
         Where frames were decoded.
     """
@@ -106,7 +120,7 @@ class Verification(Report):
 
     @property
     def large_errors(self) -> list[LargeError]:
-        """Tensors of the model with a relative error above .25 that no setting asks for."""
+        """Tensors of the model with a relative error above 0.25 that no setting asks for."""
         return [error for row in self.errors for error in row.large]
 
     @property
@@ -125,12 +139,12 @@ class Verification(Report):
     def worst_tensors(self) -> list[StepError]:
         """The largest errors. Moments have a relative error of about 1 by design, and come last."""
 
-        def badness(row: StepError) -> tuple[bool, float, float]:
+        def severity(row: StepError) -> tuple[bool, float, float]:
             # Where the original is all zero, any error counts as the largest.
             relative = math.inf if row.error.relative_rms is None else row.error.relative_rms
             return "@" in row.key, -relative, -row.error.max_abs
 
-        return sorted((row for row in self.errors if not row.error.bit_exact), key=badness)[:_MOST_WORST]
+        return sorted((row for row in self.errors if not row.error.bit_exact), key=severity)[:_MAX_WORST]
 
     def remarks(self) -> Iterator[str]:
         """Yield a summary."""
@@ -200,17 +214,14 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
 
             return _together(shared_out(self))
         from inshrink_core.archive import Problem, check_archive
-        from inshrink_core.chain.archive import Archive, open_base
+        from inshrink_core.chain import Archive, Exactness, OriginalChecks, exactness_of, original_checks
         from inshrink_core.chain.parts import frames_of
-        from inshrink_core.chain.report import OriginalChecks, original_checks
-        from inshrink_core.chain.sizes import Exactness, exactness_of, sequential_within
-        from inshrink_core.execution import Limits
+        from inshrink_core.chain.sizes import sequential_within
 
         against = self.against
         if against is not None and not isinstance(against, Archive):
             against = self.opened_run(against)
         path = str(self.archive.path) if isinstance(self.archive, Archive) else os.fspath(self.archive)
-        base = None if self.base is None else open_base(self.base)
         found = check_archive(path, partial(frames_of, self.part))
         report = Verification(
             path=path,
@@ -222,13 +233,12 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
             originals=OriginalChecks(),
         )
         try:
-            opened = self.archive if isinstance(self.archive, Archive) else Archive.open(path, base=base)
-            archive = opened if self.limits() == Limits() else opened.limited(self.limits())
+            decodes = self.deep or against is not None
+            opened = archive = self.opened_archive(self.archive, decodes=decodes)
         except DamagedError:
             return report
         frames = frames_of(self.part, archive.reader.frames)
-        if self.deep or against is not None:
-            archive = archive.on(self.device)
+        if decodes:
             archive = sequential_within(archive, _needs(archive, frames))
         problems = list(report.problems)
         if self.deep:
@@ -308,11 +318,11 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
             originals = _accepting(against, archive, info)
             wrong, rows = _compare(archive, info, _as_archived(originals, archive, info))
             if wrong and isinstance(originals, Run):
-                rotten = set(originals.readable([info.step]).unreadable) - set(originals.unreadable)
+                corrupt = set(originals.readable([info.step]).unreadable) - set(originals.unreadable)
                 wrong = [
-                    row for row in wrong if not any(row.where.startswith(entry.path) for entry in rotten)
+                    row for row in wrong if not any(row.where.startswith(entry.path) for entry in corrupt)
                 ]
-                unreadable += tuple(rotten)
+                unreadable += tuple(corrupt)
             problems += wrong
             errors += rows
             count.add(1, info.step)
@@ -324,7 +334,7 @@ verify = python_call(Verify)
 
 def _together(reports: Sequence[Verification]) -> Verification:
     """Merge the reports of all processes of one command."""
-    part_ways()
+    leave_group()
     if len(reports) == 1:
         return reports[0]
     return replace(
@@ -353,7 +363,7 @@ def verified_step(
 
 def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]:
     """Yield the needs of each frame; skip unreadable frames, which are reported as problems."""
-    from inshrink_core.chain.sizes import step_needs
+    from inshrink_core.chain import step_needs
 
     for info in frames:
         with contextlib.suppress(DamagedError):
@@ -379,12 +389,9 @@ def _compare(
 ) -> tuple[list[Problem], list[StepError]]:
     """Measure a frame against its original; report tensors that contradict the archived ones."""
     from inshrink_core.archive import Problem
-    from inshrink_core.chain.attachments import holds_content, stored_view
-    from inshrink_core.chain.config import large_errors, optimizer_of
-    from inshrink_core.chain.meta import WRITTEN
+    from inshrink_core.chain import WRITTEN, holds_content, optimizer_of, stored_view
+    from inshrink_core.chain.config import large_errors
     from inshrink_core.chain.sizes import is_rekeyed
-    from inshrink_core.codec import FALLBACK_CODEC, get_codec
-    from inshrink_core.metrics import tensor_error
 
     problems: list[Problem] = []
     rows: list[StepError] = []
@@ -424,7 +431,7 @@ def _compare(
 
 def _accepting(against: Run | Archive, archive: Archive, info: FrameInfo) -> Run | Archive:
     """Return the originals, with damage allowed if the user allowed it when the frame was archived."""
-    from inshrink_core.chain.report import original_checks
+    from inshrink_core.chain import original_checks
     from inshrink_core.formats import Run
 
     accepted = _unless_damaged(lambda: bool(original_checks(archive, [info]).damaged), False)
@@ -433,7 +440,7 @@ def _accepting(against: Run | Archive, archive: Archive, info: FrameInfo) -> Run
 
 def _as_archived(originals: Run | Archive, archive: Archive, info: FrameInfo) -> Checkpoint:
     """Return an original, with optimizer state matched as in its frame."""
-    from inshrink_core.chain.archive import Archive
+    from inshrink_core.chain import Archive
 
     if isinstance(originals, Archive):
         return originals[info.step]
@@ -443,7 +450,6 @@ def _as_archived(originals: Run | Archive, archive: Archive, info: FrameInfo) ->
 
 
 def _problem(archive: Archive, info: FrameInfo, error: InshrinkError) -> Problem:
-    """Return an error as a problem of the report."""
     from inshrink_core.archive import Problem
 
     return Problem(error.where or archive.where(info), error.what, error.remedy)

@@ -18,7 +18,7 @@ from inshrink_core.execution.progress import Progress
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.search import choose_steps
-from inshrink_core.search.trials import Judge
+from inshrink_core.search.trials import BoundEvaluator
 from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Stepping, steps_of
 from inshrink_lab.bench.measure import Measurer
 from inshrink_lab.bench.report import DEFAULT_BOUNDS, REPEAT, BenchReport, Bound, Point, parse_bounds
@@ -41,7 +41,7 @@ class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]
         Codecs, each NAME or NAME:KEY=VALUE,… with fixed settings; by default all that store weights.
     bounds
         The bounds: drop is that of the worst step, divergence the mean over the steps. By default a drop of
-        .005, .01 and .02 and, if the evaluator returns predictions, a divergence of .003, .01 and .03.
+        0.005, 0.01 and 0.02 and, if the evaluator returns predictions, a divergence of 0.003, 0.01 and 0.03.
     optimizer
         How to store the optimizer state with codecs that do not take it. By default it is omitted, which
         makes sweeps fast; the ratios then cover only the weights.
@@ -92,7 +92,7 @@ class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]
 
     def perform(self) -> BenchReport:
         """Measure the codecs."""
-        opened = self.opened_run(self.run).attributed()
+        opened = self.opened_run(self.run).matched()
         variants = choose_variants(self.codecs)
         asked = parse_bounds(self.bounds) if isinstance(self.bounds, str) else self.bounds
         chosen = choose_steps(opened, steps_of(opened, self.steps))
@@ -108,10 +108,10 @@ class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]
                 f"--optimizer {self.optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}"
             )
         folder = Path(self.output) if self.output is not None else None
-        with Judge(self.resolve(opened), opened.__getitem__, Bounds()) as judge:
+        with BoundEvaluator(self.resolve(opened), opened.__getitem__, Bounds()) as evaluator:
             session = _Session(
                 request=self,
-                measurer=Measurer(self, opened, chosen, judge, resolve_device(self.device)),
+                measurer=Measurer(self, opened, chosen, evaluator, resolve_device(self.device)),
                 store=ResultStore(
                     None if folder is None else folder / "points", "point", partial(parse_record, Point)
                 ),
@@ -144,8 +144,8 @@ class _Session:
         n_values = sum(len(variant.configs()) for variant in variants)
         self._total = len(self.measurer.steps) * (1 + n_values)
         try:
-            stale = self._point(REPEAT, self.measurer.key(None, None), self.measurer.repeat)
-            self.bounds = self._judgeable(stale)
+            baseline = self._point(REPEAT, self.measurer.key(None, None), self.measurer.repeat)
+            self.bounds = self._usable_bounds(baseline)
             for variant in variants:
                 measure = partial(self._measured, variant)
                 self.points[variant.label] = sweep(variant, self.bounds, measure, self.request.refine)
@@ -190,28 +190,28 @@ class _Session:
             found = None if point is None else point.to_json()
             self.request.progress(Progress("bench", done, self._total, self.measurer.steps[-1], label, found))
 
-    def _judgeable(self, stale: Point) -> tuple[Bound, ...]:
+    def _usable_bounds(self, baseline: Point) -> tuple[Bound, ...]:
         """Return the bounds that the evaluator can check; it must be able to check requested ones."""
         cannot = {}
-        if stale.failure:
-            cannot["drop"] = f"{stale.failure}, and a metric of zero has no relative change"
-        if stale.mean_divergence is None:
+        if baseline.failure:
+            cannot["drop"] = f"{baseline.failure}, and a metric of zero has no relative change"
+        if baseline.mean_divergence is None:
             cannot["divergence"] = "the evaluator returns no 'log_probs'"
         for bound in self.bounds:
             if bound.kind in cannot and self.request.bounds is not None:
                 raise InputError(
-                    f"the bound {bound.kind}={bound.limit:g} cannot be judged: {cannot[bound.kind]}",
+                    f"the bound {bound.kind}={bound.limit:g} cannot be checked: {cannot[bound.kind]}",
                     remedy="choose another with --bounds or --eval-metric",
                 )
         return tuple(bound for bound in self.bounds if bound.kind not in cannot)
 
     def _report(self, variants: Sequence[Variant]) -> BenchReport:
         """Return the report of the measurements so far."""
-        stale = self.points[REPEAT][0]
+        baseline = self.points[REPEAT][0]
         return BenchReport(
             run=self.measurer.run.address,
-            metric=stale.metric,
-            direction=stale.direction,
+            metric=baseline.metric,
+            direction=baseline.direction,
             steps=self.measurer.steps,
             optimizer=self.request.optimizer,
             bounds=self.bounds,
@@ -264,12 +264,12 @@ def sweep(
     list of Point
         All measured points, from the most faithful to the smallest.
     """
-    knob = variant.knob
-    if knob is None:
+    tunable = variant.tunable
+    if tunable is None:
         return [measure(None)]
     found: dict[float, Point] = {}
     misses = 0
-    for value in knob.values:
+    for value in tunable.values:
         found[value] = measure(value)
         misses = 0 if any(bound.holds(found[value]) for bound in bounds) else misses + 1
         if misses == _PATIENCE:
@@ -281,9 +281,9 @@ def sweep(
             gaps = {
                 abs(value - best): value
                 for value in found
-                if best is not None and knob.is_coarser(value, best)
+                if best is not None and tunable.is_coarser(value, best)
             }
-            if best is None or not gaps or (middle := knob.between(best, gaps[min(gaps)])) in found:
+            if best is None or not gaps or (middle := tunable.between(best, gaps[min(gaps)])) in found:
                 break
             found[middle] = measure(middle)
-    return [found[value] for value in sorted(found, reverse=knob.values[0] > knob.values[-1])]
+    return [found[value] for value in sorted(found, reverse=tunable.values[0] > tunable.values[-1])]

@@ -21,7 +21,7 @@ from inshrink_core.codec import get_codec
 from inshrink_core.codecs.variants import Variant
 from inshrink_core.errors import EvaluatorError
 from inshrink_core.search.bounds import Figures
-from inshrink_core.search.trials import Judge
+from inshrink_core.search.trials import BoundEvaluator
 from inshrink_core.verbs.compress import compress
 from inshrink_lab.bench.report import REPEAT, Point
 
@@ -59,7 +59,7 @@ class Measurer:
         The benchmark's request: optimizer, keyframes and threads.
     run, steps
         The run and its compressed steps.
-    judge
+    evaluator
         The evaluator.
     device
         Device that encodes and decodes frames.
@@ -68,7 +68,7 @@ class Measurer:
     request: Any
     run: Run
     steps: tuple[int, ...]
-    judge: Judge
+    evaluator: BoundEvaluator
     device: str
 
     def key(self, variant: Variant | None, value: float | None) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Measurer:
             "version": _VERSION,
             "run": [self.run.identity(step) for step in self.steps],
             "steps": list(self.steps),
-            "evaluator": self.judge.digest,
+            "evaluator": self.evaluator.digest,
             "codec": REPEAT,
         }
         if variant is not None:
@@ -96,7 +96,7 @@ class Measurer:
                 "codec": variant.label,
                 "bitstream": get_codec(variant.codec).bitstream,
                 "config": variant.config(value).settings(),
-                "knob": value,
+                "tunable": value,
                 "optimizer": variant.optimizer(self.request.optimizer),
                 "keyframe_every": self.request.keyframe_every,
             }
@@ -129,12 +129,12 @@ class Measurer:
             begun = time.perf_counter()
             _decode(Archive.open(target).on(self.device), self.steps[-1:])
             restore_seconds = time.perf_counter() - begun
-            gain = restore_gain(Archive.open(target), self.run, device=self.device, cached=False).pooled
-            figures, failure = self._judged(target, evaluated)
+            gain = restore_gain(Archive.open(target), self.run, device=self.device).pooled
+            figures, failure = self._evaluated(target, evaluated)
         return Point(
             codec=variant.label,
             config=variant.config(value).settings(),
-            knob=value,
+            tunable=value,
             ratio_weights=report.size.ratio_weights,
             ratio_total=report.size.ratio_total,
             restore_gain=gain.gain,
@@ -151,9 +151,9 @@ class Measurer:
         """Return the point of the previous checkpoint; evaluates every original step."""
         figures = [Figures()]
         for done, (before, step) in enumerate(pairwise(self.steps), start=1):
-            figures.append(self.judge.stale(step, before) or Figures())
+            figures.append(self.evaluator.baseline(step, before) or Figures())
             evaluated(done)
-        zeros = [step for step in self.steps if self.judge.original(step).value == 0]
+        zeros = [step for step in self.steps if self.evaluator.original(step).value == 0]
         return Point(
             codec=REPEAT,
             restore_gain=0.0,
@@ -165,10 +165,10 @@ class Measurer:
     def _summary(self, figures: Sequence[Figures], counted: Sequence[Figures]) -> dict[str, Any]:
         """Return a point's summary of its steps; figures are unknown if one step lacks them."""
         drops, divergences = ([getattr(item, name) for item in counted] for name in ("drop", "divergence"))
-        self.judge.original(self.steps[0])  # determines the metric
+        self.evaluator.original(self.steps[0])  # determines the metric
         return {
-            "metric": self.judge.metric,
-            "direction": self.judge.direction,
+            "metric": self.evaluator.metric,
+            "direction": self.evaluator.direction,
             "max_drop": _all_known(max, drops),
             "max_divergence": _all_known(max, divergences),
             "mean_divergence": _all_known(_mean, divergences),
@@ -189,12 +189,12 @@ class Measurer:
             threads=self.request.threads,
         )
 
-    def _judged(self, target: Path, evaluated: Callable[[int], None]) -> tuple[list[Figures], str]:
+    def _evaluated(self, target: Path, evaluated: Callable[[int], None]) -> tuple[list[Figures], str]:
         """Evaluate the restored steps; a state that the evaluator refuses breaks every bound."""
         walk, figures = Archive.open(target).on(self.device).sequential(), []
         try:
             for done, step in enumerate(self.steps, start=1):
-                figures.append(self.judge.figures(step, walk[step]))
+                figures.append(self.evaluator.figures(step, walk[step]))
                 if figures[-1].failure:
                     return [], figures[-1].failure
                 evaluated(done)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from inshrink_core.errors import InputError
-from inshrink_core.execution import write_whole
+from inshrink_core.execution import write_atomic
 from inshrink_core.report import Part, Report, Table
 from inshrink_core.search.bounds import Bounds, Figures
 from inshrink_core.text import UNKNOWN, duration, limit_text, nats, percent, ratio, steps_in_short
@@ -34,23 +34,36 @@ class Point(Report):
         Label of the variant; ``repeat`` for the previous checkpoint.
     config
         All settings of the codec.
-    knob
+    tunable
         Value of the swept parameter; None without one.
-    metric, direction
-        Metric of `max_drop`, and its direction.
-    ratio_weights, ratio_total
-        Ratios of the complete chain, including keyframes; None for the previous checkpoint, which stores
-        nothing.
-    max_drop, max_divergence, mean_divergence
-        Over all steps.
-    restore_gain, restore_noise
-        Over all weights and steps (`inshrink_core.analysis.restore_gain`).
-    encode_mb_per_s, decode_mb_per_s
-        10^6 raw bytes per second, including reading and writing of files.
+    metric
+        Metric of `max_drop`.
+    direction
+        Better direction of the metric.
+    ratio_weights
+        Raw bytes over stored bytes of weights and buffers, over the whole chain; None for the
+        previous checkpoint, which stores nothing.
+    ratio_total
+        The same of everything.
+    max_drop
+        Largest drop of any step.
+    max_divergence
+        Largest divergence of any step, in nats.
+    mean_divergence
+        Mean divergence over the steps, in nats.
+    restore_gain
+        Share of the movement that a restore one step earlier keeps (docs/cli.md#compare), over all
+        weights and steps.
+    restore_noise
+        Squared error of that share, relative to the movement.
+    encode_mb_per_s
+        Raw megabytes (10^6 bytes) encoded per second, including reading, digests and writing.
+    decode_mb_per_s
+        Raw megabytes (10^6 bytes) decoded per second, including reading.
     restore_seconds
         Time to open the archive and decode its last step into memory.
     peak_memory_bytes
-        Rise of the process's memory during compression and decoding.
+        Rise of resident memory (``VmHWM``) during compression and decoding; None except on Linux.
     drops, divergences
         A value per step.
     failure
@@ -59,7 +72,7 @@ class Point(Report):
 
     codec: str
     config: Mapping[str, Any] = field(default_factory=dict)
-    knob: float | None = None
+    tunable: float | None = None
     metric: str
     direction: str
     ratio_weights: float | None = None
@@ -87,7 +100,7 @@ class Bound:
     kind
         ``drop`` (a fraction) or ``divergence`` (nats).
     limit
-        Inclusive.
+        The limit, inclusive.
 
     Raises
     ------
@@ -120,7 +133,7 @@ class Bound:
         """Return whether a point is within the bound; unknown values are not."""
         bounds = Bounds(**{f"max_{self.kind}": self.limit})
         figures = Figures(drop=point.max_drop, divergence=point.mean_divergence)
-        return self.figure(point) is not None and bounds.judge(figures).within
+        return self.figure(point) is not None and bounds.check(figures).within
 
 
 DEFAULT_BOUNDS = (
@@ -163,7 +176,7 @@ class BoundRow(Report):
     Parameters
     ----------
     codec
-        Label of the variant.
+        Codec with its fixed settings; ``repeat`` is the previous checkpoint.
     bound
         The bound.
     point
@@ -216,10 +229,12 @@ class BenchReport(Report):
     ----------
     run
         Path of the run.
-    metric, direction
-        Metric of the drops, and its direction.
+    metric
+        Metric of the drops.
+    direction
+        Better direction of the metric: ``higher`` or ``lower``.
     steps
-        The steps of each chain.
+        Steps of each chain, ascending.
     optimizer
         How optimizer state was stored with codecs that do not take it.
     bounds
@@ -228,12 +243,14 @@ class BenchReport(Report):
         All measured configurations by label of the variant, including the previous checkpoint.
     seconds
         Wall time.
-    measured, resumed
-        Number of configurations measured now, and of those reused.
+    measured
+        Number of configurations measured now, ``repeat`` included.
+    resumed
+        Number of configurations taken from the folder.
     notes
         Notes for the reader.
     files
-        Written files.
+        Paths written.
     device
         Device that encoded and decoded frames.
     """
@@ -291,7 +308,7 @@ class BenchReport(Report):
             The report cannot be written, for example because the disk is full.
         """
         points = [point.to_json() for group in self.points.values() for point in group]
-        write_whole(folder / POINTS_FILE, json.dumps({**self.to_json(), "points": points}, indent=1))
+        write_atomic(folder / POINTS_FILE, json.dumps({**self.to_json(), "points": points}, indent=1))
         return replace(self, files=(str(folder / POINTS_FILE),))
 
 
@@ -302,7 +319,7 @@ _ROW_COLUMNS: Final = {
     "of weights": ratio,
     "drop": percent,
     "divergence": nats,
-    "knob": None,
+    "tunable": None,
 }
 
 
@@ -316,7 +333,7 @@ def _cells(row: BoundRow) -> tuple[Any, ...]:
         None if keeping is None else keeping.ratio_weights,
         None if point is None else point.max_drop,
         None if point is None else point.mean_divergence,
-        _knob(row),
+        _tunable(row),
     )
 
 
@@ -329,9 +346,9 @@ def _ratios(row: BoundRow) -> str:
     return f"{ratio(row.point.ratio_total)} / {ratio(row.point.ratio_weights)}"
 
 
-def _knob(row: BoundRow) -> str:
+def _tunable(row: BoundRow) -> str:
     """Return the value of the parameter, in brackets if it breaks the bound."""
-    if row.point is None or row.point.knob is None:
+    if row.point is None or row.point.tunable is None:
         return ""
-    text = json.dumps(row.point.knob)
+    text = json.dumps(row.point.tunable)
     return text if row.kept else f"({text})"

@@ -24,15 +24,14 @@ import numpy as np
 import torch
 
 from inshrink_core.codec import TensorReference
-from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
-from inshrink_core.coding.raw import worst_case_coded_bytes
+from inshrink_core.codecs.exact import decode_exact, encode_exact
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.varint import read_section, write_section
 from inshrink_lab.published.adaptive import decode_adaptive, encode_adaptive
 from inshrink_lab.published.excp import ExcpCodec
 from inshrink_lab.published.flat import Symbols
-from inshrink_lab.published.residual import HEADER_BYTES, MAX_CENTROIDS, Quantized
+from inshrink_lab.published.residual import Quantized
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
@@ -42,7 +41,6 @@ __all__ = ["ContextCodec", "ContextReference"]
 _STATE = 0x80
 """First byte of a payload with a complete state: symbols, then the exact tensor."""
 
-_VARINT_BYTES = 9
 
 _ZERO_CONTEXTS, _VALUE_CONTEXTS = 2 * 9, 3 * 3
 """Number of contexts. For zeros: whether the co-located symbol was zero, and how many of eight neighbours
@@ -74,11 +72,6 @@ class ContextReference(TensorReference):
     def decoded(self) -> torch.Tensor:
         """Return the tensor; do not write to it."""
         return self.tensor
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of tensor and symbols."""
-        return self.tensor.nbytes + self.symbols.nbytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,13 +155,6 @@ class ContextCodec(ExcpCodec):
         write_section(head, stream)
         exact = encode_exact(spec, reference.tensor, None).block.payload
         return Block(self.bitstream, b"".join((head, exact)))
-
-    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
-        """Return the larger of symbols and of a whole state."""
-        n = spec.numel
-        flags, rest = worst_case_coded_bytes(n, 2), worst_case_coded_bytes(n, MAX_CENTROIDS)
-        state = 3 + _VARINT_BYTES + worst_case_coded_bytes(n, 256) + worst_case_exact_bytes(spec)
-        return max(HEADER_BYTES + 2 * _VARINT_BYTES + flags + rest, state)
 
 
 def _parse_state(spec: TensorSpec, payload: memoryview) -> ContextReference:

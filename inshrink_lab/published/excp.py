@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
-from inshrink_core.codec import FrameContext, Knob, TensorInput, TensorReference, Tuning
+from inshrink_core.codec import FrameContext, TensorInput, TensorReference, Tunable, Tuning
 from inshrink_core.codecs.fallback import host_values
 from inshrink_core.quantization.codebook import ordered_mean
 from inshrink_lab.published.flat import Floats, Mask, Symbols
@@ -119,7 +119,7 @@ class ExcpCodec(ResidualCodec[KeptMoments]):
     }
     label = "ExCP"
     tuning = Tuning(
-        knob=Knob(
+        tunable=Tunable(
             # From the published 5e-5 in steps of about √10 up to where only the largest residuals survive.
             settings=("alpha",),
             values=(5e-5, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0),
@@ -231,7 +231,7 @@ def surviving_moments(first_moment: Floats, codec: ExcpCodec) -> Mask:
 
 def _second_moment(item: TensorInput) -> Floats | None:
     """Return the second moment if it can belong to this weight."""
-    second = item.companion(TensorRole.EXP_AVG_SQ)
+    second = item.auxiliary(TensorRole.EXP_AVG_SQ)
     if second is None or second.shape != item.tensor.shape or not second.dtype.is_floating_point:
         return None
     values = host_values(second)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from inshrink_core.codec import Knob, Tuning
+from inshrink_core.codec import Tunable, Tuning
 from inshrink_core.coding.huffman import (
     code_entries,
     decode_symbols_with,
@@ -38,9 +38,9 @@ from inshrink_core.ops.cpu.symbols import MAX_CODE_BITS, code_lengths, count_gro
 from inshrink_lab.published.lzma2 import lzma_compress, lzma_decompress
 
 BITS = Tuning(
-    knob=Knob(settings=("bits",), values=(8, 7, 6, 5, 4, 3, 2, 1), label="Bits", unit="bits a symbol")
+    tunable=Tunable(settings=("bits",), values=(8, 7, 6, 5, 4, 3, 2, 1), label="Bits", unit="bits a symbol")
 )
-"""The knob of codecs whose symbols have a width."""
+"""The tunable parameter of codecs whose symbols have a width."""
 
 Symbols: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32]

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from inshrink_core.codec import Encoded, Levels, ShapedReference, TensorInput, TensorReference, own_state
+from inshrink_core.codec import Encoded, Levels, ShapedReference, TensorInput, TensorReference, state_as
 from inshrink_core.codecs.fallback import FallbackCodec, host_values
-from inshrink_core.coding.raw import worst_case_coded_bytes
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_lab.published.flat import FLAT_WORDS, Floats, Symbols, decode_flat, encode_flat
@@ -76,16 +75,11 @@ class GridReference(ShapedReference):
         table = torch.from_numpy(self.grid.levels()).to(getattr(torch, self.dtype))
         return table[self.symbols.long()].view(self.shape)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the level numbers."""
-        return self.symbols.nbytes
-
     def levels(self) -> Levels:
         """Return the grid."""
         points = self.grid.levels().astype(np.float64)
-        spacing = float(points[1] - points[0]) if points.size > 1 else None
-        return Levels("grid", np.unique(points), spacing, symbols=self.symbols.numpy())
+        step_size = float(points[1] - points[0]) if points.size > 1 else None
+        return Levels("grid", np.unique(points), step_size, symbols=self.symbols.numpy())
 
 
 def level_numbers(values: Floats, grid: Grid) -> Symbols:
@@ -124,7 +118,7 @@ class GridCodec(FallbackCodec[_Plan]):
         spec, values = item.spec, host_values(item.tensor)
         if not np.isfinite(values).all():
             return None
-        previous = own_state(GridReference, reference, spec)
+        previous = state_as(GridReference, reference, spec)
         fresh = Grid(self.bits_of(spec, plan, previous), float(values.min()) + 0.0, float(values.max()) + 0.0)
         same = previous is not None and (
             previous.grid == fresh or (self.grid == "held" and _still_fits(previous.grid, fresh))
@@ -138,18 +132,14 @@ class GridCodec(FallbackCodec[_Plan]):
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> GridReference:
         """Return the state a payload decodes to."""
-        return parse_grid(spec, payload, own_state(GridReference, reference, spec))
+        return parse_grid(spec, payload, state_as(GridReference, reference, spec))
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
         """Return a self-contained block; references of other codecs become exact blocks."""
-        state = own_state(GridReference, reference, spec)
+        state = state_as(GridReference, reference, spec)
         if unchanged or state is None:
             return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
         return Block(self.bitstream, pack_grid(state, None, "huffman"))
-
-    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
-        """Return the header and packed level numbers."""
-        return _HEADER_BYTES + worst_case_coded_bytes(spec.numel, 1 << MAX_BITS)
 
 
 def _still_fits(old: Grid, fresh: Grid) -> bool:

@@ -18,7 +18,6 @@ from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import Encoded, TensorInput, TensorReference
 from inshrink_core.codecs.exact import LosslessReference
 from inshrink_core.codecs.fallback import FallbackCodec, host_values
-from inshrink_core.coding.raw import worst_case_coded_bytes
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.ops.quantize import histogram16
@@ -32,7 +31,6 @@ follows the codebook."""
 MAX_CENTROIDS = 255
 """Maximum number of centroids; together with symbol 0 they fit a byte."""
 
-HEADER_BYTES = 2 + 4 * MAX_CENTROIDS + 4
 
 _Plan = TypeVar("_Plan")
 
@@ -107,10 +105,6 @@ class ResidualCodec(FallbackCodec[_Plan]):
             raise DamagedError("the block is a delta against another reference", where=spec.key)
         quantized = Quantized(self.parse_symbols(stream, spec, 1 + codebook.size, reference), codebook, fill)
         return self.state_of(_reconstruct(spec, quantized, previous), quantized)
-
-    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
-        """Return the header and packed symbols."""
-        return HEADER_BYTES + worst_case_coded_bytes(spec.numel, 1 + MAX_CENTROIDS)
 
 
 def decoded_before(reference: TensorReference | None, spec: TensorSpec) -> torch.Tensor | None:

@@ -159,7 +159,7 @@ def _make(kind: Callable[[], Task], attribute: str, where: str) -> Task:
     missing += [f"{name}()" for name in _METHODS if not callable(getattr(task, name, None))]
     if missing:
         raise InputError(
-            f"{attribute} is no task: it lacks {', '.join(missing)}",
+            f"{attribute} is not a task: it lacks {', '.join(missing)}",
             where=where,
             remedy="docs/rehearsal.md shows a whole one",
         )

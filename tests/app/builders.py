@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from inshrink_app.jobs.registry import Job
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.sensitivity import Sensitivity
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages import page
-from inshrink_app.services import jobs as job_services
+from inshrink_app.server import recent
 from streamlit.testing.v1 import AppTest, app_test
 
 from inshrink_core import Archive
@@ -21,9 +20,13 @@ from inshrink_core.analysis.profile import Row
 from inshrink_core.chain import ChainFrame, ChainReport
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.evaluate import EvaluatedStep
-from inshrink_core.verbs.shared.measured import Measurements, compared_document
+from inshrink_core.evaluate.comparison import Compared
+from inshrink_core.metrics import Direction
+from inshrink_core.report import plain_value
+from inshrink_core.verbs.shared.measured import Measurements
 
 MAIN = Path(__file__).parents[2] / "app" / "main.py"
+EVALUATOR = "def evaluate(state):\n    return {'loss': float(len(state))}\n"
 SAMPLE = Path(__file__).parents[2] / "sample_checkpoints" / "digits-cnn"
 
 
@@ -33,24 +36,25 @@ def visit(app: AppTest, name: str) -> AppTest:
     return app
 
 
-def linked(page: str, **query: str) -> AppTest:
-    """Run the explorer's script as a session that begins at one page, as a link from anywhere makes it."""
+def session(**query: str) -> AppTest:
+    """Return a session of the explorer's script with a query, not run yet."""
     app = AppTest.from_file(str(MAIN), default_timeout=60)
     for key, value in query.items():
         app.query_params[key] = value
-    return visit(app, page).run()
+    return app
+
+
+def linked(page: str, **query: str) -> AppTest:
+    """Run the explorer's script as a session that begins at one page, as a link from anywhere makes it."""
+    return visit(session(**query), page).run()
 
 
 def explorer(page: str | None = None, **query: str) -> AppTest:
     """Run the explorer's script at its first page, or at one that was clicked on, with a query."""
-    app = AppTest.from_file(str(MAIN), default_timeout=60)
-    for key, value in query.items():
-        app.query_params[key] = value
+    app = session(**query)
     if page is not None:
         visit(app, page)
-        app.session_state["inshrink.arrived"] = (
-            "elsewhere"  # So that this page is not where the session began.
-        )
+        app.session_state["inshrink.arrived"] = "elsewhere"  # The session did not begin at this page.
     return app.run()
 
 
@@ -65,7 +69,7 @@ def archives(panel: str, run: object, *, evaluator: bool = False, **query: str) 
 
 def drawer() -> AppTest:
     """Run the explorer's script at its first page, with the drawer of the jobs open."""
-    app = AppTest.from_file(str(MAIN), default_timeout=60)
+    app = session()
     app.session_state["header.jobs"] = True
     return app.run()
 
@@ -77,24 +81,12 @@ def open_panel(app: AppTest) -> None:
     assert not any(panel.code for panel in panels)
     app.session_state["snippets"] = True
     app.run()
-    assert not app.exception
 
 
 def texts(app: AppTest) -> str:
     """Return every text on the page, for asking whether something is said."""
-    kinds = (
-        "title",
-        "header",
-        "subheader",
-        "markdown",
-        "caption",
-        "text",
-        "code",
-        "error",
-        "warning",
-        "info",
-        "success",
-    )
+    kinds = ["title", "header", "subheader", "markdown", "caption", "text", "code"]
+    kinds += ["error", "warning", "info", "success"]
     said = [str(element.value) for kind in kinds for element in app.get(kind)]
     return "\n".join([*said, *header(app)])
 
@@ -135,7 +127,14 @@ def write_run(folder: Path, steps: tuple[int, ...] = (10, 20, 30)) -> Path:
     return folder
 
 
-def judged(run: Path, code: str = "def evaluate(state):\n    return {'loss': float(len(state))}\n") -> Path:
+def trusted(run: Path, code: str = EVALUATOR) -> Path:
+    """Give a run an evaluator that its user trusts; return its file."""
+    judge = judged(run, code)
+    recent.trust(judge, hashlib.sha256(judge.read_bytes()).hexdigest())
+    return judge
+
+
+def judged(run: Path, code: str = EVALUATOR) -> Path:
     """Give a run an evaluator; return its file."""
     (run / "judge.py").write_text(code)
     (run / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
@@ -143,7 +142,7 @@ def judged(run: Path, code: str = "def evaluate(state):\n    return {'loss': flo
 
 
 def sensitivity_table(
-    n_rows: int = 6, n_steps: int = 5, *, by: str = "tensor", metric: str = "magnitude", note: str = ""
+    n_rows: int = 6, n_steps: int = 5, *, metric: str = "magnitude", note: str = ""
 ) -> Sensitivity:
     """Return a table of plausible values, with the first step of the last row absent."""
     generator = np.random.default_rng(7)
@@ -152,17 +151,8 @@ def sensitivity_table(
     layers = ("linear", "convolution", "vector")
     return Sensitivity(
         metric=metric,
-        by=by,
         rows=tuple(
-            Row(
-                f"layers.{i}.weight",
-                f"layers.{i}",
-                layers[i % 3],
-                "weight",
-                1,
-                12,
-                (4, 3) if by == "tensor" else None,
-            )
+            Row(f"layers.{i}.weight", f"layers.{i}", layers[i % 3], "weight", 1, 12, (4, 3))
             for i in range(n_rows)
         ),
         steps=tuple(10 * (i + 1) for i in range(n_steps)),
@@ -196,64 +186,6 @@ MEASURING = Work(
     documents=({"verb": "sensitivity", "fields": {"run": "run"}},), page="sensitivity", topic="magnitude"
 )
 """Some measurement, where it does not matter of what."""
-
-
-class FakeJobs:
-    """Stands for the registry of jobs: every question has its answer already, or stays as told."""
-
-    def __init__(
-        self, tables: dict[str, Sensitivity] | None = None, *, state: str = "finished", problem: Any = None
-    ) -> None:
-        self.tables, self.state, self.problem = tables, state, problem
-        self.started: list[str] = []
-        self.job: Job | None = None
-        self.folder = Path("/nowhere")
-
-    def jobs(self) -> tuple[Job, ...]:
-        return () if self.job is None else (self.job,)
-
-    def find(self, job_id: str) -> Job | None:
-        return self.job
-
-    def get(self, work: Work) -> Job | None:
-        return self.job if work.page == "sensitivity" else None
-
-    def newest(self, page: str, topic: str, shown: str, state: str = "") -> Job | None:
-        return None
-
-    def start(self, work: Work, *, again: bool = False) -> Job:
-        if work.page != "sensitivity":
-            return Job(work, state="queued")
-        self.started.append(work.topic)
-        self.job = Job(MEASURING, state=self.state, done=3, total=10, item="step 30")
-        self.job.result, self.job.problem = self.tables, self.problem
-        return self.job
-
-    def place(self, job: Job) -> int | None:
-        return 2 if job.state == "queued" else None
-
-    def stop(self, job: Job) -> None:
-        job.state = "cancelled"
-
-    def resume(self, job_id: str) -> None:
-        assert self.job is not None
-        self.start(self.job.work)
-
-    def remove(self, job_id: str) -> None:
-        self.job = None
-
-
-def answer(monkeypatch: pytest.MonkeyPatch, jobs: FakeJobs) -> FakeJobs:
-    """Let the services find their answers ready."""
-    monkeypatch.setattr(job_services, "registry", lambda: jobs)
-    return jobs
-
-
-def tables(n_rows: int = 6, n_steps: int = 5, **changes: str) -> dict[str, object]:
-    """Return one table per grouping."""
-    return {
-        by: sensitivity_table(n_rows, n_steps, by=by, **changes) for by in ("tensor", "block", "layer_type")
-    }
 
 
 def chain_frame(step: int, **changes: Any) -> ChainFrame:
@@ -295,37 +227,11 @@ def chain(path: Path, frames: tuple[ChainFrame, ...], **changes: Any) -> ChainRe
     return ChainReport(**(values | changes))
 
 
-def small_chain(n_frames: int = 3) -> ChainReport:
-    """Return an archive of one keyframe and its deltas."""
-    frames = [chain_frame(10 * (i + 1), kind="delta" if i else "keyframe") for i in range(n_frames)]
-    return chain(Path("/runs/huge.inshrink"), tuple(frames))
-
-
-def rehearsed() -> dict[str, Any]:
-    curves = [
-        {"seed": seed, "steps": [10, 20], "uninterrupted": [2.0 + seed, 1.0], "restored": [2.1, 1.01]}
-        for seed in (0, 1)
-    ]
-    return {
-        "task": "digits-cnn",
-        "metric": "val_loss",
-        "direction": "lower",
-        "codec": "lattice",
-        "restored_at": [10],
-        "curves": curves,
-        "excess": 0.004,
-        "excess_half_width": 0.002,
-        "noise": 0.03,
-        "ratio_weights": 18.0,
-        "ratio_total": 2.0,
-    }
-
-
-def compared_rows(**changes: Any) -> list[EvaluatedStep]:
-    """Return a comparison of one step."""
+def compared_row(**changes: Any) -> EvaluatedStep:
+    """Return a compared step."""
     row: dict[str, Any] = {"step": 20, "original": 2.0, "restored": 2.1, "drop": 0.05, "divergence": 1e-3}
-    row |= {"stale_drop": None, "stale_divergence": None, "restore_cost": 0.004}
-    return [EvaluatedStep(**(row | changes))]
+    row |= {"previous_drop": None, "previous_divergence": None, "restore_cost": 0.004}
+    return EvaluatedStep(**(row | changes))
 
 
 def keep_comparison(
@@ -338,6 +244,6 @@ def keep_comparison(
 ) -> None:
     """Keep a comparison of an archive as the engine does."""
     asked = {"evaluator": "0" * 16, "name": name, "run": {}, "before": {}}
-    document = compared_document(rows, (metric, "lower", "cpu"), None, {})
+    found = Compared(metric=metric, direction=Direction.LOWER, device="cpu", steps=tuple(rows))
     store = Measurements.of_archive(Archive.open(archive), run, make=True)
-    store.add("compare", asked, document)
+    store.add("compare", asked, plain_value(found))

@@ -12,7 +12,7 @@ from typing import Any
 
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry, StartJob
-from inshrink_app.jobs.work import Work
+from inshrink_app.jobs.work import Work, subject_of
 from inshrink_app.model.problem import Problem
 from inshrink_app.services import jobs as job_services
 
@@ -36,7 +36,6 @@ def asked(words: Sequence[str]) -> Request[Any]:
 
 
 _TOPICS = {
-    "average": "archives.average",
     "bench": "run.baselines",
     "compare": "archives.compare",
     "compress": "archives.write",
@@ -93,7 +92,7 @@ def scripted(script: str) -> StartJob:
 
 
 class StubJobs:
-    """Every job that is started gets the state and the document told for its verb, at once."""
+    """Every job that is started gets the state at once and, if it is finished, the answer for its verb."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
@@ -130,8 +129,8 @@ class StubJobs:
 
     def start(self, work: Work, *, again: bool = False) -> Job:
         self.started.append(work)
-        result = self.answers.get(str(work.documents[-1]["verb"]))
-        job = self.put(work=work, state=self.state, result=result)
+        answer = self.answers.get(str(work.documents[-1]["verb"]))
+        job = self.put(work=work, state=self.state, result=answer if self.state == "finished" else None)
         job.problem = self.problem if self.state == "failed" else None
         job.rows = [dict(row) for row in self.rows.get(job.verb, ())]
         return job
@@ -181,9 +180,26 @@ def work(folder: Path, *commands: Sequence[str] | Request[Any], **more: Any) -> 
     return wait(JobRegistry(job_services.start_process, folder).start(work_of(*commands, **more)))
 
 
+def performed(*commands: Sequence[str] | Request[Any], **more: Any) -> Job:
+    """Perform what command lines ask in this process, and return it as a finished job."""
+    job = Job(work_of(*commands, **more), state="finished")
+
+    for request in job.requests:
+
+        def note(told: Any, of: str = subject_of(request)) -> None:
+            if told.found is not None:
+                found = json.loads(json.dumps(told.found))
+                job.rows.append({**found, "of": found.get("archive") or of})
+
+        report = replace(request, progress=note).perform()
+        job.documents.append(json.loads(json.dumps(report.to_json())))
+    job.result = job.documents[-1]
+    return job
+
+
 def wait(job: Job) -> Job:
-    """Wait until a job has ended."""
-    until(lambda: not job.is_running)
+    """Wait until a job has ended and its record is stored."""
+    until(lambda: not job.is_running and job.lock is None)
     return job
 
 

@@ -47,7 +47,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "metric": "accuracy",
         "direction": "higher",
         "steps": list(STEPS),
-        "uninformative": [20, 30],
+        "not_discriminative": [20, 30],
         "evaluations": 9,
         "trials": trials,
         "rank_correlation": 0.9,

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.job import jobs_folder
-from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model import config as search_config
 from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.pages.run import board
-from inshrink_app.pages.run.curve import Here, Marks, allocation_figure, clicked_point
-from inshrink_app.services import Bound, Searched, SearchPoint
-from inshrink_app.services import jobs as job_services
+from inshrink_app.pages.run.curve import allocation_figure, clicked_point
+from inshrink_app.services import Bound, SearchPoint
 from streamlit.testing.v1 import AppTest
 
 from inshrink_core.chain.defaults import make_configs
@@ -25,12 +23,23 @@ from inshrink_core.cli import main
 from inshrink_core.search.rates import Rates, rates_of
 from inshrink_core.verbs.search import Search
 from inshrink_core.verbs.shared.values import given_settings, read_config_file
-from tests.app.builders import SAMPLE, button, charts, explorer, judged, linked, subject, texts, write_run
-from tests.app.job_stubs import STEPS, option, wait, work
+from tests.app.builders import (
+    EVALUATOR,
+    SAMPLE,
+    button,
+    charts,
+    explorer,
+    judged,
+    subject,
+    texts,
+    trusted,
+    write_run,
+)
+from tests.app.job_stubs import STEPS, option, performed
 from tests.app.search_builders import config, document, point, put, trial
-from tests.app.test_app_compare import with_evaluator
 from tests.app.test_app_snippets import snippets
 
+RUN = subject()
 HOSTILE = "<b>\u202ex*[0].weight"
 OVERRIDE = {"match": 'a"]\n[x]\u007f\\*.é', "layer_type": "linear", "coarseness": 1.5}
 
@@ -94,41 +103,32 @@ def edited(run: Path) -> dict[str, Any]:
     return dict(services.chosen(services.load_subject(str(run))).config)
 
 
-def trusted(run: Path) -> None:
-    """Give a run an evaluator that may run."""
-    from inshrink_app.server.recent import trust
-
-    with_evaluator(run)
-    judge = services.named_evaluator(services.load_subject(str(run)))
-    assert judge is not None
-    trust(judge.path, judge.digest)
-
-
 def pick(app: AppTest, run: Path, name: str) -> None:
     """Tick a row, as its box does."""
     app.session_state["run.ticked"] = (str(run), [name])
     app.run()
 
 
-@pytest.mark.usefixtures("asked_for")
-def test_layers_are_estimated_by_themselves_but_for_who_came_by_a_bare_link(archived, jobs):
-    linked("run", run=str(archived))
-    assert jobs.started == []
-    explorer("run", run=str(archived))
-    assert [work.topic for work in jobs.started] == ["update", "goals", "estimates"]
-    assert [len(work.documents) for work in jobs.started] == [1, 1, 1], "one process each"
-    assert jobs.last.count("--each") == 6
-    assert not {"--evaluator", "--trust-run"} & set(jobs.last)
-
-
-def test_every_layer_has_its_bits_and_what_it_carries(app):
+def test_every_layer_has_its_bits_and_what_it_carries_and_the_strip_shows_each_change(app):
     found = table(app)
     assert list(found["Layer"].str.strip()) == ["weight", "bias"]
     assert found["Bits per weight"].between(3, 7).all()
     for share in ("Movement", "Share of bytes", "Share of damage"):
         assert found[share].sum() == pytest.approx(100)
-    assert "a rule of thumb until something is measured" in texts(app)
+    assert "a rule of thumb; a measurement calibrates it" in texts(app)
     assert charts(app) >= 1
+    app.select_slider(key="bits.handle").set_value(4.0).run()
+    app.select_slider(key="bits.handle").set_value(8.0).run()
+    changed = [line for line in texts(app).splitlines() if "(" in line]
+    for label in ("Archive", "Ratio", "Bits", "Drop"):
+        assert any(label in line for line in changed), label
+    # A pattern narrows the rows, and their shares stay those of all.
+    app.text_input(key="row_filter").set_value("*.bias").run()
+    found = table(app)
+    assert list(found["Layer"]) == ["fc1.bias"]
+    assert found["Share of bytes"][0] < 10
+    app.text_input(key="row_filter").set_value("nope").run()
+    assert "No row matches" in texts(app)
 
 
 def test_more_bits_for_one_layer_is_an_override_of_it_and_can_be_undone(app, archived):
@@ -163,23 +163,21 @@ def test_a_locked_layer_keeps_its_bits_when_all_are_moved(app, archived):
     assert after[0] < before["Bits per weight"][0] - 1
     assert after[1] == before["Bits per weight"][1]
     assert "beyond the bound" in texts(app)
+    button(app, "Best bits for this size").click().run()
+    assert table(app)["Bits per weight"][1] == before["Bits per weight"][1]
     app.button(key="strip.automatic").click().run()
     assert edited(archived) == {}
 
 
-def test_the_strip_shows_what_each_change_makes_of_every_figure(app, archived):
-    app.select_slider(key="bits.handle").set_value(4.0).run()
-    app.select_slider(key="bits.handle").set_value(8.0).run()
-    told = texts(app)
-    for label in ("Archive", "Ratio", "Bits", "Largest drop"):
-        assert any(label in line and "(" in line for line in told.splitlines()), label
-
-
 @pytest.mark.usefixtures("asked_for")
 def test_a_search_leaves_bits_made_by_hand_and_its_result_is_one_step_that_undo_takes_back(archived, jobs):
-    trusted(archived)
+    marker = archived.parent / "executed"
+    code = f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n{EVALUATOR}"
+    judged(archived, code)
     jobs.rows["estimate"] = [level(2.0**i, SIZES) for i in range(-1, 4)]
     app = explorer("run", run=str(archived))
+    assert app.button(key="search.start").disabled
+    trusted(archived, code)
     pick(app, archived, "fc1.weight")
     button(app, "More bits").click().run()
     by_hand = edited(archived)
@@ -200,28 +198,7 @@ def test_a_search_leaves_bits_made_by_hand_and_its_result_is_one_step_that_undo_
     assert edited(archived) == config(2.0)
     app.button(key="strip.undo").click().run()
     assert edited(archived) == by_hand
-
-
-def test_the_best_bits_take_no_more_than_those_before(app):
-    button(app, "Best bits for this size").click().run()
-    assert table(app)["Bits per weight"].notna().all()
-
-
-def test_a_pattern_narrows_the_rows_and_shares_stay_those_of_all(app):
-    app.text_input(key="row_filter").set_value("*.bias").run()
-    found = table(app)
-    assert list(found["Layer"]) == ["fc1.bias"]
-    assert found["Share of bytes"][0] < 10
-    app.text_input(key="row_filter").set_value("nope").run()
-    assert "No row matches" in texts(app)
-
-
-def test_no_code_of_a_run_is_executed_before_it_is_trusted(root, jobs):
-    run = write_run(root / "run")
-    marker = with_evaluator(run)
-    app = explorer("run", run=str(run))
-    assert app.button(key="search.start").disabled
-    assert not marker.exists()
+    assert not marker.exists(), "the code of the run is executed by jobs alone"
 
 
 def test_the_bundled_sample_needs_no_consent(root, jobs):
@@ -236,141 +213,82 @@ def test_the_bundled_sample_needs_no_consent(root, jobs):
     assert len(str(option(jobs.last, "--steps")).split(",")) == 8
 
 
-def test_trials_are_drawn_as_they_arrive_with_what_is_left_and_a_way_to_cancel(root, jobs):
+def test_a_search_is_told_from_its_first_trials_to_its_result(root, jobs):
     run = write_run(root / "run", STEPS)
     job = put(jobs, run, "running")
     job.rows[:] = document()["trials"][:6]
     app = explorer("run", run=str(run))
     assert "Best so far 10.0×" in texts(app)
-    assert "about 7 evaluations left" in texts(app)
+    assert "at most 7 evaluations left" in texts(app)
     button(app, "Cancel").click().run()
     assert job.state == "cancelled"
-    assert "Cancelled. Finished work stays" in texts(app)
+    assert "Cancelled. Finished work is kept" in texts(app)
     button(app, "Resume").click().run()
     assert job.state == "running"
 
-
-def test_what_was_found_is_told_and_listed_and_a_row_loads_it(root, jobs):
-    run = write_run(root / "run", STEPS)
-    job = put(jobs, run, result=document())
-    app = explorer("run", run=str(run), job=job.job_id)
-    assert "20.0× of the weights, drop 0.20 %" in texts(app).replace("\\", "").replace("\u2060", "")
-    assert "\\<b\\>note" in texts(app)
-    assert "At 2 steps of 4 the weights hardly moved" in texts(app).replace("\\", "")
+    job.state, job.result = "finished", document()
     app.session_state["bits.all"] = True
     app.run()
-    listed = next(one.value for one in app.dataframe if "verdict" in one.value.columns)
-    assert list(listed["verdict"]) == ["keeps the bounds", "best", "given up"]
+    told = texts(app).replace("\u2060", "")
+    assert "20.0× of the weights, drop 0.20 %" in told.replace("\\", "")
+    assert "\\<b\\>note" in told
+    assert "At 2 steps of 4 the weights hardly moved" in told
+    listed = next(one.value for one in app.dataframe if "check" in one.value.columns)
+    assert list(listed["check"]) == ["keeps the bounds", "best", "given up"]
     assert set(listed["figures"]) == {"measured"}
-    assert "1 trial ended early" in texts(app)
+    assert "1 trial ended early" in told
 
-
-def test_a_search_that_found_nothing_says_what_to_do(root, jobs):
-    run = write_run(root / "run", STEPS)
-    put(jobs, run, result=document(best=None, trials=[trial(10, 9.0, divergence=0.5)]))
-    assert "No configuration keeps the bound at every step" in texts(explorer("run", run=str(run)))
-
-
-def test_a_finished_search_stays_when_a_repeated_one_is_interrupted_and_gets_its_trials(root, jobs):
-    run = write_run(root / "run", STEPS)
-    put(jobs, run, result=document())
+    # A repeated search that is interrupted leaves the result and adds its trials.
     later = put(jobs, run, "interrupted")
     later.rows[:] = [trial(step, 3.0) for step in STEPS]
-    app = explorer("run", run=str(run))
+    app.run()
     assert button(app, "Resume")
     assert "Search result: coarseness 2 · 20.0×" in texts(app).replace("\\", "").replace("\u2060", "")
-    app.session_state["bits.all"] = True
-    app.run()
     listed = next(one.value for one in app.dataframe if "figures" in one.value.columns)
     assert "coarseness 3" in list(listed["configuration"])
 
-
-def test_what_is_edited_is_measured_in_the_background_until_the_next_change(root, jobs):
-    run = write_run(root / "run", STEPS)
-    jobs.state = "running"
-    trusted(run)
-    app = explorer("run", run=str(run))
-    app.toggle(key="search.measuring").set_value(True).run()
-    (first,) = [job for job in jobs.kept if job.work.topic == "measured"]
-    compress, compare = (one.words() for one in first.requests)
-    assert compress[:2] == ["compress", str(run)]
-    assert compare[:1] + compare[2:4] == ["compare", "--against", str(run)]
-    assert option(compress, "--output") == compare[1]
-    assert len(first.work.trusted) == 64
-    services.change_bits(services.load_subject(str(run)), config(9.0))
-    app.run()
-    measured = [job for job in jobs.kept if job.work.topic == "measured"]
-    assert [job.state for job in measured] == ["cancelled", "running"]
-    assert "coarseness=9.0" in measured[1].requests[0].words()
-    assert services.describe(first).page == "run"
-    app.toggle(key="search.measuring").set_value(False).run()
-    assert [job.state for job in measured] == ["cancelled", "cancelled"]
-
-
-def test_a_configuration_that_was_measured_is_a_point_beside_those_of_the_search(archived, monkeypatch):
-    judged(archived)
-    registry = JobRegistry(job_services.start_process, jobs_folder())
-    monkeypatch.setattr(job_services, "registry", lambda: registry)
-    shown = services.load_subject(str(archived))
-    judge = services.evaluator_of(shown)
-    assert judge is not None
-    config = {"codec": "uniform", "settings": {"bits": 4}, "override": [{"match": "*.bias", "bits": 8}]}
-    job = wait(services.start_measuring(services.measuring_work(shown, (10, 20), judge, config)))
-    assert job.state == "finished", job.problem
-    assert not Path(job.requests[0].archive).exists()
-    (point,) = services.measured_configs(shown, (10, 20), judge, Searched(points=(), limits={"drop": 0.01}))
-    assert (point.config, point.n_steps, point.drop, point.keeps) == (config, 2, 0.0, True)
-    assert point.ratio > 4
-    assert not services.measured_configs(shown, (10, 20, 30), judge, None)
+    put(jobs, run, result=document(best=None, trials=[trial(10, 9.0, divergence=0.5)]))
+    assert "No configuration keeps the bound at every step" in texts(app.run())
 
 
 def test_a_search_and_its_baselines_are_measured_and_what_they_leave_is_read(archived, tmp_path):
     judged(archived)
-    shown = services.load_subject(str(archived))
-    judge = services.evaluator_of(shown)
-    assert judge is not None
-    asked = Search(str(archived), codec="uniform", budget=3, steps=(10, 20), **judge.fields)
-    job = work(tmp_path / "a", asked, trusted=judge.trusted)
-    assert len(job.rows) == 4
-    assert len(services.searched(job, (10, 20)).points) == 2
+    asked = Search(str(archived), codec="uniform", budget=2, steps=(10, 20), trust_run=True)
+    job = performed(asked)
+    found = services.searched(services.load_subject(str(archived)), job)
+    assert len(job.rows) == 2 * len(found.points) > 0
     # What was measured is kept beside the run, and is not measured again.
-    assert work(tmp_path / "b", asked, trusted=judge.trusted).result["evaluations"] == 0
+    assert performed(asked).result["evaluations"] == 0
     bench = ["bench", str(archived), "--codecs", "lossless,uniform:bits=8", "--steps", "10,20"]
-    job = work(tmp_path / "c", [*bench, "--trust-run", "-o", str(tmp_path / "bench")], trusted=judge.trusted)
-    found = services.baselines(job)
-    assert [one.baseline for one in found] == ["Lossless", "Uniform, 8 bit"]
-    assert all(one.ratio > 0 and one.n_steps == 2 for one in found)
+    points = services.baselines(performed([*bench, "--trust-run", "-o", str(tmp_path / "bench")]))
+    assert [one.name for one in points] == ["Lossless", "Uniform, 8 bit"]
+    assert all(one.ratio > 0 and one.n_steps == 2 for one in points)
 
 
-def test_a_setting_that_no_codec_has_and_a_pattern_that_means_nothing_are_told(root):
+def test_a_setting_that_no_codec_has_and_a_pattern_that_means_nothing_are_refused(root):
     shown = services.load_subject(str(write_run(root / "run")))
-    with pytest.raises(ServiceError, match="no setting"):
-        services.check_config({"codec": "lattice", "settings": {"rough": 1}})
-    services.check_config(config(2.0, override=[{"match": "fc1.*", "coarseness": 1}]))
-    overrides = [{"match": "fc1.*", "coarseness": 1}, {"match": "gone.*", "coarseness": 1}]
-    assert services.unmatched_overrides(shown, config(2.0, override=overrides)) == ("gone.*",)
-    assert services.unmatched_overrides(shown, config(2.0, override=[{"layer_type": "embedding"}]))
+    for more, why in (
+        ({"settings": {"rough": 1}}, "no setting"),
+        ({"override": [{"match": "fc1.*", "coarseness": 1}, {"match": "gone.*", "coarseness": 1}]}, "gone"),
+        ({"override": [{"layer_type": "embedding", "coarseness": 1}]}, "embedding"),
+    ):
+        with pytest.raises(ServiceError, match=why):
+            services.loaded_config(shown, json.dumps(config(2.0) | more))
+    sound = config(2.0, override=[{"match": "fc1.*", "coarseness": 1}])
+    assert services.loaded_config(shown, json.dumps(sound)) == sound
 
 
-@pytest.mark.parametrize("form", ["toml", "json"])
-def test_the_file_of_a_configuration_is_what_the_command_line_reads(tmp_path, form):
+def test_the_file_of_a_configuration_is_read_back_here_and_by_the_command_line(tmp_path):
     wanted = config(2.5, override=[{"layer_type": "vector", "coarseness": 1}, OVERRIDE])
     wanted["settings"] |= {"shaping": "auto", "exact": False}
-    path = tmp_path / f"config.{form}"
-    path.write_text(search_config.toml_text(wanted) if form == "toml" else json.dumps(wanted))
+    path = tmp_path / "config.json"
+    path.write_text(search_config.config_text(wanted))
     told = read_config_file(path)
-    assert told == wanted
+    assert told == wanted == search_config.loaded(path.read_text())
+    assert search_config.loaded(json.dumps({"best": {"config": wanted}, "trials": []})) == wanted
     assert given_settings(told, []) == search_config.engine_settings(wanted)
     assert len(make_configs("lattice", given_settings(told, []))[1]) == 2
-
-
-@pytest.mark.parametrize("form", ["toml", "json"])
-def test_a_configuration_that_was_saved_is_loaded_as_it_was(form):
-    wanted = config(2.5, override=[OVERRIDE])
-    text = search_config.toml_text(wanted) if form == "toml" else json.dumps(wanted)
-    assert search_config.loaded(text) == wanted
-    found = json.dumps({"best": {"config": wanted}, "trials": []})
-    assert search_config.loaded(found) == wanted
+    assert search_config.loaded("codec = 'qd'\n[[override]]\nbits = 4")["override"] == [{"bits": 4}]
 
 
 @pytest.mark.parametrize(
@@ -381,7 +299,7 @@ def test_a_configuration_that_was_saved_is_loaded_as_it_was(form):
     ],
 )
 def test_a_text_that_is_no_configuration_is_refused(text):
-    with pytest.raises(ValueError, match=r"the (text|overrides)"):
+    with pytest.raises(ValueError, match="no configuration"):
         search_config.loaded(text)
 
 
@@ -390,9 +308,8 @@ def test_settings_as_text_are_taken_in_and_those_for_another_model_are_not(archi
     app.session_state["bits.settings"] = True
     app.run()
     for text, wanted in (
-        (search_config.toml_text(config(7.0)), config(7.0)),
+        (search_config.config_text(config(7.0)), config(7.0)),
         (json.dumps(config(7.0, override=[{"match": "gone.*", "coarseness": 1}])), config(7.0)),
-        ("evil = 1", config(7.0)),
     ):
         app.text_area[0].set_value(text).run()
         button(app, "Use these settings").click().run()
@@ -426,17 +343,13 @@ def test_an_allocation_is_read_from_a_configuration_and_written_into_it():
     changed = board.with_allocation(shown, start, keys, [1.0, 4.0, 2.0])
     assert [board.numbers_of(shown, changed)[key] for key in keys] == [1.0, 4.0, 2.0]
     assert changed["override"][0] == {"match": "layers.1.*", "gamma": 1.0}
-    services.check_config(changed)
 
 
-def drawn_at(rates: Rates | None, *values: float, **changes: Any) -> Any:
+def drawn_at(rates: Rates, *values: float, **changes: Any) -> Any:
     """Return the picture with an allocation in it."""
-    told = None if rates is None else rates.predict(values)
-    figure = changes.pop("figure", "divergence")
-    here = Here(None, None) if told is None else Here(told.ratio_weights, getattr(told, figure))
-    marks = changes.pop("marks", Marks(0.003, "Bound"))
-    course = [] if rates is None else rates.course(figure).tolist()
-    return allocation_figure(changes.pop("points", ()), rates, here, figure, marks, 1e9, course)
+    figure, told = changes.pop("figure", "divergence"), rates.predict(values)
+    here = (told.ratio_weights, getattr(told, figure))
+    return allocation_figure(changes.pop("points", ()), figure, 1e9, here=here, **{"limit": 0.003, **changes})
 
 
 @pytest.mark.parametrize("figure", ["drop", "divergence"])
@@ -448,11 +361,9 @@ def test_the_picture_has_the_bound_and_the_allocation_on_it(figure):
     beyond = drawn_at(rates, 8.0, 8.0, points=measured, figure=figure)
     assert "beyond" in beyond.data[-1].name
     assert beyond.data[-1].x[0] < inside.data[-1].x[0]
-    assert "<b>" not in str(beyond.data[1].customdata[0][1])
+    assert "<b>" not in str(beyond.data[0].customdata[0][1])
     assert {shape.type for shape in beyond.layout.shapes} == {"rect", "line"}
-    named = drawn_at(rates, 1.0, 1.0, marks=Marks(default_ratio=14.0, target_ratio=30.0))
-    assert [note.text for note in named.layout.annotations] == ["Default 14.0×", "Target 30.0×"]
-    assert not [shape for shape in named.layout.shapes if shape.type == "rect"], "no bound, no red"
+    assert not drawn_at(rates, 1.0, 1.0, limit=None).layout.shapes, "no bound, no red"
 
 
 def test_all_that_was_measured_of_these_steps_is_in_one_picture_and_nothing_of_others():
@@ -460,10 +371,10 @@ def test_all_that_was_measured_of_these_steps_is_in_one_picture_and_nothing_of_o
         point(10.0, 0.02, divergence=0.004),
         point(11.0, 0.02, divergence=0.005, n_steps=2, is_complete=False),
         point(12.0, 0.02, divergence=0.006, keeps=False),
-        point(13.0, 0.02, divergence=0.007, baseline="QD"),
-        point(14.0, 0.02, divergence=0.008, archive="run.inshrink", is_complete=True, n_steps=2),
-        point(15.0, 0.02, divergence=0.009, archive="old.inshrink", is_complete=False),
-        point(16.0, 0.0, divergence=0.0, config=config(2.0), is_estimated=True),
+        point(13.0, 0.02, divergence=0.007, kind="codec", name="QD"),
+        point(14.0, 0.02, divergence=0.008, kind="archive", name="run.inshrink", n_steps=2),
+        point(15.0, 0.02, divergence=0.009, kind="archive", name="old.inshrink", is_complete=False),
+        point(16.0, 0.0, divergence=0.0, config=config(2.0), kind="estimate"),
     ]
     drawn = drawn_at(rates_for("a", "b"), 2.0, 2.0, points=points)
     told = {trace.name: list(trace.y) for trace in drawn.data[1:-1]}
@@ -474,7 +385,7 @@ def test_all_that_was_measured_of_these_steps_is_in_one_picture_and_nothing_of_o
         "Published codecs, measured": [0.007],
     }
     places = [row[0] for trace in drawn.data[:-1] for row in trace.customdata]
-    assert sorted(places) == [-1, -1, -1, -1, 0, 2, 3, 4, 6], "a click loads a point, and levels that are one"
+    assert sorted(places) == [0, 2, 3, 4, 6], "a click loads a point"
 
 
 @pytest.mark.parametrize("wild", [None, math.nan, math.inf, 0.0, -1.0, 1e30])
@@ -486,14 +397,17 @@ def test_any_quality_can_be_drawn(wild):
     drawn.to_json()
 
 
-def test_what_was_measured_calibrates_what_is_edited_next(archived, jobs):
-    shown = services.load_subject(str(archived))
-    specs = shown.model_tensors
-    sizes = {spec.key: spec.numel for spec in specs}
-    rates = rates_of([level(2.0**i, sizes) for i in range(-1, 4)], "coarseness", specs)
+def rated(run: Path) -> tuple[Subject, Rates]:
+    """Return a run and the rates of its layers."""
+    shown = services.load_subject(str(run))
+    return shown, rates_of([level(2.0**i, SIZES) for i in range(-1, 4)], "coarseness", shown.model_tensors)
+
+
+def test_what_was_measured_calibrates_what_is_edited_next(archived):
+    shown, rates = rated(archived)
     told = rates.predict([2.0] * len(rates.keys))
     seen = point(9.0, None, config=config(2.0), divergence=3 * (told.divergence or 0))
-    passed_over = [seen._replace(is_complete=False), seen._replace(is_estimated=True)]
+    passed_over = [seen._replace(is_complete=False)]
     passed_over += [seen._replace(config={"codec": "qd", "settings": {}})]
     passed_over += [seen._replace(config={"codec": "lattice", "settings": {"bogus": 1}})]
     found = board.calibrated(shown, rates, [seen, *passed_over])
@@ -504,10 +418,7 @@ def test_what_was_measured_calibrates_what_is_edited_next(archived, jobs):
 
 
 def test_a_setting_that_the_codecs_number_is_not_has_no_figures_of_the_curve(archived):
-    shown = services.load_subject(str(archived))
-    specs = shown.model_tensors
-    sizes = {spec.key: spec.numel for spec in specs}
-    rates = rates_of([level(2.0**i, sizes) for i in range(-1, 4)], "coarseness", specs)
+    shown, rates = rated(archived)
     plain = board.predicted(shown, rates, config(2.0, override=[{"match": "fc1.*", "coarseness": 2.0}]))
     assert plain.drop == rates.predict([2.0] * len(rates.keys)).drop
     usual = services.codec_settings("lattice")
@@ -521,38 +432,27 @@ def test_a_setting_that_the_codecs_number_is_not_has_no_figures_of_the_curve(arc
 
 def test_trials_of_a_configuration_become_one_point_and_the_last_word_counts(jobs):
     rows = [*document()["trials"], trial(10, 1.0, drop=0.009)]
-    found = services.searched(put(jobs, Path("/runs/x"), result=document(trials=rows)), STEPS)
+    found = services.searched(RUN, put(jobs, RUN.path, result=document(trials=rows)))
     assert [one.n_steps for one in found.points] == [4, 4, 1]
     assert [one.is_complete for one in found.points] == [True, True, False]
     assert [one.keeps for one in found.points] == [True, True, False]
     assert found.points[0].drop == 0.009
     assert found.best is found.points[1]
-
-
-def test_a_trial_of_a_search_of_all_steps_that_has_just_begun_is_not_the_whole_chain(archived, jobs):
-    job = put(jobs, archived, "running", steps=False)
-    job.rows = [trial(step, 1.0) for step in STEPS[:2]]
-    shown = services.load_subject(str(archived))
-    found = services.searched(job, services.steps_of(job, shown))
+    # A search of all steps that has just begun has no trial of the whole chain.
+    job = put(jobs, RUN.path, "running", steps=False)
+    job.rows = [trial(step, 1.0) for step in RUN.steps[:2]]
+    found = services.searched(RUN, job)
     assert [(one.n_steps, one.is_complete) for one in found.points] == [(2, False)]
     assert found.best is None
 
 
-def test_a_failure_keeps_no_bound_and_a_missing_figure_none_either(jobs):
+def test_a_failure_or_a_missing_figure_keeps_no_bound_and_a_ratio_is_judged_by_itself(jobs):
     rows = [trial(10, 1.0, failure="NaN", drop=None, divergence=None), trial(10, 2.0, divergence=None)]
-    found = services.searched(put(jobs, Path("/runs/x"), result=document(trials=rows, best=None)), STEPS)
+    found = services.searched(RUN, put(jobs, RUN.path, result=document(trials=rows, best=None)))
     assert [one.keeps for one in found.points] == [False, False]
-
-
-def test_of_a_search_for_a_ratio_a_point_is_judged_by_it(jobs):
     told = document(best=None, bounds={"drop": None, "divergence": None})
-    left = put(jobs, Path("/runs/x"), "finished", told, "--target-ratio", "15")
-    found = services.searched(left, STEPS)
-    assert [found.verdict(one) for one in found.points] == [
-        "below the ratio",
-        "reaches the ratio",
-        "reaches the ratio",
-    ]
+    found = services.searched(RUN, put(jobs, RUN.path, "finished", told, "--target-ratio", "15"))
+    assert [found.check(one).split()[0] for one in found.points] == ["below", "reaches", "reaches"]
     assert found.best is found.points[1]
 
 
@@ -563,14 +463,14 @@ def test_a_click_that_makes_no_sense_picks_nothing(points):
     assert clicked_point(points, 3) is None
 
 
-def test_estimates_go_from_fine_to_coarse_and_are_there_one_by_one(archived, jobs, tmp_path):
+def test_estimates_go_from_fine_to_coarse(archived):
     shown = services.load_subject(str(archived))
-    services.start_job(services.estimating_work(shown, STEPS, "uniform", is_calibrated=False))
-    job = work(tmp_path / "jobs", *jobs.started[0].requests)
+    asked = services.estimating_work(shown, (10, 20), "uniform")
+    job = performed(*asked.requests)
     points = services.estimates(job)
-    assert len(points) == 7
     assert points[0].config == {"codec": "uniform", "settings": {"bits": 8}}
-    assert all(one.is_estimated and one.is_complete for one in points)
+    assert all(one.kind == "estimate" and one.is_complete for one in points)
     assert [one.ratio for one in points] == sorted(one.ratio for one in points)
-    job.rows.pop()
-    assert services.estimates(job) == points[:6]
+    assert len(points) == 7
+    job.state, job.rows = "running", job.rows[:3]
+    assert services.estimates(job) == points[:3]

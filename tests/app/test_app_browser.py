@@ -27,9 +27,11 @@ def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
     assert "metric=fisher" in page.url
     page.get_by_text("Error", exact=True).click()
     wait_for(page, "location.search.includes('colour=error')")
-    page.get_by_text("Errors are known once").wait_for()
+    page.get_by_text("Errors appear once").wait_for()
     wait_for(page, DRAWN)
     assert page.title() == "digits-cnn · Run"
+    # The strip is in sight without scrolling.
+    wait_for(page, "document.querySelector('.st-key-strip').getBoundingClientRect().bottom <= innerHeight")
     assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight") < 2000
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert page.evaluate(FAINT) == []
@@ -41,7 +43,7 @@ def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
     page.goto("about:blank")
     page.goto(link)
     wait_for(page, DRAWN)
-    page.get_by_text("Errors are known once").wait_for()
+    page.get_by_text("Errors appear once").wait_for()
     assert page.complaints == []
 
     # The first page lies at the root; its name leads there too.

@@ -7,7 +7,7 @@ from inshrink_app import services
 from inshrink_app.services import Bound
 from inshrink_app.services.headers import file_of_run
 
-from tests.app.builders import explorer, header, judged, write_run
+from tests.app.builders import write_run
 from tests.app.search_builders import config
 
 
@@ -44,22 +44,3 @@ def test_a_disk_that_refuses_costs_nothing_before_the_end(shown, monkeypatch):
     path.parent.write_text("a file where the folder would be")
     services.choose(shown, metric="accuracy")
     assert services.chosen(shown).metric == "accuracy"
-
-
-def test_the_chosen_metric_is_asked_for_by_requests(root):
-    run = write_run(root / "run")
-    judged(run)
-    shown = services.load_subject(str(run))
-    services.choose(shown, metric="accuracy", direction="higher")
-    judge, ready = services.named_judge(shown)
-    assert not ready
-    assert judge.fields == {"trust_run": True, "metric": "accuracy", "direction": "higher"}
-    assert services.judge_of(shown) is None
-
-
-def test_the_header_shows_what_is_chosen(root):
-    run = write_run(root / "run")
-    judged(run)
-    services.choose(services.load_subject(str(run)), bound=Bound("drop", 0.01))
-    app = explorer("archives", run=str(run))
-    assert any("drop ≤ 1.00 %" in one for one in header(app))

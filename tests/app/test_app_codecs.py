@@ -1,4 +1,4 @@
-"""A codec that is installed from elsewhere is offered as ours are, with its label and its knob."""
+"""A codec that is installed from elsewhere is offered with its label and tunable parameter."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ def installed(package, monkeypatch) -> Iterator[None]:
     get_codec.cache_clear()
 
 
-def test_a_codec_from_elsewhere_is_exported_with_its_knob(installed, root, jobs):
+def test_a_codec_from_elsewhere_is_exported_with_its_tunable(installed, root, jobs):
     app = archives("write", write_run(root / "run"))
     codecs = app.selectbox(key="export.codec")
     assert "Cut mantissa" in codecs.options
     codecs.set_value("cut").run()
-    knob = app.select_slider(key="export.cut.bits")
-    assert (knob.label, knob.value, list(knob.options)) == ("Mantissa", 8, ["16", "12", "8", "6", "4", "2"])
-    knob.set_value(4).run()
+    tunable = app.select_slider(key="export.cut.bits")
+    assert (tunable.label, tunable.value, list(tunable.options)) == (
+        "Mantissa",
+        8,
+        ["16", "12", "8", "6", "4", "2"],
+    )
+    tunable.set_value(4).run()
     button(app, "Write archive").click().run()
     words = jobs.words(0)[0]
     assert (option(words, "--codec"), option(words, "--set")) == ("cut", "bits=4")

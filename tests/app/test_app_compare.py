@@ -12,7 +12,6 @@ import pytest
 from inshrink_app import services
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model.problem import ServiceError
-from inshrink_app.server import recent
 from inshrink_app.services import jobs as job_services
 
 import inshrink_core
@@ -21,10 +20,11 @@ from tests.app.builders import (
     archives,
     button,
     charts,
-    compared_rows,
+    compared_row,
     judged,
     keep_comparison,
     texts,
+    trusted,
     write_run,
 )
 from tests.app.job_stubs import STEPS, option, wait, work
@@ -36,48 +36,6 @@ def evaluate(state):
     pathlib.Path({marker!r}).touch()
     return {{"loss": float(sum(value.abs().sum() for value in state.values()))}}
 """
-
-
-def row(step: int, **changes: Any) -> dict[str, Any]:
-    return {
-        "step": step,
-        "original": 0.9,
-        "restored": 0.89,
-        "drop": 0.011,
-        "divergence": 1e-4,
-        "stale_drop": 0.2,
-        "stale_divergence": 1e-2,
-        "standard_error": 0.01,
-        "metric": "accuracy",
-        "direction": "higher",
-        "n": 540,
-        **changes,
-    }
-
-
-def errors(**changes: Any) -> dict[str, Any]:
-    rows = [
-        {
-            "step": 10,
-            "tensor": "a",
-            "codec": "exact/1",
-            "max_abs": 0.0,
-            "relative_rms": 0.0,
-            "bit_exact": True,
-        },
-        {"step": 10, "tensor": "b", "codec": "x/1", "max_abs": 0.1, "relative_rms": 0.01, "bit_exact": False},
-        {
-            "step": 20,
-            "tensor": "<b>",
-            "codec": "x/1",
-            "max_abs": 0.1,
-            "relative_rms": 0.2,
-            "bit_exact": False,
-        },
-        {"step": 20, "tensor": "z", "codec": "x/1", "max_abs": 0.3, "relative_rms": None, "bit_exact": False},
-    ]
-    document = {"ok": True, "deep": False, "frames": 4, "problems": [], "notes": [], "missing_steps": []}
-    return document | {"errors": rows} | changes
 
 
 def with_evaluator(run: Path) -> Path:
@@ -114,7 +72,7 @@ def test_an_archive_without_its_run_asks_for_it(archived, jobs):
     assert "outside of the folders" in texts(app)
 
 
-def test_nothing_of_a_run_is_executed_without_consent(archived, jobs):
+def test_nothing_of_a_run_is_executed_without_consent_which_holds_for_a_file_as_it_is(archived, jobs):
     marker = with_evaluator(archived)
     app = archives("compare", archived, evaluator=True)
     assert button(app, "Compare").disabled
@@ -123,6 +81,14 @@ def test_nothing_of_a_run_is_executed_without_consent(archived, jobs):
     assert not button(app, "Compare").disabled
     assert jobs.started == []
     assert not marker.exists()
+    # Trust is remembered for a file as it is.
+    assert trust(archives("compare", archived)).value
+    (archived / "judge.py").write_text("def evaluate(state): ...\n")
+    app = archives("compare", archived, evaluator=True)
+    assert not trust(app).value
+    trust(app).check().run()
+    trust(app).uncheck().run()
+    assert not trust(archives("compare", archived)).value
 
 
 def test_code_that_changed_after_consent_is_not_executed(archived, tmp_path):
@@ -134,14 +100,16 @@ def test_code_that_changed_after_consent_is_not_executed(archived, tmp_path):
     archive = archived.with_name("run.inshrink")
     own = services.comparison(shown, [archive], (10,), judge)
     given = replace(own, trust_run=False, evaluator=f"{archived}/judge.py:evaluate")
-    for request, trusted in ((own, judge.trusted), (own, ""), (given, judge.trusted), (given, "")):
-        job = work(tmp_path / "jobs", request, trusted=trusted)
+    for request, digest in ((own, judge.trusted), (given, "")):
+        job = work(tmp_path / "jobs", request, trusted=digest)
         assert job.state == "failed"
-        assert ("not what was trusted" if trusted else "cannot have code executed") in job.problem.what
+        assert ("not what was trusted" if digest else "cannot have code executed") in job.problem.what
     assert not marker.exists()
 
 
-def test_an_evaluator_named_by_a_relative_path_is_looked_for_in_the_run(archived, jobs, monkeypatch):
+def test_an_evaluator_named_by_a_relative_path_is_looked_for_in_the_run_and_auto_is_no_path(
+    archived, monkeypatch
+):
     (archived / "own.py").write_text("def evaluate(state):\n    return {'loss': 1.0}\n")
     monkeypatch.chdir("/")
     shown = services.load_subject(str(archived))
@@ -149,17 +117,8 @@ def test_an_evaluator_named_by_a_relative_path_is_looked_for_in_the_run(archived
     assert judge.spec == f"{archived / 'own.py'}:evaluate"
     with pytest.raises(ServiceError, match="outside"):
         services.given_evaluator("../../../etc/passwd", shown)
-
-
-def test_a_model_is_judged_by_its_own_samples_where_the_reader_writes_auto(archived, jobs, tmp_path):
-    shown = services.load_subject(str(archived))
     judge = services.given_evaluator(" auto ", shown)
-    assert judge.fields == {"evaluator": "auto"}
-    assert judge.is_bundled
-    archive = archived.with_name("run.inshrink")
-    job = work(tmp_path / "jobs", services.comparison(shown, [archive], (10,), judge), trusted=judge.trusted)
-    assert job.state == "failed"
-    assert "there is no config.json" in job.problem.what
+    assert (judge.fields, judge.is_bundled) == ({"evaluator": "auto"}, True)
 
 
 def test_the_bundled_evaluator_needs_no_consent_and_a_changed_copy_does(root):
@@ -180,25 +139,11 @@ def test_an_evaluator_outside_of_the_run_is_refused(archived):
         services.evaluator_of(services.load_subject(str(archived)))
 
 
-def trusted(run: Path) -> None:
-    """Give a run an evaluator that its reader trusts."""
-    with_evaluator(run)
-    judge = run / "judge.py"
-    recent.trust(judge, hashlib.sha256(judge.read_bytes()).hexdigest())
-
-
-def compare_page(archived: Path, **query: str) -> Any:
-    trusted(archived)
-    app = archives("compare", archived, **query)
-    button(app, "Compare").click().run()
-    return app
-
-
-def test_what_was_found_is_drawn_and_listed(archived, jobs):
+def test_what_was_found_is_drawn_and_listed_with_a_column_and_a_chart_for_each_metric(archived, jobs):
     archive = archived.with_name("run.inshrink")
-    rows = [compared_rows(step=10, restore_cost=0.006), compared_rows(drop=0.0, restore_cost=0.001)]
-    rows += [compared_rows(step=30, restore_cost=0.006), compared_rows(step=40, restore_cost=None)]
-    keep_comparison(archive, archived, [one for (one,) in rows])
+    costs = {10: 0.006, 20: 0.001, 30: 0.006, 40: None}
+    rows = [compared_row(step=step, restore_cost=cost) for step, cost in costs.items()]
+    keep_comparison(archive, archived, rows)
     trusted(archived)
     app = archives("compare", archived)
     button(app, "Measure again").click().run()
@@ -208,25 +153,21 @@ def test_what_was_found_is_drawn_and_listed(archived, jobs):
     assert len(request.trusted) == 64
     assert charts(app) == 3
     (line,) = app.dataframe[0].value.to_dict("records")
-    assert (line["drop of loss"], line["restore cost"]) == (pytest.approx(5.0), pytest.approx(0.6))
+    assert (line["drop of loss"], line["restore cost"]) == (pytest.approx(5), pytest.approx(0.6))
     assert line["ratio"] == services.chain_of(str(archive)).ratio_total
     every = next(one.value for one in app.dataframe if "restored" in one.value)
     assert list(every["bound"].fillna("")) == ["broken", "kept", "broken", ""]
-
-
-def test_each_metric_that_was_measured_is_a_column_and_a_chart(archived, jobs):
-    archive = archived.with_name("run.inshrink")
-    keep_comparison(archive, archived, compared_rows())
-    keep_comparison(archive, archived, compared_rows(drop=0.25), metric="mIoU")
-    trusted(archived)
+    # Each metric that was measured is a column and a chart.
+    keep_comparison(archive, archived, [compared_row(drop=0.25)], metric="mIoU")
     app = archives("compare", archived)
     (line,) = app.dataframe[0].value.to_dict("records")
-    assert (line["drop of loss"], line["drop of mIoU"]) == (pytest.approx(5.0), pytest.approx(25.0))
+    assert (line["drop of loss"], line["drop of mIoU"]) == (pytest.approx(5), pytest.approx(25))
     assert charts(app) == 4
-    app.session_state["compare.metrics"] = ["loss", "mIoU"]
-    app.run()
-    next(one for one in app.button if one.label in ("Compare", "Measure again")).click().run()
-    assert [option(words, "--eval-metric") for words in jobs.words()] == ["loss", "mIoU"]
+    # The header's metric is the one that is measured.
+    services.choose(services.load_subject(str(archived)), metric="acc", direction="higher")
+    app = archives("compare", archived)
+    button(app, "Compare").click().run()
+    assert [option(words, "--eval-metric") for words in jobs.words()] == ["acc"]
 
 
 def test_several_archives_are_lines_of_one_table_and_a_picture_of_size_against_cost(archived, jobs):
@@ -234,7 +175,7 @@ def test_several_archives_are_lines_of_one_table_and_a_picture_of_size_against_c
     inshrink_core.compress(archived, other, config={"coarseness": 8.0})
     first = archived.with_name("run.inshrink")
     for path, cost in ((first, 0.0), (other, 0.006)):
-        keep_comparison(path, archived, compared_rows(restore_cost=cost))
+        keep_comparison(path, archived, [compared_row(restore_cost=cost)])
     app = archives("compare", archived)
     app.session_state["archives.chosen"] = [str(first), str(other)]
     app.run()
@@ -247,15 +188,17 @@ def test_several_archives_are_lines_of_one_table_and_a_picture_of_size_against_c
 
 def test_a_comparison_at_work_shows_what_it_has_found_so_far(archived, jobs):
     jobs.state = "running"
-    app = compare_page(archived)
+    trusted(archived)
+    app = archives("compare", archived)
+    button(app, "Compare").click().run()
     assert button(app, "Cancel")
     assert charts(app) == 0
-    jobs.kept[0].rows.append({"of": str(archived.with_name("run.inshrink")), **row(10)})
-    app.run()
-    assert charts(app) == 2
-    jobs.kept[0].rows[:] = [jobs.kept[0].rows[0] | {"drop": None, "divergence": None, "standard_error": None}]
-    app.run()
-    assert charts(app) == 1
+    row = {"of": str(archived.with_name("run.inshrink")), "metric": "loss", "direction": "lower"}
+    row |= {"step": 10, "original": 0.9, "restored": 0.89, "drop": None, "divergence": None}
+    jobs.kept[0].rows[:] = [row]
+    assert charts(app.run()) == 1
+    jobs.kept[0].rows[:] = [row | {"drop": 0.011, "previous_drop": 0.2, "divergence": 1e-4}]
+    assert charts(app.run()) == 2
 
 
 def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures_nothing_again(
@@ -283,11 +226,21 @@ def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures
     assert known.comparison == replace(mine.comparison, measured_at=known.comparison.measured_at)
 
 
-def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact(archived, jobs):
-    jobs.answers["verify"] = errors()
+def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact_and_problems_are_told(archived, jobs):
+    names = ("step", "tensor", "codec", "max_abs", "relative_rms", "bit_exact")
+    table = [
+        (10, "a", "exact/1", 0.0, 0.0, True),
+        (10, "b", "x/1", 0.1, 0.01, False),
+        (20, "<b>", "x/1", 0.1, 0.2, False),
+        (20, "z", "x/1", 0.3, None, False),
+    ]
+    rows = [dict(zip(names, values, strict=True)) for values in table]
+    problem = {"where": "step 10", "what": "this is not the checkpoint that was archived", "remedy": "x"}
+    jobs.answers["verify"] = {"ok": False, "problems": [problem], "missing_steps": [], "errors": rows}
     app = archives("tensors", archived)
     button(app, "Measure errors").click().run()
     assert option(jobs.last, "--against") == str(archived)
+    assert "not the checkpoint" in texts(app)
     assert "1 of 4 bit-exact" in texts(app)
     table = app.dataframe[-1].value
     assert list(table["tensor"]) == ["z", "<b>", "b", "a"]
@@ -298,41 +251,12 @@ def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact(archived, job
     assert "No tensor matches" in texts(app)
 
 
-def test_many_tensors_are_cut_on_screen_and_whole_in_the_files(archived, jobs):
-    rows = [errors()["errors"][1] | {"tensor": f"t{i}"} for i in range(5000)]
-    jobs.answers["verify"] = errors(errors=rows)
-    app = archives("tensors", archived)
-    button(app, "Measure errors").click().run()
-    assert len(app.dataframe[-1].value) == 2000
-    assert "The worst 2,000 of 5,000" in texts(app)
-
-
-def test_another_run_than_the_archived_one_is_told(archived, jobs):
-    problem = {"where": "step 10", "what": "this is not the checkpoint that was archived", "remedy": "x"}
-    jobs.answers["verify"] = errors(ok=False, problems=[problem], errors=[])
-    app = archives("tensors", archived)
-    button(app, "Measure errors").click().run()
-    assert "not the checkpoint" in texts(app)
-
-
 def test_only_shipped_trainings_are_executed(tmp_path):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')")
     job = work(tmp_path / "jobs", ["rehearse", f"{tmp_path}/evil.py:Task", "-o", str(tmp_path)])
     assert job.state == "failed"
     assert "cannot have code executed" in job.problem.what
     assert not (tmp_path / "owned").exists()
-
-
-def test_trust_is_remembered_for_a_file_as_it_is(archived, jobs):
-    with_evaluator(archived)
-    trust(archives("compare", archived)).check().run()
-    assert trust(archives("compare", archived)).value
-    (archived / "judge.py").write_text("def evaluate(state): ...\n")
-    app = archives("compare", archived, evaluator=True)
-    assert not trust(app).value
-    trust(app).check().run()
-    trust(app).uncheck().run()
-    assert not trust(archives("compare", archived)).value
 
 
 def test_the_command_that_writes_an_evaluator_is_shown_and_the_evaluator_tried(archived, jobs):

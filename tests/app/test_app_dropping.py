@@ -47,6 +47,10 @@ def test_dropped_files_become_a_run_outside_of_the_roots_that_opens_by_its_path(
     assert services.load_subject(str(found.path)).steps == found.steps
     assert services.is_dropped(found.path)
     assert not services.is_dropped(dropped_folder())
+    # Files of the same name are stored beside each other.
+    (name, content), (_, other) = checkpoints[:2]
+    first, second = drop((name, content)), drop((name, other))
+    assert (first.path.read_bytes(), second.path.read_bytes()) == (content, other)
 
 
 def test_a_dropped_archive_opens_as_one(archived, tmp_path):
@@ -58,12 +62,6 @@ def test_a_dropped_archive_opens_as_one(archived, tmp_path):
     cut = packed.read_bytes()[:-7]
     assert "small.inshrink" in refused(("small.inshrink", cut))
     assert len(kept()) == 1
-
-
-def test_files_of_the_same_name_are_stored_beside_each_other(checkpoints):
-    (name, content), (_, other) = checkpoints[:2]
-    first, second = drop((name, content)), drop((name, other))
-    assert (first.path.read_bytes(), second.path.read_bytes()) == (content, other)
 
 
 @pytest.mark.parametrize(
@@ -102,18 +100,13 @@ def test_what_cannot_be_opened_is_answered_and_not_kept(root, name, content, sai
     assert not kept()
 
 
-def other_model() -> bytes:
-    """Return a torch file of a model that is not that of the other checkpoints."""
-    file = io.BytesIO()
-    torch.save({"other.weight": torch.ones(2), "other.bias": torch.ones(1)}, file)
-    return file.getvalue()
-
-
 def test_files_that_do_not_make_one_run_are_answered_and_not_kept(
     checkpoints,
 ):
     (first, content), (_, other) = checkpoints[:2]
-    assert "another model" in refused((first, content), ("other.pt", other_model()))
+    model = io.BytesIO()
+    torch.save({"other.weight": torch.ones(2), "other.bias": torch.ones(1)}, model)
+    assert "another model" in refused((first, content), ("other.pt", model.getvalue()))
     assert "the same name" in refused((first, content), (f"other/{first}", other))
     assert "opened alone" in refused((first, content), ("a.inshrink", b"x"))
     assert not kept()
@@ -123,7 +116,7 @@ def test_too_much_is_answered_before_it_is_written(checkpoints, monkeypatch):
     monkeypatch.setattr(st, "get_option", lambda name: 0)
     assert "too much to drop" in refused(checkpoints[0])
     monkeypatch.undo()
-    monkeypatch.setattr(dropping, "_MOST_STORED_BYTES", 10)
+    monkeypatch.setattr(dropping, "_MAX_STORED_BYTES", 10)
     assert "remove some" in refused(checkpoints[0])
     assert not kept()
 
@@ -140,9 +133,6 @@ def test_the_page_opens_what_is_dropped_and_removes_it(root, checkpoints):
     assert str(dropped_folder()) in texts(app)
     button(app, "Remove").click().run()
     assert not kept()
-
-
-def test_only_what_was_dropped_is_removed(root):
     run = write_run(root / "run")
     with pytest.raises(ServiceError, match="nothing was dropped"):
         services.forget_dropped(run)

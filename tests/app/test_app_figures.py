@@ -1,18 +1,34 @@
-"""Figures: what is drawn from which table, and what untrusted names become."""
+"""Figures: what is drawn from which table, the order of rows, and what untrusted names become."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from inshrink_app.pages.run import heatmap
+from inshrink_app.model.sensitivity import Sensitivity
+from inshrink_app.pages.archives import figures as comparison_figures
+from inshrink_app.pages.run import heatmap, picture, selection
 from inshrink_app.pages.run.heatmap import heatmap_figure
+from inshrink_app.services import Bound
 from inshrink_app.widgets import figures
-from inshrink_app.widgets.figures import log_groups
+from inshrink_app.widgets.modules import outline
 
 from inshrink_core.analysis.profile import Row
-from tests.app.builders import sensitivity_table
+from inshrink_core.evaluate import Comparison, EvaluatedStep
+from inshrink_core.metrics import Direction
+from inshrink_core.verbs.shared.measured import EvaluatorId, Known
+from tests.app.builders import (
+    button,
+    compared_row,
+    explorer,
+    sensitivity_table,
+    subject,
+    texts,
+    write_run,
+)
 
 
 def test_many_steps_are_merged_by_the_mean_of_what_is_there():
@@ -48,15 +64,6 @@ def test_heatmap_colours_are_float32_logarithms_and_hovers_tell_the_value():
     assert "4×3" in heat.y[0]
 
 
-@pytest.mark.parametrize("value", [0.0, 1e-30, 1.0, np.inf, np.nan])
-def test_a_table_of_one_value_is_drawn_whatever_the_value(value):
-    table = sensitivity_table(2, 2)
-    table.values["mean"][:] = value
-    heat = heatmap_figure(table, "mean").data[1]
-    assert heat.zmax > heat.zmin
-    assert np.isfinite([heat.zmin, heat.zmax]).all()
-
-
 def test_names_of_tensors_are_text_and_never_markup():
     table = sensitivity_table(1, 1)
     evil = "<a href='javascript:alert(1)'>x</a>\u202e"
@@ -68,37 +75,20 @@ def test_names_of_tensors_are_text_and_never_markup():
     assert "\\u202e" not in text
 
 
-def test_metrics_that_share_a_scale_share_a_panel():
+def test_metrics_of_one_group_share_a_panel():
     log = {"train_loss": ((1, 2.0), (2, 1.0)), "eval_loss": ((2, 1.5),), "lr": ((1, 0.1),)}
-    groups = log_groups(list(log))
-    assert groups == {"loss": ["train_loss", "eval_loss"], "lr": ["lr"]}
-    figure = figures.log_figure(log, groups)
+    figure = figures.log_figure(log, {"loss": ["train_loss", "eval_loss"], "lr": ["lr"]})
     assert [(trace.name, trace.yaxis) for trace in figure.data] == [
         ("train_loss", "y"),
         ("eval_loss", "y"),
         ("lr", "y2"),
     ]
-    assert "train_loss" in figure.layout.annotations[0].text
-    assert {trace.xaxis for trace in figure.data} == {None}, "one axis of steps, so one cursor"
-    assert figure.layout.hoversubplots == "axis"
-    assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
-
-
-def test_a_smoothed_curve_stands_before_what_was_logged():
-    log = {"loss": tuple((step, float(step % 2)) for step in range(100))}
-    raw, smooth = figures.log_figure(log, {"loss": ["loss"]}, smoothing=0.9).data
-    assert raw.opacity < smooth.opacity
-    assert np.ptp(smooth.y[50:]) < 0.2 * np.ptp(raw.y)
-    gaps = figures.smoothed([1.0, np.nan, 1.0], 0.5)
-    assert gaps[0] == gaps[2] == 1.0
-    assert np.isnan(gaps[1])
 
 
 def test_a_log_with_gaps_and_infinities_is_drawn():
     log = {"loss": ((1, float("nan")), (2, float("inf")), (3, 1.0))}
-    groups = {"<loss>": ["loss"]}
-    assert len(figures.log_figure(log, groups).data) == 1
-    named = figures.log_figure(log, groups, legends=False)
+    named = figures.log_figure(log, {"<loss>": ["loss"]})
+    assert len(named.data) == 1
     assert [note.text for note in named.layout.annotations] == ["&lt;loss&gt;"]
 
 
@@ -113,3 +103,104 @@ def test_values_at_the_ends_of_what_a_float_holds_have_ticks(values):
         if ticks:
             assert len(ticks["tickvals"]) == len(set(ticks["ticktext"])) <= 12
             assert all(0 < tick < np.inf for tick in ticks["tickvals"])
+
+
+def table_of(
+    values: list[list[float]], sizes: list[int] | None = None, metric: str = "fisher"
+) -> Sensitivity:
+    """Return a table of given means."""
+    table = sensitivity_table(len(values), len(values[0]), metric=metric)
+    rows = tuple(
+        row._replace(numel=size) for row, size in zip(table.rows, sizes or [1] * len(values), strict=True)
+    )
+    array = np.array(values, np.float32)
+    return dataclasses.replace(table, rows=rows, values=dict.fromkeys(table.values, array))
+
+
+def test_shares_of_a_step_add_up_over_all_tensors_whichever_are_shown():
+    whole = table_of([[1, 0], [3, math.nan], [1e30, 0]], [2, 2, 1])
+    shares = whole.shares()
+    assert np.nansum(shares[:, 0]) == pytest.approx(1)
+    assert np.isnan(shares[:, 1]).all()
+    part = dataclasses.replace(whole, rows=whole.rows[:1], values={"mean": whole.values["mean"][:1]})
+    assert part.shares(whole)[0, 0] == pytest.approx(2e-30)
+
+
+@pytest.mark.parametrize("wild", [math.nan, math.inf, 1e30, 1e-30, -1e30, 0.0, 1.0])
+@pytest.mark.parametrize("is_ratio", [False, True])
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_any_value_can_be_drawn(wild, is_ratio, is_alone):
+    table = table_of([[wild, wild]] if is_alone else [[1, wild], [2, 3]], metric="fisher")
+    curves = [("loss", [(10, wild), (20, 1.0)]), ("lr", [(10, 1.0), (20, wild)])]
+    figure = heatmap.heatmap_figure(table, "mean", is_ratio=is_ratio, curves=curves)
+    assert -math.inf < figure.data[1].zmin < figure.data[1].zmax < math.inf
+    figure.to_json()
+
+
+@pytest.mark.parametrize("said", [None, -1, 9, True, "1", [0]])
+def test_nonsense_from_a_browser_folds_nothing(said, monkeypatch):
+    folded: list[str] = []
+    monkeypatch.setattr(selection, "fold", lambda run, module, **_: folded.append(module))
+    view = SimpleNamespace(nodes=outline(["a.x", "a.y"], "tensor"), is_tree=True, shown=subject())
+    picture._named(view, said)
+    assert not folded
+    picture._named(view, 0)
+    picture._named(view, 2)
+    assert folded == ["a", "a"]
+
+
+def test_headline_list_and_table_rank_by_the_share_of_the_total_and_what_has_no_value_is_last(root, jobs):
+    made = table_of([[math.nan], [1.0], [2.0], [3.0], [4.0]], [7, 1000, 10, 100, 1])
+    jobs.answers["sensitivity"] = dataclasses.replace(made, steps=(10,))
+    run = str(write_run(root / "run", (10,)))
+    app = explorer("run", run=run, by="tensor", drawer="table", sort="share", metric="magnitude")
+    ranked = [f"layers.{i}.weight" for i in (1, 3, 2, 4)]
+    keys = [str(found.key) for found in app.button]
+    assert [key.removeprefix("largest.") for key in keys if key.startswith("largest.")] == ranked
+    told = texts(app).replace("\\", "").replace("\u2060", "")
+    assert f"2 of 4 tensors carry at least 80 % of the sensitivity: {ranked[0]} and {ranked[1]}" in told
+    assert list(app.dataframe[0].value["Layer"]) == [*ranked, "layers.0.weight"]
+    assert any("75.5 % · 1.00 per weight" in found.label.replace("\\", "") for found in app.button)
+    # The largest rows open without a mouse.
+    app.button(key=f"largest.{ranked[0]}").click().run()
+    assert app.query_params["layer"] == ranked[0]
+    assert button(app, "Close")
+
+
+COLOURS = {"<b>a<b>": "#112233"}
+
+
+def comparison(*steps: EvaluatedStep) -> Known:
+    return Known(
+        archive="<b>a<b>",
+        at=0.0,
+        evaluator=EvaluatorId("judge.py:f", ""),
+        comparison=Comparison.over(steps, "loss", Direction.LOWER),
+        standard_errors={},
+    )
+
+
+def test_figures_write_names_as_text_and_leave_gaps_where_nothing_is_known():
+    steps = compared_row(step=10, divergence=0.0), compared_row(previous_drop=0.2, divergence=1e-3)
+    found = [comparison(*steps)]
+    drop = comparison_figures.cost_figure(found, "drop", COLOURS, Bound("drop", 0.01))
+    assert [trace.name for trace in drop.data] == ["Previous checkpoint", "&lt;b&gt;a&lt;b&gt;"]
+    assert drop.layout.shapes[0].y0 == 1.0
+    assert drop.data[1].line.color == "#112233"
+    divergence = comparison_figures.cost_figure(found, "divergence", COLOURS).data[-1].y
+    assert list(divergence) == [0.0, 1e-3]
+
+
+@pytest.mark.parametrize("wild", [math.nan, math.inf, -math.inf, 1e30, -1e30, 0.0])
+def test_any_figure_of_a_comparison_can_be_drawn(wild):
+    values = ("original", "restored", "drop", "divergence", "previous_drop", "previous_divergence")
+    found = [comparison(compared_row(step=10, **dict.fromkeys(values, wild)), compared_row())]
+    for figure in (
+        comparison_figures.metric_figure(found, COLOURS),
+        comparison_figures.cost_figure(found, "drop", COLOURS, Bound("drop", 0.01)),
+        comparison_figures.size_figure(found, {"<b>a<b>": 1000}, COLOURS, "drop", Bound("drop", 0.003)),
+        comparison_figures.cost_figure(found, "divergence", COLOURS),
+    ):
+        figure.to_json()
+        ends = [end for axis in (figure.layout.yaxis, figure.layout.xaxis) for end in axis.range or ()]
+        assert np.isfinite(np.asarray(ends, np.float64)).all()

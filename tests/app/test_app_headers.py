@@ -50,7 +50,7 @@ def test_a_damaged_file_is_as_good_as_none(known, damage):
 
 
 def test_only_the_newest_are_kept(known, monkeypatch):
-    monkeypatch.setattr(headers, "_MOST_STORED", 2)
+    monkeypatch.setattr(headers, "_MAX_STORED", 2)
     for name in "abc":
         headers.store_headers(dataclasses.replace(known, path=known.path / name), "token", "stamp")
     assert len(list(headers.file_of_run("headers", known.path).parent.iterdir())) == 2

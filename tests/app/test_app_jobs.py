@@ -1,85 +1,239 @@
-"""Work in another process: progress, results, problems, cancelling, and no orphans."""
+"""Work in other processes: progress, results, problems, queues, and what outlives its explorer."""
 
 from __future__ import annotations
 
+import errno
 import json
+import shlex
+import time
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from inshrink_app.jobs import job as job_module
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.problem import Problem
 
+from inshrink_core.plugins import VERBS, plugins
+from inshrink_core.request import request_of
+from tests.app.job_stubs import asked as request_asked
 from tests.app.job_stubs import scripted, wait, work_of
 from tests.processes import until
 
 TELL = """
-import json, os, sys, time
+import json, os, signal, sys, time
 def tell(done, total, **more):
     message = {"verb": "verify", "done": done, "total": total, "unit": "steps", "step": 10, **more}
     print(json.dumps(message), file=sys.stderr, flush=True)
 """
-WELL_BEHAVED = TELL + "tell(1, 2); print(json.dumps({'text': sys.argv[2]}))"
-STUCK = TELL + "tell(0, 9); time.sleep(600)"
-REFUSING = (
+ECHO = (
     TELL
     + """
+print("at work", file=sys.stderr)
+tell(1, 2, found={"step": 1})
+print(json.dumps({"text": json.loads(sys.argv[2])}))
+"""
+)
+WRITING = TELL + "open(sys.argv[2], 'a').write('x'); tell(1, 2); print(json.dumps({'text': sys.argv[2]}))"
+STUCK = TELL + "tell(0, 9); time.sleep(600)"
+STUBBORN = TELL + "signal.signal(signal.SIGTERM, signal.SIG_IGN); tell(0, 9); time.sleep(60)"
+REFUSING = """
+import json, sys
 print(json.dumps({"error": {"message": "b: a; c", "where": "b", "remedy": "c", "exit_code": 3}}))
 sys.exit(3)
 """
-)
 FINDING = TELL + "print(json.dumps({'text': 'found', 'error': {'message': 'a check failed'}})); sys.exit(1)"
+CRASHING = "import sys; sys.stderr.write('Segmentation something'); sys.exit(5)"
 DYING = "import os; os._exit(9)"
 BABBLING = "print('this is no JSON', flush=True)"
 EMPTY_HANDED = "pass"
+NAMING = "import json, sys; print(json.dumps({'text': sys.argv[1]}))"
+JOB_ID = "00000000deadbeef"
 
 
-def registry(script: str) -> JobRegistry:
+def registry(folder: Path, script: str = ECHO, **more: Any) -> JobRegistry:
     """Return a registry whose commands are a few lines of Python."""
-    return JobRegistry(scripted(script), load=text_of)
+    return JobRegistry(scripted(script), folder, load=text_of, **more)
 
 
-def text_of(job: Job) -> str:
-    return str(job.reports()[-1]["text"])
+def text_of(job: Job) -> Any:
+    return job.reports()[-1]["text"]
 
 
-def asking(key: str = "key") -> Work:
-    """Return work whose result is the text of its last request."""
-    return work_of(["verify", "result"], of=(key,))
+def asked(text: object = "hello", of: tuple[str, ...] = ()) -> Work:
+    return work_of(["verify", json.dumps(text)], of=of)
 
 
-def start(jobs: JobRegistry, key: str = "key") -> Job:
-    return jobs.start(asking(key))
+def leave(folder: Path, work: Work | None = None, job_id: str = JOB_ID) -> Job:
+    """Leave what an explorer leaves that was killed."""
+    job = Job(work or asked(), "running", 3, 9, "step 3", 1e9, job_id=job_id, folder=folder / job_id)
+    job.make_folder()
+    job.store()
+    return job
 
 
-def test_a_finished_job_has_its_result_and_its_progress():
-    job = wait(start(registry(WELL_BEHAVED)))
-    assert (job.state, job.result, job.problem) == ("finished", "result", None)
+def test_a_finished_job_has_its_result_and_its_progress_and_the_same_question_is_worked_on_once(tmp_path):
+    jobs = registry(tmp_path)
+    job = jobs.start(asked())
+    assert jobs.start(asked()) is job
+    wait(job)
+    assert (job.state, job.result, job.problem) == ("finished", "hello", None)
     assert (job.done, job.total, job.item) == (1, 2, "verifying step 10")
     assert job.ended_at is not None
+    assert jobs.start(asked()) is jobs.get(asked()) is job
+    assert jobs.get(asked("other")) is None
+    # Asking again makes a new job, and keeps the old one.
+    second = wait(jobs.start(asked(), again=True))
+    assert {one.job_id for one in jobs.jobs()} == {job.job_id, second.job_id}
+    assert jobs.get(asked()) is second
+    assert jobs.newest("archives", "verify", "", "finished") is second
 
 
-def test_the_same_question_is_worked_on_once():
-    jobs = registry(WELL_BEHAVED)
-    first = start(jobs)
-    assert start(jobs) is first
-    wait(first)
-    assert start(jobs) is first
-    assert jobs.get(asking()) is first
-    assert jobs.get(asking("other")) is None
+def test_a_finished_job_is_there_after_a_restart_with_what_was_told_of_its_result(tmp_path):
+    job = wait(registry(tmp_path).start(asked([1, 2])))
+    again = registry(tmp_path)
+    (kept,) = again.jobs()
+    assert again.get(asked([1, 2])) is kept
+    assert (kept.state, kept.result, kept.partial_rows()) == ("finished", [1, 2], job.rows)
+    assert again.start(asked([1, 2])) is kept
+    assert again.start(asked([1, 2], of=("changed",))) is not kept
+    (tmp_path / job.job_id / "rows.jsonl").write_text('{"step": 1}\n{"step"')
+    (tmp_path / job.job_id / "result").write_text("cut o")
+    assert registry(tmp_path).find(job.job_id).partial_rows() == [{"step": 1}]
+    assert registry(tmp_path).get(asked([1, 2])) is None, "a result that cannot be read"
 
 
-def test_a_check_that_failed_is_a_result():
-    job = wait(start(registry(FINDING)))
-    assert (job.state, job.result) == ("finished", "found")
+def test_a_job_whose_explorer_was_killed_is_interrupted_and_goes_on_under_its_id(tmp_path):
+    leave(tmp_path)
+    jobs = registry(tmp_path)
+    (job,) = jobs.jobs()
+    assert (job.state, job.done, job.total, job.job_id) == ("interrupted", 3, 9, JOB_ID)
+    assert jobs.resume(JOB_ID) is job
+    wait(job)
+    assert (job.state, job.result, job.job_id) == ("finished", "hello", JOB_ID)
+    assert job.rows == [{"step": 1, "of": json.dumps("hello")}]
+    assert "at work" in job.log_text()
+
+
+def test_a_restart_under_every_kind_of_job_interrupts_each_and_loses_none(tmp_path):
+    kinds = [kind for verb in plugins(VERBS) if (kind := request_of(verb)) is not None]
+    examples = [shlex.split(example)[1:] for kind in kinds for example in kind.EXAMPLES]
+    examples = [words for words in examples if words[0] not in ("ui", "run")]
+    assert len(examples) > 25
+    then = request_asked(["verify", json.dumps("then")])
+    for number, words in enumerate(examples):
+        requests = [request_asked(words), then][: 1 + number % 2]
+        work = work_of(*requests, topic="jobs.all", shown="/runs/a", of=(str(number),))
+        leave(tmp_path, work, f"{number:016x}")
+    jobs = registry(tmp_path, NAMING)
+    assert [job.state for job in jobs.jobs()] == ["interrupted"] * len(examples)
+    for job in jobs.jobs():
+        jobs.resume(job.job_id)
+    for job in jobs.jobs():
+        wait(job)
+        assert (job.state, job.result) == ("finished", "verify" if len(job.requests) > 1 else job.verb)
+
+
+def test_a_job_that_no_folder_can_be_made_for_says_so_and_can_be_tried_again(tmp_path, monkeypatch):
+    jobs, make = registry(tmp_path / "full"), Job.make_folder
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(Job, "make_folder", Mock(side_effect=full))
+    job = jobs.start(asked())
+    assert job.state == "failed"
+    assert "No space left on device" in job.problem.what
+    assert "free some space" in job.problem.remedy
+    assert jobs.jobs() == (job,)
+    monkeypatch.setattr(Job, "make_folder", make)
+    jobs.resume(job.job_id)
+    assert (wait(job).state, job.result) == ("finished", "hello")
+
+
+def test_an_end_shows_once_it_is_stored(tmp_path, monkeypatch):
+    write = job_module.write_atomic
+    monkeypatch.setattr(job_module, "write_atomic", lambda *given: (time.sleep(0.1), write(*given)))
+    job = registry(tmp_path).start(asked())
+    until(lambda: not job.is_running)
+    assert json.loads((tmp_path / job.job_id / "job.json").read_text())["state"] == job.state == "finished"
+    wait(job)
+
+
+def test_a_job_of_another_explorer_is_seen_at_work_and_left_alone(tmp_path):
+    kept = leave(tmp_path)
+    assert kept.take_lock()
+    jobs = registry(tmp_path)
+    (job,) = jobs.jobs()
+    assert job.is_running
+    assert job.is_elsewhere
+    jobs.stop(job)
+    jobs.resume(JOB_ID)
+    assert job.is_running
+    kept.done = 8
+    kept.store()
+    assert jobs.find(JOB_ID) is job
+    assert job.done == 8
+    kept.release_lock()
+    assert jobs.jobs()[0].state == "interrupted"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"\xff\xfe",
+        b'{"job_id": "x"}',
+        json.dumps({"job_id": JOB_ID, "state": "eternal"}).encode(),
+        json.dumps({"job_id": JOB_ID, "state": "running", "work": ["task"]}).encode(),
+        json.dumps({"job_id": JOB_ID, "state": "running", "work": {"page": "x"}, "started_at": -1}).encode(),
+        json.dumps({"job_id": JOB_ID, "work": {"page": "x", "documents": [{"verb": "verify"}]}}).encode(),
+        b"[" * 100_000,
+    ],
+)
+def test_a_damaged_record_is_no_job(tmp_path, content):
+    kept = leave(tmp_path)
+    (kept.folder / "job.json").write_bytes(content)
+    assert registry(tmp_path).jobs() == ()
+
+
+def test_a_worker_that_will_not_end_is_killed_within_two_seconds(tmp_path):
+    jobs = registry(tmp_path, STUBBORN)
+    job = jobs.start(asked())
+    until(lambda: job.total)
+    jobs.stop(job)
+    assert job.state == "cancelled"
+    assert job.process.wait(5) != 0
+
+
+def test_what_a_worker_wrote_before_it_died_stands_in_the_details_and_its_files_go_with_the_job(tmp_path):
+    building, folder = tmp_path / "building", tmp_path / "jobs"
+    building.mkdir()
+    jobs = registry(folder, CRASHING)
+    job = wait(jobs.start(work_of(["verify", "a"], scratch=(str(building),))))
+    assert "Segmentation something" in job.problem.detail
+    assert registry(folder).jobs()[0].problem == job.problem
+    assert building.exists(), "to go on with"
+    jobs.remove(job.job_id)
+    assert jobs.jobs() == ()
+    assert not building.exists()
+    assert list(folder.iterdir()) == []
+
+
+def test_the_log_is_bounded_and_on_single_lines(tmp_path):
+    kept = leave(tmp_path)
+    kept.log("a\nforged line")
+    assert len(kept.log_text().splitlines()) == 1
+    for _ in range(30):
+        kept.log("x" * 20_000)
+    assert (kept.folder / "log.txt").stat().st_size < 300_000
 
 
 def test_commands_run_one_after_the_other_and_what_they_made_for_each_other_goes(tmp_path):
-    script = TELL + "open(sys.argv[2], 'a').write('x'); tell(1, 2); print(json.dumps({'text': sys.argv[2]}))"
     between, target = tmp_path / "between", tmp_path / "target"
     words = [["verify", str(between)], ["verify", str(target)]]
-    job = wait(registry(script).start(work_of(*words, scratch=(str(between),))))
+    job = wait(registry(tmp_path / "jobs", WRITING).start(work_of(*words, scratch=(str(between),))))
     assert (job.state, job.result, job.fraction) == ("finished", str(target), 1.0)
     assert (between.exists(), target.exists()) == (False, True)
 
@@ -91,61 +245,46 @@ def test_names_of_scratch_files_make_no_other_question(tmp_path):
     assert first.key == second.key != work_of(["verify", str(tmp_path / "a")]).key
 
 
-def test_a_problem_of_a_command_is_passed_on():
-    job = wait(start(registry(REFUSING)))
+def test_a_problem_of_a_command_is_passed_on_and_a_check_that_failed_is_a_result(tmp_path):
+    job = wait(registry(tmp_path, REFUSING).start(asked()))
     assert (job.state, job.problem) == ("failed", Problem("a", "b", "c"))
+    job = wait(registry(tmp_path / "other", FINDING).start(asked()))
+    assert (job.state, job.result) == ("finished", "found")
 
 
 @pytest.mark.parametrize("script", [DYING, BABBLING, EMPTY_HANDED])
-def test_a_worker_that_ends_without_a_result_fails_in_words(script):
-    job = wait(start(registry(script)))
+def test_a_worker_that_ends_without_a_result_fails_in_words_and_can_be_started_anew(tmp_path, script):
+    jobs = registry(tmp_path, script)
+    job = wait(jobs.start(asked()))
     assert job.state == "failed"
     assert "ended before it was done" in job.problem.what
     assert job.problem.remedy
+    assert wait(jobs.start(asked())) is not job
 
 
-def test_a_result_that_cannot_be_loaded_fails_in_words():
-    job = wait(start(JobRegistry(scripted(WELL_BEHAVED), load=lambda _: json.loads("no JSON"))))
+def test_a_result_that_cannot_be_loaded_fails_in_words(tmp_path):
+    job = wait(JobRegistry(scripted(ECHO), tmp_path, load=lambda _: json.loads("no JSON")).start(asked()))
     assert job.state == "failed"
 
 
-def test_a_cancelled_job_ends_its_process_within_two_seconds():
-    jobs = registry(STUCK)
-    job = start(jobs)
-    jobs.stop(job)
-    assert job.state == "cancelled"
-    assert job.process.wait(2) != 0
-    jobs.remove(job.job_id)
-    assert jobs.get(asking()) is None
-
-
-def test_a_failed_job_can_be_started_anew():
-    jobs = registry(DYING)
-    first = wait(start(jobs))
-    assert start(jobs) is not first
-
-
-def test_results_of_older_jobs_leave_memory_and_are_read_again(monkeypatch):
+def test_results_of_older_jobs_leave_memory_and_are_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr("inshrink_app.jobs.registry._MAX_RESULTS", 1)
-    jobs = registry(WELL_BEHAVED)
-    first = wait(start(jobs, "a"))
-    wait(start(jobs, "b"))
-    wait(start(jobs, "c"))
+    jobs = registry(tmp_path)
+    first, *_ = [wait(jobs.start(asked(key))) for key in "abc"]
     assert first.result is None
-    again = jobs.get(asking("a"))
-    assert again is first
-    assert again.result == "result"
+    assert jobs.get(asked("a")) is first
+    assert first.result == "a"
 
 
 def test_jobs_beyond_the_bound_wait_their_turn_in_the_order_they_were_asked_for(tmp_path):
-    jobs = JobRegistry(scripted(STUCK), tmp_path, most=2)
-    first, second, third, fourth = (start(jobs, key) for key in "abcd")
+    jobs = registry(tmp_path, STUCK, most=2)
+    first, second, third, fourth = (jobs.start(asked(key)) for key in "abcd")
     assert [job.state for job in (first, second, third, fourth)] == ["running", "running", "queued", "queued"]
     assert [jobs.place(job) for job in (first, second, third, fourth)] == [None, None, 1, 2]
     assert third.process is None
     assert third.is_running
     assert not third.is_elsewhere
-    assert start(jobs, "c") is third
+    assert jobs.start(asked("c")) is third
     jobs.stop(first)
     until(lambda: third.state == "running")
     assert jobs.place(fourth) == 1
@@ -156,8 +295,8 @@ def test_jobs_beyond_the_bound_wait_their_turn_in_the_order_they_were_asked_for(
 
 
 def test_a_queued_job_can_be_cancelled_before_it_begins_and_asked_for_again(tmp_path):
-    jobs = JobRegistry(scripted(STUCK), tmp_path, most=1)
-    first, second, third = (start(jobs, key) for key in "abc")
+    jobs = registry(tmp_path, STUCK, most=1)
+    first, second, third = (jobs.start(asked(key)) for key in "abc")
     jobs.stop(second)
     assert (second.state, second.process, jobs.place(second)) == ("cancelled", None, None)
     assert json.loads((tmp_path / second.job_id / "job.json").read_text())["state"] == "cancelled"
@@ -169,9 +308,9 @@ def test_a_queued_job_can_be_cancelled_before_it_begins_and_asked_for_again(tmp_
 
 
 def test_a_queued_job_is_interrupted_by_the_end_of_its_explorer(tmp_path):
-    jobs = JobRegistry(scripted(STUCK), tmp_path, most=1)
-    first, second = start(jobs, "a"), start(jobs, "b")
-    other = JobRegistry(scripted(STUCK), tmp_path, most=1)
+    jobs = registry(tmp_path, STUCK, most=1)
+    first, second = jobs.start(asked("a")), jobs.start(asked("b"))
+    other = registry(tmp_path, STUCK, most=1)
     seen = other.find(second.job_id)
     assert (seen.state, seen.is_elsewhere, other.place(seen)) == ("queued", True, None)
     # Nothing goes on in an explorer that has ended, and its locks go with its process.
@@ -191,6 +330,6 @@ def test_a_job_that_the_system_does_not_start_fails_in_words_and_lets_the_next_o
 
     jobs = JobRegistry(refuse, tmp_path, most=1)
     for key in "ab":
-        job = start(jobs, key)
+        job = jobs.start(asked(key))
         assert job.state == "failed"
         assert "no process could be started" in job.problem.what

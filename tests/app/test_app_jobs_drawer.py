@@ -34,15 +34,6 @@ def test_every_state_is_named_and_offers_what_can_be_done(root, jobs, state, off
     assert ("A frame is damaged" in texts(app)) == (state == "failed")
 
 
-def test_cancel_and_resume_do_so(root, jobs):
-    job = jobs.put(["verify", str(root / "run.inshrink")], state="running")
-    app = drawer()
-    button(app, "Cancel").click().run()
-    assert job.state == "cancelled"
-    button(app, "Resume").click().run()
-    assert job.state == "running"
-
-
 def test_the_result_is_shown_where_it_belongs(archived, jobs):
     jobs.put(["sensitivity", str(archived), "--metric", "fisher"], shown=str(archived))
     app = drawer()
@@ -62,12 +53,16 @@ def test_jobs_about_files_outside_of_the_roots_are_not_shown(root, jobs):
     assert "appear here" in texts(app)
 
 
-def test_names_are_shown_as_text(root, jobs):
+def test_names_are_shown_as_text_and_a_job_is_cancelled_and_resumed(root, jobs):
     job = jobs.put(["verify", str(root / "**b** [x](javascript:1).inshrink")], state="running")
     job.item = "<script>alert(1)</script>"
     app = drawer()
     assert "\\*\\*b\\*\\*" in texts(app)
     assert "\\<script\\>" in app.get("progress")[0].proto.text
+    button(app, "Cancel").click().run()
+    assert job.state == "cancelled"
+    button(app, "Resume").click().run()
+    assert job.state == "running"
 
 
 def test_ended_jobs_can_be_cleared_and_running_ones_stay(root, jobs):

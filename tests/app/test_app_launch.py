@@ -19,6 +19,7 @@ from inshrink_core.errors import InputError, NotFoundError
 from tests.app.builders import write_run
 
 APP = Path(launch.__file__).parent
+MODULES = sorted(APP.rglob("*.py"))
 
 
 @pytest.fixture
@@ -59,11 +60,6 @@ def test_a_host_open_to_others_needs_roots_and_warns(started, capsys, root):
     assert "warning" in capsys.readouterr().err
 
 
-def test_a_root_that_is_no_folder_is_refused(started, root):
-    with pytest.raises(NotFoundError, match="not a folder"):
-        launch.run(port=free_port(), roots=[str(root / "missing")])
-
-
 def test_a_run_with_a_step_pattern_is_shown_and_its_folder_seen(started, tmp_path):
     (tmp_path / "elsewhere" / "run").mkdir(parents=True)
     launch.run(str(tmp_path / "elsewhere" / "run" / "ep{step}.pt"), port=free_port())
@@ -73,19 +69,22 @@ def test_a_run_with_a_step_pattern_is_shown_and_its_folder_seen(started, tmp_pat
         launch.run(str(tmp_path / "gone" / "ep{step}.pt"), port=free_port())
 
 
-def test_a_path_outside_of_the_roots_is_refused(started, root, tmp_path):
-    with pytest.raises(InputError, match="outside of the roots"):
-        launch.run(str(tmp_path), port=free_port(), roots=[str(root)])
-    with pytest.raises(NotFoundError, match="nothing to open"):
-        launch.run(str(root / "missing"), port=free_port())
-
-
-def test_a_port_that_is_taken_is_said_with_a_remedy(started):
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(InputError, match="--port"):
-            launch.run(port=other.getsockname()[1])
+@pytest.mark.parametrize(
+    ("path", "more", "said"),
+    [
+        (None, {"roots": ["missing"]}, "not a folder"),
+        ("missing", {}, "nothing to open"),
+        ("..", {"roots": ["."]}, "outside of the roots"),
+        (None, {"port": -1}, "--port"),
+        (None, {"port": 99_999}, "--port"),
+    ],
+)
+def test_a_start_that_cannot_be_is_refused_with_its_reason(started, path, more, said):
+    with pytest.raises((InputError, NotFoundError), match=said):
+        launch.run(path, **{"port": free_port(), **more})
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(InputError, match="--port"):
+        launch.run(port=other.getsockname()[1])
+    assert started == []
 
 
 def test_a_window_needs_its_package_and_a_display(started, monkeypatch):
@@ -150,21 +149,10 @@ def test_what_is_loaded_ahead_is_code_alone(root):
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True)
 
 
-@pytest.mark.parametrize("port", [-1, 99_999])
-def test_a_port_that_is_none_is_refused(started, port):
-    with pytest.raises(InputError, match="--port"):
-        launch.run(port=port)
-
-
-def modules() -> list[Path]:
-    """Return every module of the explorer."""
-    return sorted(APP.rglob("*.py"))
-
-
 def test_no_module_of_the_explorer_loads_torch():
     names = [
         ".".join(("inshrink_app", *path.relative_to(APP).with_suffix("").parts))
-        for path in modules()
+        for path in MODULES
         if path.name not in ("main.py", "__init__.py")
     ]
     code = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
@@ -173,7 +161,7 @@ def test_no_module_of_the_explorer_loads_torch():
 
 
 def test_no_page_writes_html_or_asks_another_server():
-    for path in modules():
+    for path in MODULES:
         source = path.read_text()
         assert "unsafe_allow_html" not in source
         assert "https://" not in source
@@ -181,7 +169,7 @@ def test_no_page_writes_html_or_asks_another_server():
 
 
 def test_every_chart_and_table_has_a_text_for_those_who_cannot_see_it():
-    for path in modules():
+    for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text())):
             called = node.func if isinstance(node, ast.Call) else None
             if isinstance(called, ast.Attribute) and called.attr in ("plotly_chart", "dataframe"):

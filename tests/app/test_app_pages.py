@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import zipfile
+from pathlib import Path
 
 import pytest
 from inshrink_app import services
@@ -13,16 +14,14 @@ from inshrink_app.server import roots
 from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import (
-    FakeJobs,
-    answer,
     button,
+    chain,
     explorer,
     header,
     open_panel,
     primary,
-    small_chain,
+    sensitivity_table,
     subject,
-    tables,
     texts,
     visit,
     write_run,
@@ -40,80 +39,52 @@ def test_a_page_without_a_run_leads_to_the_open_page(root, page):
     assert app.title[0].value == "Open a run or an archive"
 
 
-@pytest.mark.parametrize("page", ABOUT_A_RUN)
-def test_an_empty_folder_gets_a_panel_that_says_what_to_do(root, page):
-    (root / "empty").mkdir()
-    app = explorer(page, run=str(root / "empty"))
-    assert "No readable checkpoint" in texts(app).replace("\\", "")
-    assert "What to do" in texts(app)
-    assert button(app, "Open another run")
-
-
-@pytest.mark.parametrize("page", ABOUT_A_RUN)
-def test_a_damaged_checkpoint_gets_a_panel_with_details(root, page):
-    (root / "bad").mkdir()
-    (root / "bad" / "step_1.pt").write_bytes(b"PK\x03\x04 this is no zip")
-    app = explorer(page, run=str(root / "bad"))
+@pytest.mark.parametrize(
+    ("page", "files", "said"),
+    [
+        ("run", {}, "No readable checkpoint"),
+        ("archives", {"step_1.pt": b"PK\x03\x04 this is no zip"}, "step_1.pt"),
+        ("run", None, "outside of the folders"),
+    ],
+)
+def test_what_cannot_be_opened_gets_one_panel_that_says_why_and_what_to_do(root, page, files, said):
+    folder = root / "bad" if files is not None else "/etc"
+    if files is not None:
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+    app = explorer(page, run=str(folder))
     assert len(app.error) == 1
-    assert "step_1.pt" in texts(app)
-
-
-@pytest.mark.parametrize("page", ABOUT_A_RUN)
-def test_a_link_to_outside_of_the_roots_is_refused(root, page):
-    app = explorer(page, run="/etc")
-    assert "outside of the folders" in texts(app)
+    assert said in texts(app).replace("\\", "")
+    assert "What to do" in texts(app)
     assert primary(app) == ["Open another run"]
 
 
-def test_the_run_survives_a_change_of_page(root):
-    write_run(root / "run")
-    app = explorer("run", run=str(root / "run"))
-    app.query_params.clear()
-    visit(app, "open").run()
-    assert app.query_params["run"] == str(root / "run")
-
-
-@pytest.mark.parametrize("page", ABOUT_A_RUN)
-def test_an_empty_archive_says_how_to_fill_it(root, monkeypatch, page):
-    empty = subject(0, 0, kind="archive", archive=small_chain(0))
+def test_an_empty_archive_says_how_to_fill_it(root, monkeypatch):
+    empty = subject(0, 0, kind="archive", archive=chain(Path("/runs/huge.inshrink"), ()))
     monkeypatch.setattr(services, "load_subject", lambda _: empty)
-    app = explorer(page, run="/runs/huge.inshrink")
-    assert "This archive is empty" in texts(app)
-
-
-ONE = [
-    ("run", {}),
-    ("archives", {"panel": "pack"}),
-    *(("archives", {"panel": "write", "what": one}) for one in ("all", "range")),
-]
-
-
-@pytest.mark.parametrize(("page", "query"), ONE)
-def test_a_run_of_one_checkpoint_is_shown(root, jobs, page, query):
-    app = explorer(page, run=str(write_run(root / "one", (5,))), **query)
-    assert "one" in texts(app)
-    assert not app.error
+    for page in ABOUT_A_RUN:
+        assert "This archive is empty" in texts(explorer(page, run="/runs/huge.inshrink"))
 
 
 @pytest.mark.parametrize("how", ["gone", "one", "cut"])
 def test_a_run_whose_files_vanish_or_change_while_it_is_open_is_told_of(root, how):
     run = write_run(root / "run")
     first, *_, last = sorted(run.iterdir())
-    apps = [explorer(page, run=str(run)) for page in ("run", "run")]
+    app = explorer("run", run=str(run))
     if how == "gone":
         shutil.rmtree(run)
     elif how == "one":
         first.unlink()
     else:
         last.write_bytes(last.read_bytes()[:100])
-    for app in apps:
-        app.run()
     told = {"gone": "What to do", "one": "2 steps", "cut": "new files"}
-    assert told[how] in texts(apps[0]).replace("\u00a0", " ")
+    assert told[how] in texts(app.run()).replace("\u00a0", " ")
 
 
 def test_two_tabs_show_two_runs_and_neither_follows_the_other(root):
     tabs = [explorer("run", run=str(write_run(root / name))) for name in ("one", "two")]
+    tabs[1].query_params.clear()
     visit(tabs[1], "archives").run()
     for _ in range(2):
         for tab, name in zip(tabs, ("one", "two"), strict=True):
@@ -146,9 +117,9 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_named(root):
 
 
 @pytest.mark.parametrize("page", [None, *ABOUT_A_RUN])
-def test_every_page_shows_the_command_and_the_python_lines(root, monkeypatch, page):
+def test_every_page_shows_the_command_and_the_python_lines(root, jobs, page):
     write_run(root / "it's a run")
-    answer(monkeypatch, FakeJobs(tables()))
+    jobs.answers["sensitivity"] = sensitivity_table()
     app = explorer(page, run=str(root / "it's a run"), **({"drawer": "code"} if page == "run" else {}))
     open_panel(app)
     codes = [code.value for code in app.code]
@@ -169,8 +140,10 @@ def test_an_error_of_the_explorer_itself_is_a_panel_without_a_traceback():
     assert "secret" not in texts(app)
 
 
-def test_the_first_page_is_the_run_given_on_the_command_line(root):
-    write_run(root / "run")
-    roots.configure([root], str(root / "run"))
-    app = explorer("run")
+@pytest.mark.usefixtures("asked_for")
+def test_the_run_of_the_command_line_is_the_first_page_and_its_size_is_estimated_once(root, jobs):
+    roots.configure([root], str(write_run(root / "run")))
+    app = explorer()
     assert header(app)[0].startswith("**run**")
+    app.run()
+    assert [work.topic for work in jobs.started].count("goals") == 1

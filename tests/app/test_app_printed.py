@@ -16,7 +16,6 @@ from inshrink_app.jobs.work import Work
 from inshrink_core.cli.derived import read_request
 from inshrink_core.plugins import VERBS, plugins
 from inshrink_core.request import Request, request_of
-from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.compress import Compress
 from tests.app.job_stubs import asked
 
@@ -67,13 +66,3 @@ def test_settings_are_options_of_their_own_and_the_same_request_in_python():
     read: Any = read_request(type(request), request.words())
     assert read.chosen() == Compress("run", "a", codec="lattice", config=config).chosen()
     assert f"config={config!r}" in python_text([request])
-
-
-def test_equal_questions_have_one_key_and_states_of_files_tell_others_apart():
-    def key(*archives: str, of: tuple[str, ...] = ()) -> str:
-        work = Work.asking([CompareArchives(archives, "run")], shown="run", page="compare", of=of)
-        assert msgspec.json.decode(msgspec.json.encode(work), type=Work).key == work.key
-        return work.key
-
-    assert key("a") == key("a")
-    assert len({key("a"), key("b"), key("a", "b"), key("a", of=("1",))}) == 4

@@ -23,9 +23,11 @@ from inshrink_app.server.roots import OutsideRootsError
         "  ",
         "\\\\host\\share",
         "//host/share",
+        "../root-secret",
     ],
 )
 def test_text_that_leads_outside_of_the_roots_is_refused(root, text):
+    root.with_name("root-secret").mkdir()
     with pytest.raises(OutsideRootsError):
         roots.settings().resolve(text)
 
@@ -41,23 +43,12 @@ def test_a_link_that_leads_outside_is_refused_and_not_listed(root, tmp_path):
     assert [entry.path.name for entry in roots.list_folder(root).entries] == ["inside", "way-in"]
 
 
-def test_a_folder_whose_name_begins_like_a_root_is_outside(root):
-    neighbour = root.with_name(root.name + "-secret")
-    neighbour.mkdir()
-    with pytest.raises(OutsideRootsError):
-        roots.settings().resolve(str(neighbour))
-
-
 def test_paths_inside_of_a_root_resolve_absolute_and_relative(root):
     (root / "a").mkdir()
     assert roots.settings().resolve("a") == root / "a"
     assert roots.settings().resolve(str(root / "a" / ".." / "a")) == root / "a"
     assert roots.settings().resolve(str(root)) == root
-
-
-def test_a_root_inside_of_another_is_not_listed_twice(root):
-    (root / "a").mkdir()
-    assert roots.configure([root / "a", root, root]).roots == (root,)
+    assert roots.configure([root / "a", root, root]).roots == (root,), "one inside of another is not listed"
 
 
 def test_a_folder_is_listed_by_kind_and_in_natural_order(root):
@@ -84,30 +75,27 @@ def test_a_folder_of_many_says_how_many_are_hidden(root):
     assert (len(listing.entries), listing.n_hidden) == (roots.MAX_ENTRIES, 7)
 
 
-def test_recent_runs_are_newest_first_without_repeats(root):
+def test_recent_runs_are_few_the_newest_first_without_repeats(root):
     for name in ("a", "b", "a"):
         recent.remember_recent(root / name, "run")
     assert [Path(row.path).name for row in recent.load_recent()] == ["a", "b"]
-    recent.forget_recent()
-    assert recent.load_recent() == ()
-
-
-def test_recent_runs_are_bounded(root):
+    rows = json.loads(recent.recent_file().read_text())
+    recent.recent_file().write_text(json.dumps([7, *rows]))
+    assert len(recent.load_recent()) == 2, "a sound row beside a damaged one is kept"
     for i in range(30):
         recent.remember_recent(root / str(i), "archive")
     assert len(recent.load_recent()) == 8
+    recent.forget_recent()
+    assert recent.load_recent() == ()
 
 
 @pytest.mark.parametrize(
     "content",
     [
         b"",
-        b"{",
-        b"null",
         b'{"a": 1}',
         b"\xff\xfe",
         b"[" * 5000,
-        b"[" + b"1," * 50_000 + b"1]",
         b'[{"path": 3, "kind": "run", "opened_at": 1}]',
         b'[{"path": "a\\u0000b", "kind": "run", "opened_at": 1}]',
         b'[{"path": "/a", "kind": "else", "opened_at": 1}]',
@@ -121,13 +109,6 @@ def test_a_damaged_list_of_recent_runs_is_an_empty_one(root, content):
     recent.recent_file().write_bytes(content)
     assert recent.load_recent() == ()
     recent.remember_recent(root / "run", "run")
-    assert len(recent.load_recent()) == 1
-
-
-def test_a_sound_row_beside_a_damaged_one_is_kept(root):
-    recent.remember_recent(root / "run", "run")
-    rows = json.loads(recent.recent_file().read_text())
-    recent.recent_file().write_text(json.dumps([7, *rows]))
     assert len(recent.load_recent()) == 1
 
 

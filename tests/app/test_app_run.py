@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from inshrink_app import services
-from inshrink_app.jobs.job import Job
 from inshrink_app.pages.run import ahead, view
 from inshrink_app.services import measuring
-from streamlit.testing.v1 import AppTest, app_test
+from streamlit.testing.v1 import app_test
 
 import inshrink_core
 from tests.app.builders import (
-    MAIN,
     MEASURING,
     SAMPLE,
-    FakeJobs,
-    answer,
     button,
     charts,
     explorer,
     linked,
+    sensitivity_table,
+    session,
     subject,
-    tables,
     texts,
     write_run,
 )
 from tests.app.job_stubs import wait
 
 
-def test_update_of_one_checkpoint_says_that_movement_needs_two(root, monkeypatch):
-    write_run(root / "one", (5,))
-    nothing = tables(3, 1, metric="update")
-    for table in nothing.values():
-        for values in table.values.values():
-            values[:] = np.nan
-    answer(monkeypatch, FakeJobs(nothing))
-    app = explorer("run", run=str(root / "one"))
-    assert "Movement needs two checkpoints" in texts(app)
-    assert "update" not in app.selectbox(key="map.metric").options
-
-
 def test_sensitivity_of_a_run_is_measured_in_its_own_process_and_drawn(root):
     write_run(root / "run")
     app = explorer("run", run=str(root / "run"), metric="magnitude")
-    wait(services.sensitivity_job(str(root / "run"), "magnitude"))
-    job = services.sensitivity_job(str(root / "run"), "magnitude")
+    shown = services.load_subject(str(root / "run"))
+    job = wait(services.job_of(services.sensitivity_work(shown, "magnitude")))
     app.run()
     assert job.problem is None
     assert charts(app) == 1
@@ -56,99 +42,99 @@ def test_sensitivity_of_a_run_is_measured_in_its_own_process_and_drawn(root):
     app.run()
     lines = [label.lstrip() for label in app.dataframe[0].value["Layer"]]
     assert lines == ["▼ fc1", "weight", "bias", "fc2.weight"]
-    table = job.result["tensor"]
+    table = job.result
     first = torch.load(root / "run" / "step_000010.pt", weights_only=True)["model"]["fc1.weight"]
     assert table.values["mean"][0, 0] == pytest.approx(first.abs().mean().item(), rel=1e-2)
 
 
-def test_sensitivity_shows_its_choices_in_the_link_and_takes_them_from_it(root, monkeypatch):
-    write_run(root / "run")
-    answer(monkeypatch, FakeJobs(tables()))
-    app = explorer("run", run=str(root / "run"), metric="magnitude", by="block", stat="p99")
-    told = {"run": str(root / "run"), "metric": "magnitude", "by": "block", "stat": "p99"}
-    assert told.items() <= dict(app.query_params).items()
+def test_a_run_of_one_checkpoint_offers_no_metric_that_needs_two_or_an_optimizer(root, jobs):
+    run = str(write_run(root / "one", (5,)))
+    jobs.answers["sensitivity"] = sensitivity_table(3, 1)
+    app = explorer("run", run=run, drawer="compare")
+    assert app.selectbox(key="map.metric").options == ["Magnitude"]
+    assert "Movement needs two checkpoints" in texts(app)
+    assert "the checkpoints hold none that is matched to a weight" in texts(app)
+    assert "Optimizer state found: none." in texts(app)
+    assert "There is one checkpoint" in texts(app)
 
 
-def test_a_link_with_unknown_choices_falls_back_to_the_defaults(root, monkeypatch):
-    write_run(root / "run")
-    answer(monkeypatch, FakeJobs(tables()))
-    app = explorer("run", run=str(root / "run"), metric="<script>", by="nope", stat="")
+CHOICES = {"metric": "magnitude", "by": "block", "stat": "p99", "sort": "share"}
+
+
+@pytest.fixture
+def run(root, jobs) -> Path:
+    """Return a run whose metrics are measured at once."""
+    jobs.answers["sensitivity"] = sensitivity_table()
+    return write_run(root / "run")
+
+
+def test_the_link_holds_the_choices_of_the_map_and_unknown_ones_are_the_defaults(run):
+    app = explorer("run", run=str(run), **CHOICES)
+    assert CHOICES.items() <= dict(app.query_params).items()
+    app = explorer("run", run=str(run), **dict.fromkeys(CHOICES, "<script>"))
     assert app.query_params["metric"] == "update"
     assert charts(app) == 1
 
 
-def test_a_measurement_under_way_shows_progress_and_can_be_cancelled(root, monkeypatch):
-    write_run(root / "run")
-    jobs = answer(monkeypatch, FakeJobs(state="running"))
-    app = explorer("run", run=str(root / "run"))
+def test_a_measurement_under_way_shows_progress_and_can_be_cancelled(run, jobs):
+    jobs.state = "running"
+    app = explorer("run", run=str(run))
     button(app, "Cancel").click().run()
-    assert jobs.job.state == "cancelled"
+    assert jobs.kept[0].state == "cancelled"
     assert "Cancelled" in texts(app)
-    jobs.state, jobs.tables = "finished", tables()
     button(app, "Try again").click().run()
-    assert charts(app) == 1
+    assert jobs.kept[-1].state == "running"
+    assert button(app, "Cancel")
 
 
-def test_a_cheap_measurement_that_an_ended_explorer_left_goes_on_by_itself(root, monkeypatch):
-    write_run(root / "run")
-    jobs = answer(monkeypatch, FakeJobs(tables()))
-    jobs.job = Job(MEASURING, state="interrupted")
-    app = explorer("run", run=str(root / "run"))
-    assert jobs.started == ["update"]
-    assert charts(app) == 1
+def test_a_cheap_measurement_that_an_ended_explorer_left_goes_on_by_itself(run, jobs):
+    work = services.sensitivity_work(services.load_subject(str(run)), "update")
+    job = jobs.put(work=work, state="interrupted")
+    explorer("run", run=str(run))
+    assert jobs.kept[-1].state == "running"
+    assert {one.work.key for one in jobs.kept} == {job.work.key}
 
 
-def test_a_link_starts_no_measurement_until_its_reader_asks(root, monkeypatch):
-    write_run(root / "run")
-    jobs = answer(monkeypatch, FakeJobs(tables()))
+def test_a_link_starts_no_measurement_until_its_reader_asks(run, jobs, monkeypatch):
     monkeypatch.setattr(ahead, "warm_up", refuse)
     monkeypatch.setattr(services, "drill_down", refuse)
-    link = {"run": str(root / "run"), "metric": "magnitude", "layer": "layers.0.weight", "step": "20"}
+    link = {"run": str(run), "metric": "magnitude", "layer": "layers.0.weight", "step": "20"}
     app = linked("run", **link)
+    assert charts(app) == 1, "the map, from headers"
+    assert any(one.label.startswith("Measure") for one in app.button)
     assert "link alone starts nothing" in texts(app)
     app.run()
     assert jobs.started == []
-    jobs.job = Job(MEASURING, state="interrupted")
+    work = services.sensitivity_work(services.load_subject(str(run)), "magnitude")
+    job = jobs.put(work=work, state="interrupted")
     app.run()
     assert jobs.started == []
     assert button(app, "Try again")
     # What was measured before is shown; the tensor that the link names is not looked into.
-    jobs.job = Job(MEASURING, state="finished", result=tables())
+    job.state, job.result = "finished", sensitivity_table()
     app = linked("run", **link)
     assert any(found.label.startswith("Look inside") for found in app.button)
+    monkeypatch.setattr(services, "moved_between", refuse)
+    app = linked("run", run=str(run), metric="magnitude", drawer="compare")
+    assert any(found.label.startswith("Measure movement") for found in app.button)
 
 
 def refuse(*_: object) -> None:
     raise AssertionError("a link alone did this")
 
 
-def test_a_link_to_two_steps_reads_no_weights_until_its_reader_asks(root, monkeypatch):
-    write_run(root / "run")
-    jobs = answer(monkeypatch, FakeJobs(tables()))
-    jobs.job = Job(MEASURING, state="finished", result=tables())
-    monkeypatch.setattr(services, "moved_between", refuse)
-    app = linked("run", run=str(root / "run"), metric="magnitude", drawer="compare")
-    assert any(found.label.startswith("Measure movement") for found in app.button)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "steps", "metric"),
     [
-        ({"exp_avg": 1, "exp_avg_sq": 1}, (10, 20), "fisher"),
-        ({"exp_avg": 1}, (10, 20), "taylor"),
-        ({}, (10, 20), "update"),
-        ({}, (10,), "magnitude"),
+        (("exp_avg", "exp_avg_sq"), (10, 20), "fisher"),
+        (("exp_avg",), (10, 20), "taylor"),
+        ((), (10, 20), "update"),
+        ((), (10,), "magnitude"),
     ],
 )
-def test_the_heatmap_opens_on_the_most_telling_metric_that_the_run_tells(
-    root,
-    monkeypatch,
-    optimizer,
-    steps,
-    metric,
-):
-    write_trained_run(root / "run", steps, tuple(optimizer))
-    answer(monkeypatch, FakeJobs(tables()))
+def test_the_map_opens_on_the_most_informative_metric(root, jobs, optimizer, steps, metric):
+    write_trained_run(root / "run", steps, optimizer)
+    jobs.answers["sensitivity"] = sensitivity_table()
     app = explorer("run", run=str(root / "run"))
     assert app.session_state["map.metric"] == metric
     assert app.query_params["metric"] == metric
@@ -165,66 +151,50 @@ def write_trained_run(folder: Path, steps: tuple[int, ...], moments: tuple[str, 
         torch.save(document, folder / f"step_{step:06}.pt")
 
 
-def test_a_large_run_is_measured_only_when_asked_and_says_what_it_costs(root, monkeypatch):
-    write_run(root / "run")
-    jobs = answer(monkeypatch, FakeJobs(tables()))
+def test_a_large_run_is_measured_only_when_asked_and_says_what_it_costs(run, jobs, monkeypatch):
     monkeypatch.setattr(services, "measuring_cost", lambda *_: 3_210_000_000)
-    app = explorer("run", run=str(root / "run"))
+    app = explorer("run", run=str(run))
     assert "3.21 GB" in texts(app)
     assert jobs.started == []
     button(app, "Measure movement").click().run()
-    assert jobs.started == ["update"]
+    assert [work.topic for work in jobs.started] == ["update"]
     assert charts(app) == 1
-
-
-def test_the_map_stands_from_headers_alone_before_anything_is_measured(root, monkeypatch):
-    write_run(root / "run")
-    answer(monkeypatch, FakeJobs())
-    app = linked("run", run=str(root / "run"))
-    assert charts(app) == 1
-    assert any(one.label.startswith("Measure") for one in app.button)
 
 
 def test_of_a_large_run_the_last_step_is_measured_and_drawn_first(root, monkeypatch, jobs):
     run = write_run(root / "run")
     monkeypatch.setattr(measuring, "_LATEST_FIRST_BYTES", 0)
-    work = measuring._work(str(run), "magnitude")
+    shown = services.load_subject(str(run))
+    work = services.sensitivity_work(shown, "magnitude")
     assert [one["fields"].get("steps") for one in work.documents] == [[30], None]
     job = jobs.put(work=work, state="running")
-    shown = services.load_subject(str(run))
     assert services.measured_so_far(shown, job) is None
     job.documents = [work.requests[0].perform().to_json()]
-    table = services.measured_so_far(shown, job)["tensor"]
+    table = services.measured_so_far(shown, job)
     assert table.steps == (10, 20, 30)
     assert np.isnan(table.values["mean"][:, :2]).all()
     assert np.isfinite(table.values["mean"][:, 2]).all()
 
 
-def test_update_over_weight_is_movement_relative_to_size(root):
-    run = write_run(root / "run")
-    found = {}
-    for metric in ("update", "magnitude"):
-        services.start_sensitivity(str(run), metric)
-        wait(services.sensitivity_job(str(run), metric))
-        found[metric] = services.sensitivity_job(str(run), metric)
-    told = services.relative_updates(found["update"].result, found["magnitude"].result)["tensor"]
-    assert told.metric == "ratio"
-    moved, sizes = (found[one].result["tensor"].values["mean"] for one in ("update", "magnitude"))
-    np.testing.assert_allclose(told.values["mean"][:, 1:], moved[:, 1:] / sizes[:, 1:], rtol=1e-5)
+def test_update_over_weight_is_movement_relative_to_size():
+    moved = sensitivity_table(metric="update")
+    sizes = dataclasses.replace(moved, metric="magnitude")
+    found = services.relative_updates(moved, sizes)
+    assert found.metric == "ratio"
+    np.testing.assert_allclose(found.values["mean"][:-1], 1, rtol=1e-6)
+    assert np.isnan(found.values["mean"][-1, 0])
 
 
 def test_bits_of_every_step_are_those_of_the_archive(archived):
     shown = services.load_subject(str(archived))
-    (table,) = services.archived_bits(shown, shown.archive).values()
-    course = services.course(shown, "fc1.weight").bits_per_weight
+    table = services.archived_bits(shown, shown.archive)
+    course = inshrink_core.analysis.trajectory(shown.archive.path, "fc1.weight").bits_per_weight
     np.testing.assert_allclose(table.values["mean"][0], course, rtol=1e-6)
 
 
 @pytest.mark.parametrize("colour", ["ratio", "bits", "error"])
-def test_every_colour_has_its_map(root, monkeypatch, colour):
-    write_run(root / "run")
-    answer(monkeypatch, FakeJobs(tables()))
-    app = explorer("run", run=str(root / "run"), colour=colour)
+def test_every_colour_has_its_map(run, colour):
+    app = explorer("run", run=str(run), colour=colour)
     assert charts(app) == 1
     assert app.query_params["colour"] == colour
 
@@ -246,7 +216,7 @@ def test_opening_reads_headers_only(root):
 def test_all_tensors_are_listed_from_headers_and_filtered(root, jobs, monkeypatch):
     huge = subject(400, 200)
     monkeypatch.setattr(services, "load_subject", lambda _: huge)
-    monkeypatch.setattr(measuring, "_work", lambda *_: MEASURING)
+    monkeypatch.setattr(services, "sensitivity_work", lambda *_: MEASURING)
     monkeypatch.setattr(view, "_board", lambda *_: None)
     app = explorer("run", run="/runs/huge", drawer="table", table="tensors")
     assert len(app.dataframe[0].value) == 400
@@ -261,8 +231,7 @@ def test_the_archive_of_another_run_is_not_claimed(root):
 
 def test_former_addresses_lead_here_with_what_they_say(archived, jobs):
     for former in ("overview", "sensitivity", "allocate", "search"):
-        app = AppTest.from_file(str(MAIN), default_timeout=60)
-        app.query_params["run"], app.query_params["stat"] = str(archived), "p99"
+        app = session(run=str(archived), stat="p99")
         app._page_hash = app_test.calc_hash(former)
         app.run()
         assert app.query_params["stat"] == "p99", former

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from inshrink_app.widgets import fmt
 from streamlit.testing.v1 import AppTest
 
 import inshrink_core
-from tests.app.builders import archives, compared_rows, explorer, keep_comparison, texts
+from tests.app.builders import archives, compared_row, explorer, keep_comparison, texts
 from tests.app.job_stubs import STEPS
 
 PAGES = ("run", "archives")
@@ -25,18 +26,14 @@ DROPS = {10: 0.051, 20: 0.0, 30: 0.012, 40: -0.02}
 def measured(archived, jobs) -> Path:
     """Return a run whose archive was measured twice: all of it, and then one step, which costs more."""
     archive = archived.with_name("run.inshrink")
-    for path in archive.rglob("*"):
-        if path.is_file():
-            path.unlink()
-    inshrink_core.compress(archived, archive.with_name("lossy.inshrink"), config={"coarseness": 4.0})
-    archive.with_name("run.inshrink").rename(archive.with_name("old"))
-    archive.with_name("lossy.inshrink").rename(archive)
+    shutil.rmtree(archive)
+    inshrink_core.compress(archived, archive, config={"coarseness": 4.0})
     rows = [
-        compared_rows(step=step, drop=DROPS[step], restore_cost=COSTS[step] / (2 if step == 20 else 1))[0]
+        compared_row(step=step, drop=DROPS[step], restore_cost=COSTS[step] / (2 if step == 20 else 1))
         for step in STEPS
     ]
     keep_comparison(archive, archived, rows)
-    keep_comparison(archive, archived, compared_rows(step=20, drop=DROPS[20], restore_cost=COSTS[20]))
+    keep_comparison(archive, archived, [compared_row(step=20, drop=DROPS[20], restore_cost=COSTS[20])])
     return archived
 
 

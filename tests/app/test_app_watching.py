@@ -10,13 +10,13 @@ from inshrink_app.jobs.printed import python_text
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.widgets import watch
 
-from tests.app.builders import FakeJobs, answer, charts, explorer, tables, texts, write_run
+from tests.app.builders import charts, explorer, sensitivity_table, texts, write_run
 from tests.app.job_stubs import scripted, work_of
 
 
 @pytest.fixture
-def run(root, monkeypatch) -> Path:
-    answer(monkeypatch, FakeJobs(tables()))
+def run(root, jobs) -> Path:
+    jobs.answers["sensitivity"] = sensitivity_table()
     return write_run(root / "run")
 
 
@@ -45,14 +45,13 @@ def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(run, monkey
     assert look() == 1
 
 
-def test_what_was_measured_stays_until_the_new_checkpoints_are(run, monkeypatch):
-    known = answer(monkeypatch, FakeJobs(tables()))
+def test_what_was_measured_stays_until_the_new_checkpoints_are(run, jobs):
     app = explorer("run", run=str(run), metric="magnitude")
     assert charts(app) == 1
-    known.job, known.state = None, "running"
+    jobs.state = "running"
     write_run(run, (40,))
     app.run()
-    assert known.started == ["magnitude", "magnitude"]
+    assert [work.topic for work in jobs.started] == ["magnitude", "magnitude"]
     assert any(found.label == "Cancel" for found in app.button)
     assert charts(app) == 1
 

@@ -25,10 +25,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("n_parts", [1, N_PARTS], ids=["one part", "three parts"], indirect=True)
 
 
-_IN_PARTS = {
-    "test_archive_damage", "test_archive_reader", "test_archive_writer", "test_packed",
-    "test_rewrite",
-}  # fmt: skip
+_IN_PARTS = {"test_archive_reader", "test_archive_writer", "test_packed", "test_rewrite"}
 
 
 @pytest.fixture(autouse=True)

@@ -101,7 +101,7 @@ class MemoryStorage(Storage):
         key = self.key(path)
         with self._objects.lock:
             if self._objects.get(key, (b"", None))[1] != expected:
-                raise self.overtaken(path)
+                raise self.conflict(path)
             return self._objects.put(key, bytes(content))
 
     def delete(self, path: str) -> None:

@@ -4,27 +4,29 @@ from pathlib import Path
 
 import pytest
 
-from inshrink_core.archive import ArchiveReader, check_archive, pack_archive
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, pack_archive
 from inshrink_core.errors import InshrinkError
 from tests.archive.building import build, flipped, read_what_is_there
+from tests.archive.conftest import begin_in_parts
 
 STEPS = (1, 100, 200)  # step 0 has a large block, which would only make the loop longer
 
 
 @pytest.fixture
-def path(tmp_path, n_parts):
-    path = build(tmp_path / "x", STEPS)
-    assert sum(file.stat().st_size for file in path.rglob("*.frame")) < 16_000
+def path(tmp_path):
+    return build(tmp_path / "x", STEPS)
+
+
+@pytest.fixture(params=["files", "parts", "segment", "packed"])
+def place(request, tmp_path, monkeypatch):
+    """An archive of frame files, of frames in three parts, of a segment, or packed into a file."""
+    if request.param == "parts":
+        monkeypatch.setattr(ArchiveWriter, "begin", begin_in_parts)
+    path = build(tmp_path / "x", STEPS[:2], grouped=request.param == "segment")
+    if request.param == "packed":
+        pack_archive(ArchiveReader.open(path), tmp_path / "p")
+        return tmp_path / "p"
     return path
-
-
-@pytest.fixture(params=["folder", "packed"])
-def place(request, path, tmp_path):
-    """An archive in a folder, or packed into a file."""
-    if request.param == "folder":
-        return path
-    pack_archive(ArchiveReader.open(build(tmp_path / "small", STEPS[:2])), tmp_path / "p")
-    return tmp_path / "p"
 
 
 def files(path: Path) -> list[Path]:
@@ -70,7 +72,6 @@ def test_archive_with_bytes_appended_is_reported_and_never_misread(place):
         file.write_bytes(content)
 
 
-@pytest.mark.single_part
 def test_two_frames_exchanged_are_reported_and_never_misread(path):
     first, second = sorted((path / "frames").iterdir())[1:]
     first_content, second_content = first.read_bytes(), second.read_bytes()

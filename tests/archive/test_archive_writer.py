@@ -24,24 +24,13 @@ from inshrink_core.errors import (
     StepConflictError,
     StorageError,
 )
-from tests.archive.building import ARCHIVE_ID, GOLDEN, append, blocks_of, build, read_all, refuse
+from tests.archive.building import GOLDEN, append, blocks_of, read_all, refuse
 
 MANIFEST = "inshrink-manifest"
 
 
 def files_of(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-
-
-def test_same_input_gives_the_same_bytes(tmp_path):
-    assert files_of(build(tmp_path / "a")) == files_of(build(tmp_path / "b"))
-
-
-def test_order_of_meta_keys_does_not_change_the_bytes(tmp_path):
-    for name, meta in (("a", {"x": {"p": 1, "q": 2}, "y": 3}), ("b", {"y": 3, "x": {"q": 2, "p": 1}})):
-        with ArchiveWriter(tmp_path / name, create=True, archive_id=ARCHIVE_ID) as writer:
-            append(writer, 0, meta=meta)
-    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
 
 
 @pytest.mark.parametrize("name", ["folder", "segment", "packed"])
@@ -81,22 +70,6 @@ def test_step_that_is_there_already_is_refused(path):
 def test_frame_that_cannot_be_described_is_refused(path, arguments, error):
     with ArchiveWriter(path) as writer, pytest.raises(error):
         writer.begin(**{"step": 300, "kind": "keyframe", "parent_id": None, **arguments})
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [object(), 1 << 64, "\ud800", {1: 2}, {1, 2}],
-    ids=["object", "too large", "surrogate", "integer key", "set"],
-)
-def test_values_msgpack_cannot_hold_are_refused(path, bad):
-    before = files_of(path)
-    with ArchiveWriter(path) as writer:
-        frame = writer.begin(step=300, kind="keyframe", parent_id=None)
-        with pytest.raises(InputError):
-            frame.add("a", "raw/1", b"", attributes=(bad,))
-        with pytest.raises(InputError):
-            frame.commit({"key": bad})
-    assert files_of(path) == before
 
 
 @pytest.mark.single_part
@@ -143,16 +116,6 @@ def test_creating_is_harmless_where_the_archive_exists(path):
 
 
 # ---- crashes -------------------------------------------------------------------------------------
-
-
-def test_temporary_files_are_ignored_reported_and_cleaned(path):
-    leftovers = [path / f".{MANIFEST}.tmp", path / "frames" / ".00000004-300.frame.tmp"]
-    for leftover in leftovers:
-        leftover.write_bytes(b"half")
-    assert list(read_all(path)) == [0, 100, 200]
-    assert len(check_archive(path)) == 2
-    with ArchiveWriter(path):
-        assert not any(leftover.exists() for leftover in leftovers)
 
 
 @pytest.mark.single_part
@@ -205,12 +168,6 @@ def test_padding_that_is_not_zero_is_reported_even_where_no_digest_is_known(path
     assert any("padding before block 'head.weight'" in problem.what for problem in check_archive(path))
 
 
-def test_folder_with_the_name_of_a_frame_is_reported_and_harmless(path):
-    (path / "frames" / "00000008-800.frame").mkdir()
-    assert list(read_all(path)) == [0, 100, 200]
-    assert len(check_archive(path)) == 1
-
-
 @pytest.mark.parametrize(
     "payload",
     [b"", bytearray(b"xy"), memoryview(b""), array.array("d", []), array.array("i", [1, 2])],
@@ -242,28 +199,7 @@ def test_second_writer_is_told_who_writes(path):
         pass
 
 
-def test_stale_lock_file_locks_nothing(path):
-    (path / "lock").write_text("1")
-    with ArchiveWriter(path):
-        pass
-
-
 # ---- what the system refuses ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("call", ["os.fsync", "pathlib.Path.replace"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
-def test_refused_commit_leaves_the_archive_as_it_was(path, monkeypatch, call, number):
-    before = files_of(path)
-    with ArchiveWriter(path) as writer:
-        with monkeypatch.context() as system:
-            system.setattr(call, refuse(number))
-            with pytest.raises(StorageError):
-                append(writer, 300)
-        assert files_of(path).keys() == before.keys()
-        append(writer, 300)
-    assert list(read_all(path)) == [0, 100, 200, 300]
-    assert check_archive(path) == ()
 
 
 def test_interrupt_during_the_commit_leaves_old_or_new(path, monkeypatch):
@@ -278,14 +214,6 @@ def test_interrupt_during_the_commit_leaves_old_or_new(path, monkeypatch):
         append(writer, 400)
     assert list(read_all(path)) == [0, 100, 200, 400]
     assert check_archive(path) == ()
-
-
-def test_failed_creation_leaves_nothing(tmp_path, monkeypatch):
-    with monkeypatch.context() as system:
-        system.setattr("os.fsync", refuse(errno.ENOSPC))
-        with pytest.raises(StorageError):
-            ArchiveWriter(tmp_path / "x", create=True)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_reading_needs_no_right_to_write(path, monkeypatch):

@@ -236,7 +236,7 @@ def test_a_second_writer_on_this_machine_is_refused_when_it_begins(url):
 def test_of_writers_on_two_machines_the_second_to_commit_stops_and_leaves_nothing(
     url, monkeypatch, tmp_path, caplog
 ):
-    """Its next writer moves aside what was not uploaded."""
+    """Its next writer quarantines what was not uploaded."""
     build(url)
     first = ArchiveWriter(url)
     with monkeypatch.context() as patched:
@@ -261,8 +261,8 @@ def test_of_writers_on_two_machines_the_second_to_commit_stops_and_leaves_nothin
     monkeypatch.setenv(uploads.QUEUE_VARIABLE, str(tmp_path / "other"))
     with caplog.at_level(logging.WARNING), ArchiveWriter(url) as writer:
         append(writer, 700)
-    assert "is not in the archive, and lies in" in caplog.text
-    aside = queue_folder(url).with_name(f"{queue_folder(url).name}.set-aside-1")
+    assert "were not uploaded" in caplog.text
+    aside = queue_folder(url).with_name(f"{queue_folder(url).name}.quarantined-1")
     assert [path.name for path in (aside / "frames").iterdir()] == ["00000004-400.frame"]
     assert steps_of(url) == [0, 100, 200, 300, 600, 700]
 

@@ -1,8 +1,5 @@
 """A packed archive reads as the folder does, and damage to any byte of it is told."""
 
-import errno
-import os
-
 import pytest
 
 from inshrink_core.archive import (
@@ -27,14 +24,12 @@ from inshrink_core.errors import (
     IncompatibleError,
     InputError,
     MissingFrameError,
-    StorageError,
 )
 from tests.archive.building import (
     append,
     blocks_of,
     contents,
     read_all,
-    refuse,
 )
 
 MANIFEST = "inshrink-manifest"
@@ -62,21 +57,6 @@ def test_packing_twice_gives_the_same_bytes_and_so_does_packing_a_pack(path, pac
     pack_archive(ArchiveReader.open(packed), tmp_path / "of-packed")
     assert (tmp_path / "again").read_bytes() == packed.read_bytes()
     assert (tmp_path / "of-packed").read_bytes() == packed.read_bytes()
-
-
-def test_opening_a_large_packed_archive_reads_its_two_ends(tmp_path):
-    with ArchiveWriter(tmp_path / "a", create=True) as writer:
-        append(writer, 0, blocks={"big": os.urandom(3 << 20)})
-    pack_archive(ArchiveReader.open(tmp_path / "a"), tmp_path / "p")
-    reader = ArchiveReader.open(tmp_path / "p")
-    assert reader.bytes_read < 70_000
-    assert len(contents(reader, reader.frames[0].frame_id)["big"]) == 3 << 20
-
-
-def test_packed_files_stand_unchanged_at_multiples_of_64(path, packed):
-    content = packed.read_bytes()
-    for file in [*sorted((path / "frames").iterdir()), path / MANIFEST]:
-        assert content.index(file.read_bytes()) % 64 == 0
 
 
 def test_layout_is_the_one_the_specification_tells(packed):
@@ -144,15 +124,6 @@ def test_replacing_a_packed_archive_does_not_disturb_its_reader(path, packed):
     assert list(read_all(packed)) == [0, 100, 200, 300]
 
 
-@pytest.mark.parametrize("call", ["os.fsync", "pathlib.Path.replace"])
-def test_refused_packing_leaves_nothing_behind(path, tmp_path, monkeypatch, call):
-    with monkeypatch.context() as system:
-        system.setattr(call, refuse(errno.ENOSPC))
-        with pytest.raises(StorageError, match="free some space"):
-            pack_archive(ArchiveReader.open(path), tmp_path / "p")
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["run.inshrink"]
-
-
 def test_cancelled_packing_and_unpacking_leave_nothing_behind(path, packed, tmp_path):
     def cancel(*_progress):
         raise KeyboardInterrupt
@@ -170,16 +141,6 @@ def test_packed_archive_is_read_only_and_says_the_way_out(packed):
         ArchiveWriter(packed)
     with pytest.raises(InputError, match="--unpack"):
         ArchiveWriter(packed, create=True)
-
-
-def test_unpacked_archive_is_appended_to(packed, tmp_path):
-    unpack_archive(ArchiveReader.open(packed), tmp_path / "u")
-    assert check_archive(tmp_path / "u") == ()
-    with ArchiveWriter(tmp_path / "u") as writer:
-        append(writer, 300)
-    assert read_all(tmp_path / "u") == {step: blocks_of(step) for step in (*STEPS, 300)}
-    with pytest.raises(ExistsError):
-        unpack_archive(ArchiveReader.open(packed), tmp_path / "u")
 
 
 # ---- damage --------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Packed archives on a web server are read by ranges; what cannot be read there is told."""
 
-import sys
 import threading
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from benchmarks.bucket import Answering
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, is_archive, pack_archive
-from inshrink_core.errors import DamagedError, InputError, MissingExtraError, NotFoundError, StorageError
+from inshrink_core.errors import DamagedError, InputError, NotFoundError, StorageError
 from inshrink_core.formats import open_run
 from tests.archive.building import blocks_of, build, contents
 
@@ -61,14 +60,6 @@ def test_a_packed_archive_on_a_web_server_reads_as_the_folder(server):
     assert reader.path == url
 
 
-def test_it_is_opened_by_two_ranges(server):
-    reader = ArchiveReader.open(f"{server.url}/p")
-    ranges = [asked for method, path, asked in server.asked if (method, path) == ("GET", "p")]
-    assert len(ranges) == 2
-    assert None not in ranges
-    assert reader.bytes_read < len(server.files["p"]) + 65536
-
-
 def test_what_is_not_there_or_no_archive_is_told(server):
     for name in ("nothing", "a"):
         with pytest.raises(NotFoundError, match="folders of web servers are not read"):
@@ -95,9 +86,3 @@ def test_archive_is_not_written_to_a_web_server(kind, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="local or mounted"):
         ArchiveWriter(kind("http://host/run.inshrink"), create=True)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_obstore_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(MissingExtraError, match=r"inshrink\[remote\]"):
-        ArchiveReader.open("http://another.host/run.inshrink")

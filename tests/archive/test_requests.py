@@ -1,8 +1,5 @@
 """An archive far away is read with few requests, in few round trips, and gives what it gives at hand."""
 
-import threading
-from functools import partial
-
 import pytest
 import torch
 
@@ -109,8 +106,8 @@ def test_what_is_far_equals_what_is_near_however_little_fits(sample, monkeypatch
     expected = values(near, step)
     for most, window, gap in ((1 << 20, 1 << 14, 0), (1 << 15, 1 << 12, 1 << 18), (100, 100, 0), (0, 0, 10)):
         monkeypatch.setattr(blocks, "_WINDOW_NBYTES", window)
-        monkeypatch.setattr(blocks, "MOST_AHEAD_NBYTES", most)
-        monkeypatch.setattr("inshrink_core.archive.reader.MOST_AHEAD_NBYTES", most)
+        monkeypatch.setattr(blocks, "MAX_PREFETCH_NBYTES", most)
+        monkeypatch.setattr("inshrink_core.archive.reader.MAX_PREFETCH_NBYTES", most)
         monkeypatch.setattr(blocks, "_GAP_NBYTES", gap)
         monkeypatch.setattr("inshrink_core.archive.frame_reader._COMPLETE_NBYTES", 4096)
         monkeypatch.setattr("inshrink_core.archive.frame_reader._END_NBYTES", 600)
@@ -148,18 +145,6 @@ def test_an_archive_that_is_opened_again_asks_for_no_frame_twice(sample):
     archive, asked = far(sample)
     assert same(values(archive, 10), before)
     assert asked.requests == 2
-
-
-def test_memory_is_bounded(monkeypatch):
-    cache = blocks.BlockCache(1000)
-    for number in range(50):
-        cache.put(bytes([number % 7]), number * 10, bytes(90))
-        sizes = [len(span) for spans in cache._spans.values() for span in spans.values()]
-        assert sum(sizes) == cache._nbytes <= 1000
-    cache.put(b"large", 0, bytes(1001))
-    assert not cache.has(b"large", 0, 1)
-    cache.put(b"", 0, b"of no digest")
-    assert not cache.has(b"", 0, 1)
 
 
 class Refusing(LocalStorage):
@@ -221,20 +206,3 @@ def test_small_frames_of_a_segment_come_with_one_request(tmp_path):
     reader, asked = counting_reader(LocalStorage(path))
     assert contents(reader, near.head.frame_id) == contents(near, near.head.frame_id)
     assert asked.requests == 3
-
-
-def test_calls_are_made_at_the_same_time_and_errors_are_returned(tmp_path):
-    class Meeting(LocalStorage):
-        n_at_once = 4
-        barrier = threading.Barrier(4)
-
-        def read(self, path, offset, nbytes):
-            self.barrier.wait(timeout=10)
-            return super().read(path, offset, nbytes)
-
-    (tmp_path / "a").write_bytes(b"0123456789")
-    storage = Meeting(tmp_path)
-    spans = ("a", 0, 3), ("a", 8, 9), ("b", 0, 1), ("../c", 0, 1)
-    found = storage.together([partial(storage.read, *span) for span in spans])
-    assert found[:2] == [b"012", b"89"]
-    assert [type(error).__name__ for error in found[2:]] == ["FileNotFoundError", "UnsafePathError"]

@@ -16,7 +16,7 @@ from inshrink_core.archive import (
 )
 from inshrink_core.archive.layout import MAX_SEGMENT_NBYTES, SMALL_FRAME_NBYTES, segment_path
 from inshrink_core.archive.manifest import MANIFEST_NAME
-from inshrink_core.errors import DamagedError, StorageError
+from inshrink_core.errors import DamagedError
 from inshrink_core.frame import FrameKind
 from tests.archive.building import ARCHIVE_ID, append, blocks_of, build, contents
 
@@ -116,28 +116,6 @@ def test_groups_end_by_their_number_their_size_and_their_age(tmp_path, monkeypat
     assert check_archive(tmp_path / "x") == ()
 
 
-@pytest.mark.parametrize("fails", ["segment", "manifest"])
-def test_a_group_that_the_system_refuses_leaves_nothing(path, monkeypatch, fails):
-    before, fsync = names(path), os.fsync
-
-    def refuse(descriptor):
-        if fails in os.path.realpath(f"/proc/self/fd/{descriptor}"):
-            raise OSError(28, "No space left on device")
-        fsync(descriptor)
-
-    writer = ArchiveWriter(path, grouped=True)
-    append(writer, 400)
-    append(writer, 500)
-    with monkeypatch.context() as full:
-        full.setattr(os, "fsync", refuse)
-        with pytest.raises(StorageError, match="the frames cannot be committed"):
-            writer.close()
-    assert names(path) == before
-    assert is_whole(path)
-    with ArchiveWriter(path) as again:
-        append(again, 400)
-
-
 def test_an_interrupted_flush_is_made_up_for_when_the_writer_closes(path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -150,19 +128,6 @@ def test_an_interrupted_flush_is_made_up_for_when_the_writer_closes(path, monkey
             writer.flush()
     writer.close()
     assert is_whole(path, (*STEPS, 400))
-
-
-def test_every_flipped_byte_of_a_segment_is_told_with_its_frame_and_the_others_are_read(path):
-    content = (path / SEGMENT).read_bytes()
-    listed = ArchiveReader.open(path).frames
-    for at in range(0, len(content), 61):
-        (path / SEGMENT).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        (hurt,) = (frame for frame in listed if frame.offset <= at < frame.offset + frame.nbytes)
-        problems = check_archive(path)
-        assert any(f"(step {hurt.step})" in problem.where for problem in problems)
-    others = [frame for frame in listed if frame != hurt]
-    reader = ArchiveReader.open(path)
-    assert all(contents(reader, frame.frame_id) == blocks_of(frame.step) for frame in others)
 
 
 @pytest.mark.parametrize("n_lost", [1, 40, 600])
@@ -243,20 +208,6 @@ def test_a_rewrite_takes_frames_out_of_a_segment(path):
     assert check_archive(path) == ()
 
 
-def test_many_small_files_become_few(tmp_path, crowded):
-    path = build(tmp_path / "x", STEPS[:3])
-    assert len(names(path)) == 3
-    with ArchiveWriter(path) as writer:
-        reader = ArchiveReader.open(path)
-        append(writer, 300)
-        assert names(path) == ["00000005.segment"]
-        reader.refresh()
-        assert reader.frames == writer.reader.frames
-        assert append(writer, 400).generation == 6
-    assert is_whole(path, (*STEPS, 400))
-    assert check_archive(path) == ()
-
-
 def test_an_older_manifest_finds_its_frames_in_the_segment_they_were_put_into(tmp_path, crowded):
     path = build(tmp_path / "x", STEPS[:3])
     older = (path / MANIFEST_NAME).read_bytes()
@@ -311,12 +262,3 @@ def test_what_is_no_segment_is_told_and_left(path, content):
     with ArchiveWriter(path) as writer:
         assert append(writer, 400).generation == 10
     assert (path / segment_path(9)).exists()
-
-
-def test_a_frame_of_another_archive_in_a_segment_is_foreign(path, tmp_path):
-    with ArchiveWriter(tmp_path / "other", create=True, grouped=True) as writer:
-        for step in range(9):
-            append(writer, step)
-    shutil.copy(tmp_path / "other" / segment_path(9), path / "frames")
-    assert is_whole(path)
-    assert [problem.what for problem in check_archive(path)] == ["this frame belongs to another archive"]

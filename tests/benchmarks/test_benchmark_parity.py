@@ -3,10 +3,6 @@
 from benchmarks import parity
 
 
-def test_the_same_code_leaves_the_same_digests():
-    assert parity.measure(["trainings"]) == parity.measure(["trainings"])
-
-
 def test_a_document_is_the_same_wherever_and_however_fast_it_was_made(tmp_path):
     record = parity.Parity(tmp_path)
     slow = {"seconds": 2.0, "archive": f"{tmp_path}/a.inshrink", "ratio": 1 / 3}

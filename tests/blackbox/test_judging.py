@@ -92,8 +92,8 @@ def test_an_exact_archive_compares_without_a_drop(run: Path, made_exact: Path, j
     assert [row["step"] for row in rows] == list(STEPS)
     assert all(row["original"] == row["restored"] for row in rows)
     assert rows[1]["original"] == pytest.approx(loss(run, 20), rel=1e-6)
-    assert rows[0]["stale_drop"] is None
-    assert rows[1]["stale_drop"] == pytest.approx(loss(run, 10) / loss(run, 20) - 1, rel=1e-4)
+    assert rows[0]["previous_drop"] is None
+    assert rows[1]["previous_drop"] == pytest.approx(loss(run, 10) / loss(run, 20) - 1, rel=1e-4)
 
 
 def test_a_bound_that_is_broken_ends_a_comparison_with_1_and_its_figures(

@@ -16,7 +16,7 @@ from inshrink_core.codecs.lattice.block import LatticeReference
 from inshrink_core.codecs.moments.block import MomentsReference
 from inshrink_core.errors import InputError, StepConflictError
 from inshrink_core.frame import FrameKind
-from tests.runs import load, train, write_run
+from tests.runs import write_run
 
 CODECS = ("inshrinkerator", "lossless")
 
@@ -31,20 +31,6 @@ def frames_of(path: Path) -> list[bytes]:
 @pytest.fixture
 def run_path(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run")
-
-
-def test_lossy_restore_keeps_optimizer_state_exact_where_asked_and_can_train_on(
-    run_path: Path, tmp_path: Path
-) -> None:
-    inshrink_core.compress(run_path, tmp_path / "a.inshrink", optimizer="exact")
-    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[20])
-    original = torch.load(run_path / "step_20.pt", weights_only=True)
-    restored = torch.load(tmp_path / "out" / "step_20.pt", weights_only=True)
-    for index, state in original["optimizer"]["state"].items():
-        for name, value in state.items():
-            assert torch.equal(value, restored["optimizer"]["state"][index][name])
-    assert restored["optimizer"]["param_groups"] == original["optimizer"]["param_groups"]
-    assert all(torch.isfinite(torch.tensor(train(*load(tmp_path / "out" / "step_20.pt"), range(20, 25)))))
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -126,16 +112,6 @@ def test_tensors_may_change_shape_vanish_and_appear_mid_run(codec: str, tmp_path
     assert inshrink_core.verify(tmp_path / "a.inshrink", deep=True, against=inshrink_core.open(run)).ok
 
 
-def test_dropping_the_optimizer_restores_the_model_alone(run_path: Path, tmp_path: Path) -> None:
-    inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="lossless", optimizer="drop")
-    report = inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out")
-    assert report.layout == "torch"
-    state = torch.load(report.paths[0], weights_only=True)
-    assert "optimizer" not in state
-    original = torch.load(run_path / "step_20.pt", weights_only=True)["model"]
-    assert all(torch.equal(state["model"][name], value) for name, value in original.items())
-
-
 def test_a_cancelled_append_leaves_the_archive_and_the_writer_usable(run_path: Path, tmp_path: Path) -> None:
     class Cancelled(Exception):  # noqa: N818
         pass
@@ -158,26 +134,22 @@ def test_a_cancelled_append_leaves_the_archive_and_the_writer_usable(run_path: P
     assert all(torch.equal(one[15][key], two[15][key]) for key in one[15])
 
 
-def test_a_state_is_dropped_when_its_successor_is_made(run_path: Path, tmp_path: Path) -> None:
-    def n_states(_: object = None) -> int:
+def test_a_state_is_dropped_when_its_successor_is_made(
+    run_path: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    def n_states() -> int:
         return sum(type(state) in (LatticeReference, MomentsReference) for state in gc.get_objects())
 
-    run, before, counts = inshrink_core.open(run_path), n_states(), list[int]()
+    run, counts = inshrink_core.open(run_path), list[int]()
+    gc.freeze()  # what is there already is not looked at again
+    request.addfinalizer(gc.unfreeze)
     with ArchiveWriter(tmp_path / "a.inshrink", create=True) as writer:
         chain = ChainWriter(writer, ChainConfig(config=get_codec("lattice")(), optimizer="compressed"))
         chain.append(run[5])
-        chain.append(run[10], done=lambda spec: counts.append(n_states(spec) - before))
-        after = n_states() - before
+        chain.append(run[10], done=lambda _: counts.append(n_states()))
+        after = n_states()
     assert after > 4
     assert max(counts) <= after + 1
-
-
-def test_config_may_change_from_frame_to_frame(run_path: Path, tmp_path: Path) -> None:
-    target = tmp_path / "a.inshrink"
-    run = inshrink_core.open(run_path)
-    for step, coarseness in zip(run.steps, (4, 1, 2, 8), strict=True):
-        inshrink_core.compress(run, target, steps=[step], config={"coarseness": coarseness})
-    assert inshrink_core.verify(target, deep=True, against=run).ok
 
 
 def test_sizes_add_up_to_the_files_on_disk(run_path: Path, tmp_path: Path) -> None:
@@ -215,4 +187,4 @@ def test_counters_are_stored_once_a_frame(tmp_path: Path) -> None:
         }
         assert [len(found) for found in counts.values()] == [6, 2]
         for found in counts.values():
-            assert [entry.shared for entry in found] == [False] + [True] * (len(found) - 1)
+            assert [entry.back > 0 for entry in found] == [False] + [True] * (len(found) - 1)

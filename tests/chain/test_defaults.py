@@ -15,8 +15,9 @@ import inshrink_lab
 from inshrink_core.chain import Archive, ChainConfig, default_optimizer, optimizer_of
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.cli import main
-from inshrink_core.codec import codec_names, get_codec
+from inshrink_core.codec import get_codec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
+from tests.lab.test_rehearsal import TASK
 from tests.runs import load, write_run
 
 STATE = {"exp_avg", "exp_avg_sq"}
@@ -47,13 +48,6 @@ def is_exact(found: dict[str, set[str]], role: str) -> bool:
     return found[role] <= {get_codec("lossless").bitstream}
 
 
-def test_the_defaults_are_a_coarseness_of_a_half_and_compressed_optimizer_state():
-    assert LatticeCodec().coarseness == 0.5
-    assert {name: default_optimizer(name, {}) for name in codec_names() if name != "lossless"} == {
-        name: "compressed" for name in codec_names() if name != "lossless"
-    }
-
-
 def test_what_stays_exact_has_exact_optimizer_state_beside_it():
     assert default_optimizer("lossless", {}) == "exact"
     assert default_optimizer("lattice", asdict(LatticeCodec(exact=True))) == "exact"
@@ -81,7 +75,7 @@ def test_what_is_asked_to_be_exact_is_exact_in_everything(run_path, tmp_path, wa
     assert (tmp_path / "out" / "step_20.pt").read_bytes() == (run_path / "step_20.pt").read_bytes()
 
 
-@pytest.mark.parametrize("optimizer", ["exact", "compact", "drop"])
+@pytest.mark.parametrize("optimizer", ["compact", "drop"])
 def test_appending_keeps_what_the_archive_was_written_with(run_path, tmp_path, optimizer):
     target = tmp_path / "a.inshrink"
     run = inshrink_core.open(run_path)
@@ -90,12 +84,6 @@ def test_appending_keeps_what_the_archive_was_written_with(run_path, tmp_path, o
     assert report.appended == run.steps[2:]
     found = {(optimizer_of(meta), meta["config"]["coarseness"]) for meta in metas(target)}
     assert found == {(optimizer, 2.5)}
-
-
-@pytest.mark.parametrize("asked", ["exact", "compressed", "compact"])
-def test_frames_say_how_optimizer_state_is_stored_in_the_words_it_was_asked_for(run_path, tmp_path, asked):
-    inshrink_core.compress(run_path, tmp_path / "a.inshrink", optimizer=asked)
-    assert {meta["optimizer"] for meta in metas(tmp_path / "a.inshrink")} == {asked}
 
 
 def test_a_step_that_bounds_make_exact_is_exact_in_everything_unless_another_state_was_asked_for():
@@ -120,20 +108,6 @@ def test_steps_stored_exactly_and_steps_that_are_not_follow_each_other_in_a_chai
         ).read_bytes()
 
 
-def test_a_run_without_optimizer_state_is_stored_as_it_would_be_with_exact_state(tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    torch.manual_seed(0)
-    for step in (1, 2):
-        torch.save({"model": {"w": torch.randn(64, 64)}, "step": step}, run / f"step_{step}.pt")
-    sizes = []
-    for optimizer in (None, "exact"):
-        inshrink_core.compress(run, tmp_path / f"{optimizer}.inshrink", optimizer=optimizer)
-        archive = Archive.open(tmp_path / f"{optimizer}.inshrink")
-        sizes.append([entry.nbytes for info in archive.frames for entry in archive.frame(info).entries])
-    assert sizes[0] == sizes[1]
-
-
 def test_optimizer_state_that_the_moments_codec_has_no_rule_for_stays_exact(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
@@ -153,22 +127,8 @@ def test_optimizer_state_that_the_moments_codec_has_no_rule_for_stays_exact(tmp_
     assert not torch.equal(original["exp_avg"], restored["exp_avg"])
 
 
-LINE = """
-import torch
-class Line:
-    name, version, metric, direction = "line", 1, "loss", "lower"
-    n_steps, n_saves, n_restores, max_gradient_norm = 12, 4, 2, None
-    def build(self): return torch.nn.Linear(4, 1)
-    def optimizer(self, model): return torch.optim.AdamW(model.parameters(), lr=0.1)
-    def learning_rate_factor(self, step, n_steps): return 1.0
-    def batch(self, step, generator): return torch.randn(8, 4, generator=generator)
-    def loss(self, model, batch): return (model(batch) - batch.sum(1, keepdim=True)).square().mean()
-    def evaluate(self, model): return float(self.loss(model, torch.eye(4)).detach())
-"""
-
-
 def test_a_rehearsal_restores_from_what_compress_would_write(tmp_path):
-    (tmp_path / "line.py").write_text(LINE)
+    (tmp_path / "line.py").write_text(TASK)
     for codec, expected in ((None, "compressed"), ("lossless", "exact")):
         found = inshrink_lab.rehearse(f"{tmp_path}/line.py:Line", tmp_path / "out", codec=codec, seeds=1)
         assert found.optimizer == expected

@@ -7,7 +7,7 @@ import random
 from benchmarks.fuzz.archive_target import ArchiveTarget
 from inshrink_core.errors import InshrinkError
 
-CASES = 80
+CASES = 40
 
 
 def test_hostile_documents_raise_typed_errors_alone_and_what_verifies_restores() -> None:

@@ -123,7 +123,7 @@ def test_second_moments_guide_the_encoder_even_where_they_are_not_stored(
     blocks = []
     for optimizer in ("exact", "drop"):
         path = tmp_path / f"{optimizer}.inshrink"
-        # Shaped rounding follows first moments as the archive has them; spacings do not.
+        # Shaped rounding follows first moments as the archive has them; step sizes do not.
         plain = {"shaping": "off"}
         inshrink_core.compress(run_path, path, codec="lattice", config=plain, optimizer=optimizer)
         archive = Archive.open(path)

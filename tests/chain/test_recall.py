@@ -118,14 +118,6 @@ def test_nothing_is_decoded_while_the_files_are_there(
     compress_with_between(run_path, tmp_path / "a.inshrink", codec, leave)
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_a_second_session_writes_the_same_blocks(codec: str, run_path: Path, tmp_path: Path) -> None:
-    inshrink_core.compress(run_path, tmp_path / "one.inshrink", codec=codec)
-    for step in (1, 2, 3):
-        inshrink_core.compress(run_path, tmp_path / "three.inshrink", codec=codec, steps=[step])
-    assert blocks_of(tmp_path / "three.inshrink") == blocks_of(tmp_path / "one.inshrink")
-
-
 def test_checkpoints_in_memory_are_not_asked_again(tmp_path: Path) -> None:
     first = memory_checkpoint(1, {"w.weight": torch.randn(200, 200)})
     second = memory_checkpoint(2, {"w.weight": first["w.weight"] * 1.0001})
@@ -175,13 +167,12 @@ def small_and_large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux's /proc")
-@pytest.mark.parametrize(("threads", "share"), [(1, 0.5), (2, 0.6)])
 def test_the_peak_of_memory_stays_well_below_a_checkpoint(
-    small_and_large: tuple[Path, Path], tmp_path: Path, threads: int, share: float
+    small_and_large: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    # The states of losslessly stored tensors are a whole checkpoint. Two threads hold more by chance.
+    # The states of losslessly stored tensors are a whole checkpoint.
     small, large = small_and_large
-    command = [sys.executable, "-c", PEAK, str(small), str(large), str(tmp_path / "a"), str(threads)]
+    command = [sys.executable, "-c", PEAK, str(small), str(large), str(tmp_path / "a"), "2"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     checkpoint_nbytes = (large / "step_1.pt").stat().st_size
-    assert json.loads(done.stdout) < share * checkpoint_nbytes
+    assert json.loads(done.stdout) < 0.6 * checkpoint_nbytes

@@ -48,7 +48,7 @@ def test_each_step_is_measured_with_the_config_of_its_own_frame(run, tmp_path):
     assert found.steps[2].noise > 1
 
 
-@pytest.mark.parametrize("selector", [{"match": "*"}, {"match": "[04].*"}, {"layer_type": "linear"}])
+@pytest.mark.parametrize("selector", [{"match": "[04].*"}, {"layer_type": "linear"}])
 def test_tensors_with_an_override_are_measured_with_the_settings_of_their_override(run, tmp_path, selector):
     settings = {"bits": 8, "grid": "refit"}
     overridden = measured(run, tmp_path / "o", "uniform", **settings, overrides=[selector | {"bits": 2}])
@@ -76,14 +76,3 @@ def test_without_optimizer_state_the_encoder_sees_none(run, tmp_path):
     assert restore_gain(dropped, run).pooled.gain == pytest.approx(
         restore_gain(with_moments, run).pooled.gain, rel=0.05
     )
-
-
-def test_gain_and_noise_are_measured_together_and_once(run, tmp_path, monkeypatch):
-    target, other = tmp_path / "a.inshrink", tmp_path / "b.inshrink"
-    compress(run, target, codec="uniform", config={"bits": 7})
-    compress(run, other, codec="uniform", config={"bits": 6})
-    first = restore_gain(target, run)
-    monkeypatch.setattr("inshrink_core.analysis.gain.step_gain", None)
-    assert restore_gain(target, run) == first
-    with pytest.raises(TypeError):  # another archive is measured
-        restore_gain(other, run)

@@ -36,6 +36,11 @@ def cli(capfd):
 
 
 @pytest.fixture(autouse=True)
+def _evaluators_here(evaluators_here):
+    """No test of the command line is about the child of an evaluator, but for those that start a command."""
+
+
+@pytest.fixture(autouse=True)
 def threads_of_torch():
     """Take back what verbs set for a process of their own."""
     before = torch.get_num_threads()

@@ -1,11 +1,6 @@
 """``inshrink bench`` and ``--gain`` from the outside, with the sample's own evaluator."""
 
-import json
 import re
-
-import pytest
-
-from inshrink_lab.bench.measure import Measurer
 
 KEYS = {
     *("codec", "bound_kind", "bound", "ratio_weights", "ratio_total", "max_drop", "mean_divergence"),
@@ -31,35 +26,6 @@ def test_rows_have_the_promised_keys_and_out_of_reach_is_null(cli, small_run, tm
     assert "previous checkpoint" in text.out
     assert "--optimizer drop" in text.out
     assert str(tmp_path / "out" / "points.json") in text.out.replace("\n", "")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--codecs", "none-such"),
-        ("--codecs", "uniform:bits=99"),
-        ("--bounds", "accuracy=1"),
-        ("--steps", "26,50"),
-        ("--refine", "-1"),
-        ("--evaluator", "missing.py:evaluate"),
-    ],
-)
-def test_bad_input_ends_with_2_and_one_line(cli, small_run, tmp_path, words):
-    outcome = cli("bench", small_run, "-o", tmp_path / "out", *words)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert len(outcome.err.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_ctrl_c_says_how_to_go_on(cli, small_run, tmp_path, monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Measurer, "measure", interrupt)
-    outcome = cli("bench", small_run, "--codecs", "uniform:bits=8", "-o", tmp_path / "out")
-    assert outcome.code == 130
-    assert "measured points are kept" in outcome.err
-    assert len(json.loads((tmp_path / "out" / "points.json").read_text())["points"]) == 1
 
 
 def test_compare_shows_gain_where_asked(cli, archive, small_run, monkeypatch):

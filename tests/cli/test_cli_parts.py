@@ -124,10 +124,16 @@ def test_config_files_of_something_else_are_refused(tmp_path, content):
         read_config_file(tmp_path / "a.json")
 
 
-def test_tables_keep_long_names_whole_within_100_columns(capsys):
-    name = "model." + "layer." * 30 + "weight"
-    table = Table({"name": None, "value": str}, [(name, 1)])
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_a_table_shortens_names_in_their_middle_and_never_cuts_numbers(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    name, numbers = "model." + "layer." * 30 + "weight", [12345678 + at for at in range(6)]
+    table = Table({"name": None, "kind": None} | {f"n {at}": str for at in range(6)}, [(name, "x", *numbers)])
     show_parts(output.console_of_stdout(), [table])
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert "".join(line.split("1")[0].strip() for line in lines[2:]) == name
+    shown, _, *values = lines[-1].split()
+    assert values == [str(value) for value in numbers]
+    first, last = shown.split("…")
+    assert name.startswith(first)
+    assert name.endswith(last)
+    assert max(map(len, lines)) <= max(columns, 11 + 4 + 6 * 8 + 7 * 3)

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import documents
-from inshrink_lab import failing
+from inshrink_lab.rehearsal import Rehearsal
 
 TASK = """
 import torch
@@ -34,33 +34,5 @@ def test_json_has_every_figure_and_each_is_documented(cli, task, tmp_path):
     assert document["uninterrupted"] == document["restored"]
     assert document["restored_at"] == [2, 6]
     assert len(document["curves"]) == 2
-    documented = documents.explained("rehearse", (documents.DOCS / "json.md").read_text()).keys()
+    documented = documents.rows_of(Rehearsal).keys()
     assert set(document) | {f"curves[].{key}" for key in document["curves"][0]} <= documented
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("no-such-task",),
-        ("char-gpt", "--restores", "20"),
-        ("char-gpt", "--max-drop", "0.01", "--codec", "lossless"),
-        ("char-gpt", "--max-divergence", "inf"),
-    ],
-)
-def test_bad_input_ends_with_2_and_one_line(cli, tmp_path, words):
-    outcome = cli("rehearse", *words, "-o", tmp_path / "out")
-    assert outcome.code == 2
-    assert outcome.out == ""
-    assert len(outcome.err.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_ctrl_c_says_that_finished_trainings_are_kept(cli, task, tmp_path, monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(failing, "train_restored", interrupt)
-    outcome = cli("rehearse", task, "-o", tmp_path / "out", "--seeds", 1)
-    assert outcome.code == 130
-    assert "what is trained is kept" in outcome.err
-    assert len(list((tmp_path / "out" / "results").iterdir())) == 1

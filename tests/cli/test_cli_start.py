@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from inshrink_core.cli.application import known_verbs
 
 ENGINE = {
@@ -23,17 +21,18 @@ ENGINE = {
 OUTSIDE = {"numba", "numpy", "streamlit", "torch"}
 
 
-def loaded(*words):
-    """Return the code, and the modules of a process that ran the command line."""
+def loaded(*lines):
+    """Return the exit codes of command lines, and the modules of the process that ran them all."""
     program = (
-        "import json, sys; from inshrink_core.cli import main; code = main(json.loads(sys.argv[1])); "
-        "sys.stdout.flush(); print(json.dumps([code, list(sys.modules)]), file=sys.stderr)"
+        "import json, sys; from inshrink_core.cli import main; "
+        "codes = [main(words) for words in json.loads(sys.argv[1])]; "
+        "sys.stdout.flush(); print(json.dumps([codes, list(sys.modules)]), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(words)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, json.dumps(lines)], capture_output=True, text=True, check=True
     )
-    code, modules = json.loads(done.stderr.splitlines()[-1])
-    return code, set(modules)
+    codes, modules = json.loads(done.stderr.splitlines()[-1])
+    return codes, set(modules)
 
 
 def rooms(modules):
@@ -41,37 +40,27 @@ def rooms(modules):
     return {name.split(".")[1] for name in modules if name.startswith("inshrink_core.")}
 
 
-@pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["--version"], 0), (["restor"], 2)])
-def test_what_names_no_verb_loads_no_verb(words, code):
-    found, modules = loaded(*words)
-    assert found == code
+def test_what_names_no_verb_loads_no_verb():
+    codes, modules = loaded(["--help"], ["--version"], ["restor"])
+    assert codes == [0, 0, 2]
     assert not rooms(modules) & (ENGINE | {"analysis", "evaluate", "execution", "verbs"})
     assert not modules & (OUTSIDE | {"cyclopts", "rich"})
 
 
-@pytest.mark.parametrize(
-    "verb", [verb for verb in known_verbs() if verb not in ("average", "bench", "rehearse")]
-)
-def test_help_of_a_verb_loads_its_request_and_no_engine(verb):
-    code, modules = loaded(verb, "--help")
-    assert code == 0
-    assert not rooms(modules) & ENGINE
-    assert not modules & OUTSIDE
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["restore", "a.inshrink"], ["verify", "a.inshrink", "--nope"], ["compress", "a", "--threads", "0"]],
-)
-def test_wrong_words_are_refused_before_the_engine_is_loaded(words):
-    code, modules = loaded(*words)
-    assert code == 2
-    assert not rooms(modules) & ENGINE
-    assert not modules & OUTSIDE
-
-
 def test_another_verb_is_not_loaded():
-    """Modes are of the same verb; the base class of a request may be of its room."""
-    _, modules = loaded("restore", "--help")
+    _, modules = loaded(["restore", "--help"])
     verbs = {name.removeprefix("inshrink_core.verbs.") for name in modules if ".verbs." in name}
     assert verbs.isdisjoint({verb for verb in known_verbs() if verb != "restore"})
+
+
+def test_help_of_verbs_and_wrong_words_load_requests_and_no_engine():
+    verbs = [verb for verb in known_verbs() if verb not in ("average", "bench", "rehearse")]
+    wrong = [
+        ["restore", "a.inshrink"],
+        ["verify", "a.inshrink", "--nope"],
+        ["compress", "a", "--threads", "0"],
+    ]
+    codes, modules = loaded(*([verb, "--help"] for verb in verbs), *wrong)
+    assert codes == [0] * len(verbs) + [2] * len(wrong)
+    assert not rooms(modules) & ENGINE
+    assert not modules & OUTSIDE

@@ -25,16 +25,6 @@ def test_a_step_pattern_may_end_the_path_of_any_run(cli, small_run):
     assert "does not match the step pattern" in outcome.err
 
 
-def test_inspect_shows_a_run_as_text_that_fits_100_columns(cli, small_run):
-    outcome = cli("inspect", small_run, "--tensors")
-    assert outcome.code == 0
-    assert "10, 25, 50" in outcome.out
-    assert "conv1.weight" in outcome.out
-    assert "conv1.weight@exp_avg" in outcome.out
-    assert "\x1b" not in outcome.out
-    assert max(len(line) for line in outcome.out.splitlines()) <= 100
-
-
 def test_inspect_imports_neither_torch_nor_numba_nor_fsspec(cli, small_run, made_archive, tmp_path):
     assert cli("export", made_archive, "--pack", tmp_path / "p", "--quiet").code == 0
     places = [str(small_run), str(made_archive), str(tmp_path / "p"), f"file://{made_archive}"]
@@ -45,15 +35,6 @@ def test_inspect_imports_neither_torch_nor_numba_nor_fsspec(cli, small_run, made
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_verify_finds_a_sound_archive_sound(cli, archive, small_run):
-    outcome = cli("verify", archive, "--deep", "--against", small_run, "--json")
-    assert (outcome.code, outcome.document["ok"], outcome.document["problems"]) == (0, True, [])
-    assert {row["step"] for row in outcome.document["errors"]} == set(STEPS)
-    text = cli("verify", archive, "--against", small_run).out
-    assert "worst tensors" in text
-    assert "sound: 3 frames" in text
 
 
 def test_verify_ends_with_1_where_nothing_of_the_archive_can_be_opened(cli, archive):
@@ -85,25 +66,6 @@ def test_sensitivity_has_several_groupings_in_one_document(cli, small_run, made_
         assert document["tables"][1]["rows"] == single["rows"]
     outcome = cli("sensitivity", small_run, "--by", "tensor,block")
     assert outcome.out.count("metric ") == 2
-
-
-def test_sensitivity_of_the_first_step_has_no_update(cli, small_run):
-    document = cli("sensitivity", small_run, "--metric", "update", "--json").document
-    assert document["rows"][0]["mean"][0] is None
-    assert document["rows"][0]["mean"][1] > 0
-    assert "–" in cli("sensitivity", small_run, "--metric", "update").out
-
-
-def test_sensitivity_says_where_gradients_come_from(cli, small_run, made_archive):
-    for path in (small_run, made_archive):
-        outcome = cli("sensitivity", path, "--metric", "taylor", "--json")
-        assert outcome.document["sources"] == ["exp_avg"] * 3, outcome.err
-    assert "in place of the gradient" in cli("sensitivity", small_run, "--metric", "taylor").out
-
-
-def test_inspect_names_a_run_as_it_was_named(cli, small_run):
-    pattern = f"{small_run}/step_{{step}}.pt"
-    assert cli("inspect", pattern).out.splitlines()[0].split() == ["run", pattern]
 
 
 def test_ui_hands_its_options_to_the_explorer(cli, small_run, tmp_path, monkeypatch):

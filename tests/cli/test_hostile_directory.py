@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import inshrink_core
 from inshrink_core.execution.process import (
     empty_directory,
     minimal_environment,
@@ -90,8 +91,7 @@ def test_an_evaluator_of_ours_imports_nothing_of_the_folder(tmp_path: Path) -> N
     run = tmp_path / "digits-cnn"
     shutil.copytree(sample("digits-cnn"), run, ignore=shutil.ignore_patterns(".inshrink"))
     archive = str(tmp_path / "a.inshrink")
-    done = stand_in(tmp_path, INSHRINK, "compress", str(run), "-o", archive, "--steps", "100,200")
-    assert done.returncode == 0, done.stderr
+    inshrink_core.compress(run, archive, steps=[100, 200])
     lay_traps(run, tmp_path / "traces", spare=frozenset({"evaluator"}))
     done = stand_in(run, INSHRINK, "compare", archive, "--against", ".")
     assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
@@ -114,8 +114,7 @@ def test_an_evaluator_of_the_users_has_their_environment_and_works_where_it_lies
     downloaded: Path, tmp_path: Path
 ) -> None:
     archive = str(tmp_path / "a.inshrink")
-    done = stand_in(tmp_path, INSHRINK, "compress", str(downloaded), "-o", archive)
-    assert done.returncode == 0, done.stderr
+    inshrink_core.compress(downloaded, archive)
     lay_traps(downloaded, tmp_path / "traces")
     judge = tmp_path / "mine" / "judge.py"
     judge.parent.mkdir()

@@ -155,7 +155,11 @@ def _contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
 
-@pytest.mark.parametrize("lost", ["nothing", "the head", "part of the head"])
+@pytest.mark.parametrize(
+    ("unlisted", "lost"),
+    [("missing", "the head"), ("torn", "part of the head"), ("changed", "nothing")],
+    indirect=["unlisted"],
+)
 def test_without_a_manifest_nothing_is_taken_for_the_last_step(
     unlisted: Path, run_path: Path, tmp_path: Path, lost: str
 ) -> None:

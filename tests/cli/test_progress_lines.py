@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from inshrink_core.cli import main
+from tests.lab.test_rehearsal import TASK
 
 COMMAND = (sys.executable, "-P", "-m", "inshrink_core.cli")
 
@@ -59,17 +60,6 @@ def test_a_comparison_tells_each_step_as_soon_as_it_is_known(
     assert {message["found"]["metric"] for message in messages} == {"loss"}
 
 
-def test_a_search_tells_each_trial(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["search", str(run), "--max-drop", "0.5", "--budget", "2", "--codec", "uniform"]
-    code, document, messages = reported([*words, "--evaluator", f"{run}/judge.py:evaluate"], capsys)
-    assert code in (0, 1)
-    assert [message["found"]["step"] for message in messages] == [item["step"] for item in document["trials"]]
-    assert messages[-1]["unit"] == "trials"
-    assert all(message["done"] <= message["total"] for message in messages)
-    totals = [message["total"] for message in messages]
-    assert totals == sorted(totals, reverse=True), "at most so many"
-
-
 def test_an_error_is_the_document_of_always_and_a_form_that_is_none_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,7 +71,8 @@ def test_an_error_is_the_document_of_always_and_a_form_that_is_none_is_refused(
 
 def begin(run: Path, steps: int) -> subprocess.Popen[str]:
     """Start a rehearsal, which takes long, and wait for its first word."""
-    words = ["rehearse", "digits-cnn", "-o", str(run.parent / "rehearsal"), "--steps", str(steps)]
+    (run.parent / "line.py").write_text(TASK)
+    words = ["rehearse", f"{run.parent}/line.py:Line", "-o", f"{run.parent}/rehearsal", "--steps", str(steps)]
     process = subprocess.Popen(
         [*COMMAND, *words, "--json", "--progress", "jsonl"],
         stdout=subprocess.PIPE,
@@ -95,7 +86,7 @@ def begin(run: Path, steps: int) -> subprocess.Popen[str]:
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 def test_a_verb_that_is_told_to_end_is_interrupted_and_says_so(run: Path) -> None:
-    process = begin(run, 4000)
+    process = begin(run, 100_000)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -104,7 +95,7 @@ def test_a_verb_that_is_told_to_end_is_interrupted_and_says_so(run: Path) -> Non
 
 @pytest.mark.skipif(not hasattr(__import__("select"), "poll"), reason="this system has no poll")
 def test_a_verb_ends_when_nobody_reads_its_progress_any_more(run: Path) -> None:
-    process = begin(run, 4000)
+    process = begin(run, 100_000)
     assert process.stderr is not None
     process.stderr.close()
     assert process.wait(30) != 0

@@ -10,7 +10,7 @@ import pytest
 
 from inshrink_core.cli.output import shown_progress
 from inshrink_core.execution.progress import Progress
-from inshrink_core.verbs.search import Search, describe
+from inshrink_core.verbs.search import Search
 
 GOOD = """
 import torch
@@ -73,23 +73,15 @@ def test_a_search_writes_a_result_that_compress_and_estimate_take(cli, small_run
     ("body", "metric", "message"),
     [
         ("raise ValueError('no such luck')", "loss", "no such luck"),
-        ("state['missing.weight']", "loss", "missing.weight"),
-        ("print('working'); import os; os._exit(3)", "loss", "exit code 3"),
-        ("import time; time.sleep(60)", "loss", "did not answer within"),
-        ("return {'loss': float('nan')}", "loss", "nan"),
-        ("import random; return {'loss': random.random()}", "loss", "changes its mind"),
-        ("return [1]", "loss", "not a dict"),
-        ("pass", "vibes", "whether 'vibes' is better higher or lower"),
         ("return {'loss': 0.0}", "loss", "metric of zero"),
     ],
-    ids=["raises", "key", "dies", "hangs", "nan", "fickle", "list", "direction", "zero"],
+    ids=["raises", "zero"],
 )
 def test_an_evaluator_of_no_use_is_one_line_and_leaves_nothing_behind(
     cli, small_run, tmp_path, judge, body, metric, message
 ):
     outcome = cli("compress", small_run, "-o", tmp_path / "a.inshrink", "--max-drop", "0.01",
-                  "--evaluator", judge(body, metric), "--eval-metric", metric, "--steps", 10,
-                  "--timeout", 2 if "sleep" in body else 120)  # fmt: skip
+                  "--evaluator", judge(body, metric), "--eval-metric", metric, "--steps", 10)  # fmt: skip
     assert outcome.code == 2
     assert message in one_line(outcome)
     assert not (tmp_path / "a.inshrink").exists()
@@ -98,20 +90,13 @@ def test_an_evaluator_of_no_use_is_one_line_and_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--max-divergence", "inf"), "nothing to search for"),
         (("--max-drop", "nan"), "--max-drop nan"),
-        (("--max-drop", "0.01", "--target-ratio", "9"), "both given"),
-        (("--max-drop", "0.01", "--codec", "lossless"), "nothing to search"),
-        (("--max-drop", "0.01", "--config", "other.toml"), "no tensor matches"),
         (("--max-drop", "0.01", "--config", "none.json"), "found no configuration"),
         (("--max-drop", "0.01", "-o", "taken.json"), "no trial log"),
         (("--max-drop", "0.01", "-o", "another.json"), "another run"),
-        (("--max-drop", "0.01", "--steps", "999"), "no step 999"),
-        (("--max-divergence", "0.01"), "must return 'log_probs'"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_one_line(cli, small_run, tmp_path, judge, words, message):
-    (tmp_path / "other.toml").write_text('[[override]]\nmatch = "transformer.*"\ncoarseness = 1.0\n')
     (tmp_path / "none.json").write_text('{"best": null, "trials": []}')
     (tmp_path / "taken.trials.jsonl").write_text("my notes\n")
     (tmp_path / "another.trials.jsonl").write_text('{"inshrink_trials": 1, "run": "0"}\n')
@@ -120,25 +105,6 @@ def test_a_request_that_cannot_be_met_is_one_line(cli, small_run, tmp_path, judg
     assert outcome.code == 2
     assert message in one_line(outcome)
     assert (tmp_path / "taken.trials.jsonl").read_text() == "my notes\n"
-
-
-def test_a_bound_that_nothing_satisfies_ends_with_1_and_keeps_the_trials(cli, small_run, tmp_path, judge):
-    # Fewer distinct values are worse, and no quantization keeps them all.
-    picky = judge("return {'loss': 1e4 / state['fc1.weight'].unique().numel()}")
-    words = ("search", small_run, "--max-drop", "0", "--codec", "qd", "-o", tmp_path / "s.json",
-             "--evaluator", picky, "--eval-metric", "loss", "--steps", 10, "--json")  # fmt: skip
-    outcome = cli(*words)
-    assert outcome.code == 1
-    assert outcome.document["best"] is None
-    assert outcome.document["error"]["exit_code"] == 1
-    assert outcome.document["trials"]
-
-
-def test_a_configuration_is_described_in_a_few_words():
-    config = {"codec": "lattice", "settings": {"coarseness": 2.5},
-              "override": [{"layer_type": "linear", "coarseness": 5.0}]}  # fmt: skip
-    assert describe(config) == "coarseness 2.5, linear 5"
-    assert describe({"codec": "qd", "settings": {}}) == "qd"
 
 
 @pytest.mark.parametrize(

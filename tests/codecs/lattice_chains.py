@@ -16,9 +16,9 @@ ROLES = {
 
 
 def item_of(spec, tensor, **beside):
-    """Return a tensor with companions by the names of `ROLES`, and what else it comes with."""
-    companions = {role: beside.pop(name, None) for name, role in ROLES.items()}
-    return TensorInput(spec=spec, tensor=tensor, companions=companions, **beside)
+    """Return a tensor with auxiliary tensors by the names of `ROLES`, and what else it comes with."""
+    auxiliaries = {role: beside.pop(name, None) for name, role in ROLES.items()}
+    return TensorInput(spec=spec, tensor=tensor, auxiliaries=auxiliaries, **beside)
 
 
 def frame(tensor, config=None, reference=None, *, context=None, spec=None, **beside):

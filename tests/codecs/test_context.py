@@ -5,8 +5,8 @@ import torch
 
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
-from inshrink_core.testing.codecs import CodecSuite, state_bits
-from inshrink_lab.published.context import ContextCodec, ContextReference
+from inshrink_core.testing.codecs import CodecSuite
+from inshrink_lab.published.context import ContextCodec
 from inshrink_lab.published.excp import ExcpCodec
 from tests.codecs.lattice_chains import encode
 from tests.strategies import bits, normal, spec_of
@@ -18,10 +18,6 @@ SECOND = torch.full((200, 200), 1e-9)
 def coded(values, reference=None):
     """Return the state after values, under second moments that prune little."""
     return encode(values, CODEC, reference, second_moment=torch.full(values.shape, 1e-9)).reference
-
-
-class TestContextDefaults(CodecSuite):
-    codec = ContextCodec()
 
 
 class TestContextWide(CodecSuite):
@@ -57,20 +53,6 @@ def test_regions_that_moved_before_tell_which_move_now():
     # The same decoded values without their symbols: nothing is known of the regions.
     blind = encode(goal, CODEC, coded(first.decoded()), second_moment=SECOND).block.payload
     assert len(informed) < 0.9 * len(blind)
-
-
-def test_a_state_keeps_its_symbols_through_a_rekey():
-    values = normal((60, 60), 0)
-    state = coded(values + normal((60, 60), 1, 1e-3), coded(values))
-    assert isinstance(state, ContextReference)
-    block = CODEC.rekey(spec_of(values), state)
-    assert len(block.payload) <= CODEC.worst_case_bytes(spec_of(values))
-    rekeyed = CODEC.decode(spec_of(values), block, None)
-    assert state_bits(rekeyed) == state_bits(state)
-    # A frame written before the re-key decodes after it.
-    following = encode(values, CODEC, state)
-    decoded = CODEC.decode(spec_of(values), following.block, rekeyed)
-    assert state_bits(decoded) == state_bits(following.reference)
 
 
 def test_damaged_states_are_refused_or_decode_to_the_spec():

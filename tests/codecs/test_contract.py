@@ -38,8 +38,8 @@ def test_what_is_compared_and_what_is_tuned_are_settings_with_a_label(name):
         assert label
         kind(**settings)
     if kind.tuning is not None:
-        assert kind.tuning.knob.label
-        assert {*kind.tuning.knob.settings} <= kind().settings().keys()
+        assert kind.tuning.tunable.label
+        assert {*kind.tuning.tunable.settings} <= kind().settings().keys()
 
 
 @pytest.mark.parametrize("name", codec_names())
@@ -91,7 +91,7 @@ def test_what_a_codec_makes_exact_is_exact_and_the_same_codec(name):
 
 
 def test_the_default_codec_writes_a_step_exactly_by_itself():
-    codec = get_codec(DEFAULT_CODEC)(**{get_codec(DEFAULT_CODEC).tuning.knob.settings[0]: 2.5})
+    codec = get_codec(DEFAULT_CODEC)(**{get_codec(DEFAULT_CODEC).tuning.tunable.settings[0]: 2.5})
     assert codec.tuning.value(codec.made_exact()) == codec.tuning.value(codec) == 2.5
 
 

@@ -20,7 +20,7 @@ from inshrink_core.errors import DamagedError, InshrinkError, TooLargeError
 from inshrink_core.frame import Block
 from tests.strategies import bits, normal, spec_of
 
-N_MUTANTS = 4000
+N_MUTANTS = 1000
 
 GIANTS = ((1 << 40,), (1 << 62,), (1 << 63,), (1 << 21,) * 40)
 
@@ -65,9 +65,8 @@ def test_a_payload_of_a_few_bytes_for_a_tensor_no_memory_holds_is_refused(name: 
 
 def test_an_allocation_that_fails_is_an_error_of_ours_with_the_size():
     spec = TensorSpec(name="fc", role=TensorRole.WEIGHT, dtype="float32", shape=(1 << 50,))
-    with pytest.raises(TooLargeError, match="fc") as caught, enough_memory(spec):
+    with pytest.raises(TooLargeError, match=f"fc.*{1 << 52} bytes"), enough_memory(spec):
         get_codec("lossless")().decode(spec, Block("lossless/1", b"\x02\0\0\0\0"), None)
-    assert caught.value.needed == 1 << 52
 
 
 def test_a_moment_that_repeats_a_state_of_another_dtype_is_refused():

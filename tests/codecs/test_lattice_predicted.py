@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.chain import QUALITY, Archive, ChainState, FrameEncoder
+from inshrink_core.chain import QUALITY, Archive, ChainState, FramePlan, look_ahead
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.chain.report import predicted_cost
 from inshrink_core.codecs.lattice.codec import LatticeCodec
@@ -46,10 +46,10 @@ def training(n_steps: int, pace: float, shrinks_at: int | None = None) -> Any:
 
 def frames_of(run: Any, **settings: Any) -> list[tuple[Any, float]]:
     """Encode a run as a chain; return what each frame says, and the relative squared error of its weights."""
-    encoder = FrameEncoder(chain_of(**settings))
-    memory, references, found = encoder.look_ahead(run.steps, run.__getitem__), {}, []
+    chain = chain_of(**settings)
+    memory, references, found = look_ahead(chain, run.steps, run.__getitem__), {}, []
     for step in run.steps:
-        plan = encoder.plan(run[step], ChainState(references=references, memory=memory), run[step].specs)
+        plan = FramePlan(chain, run[step], ChainState(references=references, memory=memory), run[step].specs)
         results = list(plan.encode(run[step].specs))
         memory, references = plan.memory, {result.spec.key: result.reference for result in results}
         error = sum(result.squared_error for result in results) / sum(
@@ -86,9 +86,9 @@ def test_it_is_never_above_four() -> None:
 
 
 def test_it_is_halved_where_weights_have_shrunk() -> None:
-    encoder, run = FrameEncoder(chain_of(predicted_cost=BOUND)), training(4, 0.04, shrinks_at=3)
-    seen = encoder.look_ahead(run.steps[:3], run.__getitem__)
-    plans = [encoder.plan(run[step], ChainState(memory=seen), run[step].specs) for step in run.steps]
+    chain, run = chain_of(predicted_cost=BOUND), training(4, 0.04, shrinks_at=3)
+    seen = look_ahead(chain, run.steps[:3], run.__getitem__)
+    plans = [FramePlan(chain, run[step], ChainState(memory=seen), run[step].specs) for step in run.steps]
     costs = [plan.quality["coarseness"] for plan in plans if plan.quality is not None]
     assert costs[:3] == [costs[0]] * 3
     assert costs[3] == costs[0] / 4

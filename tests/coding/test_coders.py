@@ -69,8 +69,8 @@ def _skewed(n: int, n_values: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("coder", _CODERS, ids=lambda coder: coder.name)
-@pytest.mark.parametrize("n_values", [1, 2, 17, 256])
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 5, 63, 64, 65, 5000])
+@pytest.mark.parametrize("n_values", [1, 17, 256])
+@pytest.mark.parametrize("n", [0, 1, 5, 64, 65, 5000])
 def test_values_come_back_within_the_stated_size(coder, n, n_values):
     if coder.name.startswith("flat") and n == 0:
         pytest.skip("a tensor without elements has no symbols")

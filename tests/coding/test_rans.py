@@ -124,16 +124,9 @@ def test_any_number_of_lanes_and_blocks_comes_back(n, lanes):
 
 def test_all_symbols_of_the_alphabet_and_rare_ones_come_back():
     every = np.tile(np.arange(256), 8)
-    skewed = np.concatenate((np.zeros(1_000_000), np.arange(256)))
+    skewed = np.concatenate((np.zeros(200_000), np.arange(256)))
     for values in (every, skewed):
         round_trip(bytes_of(values), None, 256, 1)
-
-
-def test_empty_contexts_cost_almost_nothing():
-    symbols, _ = laplacian(50_000, 16, 1, 0.5)
-    alone = round_trip(symbols, None, 16, 1)
-    seven = round_trip(symbols, torch.full_like(symbols, 7), 16, 32)
-    assert len(seven) == len(alone)
 
 
 def test_contexts_that_tell_nothing_share_a_table():

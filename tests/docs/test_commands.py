@@ -45,7 +45,6 @@ NO_SHELL = {
     ("docs/format.md", "ManifestHeader (40) |"): "a picture",
     ("docs/format.md", "PackHeader (16) |"): "a picture",
     ("docs/guides/reader.md", "run/step-100/index.json"): "a picture",
-    ("docs/runs.md", "[evaluator]"): "settings, the ones of docs/evaluators.md",
 }
 """Indented blocks that are no commands, by how they begin."""
 

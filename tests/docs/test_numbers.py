@@ -24,13 +24,13 @@ def percents(value):
 def test_every_number_of_the_readme_is_in_a_results_file():
     largest = max(rows("sizes"), key=lambda row: int(row["parameters"]))
     judging = rows("controlled", tuned_on="False")
-    promise = rows("promise", tuned_on="False")
+    restored = rows("unseen_data", tuned_on="False")
     ratios = [float(row["ratio_total"]) for row in judging]
     excesses = [float(row["excess"]) for row in judging]
     (bound,) = {float(row["max_restore_cost"]) for row in judging}
     (restores,) = {row["restores"] for row in judging}
     assert (len(judging), len(figure.points()), restores) == (7, 2, "9")
-    assert {row["task"] for row in promise} == {row["task"] for row in judging}
+    assert {row["task"] for row in restored} == {row["task"] for row in judging}
     known = {
         *(
             f"{int(largest[key]) / int(largest['seeds']) / 1e9:.2f} GB"

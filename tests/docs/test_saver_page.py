@@ -40,13 +40,3 @@ def test_an_interrupted_training_ends_with_the_same_bits_where_all_is_exact(tmp_
     exact = 'codec="lossless", optimizer_state="exact",'
     entire = trained(tmp_path / "whole", 25, options=exact)
     assert trained(tmp_path / "parts", 10, 25, options=exact) == entire
-
-
-@pytest.mark.documentation
-@pytest.mark.timeout(900)
-def test_an_interrupted_training_ends_close_by_with_the_defaults(tmp_path):
-    entire, parts = (
-        [float(word) for word in re.findall(r"[\d.]+", trained(tmp_path / str(len(numbers)), *numbers))]
-        for numbers in ([25], [10, 25])
-    )
-    assert parts == pytest.approx(entire, rel=0.02)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from inshrink_core.errors import EvaluatorError, InputError, UntrustedCodeError
-from inshrink_core.evaluate import Evaluator, EvaluatorRequest, compare_steps
+from inshrink_core.evaluate import Comparison, Evaluator, EvaluatorRequest, compared_steps
 from inshrink_core.metrics import Direction
 from inshrink_core.samples import sample
 from tests.builders import memory_run
@@ -158,7 +158,7 @@ def test_prints_never_reach_our_output_and_are_shown_with_an_error(evaluator, ca
 def test_what_is_printed_without_end_takes_little_of_the_disk_and_its_end_is_told(evaluator, monkeypatch):
     from inshrink_core.evaluate import evaluator as module
 
-    monkeypatch.setattr(module, "_MOST_OUTPUT_BYTES", 100_000)
+    monkeypatch.setattr(module, "_MAX_OUTPUT_BYTES", 100_000)
     judge = evaluator(
         """
         import time
@@ -446,58 +446,39 @@ return {"accuracy": state["w"].mean(), "log_probs": torch.log_softmax(logits, 1)
 """
 
 
+def compare(original, restored, judge):
+    """Compare each step of two runs."""
+    rows = compared_steps(
+        lambda step: judge.evaluate(original[step]),
+        lambda step: judge.evaluate(restored[step]),
+        dict(zip(original.steps, [None, *original.steps], strict=False)),
+        judge.spec,
+    )
+    return Comparison.over([row for row, _ in rows], "accuracy", Direction.HIGHER)
+
+
 def test_compare_shows_each_step_beside_its_stale_copy(evaluator):
     original = memory_run({step: {"w": torch.tensor([float(step)])} for step in (1, 2, 4)})
     restored = memory_run({step: {"w": torch.tensor([step - 0.5])} for step in (1, 2, 4)})
-    calls = []
-    found = compare_steps(original, restored, evaluator(LINEAR), on_step=lambda row, _: calls.append(row))
-    assert calls == list(found.steps)
+    found = compare(original, restored, evaluator(LINEAR))
     assert [step.drop for step in found.steps] == [0.5, 0.25, 0.125]
-    assert [step.stale_drop for step in found.steps] == [None, 0.5, 0.5]
-    assert found.steps[0].stale_divergence is None
-    assert all(0 < step.divergence < step.stale_divergence for step in found.steps[1:])
+    assert [step.previous_drop for step in found.steps] == [None, 0.5, 0.5]
+    assert found.steps[0].previous_divergence is None
+    assert all(0 < step.divergence < step.previous_divergence for step in found.steps[1:])
     assert found.max_drop == 0.5
     assert found.max_divergence == max(step.divergence for step in found.steps)
     assert found.mean_divergence == pytest.approx(np.mean([step.divergence for step in found.steps]))
-
-
-def test_compare_evaluates_each_original_once_and_none_that_is_known(evaluator, tmp_path):
-    count = tmp_path / "count"
-    judge = evaluator(f"open({str(count)!r}, 'a').write('x')\nreturn {{'loss': 1.0}}")
-    run = memory_run({step: STATE for step in (1, 2, 3)})
-    compare_steps(run, run, judge)
-    assert len(count.read_text()) == 6
-    known = judge.evaluate(STATE)
-    found = compare_steps(run, run, judge, known=lambda step: known)
-    assert len(count.read_text()) == 6 + 1 + 3
-    assert [row.original for row in found.steps] == [1.0] * 3
-
-
-def test_a_subset_keeps_its_predecessor_as_the_stale_copy(evaluator):
-    run = memory_run({step: {"w": torch.tensor([float(step)])} for step in (1, 2, 4)})
-    found = compare_steps(run, run, evaluator(LINEAR), steps=[4])
-    assert [(step.step, step.stale_drop) for step in found.steps] == [(4, 0.5)]
 
 
 def test_regression_has_the_error_of_its_output_as_divergence(evaluator):
     judge = evaluator("return {'mse': 1.0, 'predictions': state['w']}")
     original = memory_run({1: {"w": torch.tensor([0.0, 2.0])}})
     restored = memory_run({1: {"w": torch.tensor([0.5, 2.5])}})
-    assert compare_steps(original, restored, judge).max_divergence == pytest.approx(0.25)
+    assert compare(original, restored, judge).max_divergence == pytest.approx(0.25)
 
 
 def test_predictions_that_cannot_be_compared_name_the_step(evaluator):
     judge = evaluator("return {'loss': 1, 'log_probs': torch.log_softmax(torch.ones(len(state['w']), 2), 1)}")
     original, restored = memory_run({7: {"w": torch.ones(2)}}), memory_run({7: {"w": torch.ones(3)}})
     with pytest.raises(EvaluatorError, match="step 7 cannot be compared"):
-        compare_steps(original, restored, judge)
-
-
-def test_steps_that_are_not_in_both_are_refused(evaluator):
-    judge = evaluator("return {'loss': 1}")
-    first, second = memory_run({1: STATE, 2: STATE}), memory_run({2: STATE, 3: STATE})
-    assert [step.step for step in compare_steps(first, second, judge).steps] == [2]
-    with pytest.raises(InputError, match="step 3 is not in both"):
-        compare_steps(first, second, judge, steps=[2, 3])
-    with pytest.raises(InputError, match="no step in common"):
-        compare_steps(memory_run({1: STATE}), memory_run({2: STATE}), judge)
+        compare(original, restored, judge)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 import inshrink_core
 from inshrink_core.evaluate import Evaluator
+from inshrink_core.evaluate.child import model_wanted
 from inshrink_core.formats import open_run
 
 NET = """
@@ -65,26 +67,31 @@ def save(folder: Path, **models: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("which", "loss"),
-    [("", 1), (", which=''", 1), (", which='average'", 4), (", *, which='ema'", 4), (", which=None", 1)],
+    ("which", "wanted"),
+    [
+        ("", ""),
+        (", which=''", ""),
+        (", which='average'", "average"),
+        (", *, which='ema'", "ema"),
+        (", which=None", ""),
+    ],
 )
-def test_an_evaluator_gets_the_model_or_what_it_asks_for(folder, states, which, loss):
+def test_an_evaluator_asks_for_a_model_by_the_default_of_its_parameter(which, wanted):
+    names: dict[str, Any] = {}
+    exec(f"def evaluate(state_dict{which}): ...", names)
+    assert model_wanted(names["evaluate"]) == wanted
+
+
+def test_an_evaluator_gets_the_model_that_it_asks_for_or_is_told_that_there_is_none(folder, states):
     save(folder, model=states["model"], ema=states["average"], critic=states["critic"])
-    (folder / "judge.py").write_text(PATTERN.format(which=which))
+    (folder / "judge.py").write_text(PATTERN.format(which=", which='average'"))
     inshrink_core.compress(folder / "run", folder / "a.inshrink", codec="lossless")
     with Evaluator(f"{folder}/judge.py:evaluate", metric="loss") as evaluator:
         for source in (open_run(folder / "run"), inshrink_core.Archive.open(folder / "a.inshrink")):
-            assert evaluator.evaluate(source[2]).value == loss
-
-
-def test_an_evaluator_of_a_model_that_is_not_there_is_told_so(folder, states):
-    save(folder, model=states["model"])
-    (folder / "judge.py").write_text(PATTERN.format(which=", which='average'"))
-    with (
-        Evaluator(f"{folder}/judge.py:evaluate", metric="loss") as evaluator,
-        pytest.raises(inshrink_core.errors.NotFoundError, match="no model 'average'"),
-    ):
-        evaluator.evaluate(open_run(folder / "run")[2])
+            assert evaluator.evaluate(source[2]).value == 4
+        save(folder, model=states["model"])
+        with pytest.raises(inshrink_core.errors.NotFoundError, match="no model 'average'"):
+            evaluator.evaluate(open_run(folder / "run")[2])
 
 
 @pytest.mark.parametrize(
@@ -95,11 +102,12 @@ def test_an_evaluator_of_a_model_that_is_not_there_is_told_so(folder, states):
         ({"G": "model", "D": "critic", "G_ema": "average"}, "G"),
     ],
 )
+@pytest.mark.usefixtures("evaluators_here")
 def test_a_template_loads_strictly_on_a_run_of_several_models(folder, states, names, which):
     save(folder, **{name: states[key] for name, key in names.items()})
     made = inshrink_core.verbs.evaluate(folder / "run", write=folder / "judge.py", model="net:Net")
     source = made.output.read_text()
     assert re.search(r"def evaluate\(state_dict(.*)\):", source)[1] == (f", which='{which}'" if which else "")
     found = inshrink_core.verbs.evaluate(folder / "run", evaluator=f"{made.output}:evaluate")
-    assert found.log_probs == (5, 3)
+    assert found.found.log_probs.shape == (5, 3)
     assert all(f"'{name}'" in source for name in names if name not in ("model", which))

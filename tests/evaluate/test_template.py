@@ -33,8 +33,8 @@ def test_a_finished_template_says_what_the_evaluator_of_the_sample_says(digits: 
     made = inshrink_core.verbs.evaluate(digits, write=digits / "judge.py", model="train:DigitsCNN")
     found = inshrink_core.verbs.evaluate(digits, evaluator=f"{made.output}:evaluate", metric="accuracy")
     known = inshrink_core.verbs.evaluate(SAMPLE)
-    assert found.value == known.value
-    assert found.log_probs == known.log_probs == (540, 10)
+    assert found.found.value == known.found.value
+    assert found.found.log_probs.shape == known.found.log_probs.shape == (540, 10)
 
 
 def test_it_evaluates_a_language_model_of_transformers_too(digits: Path) -> None:
@@ -48,8 +48,8 @@ def test_it_evaluates_a_language_model_of_transformers_too(digits: Path) -> None
     tokens = np.arange(20).reshape(2, 10)
     np.savez(digits / "evaluation.npz", inputs=tokens[:, :-1], targets=tokens[:, 1:])
     found = inshrink_core.verbs.evaluate(digits, evaluator=f"{made.output}:evaluate")
-    assert found.metric == "loss"
-    assert found.log_probs == (18, 65)
+    assert found.found.metric == "loss"
+    assert found.found.log_probs.shape == (18, 65)
     assert found.printed == "evaluating"
 
 

@@ -69,17 +69,11 @@ def test_what_is_no_record_is_refused(change):
         parse(asdict(RECORD) | change)
 
 
-def test_a_result_is_made_once_and_again_only_for_another_key(tmp_path):
-    made = []
-
-    def make():
-        made.append(1)
-        return RECORD
-
-    for _ in range(2):
-        assert store_in(tmp_path).remembered("a label", KEY, make, asdict) == RECORD
-    assert store_in(tmp_path).remembered("a label", KEY | {"step": 4}, make, asdict) == RECORD
-    assert len(made) == 2
+def test_a_result_is_known_to_every_store_of_the_folder_and_under_its_key_alone(tmp_path):
+    assert store_in(tmp_path).load("a label", KEY) is None
+    store_in(tmp_path).keep("a label", KEY, asdict(RECORD))
+    assert store_in(tmp_path).load("a label", KEY) == RECORD
+    assert store_in(tmp_path).load("a label", KEY | {"step": 4}) is None
 
 
 def test_a_result_that_was_changed_on_disk_or_has_no_digest_is_made_again(tmp_path):
@@ -100,7 +94,7 @@ def test_what_cannot_be_written_is_an_error_or_is_made_again(tmp_path):
     with pytest.raises(StorageError):
         store.keep("r", KEY, asdict(RECORD))
     store.try_keep("r", KEY, asdict(RECORD))
-    assert store.remembered("r", KEY, lambda: RECORD, asdict) == RECORD
+    assert store.load("r", KEY) is None
 
 
 def test_a_log_that_several_add_to_has_every_line_whole(tmp_path):

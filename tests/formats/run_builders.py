@@ -70,6 +70,11 @@ def save_huggingface(root: Path, steps: tuple[int, ...] = (100, 200), sharded: b
     return root
 
 
+def content_of(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file below a folder, by path."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False

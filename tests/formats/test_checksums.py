@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import inshrink_core
-from inshrink_core.errors import InshrinkError, RottenError, UnreadableError
+from inshrink_core.errors import ChecksumError, InshrinkError, UnreadableError
 from inshrink_core.formats import open_run
 from inshrink_core.formats.disk import ByteCounter, ReadableFile
 from inshrink_core.formats.torch.zip import read_entries
@@ -119,7 +119,7 @@ def test_accepted_damage_is_told_for_ever_and_stays_damage(codec, original, tmp_
     assert json.loads(json.dumps(restored.to_json()))["originals"]["damaged"][0]["step"] == 7
     if codec == "lossless":
         assert restored.paths[0].read_bytes() == original.read_bytes()
-    with pytest.raises(RottenError):
+    with pytest.raises(ChecksumError):
         read_everything(restored.paths[0])
     exported = tmp_path / "one.inshrink"
     inshrink_core.verbs.export(archive, exported, step=7)
@@ -175,7 +175,7 @@ def test_a_digest_beside_a_file_is_compared(form, tmp_path):
     read_everything(path)
     assert inshrink_core.compress(path, tmp_path / "a.inshrink").originals.text == "checked"
     flip(path, path.stat().st_size - 9)
-    with pytest.raises(RottenError) as caught:
+    with pytest.raises(ChecksumError) as caught:
         read_everything(path)
     assert "digest" in str(caught.value)
 
@@ -186,7 +186,7 @@ def test_side_files_of_torch_are_checked_too(tmp_path):
     read_everything(tmp_path)
     entry = next(e for e in entries(tmp_path / "scheduler.pt") if e.name.endswith("data/0"))
     flip(tmp_path / "scheduler.pt", entry.offset)
-    with pytest.raises(RottenError, match="data/0"):
+    with pytest.raises(ChecksumError, match="data/0"):
         read_everything(tmp_path)
 
 

@@ -13,16 +13,13 @@ from inshrink_core.errors import DamagedError
 from inshrink_core.formats import open_run
 from inshrink_core.formats.deepspeed import DeepSpeedReader
 from inshrink_core.testing.readers import ReaderSuite
+from tests.formats.run_builders import content_of
 
 FIXTURES = Path(__file__).parent / "deepspeed"
 """Written by DeepSpeed itself: make.py."""
 
 RUNS = ("stage1", "stage2", "stage3", "bf16", "pipeline")
 WEIGHT = {"fp32": "@master", "exp_avg": "@exp_avg", "exp_avg_sq": "@exp_avg_sq"}
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 class TestDeepSpeedReader(ReaderSuite):
@@ -42,7 +39,7 @@ def test_files_of_deepspeed_are_restored_byte_for_byte(name, tmp_path):
     inshrink_core.compress(FIXTURES / name, tmp_path / "a.inshrink", codec="lossless", optimizer="exact")
     for step in (2, 3):
         inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / str(step), steps=[step])
-        assert files(tmp_path / str(step)) == files(FIXTURES / name / f"global_step{step}")
+        assert content_of(tmp_path / str(step)) == content_of(FIXTURES / name / f"global_step{step}")
 
 
 @pytest.mark.parametrize("name", ["stage1", "stage2", "stage3"])
@@ -145,7 +142,7 @@ def test_the_folder_of_a_trainer_is_one_checkpoint(tmp_path, stage):
     assert open_run(tmp_path / "run" / "checkpoint-20").steps == (20,)
     inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless", optimizer="exact")
     inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[20])
-    assert files(tmp_path / "out") == files(tmp_path / "run" / "checkpoint-20")
+    assert content_of(tmp_path / "out") == content_of(tmp_path / "run" / "checkpoint-20")
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -211,7 +208,7 @@ def many(state):
         (*of_rank(many), "more values"),
         (*of_rank(lambda state: state[FP32].pop()), "rank 1 has not all of its part"),
         (*of_rank(double), "rank 1 has"),
-        (*of_rank(shared), "over each other"),
+        (*of_rank(shared), "overlap"),
     ],
 )
 def test_files_that_contradict_each_other_are_refused(tmp_path, file, edit, reason):
@@ -251,4 +248,4 @@ def test_state_that_is_partitioned_in_another_way_is_carried_and_said(tmp_path):
     assert "zero_pp_rank_0_mp_rank_00_optim_states.pt" in run.notes[1]
     inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless")
     inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[1])
-    assert files(tmp_path / "out") == files(folder)
+    assert content_of(tmp_path / "out") == content_of(folder)

@@ -14,18 +14,18 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 import inshrink_core
 from inshrink_core.checkpoint import Box
 from inshrink_core.errors import (
+    ChecksumError,
     DamagedError,
     InputError,
     InshrinkError,
     RefusedLinkError,
-    RottenError,
     UnsafePathError,
     UnsafePickleError,
 )
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.checkpoints import DistributedReader
 from inshrink_core.testing.readers import ReaderSuite
-from tests.formats.run_builders import small_model, train
+from tests.formats.run_builders import content_of, small_model, train
 from tests.formats.shards import edited, rewrite, save_shards, stored
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -41,11 +41,6 @@ def trained(seed: int = 0):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.95))
     train(model, optimizer)
     return model, optimizer
-
-
-def same_files(one: Path, other: Path) -> bool:
-    names = [{p.relative_to(root) for p in root.rglob("*") if p.is_file()} for root in (one, other)]
-    return names[0] == names[1] and all((one / n).read_bytes() == (other / n).read_bytes() for n in names[0])
 
 
 class TestDistributedReader(ReaderSuite):
@@ -126,7 +121,7 @@ def test_shards_are_restored_byte_for_byte(sharded, tmp_path):
     inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[1, 2])
     for step in (1, 2):
         [folder] = [p.parent for p in (tmp_path / "out").rglob(".metadata") if f"{step}" in p.parent.name]
-        assert same_files(folder, sharded / f"step-{step}")
+        assert content_of(folder) == content_of(sharded / f"step-{step}")
 
 
 def test_what_a_lossy_restore_wrote_loads_with_torch(sharded, tmp_path):
@@ -232,17 +227,17 @@ def _transposed(folder, metadata):
         (
             _of("rows", lambda told: setattr(told.properties, "dtype", torch.int32)),
             DamagedError,
-            "not what '.metadata' says",
+            "differs from its description",
         ),
-        (_transposed, DamagedError, "not what '.metadata' says"),
+        (_transposed, DamagedError, "differs from its description"),
         (
             lambda _, held: held.storage_data.pop(MetadataIndex("rows", (7, 0))),
             DamagedError,
-            "where 'rows' lies",
+            "no file and offset for 'rows'",
         ),
         (lambda folder, _: (folder / "__1_0.distcp").unlink(), DamagedError, "ranks"),
         (_cut, DamagedError, "shorter"),
-        (_swap, DamagedError, "over each other"),
+        (_swap, DamagedError, "overlap"),
         (_set("rows", 1, offset=-8), DamagedError, "offset"),
         (_set("rows", 1, length="8"), DamagedError, "length"),
         (_set("rows", 1, offset=1 << 60), DamagedError, "shorter"),
@@ -283,12 +278,11 @@ def test_a_shard_that_rotted_is_refused_with_the_tensor_it_is_of(tmp_path):
     data = bytearray(file.read_bytes())
     data[at + 5] ^= 1
     file.write_bytes(data)
-    with pytest.raises(RottenError) as caught:
+    with pytest.raises(ChecksumError, match=r"which holds .?rows"):
         open_run(folder)[1].source.read(spec)
-    assert caught.value.tensors == ("rows",)
     damaged = open_run(folder, allow_damaged=True)[1]
     write_checkpoint(damaged, tmp_path / "out")
-    assert same_files(tmp_path / "out", folder)
+    assert content_of(tmp_path / "out") == content_of(folder)
 
 
 def test_shards_behind_a_link_out_of_the_run_are_refused(tmp_path):

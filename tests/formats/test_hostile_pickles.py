@@ -12,9 +12,9 @@ from inshrink_core.formats.state_tree import read_state_tree
 from inshrink_core.formats.torch.pickles import _REPLACED, _plain_for, read_pickle
 from tests.formats.hostile_pickles import CASES
 
-MOST_SECONDS = 1.0
-MOST_MEGABYTES = 100
-MOST_SIGNS = 10_000
+MAX_SECONDS = 1.0
+MAX_MEGABYTES = 100
+MAX_SIGNS = 10_000
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,9 @@ def measured() -> dict[str, list]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_megabyte_takes_a_second_and_a_hundred_megabytes_at_most(name, measured):
     _, seconds, megabytes, signs, said = measured[name]
-    assert 0 <= seconds < MOST_SECONDS, said
-    assert megabytes < MOST_MEGABYTES
-    assert signs < MOST_SIGNS
+    assert 0 <= seconds < MAX_SECONDS, said
+    assert megabytes < MAX_MEGABYTES
+    assert signs < MAX_SIGNS
 
 
 def test_two_hundred_thousand_refused_names_make_a_short_message():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from inshrink_core.formats import open_run
-from inshrink_core.formats.checkpoints import read_single_file
+from inshrink_core.formats import assembly, open_run
+from inshrink_core.formats.checkpoints import FileReader
 from inshrink_core.formats.disk import Access
 
 
@@ -15,7 +15,10 @@ def _names(n=900):
 def _alone_and_in_a_row(folder):
     run = open_run(folder)
     access = Access.of(folder)
-    alone = {step: read_single_file(run.path_of(step), access) for step in run.steps}
+    alone = {}
+    for step in run.steps:
+        assembly._last = None, {}
+        alone[step] = FileReader().open(run.path_of(step), access)
     return alone, run._parsed, access.counter.total, run.bytes_read
 
 

@@ -21,8 +21,8 @@ from inshrink_core.formats.disk import MAX_VALUES, parse_json
 from inshrink_core.formats.logs.log import read_log, read_metrics
 from inshrink_core.formats.safetensors_file import MAX_TENSORS
 
-_MOST_S = 10.0
-_MOST_KB = 1_000_000
+_MAX_S = 10.0
+_MAX_KB = 1_000_000
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,8 @@ def within_bounds() -> Iterator[None]:
     """Seconds of the processor, not of a clock: the machine may be busy."""
     begun, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
-    assert time.process_time() - begun < _MOST_S
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < _MOST_KB
+    assert time.process_time() - begun < _MAX_S
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < _MAX_KB
 
 
 def safetensors(path: Path, header: bytes, n_bytes: int = 0) -> Path:

@@ -10,7 +10,7 @@ import inshrink_core
 from inshrink_core.checkpoint import LayerType, TensorRole
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.formats import open_run, write_checkpoint
-from tests.formats.run_builders import same_bits, save_run, small_model, train, training_state
+from tests.formats.run_builders import same_bits, small_model, train, training_state
 
 
 def _only(path):
@@ -173,16 +173,6 @@ def test_ema_gradients_and_random_state_find_their_place(tmp_path):
     weight, gradient = TensorRole.WEIGHT, TensorRole.GRADIENT
     assert roles == {"w": weight, "ema.w": weight, "w@gradient": gradient}
     _round_trip(tmp_path / "x.pt", tmp_path)
-
-
-def test_the_torch_layout_opens_as_the_same_run_and_loads(tmp_path):
-    run = open_run(save_run(tmp_path / "run", (10,)))
-    write_checkpoint(run[10], tmp_path / "out", layout="torch")
-    again = open_run(tmp_path / "out")[10]
-    assert set(again) == set(run[10])
-    assert all(same_bits(again[key], run[10][key]) for key in again)
-    loaded = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)
-    small_model().load_state_dict(loaded["model"])
 
 
 @pytest.mark.parametrize("protocol", [2, 4])

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import struct
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,21 +57,12 @@ class Planted:
         # 4 GiB that are never touched: the resident memory would not tell.
         _ = np.empty(1 << 32, dtype=np.uint8)
 
-    def _memory(self, data: bytes) -> None:
-        _ = np.ones(1 << 29, dtype=np.uint8)
-
     def _loop(self, data: bytes) -> None:
         while True:
             pass
 
-    def _sleep(self, data: bytes) -> None:
-        time.sleep(3600)
-
     def _segfault(self, data: bytes) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
-
-    def _exit(self, data: bytes) -> None:
-        os._exit(7)
 
     def _long(self, data: bytes) -> None:
         raise _VerboseError("too much")

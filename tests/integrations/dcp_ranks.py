@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from inshrink_core.archive import ArchiveWriter, PartWriter, is_archive
-from inshrink_core.archive.parts import Gathering
+from inshrink_core.archive.parts import SharedFrame
 from inshrink_core.chain import Archive
 from inshrink_core.errors import ConflictError, InputError
 from inshrink_core.integrations.dcp import InshrinkReader, InshrinkWriter
@@ -29,8 +29,13 @@ EXACT = {"codec": "lossless", "optimizer": "exact"}
 WIDTH = 512
 """Of the model: its largest weight has several cells."""
 
+SMALL = 64
+"""Of a model whose values do not matter."""
 
 _PRELOADED = (
+    "torch._dynamo",  # which the first optimizer imports
+    "numba",
+    "scipy.linalg",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
@@ -146,15 +151,16 @@ def train(archive: Path, steps: tuple[int, ...], load: int | None, grid: bool, s
         keep(training.whole(), stored / f"{step}.pt")
 
 
-def load_folder(folder: Path, expected: Path) -> None:
+def load_folders(folder: Path, stored: Path, steps: tuple[int, ...]) -> None:
     training = Training()
-    training.load(checkpoint_id=folder)
-    assert same(training.whole(), torch.load(expected))
+    for step in steps:
+        training.load(checkpoint_id=folder / f"checkpoint-{step}")
+        assert same(training.whole(), torch.load(stored / f"{step}.pt"))
 
 
 def train_on(archive: Path, last: int, stored: Path, kill: tuple[str, int] | None = None) -> None:
     """Train on from the last step of the archive, saving each; a rank may be killed at its second save."""
-    training, resumed = Training(), is_archive(archive)
+    training, resumed = Training(width=SMALL), is_archive(archive)
     if resumed:
         training.load(storage_reader=InshrinkReader(archive))
     writer = InshrinkWriter(archive, **EXACT, resumed_from=training.step if resumed else None)
@@ -181,11 +187,11 @@ POINTS = {
     "before its part has its name": (PartWriter, "_publish", True),
     "after its part has its name": (PartWriter, "_publish", False),
     "before the commit": (InshrinkWriter, "finish", True),
-    "before the manifest": (ArchiveWriter, "_write_manifest", True),
-    "after the manifest": (ArchiveWriter, "_write_manifest", False),
+    "before the manifest": (ArchiveWriter, "write_manifest", True),
+    "after the manifest": (ArchiveWriter, "write_manifest", False),
     "after the commit": (InshrinkWriter, "finish", False),
-    "before the frame is listed": (Gathering, "commit", True),
-    "after the frame is listed": (Gathering, "commit", False),
+    "before the frame is listed": (SharedFrame, "commit", True),
+    "after the frame is listed": (SharedFrame, "commit", False),
 }
 """Of the protocol: what is called there, and whether a rank is killed before it or after."""
 
@@ -259,7 +265,7 @@ def _fails(*args, **options):
 
 def save_aside(folder: Path) -> None:
     """Save as `save` does, on a thread and in a process, and beside an optimizer that is dropped."""
-    training = Training()
+    training = Training(width=SMALL)
     kinds = {"sync": None, "thread": AsyncCheckpointerType.THREAD, "process": AsyncCheckpointerType.PROCESS}
     writers = {name: InshrinkWriter(folder / name, **EXACT) for name in kinds}
     dropped = InshrinkWriter(folder / "dropped", codec="lossless", optimizer="drop")
@@ -277,7 +283,7 @@ def save_aside(folder: Path) -> None:
 
 def save_behind(archive: str, gate: Path, stored: Path) -> None:
     """Train on while the store takes no part of a save; then it does, and that step is there."""
-    training, group = Training(), dist.new_group(backend="gloo")
+    training, group = Training(width=SMALL), dist.new_group(backend="gloo")
     writer = InshrinkWriter(archive, **EXACT, process_group=group)
     training.train(1)
     save(training.state(), writer, 1, process_group=group)
@@ -305,20 +311,23 @@ def save_behind(archive: str, gate: Path, stored: Path) -> None:
     keep(expected, stored)
 
 
-def save_aligned(archive: Path, codec: str, config: dict, optimizer: str) -> None:
-    """Save tensors whose shards are whole cells on 1, 2 and 4 ranks; they move in few directions.
+def save_aligned(folder: Path, settings: dict[str, dict]) -> None:
+    """Save a tensor with each of the settings, into archives of their names.
 
-    On 2 another session saves the last step.
+    Its shards are whole cells on 1, 2 and 4 ranks; it moves in few directions. On 2 another session
+    saves the last step.
     """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    how = {"codec": codec, "config": config, "optimizer": optimizer}
+    for name, how in settings.items():
+        _save_aligned(mesh, folder / name, {**how, "optimizer": "compressed"})
+
+
+def _save_aligned(mesh, archive: Path, how: dict) -> None:
     writer = InshrinkWriter(archive, **how)
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(8, 512, generator=generator) / 3
-    values = {
-        name: torch.randn(2048, 512, generator=generator) * 0.02 for name in ("one.weight", "two.weight")
-    }
-    moments = {name: torch.zeros(2048, 512) for name in values}
+    values = {"one.weight": torch.randn(2048, 512, generator=generator) * 0.02}
+    moments = {"one.weight": torch.zeros(2048, 512)}
     for step in (1, 2, 3):
         for name in values:
             change = torch.randn(2048, 8, generator=generator) @ directions
@@ -364,14 +373,6 @@ def save_small(archive: str, steps: tuple[int, ...]) -> None:
     writer = InshrinkWriter(archive, **EXACT, resumed_from=last[0] if last else None)
     for step in steps:
         save({"model": {"weight": torch.arange(64.0) * step}}, writer, step)
-
-
-def save_alone(archive: str, steps: tuple[int, ...]) -> None:
-    """Save ten megabytes a step, without other ranks."""
-    writer = InshrinkWriter(archive, **EXACT, no_dist=True)
-    for step in steps:
-        generator = torch.Generator().manual_seed(step)
-        save({"model": {"weight": torch.randn(2560, 1024, generator=generator)}}, writer, step, no_dist=True)
 
 
 def _of_two_ranks(step: int) -> dict:

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import http.client
 import importlib.util
+import io
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ import urllib.request
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 _SIGNED = (
     "AWS4-HMAC-SHA256 Credential=test/20300101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=x"
@@ -31,18 +33,31 @@ AZURITE_KEY = (
 )
 
 
-def inshrink(*words, status=0):
-    """Run the command line, and return what it did: without a word of the credentials, and no traceback."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "inshrink_core", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == status, done.stderr
-    assert "hushhush" not in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+def inshrink(*words, status=0, apart=False):
+    """Run the command line as a new process would, or in one; return what it printed.
+
+    It has no word of the credentials in it, and no traceback.
+    """
+    from inshrink_core.cli import main
+    from inshrink_core.execution import mirror
+
+    if apart:
+        command = [sys.executable, "-W", "ignore", "-m", "inshrink_core", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+        code, printed, told = done.returncode, done.stdout, done.stderr
+    else:
+        forget_clients()
+        out, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            code = main([str(word) for word in words])
+        for each in mirror._MIRRORS.values():
+            each.close()
+        forget_clients()
+        printed, told = out.getvalue(), errors.getvalue()
+    assert code == status, told
+    assert "hushhush" not in printed + told
+    assert "Traceback" not in told
+    return SimpleNamespace(stdout=printed, stderr=told)
 
 
 def free_port():
@@ -97,15 +112,20 @@ def connect(monkeypatch, address):
     _connect(monkeypatch, {**KEYS, "AWS_ENDPOINT_URL": address})
 
 
-def _connect(monkeypatch, variables):
+def forget_clients():
+    """Forget what a process knows of servers."""
     from inshrink_core.archive.storage import objects
     from inshrink_core.execution import mirror
 
     mirror._MIRRORS.clear()  # they have their clients
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
     objects._store_of.cache_clear()
     objects._PROVEN.clear()
+
+
+def _connect(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    forget_clients()
 
 
 def azurite_command():
@@ -180,6 +200,12 @@ def put_into_gcs(address, bucket, name, content):
     ask(
         f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={quoted}", content, "application/octet-stream"
     )
+
+
+def is_write(method, path):
+    """Whether a request may change what a server of S3 or of the Hub holds."""
+    asks = ("/paths-info/", "/preupload/", "/objects/batch", "/validate-yaml")
+    return method not in ("GET", "HEAD") and not any(part in path for part in asks)
 
 
 class Proxy:
@@ -263,31 +289,3 @@ class Proxy:
     def __exit__(self, *error):
         self._server.shutdown()
         self._server.server_close()
-
-
-@contextlib.contextmanager
-def Refusing(code, status):  # noqa: N802 - stands for a server
-    """A server that answers everything with an error of S3."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self):
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args):
-            pass
-
-        do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815
-
-        def do_HEAD(self):
-            self.send_response(status)
-            self.end_headers()
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()

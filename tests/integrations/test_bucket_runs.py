@@ -1,6 +1,5 @@
 """Runs in buckets of a real server: what they take, what they give, and what goes wrong."""
 
-import itertools
 import uuid
 from urllib.parse import unquote
 
@@ -16,12 +15,11 @@ from safetensors.torch import save_file
 import inshrink_core
 from inshrink_core import verbs
 from inshrink_core.archive.storage import objects, storage_at
-from inshrink_core.errors import DamagedError, InshrinkError, NotFoundError, UnsafePathError
+from inshrink_core.errors import DamagedError, InshrinkError, UnsafePathError
 from inshrink_core.execution import mirror
 from inshrink_core.formats import open_run
 from tests.integrations.servers import (
     Proxy,
-    Refusing,
     connect,
     fake_gcs,
     fake_gcs_command,
@@ -113,23 +111,6 @@ def test_answers_that_fail_change_nothing_of_what_is_read(server, url, monkeypat
                 assert torch.equal(run[step][name], tensor)
 
 
-def test_objects_that_others_change_or_delete_are_an_error_and_leave_whole_steps(url, tmp_path):
-    (tmp_path / "run").mkdir()
-    save(tmp_path / "run", "torch", 4)
-    put(url, tmp_path / "run")
-    run, store = inshrink_core.open(url), storage_at(url)
-    store.store.put(f"{store._root}/step_2.pt", (tmp_path / "run/step_3.pt").read_bytes())
-    store.store.delete(f"{store._root}/step_4.pt")
-    with pytest.raises(DamagedError, match=r"step_2\.pt: the object changed since it was listed"):
-        run[2]["layer0.weight"]
-    with pytest.raises(NotFoundError, match=r"step_4\.pt: there is no such object any more"):
-        run[4]["layer0.weight"]
-    with pytest.raises(InshrinkError, match="2 of the checkpoints cannot be read"):
-        inshrink_core.compress(run, tmp_path / "a.inshrink")
-    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1, 3)
-    assert verbs.verify(tmp_path / "a.inshrink", deep=True).problems == ()
-
-
 def test_a_store_that_ignores_conditions_gives_no_mixture(server, url, monkeypatch, tmp_path):
     (tmp_path / "run").mkdir()
     save(tmp_path / "run", "torch")
@@ -183,7 +164,7 @@ def test_the_command_line_reads_runs_from_buckets(url, tmp_path):
     done = inshrink("inspect", url)
     assert url in done.stdout + done.stderr
     inshrink("estimate", url, "--steps", "10,25")
-    inshrink("compress", url, "-o", tmp_path / "a.inshrink", "--steps", "10,25")
+    inshrink("compress", url, "-o", tmp_path / "a.inshrink", "--steps", "10,25", apart=True)
     inshrink("compress", f"{url}/step_{{step}}.pt", "-o", f"{url}.inshrink", "--steps", "10,25")
     inshrink("compress", url, "-o", f"{url}.inshrink", "--watch", "--poll", "0.1", "--until", "50")
     said = []
@@ -220,38 +201,7 @@ def test_keys_with_every_legal_character_are_read_and_others_named(server, url, 
             open_run(f"s3://{bucket}/odd{i}")
 
 
-def test_a_network_that_goes_down_is_told_in_one_line_and_the_next_compress_goes_on(
-    server, url, monkeypatch, tmp_path
-):
-    (tmp_path / "run").mkdir()
-    save(tmp_path / "run", "torch", 3)
-    put(url, tmp_path / "run")
-    from inshrink_core.archive.storage import objects
-
-    monkeypatch.setattr(objects, "_RETRY", {**objects._RETRY, "max_retries": 0})
-    monkeypatch.setattr(objects, "_N_ATTEMPTS", 2)
-    down, number = [], itertools.count()
-
-    def rule(n, method, path):
-        if down and "step_2" in path and next(number) >= 0:
-            return "drop"
-        return None
-
-    with Proxy(server, rule) as proxy:
-        connect(monkeypatch, proxy.address)
-        run = inshrink_core.open(url)
-        down.append(True)
-        with pytest.raises(InshrinkError, match="cannot be reached") as raised:
-            inshrink_core.compress(run, tmp_path / "a.inshrink")
-        assert "\n" not in str(raised.value)
-        assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1,)
-        down.clear()
-        assert inshrink_core.compress(url, tmp_path / "a.inshrink").appended == (2, 3)
-
-
 def test_what_a_bucket_refuses_is_said_in_one_line_and_leaves_no_archive(server, url, monkeypatch, tmp_path):
-    from inshrink_core.archive.storage import objects
-
     monkeypatch.setattr(objects, "_RETRY", {**objects._RETRY, "max_retries": 0})
     monkeypatch.setattr(objects, "_N_ATTEMPTS", 1)
     archive = tmp_path / "a.inshrink"
@@ -274,24 +224,12 @@ def test_what_a_bucket_refuses_is_said_in_one_line_and_leaves_no_archive(server,
 
     assert all("there is no such bucket" in text for text in said(url.replace("s3://b", "s3://none")))
     assert [text for text in said(url) if "no readable checkpoint" not in text] == []
-    for code, words in (
-        ("AccessDenied", "denies it"),
-        ("InvalidAccessKeyId", "does not accept the credentials"),
-        ("SignatureDoesNotMatch", "does not accept the credentials"),
-        ("RequestTimeTooSkewed", "the clock of this machine"),
-    ):
-        with Refusing(code, 403) as address:
-            connect(monkeypatch, address)
-            texts = said(url)
-            assert [text for text in texts if words not in text] == []
     connect(monkeypatch, "http://127.0.0.1:9")
     assert [text for text in said(url) if "cannot be reached" not in text] == []
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     objects._store_of.cache_clear()
     assert all("no credentials were found" in text or "cannot be reached" in text for text in said(url))
-    with pytest.raises(InshrinkError, match="must not hold credentials"):
-        open_run("s3://me:hushhush@bucket/run")
     connect(monkeypatch, server)
     put(f"{url}/x", inshrink_core.sample("digits-cnn"))
     inshrink_core.compress(f"{url}/x/step_000010.pt", f"{url}.inshrink")

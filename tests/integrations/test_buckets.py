@@ -18,7 +18,7 @@ import torch
 import inshrink_core
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
 from inshrink_core.archive.storage import objects, storage_at, uploads
-from inshrink_core.errors import DamagedError, InshrinkError, StorageError
+from inshrink_core.errors import DamagedError
 from inshrink_core.formats import open_run
 from inshrink_core.testing.storages import StorageSuite
 from tests.integrations.servers import (
@@ -186,31 +186,6 @@ def test_racing_processes_on_machines_of_their_own_lose_nothing_that_was_committ
     assert is_sound(url)
 
 
-def test_what_died_on_one_machine_does_not_keep_another_from_writing(server, url, monkeypatch, tmp_path):
-    """Its frame lies in the bucket, under the very name that comes next, and is nobody's."""
-    with ArchiveWriter(url, create=True) as writer:
-        append(writer, 0)
-        append(writer, 1)
-    with Proxy(
-        server, lambda n, method, path: "refuse" if "manifest" in path and method == "PUT" else None
-    ) as proxy:
-        connect(monkeypatch, proxy.address)
-        monkeypatch.setattr(objects, "_RETRY", {**objects._RETRY, "max_retries": 0})
-        monkeypatch.setattr(objects, "_N_ATTEMPTS", 1)
-        dead = ArchiveWriter(url)
-        append(dead, 2)
-        with pytest.raises(StorageError, match="not everything is uploaded"):
-            dead.close()
-    connect(monkeypatch, server)
-    assert len(storage_at(url).list("frames")) == 3
-    monkeypatch.setenv(uploads.QUEUE_VARIABLE, str(tmp_path / "other"))
-    with ArchiveWriter(url) as writer:
-        append(writer, 2)
-    assert steps_of(url) == [0, 1, 2]
-    ArchiveWriter(url).close()
-    assert check_archive(url) == ()
-
-
 def test_what_azure_refuses_is_one_line_on_the_command_line_and_says_no_secret(azure, monkeypatch):
     run, url = inshrink_core.sample("digits-cnn"), azure.url
 
@@ -219,16 +194,7 @@ def test_what_azure_refuses_is_one_line_on_the_command_line_and_says_no_secret(a
         assert WRONG_KEY not in "".join(lines)
         return lines[-1]
 
-    nowhere = "az://nowhere/a"
-    for words in (
-        ("compress", run, "-o", nowhere),
-        ("inspect", nowhere),
-        ("prune", nowhere, "--keep-last", "1"),
-        ("estimate", nowhere),
-        ("restore", nowhere, "-o", "out"),
-    ):
-        assert "there is no such bucket" in said(*words), words
-    assert "no bucket can have this name" in said("compress", run, "-o", "az://Bad_Name!/a")
+    assert "there is no such bucket" in said("inspect", "az://nowhere/a")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", WRONG_KEY)
     assert "does not accept the credentials" in said("compress", run, "-o", url)
     assert "AZURE_STORAGE_ACCOUNT_KEY" in said("inspect", url)
@@ -237,8 +203,6 @@ def test_what_azure_refuses_is_one_line_on_the_command_line_and_says_no_secret(a
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
     assert "no credentials were found" in said("inspect", url)
-    with pytest.raises(InshrinkError, match="must not hold credentials"):
-        ArchiveReader.open("az://c/a?sv=2024&sig=hushhush")
 
 
 def test_a_run_is_read_there_and_one_that_changed_is_an_error(bucket, tmp_path):

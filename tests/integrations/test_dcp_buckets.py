@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint import CheckpointException
 
 pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
 sys.path.insert(0, str(Path(__file__).parent))  # as the ranks have it
@@ -20,10 +19,10 @@ from dcp_ranks import on_ranks
 
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter, is_archive
-from inshrink_core.archive.storage import objects, storage_at
+from inshrink_core.archive.storage import storage_at
 from inshrink_core.chain import Archive
 from tests.integrations.hub import TOKEN
-from tests.integrations.servers import KEYS, Proxy
+from tests.integrations.servers import KEYS, Proxy, is_write
 
 pytestmark = [
     pytest.mark.integration,
@@ -135,14 +134,19 @@ def test_after_a_kill_training_goes_on_from_the_last_frame_that_is_listed(
     assert not inshrink_core.verify(url, deep=True).problems
 
 
-def test_a_rank_killed_at_any_request_leaves_whole_steps_and_the_next_goes_on(server, url, tmp_path):
+def test_a_rank_killed_at_any_write_leaves_whole_steps_and_the_next_goes_on(server, url, tmp_path):
     mortal = tmp_path / "mortal"
     for n in range(100):
-        place, fate, is_over = f"{url}-{n}", ("drop", "lose")[n % 2], False
+        place, fate, is_over = f"{url}-{n}", ("lose", "drop")[n % 2], False
         mortal.unlink(missing_ok=True)
 
-        def rule(number, method, path, n=n, fate=fate):
-            if number != n or not mortal.exists():
+        writes = []
+
+        def rule(number, method, path, n=n, fate=fate, writes=writes):
+            if not mortal.exists() or not is_write(method, path):
+                return None
+            writes.append(path)
+            if len(writes) - 1 != n:
                 return None
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(mortal.read_text()), signal.SIGKILL)
@@ -172,7 +176,7 @@ def test_a_rank_killed_at_any_request_leaves_whole_steps_and_the_next_goes_on(se
         assert not inshrink_core.verify(place, deep=True).problems
     else:
         pytest.fail("it never came to its end")
-    assert n > 10
+    assert n > 4
 
 
 @pytest.mark.parametrize("place", ["s3", "hub, lfs"], indirect=True)
@@ -193,19 +197,6 @@ def test_a_store_that_fails_fails_the_save_on_every_rank_and_the_next_one_goes_o
     assert not inshrink_core.verify(url, deep=True).problems
 
 
-def test_a_large_part_goes_up_in_pieces_and_its_name_is_taken_first(server, url, tmp_path, monkeypatch):
-    monkeypatch.setattr(objects, "LARGE_NBYTES", 1 << 20)
-    monkeypatch.setattr(objects, "_PIECE_NBYTES", 5 << 20)
-    with Proxy(server, lambda n, method, path: None) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
-        objects._store_of.cache_clear()
-        ranks.save_alone(url, (1,))
-    frame = [path for method, path in proxy.requests if method == "PUT" and "-1.frame" in path]
-    assert "partNumber" not in frame[0]
-    assert sum("partNumber" in path for path in frame[1:]) == len(frame) - 1 >= 2
-    assert not inshrink_core.verify(url, deep=True).problems
-
-
 def test_training_goes_on_while_the_parts_of_an_async_save_are_uploaded(server, url, tmp_path):
     """What is saved is what the model held then, and it is in the archive when the future has its result."""
     gate = tmp_path / "gate"
@@ -219,26 +210,3 @@ def test_training_goes_on_while_the_parts_of_an_async_save_are_uploaded(server, 
         run(2, tmp_path, proxy.address, ranks.save_behind, url, gate, tmp_path / "whole.pt")
     assert Archive.open(url).steps == (1, 2)
     assert not inshrink_core.verify(url, deep=True).problems
-
-
-def test_somebody_who_commits_beside_the_archive_does_not_keep_ranks_from_saving(hub, tmp_path, monkeypatch):
-    address, left = f"hf://me/run-{uuid.uuid4().hex}/a", [2]
-
-    def interfere(repository):
-        if left[0] and len(repository.commits) > 2:
-            left[0] -= 1
-            repository.commit({f"note-{left[0]}": b"x"}, (), "a note")
-
-    monkeypatch.setattr(hub, "before_commit", interfere)
-    run(1, tmp_path, hub.url, ranks.save_small, address, (1, 2))
-    assert left == [0]
-    assert Archive.open(address).steps == (1, 2)
-    assert not inshrink_core.verify(address, deep=True).problems
-
-
-def test_who_may_not_write_to_the_hub_is_told_in_one_line(hub, tmp_path, monkeypatch):
-    address = f"hf://me/run-{uuid.uuid4().hex}"
-    monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else")
-    with pytest.raises(CheckpointException, match="check that HF_TOKEN or the login may do this") as raised:
-        ranks.save_alone(address, (1,))
-    assert "hf_of_somebody_else" not in str(raised.value)

@@ -50,8 +50,8 @@ def ended(job):
 
 def test_jobs_measure_archive_and_verify_what_lies_at_addresses(run, url, tmp_path):
     shown = services.load_subject(run)
-    job = ended(services.start_sensitivity(run, "magnitude"))
-    assert services.measured(shown, "magnitude")["tensor"].steps == shown.steps
+    job = ended(services.start_job(services.sensitivity_work(services.load_subject(run), "magnitude")))
+    assert services.earlier_measurement(shown, "magnitude").steps == shown.steps
     target = tmp_path / "root" / "digits.inshrink"
     ended(services.start_export(shown, services.chain_export(shown, shown.steps), target))
     inshrink_core.verbs.compress(run, url)

@@ -121,33 +121,6 @@ def test_a_check_that_is_of_no_use_never_stops_the_training(tmp_path, caplog):
     assert "saves are not checked" in caplog.text
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_a_cell_that_is_run_again_after_an_interruption_goes_on(tmp_path, error):
-    class Interrupting(TrainerCallback):
-        def on_step_end(self, args, state, control, **_):
-            if state.global_step == 5:
-                raise error
-
-    stored = []  # as a notebook keeps what its variables and the last traceback refer to
-
-    def cell(*more):
-        stored.append(InshrinkCallback(tmp_path / "run.inshrink", **EXACT))
-        stored.append(trainer(tmp_path / "one", [stored[-1], *more]))
-        folder = restore_checkpoint(tmp_path / "run.inshrink", tmp_path / "one")
-        stored[-1].train(resume_from_checkpoint=folder)
-
-    with pytest.raises(error):
-        cell(Interrupting())
-    cell()
-    uninterrupted = trainer(tmp_path / "two", [])
-    uninterrupted.train()
-    assert same(weights(stored[-1]), weights(uninterrupted))
-    assert stored[0].failures == stored[2].failures == {}
-    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 4, 6)
-    with pytest.raises(LockedError, match="taken over"):
-        stored[1].train()
-
-
 def test_misuse_is_refused_before_training_begins(tmp_path):
     archive = tmp_path / "run.inshrink"
     with pytest.raises(InputError):

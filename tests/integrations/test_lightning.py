@@ -1,10 +1,7 @@
 """Lightning with the real library: pointers, resuming, and what cannot be archived."""
 
 import contextlib
-import copy
 import dataclasses
-import io
-import pickle
 import re
 import shutil
 import threading
@@ -116,12 +113,8 @@ def test_hyperparameters_that_are_objects_come_back_and_only_when_trusted(tmp_pa
     assert loaded.hparams.sizes == Sizes(3)
     assert loaded.hparams.where == tmp_path
     assert same(weights, loaded.state_dict())
-    with pytest.raises(InputError, match="only when you say so"):
+    with pytest.raises(InputError, match="only on request"):
         restore_checkpoint(tmp_path / "run.inshrink", tmp_path / "no.ckpt")
-
-
-PROCESSES = ["ddp_spawn", "ddp_fork"]
-"""Strategies whose trainings are processes that the program's own one starts."""
 
 
 @pytest.fixture
@@ -138,8 +131,11 @@ def threads() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("wrap", [lambda plugin: plugin, AsyncCheckpointIO])
-@pytest.mark.parametrize("strategy", PROCESSES)
+# A process that is spawned imports Lightning anew, which takes seconds: one of them shows what is the same.
+@pytest.mark.parametrize(
+    ("strategy", "wrap"),
+    [("ddp_fork", lambda plugin: plugin), ("ddp_fork", AsyncCheckpointIO), ("ddp_spawn", AsyncCheckpointIO)],
+)
 def test_trainings_in_processes_of_their_own_are_archived_and_resumed(
     tmp_path: Path, in_processes, strategy, wrap
 ):
@@ -151,11 +147,11 @@ def test_trainings_in_processes_of_their_own_are_archived_and_resumed(
     resumed = fit(tmp_path / "ours", [wrap(plugin)], 3, resume="last", **options)
     plugin.close(strict=True)
     assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 4, 6)
-    assert same(resumed, fit(tmp_path / "plain", [], 3, strategy=strategy))
+    assert same(resumed, fit(tmp_path / "plain", [], 3, strategy="ddp_fork"))
     assert threads() == []
 
 
-@pytest.mark.parametrize("strategy", PROCESSES)
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
 def test_failures_of_a_training_in_processes_of_its_own_are_reported(tmp_path: Path, in_processes, strategy):
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     with Saver(tmp_path / "run.inshrink", **EXACT):
@@ -172,32 +168,12 @@ class Failing(Net):
             raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("strategy", PROCESSES)
-def test_what_a_process_that_failed_had_saved_is_archived(tmp_path: Path, in_processes, strategy):
+def test_what_a_process_that_failed_had_saved_is_archived(tmp_path: Path, in_processes):
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     with pytest.raises(Exception, match="ZeroDivisionError"):
-        fit(tmp_path / "ours", [plugin], 3, net=Failing(), strategy=strategy)
+        fit(tmp_path / "ours", [plugin], 3, net=Failing(), strategy="ddp_fork")
     assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 4)
     assert not spool_folder(tmp_path / "run.inshrink").exists()
-
-
-def through_torch(made):
-    buffer = io.BytesIO()
-    torch.save(made, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
-@pytest.mark.parametrize(
-    "copied", [through_torch, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))]
-)
-@pytest.mark.parametrize("wrap", [lambda plugin: plugin, AsyncCheckpointIO])
-def test_a_copied_trainer_archives_what_it_trains(tmp_path: Path, copied, wrap):
-    first = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
-    made = copied(trainer(tmp_path / "ours", [wrap(first)], 2, save_top_k=-1, save_last=False))
-    made.fit(Net(), loader())
-    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (4, 8)
-    assert threads() == []
 
 
 @pytest.mark.parametrize("wrap", [lambda plugin: plugin, AsyncCheckpointIO])
@@ -216,7 +192,7 @@ def test_what_saves_nothing_leaves_neither_a_thread_nor_a_lock(tmp_path: Path, w
 def test_asynchronous_saves_are_archived_pruned_and_unlocked_when_fit_returns(tmp_path: Path, error):
     class Ending(Net):
         def on_train_epoch_start(self):
-            time.sleep(0.5)  # Lightning leaves a file where it is that its thread has not written yet
+            time.sleep(0.2)  # Lightning leaves a file where it is that its thread has not written yet
             if error is not None and self.current_epoch == 3:
                 raise error
 
@@ -238,99 +214,6 @@ def test_asynchronous_saves_are_archived_pruned_and_unlocked_when_fit_returns(tm
         shutil.rmtree(tmp_path / "ours")
         plugin = InshrinkCheckpointIO(archive, retention=Retention(keep_last=1), **EXACT)
         asynchronous = AsyncCheckpointIO(plugin)
-
-
-class Counting(pl.Callback):
-    def __init__(self):
-        self.n = 0
-
-    def on_train_batch_end(self, *_):
-        self.n += 1
-
-
-class Remembering(Counting):
-    def state_dict(self):
-        return {"n": self.n}
-
-    def load_state_dict(self, state):
-        self.n = state["n"]
-
-
-class Stateful:
-    def __init__(self):
-        self.at = 0
-
-    def __len__(self):
-        return 4
-
-    def __iter__(self):
-        while self.at < 4:
-            self.at += 1
-            yield (torch.full((2, 8), float(self.at)),)
-        self.at = 0
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-@pytest.mark.parametrize("stateful", [True, False])
-def test_what_the_page_says_of_what_lightning_restores(tmp_path: Path, stateful):
-    class Watching(Net):
-        def __init__(self):
-            super().__init__()
-            self.seen = []
-
-        def training_step(self, batch, index):
-            self.seen.append((index, batch[0][0, 0].item(), torch.rand(1).item()))
-            return super().training_step(batch, index)
-
-    def run(resume=None):
-        pl.seed_everything(1)
-        plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
-        keeper = ModelCheckpoint(dirpath=tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
-        stored, net = (keeper, Counting(), Remembering()), Watching()
-        made = pl.Trainer(
-            max_epochs=1,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=list(stored),
-            plugins=[plugin],
-        )
-        rows = torch.arange(4.0).repeat_interleave(2).unsqueeze(1).expand(8, 8) + 1
-        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=2)
-        made.fit(net, Stateful() if stateful else data, ckpt_path=resume, weights_only=False)
-        return net.seen, *(callback.n for callback in stored[1:])
-
-    complete, *counted = run()
-    assert [row[:2] for row in complete] == [(0, 1.0), (1, 2.0), (2, 3.0), (3, 4.0)]
-    assert counted == [4, 4]
-    resumed, *counted = run(str(tmp_path / "step=2.ckpt"))
-    assert [row[:2] for row in resumed] == ([(2, 3.0), (3, 4.0)] if stateful else [(2, 1.0), (3, 2.0)])
-    assert [row[2] for row in resumed] == [row[2] for row in complete[:2]]
-    assert counted == [2, 4]
-
-
-def test_what_cannot_be_archived_is_written_as_lightning_would(tmp_path: Path, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise StorageError("the disk is full")
-
-    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
-    with monkeypatch.context() as patched:
-        patched.setattr("inshrink_core.training.spool.Spool.put", refuse)
-        fit(tmp_path / "ours", [plugin], 2)
-    assert sorted(plugin.failures) == [4, 8]
-    with pytest.raises(StorageError):
-        plugin.close(strict=True)
-    assert "state_dict" in torch.load(tmp_path / "ours" / "step=8.ckpt", weights_only=False)
-    resumed = fit(
-        tmp_path / "ours", [InshrinkCheckpointIO(tmp_path / "two.inshrink", **EXACT)], 3, resume="last"
-    )
-    assert same(resumed, fit(tmp_path / "plain", [], 3))
 
 
 def test_a_pointer_to_what_is_gone_is_an_error_and_so_is_a_locked_archive(tmp_path: Path):

@@ -17,8 +17,11 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from inshrink_core.integrations.lightning import restore_checkpoint
-from inshrink_core.integrations.lightning_sharded import InshrinkFSDPStrategy, InshrinkModelParallelStrategy
+from inshrink_core.integrations.lightning import (
+    InshrinkFSDPStrategy,
+    InshrinkModelParallelStrategy,
+    restore_checkpoint,
+)
 from inshrink_core.training.spool import Spool
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]

@@ -18,7 +18,7 @@ from inshrink_core.chain import Archive
 from tests.processes import descendants, is_at_work
 from tests.runs import write_run
 
-N_STEPS = 400
+N_STEPS = 150
 """So many that a command is at work for seconds after its first frame: it is interrupted then."""
 
 

@@ -21,7 +21,7 @@ class Model:
             codec="c",
             metric="loss",
             direction="lower",
-            knob=bins,
+            tunable=bins,
             ratio_weights=self.ratio(bins) if bins else 2.0,
             mean_divergence=self.divergence(bins) if bins else 0.0,
         )
@@ -31,7 +31,7 @@ def bounds(*limits):
     return tuple(Bound("divergence", limit) for limit in limits)
 
 
-GRID = list(BINS.knob.values)
+GRID = list(BINS.tunable.values)
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,17 @@ def test_refining_finds_the_coarsest_whole_value_of_each_bound_and_measures_noth
     model = Model()
     points = sweep(BINS, limits, model, refine=5)
     for bound in limits:
-        best = min(p.knob for p in points if p.mean_divergence <= bound.limit)
+        best = min(p.tunable for p in points if p.mean_divergence <= bound.limit)
         assert best == round(bound.limit**-0.5)
     assert len(model.asked) == len(set(model.asked))
-    assert [point.knob for point in points] == sorted(model.asked, reverse=True)
+    assert [point.tunable for point in points] == sorted(model.asked, reverse=True)
 
 
-def test_a_continuous_knob_is_refined_between_grid_values():
+def test_a_continuous_tunable_is_refined_between_grid_values():
     model = Model(lambda c: c / 100, lambda c: 8 * c)
     points = sweep(Variant("lattice"), bounds(0.05), model, refine=3)
-    assert 4.0 < max(p.knob for p in points if p.mean_divergence <= 0.05) <= 5.0
-    assert [p.knob for p in points] == sorted(p.knob for p in points)
+    assert 4.0 < max(p.tunable for p in points if p.mean_divergence <= 0.05) <= 5.0
+    assert [p.tunable for p in points] == sorted(p.tunable for p in points)
 
 
 def test_nothing_to_sweep_is_one_measurement():

@@ -45,7 +45,7 @@ class InProcess(Evaluator):
         )
 
 
-class Judged:
+class Evaluated:
     """A run, and the file that its evaluator claims to be."""
 
     def __init__(self, folder):
@@ -71,7 +71,7 @@ def judged(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(InProcess, "asked", 0)
     monkeypatch.setattr(EvaluatorRequest, "resolve", lambda asked, *_: InProcess(asked.evaluator))
     shutil.copytree(trained, tmp_path / "run")
-    return Judged(tmp_path)
+    return Evaluated(tmp_path)
 
 
 def test_a_row_for_each_codec_and_bound_the_stale_copy_among_them(judged):
@@ -145,7 +145,7 @@ def test_what_was_measured_before_ctrl_c_is_kept_and_shown(judged, tmp_path, mon
     with pytest.raises(KeyboardInterrupt):
         judged.bench("uniform", output=tmp_path / "out", steps=[5, 10])
     points = json.loads((tmp_path / "out" / "points.json").read_text())["points"]
-    assert [point["knob"] for point in points] == [None, 8, 7]
+    assert [point["tunable"] for point in points] == [None, 8, 7]
     monkeypatch.setattr(Measurer, "measure", measure)
     report = judged.bench("uniform", output=tmp_path / "out", steps=[5, 10], bounds="divergence=0")
     assert report.resumed == 3

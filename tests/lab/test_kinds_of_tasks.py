@@ -23,18 +23,14 @@ KINDS = (
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_seed_is_the_same_training_again_restored_without_loss_and_another_is_another(
-    name, tmp_path, monkeypatch
-):
+def test_a_seed_is_the_same_training_again_when_it_is_restored_without_loss(name, tmp_path, monkeypatch):
     task, _ = find_task(name)
     if hasattr(task, "n_validation_windows"):
         monkeypatch.setattr(type(task), "n_validation_windows", 8)
-    result = inshrink_lab.rehearse(name, tmp_path, codec="lossless", steps=2, saves=2, restores=1, seeds=2)
-    for before, after in zip(result.uninterrupted, result.restored, strict=True):
-        assert before.metrics == after.metrics
-        assert before.train_losses == after.train_losses
-    entry, other = result.uninterrupted
-    assert entry.metrics != other.metrics
+    result = inshrink_lab.rehearse(name, tmp_path, codec="lossless", steps=2, saves=2, restores=1, seeds=1)
+    (before,), (after,) = result.uninterrupted, result.restored
+    assert before.metrics == after.metrics
+    assert before.train_losses == after.train_losses
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_every_save_of_a_training_that_fails_keeps_the_bounds_as_restored(task, 
         assert drop <= 0.01
         assert divergence <= 1e-3
         assert frame["seed"] == 0
-        assert frame["informative"] in (True, False)
+        assert frame["discriminative"] in (True, False)
         assert frame["config"]["codec"] == "lattice"
     assert document["max_divergence"] == max(frame["divergence"] for frame in document["frames"])
     assert len({json.dumps(frame["config"]) for frame in document["frames"]}) > 1
@@ -130,7 +130,7 @@ def test_a_training_without_failures_is_archived_as_compress_archives_its_saves(
     evaluator = task_evaluator(find_task(task)[0])
     monkeypatch.setattr(EvaluatorRequest, "resolve", lambda *_: evaluator)
     report = compress(open_run(originals), tmp_path / "a.inshrink", **options, threads=1, look_ahead=False)
-    names = ("step", "config", "drop", "divergence", "informative", "exact")
+    names = ("step", "config", "drop", "divergence", "discriminative", "exact")
     found, expected = (
         [{name: frame[name] for name in names} for frame in frames]
         for frames in (rehearsed.to_json()["frames"], report.to_json()["frames"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from inshrink_core.codec import TensorInput
 from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
-from inshrink_core.codecs.lattice.spacing import Spacing, lattice_of
+from inshrink_core.codecs.lattice.step_size import StepSize, lattice_of
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.cpu.lattice import pack_extra, unpack_extra
 from inshrink_core.ops.lattice import (
@@ -62,21 +62,21 @@ def with_edges(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def agree(device, values, integers, history, lattice, changes=None):
+def agree(device, values, integers, context_state, lattice, changes=None):
     """Fail unless rounding and its inverse are those of the reference; return what rounding gave."""
     with force_backend(Backend.REFERENCE):
-        expected = round_to_lattice(values, integers, history, lattice, changes)
+        expected = round_to_lattice(values, integers, context_state, lattice, changes)
     with kernels():
-        found = round_to_lattice(values.to(device), integers, history, lattice, changes)
+        found = round_to_lattice(values.to(device), integers, context_state, lattice, changes)
     assert same(found, expected)
     assert all(part.device.type == "cpu" for part in found if isinstance(part, torch.Tensor))
-    z = large_changes(expected.tokens, integers, expected.integers, history, lattice.spacing)
+    z = large_changes(expected.tokens, integers, expected.integers, context_state, lattice.step_size)
     assert np.array_equal(unpack_extra(expected.tokens, pack_extra(z)), z)
     with force_backend(Backend.REFERENCE):
-        again = large_changes(expected.tokens, integers, expected.integers, history, lattice.spacing)
-        back = advance(expected.tokens, z, integers, history, lattice)
+        again = large_changes(expected.tokens, integers, expected.integers, context_state, lattice.step_size)
+        back = advance(expected.tokens, z, integers, context_state, lattice)
     with kernels():
-        there = [None if part is None else part.to(device) for part in (integers, history)]
+        there = [None if part is None else part.to(device) for part in (integers, context_state)]
         onward = round_to_lattice(values.to(device), *there, lattice, changes)
         moved = advance(expected.tokens.to(device), z, *there, lattice)
     assert same(onward, expected)
@@ -85,7 +85,7 @@ def agree(device, values, integers, history, lattice, changes=None):
     assert moved.valid
     assert np.array_equal(again, z)
     assert torch.equal(moved.integers.cpu(), expected.integers)
-    assert torch.equal(moved.history.cpu(), expected.history)
+    assert torch.equal(moved.context_state.cpu(), expected.context_state)
     assert moved.integers.device.type == torch.device(device).type
     return found
 
@@ -94,18 +94,22 @@ def check_plain_rounding(device):
     for n in SIZES:
         for dtype, tracked in (("float32", True), ("bfloat16", False), ("float16", True)):
             values = with_edges(normal((n,), n)).to(getattr(torch, dtype)).float()
-            integers, history = state_of(n, n)
+            integers, context_state = state_of(n, n)
             agree(
-                device, values, integers, history if tracked else None, lattice_of(Spacing(-17, 128), dtype)
+                device,
+                values,
+                integers,
+                context_state if tracked else None,
+                lattice_of(StepSize(-17, 128), dtype),
             )
 
 
 def check_steps_from_the_finest_to_the_coarsest(device):
     values = with_edges(normal((1000,), 1))
-    integers, history = state_of(1000, 2)
-    for spacing, scale in ((1, 1.0), (1, 30.0), (3, 1.0), (20000, 1.0), (1 << 24, 1e3)):
-        lattice = Lattice(2.0**-17, spacing, float(np.float32(2.0**17 / spacing)), 2**24 - 1)
-        agree(device, values * scale, integers, history, lattice)
+    integers, context_state = state_of(1000, 2)
+    for step_size, scale in ((1, 1.0), (1, 30.0), (3, 1.0), (20000, 1.0), (1 << 24, 1e3)):
+        lattice = Lattice(2.0**-17, step_size, float(np.float32(2.0**17 / step_size)), 2**24 - 1)
+        agree(device, values * scale, integers, context_state, lattice)
 
 
 def check_ties_go_to_the_even_integer(device):
@@ -120,19 +124,19 @@ def check_ties_go_to_the_even_integer(device):
 
 def check_subnormal_lattices(device):
     # The smallest unit of the format: values and their distances are subnormal float32 numbers.
-    spacing = Spacing(-126, 4)
+    step_size = StepSize(-126, 4)
     values = torch.arange(-999, 999).float() * 2.0**-126 * 0.37
     integers = torch.arange(-999, 999, dtype=torch.int32) // 3
-    agree(device, values, integers, None, lattice_of(spacing, "float32"))
+    agree(device, values, integers, None, lattice_of(step_size, "float32"))
     values = torch.arange(-999, 999).float() * 2.0**-140
     agree(device, values, integers * 0, None, Lattice(2.0**-126, 1, 2.0**126, 2**24 - 1))
 
 
 def check_what_cannot_be_reached_is_exact(device):
     values = torch.tensor([float("nan"), float("inf"), 2.0**24, 2.0**24 - 1, 1e38, -(2.0**24) + 1, 0.0])
-    history = torch.full((7,), 33, dtype=torch.uint8)
+    context_state = torch.full((7,), 33, dtype=torch.uint8)
     rounded = agree(
-        device, values, torch.zeros(7, dtype=torch.int32), history, Lattice(1.0, 1, 1.0, 2**24 - 1)
+        device, values, torch.zeros(7, dtype=torch.int32), context_state, Lattice(1.0, 1, 1.0, 2**24 - 1)
     )
     assert (rounded.tokens == EXACT).tolist() == [True, True, True, False, True, False, False]
     assert rounded.n_exact == 4
@@ -143,8 +147,10 @@ def check_every_size_of_a_change_has_its_token(device):
     edges = torch.tensor([(4 + quarter) << k for k in range(22) for quarter in range(4)], dtype=torch.int32)
     moves = torch.cat([sign * (edges + offset) for sign in (1, -1) for offset in (-1, 0, 1)])
     moves = moves[moves.abs() < 2**24]
-    _, history = state_of(moves.numel(), 3)
-    rounded = agree(device, moves.float(), torch.zeros_like(moves), history, Lattice(1.0, 1, 1.0, 2**24 - 1))
+    _, context_state = state_of(moves.numel(), 3)
+    rounded = agree(
+        device, moves.float(), torch.zeros_like(moves), context_state, Lattice(1.0, 1, 1.0, 2**24 - 1)
+    )
     assert rounded.n_exact == 0
     assert torch.equal(rounded.integers, moves)
 
@@ -152,13 +158,13 @@ def check_every_size_of_a_change_has_its_token(device):
 def check_matched_gain(device):
     lattice = Lattice(2.0**-17, 128, float(np.float32(2.0**10)), 2**24 - 1)
     for n in (1, 360, 3000):
-        integers, history = state_of(n, n)
+        integers, context_state = state_of(n, n)
         base = integers.float() * 2.0**-17 + normal((n,), 4, 0.0001)
         values = base + normal((n,), 5, 0.0005)
         values[n // 2], base[n // 3] = float("nan"), 1e30
         for grade in (0, MIN_GRADE, 1000, MAX_GRADE, 1363):
             changes = matched_changes(values, integers, lattice, base, grade)
-            agree(device, values, integers, history, lattice, changes)
+            agree(device, values, integers, context_state, lattice, changes)
             agree(device, values, integers, None, lattice, changes)
 
 
@@ -176,14 +182,14 @@ def check_a_state_that_leaves_its_bound_is_not_valid(device):
 def check_tokens_of_every_kind_in_several_blocks(device):
     generator = torch.Generator().manual_seed(1)
     n, seen = 2500, set()
-    integers, history = state_of(n, 10)
-    for highest, spacing in ((FIRST_LARGE, 3), (FIRST_LARGE + 40, 1), (N_TOKENS, 1), (N_TOKENS, 1 << 24)):
+    integers, context_state = state_of(n, 10)
+    for highest, step_size in ((FIRST_LARGE, 3), (FIRST_LARGE + 40, 1), (N_TOKENS, 1), (N_TOKENS, 1 << 24)):
         tokens = torch.randint(0, highest, (n,), dtype=torch.uint8, generator=generator)
         tokens[::7] = EXACT
-        lattice = Lattice(1.0, spacing, 1.0 / spacing, 2**24 - 1)
-        z = np.random.default_rng(spacing).integers(0, 1 << 25, int((tokens >= FIRST_LARGE).sum()))
+        lattice = Lattice(1.0, step_size, 1.0 / step_size, 2**24 - 1)
+        z = np.random.default_rng(step_size).integers(0, 1 << 25, int((tokens >= FIRST_LARGE).sum()))
         large = z[: int(((tokens >= FIRST_LARGE) & (tokens != EXACT)).sum())]
-        for state in ((None, None), (integers, None), (integers, history)):
+        for state in ((None, None), (integers, None), (integers, context_state)):
             with force_backend(Backend.REFERENCE):
                 expected = advance(tokens, large, *state, lattice)
             with kernels():
@@ -198,11 +204,11 @@ def check_tokens_of_every_kind_in_several_blocks(device):
 def check_a_state_at_its_bound_may_not_move_on(device):
     bound = 2**24 - 1
     integers = torch.tensor([bound, -bound], dtype=torch.int32)
-    history = torch.tensor([0, 33], dtype=torch.uint8)  # the second one's sign is turned
+    context_state = torch.tensor([0, 33], dtype=torch.uint8)  # the second one's sign is turned
     for z, valid in (((1, 1), True), ((2, 1), False), ((1, 2), False)):
         tokens = torch.tensor(z, dtype=torch.uint8)
         with kernels():
-            there = [part.to(device) for part in (integers, history)]
+            there = [part.to(device) for part in (integers, context_state)]
             found = advance(tokens.to(device), NO_LARGE, *there, Lattice(1.0, 1, 1.0, bound))
         assert found.valid == valid
         assert not valid or found.integers.tolist() == [bound - 1, 1 - bound]
@@ -220,16 +226,16 @@ def check_large_tokens_without_their_bits_are_not_valid(device):
 @given(
     words=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40),
     exponent=st.integers(-126, 20),
-    spacing=st.integers(1, 2**24),
+    step_size=st.integers(1, 2**24),
     seed=st.integers(0, 1000),
     gained=st.booleans(),
 )
-def any_bits_round_alike(device, words, exponent, spacing, seed, gained):
+def any_bits_round_alike(device, words, exponent, step_size, seed, gained):
     values = torch.tensor(words, dtype=torch.int32).view(torch.float32)
-    integers, history = state_of(len(words), seed, spread=2**24)
-    lattice = lattice_of(Spacing(exponent, spacing), "float32")
+    integers, context_state = state_of(len(words), seed, spread=2**24)
+    lattice = lattice_of(StepSize(exponent, step_size), "float32")
     changes = matched_changes(values, integers, lattice, values.flip(0), 700) if gained else None
-    agree(device, values, integers, history, lattice, changes)
+    agree(device, values, integers, context_state, lattice, changes)
 
 
 def check_any_bits(device):

@@ -23,7 +23,7 @@ SHAPES = [
     (3000, 1, 16, 4096),
 ]
 
-INTERPRETED_SHAPES = [(1, 1, 1, 2), (300, 1, 32, 512), (520, 3, 16, 256)]
+INTERPRETED_SHAPES = [(1, 1, 1, 2), (100, 1, 32, 512), (270, 3, 16, 256)]
 """Fewer steps, because each takes the interpreter some ten milliseconds."""
 
 

@@ -35,14 +35,16 @@ def changes_by(context, device, *arguments):
 
 
 def check_back_ends_agree(device):
-    for rows, n in ((18, 9), (20, 40)) if is_interpreted(device) else ((1, 8), (16, 33), (37, 150)):
+    slow = is_interpreted(device)
+    for rows, n in ((18, 9), (20, 40)) if slow else ((1, 8), (16, 33), (37, 150)):
         values = normal((rows * n,), 3) * 100
         values[1], values[3], values[4] = float("nan"), 1e30, -float("inf")
         integers = torch.randint(-3000, 3000, (rows * n,), dtype=torch.int32, generator=torch.Generator())
         base = values + 15 * normal((rows * n,), 4)
         of_columns, of_rows = factors_of(uneven(n)), factors_of(uneven(rows))
         starts = ((None, NEAREST), (base, NEAREST), (base, 900))
-        for (start, grade), down in itertools.product(starts, (None, of_rows)):
+        cases = list(itertools.product(starts, (None, of_rows)))
+        for (start, grade), down in cases[:: len(cases) - 1] if slow and n > 32 else cases:
             arguments = (values, start, integers, LATTICE, grade, of_columns, down)
             expected = changes_by(force_backend(Backend.REFERENCE), "cpu", *arguments)
             found = changes_by(kernels(), device, *arguments)

@@ -23,20 +23,22 @@ def frames(dtype, n):
 @pytest.mark.parametrize("dtype", RULES)
 @pytest.mark.parametrize("n", [0, 1, 15, 1023, 1025, 5000])
 def test_changes_are_undone_and_contexts_are_those_of_history_and_exponent(dtype, n):
-    rule, history = RULES[dtype], None
+    rule, context_state = RULES[dtype], None
     for before, now in pairwise(frames(dtype, n)):
-        tokens, after, extra = find_changes(now, before, history)
-        values, again, intact = apply_changes(tokens, extra, before, history)
+        tokens, after, extra = find_changes(now, before, context_state)
+        values, again, intact = apply_changes(tokens, extra, before, context_state)
         assert intact
         assert torch.equal(values, now)
         assert torch.equal(again, after)
         exponent = (before.long() >> rule.mantissa) & 255
-        age_and_octave = torch.zeros(n, dtype=torch.int64) if history is None else history.long() & 63
+        age_and_octave = (
+            torch.zeros(n, dtype=torch.int64) if context_state is None else context_state.long() & 63
+        )
         places = 16 * age_and_octave + (rule.top - exponent).clamp(0, 15)
         for kind in (torch.uint8, torch.int16):
             mapping = torch.arange(N_PLACES).to(kind)
-            assert torch.equal(find_contexts(before, history, mapping, rule), mapping[places])
-        history = after
+            assert torch.equal(find_contexts(before, context_state, mapping, rule), mapping[places])
+        context_state = after
 
 
 @pytest.mark.parametrize("dtype", RULES)
@@ -54,13 +56,13 @@ def test_extra_bits_that_do_not_fit_are_noticed(dtype):
 def test_a_history_says_how_large_how_old_and_of_what_sign_a_change_is(dtype):
     # -1 and 0 as words of floats: the ordered integer of -1 has all bits but the sign flipped.
     before, now = torch.tensor([0, 0, 20, 0, -1], dtype=dtype), torch.tensor([0, 1, 14, 100, -3], dtype=dtype)
-    tokens, history, extra = find_changes(now, before, None)
+    tokens, context_state, extra = find_changes(now, before, None)
     # z: 0, 2, 11, 200, 4. 200 is 11001000 in binary: k = 7, two bits below the highest 10, 5 bits extra.
     assert tokens.tolist() == [0, 2, 11, 4 * 7 + 2, 4]
     assert extra.tolist() == [200 & 31]
-    assert history.tolist() == [0, 1, 64 + 3, 7, 2]
-    _, aged, _ = find_changes(now, now, history)
+    assert context_state.tolist() == [0, 1, 64 + 3, 7, 2]
+    _, aged, _ = find_changes(now, now, context_state)
     assert aged.tolist() == [0, 16 + 1, 16 + 64 + 3, 16 + 7, 16 + 2]
-    again, _, _ = find_changes(before, now, history)
+    again, _, _ = find_changes(before, now, context_state)
     # The change of 6 goes the other way now, turned by the sign of the last one: -6, so z is 11.
     assert again.tolist()[2] == 11

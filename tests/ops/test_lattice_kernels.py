@@ -30,10 +30,10 @@ def zeros(n: int) -> torch.Tensor:
 
 def rounded_all(*targets: list[float]):
     """Round one tensor after the other, each from the state of the one before."""
-    state, history, found = zeros(len(targets[0])), None, []
+    state, context_state, found = zeros(len(targets[0])), None, []
     for target in targets:
-        found.append(round_to_lattice(torch.tensor(target), state, history, UNIT))
-        state, history = found[-1].integers, found[-1].history
+        found.append(round_to_lattice(torch.tensor(target), state, context_state, UNIT))
+        state, context_state = found[-1].integers, found[-1].context_state
     return found
 
 
@@ -66,7 +66,7 @@ def test_extra_bits_of_many_large_changes_come_back():
 def test_without_integers_before_they_were_zeros(backend):
     values, none = normal((4000,), 1), zeros(4000)
     values[7] = torch.nan
-    # Changes of one spacing in 16 units: thousands, of which most have extra bits.
+    # Changes of one step size in 16 units: thousands, of which most have extra bits.
     lattice = Lattice(2.0**-18, 16, 2.0**14, 2**24 - 1)
     with force_backend(backend):
         alone, rounded = (round_to_lattice(values, before, None, lattice) for before in (None, none))
@@ -83,16 +83,16 @@ def test_without_integers_before_they_were_zeros(backend):
 
 def test_history_has_age_pair_and_sign():
     found = rounded_all(*([float(target)] for target in (0, 3, 3, 3, 5, 4, *[4] * 9)))
-    histories = [int(rounded.history[0]) for rounded in found]
+    context_states = [int(rounded.context_state[0]) for rounded in found]
     # none; first change; two frames without; same sign; other sign and negative; ageing to the oldest
-    assert histories[:6] == [0, 1, 4, 7, 2, 32 + 3]
-    assert histories[-1] == 32 + 3 + 3 * 7
+    assert context_states[:6] == [0, 1, 4, 7, 2, 32 + 3]
+    assert context_states[-1] == 32 + 3 + 3 * 7
 
 
 def test_a_change_is_coded_times_the_sign_of_the_last_one():
     first, second = rounded_all([1.0, -1.0], [3.0, -3.0])
     assert second.tokens.tolist() == [4, 4]
-    assert (first.history & CONTEXT_BITS).tolist() == [1, 1]
+    assert (first.context_state & CONTEXT_BITS).tolist() == [1, 1]
 
 
 def test_large_changes_take_a_token_of_their_first_three_bits():
@@ -105,7 +105,7 @@ def test_large_changes_take_a_token_of_their_first_three_bits():
 
 
 def test_matched_gain_keeps_the_movement_and_sends_only_the_largest():
-    n, lattice = 40_000, Lattice(2.0**-18, 512, 2.0**9, 2**24 - 1)  # a spacing of .00195
+    n, lattice = 40_000, Lattice(2.0**-18, 512, 2.0**9, 2**24 - 1)  # a step size of .00195
     before = torch.randint(-40, 40, (n,), dtype=torch.int32, generator=torch.Generator().manual_seed(1)) * 512
     base = before.float() * 2.0**-18
     movement = normal((n,), 2, scale=0.0007)

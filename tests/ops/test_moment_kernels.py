@@ -135,23 +135,23 @@ def test_second_moments_are_rounded_to_the_same_bits(shape, tolerance):
 def test_octaves_are_carried_and_drawn_to_the_same_bits(shape, growth):
     n = shape[0] * shape[1]
     values, units = values_of(shape).abs() * growth, units_of(shape)
-    near = ops.round_to_octaves(values / growth, units, None, 0.5)
+    near = ops.round_log2(values / growth, units, None, 0.5)
     for before in (codes_of(n, 3), near):
-        assert_same_bits(*both(partial(ops.carry_octaves, values, units, before, codes_of(n, 4))))
+        assert_same_bits(*both(partial(ops.carry_log2, values, units, before, codes_of(n, 4))))
     for draw in (1, 255):
-        assert_same_bits(*both(partial(ops.draw_octaves, values, units, draw)))
+        assert_same_bits(*both(partial(ops.dither_log2, values, units, draw)))
     units = Units(np.array([3]), np.zeros(edges().numel(), np.int64))
-    assert_same_bits(*both(partial(ops.draw_octaves, edges(), units, 9)))
+    assert_same_bits(*both(partial(ops.dither_log2, edges(), units, 9)))
 
 
 def test_octaves_are_drawn_right_in_the_mean_and_a_value_that_stays_keeps_its_own():
     units = Units(np.zeros(1, np.int64), np.zeros(100_000, np.int64))
     for octave in (-3.0, 0.1, 0.5, 7.9):
         values = torch.full((100_000,), 2.0**octave)
-        drawn = ops.draw_octaves(values, units, 5)
+        drawn = ops.dither_log2(values, units, 5)
         assert float(drawn.double().mean()) - ops.ZERO_POINT == pytest.approx(octave, abs=0.01)
-        assert torch.equal(ops.draw_octaves(values, units, 5), drawn)
-    assert not torch.equal(ops.draw_octaves(values * 0.8, units, 6), ops.draw_octaves(values * 0.8, units, 5))
+        assert torch.equal(ops.dither_log2(values, units, 5), drawn)
+    assert not torch.equal(ops.dither_log2(values * 0.8, units, 6), ops.dither_log2(values * 0.8, units, 5))
 
 
 @pytest.mark.parametrize("before", [None, -260, -40, 7, 400])

@@ -6,7 +6,7 @@ import torch
 
 from inshrink_core.codecs.shaping import signs_of
 from inshrink_core.ops import Backend, force_backend
-from inshrink_core.ops.shaping import MOST_SUM, RANK, shape_changes, sketch_sides
+from inshrink_core.ops.shaping import MAX_SUM, RANK, shape_changes, sketch_sides
 from tests.ops.shaping_checks import LATTICE, NEAREST, factors_of, uneven
 from tests.strategies import normal
 
@@ -47,7 +47,7 @@ def test_a_white_matrix_is_said_to_gain_nothing():
 
 def test_sums_of_factors_stay_within_their_bound():
     factors = factors_of(uneven(200) * 1e-12)
-    assert int(np.abs(factors.directions.astype(np.int64)).sum(0).max()) <= MOST_SUM
+    assert int(np.abs(factors.directions.astype(np.int64)).sum(0).max()) <= MAX_SUM
     assert factors.gains.shape == factors.directions.shape == (200, RANK)
 
 

@@ -23,11 +23,6 @@ def test_representative_is_in_the_middle_of_the_values_that_share_a_key(dtype):
             assert key_values(dtype)[key] == pytest.approx(middle, rel=2**-9)
 
 
-def test_both_zeros_stand_for_zero():
-    assert key_values("float32")[0] == 0.0
-    assert key_values("float32")[0x8000] == 0.0
-
-
 def test_sorted_keys_order_representatives():
     assert (np.diff(key_values("float32")[sorted_keys()]) >= 0).all()
     assert len(set(sorted_keys().tolist())) == 2 * 0x7F80

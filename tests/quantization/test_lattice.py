@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from inshrink_core.codecs.lattice.spacing import (
+from inshrink_core.codecs.lattice.step_size import (
     MAX_UNITS,
-    Spacing,
+    StepSize,
     exact_mean,
     geometric_mean,
     lattice_of,
-    new_spacing,
+    new_step_size,
     sensitivity_factor,
-    spacing_of,
-    steady_width,
+    step_size_of,
 )
 from inshrink_core.ops.sample import sample_sums
 from tests.strategies import normal
@@ -42,32 +41,20 @@ def mean_of(moments: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("width", [1e-20, 3.3e-5, 0.7, 12345.0, 1e20])
 def test_a_new_step_is_near_what_was_asked_and_can_be_halved_often(width):
-    spacing = new_spacing(width, width * 10)
-    assert spacing.width == pytest.approx(width, rel=0.004)
-    assert spacing.units >= 256
-    assert spacing.units & -spacing.units >= 2
-
-
-def test_the_unit_leaves_room_for_finer_steps():
-    assert new_spacing(1.0, 1.0).units >= 256 * 32
+    step_size = new_step_size(width, width * 10)
+    assert step_size.width == pytest.approx(width, rel=0.004)
+    assert step_size.units >= 256
+    assert step_size.units & -step_size.units >= 2
 
 
 def test_numbers_beyond_any_unit_have_no_step():
     for width, rms in ((0.0, 1.0), (1e-37, 1.0), (1e37, 1.0), (math.nan, 1.0), (1.0, math.inf), (1.0, 1e-37)):
-        assert new_spacing(width, rms) is None
+        assert new_step_size(width, rms) is None
 
 
 def test_a_step_stays_in_its_range():
-    assert spacing_of(1e-9, 0).units == 1
-    assert spacing_of(1e30, 0).units == MAX_UNITS
-
-
-def test_a_step_is_held_until_the_rule_is_three_quarters_of_an_octave_away():
-    before = Spacing(-10, 300)
-    assert steady_width(before.width * 1.6, before) == before.width
-    assert steady_width(before.width / 1.6, before) == before.width
-    assert steady_width(before.width * 1.8, before) == 2 * before.width
-    assert steady_width(before.width / 5, before) == before.width / 4
+    assert step_size_of(1e-9, 0).units == 1
+    assert step_size_of(1e30, 0).units == MAX_UNITS
 
 
 def test_sensitive_tensors_have_finer_steps():
@@ -87,6 +74,6 @@ def test_tensors_without_gradients_have_no_mean_and_all_the_same_step():
 
 
 def test_a_grid_keeps_float16_finite():
-    lattice = lattice_of(Spacing(-4, 16), "float16")
+    lattice = lattice_of(StepSize(-4, 16), "float16")
     assert math.isfinite(float(np.float16(lattice.bound * lattice.unit)))
-    assert lattice_of(Spacing(-4, 16), "bfloat16").bound == 2**24 - 1
+    assert lattice_of(StepSize(-4, 16), "bfloat16").bound == 2**24 - 1

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from inshrink_core.ops.quantize import histogram16, sensitivity_histogram
-from inshrink_core.quantization.partition import NO_UPPER, KeyCounts, merge, thresholds
+from inshrink_core.quantization.partition import NO_UPPER, KeyCounts, thresholds
 
 
 def normal_counts(seed: int, n: int = 100_000) -> KeyCounts:
@@ -26,11 +26,6 @@ def test_fractions_hold_within_one_key(fraction):
     assert fraction - largest_bin <= 1 - below(histogram, cut.protect_magnitude) <= fraction + 1e-12
 
 
-def test_nothing_is_cut_at_fraction_zero():
-    cut = thresholds(normal_counts(1), normal_counts(2), prune=0.0, protect=0.0, by_sensitivity=True)
-    assert cut == (0, NO_UPPER, 0, NO_UPPER)
-
-
 def test_values_that_share_a_key_are_never_parted():
     same = KeyCounts(np.array([0x3F80]), np.array([1000]))
     cut = thresholds(same, None, prune=0.5, protect=0.4, by_sensitivity=False)
@@ -48,14 +43,6 @@ def test_sensitivity_cuts_only_where_gradients_are_known():
 def test_an_empty_group_cuts_nothing():
     empty = KeyCounts.from_dense(np.zeros(NO_UPPER, np.int64))
     assert thresholds(empty, empty, prune=0.5, protect=0.5, by_sensitivity=True) == (0, NO_UPPER, 0, NO_UPPER)
-
-
-def test_merging_equals_counting_together():
-    x, y = torch.randn(500), torch.randn(700)
-    parts = merge(KeyCounts.from_dense(histogram16(t).view(2, -1).sum(0).numpy()) for t in (x, y))
-    together = KeyCounts.from_dense(histogram16(torch.cat((x, y))).view(2, -1).sum(0).numpy())
-    np.testing.assert_array_equal(parts.keys, together.keys)
-    np.testing.assert_array_equal(parts.counts, together.counts)
 
 
 def test_a_gradient_of_nan_protects_nothing_when_it_fills_more_than_the_fraction():

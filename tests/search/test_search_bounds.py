@@ -47,10 +47,10 @@ BOTH = {"max_drop": 0.01, "max_divergence": 0.003}
     ],
 )
 def test_a_verdict_has_the_side_of_the_bounds_and_how_much_of_them_is_used(limits, figures, usage, side):
-    verdict = Bounds(**limits).judge(Figures(**figures))
-    assert verdict.usage == pytest.approx(usage)
-    assert verdict.side == side
-    assert verdict.within == side.startswith("inside")
+    check = Bounds(**limits).check(Figures(**figures))
+    assert check.usage == pytest.approx(usage)
+    assert check.side == side
+    assert check.within == side.startswith("inside")
 
 
 def test_a_divergence_bound_stands_beside_a_drop_bound_where_there_are_log_probs():
@@ -58,7 +58,7 @@ def test_a_divergence_bound_stands_beside_a_drop_bound_where_there_are_log_probs
     assert Bounds(max_drop=0.01).completed(evaluation(1.0)).max_divergence is None
     assert Bounds(max_drop=0.01).completed(evaluation(1.0, predictions=HALVES)).max_divergence is None
     free = Bounds(max_drop=0.01, max_divergence=math.inf).completed(evaluation(1.0, HALVES))
-    assert free.judge(Figures(drop=0.0, divergence=9.0)).within
+    assert free.check(Figures(drop=0.0, divergence=9.0)).within
     assert free.to_json() == {"drop": 0.01, "divergence": None}
 
 
@@ -71,12 +71,12 @@ def test_a_divergence_bound_that_cannot_be_checked_is_refused():
 def test_the_drop_of_a_metric_of_zero_cannot_be_bounded():
     figures = figures_of(evaluation(0.0), evaluation(0.5))
     with pytest.raises(InputError, match="metric of zero"):
-        Bounds(max_drop=0.01).judge(figures)
+        Bounds(max_drop=0.01).check(figures)
 
 
 @pytest.mark.parametrize("limit", [-0.1, math.nan, True, "1"])
 def test_a_limit_that_bounds_nothing_is_refused(limit):
-    with pytest.raises(InputError, match="--max-drop is no bound"):
+    with pytest.raises(InputError, match="--max-drop is not a bound"):
         Bounds(max_drop=limit)
 
 

@@ -9,9 +9,9 @@ from inshrink_core.chain import (
     Archive,
     ChainConfig,
     ChainState,
-    FrameEncoder,
     Override,
     archive_size,
+    look_ahead,
 )
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES, LayerType
@@ -23,7 +23,7 @@ from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.measure import encode_chain, encode_step, following, sample_keys, step_ratio
 from inshrink_core.search.search import ChainTrials
 from inshrink_core.search.space import Candidate, space_of
-from inshrink_core.search.trials import Judge, TrialLog, evaluator_digest
+from inshrink_core.search.trials import BoundEvaluator, TrialLog, evaluator_digest
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate
 from tests.builders import memory_checkpoint
@@ -52,8 +52,8 @@ def test_a_chain_in_memory_is_bit_for_bit_what_an_archive_decodes_to(run, tmp_pa
     compress(run, target, codec=codec, keyframe_every=3)
     archive = Archive.open(target).sequential()
     chain = base(codec, keyframe_every=3)
-    foreseen = FrameEncoder(chain).look_ahead(run.steps, run.__getitem__)
-    steps = encode_chain(chain, map(run.__getitem__, run.steps), foreseen=foreseen)
+    initial = look_ahead(chain, run.steps, run.__getitem__)
+    steps = encode_chain(chain, map(run.__getitem__, run.steps), initial=initial)
     for step, encoded in zip(run.steps, steps, strict=True):
         restored, written = encoded.restored(), archive[step]
         for spec in run[step].specs:
@@ -61,7 +61,7 @@ def test_a_chain_in_memory_is_bit_for_bit_what_an_archive_decodes_to(run, tmp_pa
                 assert torch.equal(bits(restored[spec.key]), bits(written[spec.key])), (step, spec.key)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", ["lattice", "inshrinkerator"])
 def test_steps_in_order_are_decoded_once_also_where_values_are_not_kept(run, tmp_path, codec, monkeypatch):
     compress(run, tmp_path / "a.inshrink", codec=codec)
     plain = Archive.open(tmp_path / "a.inshrink")
@@ -89,8 +89,8 @@ def test_sizes_in_memory_are_those_of_frames_to_a_few_bytes(run, tmp_path, codec
     target = tmp_path / "a.inshrink"
     compress(run, target, codec=codec)
     frames = archive_size(Archive.open(target)).frames
-    foreseen = FrameEncoder(base(codec)).look_ahead(run.steps, run.__getitem__)
-    steps = encode_chain(base(codec), map(run.__getitem__, run.steps), foreseen=foreseen)
+    initial = look_ahead(base(codec), run.steps, run.__getitem__)
+    steps = encode_chain(base(codec), map(run.__getitem__, run.steps), initial=initial)
     for frame, encoded in zip(frames, steps, strict=True):
         assert encoded.weights_nbytes == pytest.approx(frame.weights_nbytes, abs=60)
         assert encoded.raw_weights == frame.raw_weights
@@ -115,15 +115,15 @@ class Asked:
 
     def __init__(self, run, tmp_path, log=None, **options):
         self.evaluator = InProcess(tmp_path, **options)
-        self.judge = Judge(self.evaluator, run.__getitem__, Bounds(max_drop=0.01))
+        self.judge = BoundEvaluator(self.evaluator, run.__getitem__, Bounds(max_drop=0.01))
         self.seen = []
         self.chains = ChainTrials(
             checkpoints=run.__getitem__,
             steps=run.steps,
             base=base(),
-            judge=self.judge,
+            evaluator=self.judge,
             log=log if log is not None else TrialLog(None, "run"),
-            foreseen=FrameEncoder(base()).look_ahead(run.steps, run.__getitem__),
+            initial=look_ahead(base(), run.steps, run.__getitem__),
             progress=self.seen.append,
         )
 
@@ -182,11 +182,11 @@ def test_another_configuration_or_another_start_is_another_trial(run, tmp_path, 
     fine, coarse = asked.trials(1.0), asked.trials(6.0)
     assert all(item.weights_nbytes > other.weights_nbytes for item, other in zip(fine, coarse, strict=True))
     log = asked.chains.log
-    assert len(log) == 2 * len(run.steps)
+    assert len(log.values()) == 2 * len(run.steps)
     later = ask(log)
     later.chains.steps = run.steps[1:]
     later.trials(1.0)
-    assert len(log) == 3 * len(run.steps) - 1
+    assert len(log.values()) == 3 * len(run.steps) - 1
 
 
 def test_another_evaluator_is_another_trial(tmp_path):
@@ -203,14 +203,14 @@ def test_another_evaluator_is_another_trial(tmp_path):
 @pytest.fixture
 def judging(run, tmp_path):
     evaluator = InProcess(tmp_path)
-    with Judge(evaluator, run.__getitem__, Bounds(max_drop=0.01)) as judge:
+    with BoundEvaluator(evaluator, run.__getitem__, Bounds(max_drop=0.01)) as judge:
         yield evaluator, judge
 
 
 def test_an_evaluator_that_changes_its_mind_is_refused_before_anything_is_measured(judging):
     evaluator, judge = judging
     evaluator.judged = lambda loss: loss * (1 + evaluator.asked / 1000)
-    with pytest.raises(EvaluatorError, match="changes its mind"):
+    with pytest.raises(EvaluatorError, match="is not deterministic"):
         judge.bounds(5)
 
 

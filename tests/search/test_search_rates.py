@@ -27,7 +27,7 @@ H = {"h.0.a": 1.0, "h.0.b": 16.0, "h.1.a": 1.0}
 
 
 def rows(h: dict[str, float | None] | None = None, **changes: Any) -> list[dict[str, Any]]:
-    """Return estimates in which a doubled spacing saves a bit and costs four times the damage."""
+    """Return estimates in which a doubled step size saves a bit and costs four times the damage."""
     reported: dict[str, float | None] = {**H} if h is None else h
     found = []
     for level in LEVELS:
@@ -230,8 +230,8 @@ def test_one_measurement_scales_all_that_is_predicted(rates: Rates) -> None:
     for values in (at_two, at_four):
         assert found.predict(values).divergence == pytest.approx(5 * (rates.predict(values).divergence or 0))
         assert found.predict(values).drop == pytest.approx(rates.predict(values).drop)
-    np.testing.assert_allclose(found.course("divergence"), 5 * rates.figures["divergence"])
-    np.testing.assert_allclose(found.course("drop"), rates.figures["drop"])
+    np.testing.assert_allclose(found.curve("divergence"), 5 * rates.figures["divergence"])
+    np.testing.assert_allclose(found.curve("drop"), rates.figures["drop"])
     assert not found.calibrated([]).corrections
 
 
@@ -258,4 +258,4 @@ def test_a_wild_measurement_leaves_numbers(rates: Rates) -> None:
     found = rates.calibrated(
         [MeasuredAllocation([2.0] * 3, 1e300, 1e-300), MeasuredAllocation([2.0] * 3, 1e-300, 1e300)]
     )
-    assert np.isfinite(found.course("drop")).all()
+    assert np.isfinite(found.curve("drop")).all()

@@ -45,7 +45,7 @@ def test_every_codec_has_levels_from_fine_to_coarse(codec):
     assert len(space_of(codec, frozenset()).levels(1)) == 1
 
 
-def test_a_codec_without_a_knob_has_nothing_to_search():
+def test_a_codec_without_a_tunable_has_nothing_to_search():
     with pytest.raises(ConfigError, match="nothing to search"):
         space_of("lossless", frozenset())
 

@@ -31,9 +31,9 @@ def test_what_a_crash_leaves_of_a_line_is_dropped(tmp_path):
     full = path.read_bytes()
     path.write_bytes(full + full.splitlines(keepends=True)[-1][:40])
     log = TrialLog(path, "run")
-    assert len(log) == 1
+    assert len(log.values()) == 1
     log.add("b", trial(step=20))
-    assert len(TrialLog(path, "run")) == 2
+    assert len(TrialLog(path, "run").values()) == 2
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_a_damaged_line_is_measured_again_and_the_others_are_kept(tmp_path, line
     with path.open("a") as file:
         file.write(line + "\n")
     log = TrialLog(path, "run")
-    assert len(log) == 1
-    assert "line 3 is no result" in caplog.text
+    assert len(log.values()) == 1
+    assert "line 3 is not a result" in caplog.text
 
 
 def test_the_log_of_another_run_is_refused(tmp_path):
@@ -63,7 +63,7 @@ def test_the_log_of_another_run_is_refused(tmp_path):
     TrialLog(path, "run").add("a", trial())
     with pytest.raises(InputError, match="trial log of another run"):
         TrialLog(path, "other")
-    assert len(TrialLog(path, "run")) == 1
+    assert len(TrialLog(path, "run").values()) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Folders that a trainer writes, archived while it goes on: nothing is lost, nothing stops it."""
 
-import re
 import shutil
 from pathlib import Path
 
@@ -123,17 +122,6 @@ def test_a_folder_that_holds_the_step_stays_and_another_one_is_not_touched(tmp_p
     with pytest.raises(ExistsError):
         restore_folder(tmp_path / "a.inshrink", made)
     assert (made / "pytorch_model.bin").read_bytes() == b"another"
-
-
-def test_the_program_of_the_page_runs(tmp_path: Path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "saver.md").read_text()
-    (program,) = (
-        text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "save_folder" in text
-    )
-    write_folder(tmp_path / "out", 100)
-    monkeypatch.chdir(tmp_path)
-    exec(program, {})
-    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (100,)
 
 
 def test_an_archive_that_is_gone_loses_no_save(tmp_path: Path):

@@ -1,7 +1,5 @@
 """Savers whose archive lies in a bucket: spooled and made here, uploaded behind the training."""
 
-import threading
-
 import pytest
 import torch
 
@@ -70,22 +68,6 @@ def test_training_goes_on_while_the_bucket_cannot_be_reached(url, store):  # noq
     assert inshrink_core.open(url).steps == (0, 1, 2, 3, 4, 5)
 
 
-def test_what_a_saver_could_not_upload_the_next_one_does(url, store):  # noqa: F811
-    model, optimizer = training()
-    saver = inshrink_core.Saver(url, model, optimizer)
-    saver.save(1)
-    saver.flush(remote=True)
-    store.before = offline
-    saver.save(2)
-    with pytest.raises(StorageError, match="not everything is uploaded yet"):
-        saver.close()
-    store.before = lambda verb, key: None
-    assert inshrink_core.open(url).steps == (1,)
-    with inshrink_core.Saver(url, model, optimizer) as saver:
-        assert saver.last_step == 2
-    assert inshrink_core.open(url).steps == (1, 2)
-
-
 def test_a_saver_that_another_machine_overtook_stops(url, monkeypatch, tmp_path):  # noqa: F811
     model, optimizer = training()
     saver = inshrink_core.Saver(url, model, optimizer)
@@ -104,21 +86,6 @@ def test_a_saver_that_another_machine_overtook_stops(url, monkeypatch, tmp_path)
     with pytest.raises(ConflictError):
         saver.close()
     assert inshrink_core.open(url).steps == (1, 2)
-
-
-def test_saving_does_not_wait_for_uploads(url, store):  # noqa: F811
-    model, optimizer = training()
-    gate = threading.Event()
-    with inshrink_core.Saver(url, model, optimizer) as saver:
-        saver.save(0)
-        saver.flush(remote=True)
-        store.before = lambda verb, key: gate.wait(20) if verb == "put" else None
-        for step in range(1, 8):
-            saver.save(step)
-        saver.flush()
-        assert inshrink_core.open(url).steps == (0,)
-        gate.set()
-    assert len(inshrink_core.open(url).steps) == 8
 
 
 def test_files_are_not_written_to_an_address_as_to_a_folder(url, tmp_path, monkeypatch):  # noqa: F811

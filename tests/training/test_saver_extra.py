@@ -92,40 +92,6 @@ def same(one, other):
 # What `extra` was taken for
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("codec", [None, "inshrinkerator", "excp"])
-def test_what_looks_like_models_and_optimizers_comes_back_bit_for_bit(tmp_path, codec, mode):
-    network, second = Net(), Net()
-    optimizer, other = adam(network), adam(second)
-    average = average_of(network)
-    with Saver(tmp_path / "a", network, optimizer, codec=codec, optimizer_state=mode) as saver:
-        for at in (1, 2, 3):
-            step(network, optimizer, seed=at)
-            step(second, other, seed=at)
-            average_of(network, average)
-            extra = copy.deepcopy(
-                {
-                    "ema": average.state_dict(),
-                    "model": {"weights": second.state_dict()},
-                    "optimizer": other.state_dict(),
-                    "optimizer_2": other.state_dict(),
-                    "gradients": {name: p.grad for name, p in second.named_parameters()},
-                    "statistics": {"running_mean": network.norm.running_mean, "sum": torch.randn(5000)},
-                    "step": torch.tensor(float(at)),
-                    "state_dict": average.state_dict(),
-                    "inshrink": {"save": 7},
-                    "also": "also",
-                }
-            )
-            saver.save(at, extra)
-        assert saver.restore(3) == 3
-        assert same(saver.extra, extra)
-        assert saver.restore(1) == 1
-    assert inshrink_core.verify(tmp_path / "a", deep=True).ok
-    (file,) = inshrink_core.restore(tmp_path / "a", tmp_path / "out", steps=[3]).paths
-    assert same(torch.load(file, weights_only=True)["extra"], extra)
-
-
 def test_a_tensor_of_the_model_in_extra_is_exact_and_the_models_is_not(tmp_path):
     network = Net()
     optimizer = adam(network)
@@ -204,17 +170,13 @@ def test_states_of_schedulers_and_of_a_scaler_can_be_loaded_again(tmp_path):
     network = model()
     optimizer = adam(network)
     lr = torch.optim.lr_scheduler
-    made = {
-        "multi": lambda: lr.MultiStepLR(optimizer, [2, 3, 3]),
-        "lambda": lambda: lr.LambdaLR(optimizer, lambda epoch: 0.9**epoch),
-        "one": lambda: lr.OneCycleLR(optimizer, 1e-2, total_steps=50),
-        "plateau": lambda: lr.ReduceLROnPlateau(optimizer),
-        "warm": lambda: lr.CosineAnnealingWarmRestarts(optimizer, 5),
-        "sequence": lambda: lr.SequentialLR(
-            optimizer, [lr.ConstantLR(optimizer), lr.ExponentialLR(optimizer, 0.9)], milestones=[2]
-        ),
+    parts = [lr.ConstantLR(optimizer), lr.ExponentialLR(optimizer, 0.9)]
+    schedulers = {
+        "multi": lr.MultiStepLR(optimizer, [2, 3, 3]),
+        "lambda": lr.LambdaLR(optimizer, lambda epoch: 0.9**epoch),
+        "plateau": lr.ReduceLROnPlateau(optimizer),
+        "sequence": lr.SequentialLR(optimizer, parts, milestones=[2]),
     }
-    schedulers = {name: make() for name, make in made.items()}
     scaler = torch.amp.GradScaler("cpu")
     with Saver(tmp_path / "a", network, optimizer) as saver:
         train(network, optimizer, range(2))
@@ -387,9 +349,9 @@ def test_lost_tensors_of_further_models_come_back_with_their_moments(tmp_path):
     ("also", "message"),
     [
         ({"scheduler": object()}, "neither a model nor an optimizer"),
-        ({"": nn.Linear(2, 2)}, "no name"),
-        ({"a/b": nn.Linear(2, 2)}, "no name"),
-        ({"extra": nn.Linear(2, 2)}, "no name"),
+        ({"": nn.Linear(2, 2)}, "not a valid"),
+        ({"a/b": nn.Linear(2, 2)}, "not a valid"),
+        ({"extra": nn.Linear(2, 2)}, "not a valid"),
         ({"D": (nn.Linear(2, 2), None)}, "neither a model nor an optimizer"),
         ({"first": nn.Linear(2, 2)}, "called 'first.weight', as another model's"),
     ],
@@ -531,7 +493,7 @@ def checked(network):
 
 
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],  # making a counterexample smaller takes minutes

@@ -103,7 +103,7 @@ def test_an_evaluator_that_does_not_run_leaves_the_estimates_as_they_are_by_defa
     )
     for now, before in zip(reported, rows, strict=True):
         assert now.archive.evaluator_failed
-        assert "metrics_of_our_lab" in now.archive.not_judged
+        assert "metrics_of_our_lab" in now.archive.not_evaluated
         assert now.archive.bound is None
         assert now.archive.basis == before.archive.basis
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import torch
 import inshrink_core
 from inshrink_core.archive import check_archive
 from inshrink_core.chain import tensor_digest
-from inshrink_core.errors import ExistsError, InputError, NotFoundError, StorageError
+from inshrink_core.errors import ExistsError, InputError, NotFoundError
 from inshrink_core.verbs.shared.values import matching_names
 from tests.runs import model, write_run
 
@@ -160,41 +158,6 @@ def test_export_refuses_what_makes_no_sense(archive_path: Path, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [tmp_path / "there"]
     inshrink_core.verbs.export(archive_path, tmp_path / "there", force=True)
     assert inshrink_core.open(tmp_path / "there").steps == (20,)
-
-
-@pytest.mark.parametrize("layout", ["packed", "safetensors"])
-def test_disk_that_fills_at_any_moment_of_an_export_leaves_what_was_there(
-    archive_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
-) -> None:
-    target, synced, n_syncs = tmp_path / "m", os.fsync, 0
-
-    def fill_up(descriptor: int) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        synced(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fill_up)
-    while True:
-        target.write_bytes(b"mine")
-        left = n_syncs
-        try:
-            inshrink_core.verbs.export(archive_path, target, weights_only=True, layout=layout, force=True)
-            break
-        except StorageError as error:
-            reported = error
-        assert (reported.where, reported.remedy[:15]) == (str(target), "free some space")
-        assert list(tmp_path.iterdir()) == [target]
-        # Once it has its name it is whole, if not yet durable.
-        assert target.read_bytes() == b"mine" or is_loaded(target, layout)
-        n_syncs += 4  # Every one of them takes seconds.
-    assert n_syncs > 5
-    assert is_loaded(target, layout)
-
-
-def is_loaded(target: Path, layout: str) -> bool:
-    return bool(plain(target) if layout == "safetensors" else bits(target, STEPS[-1]))
 
 
 def test_damage_to_a_packed_archive_is_found_and_told(archive_path: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 
 import inshrink_core
 from inshrink_core import Archive
+from inshrink_core.errors import InputError
 from inshrink_core.verbs import compare, compare_archives, prune, verify
 from inshrink_core.verbs.shared.measured import Measurements, known_comparison
 
@@ -89,6 +90,12 @@ def test_another_evaluator_original_or_archive_is_another_question(judged, tmp_p
     assert compare(archive, run, evaluator=judge, steps=[30]).measured_at is None
 
 
+def test_an_archive_that_shares_no_step_with_what_it_is_compared_with_is_refused(judged):
+    run, archive, judge, _ = judged
+    with pytest.raises(InputError, match="no step in common"):
+        compare(archive, run, evaluator=judge, steps=[9999])
+
+
 def test_what_was_measured_before_the_last_change_is_known_as_that(judged):
     run, archive, judge, _ = judged
     found = compare(archive, run, evaluator=judge)
@@ -110,12 +117,12 @@ def test_writing_under_a_bound_is_a_comparison_of_every_step(judged):
     asked = calls()
     known = compare(bounded, run, evaluator=judge)
     assert calls() == asked
-    assert known.max_restore_cost == written.promise.to_json()["max_restore_cost"]
+    assert known.max_restore_cost == written.bound_record.to_json()["max_restore_cost"]
     fresh = compare(bounded, run, evaluator=judge, again=True)
     for was, row in zip(known.steps, fresh.steps, strict=True):
         assert was.restored == pytest.approx(row.restored, rel=1e-12)
         assert (was.drop, was.divergence, was.restore_cost) == (row.drop, row.divergence, row.restore_cost)
-        assert (was.stale_drop, was.stale_divergence) == (row.stale_drop, row.stale_divergence)
+        assert (was.previous_drop, was.previous_divergence) == (row.previous_drop, row.previous_divergence)
 
 
 def test_it_lies_with_the_run_and_of_an_archive_alone_with_the_user(judged, tmp_path):

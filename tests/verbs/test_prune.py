@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
 import shutil
 from pathlib import Path
 
@@ -14,7 +11,7 @@ import torch
 import inshrink_core
 from inshrink_core.archive import ArchiveReader, check_archive
 from inshrink_core.chain import Archive, tensor_digest
-from inshrink_core.errors import LockedError, MissingFrameError, StorageError
+from inshrink_core.errors import LockedError, MissingFrameError
 from tests.runs import write_run
 
 N_STEPS = 9
@@ -188,35 +185,6 @@ def test_cancelled_pruning_leaves_the_archive_as_it_was(path: Path) -> None:
     assert ArchiveReader.open(path).frames == before
     assert check_archive(path) == ()
     assert len(list((path / "frames").iterdir())) == N_STEPS
-
-
-def test_disk_that_fills_at_any_sync_leaves_the_archive_as_it_was_or_pruned(
-    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = frame_bits(template)
-    outcomes = set()
-    real = os.fsync
-    for n_calls in range(0, 60, 2):
-        path = Path(shutil.copytree(template, tmp_path / f"{n_calls}"))
-        calls = []
-
-        def fsync(descriptor: int, calls: list[int] = calls, limit: int = n_calls) -> None:
-            calls.append(descriptor)
-            if len(calls) > limit:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            real(descriptor)
-
-        with monkeypatch.context() as system:
-            system.setattr("os.fsync", fsync)
-            with contextlib.suppress(StorageError):
-                inshrink_core.verbs.prune(path, keep_every=20, apply=True)
-        after = frame_bits(path)
-        outcomes.add(len(after))
-        assert all(after[place] == before[place] for place in after)
-        assert {20, 40, 45} <= {step for step, _ in after}
-        if len(calls) <= n_calls:
-            break
-    assert outcomes == {N_STEPS, 3}
 
 
 def test_archive_with_a_missing_frame_is_not_pruned(path: Path) -> None:

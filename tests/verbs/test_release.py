@@ -184,23 +184,3 @@ def test_a_watch_releases_what_it_has_archived(tmp_path: Path) -> None:
     assert report.freed > 0
     assert names(flat) == ["step_15.pt", "step_20.pt"]
     assert Archive.open(tmp_path / "a").steps == (5, 10, 15, 20)
-
-
-def test_what_is_archived_with_an_error_goes_only_if_that_is_said(run: Path, tmp_path: Path) -> None:
-    target = tmp_path / "a"
-    inshrink_core.compress(run, target, codec="lattice")
-    report = release(run, target, apply=True)
-    assert report.released == ()
-    assert why(report)[1] == "archived with an error (--lossy releases it)"
-    assert report.steps[0].errors["weights"] > 0
-    assert len(names(run)) == 4
-    plan = release(run, target, lossy=True)
-    assert [row.exact for row in plan.steps if row.released] == [False, False]
-    assert release(run, target, lossy=True, apply=True).released == (1, 2)
-
-
-def test_files_of_a_flat_run_are_released_and_the_newest_k_stay(tmp_path: Path) -> None:
-    flat = write_run(tmp_path / "run", n_steps=4)
-    inshrink_core.compress(flat, tmp_path / "a", codec="lossless", optimizer="exact")
-    assert release(flat, tmp_path / "a", keep_newest=1, apply=True).released == (5, 10, 15)
-    assert names(flat) == ["step_20.pt"]

@@ -173,7 +173,7 @@ def test_the_best_steps_by_the_log_of_the_run_stay(path: Path, run_path: Path, t
     plan = inshrink_core.verbs.prune(path, keep_best="val_loss:2", log=log).plan
     assert [frame.step for frame in plan.kept] == [20, 25, 45]
     assert plan.why[plan.kept[0].frame_id] == ("the best 2 of val_loss",)
-    assert plan.why[plan.kept[2].frame_id] == ("training goes on there",)
+    assert plan.why[plan.kept[2].frame_id] == ("training continues there",)
     plan = inshrink_core.verbs.prune(path, keep_best=["score:2:higher"], keep_last=1, log=log).plan
     assert [frame.step for frame in plan.kept] == [15, 35, 45]
     with pytest.raises(InputError, match="which way is 'score' better"):

@@ -19,7 +19,9 @@ from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InputError, LockedError, NotFoundError, StepConflictError
 from inshrink_core.execution.progress import Progress
-from inshrink_core.verbs.compress import Compress, CompressReport
+from inshrink_core.verbs.compress import Compress
+from inshrink_core.verbs.shared import watch as watching
+from inshrink_core.verbs.shared.compressing import CompressReport
 from tests.runs import write_run
 from tests.signals import hear_ctrl_c
 
@@ -131,13 +133,13 @@ def test_checkpoint_that_vanishes_while_it_is_read_is_told_and_left_out(
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
-    real = Compress.write
+    real = watching.write_run
 
     def deleted_meanwhile(request: Compress) -> CompressReport:
         (folder / "step_10.pt").unlink(missing_ok=True)
         return real(request)
 
-    monkeypatch.setattr(Compress, "write", deleted_meanwhile)
+    monkeypatch.setattr(watching, "write_run", deleted_meanwhile)
     report = watch(folder, tmp_path / "a", until=30, **OPTIONS)
     assert report.vanished == (10,)
     assert report.appended == (5, 15, 20, 25, 30)

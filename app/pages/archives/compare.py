@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,22 +11,22 @@ import streamlit as st
 from inshrink_app import services
 from inshrink_app.jobs import Job, subjects_of
 from inshrink_app.model import Subject, when
-from inshrink_app.pages.archives import figures
+from inshrink_app.pages.archives.figures import cost_figure, metric_figure, size_figure
 from inshrink_app.pages.archives.table import Measured
-from inshrink_app.services import Bound, EvaluatorCode
-from inshrink_app.widgets import choices, ending, fmt, job_card, listing, problem, quality
-from inshrink_app.widgets.choices import one_of_few, pick_several
+from inshrink_app.services import Bound
+from inshrink_app.widgets import ending, fmt, job_card, listing, problem, quality
+from inshrink_app.widgets.choices import one_of_few
 from inshrink_app.widgets.layout import chart
 
 from inshrink_core.chain import ChainReport
+from inshrink_core.text import spread
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.shared.measured import Known
 
-_WHICH = {"some": "A few steps", "all": "All steps", "chosen": "These steps"}
-_STEPS, _METRICS = "compare.steps", "compare.metrics"
-_MOST_METRICS = 4
+_WHICH = {"some": "A few steps", "all": "All steps"}
+_MAX_METRICS = 4
 _HEADINGS = {"restore_cost": "restore cost"} | {
-    f"stale_{name}": f"{name.replace('_', ' ')} of the previous checkpoint"
+    f"previous_{name}": f"{name.replace('_', ' ')} of the previous checkpoint"
     for name in ("drop", "divergence", "restore_cost")
 }
 
@@ -45,74 +44,53 @@ def show(
     job = services.newest_job("archives", "compare", original.path)
     if job is not None and not {str(chain.path) for chain in archives} & archives_of(job):
         job = None
-    requests = _ask(original, archives, measured, is_running=job is not None and job.is_running)
+    request = _ask(original, archives, measured, job)
     known = [found for chain in archives for found in measured.get(chain.path, {}).values()]
+    job_card.settled(job, parts=job_card.n_rows)
     if job is not None and job.is_running:
-        _live(job, bound, colours)
+        _charts(services.compared(job), {}, bound, colours)
+    elif known:
+        _found(known, {str(chain.path): chain.nbytes for chain in archives}, bound, colours)
     else:
-        if job is not None and job.state != "finished":
-            job_card.stopped(job, primary=False)
-        if known:
-            _found(known, {str(chain.path): chain.nbytes for chain in archives}, bound, colours)
-        else:
-            st.caption("Nothing was measured yet. Comparing restores each step and evaluates it.")
-    ending.requests(requests)
+        st.caption("Not compared yet. Compare restores each step and evaluates it.")
+    ending.requests([request])
 
 
 def _ask(
-    original: Subject, archives: Sequence[ChainReport], measured: Measured, *, is_running: bool
-) -> list[CompareArchives]:
-    """Draw the options and the button; return the requests."""
-    judge, trusted = services.named_judge(original)
+    original: Subject, archives: Sequence[ChainReport], measured: Measured, job: Job | None
+) -> CompareArchives:
+    """Draw the options and the button; return the request. The header has evaluator and metric."""
+    evaluator, trusted = services.evaluator_and_trust(original)
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         button = st.container(width="content")
         steps = _steps(original, archives)
-        metrics = _metrics(original, measured, judge)
-        device = choices.device("compare")
     problem.show_unreadable(original.unreadable, "They are not compared.")
-    again = all(_is_known(chain, measured.get(chain.path, {}), steps, metrics) for chain in archives)
+    metric = evaluator.metric if evaluator is not None and evaluator.is_asked else ""
+    again = all(_is_known(chain, measured.get(chain.path, {}), steps, metric) for chain in archives)
     tip = f"Restores and evaluates {fmt.counted(len(steps), 'step')} of each archive."
     if not trusted:
-        tip = f"{'Choose an' if judge is None else 'Trust the'} evaluator in the header first."
+        tip = f"{'Choose an' if evaluator is None else 'Trust the'} evaluator in the header first."
         st.caption(tip)
-    requests = services.comparisons(original, archives, steps, judge, metrics, device=device, again=again)
-    label, look = ("Measure again", "secondary") if again else ("Compare", "primary")
-    pressed = button.button(
-        label,
-        type=look,  # type: ignore[arg-type]
-        icon=":material/compare_arrows:",
-        disabled=not trusted or not steps or is_running,
-        help=tip,
-    )
-    if pressed and judge is not None:
-        services.start_compare(original, archives, requests, judge)
-        st.rerun()
-    return requests
+    among = [chain.path for chain in archives if set(steps) & set(chain.steps) or not steps]
+    used = [step for step in steps if any(step in chain.steps for chain in archives)]
+    request = services.comparison(original, among, used, evaluator, again=again)
+    with button:
+        job_card.start_button(
+            "Measure again" if again else "Compare",
+            lambda: services.comparison_work(original, archives, request, evaluator),
+            "compare_arrows",
+            job=job,
+            disabled=not trusted or not steps,
+            type="secondary" if again else "primary",
+            help=tip,
+        )
+    return request
 
 
-def _metrics(original: Subject, measured: Measured, judge: EvaluatorCode | None) -> list[str]:
-    """Draw the choice of metrics; return an empty list for the evaluator's default. A name may be typed."""
-    known = [judge.metric if judge is not None else "", *services.metrics_told(original)]
-    known += [name for by_metric in measured.values() for name in by_metric]
-    picked: list[str] = pick_several(
-        "Metrics",
-        list(dict.fromkeys(filter(None, [*known, *st.session_state.get(_METRICS, ())]))),
-        key=_METRICS,
-        max_selections=_MOST_METRICS,
-        placeholder="The evaluator's default",
-        help="Several are measured one after the other and shown side by side. Type the name of another one.",
-        accept_new_options=True,
-        width=320,
-    )
-    return picked
-
-
-def _is_known(
-    chain: ChainReport, known: Mapping[str, Known], steps: Sequence[int], metrics: Sequence[str]
-) -> bool:
-    """Return whether the present archive was measured at the given steps and metrics."""
+def _is_known(chain: ChainReport, known: Mapping[str, Known], steps: Sequence[int], metric: str) -> bool:
+    """Return whether the present archive was measured at the given steps, by a metric or any."""
     wanted = set(steps) & set(chain.steps)
-    found = [known.get(name) for name in metrics or known]
+    found = [known.get(metric)] if metric else list(known.values())
     return bool(found) and all(
         row is not None and row.is_current and wanted <= {step.step for step in row.comparison.steps}
         for row in found
@@ -122,24 +100,9 @@ def _is_known(
 def _steps(original: Subject, archives: Sequence[ChainReport]) -> tuple[int, ...]:
     """Draw the choice of steps and return it."""
     common = [step for step in original.steps if any(step in chain.steps for chain in archives)]
-    spread = services.spread_of(common)
-    which = one_of_few("compare", "Steps", "which", _WHICH, "some" if len(spread) < len(common) else "all")
-    if which == "chosen":
-        picked = st.session_state.get(_STEPS, common[-1:])
-        st.session_state[_STEPS] = [step for step in picked if step in common]
-        return tuple(sorted(pick_several("Which steps", common, key=_STEPS, width=260)))
-    return spread if which == "some" else tuple(common)
-
-
-@st.fragment(run_every=job_card.POLL_SECONDS)
-def _live(job: Job, bound: Bound, colours: Mapping[str, str]) -> None:
-    """Draw a running comparison, each step as it arrives."""
-    now = job_card.current(job)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        job_card.progress(now)
-        job_card.cancel_button(now)
-    if found := services.compared(now):
-        _charts(found, {}, bound, colours)
+    some = tuple(spread(common, services.MAX_COMPARED))
+    which = one_of_few("compare", "Steps", "which", _WHICH, "some" if len(some) < len(common) else "all")
+    return some if which == "some" else tuple(common)
 
 
 def _found(
@@ -162,15 +125,17 @@ def _basis(known: Sequence[Known]) -> str:
     parts = [f"Measured {when(newest.at)}{samples}, on {newest.comparison.device.upper() or 'CPU'}."]
     if newest.worst is not None and newest.granularity is not None:
         parts.append(f"One sample is {fmt.percent(newest.granularity)} of {newest.comparison.metric}.")
-    parts.append("Grey, dashed: the previous checkpoint in place of each step, which stores nothing.")
+    parts.append("Dashed grey: the previous checkpoint in place of each step, which stores nothing.")
     as_good = sum(
-        row.stale_restore_cost <= row.restore_cost
+        row.previous_restore_cost <= row.restore_cost
         for found in known
         for row in found.comparison.steps
-        if row.restore_cost is not None and row.stale_restore_cost is not None
+        if row.restore_cost is not None and row.previous_restore_cost is not None
     )
     if as_good:
-        parts.append(f"At {fmt.counted(as_good, 'step')} it costs no more; those steps prove little.")
+        parts.append(
+            f"At {fmt.counted(as_good, 'step')} it costs no more than the archive, so these steps say little."
+        )
     return fmt.markdown(" ".join(parts))
 
 
@@ -181,29 +146,28 @@ def _charts(
     first = {found.archive: found for found in reversed(known)}  # Costs are equal for all metrics.
     each = [first[path] for path in dict.fromkeys(found.archive for found in known)]
     rows = [row for found in each for row in found.comparison.steps]
-    drawn: dict[str, tuple[Callable[[], go.Figure], str]] = {}
+    drawn: list[tuple[str, go.Figure, str]] = []
 
     def add(name: str, of: Sequence[Known], key: str, alt: str) -> None:
-        drawn[key] = partial(figures.cost_figure, of, name, colours, bound), alt
+        drawn.append((key, cost_figure(of, name, colours, bound), alt))
 
     if any(row.restore_cost is not None for row in rows):
         add("restore_cost", each, "cost", "Restore cost")
     if len(sizes) > 1:
         kind = "restore_cost" if bound.kind == "none" else bound.kind
-        drawn["sizes"] = partial(figures.size_figure, each, sizes, colours, kind, bound), "Cost against size"
-    for metric in list(dict.fromkeys(found.comparison.metric for found in known))[:_MOST_METRICS]:
+        drawn.append(("sizes", size_figure(each, sizes, colours, kind, bound), "Cost against size"))
+    for metric in list(dict.fromkeys(found.comparison.metric for found in known))[:_MAX_METRICS]:
         of = [found for found in known if found.comparison.metric == metric]
-        drawn[f"metric.{metric}"] = partial(figures.metric_figure, of, colours), f"{metric}, restored"
+        drawn.append((f"metric.{metric}", metric_figure(of, colours), f"{metric}, restored"))
         if bound.kind == "drop":
             add("drop", of, f"drop.{metric}", f"Drop of {metric}")
     if any(row.divergence for row in rows):
         add("divergence", each, "divergence", "Divergence")
     names = ", ".join(fmt.html(found.name) for found in each)
-    for place, (name, (draw, alt)) in enumerate(drawn.items()):
-        if place % 2 == 0:
-            columns = st.columns(2, gap="medium")
+    columns = st.columns(2, gap="medium")
+    for place, (key, figure, alt) in enumerate(drawn):
         with columns[place % 2]:
-            chart(draw(), f"compare.{name}", f"{alt} by step, of {names}")
+            chart(figure, f"compare.{key}", f"{alt} by step, of {names}")
 
 
 def _table(known: Sequence[Known], bound: Bound) -> None:
@@ -214,7 +178,7 @@ def _table(known: Sequence[Known], bound: Bound) -> None:
             fields = {name: getattr(row, name) for name in row.__slots__ if name[:9] != "restore_g"}
             del fields["restore_noise"]
             about = {"archive": found.name, "metric": found.comparison.metric}
-            rows.append({**about, **fields, "bound": bound.verdict(bound.of(row))})
+            rows.append({**about, **fields, "bound": bound.check(bound.of(row))})
     table = pd.DataFrame(rows).rename(columns=_HEADINGS)
     small = dict.fromkeys((name for name in table if str(name).startswith("divergence")), listing.SMALL)
     listing.show(

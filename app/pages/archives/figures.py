@@ -1,17 +1,17 @@
-"""Figures of archives: original against restored, bytes of frames, and rehearsals. No Streamlit here."""
+"""Figures of archives: original against restored, and bytes of frames. No Streamlit here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.services import Bound
 from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets import fmt
-from inshrink_app.widgets.figures import byte_ticks, lay_out, log_ticks, steps_axis, title
+from inshrink_app.widgets.figures import byte_ticks, curve, lay_out, log_ticks, steps_axis, title
+from inshrink_app.widgets.quality import COSTS
 
 from inshrink_core.chain import ChainFrame
 from inshrink_core.verbs.shared.measured import Known
@@ -21,9 +21,6 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 _HEIGHT = 220
 _ROOM = 0.12
 _BOUND = CATEGORICAL[5]
-_UNITS = {"restore_cost": (100.0, " %"), "drop": (100.0, " %"), "divergence": (1.0, " nats")}
-"""Factor and unit of each figure of a comparison in its chart."""
-
 _KINDS = {"keyframe": "Keyframe", "delta": "Delta frame"}
 
 
@@ -33,7 +30,7 @@ def metric_figure(known: Sequence[Known], colours: Mapping[str, str]) -> go.Figu
     errors = {step: error for found in known for step, error in found.standard_errors.items()}
     metric, steps = fmt.html(known[0].comparison.metric), sorted(rows)
     hover = f"original, step %{{x:,}}<br>{metric} %{{y:.5g}}"
-    original = _curve(steps, [rows[step].original for step in steps], "Original", hover, GAP, width=3)
+    original = curve(steps, [rows[step].original for step in steps], "Original", hover, GAP, width=3)
     if rows.keys() <= errors.keys():
         original.error_y = {"array": [errors[step] for step in steps], "thickness": 1, "width": 2}
     figure = go.Figure(original)
@@ -61,22 +58,23 @@ def cost_figure(
     bound
         The quality bound.
     """
-    figure, what, (scale, unit) = go.Figure(), name.replace("_", " "), _UNITS[name]
+    figure, cost = go.Figure(), COSTS[name]
     rows = [row for found in known for row in found.comparison.steps]
-    stale = {row.step: value for row in rows if (value := getattr(row, f"stale_{name}")) is not None}
-    if stale:
-        steps = sorted(stale)
-        values = [scale * stale[step] for step in steps]
-        hover = f"previous checkpoint, step %{{x:,}}<br>%{{y:{fmt.d3_format(values)}}}{unit}"
-        figure.add_trace(_curve(steps, values, "Previous checkpoint", hover, GAP, dash="dash", symbol=""))
+    baseline = {row.step: value for row in rows if (value := getattr(row, f"previous_{name}")) is not None}
+    if baseline:
+        steps = sorted(baseline)
+        values = [cost.scale * baseline[step] for step in steps]
+        hover = f"previous checkpoint, step %{{x:,}}<br>%{{y:{fmt.d3_format(values)}}} {cost.unit}"
+        look: dict[str, Any] = {"dash": "dash", "mode": "lines"}
+        figure.add_trace(curve(steps, values, "Previous checkpoint", hover, GAP, **look))
     drawn: list[float] = []
     for found in known:
-        values = [_scaled(getattr(row, name), scale) for row in found.comparison.steps]
-        figure.add_trace(_archive(found, values, colours, what, fmt.d3_format(values), unit))
+        values = [_scaled(getattr(row, name), cost.scale) for row in found.comparison.steps]
+        figure.add_trace(_archive(found, values, colours, cost.word, fmt.d3_format(values), f" {cost.unit}"))
         drawn += filter(math.isfinite, values)
     drawn += _draw_bound(figure, name, bound)
-    _lay_out(figure, f"{what.capitalize()},{unit}")
-    worst = max((scale * value for value in stale.values()), default=0.0)
+    _lay_out(figure, cost.axis)
+    worst = max((cost.scale * value for value in baseline.values()), default=0.0)
     if name == "divergence":
         return figure.update_yaxes(type="log", **log_ticks([*drawn, worst]))
     least, most = min([0.0, *drawn]), max(drawn, default=0.0)
@@ -90,17 +88,17 @@ def size_figure(
     known: Sequence[Known], sizes: Mapping[str, int], colours: Mapping[str, str], name: str, bound: Bound
 ) -> go.Figure:
     """Draw the largest restore cost, drop or divergence of each archive against its size."""
-    figure, what, (scale, unit) = go.Figure(), name.replace("_", " "), _UNITS[name]
+    figure, cost = go.Figure(), COSTS[name]
     for found in known:
         value = getattr(found.comparison, f"max_{name}")
         if value is not None and found.archive in sizes:
-            mark = _archive(found, [scale * value], colours, what, ".3g", unit)
-            hover = f"{mark.name}<br>%{{x:.4s}}B, {what} %{{y:.3g}}{unit}<extra></extra>"
+            mark = _archive(found, [cost.scale * value], colours, cost.word, ".3g", f" {cost.unit}")
+            hover = f"{mark.name}<br>%{{x:.4s}}B, {cost.word} %{{y:.3g}} {cost.unit}<extra></extra>"
             mark.update(x=[sizes[found.archive]], hovertemplate=hover, mode="markers", marker={"size": 12})
             figure.add_trace(mark)
     _draw_bound(figure, name, bound)
-    _lay_out(figure, f"Largest {what},{unit}")
-    return figure.update_xaxes(title=title("Size of the archive, bytes"), tickformat="~s", rangemode="tozero")
+    _lay_out(figure, f"Largest {cost.word}, {cost.unit}")
+    return figure.update_xaxes(title=title("Size of the archive"), tickformat="~s", rangemode="tozero")
 
 
 def _scaled(value: float | None, scale: float) -> float:
@@ -111,7 +109,7 @@ def _draw_bound(figure: go.Figure, name: str, bound: Bound | None) -> list[float
     """Draw a bound across a figure; return its position in a list, empty if the figure is not bounded."""
     if bound is None or bound.kind != name:
         return []
-    limit = _UNITS[name][0] * bound.value
+    limit = COSTS[name].scale * bound.value
     line = {"color": _BOUND, "width": 1.5, "dash": "dash"}
     text = {"text": f"Bound {bound.text.rpartition('≤ ')[2]}", "font": {"size": 12}, "yshift": 2}
     figure.add_hline(y=limit, line=line, annotation=text, annotation_position="top left")
@@ -122,40 +120,17 @@ def _archive(
     known: Known, values: Sequence[float], colours: Mapping[str, str], what: str, form: str, unit: str = ""
 ) -> go.Scatter:
     """Return the curve of an archive, with its colour, mark and name."""
-    name = fmt.html(fmt.elided(known.name, _NAME_WIDTH))
+    name = fmt.html(fmt.clipped(known.name, _NAME_WIDTH))
     place = list(colours).index(known.archive) if known.archive in colours else 0
     hover = f"{name}, step %{{x:,}}<br>{what} %{{y:{form}}}{unit}"
     steps = [row.step for row in known.comparison.steps]
-    colour = colours.get(known.archive, CATEGORICAL[1])
-    return _curve(
-        steps, values, name, hover, colour, symbol=_SYMBOLS[(place + place // len(_SYMBOLS)) % len(_SYMBOLS)]
-    )
+    symbol = _SYMBOLS[(place + place // len(_SYMBOLS)) % len(_SYMBOLS)]
+    marker = {"size": 7, "symbol": symbol}
+    return curve(steps, values, name, hover, colours.get(known.archive, CATEGORICAL[1]), marker=marker)
 
 
-def _curve(
-    steps: Sequence[int],
-    values: Iterable[float],
-    name: str,
-    hover: str,
-    colour: str,
-    *,
-    dash: str = "solid",
-    symbol: str = "circle",
-    width: float = 2,
-) -> go.Scatter:
-    return go.Scatter(
-        x=steps,
-        y=np.fromiter(values, np.float64),
-        name=name,
-        mode="lines+markers" if symbol else "lines",
-        line={"color": colour, "width": width, "dash": dash},
-        marker={"size": 7, "symbol": symbol or "circle"},
-        hovertemplate=f"{hover}<extra></extra>",
-    )
-
-
-def _lay_out(figure: go.Figure, y: str, height: int = _HEIGHT) -> go.Figure:
-    lay_out(figure, height, legend=sum(trace.showlegend is not False for trace in figure.data) > 1)
+def _lay_out(figure: go.Figure, y: str) -> go.Figure:
+    lay_out(figure, _HEIGHT, legend=sum(trace.showlegend is not False for trace in figure.data) > 1)
     figure.update_xaxes(**steps_axis(8))
     return figure.update_yaxes(title=title(y), automargin=True, nticks=6)
 
@@ -172,29 +147,5 @@ def frames_figure(frames: Sequence[ChainFrame]) -> go.Figure:
         bars |= {"name": label, "marker": {"color": colour}, "hovertemplate": f"{hover}<extra></extra>"}
         figure.add_trace(go.Bar(**bars))
     figure.update_layout(barmode="stack")
-    _lay_out(figure, "Bytes")
+    _lay_out(figure, "Size of the frame")
     return figure.update_yaxes(**byte_ticks(max((frame.nbytes for frame in frames), default=0)))
-
-
-def rehearsal_figure(rehearsal: Mapping[str, Any]) -> go.Figure:
-    """Draw trainings with failures, and range and mean of those without."""
-    curves, metric = rehearsal["curves"], fmt.html(str(rehearsal["metric"]))
-    steps = curves[0]["steps"] if curves else []
-    figure = go.Figure()
-    for name, label, colour, dash in (
-        ("uninterrupted", "Uninterrupted, mean", CATEGORICAL[0], "solid"),
-        ("restored", "Restored after failures, mean", _BOUND, "dash"),
-    ):
-        values = np.asarray([curve[name] for curve in curves], np.float64).reshape(len(curves), len(steps))
-        if name == "uninterrupted" and len(curves) > 1:
-            band: dict[str, Any] = {"x": steps, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
-            figure.add_trace(go.Scatter(y=values.max(axis=0), showlegend=False, **band))
-            band |= {"fill": "tonexty", "fillcolor": "rgba(0, 114, 178, 0.22)"}
-            label_of_band = f"Range of {len(curves)} seeds, uninterrupted"
-            figure.add_trace(go.Scatter(y=values.min(axis=0), name=label_of_band, **band))
-        if curves:
-            hover = f"{label}, step %{{x:,}}<br>{metric} %{{y:.5g}}"
-            figure.add_trace(_curve(steps, values.mean(axis=0), label, hover, colour, dash=dash))
-    for step in rehearsal["restored_at"]:
-        figure.add_vline(x=step, line={"color": GAP, "width": 1, "dash": "dot"})
-    return _lay_out(figure, metric, 310)

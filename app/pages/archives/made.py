@@ -1,18 +1,21 @@
-"""A written archive or file: its figures, the code that loads it, and its download."""
+"""Writing of an archive or a file: its target, its progress, its figures, and the code that loads it."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs import Job, shell_text
 from inshrink_app.model import ServiceError, Subject
-from inshrink_app.services import Made
+from inshrink_app.services import ExportRequest, Made
 from inshrink_app.widgets import fmt, job_card, listing, problem, quality
-from inshrink_app.widgets.layout import Fact, facts
+from inshrink_app.widgets.layout import Fact, answer, facts
 
 from inshrink_core.verbs.restore import Restore
 
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 
 
 def job_of(shown: Subject, topic: str) -> Job | None:
@@ -23,9 +26,39 @@ def job_of(shown: Subject, topic: str) -> Job | None:
     return services.newest_job("archives", topic, shown.path)
 
 
+def start_button(
+    label: str, shown: Subject, source: Subject, request: ExportRequest, *, disabled: bool, trusted: str = ""
+) -> str:
+    """Draw the target of an export and the button that writes it; return the target as typed.
+
+    Parameters
+    ----------
+    label
+        Text of the button.
+    shown, source
+        The run or archive on screen, and the one that is exported.
+    request
+        The export.
+    disabled
+        Whether it cannot be written now.
+    trusted
+        SHA-256 of its evaluator, if that needs consent.
+    """
+    suggestion = services.suggested_name(source, request)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        typed = st.text_input("Write to", value=suggestion, key=f"export.target.{suggestion}")
+        if request.file is not None and Path(typed).is_file() and st.checkbox("Replace this file"):
+            request = replace(request, file=replace(request.file, force=True))
+        pressed = st.button(label, type="primary", icon=":material/archive:", disabled=disabled)
+    if pressed and (target := answer(lambda: services.export_target(typed, request))) is not None:
+        state.publish(job=services.start_export(shown, request, target, trusted=trusted).job_id)
+        st.rerun()
+    return typed
+
+
 def show(shown: Subject, job: Job | None) -> None:
     """Draw the latest writing job: its progress, its error, or its result."""
-    if job is None or not job_card.settled(job, ""):
+    if job is None or not job_card.settled(job):
         return
     target = services.export_made_at(job)
     st.code(str(target), language=None, wrap_lines=True)
@@ -39,25 +72,22 @@ def show(shown: Subject, job: Job | None) -> None:
         st.warning("The file was moved or deleted.", icon=":material/warning:")
         return
     with st.container(horizontal=True, vertical_alignment="center"):
-        if made.path.is_file():
-            listing.download(made.path)
-        elif st.button("Copy as one packed file", icon=":material/folder_zip:"):
-            state.publish(job=services.start_pack(shown, made.path).job_id)
-            st.rerun()
+        if target.is_file():
+            listing.download(target)
         elif st.button("Compare with the run", icon=":material/compare_arrows:"):
-            state.go_to("archives", panel="compare", **{state.ARCHIVE: str(made.path)})
+            state.go_to("archives", panel="compare", **{state.ARCHIVE: str(target)})
     facts(_figures(made))
     problem.show_unreadable(made.unreadable, "They are not in the archive: do not delete their files.")
-    if made.left_out:
-        more = f" and {len(made.left_out) - _MOST_NAMED} more" if len(made.left_out) > _MOST_NAMED else ""
-        st.caption(fmt.markdown(f"Left out: {', '.join(made.left_out[:_MOST_NAMED])}{more}."))
-    if made.weights_only:
+    if left_out := made.reports[-1].get("left_out", ()):
+        more = f" and {len(left_out) - _MAX_NAMED} more" if len(left_out) > _MAX_NAMED else ""
+        st.caption(fmt.markdown(f"Left out: {', '.join(left_out[:_MAX_NAMED])}{more}."))
+    if made.loading:
         _code("Load it into a model" + ("" if made.chain else ", without Inshrink"), made.loading)
     if made.chain is not None:
-        steps = (made.chain.steps[-1],) if made.kind != "step" else None
-        layout = "safetensors" if made.weights_only else "same"
-        _code("Restore it", shell_text([Restore(str(made.path), "restored/", steps=steps, layout=layout)]))
-    _code(f"SHA-256 of the {'file' if made.path.is_file() else 'manifest'}", made.digest)
+        steps = None if made.request.kind == "step" else (made.chain.steps[-1],)
+        layout = "safetensors" if made.loading else "same"
+        _code("Restore it", shell_text([Restore(str(target), "restored/", steps=steps, layout=layout)]))
+    _code(f"SHA-256 of the {'file' if target.is_file() else 'manifest'}", made.digest)
 
 
 def _code(caption: str, text: str) -> None:
@@ -67,17 +97,13 @@ def _code(caption: str, text: str) -> None:
 
 def _figures(made: Made) -> list[Fact]:
     """Return the figures of the written file; all of them are measured."""
-    about = "against the archive it copies" if made.kind == "pack" else "of the weights, root mean square"
-    error = "none" if made.relative_error == 0 else fmt.percent(made.relative_error)
-    relative: Fact = ("Relative error", error, about)
-    if made.chain is None:
-        tensors = fmt.count(made.n_tensors or 0)
-        size = fmt.size(made.nbytes)
-        return [("Size", size, "plain safetensors"), ("Tensors", tensors, "weights and buffers"), relative]
-    steps: Fact = ("Steps", fmt.count(len(made.chain.steps)), fmt.steps(made.chain.steps))
-    return [
-        *quality.size_facts(made.chain, made.device),
-        steps,
-        *quality.archive_facts(made.chain),
-        relative,
-    ]
+    is_copy, error = made.request.kind == "pack", made.relative_error
+    about = "against the archive it copies" if is_copy else "of the weights, root mean square"
+    relative: Fact = ("Relative error", "none" if error == 0 else fmt.percent(error), about)
+    chain, first, last = made.chain, made.reports[0], made.reports[-1]
+    if chain is None:
+        size = ("Size", fmt.size(last["bytes"]), "plain safetensors")
+        return [size, ("Tensors", fmt.count(last["tensors"]), "weights and buffers"), relative]
+    steps: Fact = ("Steps", fmt.count(len(chain.steps)), fmt.steps(chain.steps))
+    figures = quality.size_facts(chain, first.get("device", ""))
+    return [*figures, steps, *quality.archive_facts(chain), relative]

@@ -44,10 +44,11 @@ def choose(
 
     frame = frame.dropna(axis="columns", how="all")
     frame.insert(0, _MARK, _MARK)
-    looks = listing.looks(frame, helps={_WITHIN: f"Whether what was measured keeps the bound: {bound.text}"})
+    tip = f"Whether what was measured keeps the bound: {bound.text}"
+    frame, looks = listing.drawn_as(frame, helps={_WITHIN: tip})
     looks[_MARK] = st.column_config.Column("", width=30)
     ink = [f"color: {colours[path]}" for path in paths]
-    styled = listing.in_percent(frame, looks).style.apply(lambda column: ink, subset=[_MARK])
+    styled = frame.style.apply(lambda column: ink, subset=[_MARK])
     alt = "Archives of this run with steps, size, ratio, restore cost and every metric that was measured"
     listing.pickable(styled, looks, alt, key, wanted, picked, several=True)
     return tuple(archives[paths.index(path)] for path in chosen)
@@ -82,20 +83,20 @@ def _row(chain: ChainReport, known: Mapping[str, Known], bound: Bound) -> dict[s
         "divergence": _first(comparison.max_divergence for comparison in found),
         "drop": max((value for value in drops.values() if value is not None), default=None),
     }
-    cost, verdict = figures["restore_cost"], bound.verdict(figures.get(bound.kind))
+    cost, check = figures["restore_cost"], bound.check(figures.get(bound.kind))
     if quality.is_exact_archive(chain):
-        cost, verdict = cost or 0.0, "exact" if bound.kind != "none" else None
+        cost, check = cost or 0.0, "exact" if bound.kind != "none" else None
     last = next(verified(chain), None)
     is_old = any(not by_metric.is_current for by_metric in known.values())
     return {
-        _NAME: fmt.elided(fmt.printable(chain.name), _NAME_WIDTH),
+        _NAME: fmt.clipped(fmt.printable(chain.name), _NAME_WIDTH),
         "settings": services.distinction(chain) or chain.codec,
         "steps": len(chain.steps),
         "bytes": chain.nbytes,
         "ratio": chain.ratio_total,
         "bits per weight": chain.bits_per_weight,
         "restore cost": cost,
-        _WITHIN: verdict,
+        _WITHIN: check,
         **drops,
         "largest divergence": figures["divergence"],
         "verified": None if last is None else "sound" if last.document.get("ok") else "damaged",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pandas as pd
@@ -47,14 +48,13 @@ def errors(original: Subject, chain: ChainReport) -> None:
     work = Work.asking([request], original.path, "archives", "errors", of=of)
     job = services.job_of(work)
     with st.container(horizontal=True, vertical_alignment="center"):
-        look: Any = {"type": "secondary" if job else "primary", "disabled": bool(job and job.is_running)}
         label = "Measure errors again" if job else "Measure errors"
-        job_card.start_button(label, work, "straighten", **look)
+        job_card.start_button(label, work, "straighten", job=job, type="secondary" if job else "primary")
         st.caption(
             f"Decodes every step and compares every tensor. Reads {fmt.size(original.total_bytes)} of "
             f"checkpoints and {fmt.size(chain.nbytes)} of archive; no code of the run is executed."
         )
-    if job_card.settled(job, "") and job is not None:
+    if job_card.settled(job) and job is not None:
         _found(job.result, original)
     ending.requests([request])
 
@@ -85,10 +85,10 @@ def _found(document: dict[str, Any], original: Subject) -> None:
     ).reset_index()
     summary["what it means"] = [_MEANING.get(role, "") for role in summary["role"]]
     n_exact = f"{fmt.count(int(table['bit_exact'].sum()))} of {fmt.count(len(table))} bit-exact."
-    st.caption(f"By role. Errors are relative root mean squares. {n_exact}")
+    st.caption(f"Errors by role, as relative root mean squares. {n_exact}")
     formats = {"bit-exact": listing.SHARE, "median error": listing.SMALL, "largest error": listing.SMALL}
-    looks = listing.looks(summary, formats, wide=["what it means"])
-    listing.bare(summary, looks, "Errors by role of the tensors, and what they mean")
+    drawn = listing.drawn_as(summary, formats, wide=["what it means"])
+    listing.bare(*drawn, "Errors by role of the tensors, and what they mean")
     _table(table)
 
 
@@ -99,7 +99,7 @@ def _table(table: pd.DataFrame) -> None:
         step = pick_one("Step", list(names), format_func=names.__getitem__, key="errors.step", width=160)
         look: Any = {"help": modules.PATTERN_HELP, "icon": ":material/search:", "width": 260}
         pattern = st.text_input("Names", key="errors.filter", placeholder="head, *.bias, /bn\\d/", **look)
-        lossy = st.toggle("Not bit-exact only", key="errors.lossy")
+        lossy = st.toggle("Only tensors with errors", key="errors.lossy")
     chosen = table["tensor"].isin(modules.matching(list(table["tensor"]), pattern))
     chosen &= (table["step"] == step) | (step is None)
     table = table[chosen & ~(table["bit_exact"] & lossy)]
@@ -123,26 +123,24 @@ def _table(table: pd.DataFrame) -> None:
 def restore(shown: Subject, chain: ChainReport) -> None:
     """Draw the target of a restore, its progress, and the restored files."""
     job = services.newest_job("archives", "restore", shown.path)
-    is_running = job is not None and job.is_running
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         steps = list(chain.steps)
         if st.session_state.get("restore.step") not in steps:
             st.session_state["restore.step"] = steps[-1]
-        step = int(pick_one("Step", steps, key="restore.step", width=160))
+        step = int(pick_one("Step", steps, format_func=fmt.count, key="restore.step", width=160))
         layout = one_of_few("restore", "Format", "layout", _LAYOUTS, "same")
     suggested = services.suggested_path(shown, chain.path.name, f"step-{step}")
-    if st.session_state.get("restore.suggested") != suggested and not is_running:
-        st.session_state["restore.suggested"] = st.session_state["restore.target"] = suggested
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = st.text_input("Folder", key="restore.target", help="A new folder, or an empty folder.")
-        look: Any = {"type": "primary", "disabled": is_running}
-        pressed = st.button("Restore", icon=":material/settings_backup_restore:", **look)
-    request = Restore(str(chain.path), text or "restored/", steps=(step,), layout=layout)
-    if pressed and (target := answer(lambda: services.restore_target(text))) is not None:
-        asked = [Restore(str(chain.path), str(target), steps=(step,), layout=layout)]
-        services.start_job(Work.asking(asked, shown.path, "archives", "restore"))
-        st.rerun()
-    if job is not None and job_card.settled(job, ""):
+        tip = "A new folder, or an empty folder."
+        text = st.text_input("Folder", suggested, key=f"restore.target.{suggested}", help=tip)
+        request = Restore(str(chain.path), text or "restored/", steps=(step,), layout=layout)
+
+        def work() -> Work:
+            asked = dataclasses.replace(request, output=str(services.restore_target(text)))
+            return Work.asking([asked], shown.path, "archives", "restore")
+
+        job_card.start_button("Restore", work, "settings_backup_restore", job=job, type="primary")
+    if job is not None and job_card.settled(job):
         _written(job)
     ending.requests([request])
 

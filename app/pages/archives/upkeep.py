@@ -30,24 +30,23 @@ def verify(chain: ChainReport) -> None:
     work = [Work.asking([request], chain.path, "archives", "verify", of=of) for request in asked]
     jobs = [job for job in map(services.job_of, work) if job is not None]
     newest = max(jobs, key=lambda job: (job.is_running, job.started_at), default=None)
-    look: dict[str, Any] = {"disabled": newest is not None and newest.is_running}
     with st.container(horizontal=True, vertical_alignment="center"):
         tip = "Checks the structure and every checksum."
-        job_card.start_button("Verify", work[False], "verified", type="primary", help=tip, **look)
+        job_card.start_button("Verify", work[False], "verified", job=newest, type="primary", help=tip)
         tip += " Decodes every tensor too."
-        job_card.start_button("Verify and decode", work[True], "troubleshoot", help=tip, **look)
+        job_card.start_button("Verify and decode", work[True], "troubleshoot", job=newest, help=tip)
         st.caption(f"Reads {fmt.size(chain.nbytes)}.")
-    if job_card.settled(newest, ""):
+    if job_card.settled(newest):
         known = next(verified(chain), None)
         if known is not None:
-            _verdict(known.document)
+            _check(known.document)
             st.caption(f"Verified {when(known.at)}, on {fmt.device(known.document.get('device', ''))}.")
         elif newest is not None:
-            _verdict(newest.result)
+            _check(newest.result)
     ending.requests(asked[1:])
 
 
-def _verdict(document: Mapping[str, Any]) -> None:
+def _check(document: Mapping[str, Any]) -> None:
     """Draw whether the archive is sound, and its problems."""
     looked = "checked, every tensor decoded" if document["deep"] else "checked"
     frames, problems = fmt.counted(document["frames"], "frame"), document["problems"]
@@ -77,17 +76,17 @@ def prune(chain: ChainReport) -> None:
     work = Work.asking([rules], chain.path, "archives", "plan", of=tuple(chain.state))
     plan = services.job_of(work)
     has_rule = bool(rules.keep_every or rules.keep_last or rules.keep)
-    if done is not None and not job_card.settled(done, ""):
+    if done is not None and not job_card.settled(done):
         if done.is_running:
             return
     elif done is not None:
         removed, freed = fmt.counted(len(done.result["removed"]), "step"), done.result["bytes_freed"]
         st.success(f"Removed {removed}; {fmt.size(freed)} freed.", icon=":material/check_circle:")
     if plan is None:
-        tip = None if has_rule else "Choose which steps stay first."
-        look: Any = {"again": False, "disabled": not has_rule, "help": tip}
-        job_card.start_button("Show what would be removed", work, "rule", **look)
-    elif job_card.settled(plan, ""):
+        tip = None if has_rule else "First choose which steps to keep."
+        label = "Show what would be removed"
+        job_card.start_button(label, work, "rule", again=False, disabled=not has_rule, help=tip)
+    elif job_card.settled(plan):
         _planned(chain, rules, plan.result)
     if has_rule:
         ending.requests([rules])
@@ -96,12 +95,12 @@ def prune(chain: ChainReport) -> None:
 def _rules(chain: ChainReport) -> Prune:
     """Draw the rules. No link carries them, so pruning always takes more than one click."""
     first, second, third, fourth = st.columns([1, 1, 2, 1], vertical_alignment="bottom")
-    none = "0: no such rule"
+    none = "0 turns this rule off"
     steps = sorted({frame.step for frame in chain.frames})
     last = first.number_input("Keep the last", 0, len(chain.frames), 0, key="prune.last", help=none)
     every = second.number_input("Keep multiples of", 0, steps[-1], 0, key="prune.every", help=none)
     with third:
-        keep = pick_several("Keep these steps", steps, key="prune.keep")
+        keep = pick_several("Keep these steps", steps, format_func=fmt.count, key="prune.keep")
     drop = chain.n_branches > 1 and fourth.toggle("Drop older branches", key="prune.branches")
     return Prune(
         str(chain.path),
@@ -127,7 +126,7 @@ def _planned(chain: ChainReport, rules: Prune, document: dict[str, Any]) -> None
     facts(
         [
             ("Removed", fmt.count(n_removed), f"of {fmt.counted(len(chain.frames), 'frame')}"),
-            ("New keyframes", rekeyed, "equal bit for bit"),
+            ("New keyframes", rekeyed, "they restore the same bits"),
             ("Size now", fmt.size(document["bytes_before"]), "measured"),
             ("Size after", fmt.size(document["bytes_after"]), "estimated" if document["rekeyed"] else ""),
         ]

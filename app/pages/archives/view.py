@@ -9,12 +9,12 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import Page, ServiceError, Subject, config_words
-from inshrink_app.pages.archives import average, compare, pack, rehearsals, tensors, upkeep, write
+from inshrink_app.pages.archives import compare, pack, tensors, upkeep, write
 from inshrink_app.pages.archives import table as archive_table
 from inshrink_app.pages.archives.figures import frames_figure
 from inshrink_app.theme import archive_colours
 from inshrink_app.widgets import choices, fmt, listing, quality, subject, tables
-from inshrink_app.widgets.figures import log_figure, log_groups
+from inshrink_app.widgets.figures import log_figure
 from inshrink_app.widgets.layout import Fact, answer, chart, facts, section
 from inshrink_app.widgets.report import Part, report
 
@@ -29,19 +29,14 @@ _PANELS = {
     "prune": "Prune",
     "frames": "Frames",
     "write": "New archive",
-    "average": "Average",
-    "rehearse": "Rehearse",
 }
 _OF_ONE = ("tensors", "restore", "verify", "pack", "prune", "frames")
 """Panels that need a single archive."""
 
-_FORMER = {"archive": "frames", "export": "write"}
-"""Panels by their former page addresses."""
-
 _LEGEND = "A keyframe is stored alone; a delta frame stores the changes since the frame before it."
 _FOLLOWED = "archives.followed"
-_MOST_LISTED = 5
-_MOST_PANELS = 12
+_MAX_LISTED = 5
+_MAX_PANELS = 12
 """Largest number of training metrics in a report."""
 
 _COLUMNS = {name: name.replace("_", " ") for name in ("step", "kind", "branch", "parent_step")}
@@ -89,22 +84,15 @@ def render() -> None:
     else:
         st.markdown("**This run has no archive yet.**")
         st.caption("Archives beside the run, and in the folders that the explorer may see, appear here.")
-    panels |= {"pack": partial(pack.show, shown, first), "average": partial(average.show, shown)}
+    panels["pack"] = partial(pack.show, shown, first)
     if shown.kind == "run":
         panels["write"] = partial(write.show, shown)
-    if (training := services.training_of(run)) is not None:
-        panels["rehearse"] = partial(rehearsals.show, run, training)
-    about = f"Of {first.name}, the first that is ticked." if first is not None and len(chosen) > 1 else ""
+    about = f"For {first.name}, the first ticked archive." if first is not None and len(chosen) > 1 else ""
     _draw({name: panels[name] for name in _PANELS if name in panels}, about)
 
 
 def _draw(panels: Mapping[str, Callable[[], None]], about: str) -> None:
     """Draw the choice of panel, and the panel."""
-    if asked := state.asked("panel"):
-        st.session_state["archives.panel"] = asked
-    former = state.choice_text("panel")
-    if former in _FORMER:
-        state.remember(panel=_FORMER[former])
     labels = {name: _PANELS[name] for name in panels}
     first = next(iter(labels))
     panel = choices.one_of_few("archives", "Panel", "panel", labels, first, label_visibility="collapsed")
@@ -120,7 +108,7 @@ def _original(shown: Subject) -> Subject | None:
     if typed and (given := answer(lambda: services.load_subject(typed))) is not None:
         if given.kind == "run" and set(given.steps) & set(shown.steps):
             return given
-        st.warning("This is no run with steps of this archive.", icon=":material/warning:")
+        st.warning("This is not a run with steps of this archive.", icon=":material/warning:")
     return services.original_of(shown)
 
 
@@ -201,8 +189,8 @@ def _warnings(chain: ChainReport) -> None:
     damaged = [f"step {frame.step}: {frame.damage}" for frame in chain.frames if frame.damage]
     if damaged:
         st.error(f"Not readable: {fmt.counted(len(damaged), 'frame')}.", icon=":material/error:")
-        more = [f"… and {len(damaged) - _MOST_LISTED} more, in the table below"]
-        listed = [*damaged[:_MOST_LISTED], *(more if len(damaged) > _MOST_LISTED else [])]
+        more = [f"… and {len(damaged) - _MAX_LISTED} more, in the table below"]
+        listed = [*damaged[:_MAX_LISTED], *(more if len(damaged) > _MAX_LISTED else [])]
         st.code("\n".join(listed), language=None, wrap_lines=True)
 
 
@@ -227,13 +215,12 @@ def report_parts(chain: ChainReport, run: Subject) -> Iterator[Part]:
     yield Part("Summary", figures, (*_settings(chain), *notes))
     yield Part("Bytes by step", frames_figure(chain.frames), (_LEGEND,))
     if run.log:
-        groups = log_groups(run.log)
-        names, hidden = list(groups)[:_MOST_PANELS], list(groups)[_MOST_PANELS:]
+        names, hidden = list(run.log)[:_MAX_PANELS], list(run.log)[_MAX_PANELS:]
         notes = [f"Not drawn: {', '.join(hidden)}."] if hidden else []
-        yield Part("Training", log_figure(run.log, {name: groups[name] for name in names}), tuple(notes))
+        yield Part("Training", log_figure(run.log, {name: [name] for name in names}), tuple(notes))
     step = fmt.count(run.steps[-1])
     for heading, sizes in tables.sizes(run).items():
-        shares = sizes.assign(share=sizes["share"].map(fmt.share))
+        shares = sizes.assign(share=sizes["share"].map(fmt.percent))
         yield Part(heading, shares, (f"Uncompressed, in the checkpoint of step {step}.",))
     yield Part("Frames", _frame_table(chain))
     yield Part(f"Tensors of step {step}", tables.tensors(run.tensors))

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
-from inshrink_app import services, state
-from inshrink_app.model import Subject, engine_settings, toml_text
+from inshrink_app import services
+from inshrink_app.model import Subject, config_text, engine_settings
 from inshrink_app.pages.archives import made
-from inshrink_app.widgets import choices, ending, fmt, problem
-from inshrink_app.widgets.layout import answer
+from inshrink_app.widgets import choices, ending, fmt, job_card, problem
 
 _OPTIMIZERS = {"exact": "Exact", "compressed": "Compressed", "compact": "Compact", "drop": "Left out"}
 _OPTIMIZER_HELP = (
@@ -29,25 +28,19 @@ def show(shown: Subject) -> None:
     launch, result, settings = st.container(), st.container(), st.container()
     with settings:
         steps, fields, packed, watch = _settings(shown)
-    judge, bound = services.judge_of(shown), services.chosen(shown).bound
+    evaluator, bound = services.trusted_evaluator(shown), services.chosen(shown).bound
     trusted, note = "", "No bound: every step is written with the settings below."
-    if judge is not None and bound.fields and not watch:
-        fields |= bound.fields | judge.fields
-        trusted, note = judge.trusted, f"Bound: {bound.text}."
+    if evaluator is not None and bound.fields and not watch:
+        fields |= bound.fields | evaluator.fields
+        trusted, note = evaluator.trusted, f"Each step is as small as the bound allows: {bound.text}."
     request = services.chain_export(shown, steps, packed=packed, watch=watch, **fields)
     with launch:
-        suggestion = services.suggested_name(shown, request)
-        look: dict[str, Any] = {"disabled": not steps or (job is not None and job.is_running)}
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            typed = st.text_input("Write to", value=suggestion, key=f"export.target.{suggestion}")
-            pressed = st.button("Write archive", type="primary", icon=":material/archive:", **look)
+        disabled = not steps or job_card.is_running(job)
+        typed = made.start_button("Write archive", shown, shown, request, disabled=disabled, trusted=trusted)
         if Path(typed).is_dir() and not packed:
             note += " This archive exists: missing steps are appended, and nothing is replaced."
         st.caption(fmt.markdown(note))
         problem.show_unreadable(shown.unreadable, "The archive will hold all others: keep these files.")
-        if pressed and (target := answer(lambda: services.export_target(typed, request))) is not None:
-            state.publish(job=services.start_export(shown, request, target, trusted=trusted).job_id)
-            st.rerun()
     with result:
         made.show(shown, job)
     ending.requests(request.placed(typed, f"{typed.removesuffix('.inshrink')}-folder.inshrink"))
@@ -62,17 +55,14 @@ def _settings(shown: Subject) -> tuple[tuple[int, ...], dict[str, Any], bool, bo
     with right:
         optimizer = _optimizer(shown, codec, config)
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            tip = "Restoring a step decodes at most so many frames; keyframes are larger than deltas."
+            tip = "A restore decodes at most this many frames. Keyframes are larger than delta frames."
             keyframes = st.number_input("Keyframe every", 1, 1000, 32, key="export.keyframe_every", help=tip)
-            device = choices.device("export")
         tip = "Archives each checkpoint as it is finished, until you end the job or the explorer."
         is_all = steps == shown.steps
         watch = is_all and st.toggle("Archive while the run grows", key="export.watch", help=tip)
         packed = not watch and st.toggle("As one packed file", key="export.packed")
         fields: dict[str, Any] = {"codec": codec, "config": config or None, "optimizer": optimizer}
-        fields |= {"keyframe_every": int(keyframes), "device": device}
-        if not watch:
-            fields |= choices.engine("export")
+        fields |= {"keyframe_every": int(keyframes)}
     return steps, fields, bool(packed), bool(watch)
 
 
@@ -89,11 +79,11 @@ def _codec(shown: Subject) -> tuple[str, dict[str, Any]]:
     """Draw the codec with its main setting, or use the configuration edited in Run."""
     edited = services.chosen(shown).config
     if edited and st.toggle("Use the settings edited in Run", value=True, key="export.edited"):
-        st.code(toml_text(edited), language=None, wrap_lines=True)
+        st.code(config_text(edited), language="json", wrap_lines=True)
         return str(edited["codec"]), engine_settings(edited)
     names = choices.codec_labels()
     codec = choices.one_of_many("export", "Codec", "codec", names, next(iter(names)), _CODEC_HELP)
-    return codec, choices.ask_for_knob(codec, "export")
+    return codec, choices.ask_for_tunable(codec, "export")
 
 
 def _optimizer(shown: Subject, codec: str, config: dict[str, Any]) -> str:

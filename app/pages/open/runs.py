@@ -14,7 +14,8 @@ from inshrink_app.model import Subject
 from inshrink_app.pages.open import shelf
 from inshrink_app.server.roots import settings
 from inshrink_app.widgets import fmt, listing
-from inshrink_app.widgets.layout import answer, panels
+from inshrink_app.widgets.figures import log_figure
+from inshrink_app.widgets.layout import answer, chart
 
 _WIDTH = 48
 _PANELS = 4
@@ -51,7 +52,7 @@ def show(open_path: Callable[[Path], None]) -> None:
     if found.empty:
         st.caption("No runs or archives here." if not pattern else "No name contains this text.")
         return
-    names = fmt.elided_all([services.path_in_roots(path) for path in found["path"]], _WIDTH)
+    names = fmt.clipped_all([services.path_in_roots(path) for path in found["path"]], _WIDTH)
     lines = list(zip(map(Path, found["path"]), found["kind"], strict=True))
     rows = _table(found, names)
     st.caption("Click a name to open it. Tick two runs to compare them.")
@@ -105,12 +106,10 @@ def _table(found: pd.DataFrame, names: Sequence[str]) -> list[int]:
         table,
         "runs",
         alt="Runs and archives with steps, parameters, sizes, ratio, bits per weight, drop and last metric",
-        formats={"last value": "%.4g"},
+        formats={"last value": listing.SMALL},
         helps={
             "ratio": "Raw over stored bytes, of the archive or of the one beside the run",
             "steps not archived": "Steps of a run that the archive beside it lacks",
-            "restore cost": "The largest that was measured, as a share of the loss",
-            "largest drop": "The largest that was measured, relative",
         },
         hidden=[] if found["problem"].notna().any() else ["problem"],
         key=key,
@@ -130,7 +129,7 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
     }
     if shared:
         groups = {name: [f"{name} · {label}" for label in names] for name in shared}
-        panels(log, groups, "runs.curves", legends=False)
+        chart(log_figure(log, groups), "runs.curves", f"By step, of both runs: {', '.join(shared)}")
         st.caption(f"Solid: {fmt.markdown(names[0])}. Dashed: {fmt.markdown(names[1])}.")
     else:
         st.caption("The two runs share no logged metric.")

@@ -11,6 +11,7 @@ import pandas as pd
 from inshrink_app.model import ServiceError, Subject, known_of
 from inshrink_app.server.roots import Entry, list_folder
 from inshrink_app.services.opening import load_subject
+from inshrink_app.widgets.figures import main_curve
 
 _READ = ("run", "archive")
 """Kinds whose headers are read."""
@@ -18,7 +19,7 @@ _READ = ("run", "archive")
 _DEEPEST = 2
 """Depth of subfolders that are searched."""
 
-_MOST_FOLDERS = 200
+_MAX_FOLDERS = 200
 _MOST = 60
 """Number of runs and archives whose headers are read; each takes milliseconds, or more with many files."""
 
@@ -49,7 +50,7 @@ def shelf(folders: Sequence[Path]) -> tuple[pd.DataFrame, int]:
             for entry in listing.entries:
                 if not depth or entry.kind in _READ:
                     found.setdefault(entry.path, entry)
-                if entry.kind == "folder" and depth < _DEEPEST and len(waiting) < _MOST_FOLDERS:
+                if entry.kind == "folder" and depth < _DEEPEST and len(waiting) < _MAX_FOLDERS:
                     waiting.append((entry.path, depth + 1))
     left_out = [entry for entry in found.values() if entry.kind in _READ][_MOST:]
     rows = [_row(entry) for entry in found.values() if entry not in left_out]
@@ -88,14 +89,6 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 
 def last_metric(shown: Subject) -> tuple[str, float | None]:
-    """Return name and last value of the main metric; a validation loss precedes another loss.
-
-    The name is empty if nothing was logged.
-    """
-
-    def rank(name: str) -> tuple[bool, bool]:
-        words = name.casefold()
-        return "loss" not in words, not any(part in words for part in ("val", "eval", "test"))
-
-    names = sorted((name for name, series in shown.log.items() if series), key=rank)
-    return (names[0], shown.log[names[0]][-1][1]) if names else ("", None)
+    """Return name and last value of the main loss, or of another metric; an empty name without any."""
+    name = main_curve(shown.log) or next((name for name, series in shown.log.items() if series), "")
+    return name, shown.log[name][-1][1] if name else None

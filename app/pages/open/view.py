@@ -11,17 +11,16 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import Page, Problem, ServiceError, Subject, when
 from inshrink_app.pages.open import runs
-from inshrink_app.server.recent import forget_recent, load_recent
+from inshrink_app.server.recent import forget_recent, load_recent, remember_recent
 from inshrink_app.server.roots import CHECKPOINT_SUFFIXES, Address, settings
 from inshrink_app.widgets import ending, fmt, job_card, problem
 from inshrink_app.widgets.layout import answer, folded, section
 
 from inshrink_core.verbs.inspect import Inspect
 
-_PROBLEM = "inshrink.open_problem"
 _DROPS = "inshrink.drops"
 _RECENT_SHOWN = 5
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 _NAME_WIDTH = 40
 _ICONS = {
     "folder": ":material/folder:",
@@ -42,9 +41,6 @@ def render() -> None:
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         st.title("Open a run or an archive", anchor=False, width="content")
         job_card.jobs_drawer()
-    failure = st.session_state.pop(_PROBLEM, None)
-    if failure is not None:
-        problem.show(failure)
     _path_form()
     _at_hand()
     table = st.container()
@@ -52,62 +48,60 @@ def render() -> None:
     folded("Drop files", ":material/upload_file:", "open.drop", _drop, expanded=bool(services.dropped()))
     ending.requests([Inspect(current or "RUN")])
     with table:  # Last, since reading all headers takes a while.
-        runs.show(_open)
+        runs.show(_open_path)
 
 
-def _open(path: Path | str) -> None:
-    """Open a path and leave the page; on failure, stay and show the reason."""
-    _show(lambda: services.load_subject(str(path)))
+def _open(load: Callable[[], Subject]) -> None:
+    """Open a run or an archive and leave the page; on failure, show the reason here."""
+    subject = answer(load, "Reading headers…")
+    if subject is not None:
+        remember_recent(subject.path, subject.kind)
+        state.set_run(str(subject.path))
+        state.go_to("run")
 
 
-def _show(load: Callable[[], Subject]) -> None:
-    try:
-        with st.spinner("Reading headers…"):
-            subject = load()
-    except ServiceError as error:
-        st.session_state[_PROBLEM] = error.problem
-        st.rerun()
-    services.remember(subject)
-    state.set_run(str(subject.path))
-    state.go_to("run")
+def _open_path(path: Path | str) -> None:
+    _open(lambda: services.load_subject(str(path)))
 
 
 def _path_form() -> None:
     """Draw the path field as a form, so that nothing opens while the user types."""
-    with st.form("path", border=False, enter_to_submit=True):
-        with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-            label = "Path of a run, checkpoint or archive"
-            text = st.text_input(label, placeholder="runs/my-training", key="typed_path")
-            pressed = st.form_submit_button("Open", type="primary")
-        if pressed:
-            if text.strip():
-                _open(text)
-            st.session_state[_PROBLEM] = Problem(
-                "no path was typed", remedy="type one, or choose a run below"
-            )
-            st.rerun()
+    look: Any = {"horizontal": True, "vertical_alignment": "bottom", "gap": "small"}
+    with st.form("path", border=False, enter_to_submit=True), st.container(**look):
+        label = "Path of a run, checkpoint or archive"
+        text = st.text_input(label, placeholder="runs/my-training", key="typed_path")
+        pressed = st.form_submit_button("Open", type="primary")
+    if pressed and text.strip():
+        _open_path(text)
+    elif pressed:
+        problem.show(Problem("no path was typed", remedy="type one, or choose a run below"))
 
 
 def _at_hand() -> None:
     """Offer the bundled runs, and recent ones that still exist."""
+    picked: Path | str = ""
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         for sample in services.samples():
-            label = f"Sample: {fmt.markdown(sample.name)}"
-            tip = _sample_text(sample)
+            label, tip = f"Sample: {fmt.markdown(sample.name)}", _sample_text(sample)
             if st.button(label, icon=":material/play_arrow:", key=f"sample.{sample.name}", help=tip):
-                _open(sample)
+                picked = sample
         rows = [row for row in load_recent() if _is_openable(row.path)][:_RECENT_SHOWN]
         if rows:
             st.caption("Recent", width="content")
         for row in rows:
-            label = fmt.markdown(fmt.elided(Path(row.path).name, _NAME_WIDTH))
             tip = fmt.markdown(f"{row.path}, opened {when(row.opened_at)}")
-            look: Any = {"icon": _ICONS[row.kind], "type": "tertiary", "help": tip}
-            if st.button(label, key=f"recent.{row.path}", **look):
-                _open(row.path)
+            if _name_button(Path(row.path).name, row.kind, f"recent.{row.path}", help=tip):
+                picked = row.path
         if rows and st.button("Clear", type="tertiary", help="Clears this list. No run is touched."):
             forget_recent()
             st.rerun()
+    if picked:
+        _open_path(picked)
+
+
+def _name_button(name: str, kind: str, key: str, more: str = "", **look: Any) -> bool:
+    label = f"{fmt.markdown(fmt.clipped(name, _NAME_WIDTH))}{more}"
+    return st.button(label, icon=_ICONS[kind], type="tertiary", key=key, **look)
 
 
 def _sample_text(sample: Path) -> str:
@@ -137,12 +131,11 @@ def _addresses() -> None:
         for address in settings().addresses:
             below = answer(partial(services.listed_at, address), "Listing…") or ()
             names = [place for place in below if place.suffix in ("", ".inshrink", *CHECKPOINT_SUFFIXES)]
-            for place in (address, *names[:_MOST_LISTED]):
-                label = str(place) if place == address else place.name
-                if st.button(fmt.markdown(label), icon=_ICONS["folder"], type="tertiary", key=f"at.{place}"):
-                    _open(place)
-            if len(names) > _MOST_LISTED:
-                st.caption(f"{fmt.count(len(names) - _MOST_LISTED)} more are not listed; type the address.")
+            for place in (address, *names[:_MAX_LISTED]):
+                if _name_button(str(place) if place == address else place.name, "folder", f"at.{place}"):
+                    _open_path(place)
+            if len(names) > _MAX_LISTED:
+                st.caption(f"{fmt.count(len(names) - _MAX_LISTED)} more are not listed; type the address.")
         st.caption("Type the address of a folder below these to open it.")
 
 
@@ -156,7 +149,7 @@ def _drop() -> None:
     st.caption("Files are copied. Open larger ones, and those on this computer, by their path.")
     if files:
         st.session_state[_DROPS] += 1
-        _show(lambda: services.open_dropped([(file.name, file) for file in files]))
+        _open(lambda: services.open_dropped([(file.name, file) for file in files]))
     copies = services.dropped()
     if not copies:
         return
@@ -164,22 +157,18 @@ def _drop() -> None:
     st.code(str(copies[0].folder.parent), language=None, wrap_lines=True)
     for copy in copies:
         with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-            label = f"{fmt.markdown(fmt.elided(copy.path.name, _NAME_WIDTH))} · {fmt.size(copy.nbytes)}"
-            tip = "Metrics of a run, for its place Run." if copy.is_log else None
-            look: Any = {"icon": _ICONS["file"], "type": "tertiary", "disabled": copy.is_log, "help": tip}
-            if st.button(label, key=f"dropped.{copy.folder.name}", **look):
-                _open(copy.path)
-            if st.button("Remove", key=f"remove.{copy.folder.name}"):
-                _remove(copy.folder)
+            size, key = f" · {fmt.size(copy.nbytes)}", f"dropped.{copy.folder.name}"
+            if _name_button(copy.path.name, "file", key, size):
+                _open_path(copy.path)
+            is_pressed = st.button("Remove", key=f"remove.{copy.folder.name}")
+        if is_pressed and answer(partial(_removed, copy.folder)):
+            st.rerun()
 
 
-def _remove(folder: Path) -> None:
-    """Remove dropped files and rerun the page, whose list is already drawn."""
-    try:
-        services.forget_dropped(folder)
-    except ServiceError as error:
-        st.session_state[_PROBLEM] = error.problem
-    st.rerun()
+def _removed(folder: Path) -> bool:
+    """Remove dropped files."""
+    services.forget_dropped(folder)
+    return True
 
 
 PAGE = Page("Open", ":material/folder_open:", render, address="start", former=("open", "jobs"))

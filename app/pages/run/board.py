@@ -8,35 +8,29 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs import Job
+from inshrink_app.jobs import Job, Work
 from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError, Subject, engine_settings
 from inshrink_app.pages.run.shrinking import Intent, Written, estimate_result
 from inshrink_app.services import Chosen, EvaluatorCode, Searched
-from inshrink_app.services.inside import reported
+from inshrink_app.services.inside import answered, reported
 from inshrink_app.services.searching import SearchPoint, codec_settings
+from inshrink_app.theme import archive_colours
+from inshrink_app.widgets.quality import COSTS
 
 from inshrink_core.chain.config import assigned, assignments
 from inshrink_core.chain.defaults import make_chain_config
-from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codec import DEFAULT_CODEC, Knob, get_codec
+from inshrink_core.codec import DEFAULT_CODEC, Tunable, get_codec
 from inshrink_core.errors import InputError
 
 if TYPE_CHECKING:
     from inshrink_core.search.rates import Predicted, Rates
 
 MEASURED, ESTIMATED = "measured", "estimated"
-COSTS: Mapping[str, str] = {
-    "restore_cost": "Restore cost",
-    "drop": "Largest drop",
-    "divergence": "Divergence",
-}
-"""Figures that may be bounded, and their headings."""
 
 
 class Figures(NamedTuple):
@@ -62,19 +56,19 @@ class Figures(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Board:
-    """The state of a run and its bits.
+class Board(Intent):
+    """The state of a run and its bits, beside the chosen archive.
 
     Parameters
     ----------
-    intent
-        The run, its choices, and the evaluator that may run.
     codec
         The codec whose bits are edited.
     search, found
         The newest search and its results; without one, the request and empty results.
     points
         All measured and estimated configurations.
+    cost_per_nat
+        Restore cost per nat of divergence, from points at which both were measured.
     rates
         Calibrated cost of each tensor; None if unknown.
     estimating, trial
@@ -83,34 +77,22 @@ class Board:
         The result of the trial; None before.
     writing, written
         The job that writes an archive, and its result; None without one.
+    colours
+        The colour of each archive of the run, by its name.
     """
 
-    intent: Intent
     codec: str
     search: Job | None
     found: Searched
     points: tuple[SearchPoint, ...]
+    cost_per_nat: float | None
     rates: Rates | None
     estimating: Job | None
     trial: Job | None
     tried: Mapping[str, Any] | None
     writing: Job | None
     written: Written | None
-
-    @property
-    def shown(self) -> Subject:
-        """The run."""
-        return self.intent.shown
-
-    @property
-    def now(self) -> Chosen:
-        """The choices for the run."""
-        return self.intent.now
-
-    @property
-    def judge(self) -> EvaluatorCode | None:
-        """The evaluator that may run."""
-        return self.intent.judge
+    colours: Mapping[str, str]
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -133,9 +115,9 @@ class Board:
     def figure(self) -> str:
         """The figure that rates configurations: the bounded one, else one that is known."""
         kind = self.now.bound.kind
-        if kind == "restore_cost":
-            return kind if self.cost_per_nat is not None else "divergence"
-        return "divergence" if kind == "none" else kind
+        if kind == "none" or (kind == "restore_cost" and self.cost_per_nat is None):
+            return "divergence"
+        return kind
 
     @property
     def limit(self) -> float | None:
@@ -143,21 +125,9 @@ class Board:
         return self.now.bound.value if self.figure == self.now.bound.kind else None
 
     @functools.cached_property
-    def cost_per_nat(self) -> float | None:
-        """Restore cost per nat of divergence, from points at which both were measured."""
-        pairs = [(point.restore_cost, point.divergence) for point in self.points if not point.is_estimated]
-        factors = [cost / divergence for cost, divergence in pairs if cost and divergence]
-        return statistics.median(factors) if factors else None
-
-    @functools.cached_property
-    def layers(self) -> Layers | None:
-        """The edited bits of each layer; None before they are estimated."""
-        expected = predicted(self.shown, self.rates, self.config)
-        if self.rates is None or expected is None:
-            return None
-        numbers = numbers_of(self.shown, self.config)
-        values = tuple(numbers[key] for key in self.rates.keys)
-        return Layers(self.shown, self.now, self.config, self.rates, values, expected)
+    def predicted(self) -> Predicted | None:
+        """The prediction for the edited bits; None before they are estimated."""
+        return predicted(self.shown, self.rates, self.config)
 
     @functools.cached_property
     def figures(self) -> Figures | None:
@@ -169,148 +139,91 @@ class Board:
 
         The figures are measured if the configuration was measured, else estimated. None if unknown.
         """
-        intent = self.intent._replace(now=replace(self.now, config=config))
+        intent = replace(self, now=replace(self.now, config=config))
         made = self.written
         if made is not None and made.is_of(intent):
             chain, is_exact = made.chain, self.now.keep == "exact"
             costs = {kind: 0.0 if is_exact else made.cost(kind) for kind in COSTS}
             return Figures(MEASURED, chain.nbytes, chain.ratio_total, chain.bits_per_weight, **costs)
         if not intent.is_by_hand:
-            return self._automatic()
+            row = None if self.tried is None else self.tried["rows"].get(self.now.keep)
+            if row is None:
+                return None
+            costs = {kind: 0.0 if row["basis"] == "exact" else row.get(kind) for kind in COSTS}
+            ratio = self.raw_nbytes / row["nbytes"] if row["nbytes"] else None
+            return Figures(ESTIMATED, row["nbytes"], ratio, row["bits_per_weight"], **costs)
         full = _with_defaults(config)
         seen = [
             point
             for point in self.points
-            if point.is_complete and not point.is_estimated and point.config
+            if point.is_complete and point.kind != "estimate" and point.config
             if point.config == config or (full and _with_defaults(point.config) == full)
         ]
-        point = max(seen, key=lambda point: point.restore_cost is not None, default=None)
-        if point is not None:
-            total = None if self.rates is None else self.rates.ratio_total_of(point.ratio)
-            costs = {kind: getattr(point, kind) for kind in COSTS}
-            return self._of_weights(MEASURED, point.ratio, total, costs)
-        expected = predicted(self.shown, self.rates, config)
-        if expected is None:
+        point: SearchPoint | Predicted | None = max(
+            seen, key=lambda point: point.restore_cost is not None, default=None
+        )
+        basis = ESTIMATED if point is None else MEASURED
+        point = point or predicted(self.shown, self.rates, config)
+        if point is None:
             return None
-        nats = expected.divergence
-        factor = self.cost_per_nat
-        costs = {"drop": expected.drop, "divergence": nats}
-        costs["restore_cost"] = None if nats is None or factor is None else factor * nats
-        return self._of_weights(ESTIMATED, expected.ratio_weights, expected.ratio_total, costs)
-
-    def _automatic(self) -> Figures | None:
-        """Return the estimate of an archive whose steps each keep the bound, from the trial of two steps."""
-        row = None if self.tried is None else self.tried["rows"].get(self.now.keep)
-        if row is None:
-            return None
-        costs = dict.fromkeys(COSTS, 0.0)
-        if row["basis"] != "exact":
-            costs = {kind: row.get(kind) for kind in COSTS}
-        nbytes, bits = float(row["nbytes"]), row["bits_per_weight"]
-        return Figures(ESTIMATED, nbytes, self.raw_nbytes / nbytes if nbytes else None, bits, **costs)
-
-    def _of_weights(
-        self, basis: str, ratio: float, total: float | None, costs: Mapping[str, float | None]
-    ) -> Figures:
-        """Return figures from the ratio of the weights, and from the total ratio if it is stored."""
+        ratio = point.ratio if isinstance(point, SearchPoint) else point.ratio_weights
+        costs = {kind: getattr(point, kind, None) for kind in COSTS}
+        if basis == ESTIMATED:
+            costs["restore_cost"] = _times(self.cost_per_nat, point.divergence)
         n_steps = len(self.shown.steps)
-        weights = n_steps * weight_bytes(self.shown)
         n_weights = n_steps * sum(row.numel for row in self.shown.model_tensors)
-        nbytes = weights / ratio if ratio else None
+        nbytes = n_steps * weight_bytes(self.shown) / ratio if ratio else None
         bits = 8 * nbytes / n_weights if nbytes and n_weights else None
         if self.now.keep != "weights":
-            nbytes = self.raw_nbytes / total if total and math.isfinite(total) else None
+            total = math.nan if self.rates is None else self.rates.ratio_total_of(ratio)
+            nbytes = self.raw_nbytes / total if math.isfinite(total) else None
         return Figures(basis, nbytes, self.raw_nbytes / nbytes if nbytes else None, bits, **costs)
 
-    def course(self, figure: str) -> list[float]:
-        """Return a figure of uniform settings along the curve; NaN where unknown."""
-        if self.rates is None:
-            return []
-        if figure != "restore_cost":
-            return [float(value) for value in self.rates.course(figure)]
-        factor = self.cost_per_nat or math.nan
-        return [factor * float(value) for value in self.rates.course("divergence")]
 
-
-class Layers(NamedTuple):
-    """The edited bits of each layer, and the changes that buttons make.
-
-    Parameters
-    ----------
-    shown, now, config
-        The run, its choices, and the configuration being edited.
-    rates, values, predicted
-        The cost of the tensors, the tunable parameter of each, and the predicted result.
-    """
-
-    shown: Subject
-    now: Chosen
-    config: Mapping[str, Any]
-    rates: Rates
-    values: Sequence[float]
-    predicted: Predicted
-
-    def scale(self, members: Collection[int], factor: float) -> None:
-        """Scale the parameter of unlocked tensors, within the limits of the codec."""
-        number = number_of(str(self.config["codec"]))
-        low, high = (0.0, math.inf) if number is None or number.within is None else number.within
-        changed = list(self.values)
-        for place in members:
-            if self.rates.keys[place] not in self.now.locked:
-                changed[place] = min(max(changed[place] * factor, low), high)
-        self.take(changed)
-
-    def take(self, values: Sequence[float]) -> None:
-        """Set the parameters of all tensors."""
-        state.clicked()
-        config = with_allocation(self.shown, self.config, self.rates.keys, values)
-        services.change_bits(self.shown, config, "by hand")
-
-    def toggle(self, members: Collection[int]) -> None:
-        """Lock tensors, or unlock them if all are locked."""
-        state.clicked()
-        keys = {self.rates.keys[place] for place in members}
-        locked = self.now.locked - keys if keys <= self.now.locked else self.now.locked | keys
-        services.choose(self.shown, locked=frozenset(locked))
-
-    def distribute(self) -> None:
-        """Give unlocked tensors the best bits for their present total size."""
-        is_locked = [key in self.now.locked for key in self.rates.keys]
-        self.take(self.rates.distribute(self.predicted.nbytes, self.values, is_locked))
-
-
-def gather(shown: Subject, now: Chosen, judge: EvaluatorCode | None, device: str) -> Board:
+def gather(shown: Subject, now: Chosen, evaluator: EvaluatorCode | None) -> Board:
     """Collect the state of a run, and start estimates once the user asked for the run."""
     codec = str(now.config.get("codec", "")) or DEFAULT_CODEC
     linked = services.linked_job(state.choice_text("job"), "run", shown.path)
     search = linked if linked is not None and linked.verb == "search" else None
     search = search or services.newest_job("run", "search", shown.path)
     limits = {} if now.bound.kind == "none" else {now.bound.kind: now.bound.value}
-    found = Searched(points=(), steps=shown.steps, limits=limits)
-    if search is not None:
-        before = services.searched_before(shown, search)
-        found = before or services.searched(search, services.steps_of(search, shown))
-    trial, tried = _trial(Intent(shown, now, judge, device))
+    found = Searched(steps=shown.steps, limits=limits)
+    found = found if search is None else services.searched(shown, search)
+    trial, tried = _trial(Intent(shown=shown, now=now, evaluator=evaluator))
     if tried is not None and tried.get("evaluator_failed"):  # Known figures stay; it is not tried again.
-        judge = None
+        evaluator = None
     steps = found.steps or shown.steps
-    measured = (*found.points, *_measured(shown, steps, judge, found))
-    rates, estimating = _rates_of(shown, steps, codec, is_calibrated=bool(measured))
-    points = (*measured, *services.estimates(estimating))
+    measured = [*found.points]
+    if evaluator is not None:
+        measured += services.baselines(services.job_of(services.baselines_work(shown, steps, evaluator)))
+    measured += services.measured_archives(shown, evaluator, steps)
+    work = services.estimating_work(shown, steps, codec)
+    begins = may_begin() and weight_bytes(shown) <= ASK_ABOVE_BYTES
+    estimating = begun(work) if begins else services.job_of(work)
+    rates = rates_from(shown, estimating, codec)
+    rates = None if rates is None else calibrated(shown, rates, measured)
+    pairs = [(point.restore_cost, point.divergence) for point in measured]
+    factors = [cost / divergence for cost, divergence in pairs if cost and divergence]
+    factor = statistics.median(factors) if factors else None
     writing = services.newest_job("run", "shrink", shown.path)
-    can_bound = tried is None or not tried.get("not_judged")
+    archives = {str(chain.path): chain.path.name for chain in services.archives_of(shown)}
     return Board(
-        intent=Intent(shown, now, judge, device, can_bound),
+        shown=shown,
+        now=now,
+        evaluator=evaluator,
+        can_bound=tried is None or not tried.get("not_evaluated"),
         codec=codec,
         search=search,
         found=found,
-        points=points,
-        rates=None if rates is None else calibrated(shown, rates, points),
+        points=(*measured, *_estimates(estimating, rates, factor)),
+        cost_per_nat=factor,
+        rates=rates,
         estimating=estimating,
         trial=trial,
         tried=tried,
         writing=writing,
         written=Written.by(writing),
+        colours={archives[path]: colour for path, colour in archive_colours(archives).items()},
     )
 
 
@@ -321,49 +234,40 @@ def may_begin() -> bool:
 
 def _trial(intent: Intent) -> tuple[Job | None, Mapping[str, Any] | None]:
     """Return the trial of two steps and its result; start it if needed and the user asked for the run."""
-    known = intent.known_estimate()
-    if known is not None:
-        return None, known
     try:
         work = intent.estimate_work()
     except ServiceError:
         return None, None
-    trial = services.job_of(work)
-    if may_begin() and trial is None:
-        trial = services.start_job(work, again=False)
-    elif may_begin() and trial is not None and trial.state == "interrupted":
-        services.resume_job(trial)
+    trial = begun(work) if may_begin() else services.job_of(work)
     result = services.read_result(trial) if trial is not None and trial.state == "finished" else None
     return trial, estimate_result(result) if result else None
 
 
-def _measured(
-    shown: Subject, steps: Sequence[int], judge: EvaluatorCode | None, found: Searched
-) -> tuple[SearchPoint, ...]:
-    """Return measurements of these steps beyond the search."""
-    archives = services.measured_archives(shown, judge, steps)
-    if judge is None:
-        return archives
-    published = services.baselines(services.job_of(services.baselines_work(shown, steps, judge)))
-    return (*services.measured_configs(shown, steps, judge, found), *published, *archives)
-
-
-def _rates_of(
-    shown: Subject, steps: Sequence[int], codec: str, *, is_calibrated: bool
-) -> tuple[Rates | None, Job | None]:
-    """Return the cost of each tensor, and the job that estimates it; repeated once trials calibrate it."""
-    work = services.estimating_work(shown, steps, codec, is_calibrated=is_calibrated)
+def begun(work: Work) -> Job:
+    """Return the job that answers a question; start it if there is none, and resume an interrupted one."""
     job = services.job_of(work)
-    if may_begin() and weight_bytes(shown) <= ASK_ABOVE_BYTES:
-        if job is None:
-            job = services.start_job(work)
-        elif job.state == "interrupted":
-            job = services.resume_job(job)
-    found = rates_from(shown, job, codec)
-    if found is None and is_calibrated:  # Uncalibrated estimates serve in the meantime.
-        earlier = services.job_of(services.estimating_work(shown, steps, codec, is_calibrated=False))
-        found, job = rates_from(shown, earlier, codec), job or earlier
-    return found, job
+    if job is None:
+        return services.start_job(work)
+    return services.resume_job(job) if job.state == "interrupted" else job
+
+
+def _estimates(job: Job | None, rates: Rates | None, cost_per_nat: float | None) -> list[SearchPoint]:
+    """Return the estimated configurations, with the calibrated figures."""
+    points = services.estimates(job)
+    levels = [] if rates is None else rates.levels.tolist()
+    for i, point in enumerate(points):
+        level = None if rates is None else point.config["settings"].get(rates.settings[0])
+        if rates is not None and level in levels:
+            figures: dict[str, Any] = {
+                name: float(rates.curve(name)[levels.index(level)]) for name in rates.figures
+            }
+            cost = _times(cost_per_nat, figures["divergence"])
+            points[i] = point._replace(**figures, restore_cost=cost)
+    return points
+
+
+def _times(factor: float | None, value: float | None) -> float | None:
+    return None if factor is None or value is None else factor * value
 
 
 def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -374,11 +278,11 @@ def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def number_of(codec: str) -> Knob | None:
+def number_of(codec: str) -> Tunable | None:
     """Return the parameter that sets a codec's precision; None if the codec has none or several settings."""
     with reported():
         tuning = get_codec(codec).tuning
-    return tuning.knob if tuning is not None and tuning.knob.within is not None else None
+    return tuning.tunable if tuning is not None and tuning.tunable.within is not None else None
 
 
 def weight_bytes(shown: Subject) -> int:
@@ -387,38 +291,33 @@ def weight_bytes(shown: Subject) -> int:
 
 
 def rates_from(shown: Subject, job: Job | None, codec: str) -> Rates | None:
-    """Return the cost of each tensor from fine to coarse, from a finished job of estimates; else None."""
+    """Return the cost of each tensor from fine to coarse, from the estimates of a job so far; else None."""
     number = number_of(codec)
-    if job is None or job.state != "finished" or number is None:
+    if job is None or number is None:
         return None
-    return _rates(job.job_id, str(shown.path), number.settings[0], job, shown.model_tensors)
+    rows, setting = job.partial_rows(), number.settings[0]
 
+    def read() -> Rates | None:
+        from inshrink_core.search.rates import rates_of
 
-@st.cache_resource(show_spinner=False, max_entries=8)
-def _rates(job_id: str, path: str, setting: str, _job: Job, _specs: Sequence[TensorSpec]) -> Rates | None:
-    from inshrink_core.search.rates import rates_of
-
-    try:
-        return rates_of(list(_job.told()), setting, _specs)
-    except InputError:  # Estimates of another version, without tensors.
+        # There may be fewer than two levels so far, or estimates of another version, without tensors.
+        with contextlib.suppress(InputError):
+            return rates_of(rows, setting, shown.model_tensors)
         return None
+
+    return answered(("rates", job.job_id, len(rows), str(shown.path), setting), read)
 
 
 def calibrated(shown: Subject, rates: Rates, points: Sequence[SearchPoint]) -> Rates:
     """Return rates whose quality passes through the measurements with their codec.
 
-    Parameters
-    ----------
-    shown, rates
-        The run, and the cost of its tensors.
-    points
-        Measured and estimated points. The worst step of an abandoned chain is unknown.
+    Abandoned chains, whose worst step is unknown, are ignored.
     """
     from inshrink_core.search.rates import MeasuredAllocation
 
     measured = []
     for point in points:
-        if point.is_complete and not point.is_estimated and point.config.get("codec") == rates.codec:
+        if point.is_complete and point.kind != "estimate" and point.config.get("codec") == rates.codec:
             # An archive may have another codec version, or other tensors.
             with contextlib.suppress(ServiceError, KeyError):
                 numbers = numbers_of(shown, point.config)
@@ -430,22 +329,7 @@ def calibrated(shown: Subject, rates: Rates, points: Sequence[SearchPoint]) -> R
 def predicted(shown: Subject, rates: Rates | None, config: Mapping[str, Any]) -> Predicted | None:
     """Return the prediction of rates for a configuration.
 
-    Parameters
-    ----------
-    shown, rates
-        The run, and the cost of its tensors, if known.
-    config
-        The configuration.
-
-    Returns
-    -------
-    Predicted or None
-        None if it is of another codec, or sets more than the codec's parameter.
-
-    Raises
-    ------
-    ServiceError
-        The codec has no such setting.
+    None without rates, or if it is of another codec or sets more than the codec's parameter.
     """
     if rates is None or rates.codec != config["codec"]:
         return None
@@ -459,60 +343,56 @@ def predicted(shown: Subject, rates: Rates | None, config: Mapping[str, Any]) ->
 
 
 def numbers_of(shown: Subject, config: Mapping[str, Any]) -> Mapping[str, float]:
-    """Return the parameter that a configuration gives each weight and buffer, by its key.
+    """Return the parameter that a configuration gives each weight and buffer, by its key."""
+    text, specs = json.dumps(config, sort_keys=True), shown.model_tensors
 
-    Raises
-    ------
-    ServiceError
-        The codec has no such setting.
-    """
-    return _numbers(json.dumps(config, sort_keys=True), shown.model_tensors)
+    def read() -> Mapping[str, float]:
+        codec, settings = str(config["codec"]), engine_settings(config)
+        chain = make_chain_config("", codec, settings, None, 32, device="cpu", threads=1)
+        values = assigned(chain, specs, _settings_of(config)[0])
+        return {key: float(value) for key, value in values.items()}
+
+    return answered(("numbers", text, specs), read)
 
 
-@functools.lru_cache(maxsize=64)
-def _numbers(text: str, specs: tuple[TensorSpec, ...]) -> Mapping[str, float]:
-    config = json.loads(text)
-    codec = str(config["codec"])
-    number = number_of(codec)
+def _settings_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the settings that the parameter of a configuration's codec changes."""
+    number = number_of(str(config["codec"]))
     if number is None:
         raise ValueError("a codec of several settings has no number to allocate")
-    with reported():
-        chain = make_chain_config("", codec, engine_settings(config), None, 32, device="cpu", threads=1)
-        return {key: float(value) for key, value in assigned(chain, specs, number.settings[0]).items()}
+    return number.settings
 
 
 def with_allocation(
     shown: Subject, config: Mapping[str, Any], keys: Sequence[str], values: Sequence[float]
 ) -> dict[str, Any]:
-    """Return a configuration with a parameter for each tensor, and all else unchanged.
+    """Return a configuration with a parameter for each of some tensors, and all else unchanged.
 
-    Parameters
-    ----------
-    shown, config
-        The run, and the configuration.
-    keys, values
-        Tensors and their parameters; others keep theirs.
-
-    Notes
-    -----
     The most frequent value becomes the common one, and the rest become overrides.
     """
-    number = number_of(str(config["codec"]))
-    if number is None:
-        raise ValueError("a codec of several settings has no number to allocate")
-    numbers = {
-        **numbers_of(shown, config),
-        **{key: float(f"{value:.4g}") for key, value in zip(keys, values, strict=True)},
-    }
+    names = _settings_of(config)
+    numbers = dict(numbers_of(shown, config))
+    numbers |= {key: float(f"{value:.4g}") for key, value in zip(keys, values, strict=True)}
     counts = Counter(numbers.values())
     base = max(counts, key=lambda value: (counts[value], -value))
-    overrides = [
-        rest
+    rests = [
+        {name: value for name, value in override.items() if name not in names}
         for override in config.get("override", ())
-        if set(rest := {name: value for name, value in override.items() if name not in number.settings})
-        - {"match", "layer_type"}
     ]
-    overrides += assignments(shown.model_tensors, numbers, base, number.settings)
-    settings = {**config.get("settings", {}), **dict.fromkeys(number.settings, base)}
-    changed = {**config, "settings": settings, "override": overrides}
-    return changed if overrides else {name: value for name, value in changed.items() if name != "override"}
+    overrides = [rest for rest in rests if set(rest) - {"match", "layer_type"}]
+    overrides += assignments(shown.model_tensors, numbers, base, names)
+    changed = {name: value for name, value in config.items() if name != "override"}
+    changed["settings"] = {**config.get("settings", {}), **dict.fromkeys(names, base)}
+    return changed | ({"override": overrides} if overrides else {})
+
+
+def edit_bits(shown: Subject, config: Mapping[str, Any], origin: str = "") -> None:
+    """Replace the edited configuration, as the user asked. Also a callback."""
+    state.clicked()
+    services.change_bits(shown, config, origin)
+
+
+def undo_bits(shown: Subject) -> None:
+    """Undo the last edit. A callback."""
+    state.clicked()
+    services.undo_bits(shown)

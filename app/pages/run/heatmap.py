@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,13 +17,13 @@ from inshrink_app.theme import CATEGORICAL, DIVERGING, GAP, SEQUENTIAL
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import (
     CURVE_PARTS,
+    MAX_APART,
     TOOLBAR,
-    colour_bar,
+    curve,
     few_ticks,
     gaps,
-    linear_scale_ticks,
+    linear_ticks,
     log_scale_ticks,
-    log_ticks,
     steps_axis,
     title,
 )
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from inshrink_core.analysis.profile import Row
 from inshrink_core.analysis.thinning import thinned
+from inshrink_core.sensitivity import STATISTICS
 
 MAX_COLUMNS = 100
 """Largest number of columns; narrower ones cannot be told apart on a laptop's screen."""
@@ -47,7 +48,7 @@ _ROW_HEIGHTS = ((16, 24), (28, 18), (60, 12), (120, 7), (250, 4), (700, 2), (10*
 _LETTER_PIXELS = 5.8
 """Width of a letter of a label, estimated generously; a margin that is too narrow grows by itself."""
 
-_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, ROOM_OF_STEPS = 55, 70, 66
+_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, ROOM_OF_STEPS = 55, 70, 54
 """Pixels beside the letters for boxes, paddings and the bar; and below for labels of steps and their title.
 """
 
@@ -57,18 +58,18 @@ _ROOM_OF_BOXES = 22
 _NAME_WIDTH = 34
 MAX_ROW_LABELS = 60
 
-MOST_APART = 60
-"""With more rows or columns, no line separates them."""
-
 _NARROWEST = 4
 """If the closest steps were narrower than a column by more than this factor, the axis counts columns."""
 
-_RELATIVE = {
-    "plain": "{symbol} per weight, {unit}",
-    "share": "share of the total",
-    "times": "{symbol}, times",
-}
-"""Suffix of a metric's name, by the reference of its values."""
+_LABEL_WIDTH, _FEW_ROWS = 30, 40
+_MAX_STEP_LABELS = 8
+"""Largest number of step labels; the panel beside the map leaves little room on a small screen."""
+
+_CURVE_HEIGHT, _CURVE_GAP = 74, 10
+"""Pixels of a training metric above the cells, and of the gap between."""
+
+_CURVE_NAME_WIDTH = 12
+_NO_VALUE = "%{y}<br>no value at this step<extra></extra>"
 
 
 class StepAxis(NamedTuple):
@@ -189,30 +190,6 @@ def scaled(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, flo
     return np.where(np.isneginf(shown), low, shown).astype(np.float32), low, high
 
 
-def linear(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, float]:
-    """Return values unchanged, and the ends of a scale that starts at zero."""
-    known = values[np.isfinite(values)]
-    return values, 0.0, float(known.max()) if known.size else 1.0
-
-
-def colorbar(text: str, low: float, high: float, room: int, *, is_linear: bool = False) -> dict[str, Any]:
-    """Return the scale beside the cells, with round values between its ends."""
-    ticks = linear_scale_ticks(low, high) if is_linear else log_scale_ticks(low, high)
-    place = {"lenmode": "pixels", "len": min(_LONGEST_COLORBAR, room), "y": 1, "yanchor": "top", "ypad": 0}
-    return colour_bar(text, ticks, side="right", **place)
-
-
-def _hover(table: Sensitivity, values: NDArray[np.float32], statistic: str, relative: str) -> str:
-    """Return the hover text of a cell, in a format for the range of the values."""
-    metric = METRICS[table.metric]
-    if relative == "share":
-        return "share = %{customdata[0]:.3~%}"
-    known = np.abs(values[np.isfinite(values) & (values != 0)])
-    form = fmt.d3_format((float(known.min()), float(known.max())) if known.size else ())
-    word = "times" if relative == "times" else f"{statistic} {metric.symbol}"
-    return f"{fmt.html(word)} = %{{customdata[0]:{form}}}"
-
-
 def _row_category(row: Row) -> str:
     """Return a row's identity, which is also the head of its hover: full name, kind, shape."""
     if row.shape is None:
@@ -234,88 +211,55 @@ def take(table: Sensitivity, places: Sequence[int]) -> Sensitivity:
     )
 
 
-def aggregate(table: Sensitivity, groups: Sequence[Node], exact: Sensitivity | None = None) -> Sensitivity:
-    """Return a table with a row for each group.
+def aggregate(
+    table: Sensitivity, groups: Sequence[Node], statistics: Collection[str] = STATISTICS
+) -> Sensitivity:
+    """Return some statistics with a row for each group of rows.
 
-    Parameters
-    ----------
-    table
-        A metric by tensor.
-    groups
-        Groups of its rows.
-    exact
-        The same metric by block or layer type. Rows of the same name and extent come from it, medians and
-        percentiles included. All other rows are means over tensors, weighted by size.
+    A mean is that of the tensors, weighted by size. Other statistics of several tensors are unknown.
     """
-    rows = tuple(_row_of(table, group) for group in groups)
     members = np.asarray([i for group in groups for i in group.members], np.int64)
     starts = np.cumsum([0, *(len(group.members) for group in groups)])[:-1]
-    numel = np.asarray([row.numel for row in table.rows], np.float64).reshape(-1, 1)
-    alone = [place for place, group in enumerate(groups) if len(group.members) == 1]
-    same = _same(rows, () if exact is None else exact.rows)
 
     def summed(each: NDArray[np.float64]) -> NDArray[np.float64]:
         sums: NDArray[np.float64] = np.add.reduceat(each[members], starts, axis=0)
         return sums
 
-    values = {}
-    for name, measured in table.values.items():
-        known = np.isfinite(measured)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            means = summed(np.where(known, measured, 0.0) * numel) / summed(np.where(known, numel, 0.0))
-        values[name] = means.astype(np.float32)
-        if exact is not None:
-            values[name][list(same)] = exact.values[name][list(same.values())]
-        values[name][alone] = measured[members[starts[alone]]]
-    sizes = summed(np.where(np.isfinite(table.values["mean"]), table.extents(), 0.0))
-    return dataclasses.replace(table, by="block", rows=rows, values=values, sizes=sizes)
+    means = table.values["mean"]
+    known = np.isfinite(means)
+    numel = np.asarray([row.numel for row in table.rows], np.float64).reshape(-1, 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = summed(np.where(known, means, 0) * numel) / summed(np.where(known, numel, 0.0))
+    firsts = [group.members[0] for group in groups]
+    is_alone = np.array([[len(group.members) == 1] for group in groups])
+    values = {
+        name: mean.astype(np.float32)
+        if name == "mean"
+        else np.where(is_alone, table.values[name][firsts], np.float32("nan"))
+        for name in statistics
+    }
+    sizes = summed(np.where(known, table.extents(), 0.0))
+    rows = tuple(_row_of([table.rows[i] for i in group.members], group.name) for group in groups)
+    return dataclasses.replace(table, rows=rows, values=values, sizes=sizes)
 
 
-def _same(rows: Sequence[Row], others: Sequence[Row]) -> dict[int, int]:
-    """Map the index of each row to that of the other row with the same name and extent, if any."""
-    known = {(row.name, row.n_tensors): i for i, row in enumerate(others)}
-    places = ((place, known.get((row.name, row.n_tensors))) for place, row in enumerate(rows))
-    return {place: at for place, at in places if at is not None}
-
-
-def _row_of(table: Sensitivity, group: Node) -> Row:
+def _row_of(members: Sequence[Row], name: str) -> Row:
     """Describe a group; a group of one tensor looks like that tensor."""
-    members = [table.rows[i] for i in group.members]
     if len(members) == 1:
-        return members[0]._replace(name=group.name)
-    sizes: dict[str, int] = {}
+        return members[0]._replace(name=name)
+    sizes = Counter[str]()
     for member in members:
-        sizes[member.layer_type] = sizes.get(member.layer_type, 0) + member.numel
-    layer = max(sizes, key=sizes.__getitem__, default="")
-    return members[0]._replace(
-        name=group.name,
-        block=group.name,
-        layer_type=layer,
-        n_tensors=len(members),
-        numel=sum(member.numel for member in members),
-        shape=None,
-    )
-
-
-_LABEL_WIDTH, _FEW_ROWS = 30, 40
-_MAX_STEP_LABELS = 8
-"""Largest number of step labels; the panel beside the map leaves little room on a small screen."""
-
-_CURVE_HEIGHT, _CURVE_GAP = 74, 10
-"""Pixels of a training metric above the cells, and of the gap between."""
-
-_CURVE_NAME_WIDTH = 12
-_DECADES = 100
-"""A metric that falls by more than this factor has a logarithmic axis."""
-
-_NO_VALUE = "%{y}<br>no value at this step<extra></extra>"
+        sizes[member.layer_type] += member.numel
+    (layer, _), *_ = sizes.most_common(1)
+    n, numel = len(members), sizes.total()
+    return Row(name, name, layer, members[0].role, n, numel, None)
 
 
 def heatmap_figure(
     table: Sensitivity,
     statistic: str,
     *,
-    relative: str = "plain",
+    is_ratio: bool = False,
     curves: Sequence[tuple[str, Sequence[tuple[int, float]]]] = (),
     tree: Sequence[tuple[str, str]] = (),
     missing: Sequence[int] = (),
@@ -328,8 +272,8 @@ def heatmap_figure(
         The table to draw.
     statistic
         A key of its values.
-    relative
-        Reference of the values (`rows.NORMALISED`), or ``times`` for quotients.
+    is_ratio
+        Whether the values are quotients of two values: red below 1 and blue above.
     curves
         Training metrics by name, with values by step, drawn above on the same axis.
     tree
@@ -341,15 +285,26 @@ def heatmap_figure(
     values = axis.merged(table.values[statistic])
     metric = METRICS[table.metric]
     is_linear = table.metric == "bits"
-    colours, low, high = linear(values) if is_linear else scaled(values)
-    if relative == "times":  # red below 1 and blue above
+    colours, low, high = scaled(values)
+    if is_linear:
+        known = values[np.isfinite(values)]
+        colours, low, high = values, 0.0, float(known.max()) if known.size else 1.0
+    if is_ratio:
         reach = max(abs(high), abs(low), 1e-3)
         low, high = -reach, reach
     rows = [_row_category(row) for row in table.rows]
     row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(rows) <= most)
     height = TOOLBAR + max(220, len(rows) * row_pixels + 62)
-    about = f"{metric.label}: {_RELATIVE[relative].format(symbol=metric.symbol, unit=metric.unit)}"
-    bar = colorbar(about, low, high, height - TOOLBAR - 82, is_linear=is_linear)
+    about = f"{metric.label}: {metric.symbol}{', times' if is_ratio else f' per weight, {metric.unit}'}"
+    word = fmt.html("times" if is_ratio else f"{statistic} {metric.symbol}")
+    form = fmt.d3_format(values[np.isfinite(values)].tolist())
+    bar: dict[str, Any] = {
+        "title": {"text": fmt.html(about), "side": "right"},
+        **{"x": 1, "y": 1, "yanchor": "top", "xpad": 12, "ypad": 0, "thickness": 12, "outlinewidth": 0},
+        # In pixels; a length in heights would need a margin that depends on the screen.
+        **{"lenmode": "pixels", "len": min(_LONGEST_COLORBAR, height - TOOLBAR - 82)},
+        **(linear_ticks(low, high) if is_linear else log_scale_ticks(low, high)),
+    }
     steps = np.broadcast_to(np.asarray(axis.steps, np.float32), values.shape)
     figure = go.Figure(gaps(colours, axis.edges.tolist(), rows, _NO_VALUE))
     figure.add_trace(
@@ -359,21 +314,19 @@ def heatmap_figure(
             y=rows,
             customdata=np.stack([values, steps], axis=2),
             hoverongaps=False,
-            xgap=1 if len(axis.columns) <= MOST_APART else 0,
-            ygap=1 if len(rows) <= MOST_APART else 0,
+            xgap=1 if len(axis.columns) <= MAX_APART else 0,
+            ygap=1 if len(rows) <= MAX_APART else 0,
             hovertemplate="%{y}<br>step %{customdata[1]:,d}<br>"
-            f"{_hover(table, values, statistic, relative)}<extra></extra>",
+            f"{word} = %{{customdata[0]:{form}}}<extra></extra>",
             zmin=low,
             zmax=high,
-            colorscale=DIVERGING if relative == "times" else SEQUENTIAL,
+            colorscale=DIVERGING if is_ratio else SEQUENTIAL,
             colorbar=bar,
         )
     )
-    names = fmt.elided_all([row.name for row in table.rows], _NAME_WIDTH)
+    names = fmt.clipped_all([row.name for row in table.rows], _NAME_WIDTH)
     tree = tree or [(label, "") for label in names]
-    labels = [
-        (fmt.html(fmt.elided(label, _LABEL_WIDTH)), fmt.html(shape) if shape else "") for label, shape in tree
-    ]
+    labels = [(fmt.html(fmt.clipped(label, _LABEL_WIDTH)), fmt.html(shape)) for label, shape in tree]
     # If margins do not fit the labels, the browser draws everything twice.
     longest = max((len(f"{label}  {shape}") for label, shape in labels), default=0)
     figure.update_layout(
@@ -398,7 +351,12 @@ def heatmap_figure(
     figure.update_yaxes(
         type="category", range=[len(rows) - 0.5, -0.5], showgrid=False, showticklabels=False, ticks=""
     )
-    drawn = [(name, curve) for name, series in curves if (curve := _course(series, axis))]
+    first, last = (axis.steps[0], axis.steps[-1]) if axis.steps else (0, -1)
+    logged = {
+        name: [row for row in series if first <= row[0] <= last and math.isfinite(row[1])]
+        for name, series in curves
+    }
+    drawn = [(name, thinned(sorted(series), CURVE_PARTS)) for name, series in logged.items() if series]
     if drawn:  # One cursor for all: a line at the step, through the curves and the cells.
         figure.update_xaxes(
             showspikes=True, spikemode="across", spikesnap="data", spikethickness=1, spikecolor=GAP
@@ -438,29 +396,6 @@ def _mark_gaps(figure: go.Figure, axis: StepAxis) -> None:
         figure.add_annotation(**look, x=axis.centres[column], hovertext="No readable checkpoint")
 
 
-def training_loss(log: Mapping[str, Sequence[tuple[int, float]]]) -> str | None:
-    """Return the name of the logged training loss; None without one.
-
-    Examples
-    --------
-    >>> training_loss({"eval_loss": (), "lr": (), "train/loss": ()}), training_loss({"lr": ()})
-    ('train/loss', None)
-    """
-    losses = [name for name in log if "loss" in name.casefold()]
-    validation = ("eval", "val", "test", "dev")
-    training = [name for name in losses if not any(word in name.casefold() for word in validation)]
-    return min(training or losses, key=len, default=None)
-
-
-def _course(series: Sequence[tuple[int, float]], axis: StepAxis) -> list[tuple[float, float]]:
-    """Return the finite values of a metric at the steps of the map, as many as are visible."""
-    first, last = (axis.steps[0], axis.steps[-1]) if axis.steps else (0, -1)
-    return thinned(
-        sorted((step, value) for step, value in series if first <= step <= last and math.isfinite(value)),
-        CURVE_PARTS,
-    )
-
-
 def _add_curves(
     figure: go.Figure, curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], axis: StepAxis
 ) -> None:
@@ -470,28 +405,13 @@ def _add_curves(
     figure.update_layout(height=total + TOOLBAR + ROOM_OF_STEPS, yaxis={"domain": [0, inner / total]})
     for place, (name, series) in enumerate(curves):
         steps, values = (np.asarray(part, np.float64) for part in zip(*series, strict=True))
-        figure.add_trace(
-            go.Scatter(
-                x=np.interp(steps, axis.steps, axis.centres),
-                y=values,
-                yaxis=f"y{place + 2}",
-                mode="lines+markers" if len(series) <= MOST_APART else "lines",
-                line={"color": CATEGORICAL[0], "width": 2},
-                marker={"size": 4},
-                customdata=steps,
-                hovertemplate=f"{fmt.html(name)} %{{y:{fmt.d3_format(values.tolist())}}}"
-                "<br>step %{customdata:,d}<extra></extra>",
-                showlegend=False,
-            )
-        )
-        low, high = float(values.min()), float(values.max())
-        look: dict[str, Any] = {"nticks": 3, "tickformat": "~g"}
-        if low > 0 and high / low > _DECADES:
-            look = {"type": "log", **log_ticks([low, high])}
-            look |= {key: ticks[:: max(1, len(ticks) // 2)] for key, ticks in look.items() if key != "type"}
+        hover = f"{fmt.html(name)} %{{y:{fmt.d3_format(values)}}}<br>step %{{customdata:,d}}"
+        at = np.interp(steps, axis.steps, axis.centres)
+        more: dict[str, Any] = {"yaxis": f"y{place + 2}", "customdata": steps, "showlegend": False}
+        figure.add_trace(curve(at, values, fmt.html(name), hover, CATEGORICAL[0], **more))
         top = total - place * (_CURVE_HEIGHT + _CURVE_GAP)
-        heading = title(fmt.html(fmt.elided(name, _CURVE_NAME_WIDTH)))
+        heading = title(fmt.html(fmt.clipped(name, _CURVE_NAME_WIDTH)))
         domain = [(top - _CURVE_HEIGHT) / total, top / total]
-        more = {"title": heading, "fixedrange": True, "zeroline": False, "domain": domain}
-        figure.update_layout({f"yaxis{place + 2}": look | more})
+        look = {"title": heading, "fixedrange": True, "zeroline": False, "domain": domain}
+        figure.update_layout({f"yaxis{place + 2}": look | {"nticks": 3, "tickformat": "~g"}})
     figure.data[1].colorbar.y = inner / total

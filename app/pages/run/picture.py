@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -20,22 +20,23 @@ from inshrink_app.pages.run.rows import View
 from inshrink_app.pages.run.selection import Selection
 from inshrink_app.theme import CATEGORICAL, MARK, PRIMARY
 from inshrink_app.widgets import fmt, modules
-from inshrink_app.widgets.figures import lay_out, log_ticks, steps_axis, title
-from inshrink_app.widgets.layout import chart
+from inshrink_app.widgets.figures import TOOLBAR, curve, lay_out, log_ticks, steps_axis, title
+from inshrink_app.widgets.layout import chart, remembered
 from inshrink_app.widgets.modules import Node
+from numpy.typing import NDArray
 
 from inshrink_core.analysis.findings import findings, learning_rates
+from inshrink_core.sensitivity import SensitivityMetric
 
 _CHART, _CELLS = "heatmap", "heatmap.cells"
-_LINES_HEIGHT = 150
-_MOST_GAPS = 6
+_LINES_HEIGHT = 120
+_MAX_GAPS = 6
+_DASHES = ("solid", "dot")
 _NAME_WIDTH = 60
-_KEYS = "`/` filters rows, arrows move the picked cell, `p` pins its row, `u` undoes a change of bits."
+_KINDS = (modules.TENSOR, modules.LAYER_TYPE)
 _SCRIPT = Path(__file__).parents[2] / "assets" / "cells.js"
 
 _component = st.components.v2.component("inshrink.cells", js=_SCRIPT.read_text(), isolate_styles=False)
-
-Made = TypeVar("Made")
 
 
 def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_partial: bool) -> None:
@@ -56,29 +57,24 @@ def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_parti
         return
     names = [row.name for row in table.rows]
     missing = heatmap.missing_steps(table.steps, [Path(path).name for path, _ in view.shown.unreadable])
+    curves = tuple((name, view.shown.log[name]) for name in view.look.curves if name in view.shown.log)
 
     def make() -> go.Figure:
         shapes = ["" if row.shape is None else fmt.shape(row.shape) for row in table.rows]
         tree = list(zip(modules.labels(view.nodes), shapes, strict=True))
-        curves = [(name, view.shown.log[name]) for name in view.look.curves if name in view.shown.log]
-        return heatmap.heatmap_figure(
-            table, view.look.statistic, relative=view.look.relative, curves=curves, tree=tree, missing=missing
-        )
+        return heatmap.heatmap_figure(table, view.look.statistic, curves=curves, tree=tree, missing=missing)
 
-    figure = remembered("map.figure", view.tensors, _contents(view), make)
+    figure = remembered("map.figure", table, (curves, missing), make)
     axis = StepAxis.of(table.steps, missing)
     with st.container(gap=None):
         metric = METRICS[table.metric]
         chart(figure, _CHART, f"{metric.label} of {len(table.rows)} rows over {len(table.steps)} steps")
-        places, column = _marked(view, found, axis)
-        actions: dict[str, Any] = {
-            "cell": functools.partial(_clicked, names, table.steps, axis),
-            "name": functools.partial(_named, view),
-            "tick": functools.partial(_ticked, str(view.shown.path), names),
-        }
-        callbacks: dict[str, Any] = {
-            f"on_{word}_change": functools.partial(_hear, word, act) for word, act in actions.items()
-        }
+        places = _rows_of(view, found)
+        at = table.steps.index(found.step) if found is not None and places else None
+
+        def heard(act: Callable[[Any], None], word: str) -> Callable[[], None]:
+            return lambda: act(st.session_state[_CELLS].get(word))  # Untrusted, from the browser.
+
         _component(
             key=_CELLS,
             data={
@@ -86,32 +82,33 @@ def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_parti
                 "colour": MARK,
                 "accent": PRIMARY,
                 "rows": runs_of(places),
-                "column": column,
+                "column": 0 if at is None else axis.column_of(at),
                 "names": names if len(names) <= MAX_ROW_LABELS else [],
                 "n_rows": len(names),
                 "edges": axis.edges.tolist(),
                 "gaps": list(axis.gaps),
                 "ticked": [place for place, name in enumerate(names) if name in ticked],
             },
-            **callbacks,
+            on_cell_change=heard(functools.partial(_clicked, names, table.steps, axis), "cell"),
+            on_name_change=heard(functools.partial(_named, view), "name"),
+            on_tick_change=heard(functools.partial(_ticked, str(view.shown.path), names), "tick"),
         )
-    with st.container(horizontal=True, horizontal_alignment="distribute", gap="small"):
-        st.caption(" ".join(_notes(view, axis, is_partial=is_partial)), width="stretch")
-        with st.popover("?", type="tertiary", key="keys", help="Keys of the map"):
-            st.markdown(_KEYS)
+    st.caption(" ".join(_notes(view, axis, is_partial=is_partial)))
 
 
-def sentence(shown: Subject, tables: Mapping[str, Sensitivity], level: str) -> None:
+def sentence(shown: Subject, tensors: Sensitivity, level: str) -> None:
     """Draw a sentence that summarises the map, for metrics of the engine only."""
-    tensors = tables["tensor"]
-    if tensors.metric not in ("fisher", "taylor", "magnitude", "update"):
+    if tensors.metric not in list(SensitivityMetric):
         return
 
     def describe() -> str:
-        table = rows.at_level(tables, level)
-        names, means = [row.name for row in table.rows], table.values["mean"]
+        layers = [row.layer_type for row in tensors.rows]
+        nodes = modules.rows_at([row.name for row in tensors.rows], layers, level)
+        table = heatmap.aggregate(tensors, nodes, ("mean",))
+        names, by = [node.name for node in nodes], level if level in _KINDS else modules.BLOCK
         rates = learning_rates(shown.log, table.steps) if table.metric == "update" else None
-        return findings(table.metric, table.by, names, table.extents(), table.steps, means, rates).sentence()
+        means, sizes = table.values["mean"], table.extents()
+        return findings(table.metric, by, names, sizes, table.steps, means, rates).sentence()
 
     text = remembered("map.sentence", tensors, (str(shown.path), level), describe)
     if text:
@@ -124,63 +121,49 @@ def lines(view: View, ticked: Sequence[str]) -> None:
     nodes = [Node(name, places) for name in ticked if (places := rows.tensors_of(tensors, name))]
     if not nodes:
         return
-    table = rows.normalised(heatmap.aggregate(tensors, nodes), look.relative, tensors)
+    table = heatmap.aggregate(tensors, nodes, {"mean", look.statistic})
     series = table.values[look.statistic]
-    metric = METRICS[table.metric]
+    metric, is_known = METRICS[table.metric], bool(np.isfinite(series).any())
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        count = fmt.counted(len(nodes), "row")
-        st.caption(
-            f"{metric.label} of {count}" if np.isfinite(series).any() else metric.needs, width="content"
+        text = f"{metric.label} of {fmt.counted(len(nodes), 'row')}" if is_known else metric.needs
+        st.caption(text, width="content")
+        clear: dict[str, Any] = {"on_click": chosen.set_ticked, "args": (str(view.shown.path), ())}
+        st.button("Clear", icon=":material/close:", type="tertiary", key="lines.clear", **clear)
+    if is_known:
+        draw_lines(
+            table.metric, [(node.name, table.steps, row) for node, row in zip(nodes, series, strict=True)]
         )
-        st.button(
-            "Clear",
-            icon=":material/close:",
-            type="tertiary",
-            on_click=chosen.set_ticked,
-            args=(str(view.shown.path), ()),
-            key="lines.clear",
-        )
-    if not np.isfinite(series).any():
-        return
+
+
+def draw_lines(
+    metric: str, curves: Sequence[tuple[str, Sequence[int], NDArray[np.float32]]], n_each: int = 1
+) -> None:
+    """Draw values over steps in one chart.
+
+    Parameters
+    ----------
+    metric
+        A key of `METRICS`.
+    curves
+        Name, steps and values of each line; lines without values are omitted.
+    n_each
+        Number of neighbouring lines that share a colour.
+    """
     figure = go.Figure()
-    labels = fmt.elided_all([node.name for node in nodes], _NAME_WIDTH)
-    for place, (label, values) in enumerate(zip(labels, series, strict=True)):
+    labels = fmt.clipped_all([name for name, _, _ in curves], _NAME_WIDTH)
+    for place, (label, (_, steps, values)) in enumerate(zip(labels, curves, strict=True)):
         if np.isfinite(values).any():
-            figure.add_trace(
-                go.Scatter(
-                    x=list(table.steps),
-                    y=values.astype(np.float64),
-                    name=fmt.html(label),
-                    mode="lines+markers" if len(table.steps) <= heatmap.MOST_APART else "lines",
-                    marker={"size": 4},
-                    line={"color": CATEGORICAL[place % len(CATEGORICAL)], "width": 2},
-                    hovertemplate=f"{fmt.html(label)} %{{y:{fmt.d3_format(values)}}}<extra></extra>",
-                )
-            )
+            colour = CATEGORICAL[place // n_each % len(CATEGORICAL)]
+            hover, dash = f"{fmt.html(label)} %{{y:{fmt.d3_format(values)}}}", _DASHES[place % n_each]
+            figure.add_trace(curve(list(steps), values, fmt.html(label), hover, colour, dash=dash))
     lay_out(figure, _LINES_HEIGHT, legend=True)
-    figure.update_layout(hovermode="x unified")
+    figure.update_layout(hovermode="x unified", margin_t=TOOLBAR, height=figure.layout.height - TOOLBAR)
     figure.update_xaxes(**steps_axis(8))
-    scale = {} if table.metric == "bits" else {"type": "log", **log_ticks(series.ravel())}
-    figure.update_yaxes(title=title(fmt.html(metric.symbol)), automargin=True, **scale)
-    chart(figure, f"lines.{len(nodes)}", f"{metric.label} of {', '.join(labels)} over the steps")
-
-
-def remembered(slot: str, of: object, key: Hashable, make: Callable[[], Made]) -> Made:
-    """Return the last result for the same object and an equal key, or make it."""
-    known = st.session_state.get(slot)
-    if known is not None and known[0] is of and known[1] == key:
-        made: Made = known[2]
-        return made
-    made = make()
-    st.session_state[slot] = (of, key, made)
-    return made
-
-
-def _contents(view: View) -> tuple[object, ...]:
-    """Return the cache key of the figure."""
-    names = tuple(row.name for row in view.table.rows)
-    folds = tuple(node.is_open for node in view.nodes)
-    return (str(view.shown.path), view.look, view.table.metric, names, folds, view.table.steps)
+    every = np.concatenate([values.ravel() for _, _, values in curves])
+    scale = {} if metric == "bits" else {"type": "log", **log_ticks(every)}
+    figure.update_yaxes(title=title(fmt.html(METRICS[metric].symbol)), automargin=True, **scale)
+    alt = f"{METRICS[metric].label} of {', '.join(labels)} over the steps"
+    chart(figure, f"lines.{metric}.{len(curves)}.{n_each}", alt)
 
 
 def _named(view: View, place: object) -> None:
@@ -212,14 +195,6 @@ def _ticked(run: str, names: Sequence[str], place: object) -> None:
         chosen.tick(run, names[place])
 
 
-def _marked(view: View, found: Selection | None, axis: StepAxis) -> tuple[tuple[int, ...], int]:
-    """Return the rows and the column of the selection; no rows without one."""
-    places = _rows_of(view, found)
-    if found is None or not places:
-        return (), 0
-    return places, axis.column_of(view.table.steps.index(found.step))
-
-
 def _rows_of(view: View, found: Selection | None) -> tuple[int, ...]:
     """Return the rows that show the selection: itself, its parts, or the row that contains it."""
     if found is None:
@@ -239,29 +214,27 @@ def _notes(view: View, axis: StepAxis, *, is_partial: bool) -> list[str]:
     """Return notes on the picture."""
     table, n_columns = view.table, len(axis.columns)
     values = table.values[view.look.statistic]
-    parts = []
+    parts = [f"{METRICS[table.metric].label}: {METRICS[table.metric].meaning}"]
     if is_partial:
-        parts.append("The steps are being measured, the last one first.")
+        parts.append("Not all steps are measured yet; the last one comes first.")
     elif not np.isfinite(values).any():
         parts.append(METRICS[table.metric].needs or "No weight has a finite value.")
     elif table.metric != "bits":
-        parts.append("Logarithmic colours, clipped at 1 % and 99 %.")
+        parts.append("Colours are logarithmic, clipped at the 1st and 99th percentile.")
     if axis.gaps:
-        listed = ", ".join(fmt.count(axis.steps[column]) for column in axis.gaps[:_MOST_GAPS])
-        more = " and more" if len(axis.gaps) > _MOST_GAPS else ""
+        listed = ", ".join(fmt.count(axis.steps[column]) for column in axis.gaps[:_MAX_GAPS])
+        more = " and more" if len(axis.gaps) > _MAX_GAPS else ""
         parts.append(f"× No readable checkpoint at step {listed}{more}.")
     if len(table.steps) > n_columns:
-        parts.append(
-            f"A column is the mean of up to {-(-len(table.steps) // n_columns)} neighbouring steps; a click "
-            "picks the last of them."
-        )
+        n = -(-len(table.steps) // n_columns)
+        parts.append(f"A column is the mean of up to {n} neighbouring steps; a click picks the last one.")
     if any(len(node.members) > 1 for node in view.nodes) and view.look.statistic != "mean":
-        parts.append("A row of several modules shows the mean over their tensors.")
+        parts.append("This statistic is measured for single tensors only.")
     if np.isnan(values).any() and np.isfinite(values).any() and not is_partial:
         parts.append(_grey(view))
     averages = services.averages_of(view.shown)
     if averages:
-        parts.append(f"{fmt.counted(len(averages), 'tensor')} are a moving average of the model.")
+        parts.append(f"{fmt.counted(len(averages), 'tensor')} belong to a moving average of the model.")
     if table.note:
         parts.append(fmt.markdown(table.note))
     return parts
@@ -271,13 +244,8 @@ def _grey(view: View) -> str:
     """Return why cells are grey: the optimizer state is not matched to tensors, or no value exists."""
     lost = int((~np.isfinite(view.tensors.values["mean"])).all(axis=1).sum())
     if lost and (view.table.metric == "fisher" or any(row.is_unattributed for row in view.shown.tensors)):
-        return f"Grey: {fmt.counted(lost, 'tensor')} without optimizer state that is known to be theirs."
-    return "Grey: the tensor is absent or has no value at this step."
-
-
-def _hear(word: str, act: Callable[[object], None]) -> None:
-    """Handle an untrusted value from the browser."""
-    act(st.session_state[_CELLS].get(word))
+        return f"Grey: {fmt.counted(lost, 'tensor')} without matching optimizer state."
+    return "Grey: absent at this step, or without a value."
 
 
 def runs_of(places: Sequence[int]) -> list[tuple[int, int]]:

@@ -9,14 +9,12 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs import Job, Work
 from inshrink_app.model import Subject
-from inshrink_app.pages.run.board import Board
+from inshrink_app.pages.run.board import Board, edit_bits
 from inshrink_app.services import Chosen, EvaluatorCode
 from inshrink_app.widgets import fmt, job_card
 from inshrink_app.widgets.choices import (
     codec_labels,
-    device,
     ends_of_range,
-    one_of_few,
     one_of_many,
 )
 
@@ -24,45 +22,44 @@ from inshrink_core.request import listed
 from inshrink_core.verbs.search import Search
 
 _RATIO = 30.0
-_MEASURING = "search.measuring"
 
 
 def show(board: Board) -> None:
     """Draw the search button, its options, progress and result."""
-    shown, judge, job = board.shown, board.judge, board.search
+    shown, evaluator, job = board.shown, board.evaluator, board.search
     with st.container(horizontal=True, vertical_alignment="center"):
         place = st.container(width="content")
         with st.popover("Search options", icon=":material/tune:"):
             asked = _options(shown, board.now, board.steps)
-        request = dataclasses.replace(asked, **services.judged_by(judge))
-        can_search = judge is not None and (request.target_ratio is not None or bool(request.bounds.limits))
+        request = dataclasses.replace(asked, **services.evaluator_fields(evaluator))
+        can_search = evaluator is not None and (
+            request.target_ratio is not None or bool(request.bounds.limits)
+        )
         n_steps = len(listed(request.steps) or shown.steps)
         tip = f"Writes and evaluates {fmt.counted(n_steps, 'step')} for each trial, in memory."
-        if judge is None:
+        if evaluator is None:
             tip = "A search needs an evaluator that you trust; choose it in the header."
         elif not can_search:
             tip = "A search needs a bound, in the header, or a ratio, in its options."
         pressed = place.button(
-            "Search again" if job is not None else "Search the best bits",
+            "Search again" if job is not None else "Search for the best bits",
             icon=":material/search:",
             disabled=not can_search or (job is not None and job.is_running),
             help=tip,
             key="search.start",
         )
         if pressed:
-            _start(shown, request, judge)
-        if judge is not None:
-            _measure(board, judge)
-        if job is not None and job.is_running:
-            job_card.running(job)
+            _start(shown, request, evaluator)
+        if evaluator is not None:
+            _baselines(board, evaluator)
+    job_card.settled(job, parts=job_card.n_rows)
     if job is not None and not job.is_running:
-        job_card.settled(job, "")
         _result(board, job)
 
 
-def _start(shown: Subject, request: Search, judge: EvaluatorCode | None) -> None:
+def _start(shown: Subject, request: Search, evaluator: EvaluatorCode | None) -> None:
     state.clicked()
-    trusted = judge.trusted if judge is not None else ""
+    trusted = evaluator.trusted if evaluator is not None else ""
     work = Work.asking([request], shown.path, "run", "search", trusted=trusted)
     state.publish(job=services.start_job(work).job_id)
     st.rerun()
@@ -77,57 +74,31 @@ def _options(shown: Subject, now: Chosen, before: tuple[int, ...]) -> Search:
         st.caption("Finds the smallest divergence among the configurations that reach it.")
     names = codec_labels(searched=True)
     fields["codec"] = one_of_many("search", "Codec", "codec", names, next(iter(names)))
-    steps = _steps(shown, before)
+    if len(shown.steps) > 1:  # They are consecutive, since deltas between neighbours are small.
+        first, last = ends_of_range("search", shown.steps, before)
+        steps = tuple(step for step in shown.steps if first <= step <= last)
+        fields["steps"] = None if steps == shown.steps else steps
     if "target_ratio" not in fields:
         fields["budget"] = st.number_input(
             "Most configurations to try", 1, 10_000, None, key="search.budget", placeholder="No limit"
         )
-    fields["steps"] = None if steps == shown.steps else steps
-    return Search(str(shown.path), device=device("search"), **fields)
+    return Search(str(shown.path), **fields)
 
 
-def _steps(shown: Subject, before: tuple[int, ...]) -> tuple[int, ...]:
-    """Draw the choice of steps. They are consecutive, since deltas between neighbours are small."""
-    if len(shown.steps) == 1:
-        return shown.steps
-    usual = "all" if before == shown.steps else "range"
-    if one_of_few("search", "Steps", "chain", {"all": "All steps", "range": "A range"}, usual) == "all":
-        return shown.steps
-    first, last = ends_of_range("search", shown.steps, before)
-    return tuple(step for step in shown.steps if first <= step <= last)
-
-
-def _measure(board: Board, judge: EvaluatorCode) -> None:
-    """Draw the buttons that measure the edited bits and the published codecs."""
-    shown, steps = board.shown, board.steps
-    wanted = st.toggle(
-        "Measure each change",
-        key=_MEASURING,
-        width="content",
-        help=f"Writes and evaluates {fmt.counted(len(steps), 'step')} in the background. Another change "
-        "starts it again.",
-    )
-    baselines = services.baselines_work(shown, steps, judge)
-    published = services.job_of(baselines)
-    if published is None and len(steps) > 1:
-        tip = "Lossless, uniform 8 and 4 bit, and the published codecs, on the same steps."
-        job_card.start_button(
-            "Measure published codecs", baselines, "straighten", again=False, help=tip, type="tertiary"
-        )
-    job_card.settled(published, "Measuring published codecs")
-    work = services.measuring_work(shown, steps, judge, board.config)
+def _baselines(board: Board, evaluator: EvaluatorCode) -> None:
+    """Draw the button that measures the published codecs."""
+    work = services.baselines_work(board.shown, board.steps, evaluator)
     job = services.job_of(work)
-    if wanted:
-        if job is None or job.state == "cancelled":
-            job = services.start_measuring(work)
-        job_card.settled(job, "")
-    elif job is not None and job.is_running:
-        services.stop_job(job)
+    if job is None and len(board.steps) > 1:
+        look: dict[str, Any] = {"type": "tertiary", "again": False}
+        tip = "Lossless, uniform 8 and 4 bit, and the published codecs, on the same steps."
+        job_card.start_button("Measure published codecs", work, "straighten", help=tip, **look)
+    job_card.settled(job, "Measuring published codecs")
 
 
 def plain(board: Board) -> Search:
     """Return the search of all steps within the bound, with default options."""
-    fields: dict[str, Any] = {**board.now.bound.fields, **services.judged_by(board.judge)}
+    fields: dict[str, Any] = {**board.now.bound.fields, **services.evaluator_fields(board.evaluator)}
     return Search(str(board.shown.path), codec=board.codec, **fields)
 
 
@@ -135,7 +106,7 @@ def _result(board: Board, job: Job) -> None:
     """Draw the result and offer its best configuration; taking it is one edit, which *Undo* reverts."""
     found = board.found
     best = found.best
-    if not found.points or not (found.metric or job.state == "finished"):  # It may have been cancelled.
+    if not (found.points and found.report):  # It may have been cancelled.
         return
     if best is None:
         asked = "reaches the ratio" if found.target_ratio is not None else "keeps the bound at every step"
@@ -144,7 +115,8 @@ def _result(board: Board, job: Job) -> None:
             icon=":material/warning:",
         )
         return
-    took = f"{fmt.counted(found.evaluations, 'evaluation')} in {fmt.duration(found.seconds)}"
+    report = found.report
+    took = f"{fmt.counted(report['evaluations'], 'evaluation')} in {fmt.duration(report['seconds'])}"
     figures = [f"{fmt.ratio(best.ratio)} of the weights", f"drop {fmt.percent(best.drop)}"]
     if best.restore_cost is not None:
         figures.append(f"restore cost {fmt.percent(best.restore_cost)}")
@@ -152,18 +124,7 @@ def _result(board: Board, job: Job) -> None:
         text = f"Search result: {best.label} · {', '.join(figures)} · {took}."
         st.caption(fmt.markdown(text), width="content")
         if board.now.config != best.config:
-            args = (board.shown, dict(best.config), job.job_id)
-            st.button("Take it", icon=":material/star:", key="search.take", on_click=_take, args=args)
-    notes = list(found.notes)
-    if found.uninformative:
-        few, total = fmt.counted(len(found.uninformative), "step"), fmt.count(len(found.steps))
-        notes.append(
-            f"at {few} of {total} the weights hardly moved: the previous checkpoint keeps the bound, too"
-        )
-    if notes:
-        st.caption(fmt.markdown(" ".join(map(fmt.sentence, notes))))
-
-
-def _take(shown: Subject, config: dict[str, Any], job_id: str) -> None:
-    state.clicked()
-    services.change_bits(shown, config, "the search", searched=job_id)
+            args = (board.shown, dict(best.config), "the search")
+            st.button("Take it", icon=":material/star:", key="search.take", on_click=edit_bits, args=args)
+    if notes := " ".join(map(fmt.sentence, services.notes_of(report))):
+        st.caption(fmt.markdown(notes))

@@ -1,20 +1,22 @@
 """The state of the map: the selected row and step, the ticked rows, and the open modules.
 
-Map, table and link all change the selection through `selected`, so they always agree.
+Map, table and link all change the selection here, so they always agree.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import streamlit as st
 from inshrink_app import state
 from inshrink_app.widgets.modules import is_within
 
 LAYER, STEP, TICKED = "layer", "step", "ticked"
-MOST_TICKED = 12
+MAX_TICKED = 12
 
 _SELECTION, _PUBLISHED = "run.selection", "run.published"
 _STEPS, _TREE, _TICKED = "run.steps", "run.tree", "run.ticked"
@@ -25,57 +27,6 @@ class Selection(NamedTuple):
 
     layer: str
     step: int
-
-
-def selected(
-    before: Selection | None, layer: str | None, step: int | None, steps: Sequence[int]
-) -> Selection | None:
-    """Return the selection after the choice of a layer, at an existing step.
-
-    Parameters
-    ----------
-    before
-        The previous selection.
-    layer
-        The chosen layer; None clears the selection.
-    step
-        By default that of the previous selection, else the last; a step that `steps` lacks becomes the
-        nearest one.
-    steps
-        Ascending steps.
-
-    Examples
-    --------
-    >>> selected(Selection("a", 20), "b", None, (10, 20)), selected(None, "b", 14, (10, 20))
-    (Selection(layer='b', step=20), Selection(layer='b', step=10))
-    """
-    if layer is None or not steps:
-        return None
-    if step is None:
-        step = steps[-1] if before is None else before.step
-    return Selection(layer, nearest_step(step, steps))
-
-
-def nearest_step(step: int, steps: Sequence[int]) -> int:
-    """Return the step nearest to a number; the earlier one if two are equally near.
-
-    Examples
-    --------
-    >>> nearest_step(26, (10, 20, 30))
-    30
-    """
-    return min(steps, key=lambda known: (abs(known - step), known))
-
-
-def step_of_link(text: str | None) -> int | None:
-    """Return the step in a link's untrusted text; None if it is not a number.
-
-    Examples
-    --------
-    >>> step_of_link("40"), step_of_link("<b>")
-    (40, None)
-    """
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def chosen_cell(value: object, n_rows: int, n_columns: int) -> tuple[int, int] | None:
@@ -95,28 +46,36 @@ def chosen_cell(value: object, n_rows: int, n_columns: int) -> tuple[int, int] |
 
 
 def current(steps: Sequence[int]) -> Selection | None:
-    """Return the selection.
+    """Return the selection, at one of some ascending steps.
 
     A link takes effect if it differs from the last published address: at the first visit, and when the user
     goes back or types another address.
     """
     st.session_state[_STEPS] = tuple(steps)
-    layer, step = st.query_params.get(LAYER), st.query_params.get(STEP)
+    layer, text = st.query_params.get(LAYER), st.query_params.get(STEP) or ""
     found: Selection | None = st.session_state.get(_SELECTION)
-    if layer and (layer, step) != st.session_state.get(_PUBLISHED):
-        found = selected(found, layer, step_of_link(step), steps)
-    elif found is not None:
-        found = selected(found, found.layer, found.step, steps)
-    st.session_state[_SELECTION] = found
-    return found
+    if layer and (layer, text) != st.session_state.get(_PUBLISHED):
+        step = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+        return _select(layer, step)
+    return _select(*(found or (None, None)))
 
 
 def select(layer: str | None, step: int | None = None) -> None:
     """Select a layer, at a step if one is given; None clears the selection. Also a callback."""
     if layer is not None:
         state.clicked()
+    _select(layer, step)
+
+
+def _select(layer: str | None, step: int | None) -> Selection | None:
+    """Set the selection at the nearest existing step, by default the previous or the last one."""
     before, steps = st.session_state.get(_SELECTION), st.session_state.get(_STEPS, ())
-    st.session_state[_SELECTION] = selected(before, layer, step, steps)
+    found = None
+    if layer is not None and steps:
+        wanted = step if step is not None else steps[-1] if before is None else before.step
+        found = Selection(layer, min(steps, key=lambda known: (abs(known - wanted), known)))
+    st.session_state[_SELECTION] = found
+    return found
 
 
 def publish(selection: Selection | None, ticked_rows: Sequence[str] = ()) -> None:
@@ -139,30 +98,24 @@ def ticked(run: str) -> tuple[str, ...]:
     known = st.session_state.get(_TICKED)
     if known is not None and known[0] == run:
         return tuple(known[1])
-    try:
-        linked = json.loads(state.choice_text(TICKED) or "[]") if known is None else []
-    except (ValueError, RecursionError):
-        linked = []
-    names = [name for name in linked if isinstance(name, str)] if isinstance(linked, list) else []
-    st.session_state[_TICKED] = (run, names[:MOST_TICKED])
-    return tuple(names[:MOST_TICKED])
+    names: list[str] = []
+    if known is None:
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
+            names = msgspec.json.decode(state.choice_text(TICKED) or "[]", type=list[str])[:MAX_TICKED]
+    st.session_state[_TICKED] = (run, names)
+    return tuple(names)
 
 
-def tick(run: str, *names: str) -> None:
-    """Toggle the ticks of rows; above the maximum, the oldest ticks are dropped."""
-    state.clicked()
-    known = list(ticked(run))
-    if len(names) == 1 and names[0] in known:
-        known.remove(names[0])
-    else:
-        known += [name for name in names if name not in known]
-    st.session_state[_TICKED] = (run, known[-MOST_TICKED:])
+def tick(run: str, name: str) -> None:
+    """Toggle the tick of a row."""
+    known = ticked(run)
+    set_ticked(run, [other for other in known if other != name] if name in known else [*known, name])
 
 
 def set_ticked(run: str, names: Sequence[str]) -> None:
-    """Tick these rows and no others."""
+    """Tick these rows and no others; above the maximum, the oldest ticks are dropped."""
     state.clicked()
-    st.session_state[_TICKED] = (run, list(names)[-MOST_TICKED:])
+    st.session_state[_TICKED] = (run, list(names)[-MAX_TICKED:])
 
 
 def tree(run: str) -> tuple[frozenset[str], frozenset[str]]:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs import Requests
 from inshrink_app.model import Problem
-from inshrink_app.pages.run import logs, naming
 from inshrink_app.pages.run.board import MEASURED, Board
 from inshrink_app.pages.run.shrinking import KEEPS, Written
-from inshrink_app.theme import CATEGORICAL
-from inshrink_app.widgets import choices, fmt, job_card, problem
-from inshrink_app.widgets.figures import byte_ticks, lay_out, steps_axis
-from inshrink_app.widgets.layout import answer, chart, folded
+from inshrink_app.widgets import fmt, job_card, problem
+from inshrink_app.widgets.layout import answer
+from inshrink_app.widgets.quality import COSTS
 
-_MOST_PROBLEMS = 5
-_STEPS_HEIGHT = 110
+_MAX_PROBLEMS = 5
 
 
 def show(board: Board) -> Requests:
     """Draw the card; return the requests of its button."""
-    suggestion = services.suggested_name(board.shown, board.intent.archive)
+    suggestion = services.suggested_name(board.shown, board.archive)
     target = str(st.session_state.get(f"shrink.target.{suggestion}") or suggestion)
     job = board.writing
     with st.container(border=True, gap="small", key="shrink"):
@@ -49,7 +44,7 @@ def show(board: Board) -> Requests:
                 _result(board, board.written)
             else:
                 _basis(board)
-    return board.intent.requests(target)
+    return board.requests(target)
 
 
 def _size(board: Board) -> None:
@@ -63,7 +58,7 @@ def _size(board: Board) -> None:
 
 def _keep(board: Board) -> None:
     """Draw the choice of contents."""
-    names, now, intent = list(KEEPS), board.now, board.intent
+    names, now = list(KEEPS), board.now
     keep = st.radio(
         "Keep",
         names,
@@ -77,44 +72,37 @@ def _keep(board: Board) -> None:
         state.clicked()
         services.choose(board.shown, keep=keep)
         st.rerun()
-    if intent.is_by_hand:
+    bits = ""
+    if board.is_by_hand:
         bits = f"Bits: {fmt.markdown(now.origin or 'by hand')}."
-    elif now.keep == "exact":
-        bits = ""
-    elif intent.is_bounded:
+    elif board.is_bounded:
         bits = f"Each step: {now.bound.text}."
-    elif now.bound.kind == "none":
+    elif now.keep != "exact":
         bits = "Default settings."
-    else:
-        bits = "Default settings: a bound takes an evaluator that you trust."
+        if now.bound.kind != "none":
+            bits = "Default settings: a bound needs an evaluator that you trust."
     st.caption(f"{KEEPS[now.keep].price} {bits}")
 
 
 def _help(board: Board) -> str:
     steps = fmt.all_steps(len(board.shown.steps))
-    compares = board.judge is None or board.now.keep == "exact"
+    compares = board.evaluator is None or board.now.keep == "exact"
     against = "every tensor with the run" if compares else "the evaluator's metric with the run's"
-    return f"Writes {steps}, decodes every tensor again, and compares {against}."
+    return f"Writes {steps}, decodes every tensor, and compares {against}."
 
 
 def _start(board: Board, typed: str) -> None:
     state.clicked()
-    target = answer(lambda: services.export_target(typed, board.intent.archive))
-    if target is not None and answer(lambda: board.intent.start(str(target))) is not None:
+    target = answer(lambda: services.export_target(typed, board.archive))
+    if target is not None and answer(lambda: board.start(str(target))) is not None:
         st.rerun()
 
 
 def _more(board: Board, suggestion: str) -> None:
-    """Draw the rare options: target, device, and the sources of steps and metrics."""
-    shown = board.shown
+    """Draw the target, and the way to other exports."""
     st.text_input("Write to", suggestion, key=f"shrink.target.{suggestion}")
-    if not services.missing_cuda():
-        choices.device("shrink")
     if st.button("A range, one step, or a pack", icon=":material/tune:", key="shrink.export"):
         state.go_to("archives", panel="write")
-    folded("Metrics from a file", None, "logs", functools.partial(logs.show, shown))
-    if shown.place.is_dir():
-        folded("Steps from file names", None, "names", functools.partial(naming.show, shown))
 
 
 def _basis(board: Board) -> None:
@@ -122,12 +110,12 @@ def _basis(board: Board) -> None:
     trial, result = board.trial, board.tried
     if trial is not None and not job_card.settled(trial, ""):
         if trial.is_running:
-            st.caption("Two steps are tried to estimate the size. Nothing is written.")
+            st.caption("Two steps are compressed in memory to estimate the size.")
     elif result is not None:
         steps = " and ".join(fmt.count(int(step)) for step in result["tried"])
         text = f"Estimated from {'steps' if len(result['tried']) > 1 else 'step'} {steps}."
-        if why := result.get("not_judged"):
-            verb = "fails" if result.get("evaluator_failed") else "tells no cost"
+        if why := result.get("not_evaluated"):
+            verb = "fails" if result.get("evaluator_failed") else "gives no restore cost"
             text += f" The evaluator {verb}: {why}."
         st.caption(fmt.markdown(text))
     elif not state.was_asked_for():
@@ -138,73 +126,28 @@ def _basis(board: Board) -> None:
 
 
 def _result(board: Board, made: Written) -> None:
-    """Draw the latest archive: whether it is sound, and its cost."""
+    """Draw the latest archive: whether it is intact, and its cost."""
     lost = [(Path(path).name, reason) for path, reason in made.unreadable.items()]
-    problem.show_unreadable(lost, "They are not in the archive: do not delete their files.")
+    problem.show_unreadable(lost, "The archive does not hold them: keep their files.")
     bound, chain = board.now.bound, made.chain
     cost = made.cost(bound.kind)
-    name = fmt.markdown(fmt.elided(chain.path.name, 40))
+    name = fmt.markdown(fmt.clipped(chain.path.name, 40))
     size = f"{fmt.size(chain.nbytes)}, {fmt.ratio(chain.ratio_total)}"
     if made.problems:
         n_problems = fmt.counted(len(made.problems), "problem")
-        st.error(f"{name} is not sound: {n_problems}.", icon=":material/error:")
-        for finding in made.problems[:_MOST_PROBLEMS]:
+        st.error(f"{name} is damaged: {n_problems}.", icon=":material/error:")
+        for finding in made.problems[:_MAX_PROBLEMS]:
             problem.show(Problem(finding["what"], finding["where"], finding["remedy"]))
     elif not bound.is_kept(cost):
-        value = fmt.percent(cost) if bound.kind != "divergence" else fmt.value(cost or 0.0)
-        kind = bound.kind.replace("_", " ")
-        warning = f"{name} is sound ({size}), but its {kind} is {value}, beyond the bound."
+        broken = COSTS[bound.kind]
+        exceeds = f"its {broken.word} of {broken.text(cost or 0.0)} exceeds the bound"
+        warning = f"{name} is intact ({size}), but {exceeds}."
         st.warning(warning, icon=":material/warning:")
     else:
-        st.success(f"{name}: {size}. Decoded again and compared.", icon=":material/check_circle:")
-    _by_step(board, made)
+        st.success(f"{name}: {size}. Decoded and compared.", icon=":material/check_circle:")
     with st.container(horizontal=True):
         if st.button("Open in Archives", icon=":material/inventory_2:", key="shrink.open"):
             state.go_to("archives", archive=str(chain.path), panel="frames")
-        compare: dict[str, Any] = {
-            "icon": ":material/compare_arrows:",
-            "key": "shrink.compare",
-            "type": "tertiary",
-        }
-        if made.comparison is not None and st.button("Compare", **compare):
+        compare: dict[str, Any] = {"icon": ":material/compare_arrows:", "type": "tertiary"}
+        if made.comparison is not None and st.button("Compare", key="shrink.compare", **compare):
             state.go_to("archives", archive=str(chain.path), panel="compare")
-
-
-def _by_step(board: Board, made: Written) -> None:
-    """Draw bytes by step, and the bounded figure over them."""
-    frames = [frame for frame in made.chain.frames if frame.on_line]
-    figure = go.Figure(
-        go.Bar(
-            x=[frame.step for frame in frames],
-            y=[frame.nbytes for frame in frames],
-            marker={"color": CATEGORICAL[0]},
-            customdata=[fmt.size(frame.nbytes) for frame in frames],
-            hovertemplate="step %{x:,d}<br>%{customdata}<extra></extra>",
-            name="Bytes",
-        )
-    )
-    kind, rows = board.now.bound.kind, getattr(made.comparison, "steps", ())
-    costs = [(row.step, value) for row in rows if (value := getattr(row, kind, None)) is not None]
-    lay_out(figure, _STEPS_HEIGHT, legend=bool(costs))
-    if costs:
-        scale, unit = (1.0, "nats") if kind == "divergence" else (100.0, "%")
-        figure.add_trace(
-            go.Scatter(
-                x=[step for step, _ in costs],
-                y=[scale * value for _, value in costs],
-                yaxis="y2",
-                mode="lines+markers",
-                line={"color": CATEGORICAL[1], "width": 2},
-                name=f"{kind.replace('_', ' ').capitalize()}, {unit}",
-                hovertemplate=f"step %{{x:,d}}<br>%{{y:.3g}} {unit}<extra></extra>",
-            )
-        )
-        figure.add_hline(
-            scale * board.now.bound.value, line={"color": CATEGORICAL[5], "dash": "dash"}, yref="y2"
-        )
-        axis = {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero", "nticks": 4}
-        figure.update_layout(yaxis2=axis | {"tickmode": "auto"})
-    figure.update_xaxes(**steps_axis(5))
-    largest = max((frame.nbytes for frame in frames), default=1)
-    figure.update_layout(yaxis=byte_ticks(largest) | {"automargin": True})
-    chart(figure, "shrink.steps", f"Bytes of {len(frames)} steps, and what a restore of each costs")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from inshrink_app.jobs import Job, Work
 from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError, Subject, engine_settings, known_of
 from inshrink_app.services import Chosen, ExportRequest
-from inshrink_app.services.comparing import comparison, spread_of
+from inshrink_app.services.comparing import MAX_COMPARED, comparison
 from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.exporting import chain_export
 from inshrink_app.services.jobs import documents_of, start_job
@@ -18,8 +19,8 @@ from inshrink_app.services.opening import chain_of, opened
 from inshrink_core.chain import ChainReport
 from inshrink_core.codec import DEFAULT_CODEC
 from inshrink_core.request import Request
+from inshrink_core.text import spread
 from inshrink_core.verbs.estimate import Estimate
-from inshrink_core.verbs.shared.measured import Measurements
 from inshrink_core.verbs.verify import Verify
 
 
@@ -33,34 +34,37 @@ class Keep(NamedTuple):
 
 
 KEEPS: Mapping[str, Keep] = {
-    "exact": Keep("lossless", "exact", "Exact", "Every bit. Training resumes bit for bit."),
-    "resume": Keep(DEFAULT_CODEC, "compressed", "Resume", "Compressed. Training resumes, not bit for bit."),
+    "exact": Keep("lossless", "exact", "Exact", "Every bit is kept. Training resumes bit for bit."),
+    "resume": Keep(
+        DEFAULT_CODEC,
+        "compressed",
+        "Resume",
+        "Weights and optimizer state, compressed. Training resumes, but not bit for bit.",
+    ),
     "weights": Keep(
-        DEFAULT_CODEC, "drop", "Weights", "For evaluation and transfer. Optimizer state is left out."
+        DEFAULT_CODEC, "drop", "Weights", "Without optimizer state, for evaluation and transfer learning."
     ),
 }
 """Contents by the stored word (`Chosen.keep`)."""
 
 
-class Intent(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Intent:
     """The chosen archive of a run.
 
     Parameters
     ----------
     shown, now
         The run, and its choices.
-    judge
+    evaluator
         The evaluator that may run; None without one.
-    device
-        The device that encodes.
     can_bound
         Whether the evaluator measures the bounded figure, as far as is known.
     """
 
     shown: Subject
     now: Chosen
-    judge: EvaluatorCode | None
-    device: str = "auto"
+    evaluator: EvaluatorCode | None = None
     can_bound: bool = True
 
     @property
@@ -71,14 +75,14 @@ class Intent(NamedTuple):
     @property
     def is_bounded(self) -> bool:
         """Whether every step is written as small as the bound allows."""
-        is_judged = self.can_bound and self.judge is not None and self.now.bound.kind != "none"
-        return is_judged and self.now.keep != "exact" and not self.is_by_hand
+        is_evaluated = self.can_bound and self.evaluator is not None and self.now.bound.kind != "none"
+        return is_evaluated and self.now.keep != "exact" and not self.is_by_hand
 
     @property
     def archive(self) -> ExportRequest:
         """The export of the archive, without a target."""
         keep, config = KEEPS[self.now.keep], self.now.config
-        fields: dict[str, Any] = {"codec": keep.codec, "optimizer": keep.optimizer, "device": self.device}
+        fields: dict[str, Any] = {"codec": keep.codec, "optimizer": keep.optimizer}
         if self.is_by_hand:
             fields |= {"codec": str(config["codec"]), "config": engine_settings(config) or None}
         elif self.is_bounded:
@@ -90,20 +94,22 @@ class Intent(NamedTuple):
 
         Without an evaluator, and for exact archives, the comparison is tensor by tensor.
         """
-        judge, path, device = self.judge, str(self.shown.path), self.device
-        judging = judge.fields if judge is not None and self.is_bounded else {}
+        evaluator, path = self.evaluator, str(self.shown.path)
+        judging = evaluator.fields if evaluator is not None and self.is_bounded else {}
         written = self.archive.placed(target, **judging)
-        if judge is None or self.now.keep == "exact":
-            return [*written, Verify(target, deep=True, against=path, device=device)]
+        if evaluator is None or self.now.keep == "exact":
+            return [*written, Verify(target, deep=True, against=path)]
         # With a bound, every step is measured while it is written, so the comparison is already known.
-        steps = self.shown.steps if self.is_bounded else spread_of(self.shown.steps)
-        compared = comparison(self.shown, [Path(target)], steps, judge, device=device)
-        return [*written, Verify(target, deep=True, device=device), compared]
+        steps = self.shown.steps if self.is_bounded else spread(self.shown.steps, MAX_COMPARED)
+        compared = comparison(self.shown, [Path(target)], steps, evaluator)
+        return [*written, Verify(target, deep=True), compared]
 
     def start(self, target: str) -> Job:
         """Start the requests; an evaluator runs only with the user's consent."""
         requests = self.requests(target)
-        trusted = self.judge.trusted if self.judge is not None and requests[-1].verb() == "compare" else ""
+        trusted = (
+            self.evaluator.trusted if self.evaluator is not None and requests[-1].verb() == "compare" else ""
+        )
         return start_job(Work.asking(requests, self.shown.path, "run", "shrink", trusted=trusted))
 
     @property
@@ -112,12 +118,12 @@ class Intent(NamedTuple):
         # Evaluation writes whole steps several times, which takes too long for a large model.
         is_small = sum(row.nbytes for row in self.shown.model_tensors) <= ASK_ABOVE_BYTES
         judging: dict[str, Any] = {}
-        if self.judge is not None and is_small and self.now.bound.kind == "restore_cost":
-            judging = {"max_restore_cost": self.now.bound.value, **self.judge.fields}
+        if self.evaluator is not None and is_small and self.now.bound.kind == "restore_cost":
+            judging = {"max_restore_cost": self.now.bound.value, **self.evaluator.fields}
         exact, resume, weights = KEEPS.values()
         each = [f"optimizer={resume.optimizer}", f"codec={exact.codec},optimizer={exact.optimizer}"]
         first: dict[str, Any] = {"codec": weights.codec, "optimizer": weights.optimizer, "each": each}
-        return Estimate(str(self.shown.path), **first, tried=2, device=self.device, **judging)
+        return Estimate(str(self.shown.path), **first, tried=2, **judging)
 
     def estimate_work(self) -> Work:
         """Return the trial of two steps of the run in its present state.
@@ -127,37 +133,21 @@ class Intent(NamedTuple):
         ServiceError
             The run cannot be read any more.
         """
-        digest, trusted = ("", "") if self.judge is None else (self.judge.digest, self.judge.trusted)
+        digest, trusted = (
+            ("", "") if self.evaluator is None else (self.evaluator.digest, self.evaluator.trusted)
+        )
         of = (opened(str(self.shown.path)).token, digest)
         return Work.asking([self.estimate], self.shown.path, "run", "goals", of=of, trusted=trusted)
-
-    def known_estimate(self) -> dict[str, Any] | None:
-        """Return the result of the newest equal trial of this run, also from another program; else None."""
-        try:
-            store = Measurements.of_content(opened(str(self.shown.path)).token, self.shown.directory)
-        except ServiceError:  # The place that opens the run shows the reason.
-            return None
-        bound = self.estimate.max_restore_cost
-        for row in store.rows("estimate"):
-            question, document = row.question, row.document
-            is_same = question.get("tried") == 2 and question.get("steps") == list(self.shown.steps)
-            if is_same and document.get("each") and document["archive"].get("bound") == bound:
-                return estimate_result(document)
-        return None
 
 
 def estimate_result(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the result of a trial of two steps, with a row for each of `KEEPS`."""
-    rows = keep_rows((document, *document["each"]))
-    return {**document, **document["archive"], "rows": rows}
-
-
-def keep_rows(documents: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return rows by contents, from their estimates."""
     names = {(keep.codec, keep.optimizer): name for name, keep in KEEPS.items()}
-    return {
-        names[row["set"]["codec"], row["set"]["optimizer"]]: {**row, **row["archive"]} for row in documents
+    rows = {
+        names[row["set"]["codec"], row["set"]["optimizer"]]: {**row, **row["archive"]}
+        for row in (document, *document["each"])
     }
+    return {**document["archive"], "rows": rows}
 
 
 class Written(NamedTuple):
@@ -165,16 +155,16 @@ class Written(NamedTuple):
 
     Parameters
     ----------
-    chain
-        The archive.
-    written, verified
-        The reports of writing and decoding it.
+    chain, asked
+        The archive, and the document of the request that wrote it.
+    verified
+        The report of decoding it.
     unreadable
         Checkpoints of the run that the archive lacks, with reasons; they do not count as problems.
     """
 
     chain: ChainReport
-    written: Mapping[str, Any]
+    asked: Mapping[str, Any]
     verified: Mapping[str, Any]
     unreadable: Mapping[str, str]
 
@@ -189,7 +179,7 @@ class Written(NamedTuple):
         rows = (row for document in documents for row in document.get("unreadable", ()))
         unreadable = {row["path"]: row["reason"] for row in rows}
         try:
-            return cls(chain_of(str(target)), documents[0], documents[1], unreadable)
+            return cls(chain_of(str(target)), job.work.documents[0], documents[1], unreadable)
         except ServiceError:
             return None
 
@@ -209,15 +199,5 @@ class Written(NamedTuple):
         return getattr(self.comparison, f"max_{kind}", None)
 
     def is_of(self, intent: Intent) -> bool:
-        """Return whether it is the chosen archive."""
-        now, chain, config = intent.now, self.chain, dict(self.chain.config)
-        if intent.is_by_hand:
-            return (
-                chain.is_uniform
-                and chain.codec == now.config["codec"]
-                and now.config.get("settings", {}).items() <= config.items()
-                and list(map(dict, chain.overrides)) == list(now.config.get("override", ()))
-            )
-        keep, bounds = KEEPS[now.keep], self.written.get("bounds", {})
-        is_same = (chain.codec, chain.optimizer) == (keep.codec, keep.optimizer)
-        return is_same and (now.keep == "exact" or bounds.get(now.bound.kind) == now.bound.value)
+        """Return whether it is the chosen archive: written by the request that would write it now."""
+        return intent.requests(self.asked["fields"]["archive"])[0].to_json() == self.asked

@@ -16,7 +16,7 @@ from inshrink_core.archive.storage.contract import (
     storage_errors,
 )
 from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
-from inshrink_core.archive.storage.registry import found_at, object_at, storage_at
+from inshrink_core.archive.storage.registry import find_at, object_at, storage_at
 from inshrink_core.text import is_url, was_url
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "Storage",
     "Tag",
     "checked",
-    "found_at",
+    "find_at",
     "is_url",
     "object_at",
     "storage_at",

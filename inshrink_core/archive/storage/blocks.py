@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from inshrink_core.archive.storage.contract import Storage
 from inshrink_core.execution.prefetch import Prefetcher
 
-MOST_AHEAD_NBYTES: Final = 64 << 20
+MAX_PREFETCH_NBYTES: Final = 64 << 20
 """Largest prefetch: a chain up to this size is fetched with complete frames."""
 
 _WINDOW_NBYTES: Final = 32 << 20
@@ -59,7 +59,7 @@ class BlockCache:
 
     Parameters
     ----------
-    most_nbytes
+    max_nbytes
         Capacity in bytes.
 
     Examples
@@ -70,8 +70,8 @@ class BlockCache:
     (b'234', None)
     """
 
-    def __init__(self, most_nbytes: int) -> None:
-        self._most = most_nbytes
+    def __init__(self, max_nbytes: int) -> None:
+        self._most = max_nbytes
         self._spans: OrderedDict[bytes, dict[int, bytes]] = OrderedDict()
         self._nbytes = 0
         self._lock = threading.Lock()
@@ -120,7 +120,7 @@ class BlockCache:
             self._nbytes = 0
 
 
-CACHE: Final = BlockCache(3 * MOST_AHEAD_NBYTES)
+CACHE: Final = BlockCache(3 * MAX_PREFETCH_NBYTES)
 """The cache of this process."""
 
 
@@ -192,7 +192,7 @@ class Windows:
         room = 0
         for name, spans in columns.items():
             nbytes = sum(span.nbytes for span in spans)
-            if nbytes > MOST_AHEAD_NBYTES:
+            if nbytes > MAX_PREFETCH_NBYTES:
                 continue
             if not windows or nbytes > room:
                 windows.append([])

@@ -406,7 +406,7 @@ class Storage(ABC):
         """
         self.refuse()
 
-    def overtaken(self, path: str) -> ConflictError:
+    def conflict(self, path: str) -> ConflictError:
         """Return the error for an object whose content differs from the one `replace` expected."""
         return ConflictError(
             "another writer changed the archive",

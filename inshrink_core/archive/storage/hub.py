@@ -299,7 +299,7 @@ class HubStorage(UploadedStorage):
                 if found == new:
                     return None  # the response to an earlier attempt was lost
                 if found != tag:
-                    raise self.overtaken(listing.path)
+                    raise self.conflict(listing.path)
                 contents[listing.path] = listing.content
                 if listing.path == MANIFEST_NAME:
                     contents |= self._card(Manifest.parse(listing.content, self.name), head)
@@ -318,7 +318,7 @@ class HubStorage(UploadedStorage):
         """Create the repository if it does not exist, as a private one; it remains after an error."""
         if Repository.parse(self.name) is None:
             raise StorageError(
-                "this names no repository of the Hub", where=self.name, expected="hf://OWNER/NAME"
+                "this is not a repository of the Hub", where=self.name, expected="hf://OWNER/NAME"
             )
         with _hub_errors(self.name):
             self._api.create_repo(**self._about, private=True, exist_ok=True)

@@ -167,7 +167,7 @@ class LocalStorage(Storage):
             except (FileNotFoundError, NotRegularError):
                 found = None
             if found != expected:
-                raise self.overtaken(path)
+                raise self.conflict(path)
             write_durably(target, content)
         return digest_of(content)
 
@@ -182,7 +182,7 @@ class LocalStorage(Storage):
     def recover(self, folders: tuple[str, ...]) -> None:
         """Create and sync folders, and delete temporary files in them; refuses symbolic links."""
         for folder in filter(None, folders):
-            require_own(self._place(folder))
+            require_private(self._place(folder))
             self._place(folder).mkdir(exist_ok=True)
         for folder in folders:
             _remove_temporaries(self._folder(folder))
@@ -241,7 +241,7 @@ class LocalStorage(Storage):
             _unlock(descriptor)
 
 
-def require_own(folder: Path) -> None:
+def require_private(folder: Path) -> None:
     """Refuse a folder that is a symbolic link, because writers delete files in it."""
     if folder.is_symlink():
         raise NotRegularError(folder)

@@ -91,9 +91,9 @@ _REFUSALS: Final = (
     (
         r"NoSuchBucket|ContainerNotFound|[Bb]ucket does not exist",
         "there is no such bucket",
-        "make it, or mend the address",
+        "create it, or correct the address",
     ),
-    (r"InvalidBucketName|InvalidResourceName", "no bucket can have this name", "mend the address"),
+    (r"InvalidBucketName|InvalidResourceName", "no bucket can have this name", "correct the address"),
     (
         r"InvalidObjectState|BlobArchived",
         "the object is in a storage class that must be thawed first",
@@ -119,7 +119,7 @@ _REFUSALS: Final = (
     ),
     (
         r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint|status code: 301",
-        "the bucket lies in another region",
+        "the bucket is in another region",
         "set AWS_REGION in the environment to the bucket's",
     ),
     (
@@ -128,11 +128,7 @@ _REFUSALS: Final = (
         "the store denies it",
         "let these credentials list, read, write and delete there",
     ),
-    (
-        r"builder error",
-        "the address of the store cannot be used",
-        "look at the endpoint in the environment",
-    ),
+    (r"builder error", "the address of the store cannot be used", "look at the endpoint in the environment"),
     (
         r"error sending request|kind: (Connect|Timeout|Request|Interrupted)|timed out|dns error|"
         r"connection closed|error decoding response body|Http\(",
@@ -187,7 +183,7 @@ def _parsed(url: str) -> tuple[str, str, str]:
     if "@" in bucket or _SECRETS.search(rest):
         raise InputError("an address must not hold credentials", where=f"{scheme}://…", remedy=hint)
     if not bucket:
-        raise InputError("the address names no bucket", where=url, expected=f"{scheme}://BUCKET/ARCHIVE")
+        raise InputError("the address has no bucket", where=url, expected=f"{scheme}://BUCKET/ARCHIVE")
     if not _BUCKET.fullmatch(bucket):  # the client would panic
         raise InputError(
             "no bucket can have this name", where=url, expected="letters, digits, hyphens and dots"
@@ -278,7 +274,7 @@ class ObjectStorage(UploadedStorage):
         if refused is not None:
             raise refused
 
-    def _patiently(self, act: Callable[[], _T]) -> _T:
+    def _retrying(self, act: Callable[[], _T]) -> _T:
         """Repeat a request that failed temporarily, unless obstore has repeated it."""
         begun = time.monotonic()
         for attempt in range(_N_ATTEMPTS):
@@ -301,7 +297,7 @@ class ObjectStorage(UploadedStorage):
             result = self.store.get(key, options=options)
             return bytes(result.bytes()), result.meta
 
-        content, meta = self._patiently(get)
+        content, meta = self._retrying(get)
         return self.counted(content), meta
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
@@ -320,7 +316,7 @@ class ObjectStorage(UploadedStorage):
         """Return the size of an object in bytes."""
         key = self.key(path)
         try:
-            return int(self._patiently(lambda: self.store.head(key))["size"])
+            return int(self._retrying(lambda: self.store.head(key))["size"])
         except ObjectRefusedError:
             # A response to HEAD has no body to explain the error.
             self._get(key, range=(0, 1))
@@ -335,7 +331,7 @@ class ObjectStorage(UploadedStorage):
                 where=self.name,
                 remedy="pack the archive: inshrink export ARCHIVE --pack FILE",
             )
-        found = self._patiently(lambda: self.store.list_with_delimiter(at))
+        found = self._retrying(lambda: self.store.list_with_delimiter(at))
         keys = [*found["common_prefixes"], *(listed["path"] for listed in found["objects"])]
         return tuple(key.rstrip("/").rpartition("/")[2] for key in keys)
 
@@ -346,11 +342,11 @@ class ObjectStorage(UploadedStorage):
         if path:
             key = f"{self._root}/{path}".lstrip("/")
             with contextlib.suppress(FileNotFoundError):
-                yield self._listed(self._patiently(lambda: self.store.head(key)))
+                yield self._listed(self._retrying(lambda: self.store.head(key)))
             self.counted()
             return
         # List all chunks at once: after an error between two chunks, the rest would be missing.
-        for chunk in self._patiently(
+        for chunk in self._retrying(
             lambda: list(self.store.list(self._root or None, chunk_size=_LISTED_AT_ONCE))
         ):
             self.counted()
@@ -382,7 +378,7 @@ class ObjectStorage(UploadedStorage):
 
     def _put(self, key: str, content: Any, mode: Any, **options: Any) -> Any:
         """Write an object under a condition; one request."""
-        return self._patiently(lambda: self.store.put(key, content, mode=mode, **options))
+        return self._retrying(lambda: self.store.put(key, content, mode=mode, **options))
 
     def upload(self, path: str, file: IO[bytes], *, over: bool = False) -> None:
         """Upload a file as an object if the name is free; large files in parts.
@@ -433,7 +429,7 @@ class ObjectStorage(UploadedStorage):
                     raise ConnectionError("error sending request: the upload was completed") from None
                 raise
 
-        self._patiently(send)
+        self._retrying(send)
 
     def _create(self, key: str, content: Any) -> None:
         """Create an object in one request; after a lost response, the owner id identifies it."""
@@ -441,7 +437,7 @@ class ObjectStorage(UploadedStorage):
         try:
             self._put(key, content, "create", attributes={_OWNER: owner})
         except FileExistsError:
-            found = self._patiently(lambda: self.store.get(key, options={"head": True}).attributes)
+            found = self._retrying(lambda: self.store.get(key, options={"head": True}).attributes)
             if found.get(_OWNER) != owner:
                 raise
 
@@ -453,14 +449,14 @@ class ObjectStorage(UploadedStorage):
         try:
             return _tag(self._put(key, content, "create" if expected is None else _version(expected)))
         except FileNotFoundError:  # an update of an object that does not exist
-            raise self.overtaken(path) from None
+            raise self.conflict(path) from None
         except FileExistsError:
             # The request may be a repetition of one that succeeded.
             with contextlib.suppress(FileNotFoundError):
                 found, tag = self.load(path)
                 if found == content and tag != expected:
                     return tag
-        raise self.overtaken(path)
+        raise self.conflict(path)
 
     def delete(self, path: str) -> None:
         """Delete an object; does nothing if it does not exist."""
@@ -468,11 +464,11 @@ class ObjectStorage(UploadedStorage):
 
     def _delete(self, key: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._patiently(lambda: self.store.delete(key))
+            self._retrying(lambda: self.store.delete(key))
 
     def recover(self, folders: tuple[str, ...]) -> None:
         """Delete the remains of interrupted probes."""
-        found = self._patiently(lambda: self.store.list_with_delimiter(self._root))
+        found = self._retrying(lambda: self.store.list_with_delimiter(self._root))
         for listed in found["objects"]:
             age = datetime.now(UTC) - listed["last_modified"]
             if is_temporary(listed["path"].rpartition("/")[2]) and age > _STALE:
@@ -497,11 +493,11 @@ class ObjectStorage(UploadedStorage):
         try:
             self._create(key, b"first")
             modes = "create", {"e_tag": "d41d8cd98f00b204e9800998ecf8427e"}
-            is_blind = any([self._takes(key, mode) for mode in modes])
+            ignores_conditions = any([self._takes(key, mode) for mode in modes])
         finally:
             with contextlib.suppress(InshrinkError, OSError):
                 self._delete(key)
-        if is_blind:
+        if ignores_conditions:
             raise StorageError(
                 "the store does not compare before it writes: two writers would destroy each other's work",
                 where=self.name,

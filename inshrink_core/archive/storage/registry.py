@@ -62,7 +62,7 @@ def object_at(place: str | os.PathLike[str]) -> tuple[Storage, str]:
     return _opened(folder), name
 
 
-def found_at(place: str | os.PathLike[str]) -> Storage | RangeFile | None:
+def find_at(place: str | os.PathLike[str]) -> Storage | RangeFile | None:
     """Return the folder or object at a path or URL; None if nothing exists there.
 
     Raises

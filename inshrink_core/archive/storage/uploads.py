@@ -138,14 +138,14 @@ class UploadedStorage(Storage):
             Another writer was faster.
         """
         with ThreadPoolExecutor(min(_N_UPLOADS, max(1, len(files)))) as pool:
-            list(pool.map(partial(self._upload_one, files), tuple(files)))
+            list(pool.map(partial(self._upload_file, files), tuple(files)))
         if listing is not None:
             tag = self.replace(listing.path, listing.content, tag)
         for path in gone:
             self.delete(path)
         return tag
 
-    def _upload_one(self, files: dict[str, Path], path: str) -> None:
+    def _upload_file(self, files: dict[str, Path], path: str) -> None:
         with files[path].open("rb") as file:
             try:
                 self.upload(path, file)
@@ -328,9 +328,9 @@ class UploadQueue(OverlaidStorage):
             return None
 
     def _quarantine(self, error: ConflictError) -> None:
-        """Move the queue aside, because it does not continue the present archive."""
+        """Quarantine the queue, because it does not continue the present archive."""
         number = 1
-        while (target := self._folder.with_name(f"{self._folder.name}.set-aside-{number}")).exists():
+        while (target := self._folder.with_name(f"{self._folder.name}.quarantined-{number}")).exists():
             number += 1
         target.mkdir()
         # The record is moved last: if interrupted, the next writer repeats the move.
@@ -338,7 +338,7 @@ class UploadQueue(OverlaidStorage):
             if path.name != LOCK_NAME:
                 path.rename(target / path.name)
         _logger.warning(
-            "what this machine wrote last and did not upload is not in the archive, and lies in %s: %s",
+            "the last files that this machine wrote were not uploaded; they are in %s: %s",
             *(target, error),
         )
 
@@ -376,7 +376,7 @@ class UploadQueue(OverlaidStorage):
             self._wait(lambda: not self._is_full())
         content, found = bytes(content), self._digest(path)
         if found != expected:
-            raise self.overtaken(path)
+            raise self.conflict(path)
         with self._changed:
             bases = self._listing.bases if self._listing else ()
             listing = Listing(path, content, tuple(sorted(self._queued)), (*bases, found))
@@ -434,7 +434,7 @@ class UploadQueue(OverlaidStorage):
         self._require()
         if not done:
             what, remedy = getattr(self._error, "what", self._error), getattr(self._error, "remedy", "")
-            rest = f"what is missing lies in {self._folder}, and the next writer uploads it"
+            rest = f"the missing files are in {self._folder}; the next writer uploads them"
             raise StorageError(
                 f"not everything is uploaded yet: {what}",
                 where=self.name,
@@ -453,7 +453,7 @@ class UploadQueue(OverlaidStorage):
             raise ConflictError(
                 self._error.what,
                 where=self.name,
-                remedy=f"what it wrote stays; what was not uploaded lies in {self._folder}; open it again",
+                remedy=f"the files that were not uploaded stay in {self._folder}; open it again",
             )
 
     def _work(self) -> None:

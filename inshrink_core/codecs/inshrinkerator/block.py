@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,8 @@ import torch
 
 from inshrink_core import codec
 from inshrink_core.codec import Levels, ShapedReference
-from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact, worst_case_exact_bytes
-from inshrink_core.codecs.symbols import decode_symbols, encode_symbols, worst_case_symbols_bytes
+from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
+from inshrink_core.codecs.symbols import decode_symbols, encode_symbols
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.quantize import PROTECTED, PRUNED, dequantize, gather_protected
 from inshrink_core.quantization.codebook import round_to_bfloat16
@@ -31,9 +30,6 @@ PROTECTS = 0x10
 follow."""
 
 _MAX_CENTROIDS = 254
-_LENGTH_BYTES = 9
-_HEADER_BYTES = 1 + 1 + 2 * _MAX_CENTROIDS + _LENGTH_BYTES
-"""Largest header: flags, number of centroids, codebook, and size of the symbols (a varint)."""
 
 
 def _protected_spec(spec: TensorSpec, n_protected: int) -> TensorSpec:
@@ -134,13 +130,6 @@ def parse_quantized(
     )
 
 
-def worst_case_payload_bytes(spec: TensorSpec) -> int:
-    """Return the largest payload size for a spec, in bytes."""
-    n = math.prod(spec.shape)
-    nbytes = worst_case_exact_bytes(_protected_spec(spec, n))
-    return _HEADER_BYTES + nbytes + worst_case_symbols_bytes(n, FIRST_BIN + _MAX_CENTROIDS)
-
-
 FIRST_BIN = 2
 """Symbol of the lowest centroid, after pruned and protected."""
 
@@ -184,11 +173,6 @@ class InshrinkeratorReference(ShapedReference):
         table = torch.zeros(256, dtype=dtype)
         table[FIRST_BIN : self.n_symbols] = self.codebook.to(dtype)
         return table, self.protected.to(dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of symbols, codebook and protected values in bytes."""
-        return self.symbols.nbytes + self.codebook.nbytes + self.protected.nbytes
 
     def levels(self) -> Levels:
         """Return the centroids in use, and whether each element is pruned, quantized or protected."""

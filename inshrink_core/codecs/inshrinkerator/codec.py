@@ -17,12 +17,12 @@ from inshrink_core.checkpoint import LayerType, TensorRole, TensorSpec
 from inshrink_core.codec import (
     Encoded,
     FrameContext,
-    Knob,
     Switch,
     TensorInput,
     TensorReference,
+    Tunable,
     Tuning,
-    own_state,
+    state_as,
 )
 from inshrink_core.codecs.fallback import LOSSY_DTYPES, FallbackCodec
 from inshrink_core.codecs.inshrinkerator.block import (
@@ -30,7 +30,6 @@ from inshrink_core.codecs.inshrinkerator.block import (
     InshrinkeratorReference,
     pack_quantized,
     parse_quantized,
-    worst_case_payload_bytes,
 )
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
@@ -72,10 +71,10 @@ _HOLD_FACTOR = 1.1
 _METRICS = ("magnitude", "sensitivity")
 
 _SEARCHED = (
-    Knob(settings=("bins",), values=(32, 16, 12, 8, 6, 4), label="Bins", unit="centroids"),
-    Knob(settings=("prune",), values=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5), label="Pruned share"),
-    Knob(settings=("protect",), values=(0.01, 0.005, 0.0005), label="Protected share"),
-    Knob(
+    Tunable(settings=("bins",), values=(32, 16, 12, 8, 6, 4), label="Bins", unit="centroids"),
+    Tunable(settings=("prune",), values=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5), label="Pruned share"),
+    Tunable(settings=("protect",), values=(0.01, 0.005, 0.0005), label="Protected share"),
+    Tunable(
         # Embeddings are more sensitive to quantization, so they have separate bins.
         settings=("embedding_bins",),
         values=(32, 16),
@@ -167,7 +166,7 @@ class InshrinkeratorCodec(FallbackCodec[Plan]):
     }
     label = "Inshrinkerator"
     tuning = Tuning(
-        knob=Knob(
+        tunable=Tunable(
             settings=("bins", "embedding_bins"),
             values=(254, 128, 64, 48, 32, 24, 16, 12, 8, 6, 4),
             label="Bins",
@@ -235,7 +234,7 @@ class InshrinkeratorCodec(FallbackCodec[Plan]):
         self, item: TensorInput, plan: Plan, reference: TensorReference | None
     ) -> Encoded | None:
         """Quantize a tensor; None if it has non-finite values."""
-        spec, previous = item.spec, own_state(InshrinkeratorReference, reference, item.spec)
+        spec, previous = item.spec, state_as(InshrinkeratorReference, reference, item.spec)
         state = _quantize(self, item, plan.get(_group(spec), Thresholds()), previous)
         if state is None:
             return None
@@ -248,18 +247,14 @@ class InshrinkeratorCodec(FallbackCodec[Plan]):
         """Return the state after a payload."""
         if not has_symbols(spec):
             raise DamagedError(f"a tensor of this kind has no {self.name} blocks")
-        return parse_quantized(spec, payload, own_state(InshrinkeratorReference, reference, spec), device)
+        return parse_quantized(spec, payload, state_as(InshrinkeratorReference, reference, spec), device)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
         """Return a standalone block, or a delta of zeros that reuses the codebook."""
-        state = own_state(InshrinkeratorReference, reference, spec)
+        state = state_as(InshrinkeratorReference, reference, spec)
         if state is None:
             return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
         return Block(self.bitstream, pack_quantized(spec, state, state if unchanged else None))
-
-    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
-        """Return the size bound of symbols, codebook and protected values."""
-        return worst_case_payload_bytes(spec)
 
 
 def _group(spec: TensorSpec) -> str:
@@ -279,7 +274,7 @@ def is_quantized(spec: TensorSpec) -> bool:
 
 def _known_gradient(item: TensorInput) -> Tensor | None:
     """Return the gradient; None if its shape or dtype does not fit the tensor."""
-    gradient = item.companion(TensorRole.GRADIENT, TensorRole.EXP_AVG)
+    gradient = item.auxiliary(TensorRole.GRADIENT, TensorRole.EXP_AVG)
     usable = gradient is not None and gradient.shape == item.tensor.shape and gradient.dtype.is_floating_point
     return gradient if usable else None
 

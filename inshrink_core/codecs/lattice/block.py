@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import PROTECTED, QUANTIZED, BaseReference, Levels, ShapedReference
 from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
-from inshrink_core.codecs.lattice.spacing import MAX_EXPONENT, MAX_UNITS, MIN_EXPONENT, Spacing, lattice_of
+from inshrink_core.codecs.lattice.step_size import MAX_EXPONENT, MAX_UNITS, MIN_EXPONENT, StepSize, lattice_of
 from inshrink_core.codecs.shaping import Shaping
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
 from inshrink_core.errors import DamagedError
@@ -85,7 +85,7 @@ TRACKED = 0x10
 CONTEXTS = 0x20
 EXTRA = 0x40
 HAS_EXACT = 0x80
-"""Flags: the new state has a history; tokens have contexts; extra bits follow; exact values follow."""
+"""Flags: the new state has a context state; tokens have contexts; extra bits follow; exact values follow."""
 
 UNCHANGED = bytes((Kind.UNCHANGED,))
 
@@ -93,13 +93,13 @@ _MAX_SHIFT = 24
 _SNAP = 0x80
 """Flag in a delta's shift: the integers are first moved to multiples of the step size."""
 
-_MOST_SORTED = 1 << 20
+_MAX_SORTED = 1 << 20
 """Largest number of integers to sort for the list of values in use."""
 
-_HISTORIES = N_CONTEXTS + NEGATIVE
-"""Alphabet size of histories in a snapshot."""
+_CONTEXT_STATES = N_CONTEXTS + NEGATIVE
+"""Alphabet size of context states in a snapshot."""
 
-_UNIT_LATTICE = Lattice(unit=1.0, spacing=1, reciprocal=1.0, bound=(1 << 24) - 1)
+_UNIT_LATTICE = Lattice(unit=1.0, step_size=1, reciprocal=1.0, bound=(1 << 24) - 1)
 """Lattice of integers with step size 1."""
 
 
@@ -107,7 +107,7 @@ def pack_standalone(rounded: Rounded, state: LatticeReference, base: Tensor | No
     """Return the payload of a tensor without a previous state, or relative to a base model's points."""
     scales, contexts = pack_scales(rounded.tokens, state.shape)
     kind = Kind.STANDALONE if base is None else Kind.BASED
-    return _pack(kind, state.spacing.exponent, rounded, state, base, contexts, scales)
+    return _pack(kind, state.step_size.exponent, rounded, state, base, contexts, scales)
 
 
 def base_points(base: BaseReference, lattice: Lattice) -> Tensor:
@@ -120,10 +120,10 @@ def base_points(base: BaseReference, lattice: Lattice) -> Tensor:
 
 
 def pack_delta(
-    rounded: Rounded, state: LatticeReference, before: Tensor, history: Tensor | None, shift: int, snap: bool
+    rounded: Rounded, state: LatticeReference, before: Tensor, contexts: Tensor | None, shift: int, snap: bool
 ) -> bytes:
     """Return the payload of changes, for a reference that was `refined` by `shift` bits or `snapped`."""
-    return _pack(Kind.DELTA, shift | (_SNAP if snap else 0), rounded, state, before, history)
+    return _pack(Kind.DELTA, shift | (_SNAP if snap else 0), rounded, state, before, contexts)
 
 
 def points_moved(payload: bytes | memoryview) -> bool:
@@ -134,7 +134,7 @@ def points_moved(payload: bytes | memoryview) -> bool:
 
 
 def pack_snapshot(state: LatticeReference) -> bytes:
-    """Return the standalone payload of a whole state: integers, history and step size."""
+    """Return the standalone payload of a whole state: integers, context state and step size."""
     divisor = int(np.gcd.reduce(state.integers.cpu().numpy())) or 1
     zeros = torch.zeros_like(state.integers)
     multiples = (state.integers // divisor).to(torch.float32)
@@ -142,16 +142,13 @@ def pack_snapshot(state: LatticeReference) -> bytes:
     rounded.tokens[state.exact_at] = EXACT
     head = bytearray()
     write_varint(head, divisor)
-    if state.history is not None:
-        write_section(head, encode_rans(state.history, None, _HISTORIES))
+    if state.context_state is not None:
+        write_section(head, encode_rans(state.context_state, None, _CONTEXT_STATES))
     scales, contexts = pack_scales(rounded.tokens, state.shape)
     n_exact = state.exact_at.numel()
-    rounded = rounded._replace(
-        n_exact=n_exact,
-        n_large=rounded.n_large + n_exact,
-        largest=EXACT if n_exact else rounded.largest,
-    )
-    return _pack(Kind.SNAPSHOT, state.spacing.exponent, rounded, state, zeros, contexts, head + scales)
+    largest = EXACT if n_exact else rounded.largest
+    rounded = rounded._replace(n_exact=n_exact, n_large=rounded.n_large + n_exact, largest=largest)
+    return _pack(Kind.SNAPSHOT, state.step_size.exponent, rounded, state, zeros, contexts, head + scales)
 
 
 def _pack(
@@ -165,21 +162,21 @@ def _pack(
 ) -> bytes:
     """Return a payload: flags, a byte, step size, head, extra bits, exact values, tokens.
 
-    `contexts` are the contexts of the tokens; for a delta, they are the history before it.
+    `contexts` are the contexts of the tokens; for a delta, they are the context state before it.
     """
-    spacing = 1 if kind is Kind.SNAPSHOT else state.spacing.units
-    history = contexts if kind is Kind.DELTA else None
-    flags = (TRACKED if state.history is not None else 0) | (CONTEXTS if contexts is not None else 0)
+    step_size = 1 if kind is Kind.SNAPSHOT else state.step_size.units
+    context_state = contexts if kind is Kind.DELTA else None
+    flags = (TRACKED if state.context_state is not None else 0) | (CONTEXTS if contexts is not None else 0)
     sections = []
     if rounded.n_large > rounded.n_exact:
         flags |= EXTRA
-        z = large_changes(rounded.tokens, before, rounded.integers, history, spacing)
+        z = large_changes(rounded.tokens, before, rounded.integers, context_state, step_size)
         sections.append(pack_extra(z))
     if state.exact_values.numel():
         flags |= HAS_EXACT
         sections.append(words_of(state.exact_values).cpu().numpy().tobytes())
     parts = bytearray((kind | flags, first & 0xFF))
-    write_varint(parts, state.spacing.units)
+    write_varint(parts, state.step_size.units)
     parts += head
     for section in sections:
         write_section(parts, section)
@@ -342,38 +339,38 @@ def _parse_alone(
 ) -> LatticeReference:
     flags, device = cursor.flags, cursor.device
     exponent = cursor.checked((cursor.byte() ^ 0x80) - 0x80, MIN_EXPONENT, MAX_EXPONENT, "exponent")
-    units = cursor.units("spacing")
-    divisor, history = units, None
+    units = cursor.units("step_size")
+    divisor, context_state = units, None
     if snapshot:
         divisor = cursor.units("divisor")
         if flags & TRACKED:
-            history = decode_rans(cursor.section(), spec.numel, _HISTORIES, device=device)
-            if int((history & CONTEXT_BITS).max()) >= N_CONTEXTS:
-                raise DamagedError("a history is of no known kind", where=spec.key)
+            context_state = decode_rans(cursor.section(), spec.numel, _CONTEXT_STATES, device=device)
+            if int((context_state & CONTEXT_BITS).max()) >= N_CONTEXTS:
+                raise DamagedError("a context state is of no known kind", where=spec.key)
     elif flags & TRACKED and base is None:
-        raise DamagedError("a lattice block without reference has a history", where=spec.key)
-    lattice = lattice_of(Spacing(exponent, divisor), spec.dtype)
+        raise DamagedError("a lattice block without reference has a context state", where=spec.key)
+    lattice = lattice_of(StepSize(exponent, divisor), spec.dtype)
     contexts = parse_scales(cursor.section(), spec) if flags & CONTEXTS else None
     before = None if base is None else base_points(base, lattice).to(device)
-    state = _finish(spec, cursor, contexts, (before, None), lattice, Spacing(exponent, units))
-    return replace(state, history=history) if snapshot else state
+    state = _finish(spec, cursor, contexts, (before, None), lattice, StepSize(exponent, units))
+    return replace(state, context_state=context_state) if snapshot else state
 
 
 def _parse_delta(spec: TensorSpec, cursor: _Cursor, reference: LatticeReference) -> LatticeReference:
     flags, first = cursor.flags, cursor.byte()
     shift, snap = first & ~_SNAP, bool(first & _SNAP)
-    units = cursor.units("spacing")
-    exponent = reference.spacing.exponent - shift
+    units = cursor.units("step_size")
+    exponent = reference.step_size.exponent - shift
     if shift > _MAX_SHIFT or exponent < MIN_EXPONENT:
         raise DamagedError(
             "a lattice block refines too far", where=spec.key, found=str(shift), expected="less"
         )
     contexts = None
     if flags & CONTEXTS:
-        if reference.history is None:
-            raise DamagedError("a lattice block needs a history its reference lacks", where=spec.key)
-        contexts = reference.history
-    lattice = lattice_of(Spacing(exponent, units), spec.dtype)
+        if reference.context_state is None:
+            raise DamagedError("a lattice block needs a context state its reference lacks", where=spec.key)
+        contexts = reference.context_state
+    lattice = lattice_of(StepSize(exponent, units), spec.dtype)
     before = refined(reference, shift, lattice) if shift else reference.integers
     if before is not None and snap:
         before = snapped(before, lattice)
@@ -381,10 +378,10 @@ def _parse_delta(spec: TensorSpec, cursor: _Cursor, reference: LatticeReference)
         raise DamagedError(
             "a lattice block moves integers out of their bound", where=spec.key, found=str(shift)
         )
-    history = reference.history if flags & TRACKED else None
+    context_state = reference.context_state if flags & TRACKED else None
     # Decode on the reference's device: the host for an encoder's chain, or the device of its keyframe.
     cursor.device = before.device
-    return _finish(spec, cursor, contexts, (before, history), lattice, Spacing(exponent, units))
+    return _finish(spec, cursor, contexts, (before, context_state), lattice, StepSize(exponent, units))
 
 
 def refined(reference: LatticeReference, shift: int, lattice: Lattice) -> Tensor | None:
@@ -396,8 +393,8 @@ def refined(reference: LatticeReference, shift: int, lattice: Lattice) -> Tensor
 
 def snapped(integers: Tensor, lattice: Lattice) -> Tensor | None:
     """Return integers moved to the nearest lattice points, halves upwards; None beyond the bound."""
-    moved = torch.div(integers + lattice.spacing // 2, lattice.spacing, rounding_mode="floor").mul_(
-        lattice.spacing
+    moved = torch.div(integers + lattice.step_size // 2, lattice.step_size, rounding_mode="floor").mul_(
+        lattice.step_size
     )
     return None if moved.numel() and int(moved.abs().max()) > lattice.bound else moved
 
@@ -408,9 +405,9 @@ def _finish(
     contexts: Tensor | None,
     before: tuple[Tensor | None, Tensor | None],
     lattice: Lattice,
-    spacing: Spacing,
+    step_size: StepSize,
 ) -> LatticeReference:
-    """Decode tokens, and apply them to the previous integers and history."""
+    """Decode tokens, and apply them to the previous integers and context state."""
     flags, device = cursor.flags, cursor.device
     extra = cursor.section() if flags & EXTRA else None
     exact_bytes = cursor.section() if flags & HAS_EXACT else b""
@@ -437,9 +434,9 @@ def _finish(
     return LatticeReference(
         dtype=spec.dtype,
         shape=spec.shape,
-        spacing=spacing,
+        step_size=step_size,
         integers=moved.integers,
-        history=moved.history if flags & TRACKED else None,
+        context_state=moved.context_state if flags & TRACKED else None,
         exact_at=at,
         exact_values=exact,
     )
@@ -468,11 +465,11 @@ class LatticeReference(ShapedReference):
     ----------
     dtype, shape
         Stored dtype and shape.
-    spacing
+    step_size
         Unit, and step size of the last frame.
     integers : Int32[Tensor, "n"]
         Value in units; 0 for an exact value.
-    history : UInt8[Tensor, "n"] or None
+    context_state : UInt8[Tensor, "n"] or None
         When and how each element last changed (`inshrink_core.ops.lattice`); None: not tracked.
     exact_at : Int64[Tensor, "k"]
         Positions of exact values, ascending.
@@ -484,9 +481,9 @@ class LatticeReference(ShapedReference):
         Encoder state of error feedback; None without error feedback, and in decoded states.
     """
 
-    spacing: Spacing
+    step_size: StepSize
     integers: Tensor
-    history: Tensor | None
+    context_state: Tensor | None
     exact_at: Tensor
     exact_values: Tensor
     exact: Tensor | None = None
@@ -496,7 +493,7 @@ class LatticeReference(ShapedReference):
         """Return the tensor: integers times the unit, rounded once to the stored dtype; or `exact`."""
         if self.exact is not None:
             return self.exact
-        values = scale_integers(self.integers, math.ldexp(1.0, self.spacing.exponent))
+        values = scale_integers(self.integers, math.ldexp(1.0, self.step_size.exponent))
         if self.dtype != "float32":
             values = values.to(getattr(torch, self.dtype))
         if self.exact_at.numel():
@@ -513,13 +510,7 @@ class LatticeReference(ShapedReference):
             return None
         if tensor.dtype != torch.float32 or tensor.device != self.integers.device:
             return None
-        return distance_to_lattice(flattened(tensor), self.integers, math.ldexp(1.0, self.spacing.exponent))
-
-    @property
-    def nbytes(self) -> int:
-        """Size of integers, history, exact values and encoder state, in bytes."""
-        parts = (self.integers, self.history, self.exact_at, self.exact_values, self.exact, self.shaping)
-        return sum(part.nbytes for part in parts if part is not None)
+        return distance_to_lattice(flattened(tensor), self.integers, math.ldexp(1.0, self.step_size.exponent))
 
     def levels(self) -> Levels:
         """Return the points in use, if the tensor is small enough to list them, and the exact elements."""
@@ -531,10 +522,10 @@ class LatticeReference(ShapedReference):
             parts = np.full(integers.size, QUANTIZED, np.uint8)
             parts[self.exact_at.cpu().numpy()] = PROTECTED
         points = None
-        if integers.size <= _MOST_SORTED:
-            points = np.unique(integers) * math.ldexp(1.0, self.spacing.exponent)
-        unit = (self.spacing.exponent, self.spacing.units)
-        return Levels("lattice", points, self.spacing.width, parts, integers, unit)
+        if integers.size <= _MAX_SORTED:
+            points = np.unique(integers) * math.ldexp(1.0, self.step_size.exponent)
+        unit = (self.step_size.exponent, self.step_size.units)
+        return Levels("lattice", points, self.step_size.width, parts, integers, unit)
 
 
 @lru_cache(maxsize=64)

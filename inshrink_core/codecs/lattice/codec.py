@@ -20,12 +20,12 @@ from inshrink_core.codec import (
     BaseReference,
     Codec,
     Encoded,
-    Knob,
     PastFrame,
     TensorInput,
     TensorReference,
+    Tunable,
     Tuning,
-    own_state,
+    state_as,
 )
 from inshrink_core.codecs.exact import worst_case_exact_bytes
 from inshrink_core.codecs.fallback import LOSSY_DTYPES, TINY, FallbackCodec
@@ -49,11 +49,11 @@ from inshrink_core.codecs.lattice.plan import (
     LatticePlan,
     TensorPlan,
     choose_gain,
-    choose_spacing,
+    choose_step_size,
     first_width,
 )
-from inshrink_core.codecs.lattice.spacing import Spacing, lattice_of, new_spacing
-from inshrink_core.codecs.shaping import Fed, Shaping, can_be_shaped, grown, known_of, shaped_changes
+from inshrink_core.codecs.lattice.step_size import StepSize, lattice_of, new_step_size
+from inshrink_core.codecs.shaping import Feedback, Shaping, can_be_shaped, grown, known_of, shaped_changes
 from inshrink_core.errors import ConfigError
 from inshrink_core.frame import Block
 from inshrink_core.ops.flat import as_float32, flattened
@@ -102,9 +102,9 @@ class LatticeCodec(LookAhead):
         the movement, if the run can be inspected.
     shaping
         ``auto``: error feedback. Rounding errors of a matrix are fed forward along its rows and down its
-        columns, so that errors lie where the loss is flat according to first moments (Adam's or momentum).
-        The step size grows accordingly. The feedback of each matrix minimizes the predicted rate at equal
-        cost; it may be none. ``off``: no feedback.
+        columns, so that errors are placed where the loss is flat according to first moments (Adam's or
+        momentum). The step size grows accordingly. The feedback of each matrix minimizes the predicted rate
+        at equal cost; it may be none. ``off``: no feedback.
     predicted_cost
         Bound on the cost of a restore as a share of the loss, 0..1. If the run can be inspected before its
         first frame, the cost is predicted from the size of its weights, with a margin, and sets the
@@ -145,7 +145,7 @@ class LatticeCodec(LookAhead):
     shortest_payload = 0  # `parse` checks the length, because it also reads blocks within blocks
     label = "Lattice"
     tuning = Tuning(
-        knob=Knob(
+        tunable=Tunable(
             settings=("coarseness",),
             values=(0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0, 10.0, 16.0, 25.0),
             label="Coarseness",
@@ -200,13 +200,13 @@ class LatticeCodec(LookAhead):
     def shaped(self, states: Iterable[TensorReference]) -> tuple[int, int]:
         """Return the number of weights with error feedback, and of all weights with known first moments."""
         rows = [
-            (state.integers.numel(), state.shaping.is_fed)
+            (state.integers.numel(), state.shaping.has_feedback)
             for state in states
             if isinstance(state, LatticeReference) and state.shaping is not None
         ]
-        return sum(numel for numel, fed in rows if fed), sum(numel for numel, _ in rows)
+        return sum(numel for numel, feedback in rows if feedback), sum(numel for numel, _ in rows)
 
-    def lasting(self, shaped: int, known: int) -> float:
+    def error_persistence(self, shaped: int, known: int) -> float:
         """Return the error persistence: errors where the loss is flat affect training longer.
 
         It depends on the share of weights with error feedback; if no share is known, all weights count.
@@ -230,7 +230,7 @@ class LatticeCodec(LookAhead):
         return replace(reference, shaping=known)
 
     def expected_divergence(self, relative_error: float) -> float:
-        """Return a multiple of the squared coarseness: errors lie where they change the loss least."""
+        """Return a multiple of the squared coarseness: errors are placed where they change the loss least."""
         return _DIVERGENCE * float(self.coarseness) ** 2 if relative_error > 0 else 0.0
 
     def exact_below(self, spec: TensorSpec, nbytes: int) -> int:
@@ -243,7 +243,7 @@ class LatticeCodec(LookAhead):
         self, item: TensorInput, plan: LatticePlan, reference: TensorReference | None
     ) -> Encoded | None:
         """Return a block of lattice points; None if exact values are required or smaller."""
-        spec, state, found = item.spec, own_state(LatticeReference, reference, item.spec), None
+        spec, state, found = item.spec, state_as(LatticeReference, reference, item.spec), None
         known = plan.tensors.get(spec.key)
         if known is not None and known.rms == 0 and bool(item.tensor.any()):
             pass  # its squares underflow float32, or its sample contains only zeros
@@ -260,34 +260,32 @@ class LatticeCodec(LookAhead):
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> LatticeReference:
         """Return the state after a block of lattice points."""
-        return parse(spec, payload, own_state(LatticeReference, reference, spec), _base_of(reference), device)
+        state = state_as(LatticeReference, reference, spec)
+        return parse(spec, payload, state, _base_of(reference), device)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
         """Return a standalone block of the state, or a block without changes; exact for other states."""
-        state = own_state(LatticeReference, reference, spec)
+        state = state_as(LatticeReference, reference, spec)
         if state is None or (unchanged and state.exact is not None):
             return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
         return Block(self.bitstream, UNCHANGED if unchanged else pack_state(spec, state))
-
-    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
-        """Return the size bound of the exact block, which replaces larger ones."""
-        return worst_case_exact_bytes(spec)
 
     def _first(
         self, item: TensorInput, plan: LatticePlan, base: BaseReference | None
     ) -> tuple[Block, LatticeReference] | None:
         """Return the first block of a chain, coded against a base model if that is smaller."""
         spec = item.spec
-        known, fed = self._known(item, plan, None) if self.uses_past else (None, None)
-        spacing = new_spacing(first_width(plan, spec.key, fed), plan.tensors[spec.key].rms)
-        if spacing is None:
+        known, feedback = self._known(item, plan, None) if self.uses_past else (None, None)
+        step_size = new_step_size(first_width(plan, spec.key, feedback), plan.tensors[spec.key].rms)
+        if step_size is None:
             return None
-        lattice = lattice_of(spacing, spec.dtype)
+        lattice = lattice_of(step_size, spec.dtype)
         values, changes = as_float32(item.tensor), None
-        if fed is not None:
-            changes = shaped_changes(values, torch.zeros_like(values, dtype=torch.int32), lattice, None, fed)
+        if feedback is not None:
+            zeros = torch.zeros_like(values, dtype=torch.int32)
+            changes = shaped_changes(values, zeros, lattice, None, feedback)
         rounded = round_to_lattice(values, None, None, lattice, changes)
-        after = _state_after(item, rounded, spacing, None, known)
+        after = _state_after(item, rounded, step_size, None, known)
         if after is None:
             return None
         alone = Block(self.bitstream, pack_standalone(rounded, after))
@@ -300,20 +298,19 @@ class LatticeCodec(LookAhead):
         moved = round_to_lattice(points, before, None, lattice)
         if not torch.equal(moved.integers, rounded.integers):
             return alone, after
-        onward = replace(after, history=moved.history)
+        onward = replace(after, context_state=moved.context_state)
         payload = pack_standalone(moved, onward, before)
-        if len(payload) >= len(alone.payload):
-            return alone, after
-        return Block(self.bitstream, payload), onward
+        return (
+            (Block(self.bitstream, payload), onward) if len(payload) < len(alone.payload) else (alone, after)
+        )
 
     def _moved(
         self, item: TensorInput, plan: LatticePlan, state: LatticeReference
     ) -> tuple[Block, LatticeReference] | None:
         """Return the block of a change and the state after it; None if too many values would be exact."""
-        spec = item.spec
-        values = as_float32(item.tensor)
-        known, fed = self._known(item, plan, state) if self.uses_past else (None, None)
-        chosen = choose_spacing(plan, item, state, fed)
+        spec, values = item.spec, as_float32(item.tensor)
+        known, feedback = self._known(item, plan, state) if self.uses_past else (None, None)
+        chosen = choose_step_size(plan, item, state, feedback)
         base, grade = None, None
         restored = item.restored if is_matrix(spec) else None
         if restored is not None:
@@ -321,24 +318,24 @@ class LatticeCodec(LookAhead):
             base = as_float32(restored)
             if bool(torch.isfinite(base).all()):
                 grade, chosen = choose_gain(values, base, chosen, spec, state)
-        before, lattice, history = chosen.integers, chosen.lattice, state.history
+        before, lattice = chosen.integers, chosen.lattice
         changes = None
-        if fed is not None:
-            changes = shaped_changes(values, before, lattice, None if grade is None else base, fed)
+        if feedback is not None:
+            changes = shaped_changes(values, before, lattice, None if grade is None else base, feedback)
         elif base is not None and grade is not None:
             changes = matched_changes(values, before, lattice, base, grade)
-        rounded = round_to_lattice(values, before, history, lattice, changes)
-        after = _state_after(item, rounded, chosen.spacing, rounded.history, known)
+        rounded = round_to_lattice(values, before, state.context_state, lattice, changes)
+        after = _state_after(item, rounded, chosen.step_size, rounded.context_state, known)
         if after is None:
             return None
         if _same(rounded, after, state, chosen.shift > 0 or chosen.snap):
             return Block(self.bitstream, UNCHANGED), replace(state, exact=None)
-        payload = pack_delta(rounded, after, before, history, chosen.shift, chosen.snap)
+        payload = pack_delta(rounded, after, before, state.context_state, chosen.shift, chosen.snap)
         return Block(self.bitstream, payload), after
 
     def _known(
         self, item: TensorInput, plan: LatticePlan, state: LatticeReference | None
-    ) -> tuple[Shaping | None, Fed | None]:
+    ) -> tuple[Shaping | None, Feedback | None]:
         """Return the encoder state of a tensor including this frame, and the feedback to apply."""
         planned = plan.tensors.get(item.spec.key)
         # Until a movement is observed, step sizes are estimates of it.
@@ -371,7 +368,7 @@ def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference, m
 
 
 def _state_after(
-    item: TensorInput, rounded: Rounded, spacing: Spacing, history: Tensor | None, known: Shaping | None
+    item: TensorInput, rounded: Rounded, step_size: StepSize, contexts: Tensor | None, known: Shaping | None
 ) -> LatticeReference | None:
     """Return the state that decoding yields; None if too many values would be exact."""
     spec, tensor = item.spec, item.tensor
@@ -385,9 +382,9 @@ def _state_after(
     return LatticeReference(
         dtype=spec.dtype,
         shape=spec.shape,
-        spacing=spacing,
+        step_size=step_size,
         integers=rounded.integers,
-        history=history,
+        context_state=contexts,
         exact_at=at,
         exact_values=exact_values,
         shaping=known,

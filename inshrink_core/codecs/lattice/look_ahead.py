@@ -27,7 +27,7 @@ from inshrink_core.codecs.lattice.plan import (
     predicted_cost,
     settled_factors,
 )
-from inshrink_core.codecs.lattice.spacing import Memory, codes_of, exact_mean, geometric_mean
+from inshrink_core.codecs.lattice.step_size import Memory, codes_of, exact_mean, geometric_mean
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_sums
 
@@ -38,7 +38,7 @@ is within a tenth of that over all steps."""
 _MOMENTS = 5
 """Steps whose second moments are read; the ranking of tensors is stable along a run."""
 
-_MOST_MOVED = 16.0
+_MAX_MOVED = 16.0
 """Limit on a pair's squared movement, in medians, so that one step of an exploding training does not dominate
 the step size."""
 
@@ -119,11 +119,11 @@ class LookAhead(LatticePlanner):
             if before is not None and before[0] == place - 1:
                 moved[place] = _mean_square(now - before[1], n_seen)
             squares.append(_mean_square(now, n_seen))
-            moments = item.companion(TensorRole.EXP_AVG_SQ, sampled=True)
+            moments = item.auxiliary(TensorRole.EXP_AVG_SQ, sampled=True)
             if moments is not None:
                 sums, _ = sample_sums(moments, None, moments, 1.0, NO_PLACES)
                 second_moments.append(exact_mean(sums[2], n_seen))
-            momentum = item.companion(TensorRole.MOMENTUM, sampled=True)
+            momentum = item.auxiliary(TensorRole.MOMENTUM, sampled=True)
             if momentum is not None:
                 momenta.append(_mean_square(momentum, n_seen))
             before = place, now
@@ -178,7 +178,7 @@ def _movement(matrices: Sequence[_Seen]) -> float:
     pairs = [sums[place] / counts[place] for place in sums if sums[place] > 0]
     if not pairs:
         return 0.0
-    most = _MOST_MOVED * median(pairs)
+    most = _MAX_MOVED * median(pairs)
     return math.sqrt(math.fsum(min(pair, most) for pair in pairs) / len(pairs))
 
 

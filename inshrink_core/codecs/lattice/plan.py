@@ -20,24 +20,24 @@ from inshrink_core.codec import (
     FrameContext,
     TensorInput,
     TensorReference,
-    own_state,
+    state_as,
 )
 from inshrink_core.codecs.fallback import FallbackCodec
 from inshrink_core.codecs.lattice.block import LatticeReference, is_matrix, is_statistic, refined, snapped
-from inshrink_core.codecs.lattice.spacing import (
+from inshrink_core.codecs.lattice.step_size import (
     MIN_EXPONENT,
     Memory,
-    Spacing,
+    StepSize,
     codes_of,
     exact_mean,
     geometric_mean,
     lattice_of,
     positive,
     sensitivity_factor,
-    spacing_of,
     steady_width,
+    step_size_of,
 )
-from inshrink_core.codecs.shaping import Fed
+from inshrink_core.codecs.shaping import Feedback
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.lattice import Lattice, gain_grade
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
@@ -46,22 +46,22 @@ _PROBES = 32
 """Number of original values stored for each matrix, whose movement until the next frame has no rounding
 error. The fourth root of a mean of 32 squares is accurate to 6 %."""
 
-_VECTOR_SPACING = 2.0**-8
+_VECTOR_STEP_SIZE = 2.0**-8
 """Largest step size of vectors, per unit of max(1, rms); norms have weights near 1."""
 
 _VECTOR_SHARE = 0.25
 """Largest step size of a vector relative to a matrix's, so that slow training still moves vectors."""
 
-_FINE_VECTOR_SPACING = 2.0**-11
+_FINE_VECTOR_STEP_SIZE = 2.0**-11
 """The same limit if no movement is known."""
 
-_STATISTIC_SPACING = 2.0**-8
+_STATISTIC_STEP_SIZE = 2.0**-8
 """Largest step size of running statistics, in root mean squares."""
 
 _STATISTIC_COARSENESS = 2.0
 """Coarseness below which this limit shrinks in proportion, so that statistics contribute little error."""
 
-_LEAST_SPACINGS = 8
+_LEAST_STEP_SIZES = 8
 """Least number of steps in the smallest value of a non-negative statistic, such as a variance."""
 
 _MOVEMENT_PER_LR = 4.0
@@ -71,7 +71,7 @@ over 100). This is the estimate for a keyframe, before a movement is observed.""
 _GUESS_RANGE = (2.0**-12, 0.17)
 """Bounds of that estimate, in root mean squares of all matrices; early training moves 0.17 of it."""
 
-_MOST_MOVED_SHARE = 0.5
+_MAX_MOVED_SHARE = 0.5
 """Largest plausible movement between checkpoints, in root mean squares of all matrices. More is an explosion,
 or the recovery from one, and step sizes derived from it would erase the weights."""
 
@@ -83,7 +83,7 @@ COST_OF_ERROR, COST_OF_SHAPED = 1.5, 2.5
 of plain rounding with the same step size, and w the weights of all matrices. The values are the largest
 measured of any task, with a margin (``docs/design.md``), for plain rounding and for error feedback."""
 
-_MOST_COARSENESS = 4.0
+_MAX_COARSENESS = 4.0
 """Largest coarseness from a predicted cost; beyond it the cost grows faster than the square of the
 coarseness."""
 
@@ -92,7 +92,7 @@ _APART = 6.0
 error of plain rounding is about the movement, and the tensor is treated apart. Trainings with a single
 learning rate stay below it."""
 
-_MOST_MOVEMENTS = 30.0
+_MAX_MOVEMENTS = 30.0
 """Largest step size of a tensor treated apart, in the same units. Averages of weights move a tenth as far as
 the weights, and do as well with the weights' step size."""
 
@@ -157,15 +157,15 @@ def _observe_tensor(item: TensorInput, reference: LatticeReference | None) -> La
     n_seen = values.numel()
     integers, unit = None, 1.0
     if reference is not None:
-        integers, unit = sample(reference.integers), math.ldexp(1.0, reference.spacing.exponent)
-    moments = item.companion(TensorRole.EXP_AVG_SQ, sampled=True)
+        integers, unit = sample(reference.integers), math.ldexp(1.0, reference.step_size.exponent)
+    moments = item.auxiliary(TensorRole.EXP_AVG_SQ, sampled=True)
     sums, probe = sample_sums(values, integers, moments, unit, _probe_places(n_seen))
     second = None if moments is None else exact_mean(sums[2], n_seen)
-    momentum, buffer = None, item.companion(TensorRole.MOMENTUM, sampled=True)
+    momentum, buffer = None, item.auxiliary(TensorRole.MOMENTUM, sampled=True)
     if buffer is not None:
         squares, _ = sample_sums(buffer, None, None, 1.0, NO_PLACES)
         momentum = exact_mean(squares[0], n_seen)
-    moved = None if reference is None else _beyond_rounding(sums[1], n_seen, reference.spacing.width)
+    moved = None if reference is None else _beyond_rounding(sums[1], n_seen, reference.step_size.width)
     return LatticeStatistics(
         exact_mean(sums[0], n_seen), second, momentum, moved, probe.astype("<f4").tobytes()
     )
@@ -180,9 +180,9 @@ def _beyond_rounding(sums: NDArray[np.int64], n: int, width: float) -> float | N
 
 
 def _moved_since(item: TensorInput, state: LatticeReference) -> float | None:
-    values, unit = item.sample, math.ldexp(1.0, state.spacing.exponent)
+    values, unit = item.sample, math.ldexp(1.0, state.step_size.exponent)
     sums, _ = sample_sums(values, sample(state.integers), None, unit, NO_PLACES)
-    return _beyond_rounding(sums[1], values.numel(), state.spacing.width)
+    return _beyond_rounding(sums[1], values.numel(), state.step_size.width)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -254,7 +254,7 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
             return None
         if is_statistic(item.spec):
             return _observe_statistic(item, None if isinstance(reference, BaseReference) else reference)
-        return _observe_tensor(item, own_state(LatticeReference, reference, item.spec))
+        return _observe_tensor(item, state_as(LatticeReference, reference, item.spec))
 
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
@@ -268,7 +268,7 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
             key: positive(context.learning_rates.get(spec.parameter)) for key, (spec, _) in known.items()
         }
         overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
-        most = _MOST_MOVED_SHARE * overall
+        most = _MAX_MOVED_SHARE * overall
         found = {key: _movement(o, before.probes.get(key)) for key, o in matrices.items()}
         moved = {key: square for key, square in found.items() if square is not None}
         now = _rms((known[key][0].numel, m) for key, m in moved.items())
@@ -324,7 +324,7 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
             predicted_cost=cost,
         )
 
-    def spacing(self, plan: LatticePlan, spec: TensorSpec) -> float | None:
+    def step_size(self, plan: LatticePlan, spec: TensorSpec) -> float | None:
         """Return the step size, before any change for error feedback; None if the tensor is exact."""
         return None if self.exact or spec.key not in plan.tensors else plan.tensors[spec.key].width
 
@@ -354,7 +354,7 @@ def codes_apart(moved: Mapping[str, float], movement: float, factors: Mapping[st
 def bounded_factors(memory: Memory, factors: Mapping[str, float]) -> dict[str, float]:
     """Return the factors of step sizes, each bounded by the tensor's own movement."""
     ratios = {key: memory.movement_ratio(key) or 0.0 for key in memory.apart}
-    bounds = {key: _MOST_MOVEMENTS * math.sqrt(ratio) for key, ratio in ratios.items()}
+    bounds = {key: _MAX_MOVEMENTS * math.sqrt(ratio) for key, ratio in ratios.items()}
     return {**factors, **{key: min(factors.get(key, 1.0), bound) for key, bound in bounds.items()}}
 
 
@@ -381,7 +381,7 @@ def affordable(unit_cost: float, most: float) -> float:
     """Return the coarseness at which a restore costs `most`, given the cost at coarseness 1; 0 for none."""
     if not unit_cost > 0:
         return 0.0
-    return math.floor(100 * min(math.sqrt(most / unit_cost), _MOST_COARSENESS)) / 100
+    return math.floor(100 * min(math.sqrt(most / unit_cost), _MAX_COARSENESS)) / 100
 
 
 def _settled(
@@ -437,11 +437,11 @@ def _width(
     if is_statistic(spec):
         if memory.ratio(spec.key) is None:  # it has never changed
             return 0.0
-        width = _STATISTIC_SPACING * min(1.0, coarseness / _STATISTIC_COARSENESS) * rms
+        width = _STATISTIC_STEP_SIZE * min(1.0, coarseness / _STATISTIC_COARSENESS) * rms
         # A non-negative statistic must not come near zero.
-        return min(width, o.least / _LEAST_SPACINGS) if o.least >= 0 else width
+        return min(width, o.least / _LEAST_STEP_SIZES) if o.least >= 0 else width
     if not is_matrix(spec):
-        most = _FINE_VECTOR_SPACING if base == 0 else _VECTOR_SPACING
+        most = _FINE_VECTOR_STEP_SIZE if base == 0 else _VECTOR_STEP_SIZE
         return min(most * max(1.0, rms), _VECTOR_SHARE * coarseness * base or math.inf)
     if o.second_moment == 0:
         return 0.0
@@ -502,38 +502,42 @@ class Chosen(NamedTuple):
     """
 
     shift: int
-    spacing: Spacing
+    step_size: StepSize
     lattice: Lattice
     integers: Tensor
     snap: bool = False
 
 
-def first_width(plan: LatticePlan, key: str, fed: Fed | None) -> float:
+def first_width(plan: LatticePlan, key: str, feedback: Feedback | None) -> float:
     """Return the step size of a tensor without a previous state, given its error feedback."""
     width, most = plan.tensors[key].width, plan.tensors[key].first or math.inf
-    return min(width, most) if fed is None else min(width * fed.coarser, most / math.sqrt(fed.variance))
+    if feedback is not None:
+        width, most = width * feedback.coarser, most / math.sqrt(feedback.variance)
+    return min(width, most)
 
 
-def choose_spacing(plan: LatticePlan, item: TensorInput, state: LatticeReference, fed: Fed | None) -> Chosen:
+def choose_step_size(
+    plan: LatticePlan, item: TensorInput, state: LatticeReference, feedback: Feedback | None
+) -> Chosen:
     """Return the planned step size: held up to powers of two, or free after a restore.
 
-    If the step size grows, the integers are snapped to it first. Otherwise all values would lie near the
+    If the step size grows, the integers are snapped to it first. Otherwise all values would be near the
     middle of their larger cells and remain there, and the frame's movement would be lost. After a restore
     they are not snapped, because matched gain preserves the movement.
     """
-    spec, width, most = item.spec, state.spacing.width, math.inf
+    spec, width, most = item.spec, state.step_size.width, math.inf
     if (known := plan.tensors.get(spec.key)) is not None:
-        width = known.width * (1.0 if fed is None else fed.coarser)
-        most = known.size / (1.0 if fed is None else math.sqrt(fed.variance)) or math.inf
-        if max(width, state.spacing.width) > most:
+        width = known.width * (1.0 if feedback is None else feedback.coarser)
+        most = known.size / (1.0 if feedback is None else math.sqrt(feedback.variance)) or math.inf
+        if max(width, state.step_size.width) > most:
             square = _moved_since(item, state) or 0.0
             most = max(most, known.movements * math.sqrt(square if math.isfinite(square) else 0.0))
         width = min(width, most)
     if plan.after_restore:
         return _at_width(width, spec, state)
-    width = steady_width(width, state.spacing, most)
+    width = steady_width(width, state.step_size, most)
     chosen = _at_width(width, spec, state)
-    if width > state.spacing.width:
+    if width > state.step_size.width:
         moved = snapped(chosen.integers, chosen.lattice)
         if moved is not None:
             return chosen._replace(integers=moved, snap=True)
@@ -542,16 +546,16 @@ def choose_spacing(plan: LatticePlan, item: TensorInput, state: LatticeReference
 
 def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen:
     """Return the step size in units of the state, refined if it would have too few units."""
-    exponent = state.spacing.exponent
+    exponent = state.step_size.exponent
     shift = 0
     while width < math.ldexp(_MIN_UNITS, exponent - shift) and exponent - shift > MIN_EXPONENT and shift < 24:
         shift += 1
     while True:
-        spacing = spacing_of(width, exponent - shift)
-        lattice = lattice_of(spacing, spec.dtype)
+        step_size = step_size_of(width, exponent - shift)
+        lattice = lattice_of(step_size, spec.dtype)
         integers = refined(state, shift, lattice) if shift else state.integers
         if integers is not None:
-            return Chosen(shift, spacing, lattice, integers)
+            return Chosen(shift, step_size, lattice, integers)
         shift -= 1
 
 
@@ -566,8 +570,8 @@ def choose_gain(
         return None, chosen
     for _ in range(_MAX_HALVINGS):
         grade = gain_grade(values, base, chosen.integers, chosen.lattice)
-        finer = chosen if grade >= 0 else _at_width(chosen.spacing.width / 2, spec, state)
-        if finer.spacing.width >= chosen.spacing.width:
+        finer = chosen if grade >= 0 else _at_width(chosen.step_size.width / 2, spec, state)
+        if finer.step_size.width >= chosen.step_size.width:
             return abs(grade), chosen
         chosen = finer
     return abs(gain_grade(values, base, chosen.integers, chosen.lattice)), chosen

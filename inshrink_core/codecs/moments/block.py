@@ -17,7 +17,7 @@ from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.flat import sides
 from inshrink_core.ops.lattice import sum_tokens
-from inshrink_core.ops.moments import MAX_BASE, NO_BYTES, ZERO_POINT, Codes, expand_units, half_octave_values
+from inshrink_core.ops.moments import MAX_BASE, NO_BYTES, ZERO_POINT, Codes, expand_units, half_log2_values
 from inshrink_core.varint import read_section, write_section
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class MomentsReference(ShapedReference):
         Storage form, which determines the codes in use.
     codes
         The codes of the form; unused ones are empty.
-    draw
-        Dither seed of the octaves of second moments (`draw_octaves`), or 0 without dither. The encoder of
+    dither_seed
+        Dither seed of the octaves of second moments (`dither_log2`), or 0 without dither. The encoder of
         the next frame uses it again.
 
     Notes
@@ -70,17 +70,12 @@ class MomentsReference(ShapedReference):
 
     form: Form
     codes: Codes
-    draw: int = 0
+    dither_seed: int = 0
 
     @property
     def device(self) -> torch.device:
         """Device of the integers."""
         return (self.codes.elements if self.codes.elements.numel() else self.codes.rows).device
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the integers, in bytes."""
-        return sum(part.nbytes for part in self.codes[1:])
 
     def decoded(self) -> Tensor:
         """Return the values."""
@@ -88,7 +83,7 @@ class MomentsReference(ShapedReference):
         if self.form is Form.ZEROS:
             flat = torch.zeros(math.prod(self.shape), device=self.device)
         elif self.form is Form.OCTAVES:
-            table = torch.from_numpy(octave_values(base)).to(self.device)
+            table = torch.from_numpy(log2_values(base)).to(self.device)
             flat = table.index_select(0, elements.int())
         else:
             known = None if self.form is Form.RANK_ONE else elements
@@ -101,9 +96,9 @@ class MomentsReference(ShapedReference):
 
 
 @lru_cache(maxsize=64)
-def octave_values(base: int) -> NDArray[np.float32]:
+def log2_values(base: int) -> NDArray[np.float32]:
     """Return the values of octave codes."""
-    table = half_octave_values(2 * (np.arange(256) + base))
+    table = half_log2_values(2 * (np.arange(256) + base))
     table[0] = 0
     return table
 
@@ -112,9 +107,9 @@ _HEADER = struct.Struct("<BBh")
 _VERSION = 1
 _DELTA = 0x80
 _SAME = 0x40
-_DRAWN = 0x20
+_DITHERED = 0x20
 
-LAST_DRAW = 255
+LAST_SEED = 255
 """Largest dither seed, which fits a byte."""
 
 _REACH = 6
@@ -138,16 +133,16 @@ def pack(state: MomentsReference, before: MomentsReference | None) -> bytes:
     old = None
     if before is not None and _comparable(before, form, base):
         old = before.codes
-        alike = (state.dtype, state.draw, base) == (before.dtype, before.draw, old.base)
+        alike = (state.dtype, state.dither_seed, base) == (before.dtype, before.dither_seed, old.base)
         # Differences are ten times faster in torch than comparisons of bytes; elements differ most often.
         pairs = zip(state.codes[:0:-1], old[:0:-1], strict=True)
         if alike and not any(bool((now - then).any()) for now, then in pairs):
             return _HEADER.pack(_VERSION, form | _SAME, base)
     if form is Form.ZEROS:
         return _HEADER.pack(_VERSION, form, base)
-    marks = (_DELTA if old else 0) | (_DRAWN if state.draw else 0)
+    marks = (_DELTA if old else 0) | (_DITHERED if state.dither_seed else 0)
     out = bytearray(_HEADER.pack(_VERSION, form | marks, base))
-    out += bytes(filter(None, (state.draw,)))
+    out += bytes(filter(None, (state.dither_seed,)))
     sections = []
     if form is Form.OCTAVES and not old:
         rows, columns = _middles(elements, state.shape)
@@ -182,14 +177,14 @@ def parse(
     if len(payload) < _HEADER.size:
         raise DamagedError("a block of a moment has no header", where=spec.key)
     version, kind, base = _HEADER.unpack_from(payload)
-    form_number, marks, drawn = kind & 0x1F, kind & (_DELTA | _SAME), kind & _DRAWN
+    form_number, marks, dithered = kind & 0x1F, kind & (_DELTA | _SAME), kind & _DITHERED
     if version != _VERSION or form_number > max(Form) or abs(base) > MAX_BASE:
         raise DamagedError("a block of a moment has an unknown form", where=spec.key, found=str(kind))
-    form, body, draw = Form(form_number), payload[_HEADER.size :], 0
-    if drawn:
+    form, body, dither_seed = Form(form_number), payload[_HEADER.size :], 0
+    if dithered:
         if form not in (Form.OCTAVES, Form.FACTORED) or marks & _SAME or not len(body) or not body[0]:
-            raise DamagedError("a block of a moment has an unknown draw", where=spec.key)
-        draw, body = body[0], body[1:]
+            raise DamagedError("a block of a moment has an unknown dither seed", where=spec.key)
+        dither_seed, body = body[0], body[1:]
     if marks and before is None:
         raise DamagedError("a block of a moment refers to a state that is not there", where=spec.key)
     if marks and before is not None and not _comparable(before, form, base):
@@ -203,7 +198,7 @@ def parse(
     place = torch.device(device) if before is None else before.device
     old = before.codes if marks and before is not None else None
     codes = Codes(base, *_parts(body, spec, form, old, place))
-    return MomentsReference(spec.dtype, spec.shape, form, codes, draw)
+    return MomentsReference(spec.dtype, spec.shape, form, codes, dither_seed)
 
 
 def _comparable(before: MomentsReference, form: Form, base: int) -> bool:

@@ -24,15 +24,15 @@ import numpy as np
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference
 from inshrink_core.codecs.fallback import FallbackCodec
-from inshrink_core.codecs.moments.block import LAST_DRAW, Form, MomentsReference, pack, parse
+from inshrink_core.codecs.moments.block import LAST_SEED, Form, MomentsReference, pack, parse
 from inshrink_core.frame import Block
 from inshrink_core.ops.flat import as_float32, sides
 from inshrink_core.ops.moments import (
     ZERO_POINT,
     Codes,
     Units,
-    carry_octaves,
-    draw_octaves,
+    carry_log2,
+    dither_log2,
     round_first,
     round_second,
     round_vector,
@@ -58,7 +58,7 @@ HYSTERESIS: Final = 1.0
 """Distance in octaves of a second moment from its code at which the code changes. With 0.5, which is plain
 rounding, values near an edge would change repeatedly (``docs/design.md``)."""
 
-_SHARE_OF_SPACING: Final = 0.5
+_SHARE_OF_STEP_SIZE: Final = 0.5
 """Unit of first moments as an expected update size, in step sizes of the weight. At this value the moments
 add about as much to the cost of a restore as the weights (``docs/design.md``)."""
 
@@ -122,9 +122,9 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None]):
         if context is None:
             return MomentsPlan()
         allowed = {
-            name: _SHARE_OF_SPACING * context.spacings[name] / reach
-            for name, reach in context.reaches.items()
-            if name in context.spacings
+            name: _SHARE_OF_STEP_SIZE * context.step_sizes[name] / reach
+            for name, reach in context.expected_updates.items()
+            if name in context.step_sizes
         }
         return MomentsPlan(allowed, context.after_restore)
 
@@ -133,12 +133,12 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None]):
     ) -> Encoded | None:
         """Round a moment; None for non-finite values and for negative second moments."""
         spec, before = item.spec, _fitting(reference, item.spec)
-        form, codes, draw = _rounded(item, self.preset, plan or MomentsPlan(), before)
+        form, codes, dither_seed = _rounded(item, self.preset, plan or MomentsPlan(), before)
         if codes is None:
             return None
         # Use the device of the chain's states: states decoded from an archive may be in host memory.
         device = item.tensor.device if before is None else before.device
-        state = MomentsReference(spec.dtype, spec.shape, form, codes.on(device), draw)
+        state = MomentsReference(spec.dtype, spec.shape, form, codes.on(device), dither_seed)
         return Encoded(Block(self.bitstream, pack(state, before)), state)
 
     def decode_lossy(
@@ -153,11 +153,6 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None]):
         if state is None:
             return FallbackCodec.rekey(self, spec, reference, unchanged=unchanged)
         return Block(self.bitstream, pack(state, state if unchanged else None))
-
-    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
-        """Return a byte for each element, row and column, plus the header."""
-        n_rows, n_columns = sides(spec.shape)
-        return 64 + spec.numel + n_rows + n_columns
 
 
 def _fitting(reference: TensorReference | None, spec: TensorSpec) -> MomentsReference | None:
@@ -178,7 +173,7 @@ def _rounded(
         second, unit = None, _UNITS.get((spec.role, preset), 0.0)
         if spec.role is TensorRole.EXP_AVG:
             # Without a second moment, the allowed error has another unit than the values.
-            second = item.companion(TensorRole.EXP_AVG_SQ)
+            second = item.auxiliary(TensorRole.EXP_AVG_SQ)
         allowed = None if spec.role is TensorRole.EXP_AVG and second is None else plan.allowed.get(spec.name)
         squares = None if second is None else as_float32(second).to(values.device)
         codes = round_first(values, squares, n_rows, unit, allowed)
@@ -191,18 +186,18 @@ def _rounded(
         codes = round_vector(values, None if old is None else old.base)
     else:
         codes = round_second(values, n_rows, old, HYSTERESIS if form is Form.FACTORED else None)
-    draw = 0 if before is None else before.draw
-    if codes is None or form is Form.RANK_ONE or not (draw or plan.after_restore):
+    dither_seed = 0 if before is None else before.dither_seed
+    if codes is None or form is Form.RANK_ONE or not (dither_seed or plan.after_restore):
         return form, codes, 0
     units = _units_of(codes, values.numel())
     if plan.after_restore:
         comparable = old is not None and (form is Form.FACTORED or old.base == codes.base)
         earlier = old.elements.to(values.device) if old is not None and comparable else codes.elements
-        carried = carry_octaves(values, units, earlier, codes.elements)
+        carried = carry_log2(values, units, earlier, codes.elements)
         if carried is not None:
             return form, codes._replace(elements=carried), 0
-        draw = draw % LAST_DRAW + 1
-    return form, codes._replace(elements=draw_octaves(values, units, draw)), draw
+        dither_seed = dither_seed % LAST_SEED + 1
+    return form, codes._replace(elements=dither_log2(values, units, dither_seed)), dither_seed
 
 
 def _units_of(codes: Codes, n: int) -> Units:

@@ -16,7 +16,7 @@ _HEADER: Final = struct.Struct("<QI")
 
 _CHECKSUM: Final = struct.Struct("<I")
 _MASK_DELTA: Final = 0xA282EAD8
-_MOST_VARINT_BYTES: Final = 10
+_MAX_VARINT_BYTES: Final = 10
 """Maximum size of a 64-bit varint: protobuf uses it for negative numbers."""
 
 _CUT: Final = "the last record is cut off"
@@ -76,8 +76,8 @@ def scalar_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
         if length > _LARGEST_EVENT_BYTES:
             continue
         try:
-            is_whole = _masked(record) == _CHECKSUM.unpack_from(content, start + length)[0]
-            row = _row(record) if is_whole else None
+            is_complete = _masked(record) == _CHECKSUM.unpack_from(content, start + length)[0]
+            row = _row(record) if is_complete else None
         except (DamagedError, ValueError, struct.error):
             row = None
         if row is None:
@@ -146,15 +146,15 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the number and value of each field: an integer, or the bytes of other types."""
     offset = 0
     while offset < len(message):
-        key, offset = read_varint(message, offset, _MOST_VARINT_BYTES)
+        key, offset = read_varint(message, offset, _MAX_VARINT_BYTES)
         wire = key & 7
         if wire == 0:
-            value, offset = read_varint(message, offset, _MOST_VARINT_BYTES)
+            value, offset = read_varint(message, offset, _MAX_VARINT_BYTES)
             yield key >> 3, value
             continue
         length = {1: 8, 5: 4}.get(wire)
         if wire == 2:
-            length, offset = read_varint(message, offset, _MOST_VARINT_BYTES)
+            length, offset = read_varint(message, offset, _MAX_VARINT_BYTES)
         if length is None or offset + length > len(message):
             raise ValueError("no protobuf message")
         yield key >> 3, message[offset : offset + length]

@@ -35,7 +35,7 @@ _THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _NO_HEADER: Final = "no header: columns are numbered, and the first that counts up is the step"
 
 
-class TrainingLog(Mapping[str, list[tuple[int, float]]]):
+class TrainingLog(dict[str, list[tuple[int, float]]]):
     """Metrics mapped to (step, value) pairs in step order; NaN and infinities are preserved.
 
     Parameters
@@ -47,17 +47,8 @@ class TrainingLog(Mapping[str, list[tuple[int, float]]]):
     """
 
     def __init__(self, series: Mapping[str, Iterable[tuple[int, float]]], origin: str = "") -> None:
-        self._series = {name: sorted(pairs, key=lambda p: p[0]) for name, pairs in series.items()}
+        super().__init__({name: sorted(pairs, key=lambda p: p[0]) for name, pairs in series.items()})
         self.origin = origin
-
-    def __getitem__(self, metric: str) -> list[tuple[int, float]]:
-        return self._series[metric]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._series)
-
-    def __len__(self) -> int:
-        return len(self._series)
 
 
 def _number(value: object) -> float | None:
@@ -208,7 +199,7 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     named = Path(path)
     content = Access.of(named.parent).read_text(named, MAX_JSON_BYTES)
     if not is_event_file(content) and len(content) > _MAX_TEXT_BYTES:
-        raise InputError("more than 32 MB of text", where=str(named), remedy="keep every tenth row, say")
+        raise InputError("more than 32 MB of text", where=str(named), remedy="keep, say, every tenth row")
     raw, note = _rows(content, named)
     numbers = ({name: _number(value) for name, value in row.items() if name} for row in raw)
     rows = tuple({name: value for name, value in row.items() if value is not None} for row in numbers)
@@ -285,7 +276,7 @@ def _counts_up(column: Iterable[str]) -> bool:
 def _require_few(n_values: int, path: Path) -> None:
     if n_values > MAX_VALUES:
         facts = {"expected": f"at most {MAX_VALUES:,}", "found": f"{n_values:,}"}
-        remedy = "keep every tenth row, say"
+        remedy = "keep every tenth row, for example"
         raise DamagedError("a log has more values than are read", where=str(path), remedy=remedy, **facts)
 
 

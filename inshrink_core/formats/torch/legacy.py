@@ -74,7 +74,7 @@ def read_torch_legacy(file: Readable) -> tuple[object, int, dict[str, ZipEntry]]
     for key in keys if isinstance(keys, list) else ():
         storage = known.get(key) if isinstance(key, str) else None
         if storage is None or key in entries or storage.dtype not in _SIZES:
-            raise damaged(file, f"storage '{clipped(str(key))}' is not described, or lies in the file twice")
+            raise damaged(file, f"storage '{clipped(str(key))}' has no description, or is listed twice")
         n_elements = int.from_bytes(file.read(at, min(_COUNT_NBYTES, file.nbytes - at)), "little")
         nbytes = n_elements * _SIZES[storage.dtype]
         at += _COUNT_NBYTES

@@ -36,15 +36,17 @@ MAX_PICKLE_BYTES: Final = 256 << 20
 _SOME: Final = 1024
 """Number of containers and calls that even the shortest program may make."""
 
-_MOST_WANTED: Final = 1000
+_MAX_WANTED: Final = 1000
 """Maximum number of refused names that are listed; further ones are counted."""
 
 _MOST: Final = 1 << 62
 """Upper bound for offsets, extents and strides."""
 
-_MOST_DIMENSIONS: Final = 64
-_SMALL_TYPES: Final = (str, int, float, bool, type(None))
-_MOST_BITS: Final = 1024
+_MAX_PARTS: Final = 8
+"""Maximum length of a tuple that is compared by value as a key."""
+
+_WORD_BITS: Final = 64
+_MAX_BITS: Final = 1024
 """Maximum size of a number that is written out for comparison as a key."""
 
 _HASH_MODULUS: Final = (1 << 61) - 1
@@ -182,9 +184,14 @@ class _OddKey:
 
 
 def _is_small(value: object) -> bool:
-    return isinstance(value, _SMALL_TYPES) and not (
-        isinstance(value, int) and value.bit_length() > _MOST_BITS
-    )
+    if isinstance(value, int):
+        return value.bit_length() <= _MAX_BITS
+    return value is None or isinstance(value, (str, float))
+
+
+def _written(value: object) -> str:
+    # Decimals of a large integer would take quadratic time.
+    return f"{value:#x}" if type(value) is int and value.bit_length() > _WORD_BITS else repr(value)
 
 
 class _Mapping(dict[Any, Any]):
@@ -204,20 +211,18 @@ class _Mapping(dict[Any, Any]):
     def _safe(self, key: Any) -> object:
         if isinstance(key, (str, bytes, bool, _OddKey, Record)) or key is None:
             return key
-        if type(key) is tuple and len(key) <= 8 and all(map(_is_small, key)):
-            if all(isinstance(k, str) for k in key):
-                return key
-            text = ", ".join(f"{k:x}" if type(k) is int else repr(k) for k in key)
-            return _OddKey(f"tuple {text}", clipped(f"({text})"))
-        if isinstance(key, int) and _is_small(key):
+        if type(key) is tuple and len(key) <= _MAX_PARTS and all(isinstance(k, str) for k in key):
+            return key
+        if isinstance(key, int):
             # Accept nearly dense numbers, such as those of parameters, and arbitrary ones, such as ids, while
             # few.
             few = len(self) < _FEW_KEYS and abs(key) < _HASH_MODULUS
             if few or 0 <= key < 8 * len(self):
                 return key
-            return _OddKey(f"int {key:x}", f"0x{key:x}" if key.bit_length() > 64 else str(key))
-        if isinstance(key, float):
-            return _OddKey(f"float {key.hex()}", str(key))
+        parts = key if type(key) is tuple else (key,)
+        if len(parts) <= _MAX_PARTS and all(map(_is_small, parts)):
+            text = ", ".join(map(_written, parts))
+            return _OddKey(f"{type(key)} {text}", clipped(text if parts is not key else f"({text})"))
         # Each opcode makes a new object, and the program cannot choose memory addresses.
         return _OddKey.of(id(key))
 
@@ -329,39 +334,33 @@ def _mapping_of(pairs: Any) -> _Mapping:
     return made
 
 
-def _tensor(storage: object, offset: object, shape: Any, stride: Any, dtype: str) -> TensorRef:
-    if isinstance(storage, Opaque):
-        return OddTensor("opaque", ())
-    if not isinstance(storage, StorageRef) or type(offset) is not int or not 0 <= offset < _MOST:
-        raise _MalformedError("a tensor without storage")
-    if type(shape) is not tuple or type(stride) is not tuple or len(shape) > _MOST_DIMENSIONS:
-        raise _MalformedError("a tensor without shape")
-    if len(shape) != len(stride):
-        raise _MalformedError("a tensor whose shape and stride differ in length")
-    for value in shape + stride:
-        if type(value) is not int or not 0 <= value < _MOST:
-            raise _MalformedError("a tensor without shape")
-    return TensorRef(storage, dtype, offset, shape, stride)
-
-
-def _rebuild_v2(args: tuple[Any, ...]) -> object:
+def _rebuild_v2(args: tuple[Any, ...]) -> TensorRef:
     storage, offset, shape, stride = args[:4]
-    made = _tensor(storage, offset, shape, stride, getattr(storage, "dtype", ""))
-    return _with_bits(made, args[6] if len(args) == 7 else None)
+    bits = args[6] if len(args) == 7 else None
+    return _tensor(storage, offset, shape, stride, getattr(storage, "dtype", ""), bits)
 
 
-def _rebuild_v3(args: tuple[Any, ...]) -> object:
+def _rebuild_v3(args: tuple[Any, ...]) -> TensorRef:
     if not isinstance(args[6], DTypeRef):
         raise _MalformedError("a tensor without dtype")
-    made = _tensor(args[0], args[1], args[2], args[3], args[6].name)
-    return _with_bits(made, args[7] if len(args) == 8 else None)
+    bits = args[7] if len(args) == 8 else None
+    return _tensor(args[0], args[1], args[2], args[3], args[6].name, bits)
 
 
-def _with_bits(made: TensorRef, metadata: object) -> TensorRef:
+def _tensor(storage: object, offset: Any, shape: Any, stride: Any, dtype: str, bits: object) -> TensorRef:
     """Return a tensor; an odd one if a bit makes its values differ from the bytes."""
-    bits = metadata if isinstance(metadata, dict) else {}
+    if isinstance(storage, Opaque):
+        return OddTensor("opaque", ())
+    if not isinstance(storage, StorageRef):
+        raise _MalformedError("a tensor without storage")
+    if type(shape) is not tuple or type(stride) is not tuple or not len(stride) == len(shape) <= 64:
+        raise _MalformedError("a tensor without shape")
+    for value in (offset, *shape, *stride):
+        if type(value) is not int or not 0 <= value < _MOST:
+            raise _MalformedError("a tensor without shape")
+    made = TensorRef(storage, dtype, offset, shape, stride)
     for bit, kind in (("conj", "conjugate"), ("neg", "negative")):
-        if bits.get(bit):
+        if isinstance(bits, dict) and bits.get(bit):
             made = OddTensor(kind, (made,))
     return made
 
@@ -443,7 +442,7 @@ _HARMLESS_NAMES: Final = """
 _HARMLESS: Final = frozenset(_HARMLESS_NAMES.split())
 """Callables that harmless values need. None of them is called here."""
 
-_Made = Callable[[tuple[Any, ...]], object] | DTypeRef | StorageType | RecordType
+_StandIn = Callable[[tuple[Any, ...]], object] | DTypeRef | StorageType | RecordType
 """The stand-in for a name: a value, or a function of the call's arguments."""
 
 _TABLE: Final[dict[Callable[..., Any], str]] = {
@@ -498,14 +497,14 @@ equivalents.
 """
 
 
-def _allowlist() -> dict[tuple[str, str], _Made]:
-    table: dict[tuple[str, str], _Made] = {}
-    for made, text in _TABLE.items():
+def _allowlist() -> dict[tuple[str, str], _StandIn]:
+    table: dict[tuple[str, str], _StandIn] = {}
+    for stand_in, text in _TABLE.items():
         for row in text.split(";"):
             modules, _, names = row.partition(":")
             for word in names.split():
                 name, equals, dtype = word.partition("=")
-                value = made(dtype if equals else name) if isinstance(made, type) else made
+                value = stand_in(dtype if equals else name) if isinstance(stand_in, type) else stand_in
                 table |= {(module, name): value for module in modules.split()}
     return table
 
@@ -516,9 +515,9 @@ _CALL, _CALL_REVERSED, _CALL_ITEMS, _NEW, _BUILD, _ADD, _LIST, _DICT = range(8)
 """Operations of `_Reader` on two values; an opcode for one of them is replaced by its number."""
 
 
-def _ask(deed: int, before: bytes = b"") -> bytes:
+def _ask(operation: int, before: bytes = b"") -> bytes:
     """Return opcodes that replace the two topmost values by the result of a `_Reader` operation."""
-    return before + b"K" + bytes([deed]) + b"\x87Q"
+    return before + b"K" + bytes([operation]) + b"\x87Q"
 
 
 _REPLACED: Final = {
@@ -660,7 +659,7 @@ class _Reader(pickle.Unpickler):
 
     def _refuse(self, foreign: Foreign) -> Opaque:
         """Record a refused name that an object is made with."""
-        if len(self.wanted) < _MOST_WANTED:
+        if len(self.wanted) < _MAX_WANTED:
             self.wanted.add(foreign.name)
         else:
             self.n_refused += 1
@@ -670,7 +669,7 @@ class _Reader(pickle.Unpickler):
         """Return an empty container, the result of a replaced opcode, or the storage with an id."""
         if type(pid) is tuple:
             if len(pid) == 3:
-                return self._do(*pid)
+                return self._apply(*pid)
             if len(pid) >= 5 and pid[0] == "storage":
                 if isinstance(pid[1], Foreign):
                     return self._refuse(pid[1])
@@ -690,31 +689,30 @@ class _Reader(pickle.Unpickler):
             return OPAQUE
         raise _MalformedError("a persistent id that is no storage")
 
-    def _do(self, one: Any, other: Any, deed: object) -> object:
+    def _apply(self, first: Any, second: Any, operation: object) -> object:
         """Return the result of a replaced opcode for two values."""
-        if deed == _NEW and isinstance(one, Foreign):
-            return self._made(one, other)
-        if deed in (_CALL, _NEW):
-            return self._call(one, other)
-        if deed == _CALL_REVERSED:
-            return self._call(other, one)
-        if type(one) is tuple and deed in (_CALL_ITEMS, _LIST, _DICT):
-            self._spend(len(one))
-            if deed == _CALL_ITEMS:
-                return self._call(one[0], one[1:])
-            return _Sequence(one) if deed == _LIST else _mapping_of(zip(one[::2], one[1::2], strict=True))
-        if deed == _BUILD and isinstance(one, Foreign):
-            one.take_state(other, self._spend)
-            return one
-        # Ignore the state of other objects: OrderedDict's `_metadata` and numpy's dtype are not needed.
-        if deed == _BUILD and isinstance(one, Record):
-            one.state = other
-            return one
-        if deed == _BUILD and isinstance(one, (Opaque, dict, TensorRef, FunctionType)):
-            return one
-        if deed == _ADD and isinstance(one, (Opaque, _Sequence)):
-            one.extend(other)
-            return one
+        if operation == _NEW and isinstance(first, Foreign):
+            return self._new(first, second)
+        if operation in (_CALL, _NEW):
+            return self._call(first, second)
+        if operation == _CALL_REVERSED:
+            return self._call(second, first)
+        if operation in (_CALL_ITEMS, _LIST, _DICT) and type(first) is tuple:
+            self._spend(len(first))
+            if operation == _CALL_ITEMS:
+                return self._call(first[0], first[1:])
+            pairs = zip(first[::2], first[1::2], strict=True)
+            return _Sequence(first) if operation == _LIST else _mapping_of(pairs)
+        if operation == _BUILD and isinstance(first, (Opaque, dict, Record, TensorRef, FunctionType)):
+            # Ignore the state of other objects: OrderedDict's `_metadata` and numpy's dtype are not needed.
+            if isinstance(first, Foreign):
+                first.take_state(second, self._spend)
+            elif isinstance(first, Record):
+                first.state = second
+            return first
+        if operation == _ADD and isinstance(first, (Opaque, _Sequence)):
+            first.extend(second)
+            return first
         raise _MalformedError("an opcode that does not go with its values")
 
     def _call(self, function: Any, args: Any) -> object:
@@ -733,14 +731,14 @@ class _Reader(pickle.Unpickler):
                 self._spend(len(args) + sum(sizes))
             return function(args)
         if isinstance(function, Foreign):
-            return self._called(function, args)
+            return self._call_foreign(function, args)
         if isinstance(function, RecordType):
             return Record(function.name)
         if isinstance(function, (Opaque, StorageType, DTypeRef)):
             return OPAQUE
         raise _MalformedError("a call of something that is no function")
 
-    def _called(self, function: Foreign, args: tuple[Any, ...]) -> object:
+    def _call_foreign(self, function: Foreign, args: tuple[Any, ...]) -> object:
         """Return the object made by a call of an unknown name, unless the name is refused."""
         if function.known_as == ("builtins", "getattr") and len(args) == 2 and isinstance(args[1], str):
             owner = args[0]
@@ -751,13 +749,13 @@ class _Reader(pickle.Unpickler):
         # A union of types is pickled as a reduction.
         is_reduction = function.known_as[1] == "reduce" and bool(args)
         is_union = is_reduction and getattr(args[0], "qualname", "") == "or_"
-        return self._refuse(function) if function.is_refused and not is_union else self._made(function, args)
+        return self._refuse(function) if function.is_refused and not is_union else self._new(function, args)
 
-    def _made(self, one: Foreign, args: object) -> Foreign:
+    def _new(self, kind: Foreign, args: object) -> Foreign:
         """Return an object of a class; a module may be constructed from another module or from its state."""
-        made = Foreign(one.module, one.qualname, is_made=True)
+        made = Foreign(kind.module, kind.qualname, is_made=True)
         if type(args) is tuple and args and isinstance(args[0], dict):
-            compiled = one.qualname == "OptimizedModule"
+            compiled = kind.qualname == "OptimizedModule"
             made.take_state({"_orig_mod": args[0]} if compiled else args[0], self._spend)
         return made
 

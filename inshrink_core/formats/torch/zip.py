@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from isal.isal_zlib import crc32
 
 from inshrink_core.checkpoint import ZipEntry
-from inshrink_core.errors import DamagedError, RottenError, clipped
+from inshrink_core.errors import ChecksumError, DamagedError, clipped
 from inshrink_core.formats.disk import Readable, ReadableFile, damaged
 from inshrink_core.formats.torch.pickles import MAX_PICKLE_BYTES
 
@@ -28,7 +28,7 @@ _MAX_DIRECTORY_BYTES: Final = 512 << 20
 """Size of a central directory with 4 M entries; PyTorch's own writer stays far below."""
 
 _TAIL_BYTES: Final = 4 << 10
-"""Size of the first read, at the end: it covers the end record and a directory of up to 40 entries."""
+"""Size of the first read, at the end, which finds the end record."""
 
 _GAP_BYTES: Final = 256
 """Maximum gap between the data of an entry and the next header; PyTorch's writer leaves at most 24."""
@@ -56,10 +56,6 @@ class CheckedEntry(NamedTuple):
     contradiction: str
     crc_offsets: tuple[int, ...]
 
-    def moved(self, by: int) -> CheckedEntry:
-        """Return the entry shifted by a number of bytes, for a zip inside a file."""
-        return self._replace(offset=self.offset + by, crc_offsets=tuple(at + by for at in self.crc_offsets))
-
 
 class _Record(NamedTuple):
     header_offset: int
@@ -74,29 +70,15 @@ def is_zip(first_bytes: bytes) -> bool:
     return first_bytes[:4] == b"PK\x03\x04"
 
 
-class _Tail:
-    """The end of the file, read once; larger directories cause further reads."""
-
-    def __init__(self, file: Readable) -> None:
-        self.file = file
-        n_bytes = min(file.nbytes, _TAIL_BYTES)
-        self.offset = file.nbytes - n_bytes
-        self.data = file.read(self.offset, n_bytes, compared=False)
-
-    def read(self, offset: int, n_bytes: int) -> bytes:
-        if offset >= self.offset and offset + n_bytes <= self.file.nbytes:
-            return self.data[offset - self.offset : offset - self.offset + n_bytes]
-        return self.file.read(offset, n_bytes)
-
-
-def _find_directory(tail: _Tail) -> tuple[int, int, int]:
+def _find_directory(file: Readable) -> tuple[int, int, int]:
     """Return offset, size and number of entries of the central directory."""
-    file = tail.file
-    at = tail.data.rfind(b"PK\x05\x06")
-    if at < 0 or at + _END.size > len(tail.data):
+    tail_offset = max(0, file.nbytes - _TAIL_BYTES)
+    tail = file.read(tail_offset, file.nbytes - tail_offset, compared=False)
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or at + _END.size > len(tail):
         raise damaged(file, "the zip directory at the end of the file is missing")
-    *_, n_entries, n_bytes, offset, comment_nbytes = _END.unpack_from(tail.data, at)
-    end_offset = tail.offset + at
+    *_, n_entries, n_bytes, offset, comment_nbytes = _END.unpack_from(tail, at)
+    end_offset = tail_offset + at
     if end_offset + _END.size + comment_nbytes != file.nbytes:
         raise damaged(file, "bytes follow the end of the zip")
     limit = end_offset
@@ -104,10 +86,10 @@ def _find_directory(tail: _Tail) -> tuple[int, int, int]:
         locator_offset = end_offset - _END64_LOCATOR.size
         if locator_offset < 0:
             raise damaged(file, "the zip64 record is missing")
-        magic, _, end64_offset, _ = _END64_LOCATOR.unpack(tail.read(locator_offset, _END64_LOCATOR.size))
+        magic, _, end64_offset, _ = _END64_LOCATOR.unpack(file.read(locator_offset, _END64_LOCATOR.size))
         if magic != b"PK\x06\x07" or end64_offset + _END64.size > locator_offset:
             raise damaged(file, "the zip64 record is damaged")
-        magic, *_, n_entries, n_bytes, offset = _END64.unpack(tail.read(end64_offset, _END64.size))
+        magic, *_, n_entries, n_bytes, offset = _END64.unpack(file.read(end64_offset, _END64.size))
         if magic != b"PK\x06\x06":
             raise damaged(file, "the zip64 record is damaged")
         limit = end64_offset
@@ -132,9 +114,9 @@ def _zip64_values(file: Readable, extra: bytes, values: list[int]) -> list[int]:
     raise damaged(file, "a zip64 field is missing")
 
 
-def _read_directory(tail: _Tail) -> list[_Record]:
-    offset, n_bytes, n_entries = _find_directory(tail)
-    file, data = tail.file, tail.read(offset, n_bytes)
+def _read_directory(file: Readable) -> list[_Record]:
+    offset, n_bytes, n_entries = _find_directory(file)
+    data = file.read(offset, n_bytes, compared=False)
     records: list[_Record] = []
     at, unpack = 0, _CENTRAL.unpack_from
     for _ in range(n_entries):
@@ -171,40 +153,39 @@ def read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
     PyTorch writes 0 for every entry if checksums are disabled (`set_crc32_options(False)`). A
     single entry can have the checksum 0, but not all of them.
     """
-    records = sorted(_read_directory(_Tail(file)))
+    records = sorted(_read_directory(file))
     have_checksums = any(record.crc for record in records if record.nbytes)
     limits = [record.header_offset for record in records[1:]]
     limits.append(min((record.central_offset for record in records), default=0))
-    gaps = _gaps_of_torch(file, records, limits) if isinstance(file, ReadableFile) else {}
-    # Prefetch the header of each entry, and the gap before it.
-    file.expect(
-        (max(0, item.header_offset - _GAP_BYTES), _GAP_BYTES + _LOCAL.size)
-        for item in records
-        if item.header_offset not in gaps
-    )
-    if gaps and isinstance(file, ReadableFile):
-        file.promise((gap.offset, gap.content, gap.end) for gap in gaps.values())
+    gaps: dict[int, _Gap] = {}
+    if isinstance(file, ReadableFile):
+        gaps = _gaps_of_torch(file, records, limits)
+        # Prefetch the header of each entry, and the gap before it.
+        file.expect(
+            (max(0, item.header_offset - _GAP_BYTES), _GAP_BYTES + _LOCAL.size)
+            for item in records
+            if item.header_offset not in gaps
+        )
+        if gaps:
+            file.assume((gap.offset, gap.content, gap.end) for gap in gaps.values())
     given = {gap.offset: gap.content for gap in gaps.values()}
+    given |= {begin: gap.content[begin - gap.offset :] for begin, gap in gaps.items()}
 
     def read(offset: int, n_bytes: int) -> bytes:
         return given[offset][:n_bytes] if offset in given else file.read(offset, n_bytes)
 
-    entries, ahead, ahead_at = [], b"", -1
+    entries = []
     for record, limit in zip(records, limits, strict=False):
         begin, name, crc, nbytes, central = record
-        header = ahead[begin - ahead_at :] if ahead_at >= 0 else read(begin, _LOCAL.size)
-        magic, _, flags, method, _, _, header_crc, _, _, n_name, n_extra = _LOCAL.unpack(header)
+        header = _LOCAL.unpack(read(begin, _LOCAL.size))
+        magic, _, flags, method, _, _, header_crc, _, _, n_name, n_extra = header
         offset = begin + _LOCAL.size + n_name + n_extra
         end = offset + nbytes
         if magic != b"PK\x03\x04" or method != 0 or n_name != len(name) or end > limit:
             raise damaged(file, f"entry '{clipped(_text(name))}' of the zip is damaged")
-        # One read covers the bytes after the data and the header of the next entry.
-        ahead, ahead_at = b"", -1
-        if limit - end < _GAP_BYTES and limit + _LOCAL.size <= file.nbytes:
-            ahead, ahead_at = read(end, limit + _LOCAL.size - end), end
         behind, behind_at = None, end
         if flags & _HAS_DESCRIPTOR and end + _DESCRIPTOR.size <= limit:
-            magic, behind = _DESCRIPTOR.unpack(ahead[: _DESCRIPTOR.size] or read(end, _DESCRIPTOR.size))
+            magic, behind = _DESCRIPTOR.unpack(read(end, _DESCRIPTOR.size))
             behind_at = end + 4
             if magic != b"PK\x07\x08":
                 # The signature is optional (APPNOTE 4.3.9.3).
@@ -290,7 +271,7 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> tuple[byte
     ------
     DamagedError
         The zip is truncated, compressed, has overlapping entries, or is no torch file.
-    RottenError
+    ChecksumError
         ``data.pkl`` does not match its CRC-32.
 
     Notes
@@ -323,7 +304,7 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> tuple[byte
     if have_checksums and crc != entry.crc and not allow_damaged:
         what = f"entry '{clipped(entry.name)}' of the zip does not match its CRC-32"
         expected, found = f"{entry.crc:08x}", f"{crc:08x}"
-        raise RottenError(what, path=file.path, offset=entry.offset, expected=expected, found=found)
+        raise ChecksumError(what, path=file.path, offset=entry.offset, expected=expected, found=found)
     prefix = f"{folder}data/"
     items = ((e.name.removeprefix(prefix), e) for e in entries if e.name.startswith(prefix))
     return pickle_bytes, {key: ZipEntry(e.offset, e.nbytes, e.crc_offsets) for key, e in items}

@@ -7,11 +7,11 @@ range and multiplied by the sign of the element's last change. Zigzag gives ``z 
 highest bit, the token is ``4 k`` plus the two bits below the highest. The remaining k - 2 bits are *extra
 bits*.
 
-The *context state* (`history`) of an element is a byte. Bits 0-3 hold the octave of its last change: 1 to 15,
+The *context state* of an element is a byte. Bits 0-3 hold the octave of its last change: 1 to 15,
 where 15 covers all larger ones and 0 means no change yet. Bits 4-5 hold its age, the number of frames without
 a change since then, with 3 for all larger ages. Bit 6 is set if the last change was negative. The *place* of
-an element is ``16 * (history & 63) + c``, where c, the class of the reference's exponent, is its distance
-below the top exponent in octaves, 0 to 15.
+an element is ``16 * (context_state & 63) + c``, where c, the class of the reference's exponent, is its
+distance below the top exponent in octaves, 0 to 15.
 
 Each block takes two loops: a loop over all elements, which vectorizes, and a loop over the large changes,
 which only blocks with large changes need. Extra bits go through a 64-bit register, without branches.
@@ -29,7 +29,7 @@ from torch import Tensor
 from inshrink_core.ops.cpu.compiled import Int16s, UInt8s, UInt32s, any_large, given, kernel, part, unsigned
 
 FIRST_LARGE = 16
-"""First token with extra bits; each smaller token stands for one value of z."""
+"""First token with extra bits; each smaller token means one value of z."""
 
 N_CLASSES = 16
 
@@ -63,14 +63,14 @@ class Changes(NamedTuple):
     Parameters
     ----------
     tokens : UInt8[Tensor, "n"]
-    history : UInt8[Tensor, "n"]
+    context_state : UInt8[Tensor, "n"]
         Context states after the change.
     extra : UInt32[ndarray, "k"]
         Extra bits in element order, lowest bit of a word first; zeros fill the last word.
     """
 
     tokens: Tensor
-    history: Tensor
+    context_state: Tensor
     extra: NDArray[np.uint32]
 
 
@@ -92,7 +92,7 @@ _AGE, _AGE_STEP = np.uint8(48), np.uint8(16)
 
 
 @part
-def renew(tokens: UInt8s, odd: UInt8s, old: UInt8s, new: UInt8s) -> None:  # pragma: no cover - compiled
+def advance(tokens: UInt8s, odd: UInt8s, old: UInt8s, new: UInt8s) -> None:  # pragma: no cover - compiled
     """Fill in the context states after tokens, in byte arithmetic and without branches."""
     for i in range(tokens.size):
         token, before = tokens[i], old[i]
@@ -125,7 +125,7 @@ def to_tokens(z: NDArray[Any], tokens: UInt8s, low: UInt8s) -> None:  # pragma: 
 def _find(
     words: NDArray[Any],
     earlier: NDArray[Any],
-    history: UInt8s,
+    context_state: UInt8s,
     known: int,
     z: NDArray[Any],
     odd: UInt8s,
@@ -141,7 +141,7 @@ def _find(
     pending, n_pending, at = _U64(0), _U64(0), np.int64(0)
     for start in range(0, words.size, _BLOCK):
         now, before = words[start : start + _BLOCK], earlier[start : start + _BLOCK]
-        old = history[start * known :]
+        old = context_state[start * known :]
         out = tokens[start : start + _BLOCK]
         for i in range(now.size):
             x, y = now[i], before[i]
@@ -168,7 +168,7 @@ def _find(
                     at += np.int64(full)
                     pending >>= full << _U64(5)
                     n_pending &= _U64(31)
-        renew(out, odd, old, new[start : start + _BLOCK])
+        advance(out, odd, old, new[start : start + _BLOCK])
     if n_pending > _U64(0):
         extra[at] = _U32(pending)
         at += np.int64(1)
@@ -180,7 +180,7 @@ def _apply(
     tokens: UInt8s,
     extra: UInt32s,
     earlier: NDArray[Any],
-    history: UInt8s,
+    context_state: UInt8s,
     known: int,
     z: NDArray[Any],
     odd: UInt8s,
@@ -197,7 +197,7 @@ def _apply(
     pending, n_pending, at, taken = _U64(0), _U64(0), np.int64(0), _U64(0)
     for start in range(0, words.size, _BLOCK):
         now, before = words[start : start + _BLOCK], earlier[start : start + _BLOCK]
-        old = history[start * known :]
+        old = context_state[start * known :]
         given = tokens[start : start + _BLOCK]
         for i in range(now.size):
             z[i] = kind(given[i])
@@ -229,14 +229,14 @@ def _apply(
             y = kind(y ^ (kind(zero - (y >> top)) >> bit))
             x = kind(y + d)
             now[i] = kind(x ^ (kind(zero - (x >> top)) >> bit))
-        renew(given, odd, old, new[start : start + _BLOCK])
+        advance(given, odd, old, new[start : start + _BLOCK])
     return np.int64(taken) if pending == _U64(0) else np.int64(-1)
 
 
 @kernel
 def _contexts(
     earlier: NDArray[Any],
-    history: UInt8s,
+    context_state: UInt8s,
     known: int,
     mapping: NDArray[Any],
     mantissa: int,
@@ -248,7 +248,7 @@ def _contexts(
     magnitude = kind((1 << (8 * earlier.itemsize - 1)) - 1)
     last = np.int16(N_CLASSES - 1)
     for start in range(0, earlier.size, _BLOCK):
-        before, old = earlier[start : start + _BLOCK], history[start * known :]
+        before, old = earlier[start : start + _BLOCK], context_state[start * known :]
         for i in range(before.size):
             exponent = np.int16((before[i] & magnitude) >> kind(mantissa))
             below = np.int16(np.int16(top) - exponent)
@@ -260,14 +260,14 @@ def _contexts(
             here[i] = mapping[places[i]]
 
 
-def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None) -> Changes:
+def find_changes(words: Tensor, earlier: Tensor, context_state: Tensor | None) -> Changes:
     """Return the changes from one tensor to the next.
 
     Parameters
     ----------
     words, earlier : Int16[Tensor, "n"] or Int32[Tensor, "n"]
         Bits of the values and of the reference, contiguous.
-    history : UInt8[Tensor, "n"] or None
+    context_state : UInt8[Tensor, "n"] or None
         Context states before the change, below `HISTORIES`. With None, no element has changed before.
 
     Returns
@@ -278,7 +278,7 @@ def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None) -> Chan
     -----
     O(n).
     """
-    now, (old, known) = unsigned(words), given(history, _NOTHING)
+    now, (old, known) = unsigned(words), given(context_state, _NOTHING)
     tokens, new = np.empty(now.size, np.uint8), np.empty(now.size, np.uint8)
     # The operating system allocates pages at the first write, so the unused rest costs no memory.
     extra = np.empty(now.size * now.itemsize // 4 + 2, np.uint32)
@@ -288,7 +288,7 @@ def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None) -> Chan
 
 
 def apply_changes(
-    tokens: Tensor, extra: UInt32s, earlier: Tensor, history: Tensor | None
+    tokens: Tensor, extra: UInt32s, earlier: Tensor, context_state: Tensor | None
 ) -> tuple[Tensor, Tensor, bool]:
     """Return the words and context states after changes, and whether all extra bits were used exactly.
 
@@ -296,10 +296,10 @@ def apply_changes(
     ----------
     tokens : UInt8[Tensor, "n"]
         Below 64 for 16-bit words, below 128 for 32-bit words.
-    extra, earlier, history
+    extra, earlier, context_state
         As in `find_changes`.
     """
-    before, (old, known) = unsigned(earlier), given(history, _NOTHING)
+    before, (old, known) = unsigned(earlier), given(context_state, _NOTHING)
     words, new = np.empty(before.size, before.dtype.type), np.empty(before.size, np.uint8)
     block = np.empty(_BLOCK, before.dtype), np.empty(_BLOCK, np.uint8)
     padded = np.concatenate((extra, np.zeros(_PADDING, np.uint32)))
@@ -309,19 +309,19 @@ def apply_changes(
     return torch.from_numpy(words).view(earlier.dtype), torch.from_numpy(new), True
 
 
-def find_contexts(earlier: Tensor, history: Tensor | None, mapping: Tensor, rule: ChangeRule) -> Tensor:
+def find_contexts(earlier: Tensor, context_state: Tensor | None, mapping: Tensor, rule: ChangeRule) -> Tensor:
     """Return the mapping's entry for the place of each element.
 
     Parameters
     ----------
-    earlier, history
+    earlier, context_state
         As in `find_changes`.
     rule
         Mantissa and top exponent.
     mapping : (`N_PLACES`,)
         UInt8 or int16; the result has the same dtype.
     """
-    before, (old, known) = unsigned(earlier), given(history, _NOTHING)
+    before, (old, known) = unsigned(earlier), given(context_state, _NOTHING)
     values = mapping.numpy()
     out = np.empty(before.size, values.dtype.type)
     places = np.empty(_BLOCK, np.int16)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from inshrink_core.ops.cpu.compiled import Float64s, Int16s, kernel, part
-from inshrink_core.ops.shaping import MOST_ENTRY, MOST_SUM, RANK, Factors
+from inshrink_core.ops.shaping import MAX_ENTRY, MAX_SUM, RANK, Factors
 
 _SWEEPS = 12
 """Maximum number of Jacobi sweeps; 32 columns need four or five."""
@@ -154,7 +154,7 @@ def decompose(
             total += abs(found[k, r])
             largest = max(largest, abs(found[k, r]))
         energy += square
-        most = max(total / (MOST_SUM - n), largest / MOST_ENTRY)
+        most = max(total / (MAX_SUM - n), largest / MAX_ENTRY)
         units[r] = math.ldexp(1.0, math.frexp(most)[1]) if most > 0.0 else 1.0
         for k in range(n):
             directions[k, r] = np.rint(found[k, r] / units[r])
@@ -199,7 +199,7 @@ def feed_forward(
             gains[k, i] = value * units[i]
             largest = max(largest, abs(gains[k, i]))
         add_outer(square, line, negative, line, here)
-    shift = min(max(math.frexp(MOST_ENTRY / largest)[1] - 1, 1), 60) if largest > 0.0 else 1
+    shift = min(max(math.frexp(MAX_ENTRY / largest)[1] - 1, 1), 60) if largest > 0.0 else 1
     up = 2.0**shift
     for k in range(n):
         for i in range(rank):

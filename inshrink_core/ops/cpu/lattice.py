@@ -21,7 +21,7 @@ from inshrink_core.ops.lattice import (
     Advanced,
     Lattice,
     Rounded,
-    next_history,
+    next_context_state,
 )
 
 _CHUNK = 2048
@@ -46,22 +46,22 @@ _LARGE = np.uint8(FIRST_LARGE)
 """Bit that only large and exact tokens have."""
 
 
-def _histories_after(sign: int) -> NDArray[np.uint8]:
+def _context_states_after(sign: int) -> NDArray[np.uint8]:
     old = torch.arange(256, dtype=torch.uint8)
     changes = torch.full((256,), sign)
-    histories: NDArray[np.uint8] = next_history(
+    context_states: NDArray[np.uint8] = next_context_state(
         changes, torch.where((old & NEGATIVE) != 0, -changes, changes), old
     ).numpy()
-    return histories
+    return context_states
 
 
-_NEXT_HISTORIES = np.stack([_histories_after(sign) for sign in (0, 1, -1)])
+_NEXT_CONTEXT_STATES = np.stack([_context_states_after(sign) for sign in (0, 1, -1)])
 """Next context states by sign of the change (0, 1, -1), for changes handled one by one."""
 
 
 @part
 def turn(
-    z: UInt8s, history: UInt8s, forward: bool, turned: UInt8s, new: UInt8s
+    z: UInt8s, context_state: UInt8s, forward: bool, turned: UInt8s, new: UInt8s
 ) -> np.int64:  # pragma: no cover - compiled
     """Multiply small z, or tokens, by the sign of the last change; return the largest token.
 
@@ -70,7 +70,7 @@ def turn(
     """
     largest = _U8(0)
     for i in range(z.size):
-        old = history[i]
+        old = context_state[i]
         this = z[i]
         moved = this != _U8(0)
         odd = _U8(this & _U8(1))
@@ -128,7 +128,7 @@ def take_changes(
 
 @part
 def enlarge(
-    changes: Float32s, history: UInt8s, tokens: UInt8s
+    changes: Float32s, context_state: UInt8s, tokens: UInt8s
 ) -> tuple[np.int64, np.int64]:  # pragma: no cover - compiled
     """Compute all tokens of a chunk with large changes; return the number of large ones, and the largest.
 
@@ -137,7 +137,7 @@ def enlarge(
     n_large, largest = _I32(0), _I32(0)
     for i in range(tokens.size):
         change = _I32(changes[i])
-        turned = _I32(-change) if _U8(history[i] & _SIGN) != _U8(0) else change
+        turned = _I32(-change) if _U8(context_state[i] & _SIGN) != _U8(0) else change
         z = _I32(_I32(turned << _I32(1)) ^ _I32(turned >> _I32(31)))
         # z has up to 26 bits and float32 holds 24; the two lowest bits do not affect the leading ones.
         leading = _I32(_F32(_I32(z & _I32(-4))).view(np.int32) >> _I32(21))
@@ -149,29 +149,29 @@ def enlarge(
 
 
 @part
-def mend(
+def redo_exact(
     changes: Float32s,
     x: Int32s,
-    history: UInt8s,
-    spacing: int,
+    context_state: UInt8s,
+    step_size: int,
     bound: int,
     tokens: UInt8s,
     after: Int32s,
     new: UInt8s,
 ) -> tuple[int, int, np.int64]:  # pragma: no cover - compiled
     """Redo a chunk that has exact changes; return the number of large or exact tokens, and the largest."""
-    limit = _F32(MAX_PRODUCT // spacing)
+    limit = _F32(MAX_PRODUCT // step_size)
     n_large, n_exact, largest = 0, 0, np.int64(0)
     for i in range(tokens.size):
         near = np.abs(changes[i]) <= limit
         change = np.int64(changes[i] if near else _F32(0.0))
-        reached = np.int64(x[i]) + spacing * change
+        reached = np.int64(x[i]) + step_size * change
         if not near or reached > bound or reached < -bound:
             tokens[i], after[i], new[i] = _U8(EXACT), _I32(0), _U8(0)
             n_exact, largest = n_exact + 1, np.int64(EXACT)
             continue
         sign = 0 if change == 0 else 1 if change > 0 else 2
-        turned = -change if history[i] & _SIGN else change
+        turned = -change if context_state[i] & _SIGN else change
         z = (turned << 1) ^ (turned >> 63)
         token = z
         if z >= FIRST_LARGE:
@@ -181,7 +181,7 @@ def mend(
             token = FIRST_LARGE + 4 * (place - 7) + ((z >> (place - 2)) & 3)
             n_large += 1
         largest = np.int64(token) if token > largest else largest
-        tokens[i], after[i], new[i] = _U8(token), _I32(reached), _NEXT_HISTORIES[sign, history[i]]
+        tokens[i], after[i], new[i] = _U8(token), _I32(reached), _NEXT_CONTEXT_STATES[sign, context_state[i]]
     return n_large + n_exact, n_exact, largest
 
 
@@ -190,8 +190,8 @@ def advance_large(
     tokens: UInt8s,
     large: Int64s,
     integers: Int32s,
-    history: UInt8s,
-    spacing: int,
+    context_state: UInt8s,
+    step_size: int,
     bound: int,
     after: Int32s,
     new: UInt8s,
@@ -210,14 +210,14 @@ def advance_large(
                 z = large[taken]
                 taken += 1
                 change = (z >> 1) ^ -(z & 1)
-                if history[i] & _SIGN:
+                if context_state[i] & _SIGN:
                     change = -change
-                moved = spacing * change
+                moved = step_size * change
                 if moved > MAX_PRODUCT or moved < -MAX_PRODUCT:
                     return -1
                 after[i] = _I32(np.int64(integers[i]) + moved)
-                # A large token always stands for a nonzero change.
-                new[i] = _NEXT_HISTORIES[1 if change > 0 else 2, history[i]]
+                # A large token always means a nonzero change.
+                new[i] = _NEXT_CONTEXT_STATES[1 if change > 0 else 2, context_state[i]]
     for i in range(tokens.size):
         outside = _I32(outside | _I32(top - after[i]) | _I32(top + after[i]))
     return -1 if outside < _I32(0) else taken
@@ -243,10 +243,10 @@ def _round(
     values: Float32s,
     integers: Int32s,
     known: int,
-    history: UInt8s,
+    context_state: UInt8s,
     tracked: int,
     unit: np.float32,
-    spacing: int,
+    step_size: int,
     reciprocal: np.float32,
     bound: int,
     changes: Float32s,
@@ -262,20 +262,20 @@ def _round(
     stand-in. `matched` is 1 if `changes` holds the changes of all values, and 0 if it holds one chunk, as `z`
     does.
     """
-    m, top, limit = _I32(spacing), _I32(bound), _F32(MAX_PRODUCT // spacing)
+    m, top, limit = _I32(step_size), _I32(bound), _F32(MAX_PRODUCT // step_size)
     n_large, n_exact, largest = 0, 0, 0
     for begin in range(0, values.size, _CHUNK):
         end = begin + _CHUNK if begin + _CHUNK < values.size else values.size
         x = integers[begin * known : begin * known + end - begin]
         fresh, part = after[begin:end], tokens[begin:end]
-        old = history[begin * tracked : begin * tracked + end - begin]
+        old = context_state[begin * tracked : begin * tracked + end - begin]
         found = changes[begin * matched : begin * matched + end - begin]
         if matched == 0:
             find_changes(values[begin:end], x, unit, reciprocal, found)
         furthest, outside = take_changes(found, x, m, top, limit, fresh, z)
         most = turn(z[: end - begin], old, True, part, new[begin:end])
         if outside < _I32(0):
-            large, exact, most = mend(found, x, old, spacing, bound, part, fresh, new[begin:end])
+            large, exact, most = redo_exact(found, x, old, step_size, bound, part, fresh, new[begin:end])
             n_large, n_exact = n_large + large, n_exact + exact
         elif furthest >= _I32(FIRST_LARGE - 1):  # one less: the sign of the last change may add one
             large, most = enlarge(found, old, part)
@@ -287,15 +287,15 @@ def _round(
 def round_to_lattice(
     values: Tensor,
     integers: Tensor | None,
-    history: Tensor | None,
+    context_state: Tensor | None,
     lattice: Lattice,
     changes: Tensor | None = None,
 ) -> Rounded:
     """See `lattice.round_to_lattice`."""
     n = values.numel()
     tokens, new, after = np.empty(n, np.uint8), np.empty(n, np.uint8), np.empty(n, np.int32)
-    before = (*given(integers, _NOTHING), *given(history, _UNKNOWN))
-    numbers = (_F32(lattice.unit), lattice.spacing, _F32(lattice.reciprocal), lattice.bound)
+    before = (*given(integers, _NOTHING), *given(context_state, _UNKNOWN))
+    numbers = (_F32(lattice.unit), lattice.step_size, _F32(lattice.reciprocal), lattice.bound)
     chosen, scratch = given(changes, np.empty(_CHUNK, np.float32)), np.empty(_CHUNK, np.uint8)
     counts = _round(values.numpy(), *before, *numbers, *chosen, scratch, tokens, after, new)
     coded, moved, changed = map(torch.from_numpy, (tokens, after, new))
@@ -308,27 +308,27 @@ def _advance(
     large: Int64s,
     integers: Int32s,
     known: int,
-    history: UInt8s,
+    context_state: UInt8s,
     tracked: int,
-    spacing: int,
+    step_size: int,
     bound: int,
     z: UInt8s,
     after: Int32s,
     new: UInt8s,
 ) -> bool:  # pragma: no cover - compiled
     """Apply tokens; `known` and `tracked` are 1, or 0 if each chunk reads the same stand-in array."""
-    m, top = _I32(spacing), _I32(bound)
+    m, top = _I32(step_size), _I32(bound)
     valid = True
     n_taken = 0
     for begin in range(0, tokens.size, _CHUNK):
         end = begin + _CHUNK if begin + _CHUNK < tokens.size else tokens.size
         part, reached = tokens[begin:end], after[begin:end]
-        old = history[begin * tracked : begin * tracked + end - begin]
+        old = context_state[begin * tracked : begin * tracked + end - begin]
         x = integers[begin * known : begin * known + end - begin]
         most = turn(part, old, False, z, new[begin:end])
         outside = move(z, x, m, top, reached)
         if most >= FIRST_LARGE:
-            taken = advance_large(part, large[n_taken:], x, old, spacing, bound, reached, new[begin:end])
+            taken = advance_large(part, large[n_taken:], x, old, step_size, bound, reached, new[begin:end])
             if taken < 0:
                 return False
             n_taken += taken
@@ -338,12 +338,12 @@ def _advance(
 
 
 def advance(
-    tokens: Tensor, large: Int64s, integers: Tensor | None, history: Tensor | None, lattice: Lattice
+    tokens: Tensor, large: Int64s, integers: Tensor | None, context_state: Tensor | None, lattice: Lattice
 ) -> Advanced:
     """See `lattice.advance`."""
     n = tokens.numel()
     after, new = np.empty(n, np.int32), np.empty(n, np.uint8)
-    numbers = (*given(integers, _NOTHING), *given(history, _UNKNOWN), lattice.spacing, lattice.bound)
+    numbers = (*given(integers, _NOTHING), *given(context_state, _UNKNOWN), lattice.step_size, lattice.bound)
     valid = _advance(tokens.numpy(), large, *numbers, np.empty(_CHUNK, np.uint8), after, new)
     return Advanced(torch.from_numpy(after), torch.from_numpy(new), valid)
 
@@ -368,32 +368,32 @@ def _take_large(
     after: Int32s,
     before: Int32s,
     known: int,
-    history: UInt8s,
+    context_state: UInt8s,
     tracked: int,
-    spacing: int,
+    step_size: int,
     z: Int64s,
 ) -> None:  # pragma: no cover - compiled
     """Fill in z, one entry more than needed; `known` and `tracked` are 1, or 0 without an earlier state."""
     # The quotient is an integer below 2**26, exact in float64; integer division takes five times as long.
-    at, share = 0, 1.0 / spacing
+    at, share = 0, 1.0 / step_size
     for begin in range(0, tokens.size, _NEIGHBOURS):
         if not any_large(tokens[begin : begin + _NEIGHBOURS], _LARGE):
             continue
         for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
             change = np.int64(np.rint((after[i] - before[i * known]) * share))
-            change = -change if history[i * tracked] & _SIGN else change
+            change = -change if context_state[i * tracked] & _SIGN else change
             # The next element overwrites an entry that does not count: an unpredictable branch takes longer.
             z[at] = (change << 1) ^ (change >> 63)
             at += _U8(FIRST_LARGE) <= tokens[i] < _U8(EXACT)
 
 
 def large_changes(
-    tokens: Tensor, before: Tensor | None, after: Tensor, history: Tensor | None, spacing: int
+    tokens: Tensor, before: Tensor | None, after: Tensor, context_state: Tensor | None, step_size: int
 ) -> Int64s:
     """See `lattice.large_changes`."""
     n_large, _ = _count_large(tokens.numpy())
-    z, state = np.empty(n_large + 1, np.int64), (*given(before, _NOTHING), *given(history, _UNKNOWN))
-    _take_large(tokens.numpy(), after.numpy(), *state, spacing, z)
+    z, state = np.empty(n_large + 1, np.int64), (*given(before, _NOTHING), *given(context_state, _UNKNOWN))
+    _take_large(tokens.numpy(), after.numpy(), *state, step_size, z)
     return z[:n_large]
 
 

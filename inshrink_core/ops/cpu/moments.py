@@ -43,13 +43,13 @@ from inshrink_core.ops.moments import (
     Codes,
     Units,
     base_of,
-    half_octave_values,
+    half_log2_values,
 )
 
 _F32, _F64, _I32, _U8 = np.float32, np.float64, np.int32, np.uint8
 
-_UNITS = half_octave_values(np.arange(LOWEST, HIGHEST + 1))
-_TABLE = half_octave_values(np.arange(-MAX_BASE - 3 * ZERO_POINT, MAX_BASE + 6 * ZERO_POINT))
+_UNITS = half_log2_values(np.arange(LOWEST, HIGHEST + 1))
+_TABLE = half_log2_values(np.arange(-MAX_BASE - 3 * ZERO_POINT, MAX_BASE + 6 * ZERO_POINT))
 """Values of all units for every base and code."""
 
 _EIGHTHS = np.array(EIGHTHS)
@@ -72,12 +72,12 @@ _NORMALIZING_BITS = 24
 _BIAS = 127
 
 
-class _Rooms(threading.local):
+class _Scratch(threading.local):
     def __init__(self) -> None:
         self.counts = np.zeros((3, MAX_MAGNITUDE + 1), np.int64)
 
 
-_rooms = _Rooms()
+_scratch = _Scratch()
 """Counts of magnitudes, zero between calls, and two scratch rows."""
 
 
@@ -244,7 +244,7 @@ def _round_first(
         return _REFUSED, 0
     adaptive = squares.size > 0 and _covers(squares.view(np.int32), values.view(np.int32))
     total = _log_means(squares if adaptive else values, not adaptive, scratch)
-    sums, reaches, _, _, by_hand, shifts = scratch
+    sums, maxima, _, _, by_hand, shifts = scratch
     for i in range(n):
         # Column exponents per eighth could put the largest value of a row and column a unit too high.
         shifts[i] = _clipped((shifts[i] + 4) >> 3, -ZERO_POINT, ZERO_POINT - 1) if adaptive else 0
@@ -272,8 +272,8 @@ def _round_first(
             # As integers: LLVM vectorizes no maximum of floats, because NaN is unordered.
             reach = _F64(np.abs(_F64(line[i])) * _F64(by_row[0, i])).view(np.int64)
             largest_here = reach if reach > largest_here else largest_here
-        reaches[row] = np.int64(largest_here).view(np.float64)
-        furthest = max(furthest, reaches[row])
+        maxima[row] = np.int64(largest_here).view(np.float64)
+        furthest = max(furthest, maxima[row])
     if unit == 0.0 or furthest == 0.0:
         return _EMPTY, 0
     root = math.sqrt(square / values.size)
@@ -285,9 +285,9 @@ def _round_first(
         largest, top = np.int64(NO_ROW), _I32(0)
         for row in range(n_rows):
             line, fitted[row] = values[row * n : (row + 1) * n], NO_ROW
-            if reaches[row] > 0.0:
+            if maxima[row] > 0.0:
                 # A row whose integers would exceed a byte gets a coarser unit.
-                most = reaches[row] / (LARGEST_INTEGER + 0.25)
+                most = maxima[row] / (LARGEST_INTEGER + 0.25)
                 least = _eighths(most)
                 is_power = (least & 7) == 0 and math.frexp(most)[0] == 0.5
                 fitted[row] = max(by_hand[row] + finer, (least >> 2) + (0 if is_power else 1))
@@ -435,24 +435,24 @@ def _distance(value: np.float32, word: np.int32, unit: np.int64) -> np.int64:  #
 
 
 @kernel
-def _draw_octaves(
-    values: Float32s, rows: Int64s, columns: Int64s, draw: int, elements: UInt8s
+def _dither_log2(
+    values: Float32s, rows: Int64s, columns: Int64s, dither_seed: int, elements: UInt8s
 ) -> None:  # pragma: no cover - compiled
     """Round to the octave below or above, by the dither at each position."""
-    n, bits = columns.size, values.view(np.int32)
+    n, bits, mask = columns.size, values.view(np.int32), np.uint64(0xFFFFFFFF)
     for row in range(rows.size):
         for i in range(row * n, (row + 1) * n):
             y = _distance(values[i], bits[i], rows[row] + columns[i - row * n])
-            mixed = (np.uint64(i + draw * PLACE_FACTOR) * np.uint64(FIRST_FACTOR)) & np.uint64(0xFFFFFFFF)
-            mixed = ((mixed ^ (mixed >> np.uint64(15))) * np.uint64(SECOND_FACTOR)) & np.uint64(0xFFFFFFFF)
+            mixed = np.uint64(i + dither_seed * PLACE_FACTOR) * np.uint64(FIRST_FACTOR) & mask
+            mixed = (mixed ^ (mixed >> np.uint64(15))) * np.uint64(SECOND_FACTOR) & mask
             code = _clipped((y + np.int64(mixed >> np.uint64(24))) >> 8, 1 - ZERO_POINT, ZERO_POINT - 1)
             elements[i] = code + ZERO_POINT if bits[i] > _I32(0) else 0
 
 
-def draw_octaves(values: Tensor, units: Units, draw: int) -> Tensor:
-    """See `moments.draw_octaves`."""
+def dither_log2(values: Tensor, units: Units, dither_seed: int) -> Tensor:
+    """See `moments.dither_log2`."""
     elements = np.empty(values.numel(), np.uint8)
-    _draw_octaves(values.numpy(), *units, draw, elements)
+    _dither_log2(values.numpy(), *units, dither_seed, elements)
     return torch.from_numpy(elements)
 
 
@@ -477,7 +477,7 @@ def round_first(
         np.empty((3, columns.size), np.float32),
         np.empty(columns.size, np.int32),
     )
-    numbers = (values.numpy(), squares, unit, most, _rooms.counts, _sums(n_rows, columns.size), *more)
+    numbers = (values.numpy(), squares, unit, most, _scratch.counts, _sums(n_rows, columns.size), *more)
     return _codes(_round_first(*numbers, rows, columns, elements), rows, columns, elements)
 
 
@@ -558,9 +558,9 @@ def expand_units(rows: Tensor, columns: Tensor, elements: Tensor | None, base: i
     values = np.empty(rows.numel() * columns.numel(), np.float32)
     # Without elements every octave equals that of the unit.
     given = np.full(columns.numel(), ZERO_POINT, np.uint8) if elements is None else elements.numpy()
-    octaves = elements is None or not scaled
+    log2_buckets = elements is None or not scaled
     # The first table entry is for a row code of 0, a column code of 0 and an octave code of 0.
-    places = columns.numpy().astype(np.int32) + (0 if octaves else 2 * ZERO_POINT)
+    places = columns.numpy().astype(np.int32) + (0 if log2_buckets else 2 * ZERO_POINT)
     table = _TABLE[base + MAX_BASE : base + MAX_BASE + 9 * ZERO_POINT]
-    _expand(rows.numpy(), places, given, int(elements is not None), int(not octaves), table, values)
+    _expand(rows.numpy(), places, given, int(elements is not None), int(not log2_buckets), table, values)
     return torch.from_numpy(values)

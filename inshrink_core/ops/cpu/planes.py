@@ -115,7 +115,7 @@ def _merge(
 
 
 def _reference(reference: Tensor | None, kind: Any) -> tuple[NDArray[Any], int]:
-    """Return the words of the reference and 1, or a zero block that stands for all words and 0."""
+    """Return the words of the reference and 1, or a zero block that means all words and 0."""
     return (np.zeros(_BLOCK, kind), 0) if reference is None else (unsigned(reference), 1)
 
 

@@ -39,8 +39,8 @@ _NO_CONTEXTS = np.zeros(max(2 * LANES, _CHUNK), np.uint8)
 compile time."""
 
 _WIDE = is_wide()
-_encode_one, _encode_two = encode_steps
-_decode_one, _decode_two = decode_steps
+_encode_stream, _encode_two = encode_steps
+_decode_stream, _decode_two = decode_steps
 
 
 _UNIT = np.uint64(1)
@@ -244,7 +244,7 @@ def _encode_blocks(
         at = encode_lanes(part, known, every, bases, table, state, words, at, full_steps * lanes)
         if _WIDE:
             if full_steps > 0 and lanes == LANES:
-                at = _encode_one(words, part, known, every, bases, entries, state, at, full_steps, at)
+                at = _encode_stream(words, part, known, every, bases, entries, state, at, full_steps, at)
             elif full_steps > 0:
                 at = _encode_two(words, part, known, every, bases, entries, state, at, full_steps, at)
         n_words[block] = end - at
@@ -303,7 +303,7 @@ def _decode_blocks(
         if _WIDE:
             arguments = (coded, part, known, every, bases, table, state, 0, part.size // lanes, coded.size)
             if lanes == LANES:
-                done = _decode_one(*arguments)
+                done = _decode_stream(*arguments)
             elif lanes == 2 * LANES:
                 done = _decode_two(*arguments)
         start, taken = (done >> 32) * lanes, done & 0xFFFFFFFF

@@ -34,9 +34,9 @@ from inshrink_core.ops.cpu.compiled import (
 from inshrink_core.ops.lattice import Lattice
 from inshrink_core.ops.shaping import (
     FAR,
-    MOST_COUNTED,
-    MOST_ERROR,
-    MOST_FED,
+    MAX_COUNTED,
+    MAX_ERROR,
+    MAX_FEEDBACK,
     PARTS,
     RANK,
     SKETCHED,
@@ -51,7 +51,7 @@ _STEPS = 128
 
 _WIDTH = _STEPS * _LANES
 
-_FED, _ERROR, _NEAR, _ALONG, _BELOW, _GRADES, _LEADS = (_LANES * at for at in (0, 1, 2, 3, 4, 5, 7))
+_FEEDBACK, _ERROR, _NEAR, _ALONG, _BELOW, _GRADES, _LEADS = (_LANES * at for at in (0, 1, 2, 3, 4, 5, 7))
 """Offsets of the per-lane values of a step; the last two hold two values each."""
 
 _ROWS, _WIDE = 4, 2 * _LANES
@@ -184,7 +184,7 @@ def _advancing(take: Callable[[_Vectors, Any], Any]) -> Any:
         _: Any, out: Any, sums: Any, error: Any, directions: Any, at: Any, gains: Any, next_at: Any, step: Any
     ) -> Any:
         def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            fed, stored, missed, spread, feed = (
+            feedback, stored, missed, spread, feed = (
                 _Vectors(context, builder, signature.args[i], given[i]) for i in (0, 1, 2, 3, 5)
             )
             place, next_place, total = given[4], given[6], _Total(builder)
@@ -195,7 +195,7 @@ def _advancing(take: Callable[[_Vectors, Any], Any]) -> Any:
                 stored.store(now, here)
                 total.add(take(feed, next_place), now)
                 place, next_place = builder.add(place, given[7]), builder.add(next_place, given[7])
-            fed.store(total.end(), context.get_constant(types.intp, 0))
+            feedback.store(total.end(), context.get_constant(types.intp, 0))
             return context.get_dummy_value()
 
         integers = (types.intp,) * 3
@@ -218,7 +218,7 @@ def _pass_down(
     """
 
     def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        fed, stored, missed, factors, memory = (
+        feedback, stored, missed, factors, memory = (
             _Vectors(context, builder, signature.args[i], given[i]) for i in range(5)
         )
         total, error = _Total(builder), missed.load(context.get_constant(types.intp, 0))
@@ -232,7 +232,7 @@ def _pass_down(
             now = builder.shuffle_vector(now, memory.spread(builder.add(given[6], number)), order)
             stored.store(now, here)
             total.add(factors.load(here), now)
-        fed.store(total.end(), context.get_constant(types.intp, 0))
+        feedback.store(total.end(), context.get_constant(types.intp, 0))
         return context.get_dummy_value()
 
     return types.void(out, sums, error, rows, down, types.intp, types.intp), build
@@ -290,13 +290,13 @@ def round_nearest(
     work: Float32s, at: int, reciprocal: np.float32, lanes: Float64s
 ) -> None:  # pragma: no cover - compiled
     """Round a step to the nearest points without a base; the points become changes."""
-    most, worst, parts = _F64(MOST_FED), _F64(MOST_ERROR), _F64(PARTS)
+    most, worst, parts = _F64(MAX_FEEDBACK), _F64(MAX_ERROR), _F64(PARTS)
     for lane in range(_LANES):
         point = at + lane + _WIDTH
         u = _F32(_F32(work[at + lane] - work[point]) * reciprocal)
         here = np.abs(u) < _F32(FAR)
         r = _F64(np.rint(_F32(u * _F32(PARTS)))) if here else 0.0
-        wanted = r - min(max(lanes[_FED + lane], -most), most)
+        wanted = r - min(max(lanes[_FEEDBACK + lane], -most), most)
         q = np.floor(wanted * (1.0 / parts) + 0.5)
         missed = min(max(parts * q - r, -worst), worst)
         lanes[_ERROR + lane] = missed if here else 0.0
@@ -309,7 +309,7 @@ def round_matched(
     work: Float32s, at: int, reciprocal: np.float32, lanes: Float64s
 ) -> None:  # pragma: no cover - compiled
     """Round a step under matched gain; each lane has two thresholds, the second for values that crossed."""
-    most, worst, parts = _F64(MOST_FED), _F64(MOST_ERROR), _F64(PARTS)
+    most, worst, parts = _F64(MAX_FEEDBACK), _F64(MAX_ERROR), _F64(PARTS)
     for lane in range(_LANES):
         point = at + lane + _WIDTH
         start = work[point + _WIDTH]
@@ -319,7 +319,7 @@ def round_matched(
         here = (np.abs(moved) < _F32(FAR)) & (np.abs(offset) < _F32(FAR))
         r = _F64(np.rint(_F32(moved * _F32(PARTS)))) if here else 0.0
         o = _F64(np.rint(_F32(offset * _F32(PARTS)))) if here else 0.0
-        wanted = r - min(max(lanes[_FED + lane], -most), most)
+        wanted = r - min(max(lanes[_FEEDBACK + lane], -most), most)
         ahead = -o if wanted < 0.0 else o
         grade, crossed = lanes[_GRADES + lane], lanes[_GRADES + _LANES + lane]
         threshold = crossed if ahead > 0.5 * parts else grade
@@ -331,7 +331,7 @@ def round_matched(
         lanes[_ERROR + lane] = missed if here else 0.0
         lanes[_NEAR + lane] = 1.0 if here else 0.0
         work[point] = _F32(q) if here else np.rint(u)
-        movement = r if np.abs(r) < _F64(MOST_COUNTED) else 0.0
+        movement = r if np.abs(r) < _F64(MAX_COUNTED) else 0.0
         lanes[_LEADS + lane] += (parts * y - movement) * movement
         lanes[_LEADS + _LANES + lane] += movement * movement
 
@@ -367,9 +367,9 @@ def _shape(
     skew, length, half = int(both), columns.size // (2 * RANK), columns.size // 2
     values, points, starts = work[:_WIDTH], work[_WIDTH : 2 * _WIDTH], work[2 * _WIDTH :]
     stored, passing, lanes = sums[:size], sums[size : 2 * size], sums[2 * size :]
-    fed, error = lanes[_FED:_ERROR], lanes[_ERROR:_NEAR]
+    feedback, error = lanes[_FEEDBACK:_ERROR], lanes[_ERROR:_NEAR]
     along, below = lanes[_ALONG:_BELOW], lanes[_BELOW:_GRADES]
-    gains, directions, worst = columns[:half], columns[half:], _F64(MOST_ERROR)
+    gains, directions, worst = columns[:half], columns[half:], _F64(MAX_ERROR)
     for first in range(0, n_rows, _LANES):
         n_here = min(_LANES, n_rows - first)
         mine = rows[first * 2 * RANK : (first + _LANES) * 2 * RANK]
@@ -391,7 +391,7 @@ def _shape(
                 for lane in range(_LANES):
                     in_row = np.floor(lanes[_ALONG + lane] * scale + 0.5)
                     lanes[_ALONG + lane] = in_row
-                    lanes[_FED + lane] = in_row + np.floor(lanes[_BELOW + lane] * row_scale + 0.5)
+                    lanes[_FEEDBACK + lane] = in_row + np.floor(lanes[_BELOW + lane] * row_scale + 0.5)
                 if based:
                     round_matched(work, at, reciprocal, lanes)
                 else:
@@ -399,10 +399,10 @@ def _shape(
                 if both:
                     for lane in range(_LANES):
                         passed = min(max(lanes[_ERROR + lane] + lanes[_ALONG + lane], -worst), worst)
-                        lanes[_FED + lane] = passed if lanes[_NEAR + lane] > 0.0 else 0.0
+                        lanes[_FEEDBACK + lane] = passed if lanes[_NEAR + lane] > 0.0 else 0.0
                     place, column = n - 1 + _LANES - step, (step + 1) * RANK
                     _advance_diagonal(along, stored, error, directions, place, gains, place - 1, length)
-                    _pass_down(below, passing, fed, mine, down, column, column + _LANES * RANK)
+                    _pass_down(below, passing, feedback, mine, down, column, column + _LANES * RANK)
                 else:
                     place = step * RANK
                     _advance_row(along, stored, error, directions, place, gains, place + RANK, 1)

@@ -1,7 +1,7 @@
 """Entropy coding of symbols: modular delta, grouping, run lengths and Huffman codes.
 
 The functions work in host memory, because their output is bytes, and numba compiles them. Arrays indexed by a
-group have 256 rows, whatever the number of groups. ``docs/format.md`` (symbol streams) defines the bits.
+group have 256 rows, for any number of groups. ``docs/format.md`` (symbol streams) defines the bits.
 Compiled code does not check indices. Tables indexed by a byte therefore have 256 entries, and tables indexed
 by a window of the bit stream have an entry per window value. Streams are padded by two words; a step reads
 less.

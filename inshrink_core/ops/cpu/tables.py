@@ -216,7 +216,7 @@ def _bit(packed: UInt8s, at: int) -> np.int64:
 def fit_kernel(counts: Int64s, precision: int, costs: Int64s, frequencies: Int64s) -> tuple[int, int]:
     """Fill in frequencies (`normalize_counts`); return the cost of the data and the bits of the tables.
 
-    `costs` gives the cost by frequency in 1/65536 bit. Entry 0 stands for frequency 4096, which costs
+    `costs` gives the cost by frequency in 1/65536 bit. Entry 0 means frequency 4096, which costs
     nothing.
     """
     n_rows, n_symbols = counts.shape

@@ -45,7 +45,7 @@ def nearest(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _next_history(change: tl.tensor, old: tl.tensor) -> tl.tensor:
+def _next_context_state(change: tl.tensor, old: tl.tensor) -> tl.tensor:
     """Return the context state after a change; only the sign of the change matters."""
     context = old & _CONTEXT
     aged = old + tl.where((context > 0) & (context < _AGING), 3, 0)
@@ -63,11 +63,11 @@ def _token_of(z: tl.tensor) -> tl.tensor:
     return tl.where(z < _LARGE, z, large)
 
 
-@triton.jit(do_not_specialize=["spacing", "bound"])
+@triton.jit(do_not_specialize=["step_size", "bound"])
 def _round(
     values: tl.tensor,
     integers: tl.tensor,
-    history: tl.tensor,
+    context_state: tl.tensor,
     chosen: tl.tensor,
     tokens: tl.tensor,
     after: tl.tensor,
@@ -76,7 +76,7 @@ def _round(
     unit: tl.tensor,
     reciprocal: tl.tensor,
     limit: tl.tensor,
-    spacing: tl.tensor,
+    step_size: tl.tensor,
     bound: tl.tensor,
     n: tl.tensor,
     tracked: tl.constexpr,
@@ -89,19 +89,19 @@ def _round(
     before = tl.load(integers + place, mask=here, other=0)
     old = tl.zeros((size,), tl.int32)
     if tracked:
-        old = tl.load(history + place, mask=here, other=0).to(tl.int32)
+        old = tl.load(context_state + place, mask=here, other=0).to(tl.int32)
     if given:
         changes = tl.load(chosen + place, mask=here, other=0.0)
     else:
         changes = nearest((w - before.to(tl.float32) * unit) * reciprocal)
     near = tl.abs(changes) <= limit  # false for NaN
     change = tl.where(near, changes, 0.0).to(tl.int32)
-    reached = before + spacing * change
+    reached = before + step_size * change
     exact = here & ((near == 0) | (reached > bound) | (reached < -bound))
     change = tl.where(exact, 0, change)
     turned = tl.where((old & _SIGN) != 0, -change, change)
     token = tl.where(exact, _EXACT, _token_of((turned << 1) ^ (turned >> 31)))
-    fresh = tl.where(exact, 0, _next_history(change, old))
+    fresh = tl.where(exact, 0, _next_context_state(change, old))
     tl.store(tokens + place, token.to(tl.uint8), mask=here)
     tl.store(after + place, tl.where(exact, 0, reached), mask=here)
     tl.store(new + place, fresh.to(tl.uint8), mask=here)
@@ -112,17 +112,17 @@ def _round(
     tl.store(tally + 2, tl.max(token, 0))
 
 
-@triton.jit(do_not_specialize=["spacing", "bound", "n_large"])
+@triton.jit(do_not_specialize=["step_size", "bound", "n_large"])
 def _advance(
     tokens: tl.tensor,
     large: tl.tensor,
     ranks: tl.tensor,
     integers: tl.tensor,
-    history: tl.tensor,
+    context_state: tl.tensor,
     after: tl.tensor,
     new: tl.tensor,
     outside: tl.tensor,
-    spacing: tl.tensor,
+    step_size: tl.tensor,
     bound: tl.tensor,
     n: tl.tensor,
     n_large: tl.tensor,
@@ -141,14 +141,14 @@ def _advance(
     change = (z >> 1) ^ -(z & 1)
     old = tl.zeros((size,), tl.int32)
     if tracked:
-        old = tl.load(history + place, mask=here, other=0).to(tl.int32)
+        old = tl.load(context_state + place, mask=here, other=0).to(tl.int32)
     change = tl.where((old & _SIGN) != 0, -change, change)
-    reached = spacing * change
+    reached = step_size * change
     if known:
         reached += tl.load(integers + place, mask=here, other=0)
     exact = token == _EXACT
     reached = tl.where(exact, 0, reached)
-    fresh = tl.where(exact, 0, _next_history(change, old))
+    fresh = tl.where(exact, 0, _next_context_state(change, old))
     tl.store(after + place, reached.to(tl.int32), mask=here)
     tl.store(new + place, fresh.to(tl.uint8), mask=here)
     wrong = (reached > bound) | (reached < -bound) | (is_large & (rank >= n_large))
@@ -158,7 +158,7 @@ def _advance(
 def round_to_lattice(
     values: Tensor,
     integers: Tensor | None,
-    history: Tensor | None,
+    context_state: Tensor | None,
     lattice: Lattice,
     changes: Tensor | None = None,
 ) -> Rounded:
@@ -171,12 +171,12 @@ def round_to_lattice(
     after = torch.empty(n, dtype=torch.int32, device=device)
     seen = torch.empty(n_blocks, 3, dtype=torch.int32, device=device)
     before = integers.to(device)
-    known = tokens if history is None else history.to(device)
-    tracked, given = history is not None, changes is not None
+    known = tokens if context_state is None else context_state.to(device)
+    tracked, given = context_state is not None, changes is not None
     chosen = values if changes is None else changes.to(device)
     tensors = (values, before, known, chosen, tokens, after, new, seen)
-    limit = float(MAX_PRODUCT // lattice.spacing)
-    numbers = (lattice.unit, lattice.reciprocal, limit, lattice.spacing, lattice.bound, n)
+    limit = float(MAX_PRODUCT // lattice.step_size)
+    numbers = (lattice.unit, lattice.reciprocal, limit, lattice.step_size, lattice.bound, n)
     _round[(n_blocks,)](*tensors, *numbers, tracked, given, RANKED, enable_fp_fusion=False)
     n_large, n_exact = seen[:, :2].sum(0).tolist()
     largest = int(seen[:, 2].max())
@@ -187,7 +187,7 @@ def advance(
     tokens: Tensor,
     large: NDArray[np.int64],
     integers: Tensor | None,
-    history: Tensor | None,
+    context_state: Tensor | None,
     lattice: Lattice,
 ) -> Advanced:
     """See `inshrink_core.ops.lattice.advance`."""
@@ -201,9 +201,9 @@ def advance(
     ranks = blocks.cumsum(0) - blocks
     stored = torch.from_numpy(large).to(device) if large.size else ranks
     before = after if integers is None else integers.to(device)
-    past = new if history is None else history.to(device)
+    past = new if context_state is None else context_state.to(device)
     tensors = (tokens, stored, ranks, before, past, after, new, outside)
-    numbers = (lattice.spacing, lattice.bound, n, large.size)
-    known, tracked = integers is not None, history is not None
+    numbers = (lattice.step_size, lattice.bound, n, large.size)
+    known, tracked = integers is not None, context_state is not None
     _advance[(n_blocks,)](*tensors, *numbers, known, tracked, RANKED, enable_fp_fusion=False)
     return Advanced(after, new, not bool(outside.any()))

@@ -16,15 +16,15 @@ import triton.language as tl
 from torch import Tensor
 
 from inshrink_core.ops.lattice import Lattice
-from inshrink_core.ops.shaping import FAR, MOST_COUNTED, MOST_ERROR, MOST_FED, PARTS, RANK, Factors, Shaped
+from inshrink_core.ops.shaping import FAR, MAX_COUNTED, MAX_ERROR, MAX_FEEDBACK, PARTS, RANK, Factors, Shaped
 from inshrink_core.ops.triton.lattice import nearest
 
 _RANK = tl.constexpr(RANK)
 _FAR = tl.constexpr(float(FAR))
 _PARTS = tl.constexpr(PARTS)
-_FED = tl.constexpr(MOST_FED)
-_ERROR = tl.constexpr(MOST_ERROR)
-_COUNTED = tl.constexpr(MOST_COUNTED)
+_FEEDBACK = tl.constexpr(MAX_FEEDBACK)
+_ERROR = tl.constexpr(MAX_ERROR)
+_COUNTED = tl.constexpr(MAX_COUNTED)
 
 _ROWS = 16
 """Rows of a program: their sums are 64-bit numbers in registers, eight per thread."""
@@ -61,7 +61,7 @@ def _taken(
 
 
 @triton.jit
-def _fed(sums: tl.tensor, gains: tl.tensor, shift: tl.tensor) -> tl.tensor:
+def _feedback(sums: tl.tensor, gains: tl.tensor, shift: tl.tensor) -> tl.tensor:
     """Return the feedback ``V · s`` in parts."""
     half = (tl.full((), 1, tl.int64) << shift) >> 1
     return (tl.sum(sums * gains, 1) + half) >> shift
@@ -69,10 +69,10 @@ def _fed(sums: tl.tensor, gains: tl.tensor, shift: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _rounded(
-    moved: tl.tensor, offset: tl.tensor, near: tl.tensor, fed: tl.tensor, grade: tl.tensor
+    moved: tl.tensor, offset: tl.tensor, near: tl.tensor, feedback: tl.tensor, grade: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Return rounded movements, changes, and errors in parts."""
-    wanted = moved - tl.minimum(tl.maximum(fed, -_FED), _FED)
+    wanted = moved - tl.minimum(tl.maximum(feedback, -_FEEDBACK), _FEEDBACK)
     crossed = tl.where(wanted < 0, -offset, offset) > _PARTS // 2
     threshold = tl.where(crossed, grade * 7 // 10, grade)
     length = (4 * tl.abs(wanted) + 4 * _PARTS - threshold) >> 12
@@ -141,12 +141,12 @@ def _shape(
         moved, offset, near, plain = _taken(values, base, integers, place, here, unit, reciprocal, based)
         near = near & here
         gain = tl.load(gains + column, mask=loaded, other=0).to(tl.int64)
-        of_row = _fed(sums, gain, shift)
-        fed = of_row
+        of_row = _feedback(sums, gain, shift)
+        feedback = of_row
         if both:
             column_sums = tl.load(down + column, mask=loaded, other=0)
-            fed = of_row + _fed(column_sums, by_row, row_shift)
-        y, q, error = _rounded(moved, offset, near, fed, grade)
+            feedback = of_row + _feedback(column_sums, by_row, row_shift)
+        y, q, error = _rounded(moved, offset, near, feedback, grade)
         direction = tl.load(directions + column, mask=loaded, other=0).to(tl.int64)
         sums += error[:, None] * direction
         if both:

@@ -6,13 +6,25 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from inshrink_core import text
-from inshrink_core.checkpoint import Unseen
+from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
+from inshrink_core.archive.storage.registry import place_of
+from inshrink_core.chain.append import Appended, ChainWriter
+from inshrink_core.chain.archive import Archive, open_base
+from inshrink_core.chain.attachments import holds_content, stored_view, tensor_digest
+from inshrink_core.chain.base import BaseModel, require_base_codec
+from inshrink_core.chain.config import ChainConfig, LargeError, is_exact, optimizer_of
+from inshrink_core.chain.encoder import look_ahead
+from inshrink_core.chain.report import OriginalChecks, PredictedCost, original_checks, predicted_cost
+from inshrink_core.chain.sizes import ArchiveSize, archive_size
+from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec, Unseen
+from inshrink_core.codec import DEFAULT_CODEC, FALLBACK_CODEC, AnyCodec, get_codec, make_codec
 from inshrink_core.errors import (
+    CheckFailedError,
     DamagedError,
     InputError,
     MissingFrameError,
@@ -21,212 +33,117 @@ from inshrink_core.errors import (
     StorageError,
     named,
 )
-from inshrink_core.evaluate import EvaluatorRequest
+from inshrink_core.evaluate.comparison import Compared
+from inshrink_core.evaluate.own_samples import AUTO, likely_evaluator
 from inshrink_core.execution.progress import Counter
+from inshrink_core.formats import Run, Skipped, unreadable_error
+from inshrink_core.frame import NAMED_BRANCH, FrameInfo
+from inshrink_core.metrics import Direction
 from inshrink_core.report import Report, plain_value
-from inshrink_core.request import Option, Request
-from inshrink_core.verbs.shared.groups import (
-    AnyBase,
-    Bounding,
-    ChainChoice,
-    Computing,
-    InParts,
-    PathLike,
-    RunLike,
-    Sparing,
-    Stepping,
-    Writing,
-    steps_of,
+from inshrink_core.search.bounded import (
+    BoundedWriter,
+    BoundRecord,
+    Evaluated,
+    open_bounded,
 )
-from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements, compared_document, question_of
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
+from inshrink_core.search.search import choose_steps
+from inshrink_core.verbs.shared.groups import Compressing, PathLike, steps_of
+from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements, finite_errors, question_of
 from inshrink_core.verbs.shared.showing import counted_fates, optimizer_text
 
-if TYPE_CHECKING:
-    import os
 
-    from inshrink_core.archive import ArchiveWriter
-    from inshrink_core.chain import Archive, ArchiveSize, BaseModel, ChainConfig, ChainWriter, OriginalChecks
-    from inshrink_core.chain.append import Appended
-    from inshrink_core.chain.config import LargeError
-    from inshrink_core.chain.report import PredictedCost
-    from inshrink_core.checkpoint import Checkpoint, TensorSpec
-    from inshrink_core.codec import AnyCodec
-    from inshrink_core.errors import CheckFailedError
-    from inshrink_core.formats import Run, Skipped
-    from inshrink_core.frame import FrameInfo
-    from inshrink_core.search.bounded import BoundedWriter, Judged, Promise, StepWriter
+def write_branches(request: Compressing) -> tuple[str, ...]:
+    """Append the named branches of a run to an archive that holds its steps; return their names."""
+    run = request.opened_run(request.run)
+    if not run.branches:
+        return ()
+    run = run.matched(_archived_last(request.archive))
+    with ArchiveWriter(request.archive) as writer:
+        config = request.chain_config(request.archive, device=request.device, threads=request.threads)
+        if request.bounds.requested() is not None or request.evaluator is not None:
+            config = config.made_exact(config.config.made_exact() or get_codec(FALLBACK_CODEC)())
+        return _Session(request, run, writer, ChainWriter(writer, config)).write_branches()
 
 
-@dataclass(frozen=True)
-class Compressing(
-    Stepping, Writing, Bounding, EvaluatorRequest, Computing, Sparing, InParts, Request["CompressReport"]
-):
-    """Request of `compress`, which `write` performs in one process.
-
-    Parameters
-    ----------
-    run
-        A run: a directory, a glob or a checkpoint file.
-    archive
-        The archive to make or to append to.
-    coarseness
-        Coarseness of the lattice codec, about 0.25 to 10: higher is smaller and less exact; by default 0.5.
-    resumed_from
-        The archived step that training was restored from: the steps after it open a branch there.
-    base
-        The base model of a fine-tuning. The first frame is encoded relative to it, and needs it to be
-        restored.
-    allow_damaged
-        Also archive files that fail their own checksums; the archive records the damage.
-    watch
-        Run beside a training: archive each checkpoint as it is finished.
-    interval
-        Seconds between polls. A checkpoint counts as finished when it can be read and none of its files
-        changed between two polls.
-    until
-        End when this step or a later one is archived.
-    idle
-        End after so many seconds without a newly archived step or a new file that cannot be read yet.
-    release
-        Delete archived originals except the newest two, once each is restored and compared. Only originals
-        that the archive restores bit for bit are deleted.
-    lossy
-        Also release originals that the archive restores with an error, as the default codec does. Only the
-        lossy copy remains.
-    look_ahead
-        Whether the codec of a new archive may read some of the steps first, to plan for the whole run. Switch
-        it off where a run is written step by step as it grows.
-    """
-
-    run: RunLike
-    archive: Annotated[PathLike, Option(("--output", "-o"), metavar="ARCHIVE")]
-    _: KW_ONLY
-    coarseness: float | None = None
-    resumed_from: Annotated[int | None, Option(metavar="STEP")] = None
-    base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
-    allow_damaged: bool = False
-    watch: bool = False
-    interval: Annotated[float, Option(("--poll",), metavar="SECONDS", least=0.001, needs="watch")] = 5.0
-    until: Annotated[int | None, Option(metavar="STEP", least=0, needs="watch")] = None
-    idle: Annotated[float | None, Option(metavar="SECONDS", least=0.001, needs="watch")] = None
-    release: Annotated[bool, Option(needs="watch")] = False
-    lossy: Annotated[bool, Option(needs="release")] = False
-    look_ahead: Annotated[bool, Option(hidden=True)] = True
-
-    @property
-    def reading(self) -> dict[str, Any]:
-        """Keywords for `inshrink_core.open`."""
-        return super().reading | {"allow_damaged": self.allow_damaged}
-
-    def chosen(self, **named: Any) -> ChainChoice:
-        """Return the choices for writing frames, with the coarseness among the settings."""
-        return super().chosen(coarseness=self.coarseness, **named)
-
-    def write_branches(self) -> tuple[str, ...]:
-        """Append the named branches of a run to an archive that holds its steps; return their names."""
-        from inshrink_core.archive import ArchiveWriter
-        from inshrink_core.chain import ChainWriter
-        from inshrink_core.codec import FALLBACK_CODEC, get_codec
-
-        run = self.opened_run(self.run)
-        if not run.branches:
-            return ()
-        run = run.attributed(_archived_last(self.archive))
-        with ArchiveWriter(self.archive) as writer:
-            config = self.chain_config(self.archive, device=self.device, threads=self.threads)
-            if self.promised() is not None or self.evaluator is not None:
-                config = config.made_exact(config.config.made_exact() or get_codec(FALLBACK_CODEC)())
-            return _Session(self, run, writer, ChainWriter(writer, config)).write_branches()
-
-    def write(self) -> CompressReport:
-        """Write the steps that the archive lacks, in this process."""
-        from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
-        from inshrink_core.chain import Archive, ChainWriter, FrameEncoder, archive_size, open_base
-        from inshrink_core.formats import unreadable_error
-        from inshrink_core.search.bounded import open_bounded
-        from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
-
-        begun = time.perf_counter()
-        opened = self.opened_run(self.run)
-        if self.allow_damaged:
-            opened = opened.allowing_damage()
-        opened = opened.attributed(_archived_last(self.archive))
-        asked = steps_of(opened, self.steps)
-        chosen = _chosen(opened, asked)
-        chain_config = self.chain_config(self.archive, device=self.device, threads=self.threads)
-        if self.resumed_from is not None:
-            # Check before the writer creates an archive: a branch needs an existing one.
-            Archive.open(self.archive).reader.find(self.resumed_from)
-        model = None if self.base is None else open_base(self.base)
-        if model is not None:
-            _check_base(model, self.archive, chain_config.config, [opened[step] for step in chosen[:1]])
-        bounds = self.promised()
-        if bounds is None and (self.evaluator is not None or self.trust_run):
-            bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
-        bounded: BoundedWriter | None = None
-        if bounds is not None:
-            # The evaluator compares every step with its neighbours, so all of them must be readable.
-            opened = opened.readable(chosen)
-            chosen = tuple(step for step in chosen if step in opened)
-            chain_config = chain_config.as_set()
-        with ExitStack() as stack:
-            if bounds is not None and chosen:
-                resumed = is_archive(self.archive)
-                bounded = stack.enter_context(
-                    open_bounded(opened, chosen, chain_config, bounds, self, resumed=resumed)
-                )
-            writer = stack.enter_context(
-                ArchiveWriter(self.archive, create=True, grouped=len(chosen) > MAX_SMALL_FILES)
+def write_run(request: Compressing) -> CompressReport:
+    """Write the steps that the archive lacks, in this process."""
+    begun = time.perf_counter()
+    opened = request.opened_run(request.run)
+    if request.allow_damaged:
+        opened = opened.allowing_damage()
+    opened = opened.matched(_archived_last(request.archive))
+    asked = steps_of(opened, request.steps)
+    chosen = _chosen(opened, asked)
+    chain_config = request.chain_config(request.archive, device=request.device, threads=request.threads)
+    if request.resumed_from is not None:
+        # Check before the writer creates an archive: a branch needs an existing one.
+        Archive.open(request.archive).reader.find(request.resumed_from)
+    model = None if request.base is None else open_base(request.base)
+    if model is not None:
+        _check_base(model, request.archive, chain_config.config, [opened[step] for step in chosen[:1]])
+    bounds = request.bounds.requested()
+    if bounds is None and (request.evaluator is not None or request.trust_run):
+        bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
+    bounded: BoundedWriter | None = None
+    if bounds is not None:
+        # The evaluator compares every step with its neighbours, so all of them must be readable.
+        opened = opened.readable(chosen)
+        chosen = tuple(step for step in chosen if step in opened)
+        chain_config = chain_config.as_set()
+    with ExitStack() as stack:
+        if bounds is not None and chosen:
+            resumed = is_archive(request.archive)
+            bounded = stack.enter_context(
+                open_bounded(opened, chosen, chain_config, bounds, request, resumed=resumed)
             )
-            parent = None if self.resumed_from is None else writer.reader.find(self.resumed_from)
-            branch = None if parent is None else writer.reader.next_branch
-            chain = ChainWriter(
-                writer, chain_config, parent=parent, branch=branch, restored=parent, base=model
-            )
-            if self.look_ahead and chain.parent is None:
-                chain.initial_memory = FrameEncoder(chain_config).look_ahead(chosen, opened.__getitem__)
-            session = _Session(self, opened, writer, chain, chosen, bounded)
-            session.run_all()
-            promise = None if bounded is None else bounded.promise
-            judged = None if bounded is None else bounded.judged()  # its originals close with the context
-            branches = session.write_branches() if asked is None else ()
-            if writer.storage.facts is not None:
-                sizes = archive_size(Archive(writer.reader))
-                writer.storage.facts |= {
-                    "checkpoints": text.size(sizes.raw_total),
-                    "ratio of everything": text.ratio(sizes.ratio_total),
-                    "ratio of the weights": text.ratio(sizes.ratio_weights),
-                    "codec": chain_config.codec,
-                }
-        finished = Archive.open(self.archive)
-        session.written.note(opened, chosen, chain_config.device, session.run.skipped)
-        report = report_on(
-            self,
-            chain_config,
-            finished,
-            [session.written],
-            begun,
-            branches=branches,
-            promise=promise,
-            unreadable=session.run.unreadable,
-            fates=counted_fates(session.run, finished.listed_steps, skip_damaged=self.skip_damaged),
-            hint="" if bounds is not None or not chosen else _hint(opened, chain_config.config),
+        writer = stack.enter_context(
+            ArchiveWriter(request.archive, create=True, grouped=len(chosen) > MAX_SMALL_FILES)
         )
-        if judged is not None and judged.steps:
-            _store_judged(finished, opened, judged)
-        in_vain = None if asked is None else set(asked) - set(session.run.steps)
-        failure = unreadable_error(report.unreadable, opened.address, in_vain)
-        if failure is not None and not self.skip_damaged:
-            failure.report = report
-            raise failure
-        return report
+        parent = None if request.resumed_from is None else writer.reader.find(request.resumed_from)
+        branch = None if parent is None else writer.reader.next_branch
+        chain = ChainWriter(writer, chain_config, parent=parent, branch=branch, restored=parent, base=model)
+        if request.look_ahead and chain.parent is None:
+            chain.initial_memory = look_ahead(chain_config, chosen, opened.__getitem__)
+        session = _Session(request, opened, writer, chain, chosen, bounded)
+        session.run_all()
+        bound_record = None if bounded is None else bounded.bound_record
+        evaluated = None if bounded is None else bounded.evaluated()  # its originals close with the context
+        branches = session.write_branches() if asked is None else ()
+        if writer.storage.facts is not None:
+            sizes = archive_size(Archive(writer.reader))
+            writer.storage.facts |= {
+                "checkpoints": text.size(sizes.raw_total),
+                "ratio of everything": text.ratio(sizes.ratio_total),
+                "ratio of the weights": text.ratio(sizes.ratio_weights),
+                "codec": chain_config.codec,
+            }
+    finished = Archive.open(request.archive)
+    session.written.note(opened, chosen, chain_config.device, session.run.skipped)
+    report = report_on(
+        request,
+        chain_config,
+        finished,
+        [session.written],
+        begun,
+        branches=branches,
+        bound_record=bound_record,
+        unreadable=session.run.unreadable,
+        fates=counted_fates(session.run, finished.listed_steps, skip_damaged=request.skip_damaged),
+        hint="" if bounds is not None or not chosen else _hint(opened, chain_config.config),
+    )
+    if evaluated is not None and evaluated.steps:
+        _store_evaluated(finished, opened, evaluated)
+    in_vain = None if asked is None else set(asked) - set(session.run.steps)
+    failure = unreadable_error(report.unreadable, opened.address, in_vain)
+    if failure is not None and not request.skip_damaged:
+        failure.report = report
+        raise failure
+    return report
 
 
 def _hint(run: Run, config: AnyCodec) -> str:
     """Return the option that would bound the quality of this run, if any; execute nothing."""
-    from inshrink_core.codec import DEFAULT_CODEC, make_codec
-    from inshrink_core.evaluate.own_samples import AUTO, likely_evaluator
-
     if config != make_codec(DEFAULT_CODEC, {}) or run.is_elsewhere:
         return ""
     if run.settings.file is not None:
@@ -237,18 +154,21 @@ def _hint(run: Run, config: AnyCodec) -> str:
     return f"--evaluator {found}:evaluate bounds the restore cost of every step" if found else ""
 
 
-def _store_judged(archive: Archive, run: Run, judged: Judged) -> None:
+def _store_evaluated(archive: Archive, run: Run, evaluated: Evaluated) -> None:
     """Store the evaluations made while an archive was written, as a comparison."""
-    steps = [row.step for row in judged.steps]
-    question = question_of(
-        EvaluatorId(judged.judge.spec, judged.judge.digest),
-        run,
-        steps,
-        dict(zip(steps, [None, *steps], strict=False)),
+    steps = [row.step for row in evaluated.steps]
+    evaluator = EvaluatorId(evaluated.evaluator.spec, evaluated.evaluator.digest)
+    question = question_of(evaluator, run, steps, dict(zip(steps, [None, *steps], strict=False)))
+    compared = Compared(
+        metric=evaluated.evaluator.metric,
+        direction=Direction(evaluated.evaluator.direction),
+        device=archive.device,
+        n_samples=evaluated.n_samples,
+        standard_errors=finite_errors(evaluated.standard_errors),
+        steps=evaluated.steps,
     )
-    about = judged.judge.metric, judged.judge.direction, archive.device
-    document = compared_document(judged.steps, about, judged.n_samples, judged.standard_errors)
-    Measurements.of_archive(archive, run.directory, make=True).add("compare", question, document)
+    store = Measurements.of_archive(archive, run.directory, make=True)
+    store.add("compare", question, plain_value(compared))
 
 
 def _chosen(run: Run, asked: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -261,9 +181,6 @@ def _chosen(run: Run, asked: tuple[int, ...] | None) -> tuple[int, ...]:
     NotFoundError
         The run lacks a step asked for.
     """
-    from inshrink_core.formats import unreadable_error
-    from inshrink_core.search.search import choose_steps
-
     if not asked:
         return choose_steps(run, None) if asked is None else ()
     lost = {row.step for row in run.unreadable} - set(run.steps)
@@ -321,10 +238,6 @@ def report_on(
     **more: Any,
 ) -> CompressReport:
     """Return the report on an archive that one or more processes wrote into."""
-    from inshrink_core.archive.storage.registry import place_of
-    from inshrink_core.chain import archive_size, original_checks
-    from inshrink_core.chain.report import predicted_cost
-
     appended = sorted({step for part in written for step in part.appended})
     norm = math.fsum(part.squared_norm for part in written)
     error = (math.fsum(part.squared_error for part in written) / norm) ** 0.5 if norm else None
@@ -363,10 +276,8 @@ class _Session:
         steps: Sequence[int] = (),
         bounded: BoundedWriter | None = None,
     ) -> None:
-        from inshrink_core.search.bounded import AsConfigured
 
         self.run, self._writer, self._chain, self._bounded = run, writer, chain, bounded
-        self._step_writer: StepWriter = AsConfigured() if bounded is None else bounded
         self._resumed_from, self._steps = request.resumed_from, steps
         n_bytes = sum(run[step].raw_bytes() for step in steps) if request.progress else 0
         self._count, self.written = Counter(request.progress, "compress", n_bytes), Written()
@@ -404,8 +315,6 @@ class _Session:
 
     def _take(self, step: int) -> None:
         """Append a step unless the archive holds it."""
-        from inshrink_core.chain import ChainWriter, stored_view
-
         checkpoint, info = self.run[step], self._archived.get(step)
         if info is not None:
             checkpoint = self.run.as_archived(step, self._chain.archive.attributing(info))
@@ -436,7 +345,10 @@ class _Session:
         def done(spec: TensorSpec) -> None:
             self._count.add(spec.nbytes, step, spec.key)
 
-        appended = self._step_writer.append(self._chain, checkpoint, done)
+        if self._bounded is None:
+            appended = self._chain.append(checkpoint, done=done)
+        else:
+            appended = self._bounded.append(self._chain, checkpoint, done)
         stored = stored_view(checkpoint, self._chain.config.optimizer)
         self.written.add(step, stored.raw_bytes(), appended)
 
@@ -463,9 +375,6 @@ class _Session:
 
     def write_branches(self) -> tuple[str, ...]:
         """Append the named checkpoints, each to the step that it belongs to; return their names."""
-        from inshrink_core.chain import ChainWriter
-        from inshrink_core.frame import NAMED_BRANCH
-
         reader, archive = self._writer.reader, self._chain.archive
         line, known, written = reader.history(), archive.branches, []
         for name, checkpoint in self.run.branches.items() if line else ():
@@ -491,15 +400,11 @@ class _Session:
 
     def _is_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
         """Return whether a frame was made from this checkpoint."""
-        from inshrink_core.chain import holds_content, optimizer_of, stored_view
-
         frame = self._writer.reader.frame(info.frame_id)
         return holds_content(frame, stored_view(checkpoint, optimizer_of(frame.meta)))
 
     def _is_decoded(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
         """Return whether a checkpoint equals a restored frame: training was resumed from it."""
-        from inshrink_core.chain import tensor_digest
-
         restored = self._chain.archive.checkpoint(info)
         return all(
             spec.key in checkpoint
@@ -509,11 +414,8 @@ class _Session:
         )
 
 
-def _archived_last(archive: str | os.PathLike[str]) -> Checkpoint | None:
+def _archived_last(archive: PathLike) -> Checkpoint | None:
     """Return the last checkpoint of an archive, for optimizer-state matching; None for a new archive."""
-    from inshrink_core.archive import is_archive
-    from inshrink_core.chain import Archive
-
     if not is_archive(archive):
         return None
     with suppress(MissingFrameError, DamagedError):  # appending raises the error if it needs the frame
@@ -523,14 +425,8 @@ def _archived_last(archive: str | os.PathLike[str]) -> Checkpoint | None:
     return None
 
 
-def _check_base(
-    model: BaseModel, archive: str | os.PathLike[str], codec: AnyCodec, first: Iterable[Checkpoint]
-) -> None:
+def _check_base(model: BaseModel, archive: PathLike, codec: AnyCodec, first: Iterable[Checkpoint]) -> None:
     """Refuse a base model that does not fit the first frame, before an archive is created."""
-    from inshrink_core.archive import is_archive
-    from inshrink_core.chain import Archive
-    from inshrink_core.chain.base import require_base_codec
-
     require_base_codec(codec)
     known = Archive.open(archive) if is_archive(archive) else None
     if known is None or not known.reader.listed:
@@ -540,7 +436,7 @@ def _check_base(
     records = [record for info in known.reader.frames if (record := known.base_of(info)) is not None]
     if not records:
         raise InputError(
-            "the archive was begun without a base model, or stands alone by now",
+            "the archive was started without a base model, or no longer needs one",
             where=str(archive),
             remedy="leave out --base, or write to another archive",
         )
@@ -548,8 +444,18 @@ def _check_base(
         model.require(record, str(archive))
 
 
-_JUDGED: Final = (
-    *("step", "kind", "ratio_weights", "drop", "divergence", "restore_cost", "exact", "informative", "side"),
+_BOUND_FIELDS: Final = (
+    *(
+        "step",
+        "kind",
+        "ratio_weights",
+        "drop",
+        "divergence",
+        "restore_cost",
+        "exact",
+        "discriminative",
+        "side",
+    ),
 )
 
 
@@ -559,29 +465,33 @@ class CompressReport(Report):
 
     Parameters
     ----------
-    path
-        The archive.
+    path : str
+        Path of the archive.
     size
         Sizes over the head's history, including steps archived earlier.
-    appended, skipped
-        Steps written now, and steps that the archive held already.
+    appended
+        Steps written now.
+    skipped
+        Steps archived before, or pruned.
     branches
         Names of the named checkpoints written now, such as ``best``.
     fates
-        Number of tensor files of the run by fate (docs/runs.md).
+        Number of tensor files of the run by fate (docs/runs.md#what-becomes-of-each-file).
     seconds
         Wall time.
     raw_bytes_read
         Raw bytes of the steps written now.
     relative_error
-        ``sqrt(squared error / squared norm)`` of the weights written now; None if none were written.
+        Root of squared error over squared norm of the weights written now; None if none were written.
     large_errors
-        Tensors written now with a relative error above .25, unless the user's settings ask for it.
-    codec, config
-        Codec and settings of the weights; under bounds, the start of the search.
+        Tensors written now with a relative error above 0.25, unless the user's settings ask for it.
+    codec
+        Codec of the weights.
+    config
+        All settings of the codec; under bounds, the start of the search.
     optimizer
-        How optimizer state was stored (`inshrink_core.chain.ChainConfig`).
-    promise
+        How optimizer state is stored: ``exact``, ``compressed``, ``compact`` or ``drop``.
+    bound_record
         The quality bounds of every restored step, and how each step keeps them; None without bounds.
     predicted
         Predicted, not measured, maximum restore cost; None if a coarseness or bounds were set.
@@ -590,9 +500,9 @@ class CompressReport(Report):
     left_out
         Other files that were passed over, and why.
     originals
-        Results of the checksums of the original files.
+        Result of checking the original files when they were archived (docs/runs.md#checksums).
     unseen
-        Parts of the run's steps outside of tensors; they hardly shrink.
+        Bytes outside parsed tensors, stored unchanged (docs/runs.md#opaque-files).
     device
         Where the steps were encoded.
     part
@@ -616,7 +526,7 @@ class CompressReport(Report):
     codec: str
     config: Mapping[str, Any]
     optimizer: str
-    promise: Promise | None = None
+    bound_record: BoundRecord | None = None
     predicted: PredictedCost | None = None
     unreadable: tuple[Skipped, ...] = ()
     left_out: tuple[Skipped, ...] = ()
@@ -638,13 +548,13 @@ class CompressReport(Report):
         "not_seen_into=unseen.text skipped branches fates seconds mb_per_s device codec "
         "buffers=rounded_buffers optimizer_state=optimizer_state base ratio_total ratio_weights "
         "bits_per_weight raw_bytes archive_bytes relative_error large_errors bounds max_drop "
-        "max_divergence max_restore_cost decided_by=decided evaluations predicted frames=judged"
+        "max_divergence max_restore_cost decided_by=decided evaluations predicted frames=evaluated"
     )
 
     @property
     def failure(self) -> CheckFailedError | None:
         """Why the chain breaks its quality bounds; None if it keeps them or has none."""
-        return None if self.promise is None else self.promise.failure(self.path)
+        return None if self.bound_record is None else self.bound_record.failure(self.path)
 
     @property
     def decided(self) -> dict[str, Any] | None:
@@ -652,17 +562,19 @@ class CompressReport(Report):
 
         The entries are its weight ratio, whether it is stored exactly, and its share of the tightest bound.
         """
-        if self.promise is None:
+        if self.bound_record is None:
             return None
         sizes = {frame.info.step: frame.ratio_weights for frame in self.size.frames if frame.ratio_weights}
-        known = {step: size for step, size in sizes.items() if step in self.promise.steps}
+        known = {step: size for step, size in sizes.items() if step in self.bound_record.steps}
         step = min(list(known)[1:] or known, key=known.__getitem__, default=None)
         if step is None:
             return None
-        promise, limits = self.promise.steps[step], self.promise.bounds.limits
-        used = [(getattr(promise, name), limit) for name, limit in limits.items() if 0 < limit < math.inf]
+        bound_record, limits = self.bound_record.steps[step], self.bound_record.bounds.limits
+        used = [
+            (getattr(bound_record, name), limit) for name, limit in limits.items() if 0 < limit < math.inf
+        ]
         usage = max((value / limit for value, limit in used if value is not None), default=None)
-        return {"step": step, "ratio_weights": known[step], "exact": promise.exact, "usage": usage}
+        return {"step": step, "ratio_weights": known[step], "exact": bound_record.exact, "usage": usage}
 
     @property
     def mb_per_s(self) -> float | None:
@@ -671,16 +583,12 @@ class CompressReport(Report):
 
     @property
     def roles(self) -> list[str]:
-        """Roles of the tensors in the archive, sorted."""
+        """Roles of the tensors in the archive."""
         return sorted({row.spec.role.value for frame in self.size.frames for row in frame.tensors})
 
     @property
     def rounded_buffers(self) -> str:
         """How many buffers are rounded by default, and which option keeps them exact."""
-        from inshrink_core.chain.config import is_exact
-        from inshrink_core.checkpoint import TensorRole
-        from inshrink_core.codec import FALLBACK_CODEC, get_codec
-
         lossless = get_codec(FALLBACK_CODEC).bitstream
         tensors = [row for frame in self.size.frames for row in frame.tensors]
         buffers = {row.spec.key: True for row in tensors if row.spec.role is TensorRole.BUFFER}
@@ -697,30 +605,82 @@ class CompressReport(Report):
         return optimizer_text(self.optimizer, self.roles)
 
     @property
-    def judged(self) -> list[dict[str, Any]]:
+    def evaluated(self) -> list[dict[str, Any]]:
         """How each frame keeps the bounds; empty without bounds."""
-        rows = [] if self.promise is None else self.frames
-        return [{name: row.get(name) for name in _JUDGED} for row in rows]
+        rows = [] if self.bound_record is None else self.frames
+        return [{name: row.get(name) for name in _BOUND_FIELDS} for row in rows]
 
     @property
     def frames(self) -> list[dict[str, Any]]:
-        """One row per frame, with how it keeps the bounds."""
+        """Frames of the newest branch, and how each keeps the bounds.
+
+        Returns
+        -------
+        step : int
+            Training step.
+        kind : str
+            ``keyframe`` (decodes alone) or ``delta`` (needs the previous frame).
+        bytes : int
+            Size of the frame.
+        ratio_total : float
+            Raw bytes over stored bytes of the frame.
+        ratio_weights : float
+            The same for weights and buffers, with headers and index.
+        config, drop, divergence, restore_cost, discriminative, exact, side : StepQuality?
+            Absent without bounds; None for steps that the run lacks.
+        """
         names = ("step", "kind", "bytes", "ratio_total", "ratio_weights")
         rows = []
         for frame in self.size.frames:
             row = frame.to_json()
-            promised = {} if self.promise is None else self.promise.step_json(frame.info.step)
-            rows.append({name: row[name] for name in names} | promised)
+            requested = {} if self.bound_record is None else self.bound_record.step_json(frame.info.step)
+            rows.append({name: row[name] for name in names} | requested)
         return rows
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink compress --json``."""
-        promised = {} if self.promise is None else {**self.promise.to_json(), "decided": self.decided}
+        """Return the document of ``inshrink compress --json``.
+
+        Returns
+        -------
+        left_out : [str]
+            Other files not archived, each with its reason.
+        base : BaseRecord
+            Base model that the archive needs; absent if none.
+        part : str
+            Part written, as ``2/8``; absent without ``--part``.
+        waiting : [int]
+            Steps that wait for other parts; absent without ``--part``.
+        predicted : PredictedCost
+            Predicted cost of a restore; absent if bounds or a coarseness were given.
+        bounds : Bounds
+            Limits asked for. This key and the following are absent without bounds.
+        max_drop : float
+            Largest drop of any step.
+        max_divergence : float
+            Largest divergence of any step, in nats.
+        max_restore_cost : float
+            Largest restore cost of any step.
+        evaluations : int
+            States evaluated; originals are not counted.
+        decided : object?
+            Step with the lowest ratio after the first step, which limits the ratio.
+        decided.step : int
+            Training step.
+        decided.ratio_weights : float
+            Its ratio of the weights.
+        decided.exact : bool
+            Whether it is stored bit for bit.
+        decided.usage : float
+            Its share of the tightest bound.
+        """
+        requested = (
+            {} if self.bound_record is None else {**self.bound_record.to_json(), "decided": self.decided}
+        )
         left_out = [f"{row.path}: {row.reason}" for row in self.left_out]
         base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
         shared = {} if self.part is None else {"part": self.part, "waiting": list(self.waiting)}
-        foreseen = {} if self.predicted is None else {"predicted": self.predicted._asdict()}
-        return promised | base | shared | foreseen | Report.to_json(self) | {"left_out": left_out}
+        predicted = {} if self.predicted is None else {"predicted": self.predicted._asdict()}
+        return requested | base | shared | predicted | Report.to_json(self) | {"left_out": left_out}
 
     def remarks(self) -> Iterator[str]:
         """Yield remarks for the terminal."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.evaluate import EvaluatorRequest
+from inshrink_core.execution import Limits
 from inshrink_core.execution.engines import ENGINES, THREADS
 from inshrink_core.request import Option, Request
 from inshrink_core.text import parse_size, url_of
@@ -187,9 +189,9 @@ class Decoding:
         Where tensors are encoded or decoded: auto, cpu or cuda; auto is CUDA if available. The result does
         not depend on it.
     max_memory
-        Most memory that decoding may take, as 4GB; by default the available memory.
+        Maximum memory for decoding, such as 4GB; by default the available memory.
     max_disk
-        Most disk that decoded files may take, as 4GB; by default the free disk.
+        Maximum disk space for decoded files, such as 4GB; by default the free space.
     """
 
     base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
@@ -199,20 +201,19 @@ class Decoding:
 
     def limits(self, share: float = 1.0) -> Limits:
         """Return the limits; a limit that is not given is `share` of the available amount."""
-        from inshrink_core.execution import Limits
-
         return Limits(max_memory=self.max_memory, max_disk=self.max_disk, share=share)
 
-    def opened_archive(self, archive: Archive | PathLike, share: float = 1.0) -> Archive:
-        """Open an archive within the limits, for decoding on the device."""
+    def opened_archive(
+        self, archive: Archive | PathLike, share: float = 1.0, *, decodes: bool = True
+    ) -> Archive:
+        """Open an archive within the limits, and for decoding on the device."""
         from inshrink_core import chain
-        from inshrink_core.execution import Limits
 
-        opened = (
-            archive if isinstance(archive, chain.Archive) else chain.Archive.open(archive, base=self.base)
-        )
+        if not isinstance(archive, chain.Archive):
+            archive = chain.Archive.open(archive, base=self.base)
         limits = self.limits(share)
-        return (opened if limits == Limits() else opened.limited(limits)).on(self.device)
+        opened = archive if limits == Limits() else archive.limited(limits)
+        return opened.on(self.device) if decodes else opened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,29 +222,12 @@ class Opening(Reading, Decoding):
 
     def opened(self, path: Run | Archive | PathLike) -> Run | Archive:
         """Open a run or an archive."""
-        from inshrink_core import chain, formats
-        from inshrink_core.archive import is_archive
+        from inshrink_core.chain.archive import Archive, open_any
 
-        if isinstance(path, formats.Run):
-            return path
-        if isinstance(path, chain.Archive) or is_archive(path):
-            return self.opened_archive(path)
-        return formats.open_run(path, **self.reading)
-
-
-class ChainChoice(NamedTuple):
-    """Choices for writing a chain, as `make_chain_config` takes them; None selects the default.
-
-    Parameters
-    ----------
-    codec, config, optimizer, keyframe_every
-        As in `inshrink_core.chain.ChainConfig`.
-    """
-
-    codec: str | None
-    config: Mapping[str, Any] | AnyCodec | None
-    optimizer: str | None
-    keyframe_every: int
+        opened = (
+            open_any(path, base=self.base, **self.reading) if isinstance(path, str | os.PathLike) else path
+        )
+        return self.opened_archive(opened) if isinstance(opened, Archive) else opened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +239,7 @@ class Writing:
     codec
         Codec of the weights; by default the archive's, else lattice.
     config
-        Settings from a TOML or JSON file, or a search's result; options override it. From Python also a
+        Settings from a TOML or JSON file, or the result of a search; options override them. In Python also a
         mapping of settings, or a codec.
     settings
         A setting of the codec; may be repeated.
@@ -266,7 +250,7 @@ class Writing:
         Frames from one keyframe to the next; by default 32.
     """
 
-    codec: str | None = None
+    codec: Annotated[str | None, Option(metavar="NAME")] = None
     config: Annotated[Mapping[str, Any] | AnyCodec | PathLike | None, Option(metavar="FILE")] = None
     settings: Annotated[
         Mapping[str, Any] | Sequence[str], Option(("--set",), metavar="KEY=VALUE", many=True)
@@ -274,8 +258,8 @@ class Writing:
     optimizer: Annotated[str | None, Option(metavar="exact|compressed|compact|drop")] = None
     keyframe_every: Annotated[int | None, Option(least=1)] = None
 
-    def chosen(self, **named: Any) -> ChainChoice:
-        """Return the choices; `named` are codec settings with an option."""
+    def chosen(self, **named: Any) -> dict[str, Any]:
+        """Return the choices for `make_chain_config`; `named` are codec settings with an option."""
         config = self.config
         given: Mapping[str, Any] = {}
         if isinstance(config, str | os.PathLike):
@@ -283,13 +267,13 @@ class Writing:
             config = given_settings(given)
         settings = given_settings({}, self.settings) | {k: v for k, v in named.items() if v is not None}
         if settings and not isinstance(config, Mapping | None):
-            raise InputError("a codec has its settings", remedy="give the settings that differ to the codec")
-        return ChainChoice(
-            codec=self.codec or given.get("codec"),
-            config={**config, **settings} if isinstance(config, Mapping) else config or settings or None,
-            optimizer=self.optimizer or given.get("optimizer"),
-            keyframe_every=self.keyframe_every or given.get("keyframe_every", _KEYFRAME_EVERY),
-        )
+            raise InputError("the codec already has settings", remedy="give other settings to the codec")
+        return {
+            "codec": self.codec or given.get("codec"),
+            "config": {**config, **settings} if isinstance(config, Mapping) else config or settings or None,
+            "optimizer": self.optimizer or given.get("optimizer"),
+            "keyframe_every": self.keyframe_every or given.get("keyframe_every", _KEYFRAME_EVERY),
+        }
 
     def chain_config(
         self, archive: PathLike = "", *, device: str = "auto", threads: int | None = None
@@ -297,7 +281,7 @@ class Writing:
         """Return the chain config; choices not given come from the archive, if it exists, or the defaults."""
         from inshrink_core.chain.defaults import make_chain_config
 
-        return make_chain_config(archive, *self.chosen(), device, threads)
+        return make_chain_config(archive, **self.chosen(), device=device, threads=threads)
 
 
 _KEYFRAME_EVERY = 32
@@ -324,13 +308,14 @@ class Bounding:
     Parameters
     ----------
     max_drop
-        Largest drop of the metric of a restored step: 0.01 is 1 %.
+        Largest drop of a restored step: how much worse its metric is than the original's; 0.01 is 1 %.
     max_divergence
-        Largest divergence of a restored step's predictions; inf: any. Where steps are written under
-        --max-drop it is 0.003 by default, if the evaluator returns log_probs.
+        Largest divergence of a restored step: mean KL divergence of its predictions from the original's, in
+        nats; inf is no bound. With --max-drop, compress uses 0.003 by default if the evaluator returns
+        log_probs.
     max_restore_cost
-        Largest cost of a restore: the expected rise of the loss, relative to the loss. Where steps are
-        written with an evaluator and no bound it is 0.003.
+        Largest restore cost: the expected rise of the loss when training continues from a restored step,
+        relative to the loss; 0.003 is 0.3 %, the default of compress with an evaluator and no bound.
     """
 
     max_drop: Annotated[float | None, Option(metavar="FRACTION", least=0)] = None
@@ -346,12 +331,66 @@ class Bounding:
             max_drop=self.max_drop, max_divergence=self.max_divergence, max_restore_cost=self.max_restore_cost
         )
 
-    def promised(self) -> Bounds | None:
-        """Return the bounds of a chain to be written; None without bounds.
 
-        Raises
-        ------
-        InputError
-            The given values bound nothing.
-        """
-        return self.bounds.promised()
+@dataclass(frozen=True)
+class Compressing(Stepping, Writing, Bounding, EvaluatorRequest, Computing, Sparing, InParts, Request[Any]):
+    """Options of `compress`.
+
+    Parameters
+    ----------
+    run
+        A run: a directory, a glob or a checkpoint file.
+    archive
+        The archive to make or to append to.
+    coarseness
+        Rounding step of the weights, relative to their movement between checkpoints (lattice codec): about
+        0.25 to 10, by default 0.5. A higher value gives a smaller and less exact archive.
+    resumed_from
+        The archived step that training was restored from: the steps after it open a branch there.
+    base
+        The base model of a fine-tuning. The first frame is encoded relative to it, and a restore needs it.
+    allow_damaged
+        Also archive files that fail their own checksums; the archive records the damage.
+    watch
+        Run beside a training, and archive each checkpoint when it is finished.
+    interval
+        Seconds between polls. A checkpoint counts as finished when it can be read and none of its files
+        changed between two polls.
+    until
+        End when this step or a later one is archived.
+    idle
+        End after so many seconds without a newly archived step or a new file that cannot be read yet.
+    release
+        Delete archived originals except the newest two, once each is restored and compared. Only originals
+        that the archive restores bit for bit are deleted.
+    lossy
+        Also release originals that the archive restores with an error, as the default codec does. Only the
+        lossy copy remains.
+    look_ahead
+        Whether the codec of a new archive may read some of the steps first, to plan for the whole run. Switch
+        it off where a run is written step by step as it grows.
+    """
+
+    run: RunLike
+    archive: Annotated[PathLike, Option(("--output", "-o"), metavar="ARCHIVE")]
+    _: KW_ONLY
+    coarseness: float | None = None
+    resumed_from: Annotated[int | None, Option(metavar="STEP")] = None
+    base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
+    allow_damaged: bool = False
+    watch: bool = False
+    interval: Annotated[float, Option(("--poll",), metavar="SECONDS", least=0.001, needs="watch")] = 5.0
+    until: Annotated[int | None, Option(metavar="STEP", least=0, needs="watch")] = None
+    idle: Annotated[float | None, Option(metavar="SECONDS", least=0.001, needs="watch")] = None
+    release: Annotated[bool, Option(needs="watch")] = False
+    lossy: Annotated[bool, Option(needs="release")] = False
+    look_ahead: Annotated[bool, Option(hidden=True)] = True
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Keywords for `inshrink_core.open`."""
+        return super().reading | {"allow_damaged": self.allow_damaged}
+
+    def chosen(self, **named: Any) -> dict[str, Any]:
+        """Return the choices for writing frames, with the coarseness among the settings."""
+        return super().chosen(coarseness=self.coarseness, **named)

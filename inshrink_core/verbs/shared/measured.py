@@ -17,7 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self, TypeVar
 
+import msgspec
+
 from inshrink_core.errors import StorageError
+from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluator
+from inshrink_core.evaluate.comparison import Compared
 from inshrink_core.execution.results import (
     MAX_SHARED_NBYTES,
     add_line,
@@ -30,7 +34,6 @@ from inshrink_core.request import Option
 
 if TYPE_CHECKING:
     from inshrink_core.chain import Archive, ChainReport
-    from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluator
     from inshrink_core.formats import Run
 
 _VERSION: Final = 1
@@ -187,8 +190,6 @@ def run_content(run: Run) -> str:
 
 def read_as(kind: type[R], values: Mapping[str, Any]) -> R | None:
     """Return a record made of JSON values; None, with a log message, if they do not fit."""
-    import msgspec
-
     try:
         return msgspec.convert(values, kind, str_keys=True)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
@@ -200,8 +201,8 @@ def _folders(archive: Path, run: Path | None, *, make: bool) -> list[Path]:
     """Return the folders of an archive's measurements: its run's, and one found from the archive alone."""
     beside = Path(str(archive).removesuffix(".inshrink"))
     # A folder without results is not touched: it may only share the name.
-    is_kept = beside != archive and beside.is_dir() and results_folder(beside, make=False) is not None
-    is_run = is_kept and ((beside / ".inshrink").is_dir() or run is not None)
+    has_results = beside != archive and beside.is_dir() and results_folder(beside, make=False) is not None
+    is_run = has_results and ((beside / ".inshrink").is_dir() or run is not None)
     places = [item for item in (run, beside if is_run else None) if item is not None]
     found = [results_folder(place, make=make) for place in dict.fromkeys(map(_real, places))]
     folders = [row / _FOLDER for row in found if row is not None]
@@ -320,7 +321,6 @@ def merged(
         Identities of the originals, by step as text; results for other originals are ignored.
     """
     from inshrink_core.evaluate import Comparison
-    from inshrink_core.evaluate.comparison import Compared
 
     steps: dict[int, EvaluatedStep] = {}
     errors: dict[int, float] = {}
@@ -379,20 +379,6 @@ def question_of(
     }
 
 
-def compared_document(
-    steps: Sequence[EvaluatedStep],
-    about: tuple[str, str, str],
-    n_samples: int | None,
-    standard_errors: Mapping[int, float | None],
-) -> dict[str, Any]:
-    """Return the document that is stored for a comparison; `about` is its metric, direction and device."""
-    from inshrink_core.report import plain_value
-
-    known = ((step, error) for step, error in standard_errors.items() if error is not None)
-    errors = {str(step): error for step, error in known if math.isfinite(error)}
-    document = dict(zip(("metric", "direction", "device"), about, strict=True))
-    return document | {
-        "n_samples": n_samples,
-        "standard_errors": errors,
-        "steps": [plain_value(row) for row in steps],
-    }
+def finite_errors(errors: Mapping[int, float | None]) -> dict[int, float]:
+    """Return the known, finite standard errors, by step."""
+    return {step: error for step, error in errors.items() if error is not None and math.isfinite(error)}

@@ -59,7 +59,7 @@ def shared_out(request: Any, n_parts: Callable[[int], int] = int) -> list[Any]:
         return [Task(_PERFORM, argument, str(Path.cwd())) for argument in given]
 
     threads = getattr(request, "threads", None)
-    return engine.perform(Work(tasks, request.workers, threads, request.progress))
+    return engine(Work(tasks, request.workers, threads, request.progress))
 
 
 def perform_part(asked: Any, progress: OnProgress) -> Any:

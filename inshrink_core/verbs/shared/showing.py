@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+from inshrink_core.checkpoint import EXACT_ROLES, OPTIMIZER_ROLES
+
 if TYPE_CHECKING:
     from inshrink_core.formats import Run
 
@@ -35,8 +37,6 @@ def optimizer_text(optimizer: str | None, roles: Iterable[str]) -> str:
     >>> optimizer_text("exact", ["weight", "exp_avg"]), optimizer_text("exact", ["weight"])
     ('bit-exact', '')
     """
-    from inshrink_core.checkpoint import EXACT_ROLES, OPTIMIZER_ROLES
-
     if optimizer is None or optimizer == "drop":
         return _WORDS.get(optimizer or "", "")
     state = OPTIMIZER_ROLES.intersection(roles)

@@ -130,7 +130,7 @@ def matching_names(names: Iterable[str], pattern: str) -> tuple[str, ...]:
             raise InputError(
                 f"this regular expression cannot be read ({error})",
                 found=pattern,
-                remedy="mend it, or write a part of a name, or a glob such as *.bias",
+                remedy="correct it, or write a part of a name, or a glob such as *.bias",
             ) from error
         return tuple(filter(found.search, names))
     if any(sign in pattern for sign in "*?["):
@@ -199,7 +199,7 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
         text = path.read_text(encoding="utf-8")
         document: Any = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"this does not read as {kind} ({error})", where=str(path)) from error
+        raise ConfigError(f"this is not valid {kind} ({error})", where=str(path)) from error
     if isinstance(document, dict) and "best" in document and "trials" in document:
         best = document["best"]
         document = best.get("config") if isinstance(best, dict) else None
@@ -211,6 +211,6 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         keys = ", ".join(_Config.__struct_fields__)
         raise ConfigError(
-            f"this is no config: {error}", where=str(path), remedy=f"its keys are {keys}"
+            f"this is not a config: {error}", where=str(path), remedy=f"its keys are {keys}"
         ) from error
     return cast("Mapping[str, Any]", document)

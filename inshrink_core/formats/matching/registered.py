@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _CONFIG: Final = "config.json"
 _ADAPTER: Final = "adapter_config.json"
 _ADAPTED: Final = "base_model.model."
-_MOST_SECONDS: Final = 120.0
+_MAX_SECONDS: Final = 120.0
 _VERSION: Final = 2
-_MOST_NAMES: Final = 1 << 20
+_MAX_NAMES: Final = 1 << 20
 
 _BUILD: Final = """
 import contextlib, json, sys
@@ -153,7 +153,7 @@ def _built(document: str) -> list[str] | None:
     script = f"{source}\n{_BUILD}"
     process = start_python(["-c", script], errors=subprocess.DEVNULL, environment=environment)
     try:
-        found, _ = process.communicate(document, timeout=_MOST_SECONDS)
+        found, _ = process.communicate(document, timeout=_MAX_SECONDS)
         return _parsed(json.loads(found)) if process.returncode == 0 else []
     except (subprocess.TimeoutExpired, ValueError, TypeError, RecursionError, OSError):
         return None
@@ -163,6 +163,6 @@ def _built(document: str) -> list[str] | None:
 
 
 def _parsed(names: Any) -> list[str]:
-    if not isinstance(names, list) or len(names) > _MOST_NAMES or not all(isinstance(n, str) for n in names):
+    if not isinstance(names, list) or len(names) > _MAX_NAMES or not all(isinstance(n, str) for n in names):
         raise TypeError("they are no names")
     return names

@@ -1,4 +1,4 @@
-"""One bad save holds up no other: it is refused before it is spooled, or set aside with its files."""
+"""One bad save holds up no other: it is refused before it is spooled, or quarantined with its files."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from torch import nn
 import inshrink_core
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, StorageError, UnsafePickleError
 from inshrink_core.formats.torch.pickles import read_pickle
-from inshrink_core.training.archiver import MAX_ASIDE, Archiver
+from inshrink_core.training.archiver import MAX_QUARANTINED, Archiver
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import Spool, spool_folder
 from tests.training.building import EXACT, Adapter, spoil
@@ -208,11 +208,11 @@ def test_what_cannot_be_followed_is_refused_and_leaves_nothing(tmp_path, path, w
     assert inshrink_core.open(path).steps == (1,)
 
 
-# Set aside by the thread
+# Quarantined by the thread
 
 
 @pytest.mark.parametrize("error", [RuntimeError, InputError])
-def test_a_save_that_cannot_be_encoded_is_set_aside_and_told_once(path, monkeypatch, caplog, error):
+def test_a_save_that_cannot_be_encoded_is_quarantined_and_told_once(path, monkeypatch, caplog, error):
     spoil(monkeypatch, 2, error=error)
     model, _, saver = begin(path)
     before = None
@@ -221,18 +221,18 @@ def test_a_save_that_cannot_be_encoded_is_set_aside_and_told_once(path, monkeypa
             model.weight.data += 1
             saver.save(step)
             before = model.weight.detach().clone() if step == 2 else before
-        with pytest.raises(InputError, match=r"1 saves .* set aside; step 2"):
+        with pytest.raises(InputError, match=r"1 saves .* quarantined; step 2"):
             saver.flush()
         saver.flush()
-        assert [aside.step for aside in saver.set_aside] == [2]
+        assert [aside.step for aside in saver.quarantined] == [2]
         assert saver.restore() == 3
     assert inshrink_core.open(path).steps == (1, 3)
     assert "step 2 cannot be archived" in caplog.text
-    content = torch.load(saver.set_aside[0].folder / "step_000002.pt", weights_only=True)
+    content = torch.load(saver.quarantined[0].folder / "step_000002.pt", weights_only=True)
     assert torch.equal(content["model"]["weight"], before)
 
 
-def test_what_rots_in_the_spool_is_set_aside_and_a_damaged_archive_is_not_its_fault(path, monkeypatch):
+def test_what_rots_in_the_spool_is_quarantined_and_a_damaged_archive_is_not_its_fault(path, monkeypatch):
     _, _, saver = begin(path)
     saver.save(1)
     saver.flush()
@@ -253,14 +253,14 @@ def test_what_rots_in_the_spool_is_set_aside_and_a_damaged_archive_is_not_its_fa
     saver.save(4)
     with pytest.raises(InshrinkError) as caught:
         saver.flush()
-    assert "set aside" not in str(caught.value)
-    assert [aside.step for aside in saver.set_aside] == [2]
+    assert "quarantined" not in str(caught.value)
+    assert [aside.step for aside in saver.quarantined] == [2]
     with pytest.raises(InshrinkError):
         saver.close()
     assert (spool_folder(path) / "00000004").is_dir()
 
 
-def test_saves_behind_one_that_was_set_aside_continue_from_where_it_would_have(path, monkeypatch):
+def test_saves_behind_one_that_was_quarantined_continue_from_where_it_would_have(path, monkeypatch):
     for kill in (False, True):
         target = path.with_name(f"{kill}.inshrink")
         model, _, saver = begin(target)
@@ -280,7 +280,7 @@ def test_saves_behind_one_that_was_set_aside_continue_from_where_it_would_have(p
             bad = spool_folder(target) / "00000004" / "step_000002.pt"
             bad.write_bytes(bad.read_bytes()[:-9])
             with begin(target)[2] as saver:
-                assert [aside.step for aside in saver.set_aside] == [2]
+                assert [aside.step for aside in saver.quarantined] == [2]
         first, *_, last = inshrink_core.open(target).reader.frames
         assert (last.step, last.branch, last.parent_id) == (4, 1, first.frame_id)
 
@@ -288,13 +288,13 @@ def test_saves_behind_one_that_was_set_aside_continue_from_where_it_would_have(p
 def test_one_failure_after_the_other_is_no_fault_of_the_saves(tmp_path, path, monkeypatch):
     spoil(monkeypatch, error=RuntimeError)
     _, _, saver = begin(path)
-    for step in range(MAX_ASIDE):
+    for step in range(MAX_QUARANTINED):
         saver.save(step)
         saver._drain()
-    saver.save(MAX_ASIDE)
+    saver.save(MAX_QUARANTINED)
     with pytest.raises(RuntimeError, match="cannot be encoded"):
         saver.flush()
-    assert len(saver.set_aside) == MAX_ASIDE
+    assert len(saver.quarantined) == MAX_QUARANTINED
     with pytest.raises(RuntimeError):
         saver.close()
     folders = Adapter(tmp_path / "b.inshrink")
@@ -305,7 +305,7 @@ def test_one_failure_after_the_other_is_no_fault_of_the_saves(tmp_path, path, mo
     folders.save(100)
     folders.close()
     assert sorted(folders.failures) == [1, 2, 3, 6]
-    assert len(folders.set_aside) == MAX_ASIDE
+    assert len(folders.quarantined) == MAX_QUARANTINED
     assert inshrink_core.open(tmp_path / "b.inshrink").steps == (4, 5, 100)
 
 
@@ -317,13 +317,13 @@ def test_an_archive_that_is_gone_is_no_fault_of_the_saves(path):
     saver.save(2)
     with pytest.raises(InshrinkError, match=r"is missing|not an Inshrink archive"):
         saver.flush()
-    assert saver.set_aside == ()
+    assert saver.quarantined == ()
     path.with_name("moved").rename(path)
     saver.close()
     assert inshrink_core.open(path).steps == (1, 2)
 
 
-def test_a_step_that_another_program_archived_meanwhile_is_set_aside(path, monkeypatch):
+def test_a_step_that_another_program_archived_meanwhile_is_quarantined(path, monkeypatch):
     with monkeypatch.context() as patch:
         spoil(patch, 1)
         _, _, saver = begin(path)
@@ -340,5 +340,5 @@ def test_a_step_that_another_program_archived_meanwhile_is_set_aside(path, monke
     model, _, saver = begin(path)
     with saver:
         saver.save(2)
-    assert [aside.step for aside in saver.set_aside] == [1]
+    assert [aside.step for aside in saver.quarantined] == [1]
     assert inshrink_core.open(path).steps == (1, 2)

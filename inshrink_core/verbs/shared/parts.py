@@ -5,24 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from inshrink_core.archive import ArchiveReader, PartWriter, commit_parts, is_archive
+from inshrink_core.chain import Archive, ChainConfig, ChainWriter, holds_content, look_ahead, stored_view
+from inshrink_core.chain.append import Appended
+from inshrink_core.chain.attachments import parts_of
+from inshrink_core.chain.parts import Share, Split, share_of
+from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.errors import ConflictError, InputError, LockedError, StepConflictError
 from inshrink_core.execution.progress import Counter
-from inshrink_core.execution.together import meet, part_ways
-from inshrink_core.verbs.shared.compressing import CompressReport, Written, report_on
-from inshrink_core.verbs.shared.groups import PathLike, steps_of
+from inshrink_core.execution.together import leave_group, meet
+from inshrink_core.formats import Run, unreadable_error
+from inshrink_core.search.search import choose_steps
+from inshrink_core.verbs.shared.compressing import CompressReport, Written, report_on, write_branches
+from inshrink_core.verbs.shared.groups import Compressing, PathLike, steps_of
 from inshrink_core.verbs.shared.sharing import shared_out
-
-if TYPE_CHECKING:
-    from inshrink_core.archive import PartWriter
-    from inshrink_core.chain import ChainConfig
-    from inshrink_core.chain.append import Appended
-    from inshrink_core.chain.parts import Share
-    from inshrink_core.checkpoint import Checkpoint, TensorSpec
-    from inshrink_core.formats import Run
-    from inshrink_core.verbs.shared.compressing import Compressing
-
 
 _SINGLE = ("max_drop", "max_divergence", "max_restore_cost", "evaluator", "resumed_from", "base")
 """Options that need all tensors of a step in one process."""
@@ -42,9 +40,6 @@ def compress_in_parts(request: Compressing) -> CompressReport:
     EngineError, MissingExtraError
         As `inshrink_core.verbs.shared.sharing.shared_out`. Complete frames are kept.
     """
-    from inshrink_core.archive import commit_parts
-    from inshrink_core.chain.parts import share_of
-
     begun = time.perf_counter()
     for name in _SINGLE:
         if getattr(request, name) is not None:
@@ -56,21 +51,16 @@ def compress_in_parts(request: Compressing) -> CompressReport:
         done = shared_out(request, lambda about: _begun_in(request.archive) or about)
         commit_parts(request.archive)
         return _report(request, done, begun, branches=_branches(request))
-    share = share_of(request.part)
-    if share is None:
-        raise InputError("no part is named", expected="I/N")
-    written = write_part(request, share)
+    written = write_part(request)
     branches: tuple[str, ...] = ()
     if meet():
         commit_if_last(request.archive)
         branches = _branches(request)
-    part_ways()
-    return _report(request, [written], begun, part=str(share), branches=branches)
+    leave_group()
+    return _report(request, [written], begun, part=str(share_of(request.part)), branches=branches)
 
 
 def _report(request: Compressing, written: Sequence[Written], begun: float, **more: Any) -> CompressReport:
-    from inshrink_core.chain import Archive
-
     finished = Archive.open(request.archive)
     return report_on(
         request,
@@ -85,21 +75,17 @@ def _report(request: Compressing, written: Sequence[Written], begun: float, **mo
 
 def _branches(request: Compressing) -> tuple[str, ...]:
     """Write the named branches, unless steps were selected or other parts are not finished."""
-    from inshrink_core.archive import ArchiveReader
-
     reader = ArchiveReader.open(request.archive)
-    return () if request.steps or reader.catalog.pending or not reader.frames else request.write_branches()
+    return () if request.steps or reader.catalog.pending or not reader.frames else write_branches(request)
 
 
 def _begun_in(archive: PathLike) -> int:
     """Return the number of parts of an earlier, unfinished attempt; 0 without one."""
-    from inshrink_core.archive import ArchiveReader, is_archive
-
     pending = ArchiveReader.open(archive).catalog.pending if is_archive(archive) else ()
     return pending[0].n_parts if pending else 0
 
 
-def write_part(request: Compressing, share: Share) -> Written:
+def write_part(request: Compressing) -> Written:
     """Write one part of the steps that an archive lacks, and commit nothing.
 
     Raises
@@ -111,11 +97,9 @@ def write_part(request: Compressing, share: Share) -> Written:
     UnreadableError
         A checkpoint cannot be read. It is not skipped, because the other parts would not skip it.
     """
-    from inshrink_core.archive import PartWriter
-    from inshrink_core.chain import FrameEncoder
-    from inshrink_core.formats import unreadable_error
-    from inshrink_core.search.search import choose_steps
-
+    share = share_of(request.part)
+    if share is None:
+        raise InputError("no part is named", expected="I/N")
     run = request.opened_run(request.run)
     if error := unreadable_error(run.unreadable, run.address):
         raise error
@@ -125,7 +109,7 @@ def write_part(request: Compressing, share: Share) -> Written:
         require_same_settings(writer, config)
         part = _Part(run, steps, writer, config, share)
         if request.look_ahead and steps and part.chain.parent is None:
-            part.chain.initial_memory = FrameEncoder(config).look_ahead(steps, run.__getitem__)
+            part.chain.initial_memory = look_ahead(config, steps, run.__getitem__)
         count = Counter(request.progress, "compress", sum(part.nbytes(step) for step in steps))
         written = Written()
         written.note(run, steps, config.device, run.skipped)
@@ -142,8 +126,6 @@ def write_part(request: Compressing, share: Share) -> Written:
 
 def commit_if_last(archive: PathLike) -> None:
     """Commit, unless another part is still being written and will commit later."""
-    from inshrink_core.archive import commit_parts
-
     with suppress(LockedError):
         commit_parts(archive)
 
@@ -182,9 +164,6 @@ class _Part:
     def __init__(
         self, run: Run, steps: Sequence[int], writer: PartWriter, config: ChainConfig, share: Share
     ) -> None:
-        from inshrink_core.chain import ChainWriter
-        from inshrink_core.chain.parts import Split
-
         self._run, self._writer, self._part, self._optimizer = run, writer, share.part, config.optimizer
         self._split = Split(self._stored(steps[0]).specs if steps else (), share.n_parts)
         self._archived = {frame.step: frame for frame in writer.reader.history()}
@@ -192,8 +171,6 @@ class _Part:
 
     def _stored(self, step: int) -> Checkpoint:
         """Return the view of a step that all parts together store."""
-        from inshrink_core.chain import stored_view
-
         return stored_view(self._run[step], self._optimizer)
 
     def _specs(self, step: int) -> list[TensorSpec]:
@@ -210,11 +187,8 @@ class _Part:
         Raises
         ------
         StepConflictError
-            The archive holds the step with other values, or it lies before the archive's last step.
+            The archive holds the step with other values, or it precedes the archive's last step.
         """
-        from inshrink_core.chain import holds_content
-        from inshrink_core.chain.attachments import parts_of
-
         where = self._writer.reader.path
         if (info := self._archived.get(step)) is not None:
             frame = self._writer.reader.frame(info.frame_id)
@@ -230,7 +204,7 @@ class _Part:
             return False
         if not self._writer.reader.catalog.manifest.tombstones:
             raise StepConflictError(
-                f"step {step} lies before step {max(self._archived)}, the last one in the archive",
+                f"step {step} precedes step {max(self._archived)}, the last one in the archive",
                 where=where,
                 remedy="write it to another archive, or leave it out with --steps",
             )

@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="needs the extra 'hf': make test-inte
 from inshrink_core.chain import Archive
 from inshrink_core.integrations.accelerate import AcceleratorSaver
 from inshrink_core.integrations.huggingface import InshrinkCallback
-from tests.formats.attribution_runs import measure, names_of
+from tests.formats.matching_runs import measure, names_of
 from tests.integrations.test_huggingface import model, trainer
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
@@ -19,7 +19,7 @@ COMPLETE = {"gpt2", "gpt2-frozen", "lora", "two-optimizers"}
 
 
 @pytest.mark.parametrize("kind", [*sorted(COMPLETE), "gpt2-reversed"])
-def test_state_is_attributed_right_or_not_at_all(tmp_path, kind):
+def test_state_is_matched_right_or_not_at_all(tmp_path, kind):
     if kind in NEEDS:
         pytest.importorskip(NEEDS[kind], reason=f"needs {NEEDS[kind]}: make test-integrations")
     rows = {row.looked_at: row for row in measure(kind, tmp_path)}

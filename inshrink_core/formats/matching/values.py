@@ -3,7 +3,7 @@
 The direction of an optimizer's step (first moment over the root of the second, or momentum) correlates with
 the movement of its weight between two checkpoints. This distinguishes weights of equal shape. Among all
 assignments of states to weights, the one with the highest correlation is chosen, as far as it is certain.
-Laws of order (`inshrink_core.formats.attribution.laws`) fill in the rest, unless values contradict them.
+Laws of order (`inshrink_core.formats.matching.laws`) fill in the rest, unless values contradict them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from inshrink_core.checkpoint import FLOATS, MODEL_ROLES, Checkpoint, TensorRole
 from inshrink_core.errors import InshrinkError
-from inshrink_core.formats.attribution.laws import (
-    Attribution,
+from inshrink_core.formats.disk import holding_files
+from inshrink_core.formats.matching.laws import (
     Claims,
+    Matching,
     Slot,
     by_anchors,
     by_number,
@@ -30,7 +31,6 @@ from inshrink_core.formats.attribution.laws import (
     in_order,
     numbers_ascend,
 )
-from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import peek_sample
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 N_PAIRS: Final = 8
 """Number of neighbouring pairs of checkpoints to compare, from the start of the run.
 
-Later pairs are ignored, so that a run archived step by step gets the same attribution as one archived at
+Later pairs are ignored, so that a run archived step by step gets the same matching as one archived at
 once.
 """
 
@@ -56,7 +56,7 @@ _CERTAIN: Final = 5.0
 _CLEAR: Final = 4.0
 """Standard errors that confirm or refute a claim made without values."""
 
-_MOST_ALIKE: Final = 250
+_MAX_ALIKE: Final = 250
 """Maximum number of slots of one shape compared pairwise; larger classes are sampled evenly to this size."""
 
 _FEWEST_CONFIRMED: Final = 2
@@ -71,8 +71,18 @@ class _Class:
         self.sums: list[NDArray[np.float64]] = []
         self.moved: set[str] = set()
 
-    def add(self, directions: Mapping[str, Tensor], movements: Mapping[str, Tensor]) -> None:
-        """Add the correlations of one checkpoint's directions with one movement."""
+    def compare(self, *ends: Checkpoint) -> None:
+        """Add a pair of checkpoints: the movement, and directions and masters at both ends."""
+        values = [{n: read for n in self.names if (read := _read(end, n)) is not None} for end in ends]
+        common = values[0].keys() & values[1].keys()
+        movements = {name: values[1][name] - values[0][name] for name in self.names if name in common}
+        keys = [slot.key for slot in self.slots]
+        for end, items in zip(ends, values, strict=True):
+            self._add({key: d for key in keys if (d := _direction(end, key)) is not None}, movements)
+            masters = {key: _read(end, f"{key}@{TensorRole.MASTER}") for key in keys}
+            self._add({key: master for key, master in masters.items() if master is not None}, items)
+
+    def _add(self, directions: Mapping[str, Tensor], movements: Mapping[str, Tensor]) -> None:
         import torch
 
         shape = next((direction.shape for direction in directions.values()), None)
@@ -94,8 +104,8 @@ class _Class:
 
     def best(self) -> dict[str, str]:
         """Return the weights that certainly fit better than all others, by slot."""
-        chosen = assigned(self.sums[0].sum(-1)) if self.sums else []
-        claims = {slot.key: self.names[at] for slot, at in zip(self.slots, chosen, strict=False) if at >= 0}
+        pairs = _matched(self.sums[0].sum(-1)) if self.sums else ()
+        claims = {self.slots[row].key: self.names[column] for row, column in pairs}
         margins = self.margins(claims)
         return {key: name for key, name in claims.items() if margins[key] >= _CERTAIN}
 
@@ -104,9 +114,10 @@ class _Class:
         if not self.sums:
             return {}
         place = {name: at for at, name in enumerate(self.names)}
-        chosen = [place.get(claims.get(slot.key, ""), -1) for slot in self.slots]
-        margins = self._margins(chosen)
-        return {slot.key: m for slot, at, m in zip(self.slots, chosen, margins, strict=True) if at >= 0}
+        pairs = [(i, place.get(claims.get(slot.key, ""), -1)) for i, slot in enumerate(self.slots)]
+        pairs = [(i, j) for i, j in pairs if j >= 0]
+        margins = zip(pairs, self._margins(pairs), strict=True)
+        return {self.slots[i].key: margin if math.isfinite(margin) else 0.0 for (i, _), margin in margins}
 
     def fittest(self, key: str, names: Iterable[str]) -> str | None:
         """Return the weight among `names` that certainly fits a slot best; None if none does."""
@@ -124,7 +135,7 @@ class _Class:
         ]
         return self.names[best] if min(_errors(item).min() for item in contrasts) >= _CERTAIN else None
 
-    def _margins(self, chosen: Sequence[int]) -> list[float]:
+    def _margins(self, pairs: Sequence[tuple[int, int]]) -> list[float]:
         """Return by how many standard errors each slot fits its weight better than the next best choice.
 
         An alternative choice is an exchange with another slot, or a weight or slot without a partner.
@@ -134,19 +145,18 @@ class _Class:
         """
         import numpy as np
 
-        found = np.full(len(chosen), np.inf)
+        found = [math.inf] * len(pairs)
+        slots, weights = [i for i, _ in pairs], [j for _, j in pairs]
+        left = sorted(set(range(len(self.slots))) - set(slots))
+        over = sorted(set(range(len(self.names))) - set(weights))
         for sums in self._usable:
-            pairs = [(i, j) for i, j in enumerate(chosen) if j >= 0]
-            slots, weights = [i for i, _ in pairs], [j for _, j in pairs]
             fits = sums[slots, weights]
-            left = [i for i, j in enumerate(chosen) if j < 0]
-            over = sorted(set(range(sums.shape[1])) - set(weights))
             for at, (i, j) in enumerate(pairs):
                 exchanged = fits[at] + fits - sums[i, weights] - sums[slots, j]
                 rest = [fits[at][None], fits[at] - sums[i, over], fits[at] - sums[left, j]]
                 contrasts = np.concatenate([np.delete(exchanged, at, axis=0), *rest])
-                found[i] = min(found[i], float(_errors(contrasts).min()))
-        return [float(item) if math.isfinite(item) else 0.0 for item in found]
+                found[at] = min(found[at], float(_errors(contrasts).min()))
+        return found
 
 
 def _errors(contrasts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -186,54 +196,18 @@ def _clusters(values: Tensor) -> Tensor:
     return remaining[:, : -(-rows // each)]
 
 
-def assigned(scores: NDArray[np.float64]) -> list[int]:
-    """Return the column of each row in the assignment with the highest total score; -1 for none.
+def _matched(scores: NDArray[np.float64]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of a row and a column with high scores; each row and column occurs in at most one pair.
 
-    Notes
-    -----
-    The Hungarian method with shortest augmenting paths, O(n²m): Crouse, IEEE Transactions on Aerospace and
-    Electronic Systems 52 (2016).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> assigned(np.array([[3.0, 2.0], [2.0, 0.0]]))
-    [1, 0]
+    The highest score is taken first. Row and column means do not matter: tensors may share a component.
     """
     import numpy as np
 
-    if scores.shape[0] > scores.shape[1]:
-        column_of = assigned(scores.T)
-        row_of = {row: at for at, row in enumerate(column_of)}
-        return [row_of.get(row, -1) for row in range(scores.shape[0])]
-    n, m = scores.shape
-    cost = -scores
-    u, v = np.zeros(n), np.zeros(m)
-    column_at, row_at = np.full(n, -1), np.full(m, -1)
-    for start in range(n):
-        shortest, before = np.full(m, np.inf), np.full(m, -1)
-        done = np.zeros(m, dtype=bool)
-        row, lowest, rows = start, 0.0, [start]
-        while True:
-            reached = lowest + cost[row] - u[row] - v
-            closer = ~done & (reached < shortest)
-            shortest[closer], before[closer] = reached[closer], row
-            column = int(np.where(done, np.inf, shortest).argmin())
-            lowest = float(shortest[column])
-            done[column] = True
-            if row_at[column] < 0:
-                break
-            row = int(row_at[column])
-            rows.append(row)
-        u[start] += lowest
-        for row in rows[1:]:
-            u[row] += lowest - shortest[column_at[row]]
-        v[done] -= lowest - shortest[done]
-        while column >= 0:
-            row = int(before[column])
-            row_at[column] = row
-            column_at[row], column = column, int(column_at[row])
-    return [int(column) for column in column_at]
+    scores = scores - scores.mean(0) - scores.mean(1, keepdims=True)
+    for _ in range(min(scores.shape)):
+        row, column = divmod(int(scores.argmax()), scores.shape[1])
+        yield row, column
+        scores[row], scores[:, column] = -np.inf, -np.inf
 
 
 class Evidence:
@@ -283,7 +257,7 @@ def gather(
     slots, free
         Slots and weights to match, as in `ParsedCheckpoint`.
     read
-        Returns a checkpoint without any attribution.
+        Returns a checkpoint without any matching.
     claims
         Claims that select slots where one shape has too many.
     """
@@ -295,14 +269,14 @@ def gather(
         # Ignore checkpoints deleted or damaged meanwhile; reading them later raises the error.
         with suppress(InshrinkError, OSError):
             for group in classes:
-                _look(group, *ends)
+                group.compare(*ends)
         found = Evidence(classes)
         certain = found.certain
         # Stop early if a law covers all slots, contradicts none of the certain matches, and the certain
         # matches cover at least half of the ambiguous slots: the law then fills in the rest.
         agreed = all(claims.get(key) == name for key, name in certain.items())
-        is_lawful = agreed and len(claims) == len(slots) and len(alike) <= 2 * len(certain.keys() & alike)
-        if is_lawful or sum(len(group.slots) for group in classes) == len(certain):
+        law_holds = agreed and len(claims) == len(slots) and len(alike) <= 2 * len(certain.keys() & alike)
+        if law_holds or sum(len(group.slots) for group in classes) == len(certain):
             break
     return found
 
@@ -312,25 +286,12 @@ def _classes_of(slots: Sequence[Slot], free: Mapping[str, tuple[int, ...]], clai
     for shape, (alike, names) in by_shapes(slots, free).items():
         if shape is None or not names:
             continue
-        if max(len(alike), len(names)) > _MOST_ALIKE:
+        if max(len(alike), len(names)) > _MAX_ALIKE:
             claimed = [slot for slot in alike if slot.key in claims]
-            alike = claimed[:: -(-len(claimed) // _MOST_ALIKE)] if claimed else []
+            alike = claimed[:: -(-len(claimed) // _MAX_ALIKE)] if claimed else []
             names = [claims[slot.key] for slot in alike]
         found.append(_Class(alike, names))
     return [item for item in found if item.slots]
-
-
-def _look(one: _Class, before: Checkpoint, after: Checkpoint) -> None:
-    """Add a pair of checkpoints: the movement, and directions and masters at both ends."""
-    ends = before, after
-    values = [{n: read for n in one.names if (read := _read(end, n)) is not None} for end in ends]
-    common = values[0].keys() & values[1].keys()
-    movements = {name: values[1][name] - values[0][name] for name in one.names if name in common}
-    keys = [slot.key for slot in one.slots]
-    for end, items in zip(ends, values, strict=True):
-        one.add({key: d for key in keys if (d := _direction(end, key)) is not None}, movements)
-        masters = {key: _read(end, f"{key}@{TensorRole.MASTER}") for key in keys}
-        one.add({key: master for key, master in masters.items() if master is not None}, items)
 
 
 def _direction(checkpoint: Checkpoint, key: str) -> Tensor | None:
@@ -366,13 +327,13 @@ def _read(checkpoint: Checkpoint, key: str) -> Tensor | None:
     return values.reshape(-1, SAMPLE_RUN)
 
 
-def attribute(
+def match_slots(
     parsed: ParsedCheckpoint,
     evidence: Callable[[Claims], Evidence],
     *,
     known: Claims | None = None,
     order: tuple[str, ...] = (),
-) -> Attribution:
+) -> Matching:
     """Decide which parameter each slot of a checkpoint belongs to.
 
     Parameters
@@ -382,7 +343,7 @@ def attribute(
     evidence
         Collects the evidence from values (`gather`), given the claims from order.
     known
-        The attribution in an existing archive of the run.
+        The matching in an existing archive of the run.
     order
         Names of the model's tensors in registration order, if known from the model's code.
 
@@ -442,12 +403,12 @@ def attribute(
         chosen = {key: names[0] if len(names) == 1 else seen.fittest(key, names) for key, names in choices}
         times = Counter(chosen.values())
         fill({key: name for key, name in chosen.items() if name is not None and times[name] == 1})
-    return Attribution(found, order or parsed.order)
+    return Matching(found, order or parsed.order)
 
 
-def same_places(parsed: ParsedCheckpoint, reference: Checkpoint) -> Attribution:
-    """Return an archived checkpoint's attribution for a checkpoint with the same file layout."""
-    neutral = parsed.attributed(Attribution({}, ()))
+def same_places(parsed: ParsedCheckpoint, reference: Checkpoint) -> Matching:
+    """Return an archived checkpoint's matching for a checkpoint with the same file layout."""
+    neutral = parsed.matched(Matching({}, ()))
     specs = {spec.key: spec for spec in neutral.specs}
     slots = {slot.key for slot in parsed.slots}
     archived = {file.path: file for file in reference.files}
@@ -469,4 +430,4 @@ def same_places(parsed: ParsedCheckpoint, reference: Checkpoint) -> Attribution:
             )
             if alike and spec.parameter in slots and archived_spec.parameter in parsed.free:
                 owners[spec.parameter] = archived_spec.parameter
-    return Attribution(owners, tuple(spec.name for spec in reference.specs if spec.role in MODEL_ROLES))
+    return Matching(owners, tuple(spec.name for spec in reference.specs if spec.role in MODEL_ROLES))

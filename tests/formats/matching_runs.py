@@ -12,9 +12,8 @@ attributed right, unattributed, and wrong, by what was looked at:
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest import mock
@@ -23,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from inshrink_core.formats import Run, open_run
-from inshrink_core.formats.attribution.laws import Attribution
-from inshrink_core.formats.attribution.registered import saved_names
-from inshrink_core.formats.attribution.values import gather
+from inshrink_core.formats import run as run_module
+from inshrink_core.formats.matching.laws import Matching
+from inshrink_core.formats.matching.registered import saved_names
+from inshrink_core.formats.matching.values import gather
 
 N_SAVES: Final = 9
 EVERY: Final = 20
@@ -35,18 +35,9 @@ Truth = list[list[str]]
 """Names of the parameters of each optimizer, by number."""
 
 
-class Kind(NamedTuple):
-    """How a run is made: where its truth comes from, and what writes it and returns that truth."""
-
-    source: str
-    make: Callable[[Path], Truth]
-
-
 class Row(NamedTuple):
-    """One row of the results."""
+    """Parameters with state, and how many of them are attributed right, not at all and wrong."""
 
-    kind: str
-    truth: str
     looked_at: str
     tensors: int
     right: int
@@ -307,26 +298,22 @@ def _sgd(held: Any) -> Any:
     return torch.optim.SGD(held, lr=0.05, momentum=0.9)
 
 
-KINDS: Final[Mapping[str, Kind]] = {
-    "gpt2": Kind("transformers Trainer", _language(gpt2())),
-    "gpt2-frozen": Kind("transformers Trainer", _language(gpt2(4, 48, frozen=2))),
-    "gpt2-reversed": Kind("torch loop, save_pretrained", _reversed),
-    "lora": Kind("peft, transformers Trainer", _lora),
-    "two-optimizers": Kind("lightning", _lightning),
-    "decay-groups": Kind("torch loop", _plain(_blocks, _decayed, _as_torch)),
-    "one-group": Kind("torch loop", _plain(_blocks, lambda rows: [rows], _as_torch)),
-    "sgd": Kind("torch loop", _plain(_blocks, lambda rows: [rows], _as_torch, _sgd)),
-    "shuffled": Kind("torch loop", _plain(lambda: _mlp(6, 32), _shuffled, _as_torch)),
-    "groups-by-depth": Kind("torch loop", _plain(_blocks, _by_depth, _as_torch)),
-    "half-frozen": Kind("torch loop", _plain(_half_frozen, lambda rows: [rows], _as_torch)),
-    "sorted-torch": Kind("torch loop", _plain(_blocks, _decayed, _as_sorted_torch)),
-    "sorted-safetensors": Kind("torch loop", _plain(_blocks, lambda rows: [rows], _as_safetensors)),
-}  # fmt: skip
-
-
-def count(run: Run, truth: Truth) -> tuple[int, int, int, int]:
-    """Return how many parameters have state, and how many are attributed right, not at all, and wrong."""
-    return _counted(dict(_last(run).owners), run, truth)
+LIBRARIES: Final[Mapping[str, Callable[[Path], Truth]]] = {
+    "gpt2": _language(gpt2()),
+    "gpt2-frozen": _language(gpt2(4, 48, frozen=2)),
+    "gpt2-reversed": _reversed,
+    "lora": _lora,
+    "two-optimizers": _lightning,
+}
+PLAIN: Final[Mapping[str, Callable[[Path], Truth]]] = {
+    "sgd": _plain(_blocks, lambda rows: [rows], _as_torch, _sgd),
+    "shuffled": _plain(lambda: _mlp(6, 32), _shuffled, _as_torch),
+    "groups-by-depth": _plain(_blocks, _by_depth, _as_torch),
+    "half-frozen": _plain(_half_frozen, lambda rows: [rows], _as_torch),
+    "sorted-torch": _plain(_blocks, _decayed, _as_sorted_torch),
+    "sorted-safetensors": _plain(_blocks, lambda rows: [rows], _as_safetensors),
+}
+"""What writes a run, and returns its truth: the libraries, and loops in PyTorch."""
 
 
 def _last(run: Run) -> Any:
@@ -349,31 +336,21 @@ def _counted(owners: Mapping[str, str], run: Run, truth: Truth) -> tuple[int, in
 def by_values(run: Run) -> dict[str, str]:
     """Return what movement alone attributes."""
     last = _last(run)
-    parsed = {step: p.attributed(Attribution({}, ())) for step, p in run._parsed.items()}
+    parsed = {step: p.matched(Matching({}, ())) for step, p in run._parsed.items()}
     counter = run._access.counter
     seen = gather(run.steps, last.slots, last.free, lambda step: parsed[step].checkpoint(step, counter), {})
     return seen.certain
 
 
-@contextlib.contextmanager
-def without_library() -> Iterator[None]:
-    """Have nobody know the order of a model's code."""
-    with mock.patch("inshrink_core.formats.run.registered_order", return_value=()):
-        yield
-
-
 def measure(name: str, parent: Path) -> Iterable[Row]:
     """Train one kind, and count what is attributed."""
-    kind = KINDS[name]
     folder = parent / name
     folder.mkdir()
-    truth = kind.make(folder)
+    truth = (LIBRARIES | PLAIN)[name](folder)
     run = open_run(folder)
-    found = {"headers": count(run, truth), "values": _counted(by_values(run), run, truth)}
-    with without_library():
-        found["no library"] = count(run.attributed(), truth)
-    from inshrink_core.formats import run as module
-
-    module._attributions.clear()
-    found["all"] = count(run.attributed(), truth)
-    return [Row(name, kind.source, looked_at, *counts) for looked_at, counts in found.items()]
+    found = {"headers": _last(run).owners, "values": by_values(run)}
+    with mock.patch("inshrink_core.formats.run.registered_order", return_value=()):
+        found["no library"] = _last(run.matched()).owners
+    run_module._matchings.clear()
+    found["all"] = _last(run.matched()).owners
+    return [Row(looked_at, *_counted(owners, run, truth)) for looked_at, owners in found.items()]

@@ -4,7 +4,7 @@ A torch optimizer numbers its parameters in the order in which the training scri
 group, and within a group nearly always in the model's order. A file may instead sort its weights by name. A
 *law* assigns weights to numbers under the assumption that the script followed a certain order, and makes no
 claim where the assignment is ambiguous. The values decide whether the law holds
-(`inshrink_core.formats.attribution.values`).
+(`inshrink_core.formats.matching.values`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Slot(NamedTuple):
     shape: Shape | None
 
 
-class Attribution(NamedTuple):
+class Matching(NamedTuple):
     """The weight that each slot belongs to, and the model's tensor order.
 
     Parameters

@@ -13,8 +13,10 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
+from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, StorageError, named
-from inshrink_core.execution.progress import Progress
+from inshrink_core.execution import sync_path
+from inshrink_core.execution.progress import Counter
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import counted, url_of
@@ -24,7 +26,6 @@ from inshrink_core.verbs.shared.values import chosen_steps
 if TYPE_CHECKING:
     from inshrink_core.archive import Problem
     from inshrink_core.chain.archive import Archive
-    from inshrink_core.checkpoint import Checkpoint
     from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
 
@@ -50,14 +51,16 @@ class OriginalStep(Report):
 
     Parameters
     ----------
-    step, path
-        The step, and its path.
+    step
+        Training step.
+    path
+        Path of the checkpoint.
     nbytes
         Bytes that its deletion frees.
     exact
         Whether the archive restores every bit of it.
     errors
-        If not, the largest relative RMS error of a tensor, by role.
+        If not, the largest relative error of a tensor (root mean square), by role.
     why
         Why it is not deleted; empty if it is, or would be.
     """
@@ -83,10 +86,12 @@ class ReleaseReport(Report):
 
     Parameters
     ----------
-    run, archive
-        The run, and the archive that holds it.
+    run
+        Path of the run.
+    archive
+        Path of the archive that holds it.
     applied
-        True if checkpoints were deleted; False for a plan.
+        Whether checkpoints were deleted; False for a plan.
     steps
         The plan or result for each checkpoint of the run.
     finished
@@ -110,12 +115,12 @@ class ReleaseReport(Report):
 
     @property
     def freed(self) -> int:
-        """Bytes that are freed, or would be."""
+        """Bytes freed, or to be freed."""
         return sum(row.nbytes for row in self.steps if row.released)
 
     @property
     def released(self) -> tuple[int, ...]:
-        """The steps that are deleted, or would be."""
+        """Steps deleted, or to be deleted."""
         return tuple(row.step for row in self.steps if row.released)
 
     KEYS: ClassVar = "run archive applied released bytes_freed=freed steps finished problems left_out seconds"
@@ -166,7 +171,7 @@ def refuse_elsewhere(run: str) -> None:
 
 @dataclass(frozen=True)
 class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
-    """Delete original checkpoints that an archive holds. Shows a plan unless `apply` is set.
+    """Delete original checkpoints that an archive holds. Only shows a plan without `apply`.
 
     Parameters
     ----------
@@ -220,7 +225,7 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
     lossy: bool = False
     apply: bool = False
 
-    INTERRUPTED: ClassVar = "each checkpoint is whole, or archived; the same command goes on"
+    INTERRUPTED: ClassVar = "each checkpoint is complete or archived; the same command continues"
     UNIT: ClassVar = "steps"
     EXAMPLES: ClassVar = (
         "inshrink release runs/digits digits.inshrink",
@@ -292,13 +297,14 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
             archive.reader.path, lambda every: [frame for frame in every if frame.frame_id in needed]
         )
         problems += [problem for problem in found if not problem.leftover]
-        is_sound, view = not problems, self.opened_archive(archive)
-        if is_sound:
+        is_intact, view = not problems, self.opened_archive(archive)
+        if is_intact:
             view = sequential_within(view, [step_needs(view, info) for info, _ in candidates])
-        for done, (info, files) in enumerate(candidates, start=1):
+        count = Counter(self.progress, "release", len(candidates))
+        for info, files in candidates:
             row = rows[info.step]
             try:
-                _stays_if(not is_sound, "the archive is not sound")
+                _stays_if(not is_intact, "the archive is not sound")
                 row = self._proven(row, run, view, info, problems)
                 nbytes = sum(file.st_size for file in files.values() if file.st_nlink == 1)
                 row = replace(row, nbytes=nbytes)
@@ -307,8 +313,7 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
             except _Stays as reason:
                 row = replace(row, why=str(reason))
             rows[info.step] = row
-            if self.progress is not None:
-                self.progress(Progress("release", done, len(candidates), info.step))
+            count.add(1, info.step)
         return list(rows.values()), problems
 
     def _refuse(self, run: Run, step: int, archive: Archive, frames: Mapping[int, FrameInfo]) -> None:
@@ -369,11 +374,11 @@ def _files_of(run: Run, step: int) -> _Files:
     except OSError as error:
         raise _Stays(f"it cannot be read: {error.strerror}") from error
     several = not path.is_dir() and len(checkpoint.files) > 1
-    _stays_if(several, "it lies in several files beside those of other steps")
+    _stays_if(several, "it is in several files beside those of other steps")
     special = any(not stat.S_ISREG(row.st_mode) for row in found.values())
     _stays_if(special, "it has links, or what is no file")
     _stays_if(foreign := sorted(found.keys() - known), f"not all of its files are read: {named(foreign)}")
-    _stays_if(known - found.keys(), "its files lie elsewhere")
+    _stays_if(known - found.keys(), "its files are elsewhere")
     return found
 
 
@@ -413,7 +418,6 @@ def _refuse_lacking(original: Checkpoint, restored: Checkpoint) -> None:
 def _delete(path: Path, files: _Files, info: FrameInfo) -> None:
     """Delete a proven checkpoint, if its files are unchanged since the comparison."""
     from inshrink_core.archive.storage import storage_errors
-    from inshrink_core.execution import sync_path
 
     hidden = path.with_name(f".{path.name}{_UNPROVEN}")
     with storage_errors("the checkpoint cannot be released", str(path)):
@@ -437,7 +441,6 @@ def _put_back(hidden: Path, path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    from inshrink_core.execution import sync_path
 
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -462,7 +465,7 @@ def _finish(folder: Path, archive: Archive) -> tuple[int, ...]:
             path = Path(root, name)
             with storage_errors("the release that was cut off cannot be finished", str(path)):
                 if found := _RELEASED.fullmatch(name):
-                    finished.append(_require_held(bytes.fromhex(found["frame"]), archive, str(path)))
+                    finished.append(_require_archived(bytes.fromhex(found["frame"]), archive, str(path)))
                     _remove(path)
                 elif name.startswith(".") and name.endswith(_UNPROVEN):
                     _put_back(path, path.with_name(name.removesuffix(_UNPROVEN)[1:]))
@@ -470,7 +473,7 @@ def _finish(folder: Path, archive: Archive) -> tuple[int, ...]:
     return tuple(sorted(finished))
 
 
-def _require_held(frame_id: bytes, archive: Archive, where: str) -> int:
+def _require_archived(frame_id: bytes, archive: Archive, where: str) -> int:
     """Return the step of a frame; raise InputError unless the archive restores it."""
     from inshrink_core.formats.write import rehearse_writing, restorable_layout
 

@@ -50,7 +50,7 @@ _OF_EXPONENTS = np.ldexp(1.0, np.maximum(np.arange(257), 1) - 150)
 """Value of the last bit of a float32 number, by its exponent bits."""
 
 
-class Spacing(NamedTuple):
+class StepSize(NamedTuple):
     """A step size of ``units * 2**exponent``."""
 
     exponent: int
@@ -114,33 +114,33 @@ def sensitivity_factor(mean: float, middle: float, power: float) -> float:
     return float(ratio**power)
 
 
-def spacing_of(width: float, exponent: int) -> Spacing:
+def step_size_of(width: float, exponent: int) -> StepSize:
     """Return the nearest step size to `width` with eight significant bits, in units of 2**exponent."""
     units = math.ldexp(width, -exponent)
     spare = max(0, math.frexp(units)[1] - _SIGNIFICANT_BITS)
-    return Spacing(exponent, min(max(round(math.ldexp(units, -spare)) << spare, 1), MAX_UNITS))
+    return StepSize(exponent, min(max(round(math.ldexp(units, -spare)) << spare, 1), MAX_UNITS))
 
 
-def new_spacing(width: float, rms: float) -> Spacing | None:
+def new_step_size(width: float, rms: float) -> StepSize | None:
     """Return the step size that a chain starts with; None if no unit suits both numbers."""
     if not (math.isfinite(width) and math.isfinite(rms) and width > 0):
         return None
     finest = min(width, math.ldexp(rms, -_ROOM_LOG2)) if rms > 0 else width
     if finest < math.ldexp(1.0, MIN_EXPONENT + _UNITS_LOG2) or width > math.ldexp(1.0, MAX_EXPONENT):
         return None
-    return spacing_of(width, max(math.frexp(finest)[1] - 1 - _UNITS_LOG2, MIN_EXPONENT))
+    return step_size_of(width, max(math.frexp(finest)[1] - 1 - _UNITS_LOG2, MIN_EXPONENT))
 
 
-def steady_width(width: float, before: Spacing, most: float = math.inf) -> float:
+def steady_width(width: float, before: StepSize, most: float = math.inf) -> float:
     """Return `before` times a power of two near the rule's `width`, usually 1; at most `most`.
 
     A slowly shrinking step size would leave residuals at the edges of cells, which flip in every frame.
 
     Examples
     --------
-    >>> [steady_width(width, Spacing(0, 1)) for width in (1.5, 1.8, 9.0)]
+    >>> [steady_width(width, StepSize(0, 1)) for width in (1.5, 1.8, 9.0)]
     [1.0, 2.0, 8.0]
-    >>> steady_width(1.5, Spacing(0, 2), most=1.5)
+    >>> steady_width(1.5, StepSize(0, 2), most=1.5)
     1.0
     """
     octaves = math.log2(width / before.width)
@@ -148,16 +148,16 @@ def steady_width(width: float, before: Spacing, most: float = math.inf) -> float
     return math.ldexp(before.width, math.floor(min(shift, math.log2(most / before.width))))
 
 
-def lattice_of(spacing: Spacing, dtype: str) -> Lattice:
+def lattice_of(step_size: StepSize, dtype: str) -> Lattice:
     """Return the kernels' parameters: unit, step size, float32 reciprocal, and bound of the integers.
 
     The bound makes values finite in the stored dtype; bfloat16 has the range of float32.
     """
     bound = _MAX_INTEGER
     if dtype == "float16":
-        bound = min(bound, int(math.ldexp(_FLOAT16_MAX, -spacing.exponent)))
-    reciprocal = float(np.float32(1.0 / spacing.width))
-    return Lattice(math.ldexp(1.0, spacing.exponent), spacing.units, reciprocal, bound)
+        bound = min(bound, int(math.ldexp(_FLOAT16_MAX, -step_size.exponent)))
+    reciprocal = float(np.float32(1.0 / step_size.width))
+    return Lattice(math.ldexp(1.0, step_size.exponent), step_size.units, reciprocal, bound)
 
 
 _CODES_PER_OCTAVE: Final = 256

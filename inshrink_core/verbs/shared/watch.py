@@ -7,8 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, cast
 
+from inshrink_core.archive import is_archive
+from inshrink_core.chain import Archive, ArchiveSize, archive_size, open_base
 from inshrink_core.errors import (
     InshrinkError,
     LockedError,
@@ -18,21 +20,19 @@ from inshrink_core.errors import (
     spoken,
 )
 from inshrink_core.execution.progress import Progress
+from inshrink_core.formats import Run, Skipped, open_run, split_step_pattern, unreadable_error
+from inshrink_core.formats.run import NoCheckpointError
 from inshrink_core.report import Report, plain_value
 from inshrink_core.text import url_of
-from inshrink_core.verbs.shared.compressing import Compressing, CompressReport
-from inshrink_core.verbs.shared.groups import PathLike
-
-if TYPE_CHECKING:
-    from inshrink_core.chain import ArchiveSize
-    from inshrink_core.formats import Run, Skipped
-
+from inshrink_core.verbs.release import Release, refuse_elsewhere
+from inshrink_core.verbs.shared.compressing import CompressReport, write_branches, write_run
+from inshrink_core.verbs.shared.groups import Compressing, PathLike
 
 _PATIENCE: Final = 12
 """Polls to wait for an archive that another process writes, and for files that the previous checkpoint
 has and this one lacks: trainers write the optimizer and their own state last."""
 
-_MOST_FAILURES: Final = 3
+_MAX_FAILURES: Final = 3
 """Polls in a row that may fail: a trainer that deletes files during a poll makes one or two fail."""
 
 
@@ -41,11 +41,6 @@ _STAGE: Final = "watch"
 
 def watch_run(asked: Compressing) -> WatchReport:
     """Poll a run until an end condition holds, and archive new checkpoints."""
-    from inshrink_core.archive import is_archive
-    from inshrink_core.chain import Archive, archive_size
-    from inshrink_core.formats import split_step_pattern
-    from inshrink_core.verbs.history.release import refuse_elsewhere
-
     asked.exclude("--watch", ("steps", "part", "engine", "workers"))
     begun = time.monotonic()
     run = os.fspath(cast("PathLike", asked.run))
@@ -62,7 +57,7 @@ def watch_run(asked: Compressing) -> WatchReport:
     watcher.end(ended)
     if is_archive(asked.archive):
         with suppress(NotFoundError):  # the trainer may have deleted every checkpoint
-            watcher.writing.write_branches()
+            write_branches(watcher.writing)
     if is_archive(asked.archive):
         opened = Archive.open(asked.archive)
         if opened.steps:
@@ -75,7 +70,6 @@ class _Watcher:
     """State of one watch: the checkpoints seen, and the result for each."""
 
     def __init__(self, asked: Compressing, run: str) -> None:
-        from inshrink_core.chain import ArchiveSize, open_base
 
         base = None if asked.base is None else open_base(asked.base)
         self._asked, self._path = asked, run
@@ -123,7 +117,7 @@ class _Watcher:
             # A trainer that deletes files during the poll causes errors that do not repeat; others are
             # raised.
             self._n_failures += 1
-            if self._n_failures >= _MOST_FAILURES:
+            if self._n_failures >= _MAX_FAILURES:
                 raise
             return False
         self._run, self._n_failures = run, 0
@@ -134,24 +128,21 @@ class _Watcher:
         for step in steps - found.keys() - self._done.keys():
             self.report.vanished += (step,)
             self.say("vanished", step, "it was deleted before it could be archived")
-        stirred = bool(found.items() - self._age.keys())
+        has_changed = bool(found.items() - self._age.keys())
         self._age = {entry: self._age.get(entry, -1) + 1 for entry in found.items()}
         for path, row in self._rows.items():
             if self._age[path, row.identity] >= _PATIENCE:
                 self._give_up(row)
         if run is None:
-            return stirred
+            return has_changed
         ready = {step: found[step] for step in run.steps if self._is_ready(run, step, found[step])}
         if until is not None:
             later = [step for step in ready if step >= until]
             ready = {step: identity for step, identity in ready.items() if step not in later[1:]}
-        return (bool(ready) and self._write(run, ready)) or stirred
+        return (bool(ready) and self._write(run, ready)) or has_changed
 
     def _opened(self) -> tuple[Run | None, Sequence[Skipped]]:
         """Return the current run, None without a checkpoint, and its unreadable checkpoints."""
-        from inshrink_core.formats import open_run
-        from inshrink_core.formats.run import NoCheckpointError
-
         try:
             run = open_run(self._path, **self._asked.reading) if self._run is None else self._run.refresh()
         except NoCheckpointError as error:
@@ -190,8 +181,6 @@ class _Watcher:
                 self._give_up(row)
 
     def _archived_now(self) -> frozenset[int]:
-        from inshrink_core.archive import is_archive
-        from inshrink_core.chain import Archive
 
         archive = self._asked.archive
         return frozenset(Archive.open(archive).steps if is_archive(archive) else ())
@@ -199,7 +188,7 @@ class _Watcher:
     def _write(self, run: Run, ready: Mapping[int, str]) -> bool:
         """Archive the finished steps; the next poll retries steps that change or vanish meanwhile."""
         try:
-            report = replace(self.writing, run=run, steps=tuple(ready)).write()
+            report = write_run(replace(self.writing, run=run, steps=tuple(ready)))
         except LockedError:
             # Another process prunes or appends; retry at the next poll.
             self._n_locked += 1
@@ -253,8 +242,6 @@ class _Watcher:
 
     def _release(self, run: Run) -> None:
         """Release archived originals; report an error without ending the watch."""
-        from inshrink_core.verbs.history.release import Release
-
         asked = self._asked
         try:
             report = Release(
@@ -283,12 +270,17 @@ class WatchReport(Report):
     Parameters
     ----------
     archive
-        The archive.
+        Path of the archive.
     ended
         Why the watch ended: ``until``, ``idle`` or ``interrupted``.
-    appended, skipped, vanished, released
-        Steps archived; steps that the archive held already, or that were pruned; steps deleted before they
-        were archived; steps whose originals were released.
+    appended
+        Steps archived.
+    skipped
+        Steps archived before, or pruned.
+    vanished
+        Steps that were deleted before they were archived.
+    released
+        Steps whose originals were released.
     size
         Sizes of the archive's newest branch; without frames if nothing was archived.
     last
@@ -300,7 +292,7 @@ class WatchReport(Report):
     skip_damaged
         Whether unreadable checkpoints are no failure.
     freed
-        Bytes of released originals.
+        Bytes of the released originals.
     """
 
     archive: str
@@ -335,11 +327,15 @@ class WatchReport(Report):
     @property
     def failure(self) -> UnreadableError | None:
         """The error for unreadable checkpoints; None without any."""
-        from inshrink_core.formats import unreadable_error
-
         return None if self.skip_damaged else unreadable_error(self.unreadable, self.archive)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink compress --watch --json``."""
+        """Return the document of ``inshrink compress --watch --json``.
+
+        Returns
+        -------
+        base : BaseRecord
+            Base model that the archive needs; absent if none.
+        """
         base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
         return base | Report.to_json(self)

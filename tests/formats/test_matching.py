@@ -1,9 +1,8 @@
 """Whose optimizer state it is: right for every parameter, or nobody's, never a guess."""
 
-import itertools
 import json
+import shutil
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -13,35 +12,16 @@ import inshrink_core
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.formats import open_run
-from inshrink_core.formats.attribution.laws import Slot, by_order
-from inshrink_core.formats.attribution.values import assigned
-from tests.formats.attribution_runs import KINDS, measure
-
-PLAIN = [
-    name
-    for name, kind in KINDS.items()
-    if kind.source.startswith("torch loop") and "pretrained" not in kind.source
-]
+from inshrink_core.formats.matching.laws import Slot, by_order
+from tests.formats.matching_runs import PLAIN, measure
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_state_is_attributed_right_or_not_at_all(tmp_path, kind):
+def test_state_is_matched_right_or_not_at_all(tmp_path, kind):
     rows = {row.looked_at: row for row in measure(kind, tmp_path)}
     assert [row.wrong for row in rows.values()] == [0, 0, 0, 0]
     assert rows["all"].right >= 0.7 * rows["all"].tensors
     assert rows["all"].right >= rows["headers"].right
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (4, 4), (3, 6), (6, 3)])
-def test_the_assignment_is_the_best_of_all(shape):
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        scores = rng.normal(size=shape)
-        turned = scores if shape[0] <= shape[1] else scores.T
-        n, m = turned.shape
-        best = max(sum(turned[i, p[i]] for i in range(n)) for p in itertools.permutations(range(m), n))
-        found = assigned(scores)
-        assert sum(scores[i, j] for i, j in enumerate(found) if j >= 0) == pytest.approx(best)
 
 
 def sorted_run(folder, steps, *, seed=0):
@@ -69,6 +49,20 @@ def sorted_run(folder, steps, *, seed=0):
     return dict(enumerate(name for name, _ in model.named_parameters()))
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of six checkpoints whose weights are sorted by name, and whose state it is."""
+    folder = tmp_path_factory.mktemp("sorted")
+    return folder, sorted_run(folder, 6)
+
+
+@pytest.fixture
+def sorted_copy(trained, tmp_path):
+    """The run as a folder of its own, and whose state it is."""
+    shutil.copytree(trained[0], tmp_path / "run")
+    return trained[1]
+
+
 def moments(checkpoint):
     return {spec.name for spec in checkpoint.specs if spec.role is TensorRole.EXP_AVG}
 
@@ -81,12 +75,12 @@ def test_headers_alone_leave_equal_shapes_unattributed_and_say_so(tmp_path):
     # Its learning rates are kept with it.
     assert run[20].hyperparameters["optimizer.state.0"]["lr"] == 3e-3
     # One checkpoint tells no movement.
-    assert moments(run.attributed()[20]) == moments(run[20])
+    assert moments(run.matched()[20]) == moments(run[20])
 
 
-def test_values_tell_what_names_do_not(tmp_path):
-    truth = sorted_run(tmp_path / "run", 6)
-    run = open_run(tmp_path / "run").attributed()
+def test_values_tell_what_names_do_not(tmp_path, sorted_copy):
+    truth = sorted_copy
+    run = open_run(tmp_path / "run").matched()
     assert moments(run[120]) == set(truth.values())
     assert len(run.notes) == 1
     saved = torch.load(tmp_path / "run/checkpoint-120/optimizer.pt", weights_only=True)["state"]
@@ -102,15 +96,15 @@ def test_values_tell_what_names_do_not(tmp_path):
         assert mean == pytest.approx(float(expected), rel=0.02)
 
 
-def test_a_checkpoint_that_goes_while_it_is_looked_at_tells_nothing(tmp_path):
-    truth = sorted_run(tmp_path / "run", 6)
+def test_a_checkpoint_that_goes_while_it_is_looked_at_tells_nothing(tmp_path, sorted_copy):
+    truth = sorted_copy
     run = open_run(tmp_path / "run")
     (tmp_path / "run/checkpoint-40/model.safetensors").unlink()
-    assert moments(run.attributed()[120]) == set(truth.values())
+    assert moments(run.matched()[120]) == set(truth.values())
 
 
-def test_an_archive_written_step_by_step_ends_with_the_attribution_of_one_written_at_once(tmp_path):
-    truth = sorted_run(tmp_path / "run", 6)
+def test_an_archive_written_step_by_step_has_the_matching_of_one_written_at_once(tmp_path, sorted_copy):
+    truth = sorted_copy
     steps = open_run(tmp_path / "run").steps
     inshrink_core.compress(open_run(tmp_path / "run"), tmp_path / "once.inshrink")
     kept = tmp_path / "growing"
@@ -127,8 +121,8 @@ def test_an_archive_written_step_by_step_ends_with_the_attribution_of_one_writte
         assert inshrink_core.verify(tmp_path / f"{name}.inshrink", against=open_run(tmp_path / "run")).ok
 
 
-def test_what_an_archive_says_holds_on_where_the_run_tells_nothing(tmp_path):
-    truth = sorted_run(tmp_path / "run", 6)
+def test_what_an_archive_says_holds_on_where_the_run_tells_nothing(tmp_path, sorted_copy):
+    truth = sorted_copy
     steps = open_run(tmp_path / "run").steps
     inshrink_core.compress(open_run(tmp_path / "run"), tmp_path / "a.inshrink", steps=steps[:-1])
     alone = open_run(tmp_path / "run" / f"checkpoint-{steps[-1]}")

@@ -1,12 +1,11 @@
-"""Does the promise hold where nobody looked, and what do other settings and codecs store at the same cost?
+"""Measure the restore cost on unseen data: of a bounded saver, and of other settings and codecs beside it.
 
-Each task trains once, uninterrupted, and savers save it side by side: one that checks every save and bounds
-its restore cost, as ``Saver(check=…)`` does by default, and others with one setting from first to last.
-Every restored step is then judged twice: by the task's own held-out data, which the check saw, and by new
-batches, which neither the training nor the check has seen. ``results/promise.csv`` has a row a saver.
-`above` and `above_twice` are how many steps cost more on the new batches than the bound, and than twice it.
-ExCP stores
-optimizer state by its own rule, all others by that of `--optimizer compressed`.
+Each task trains once, uninterrupted, and several savers save it side by side: one checks every save and
+bounds its restore cost, as ``Saver(check=…)`` does by default; the others use one setting throughout. Every
+restored step is evaluated twice: on the task's held-out data, which the check used, and on new batches, which
+neither the training nor the check has used. ``results/unseen_data.csv`` has a row per saver. `above` and
+`above_twice` count the steps whose cost on the new batches exceeds the bound, and twice the bound. ExCP
+stores optimizer state by its own rule, all others by that of `--optimizer compressed`.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ _UNSEEN = 10**12
 
 
 def unseen(task: Task) -> Callable[[nn.Module], Tensor]:
-    """Return what gives a model's loss on new batches, the same ones always."""
+    """Return a function of a model: its loss on new batches, the same at each call."""
     batches = [task.batch(i, torch.Generator().manual_seed(_UNSEEN + i)) for i in range(N_BATCHES)]
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        # Huber's loss has no predictions to tell a restore cost from; the task's metric is a squared error.
+        # Huber's loss has no predictions that define a restore cost; the task's metric is a squared error.
         if task.name == "regression":
             return functional.mse_loss(model(batch[0]), batch[1])
         return task.loss(model, batch)
@@ -110,7 +109,7 @@ def train(
 def costs(
     archive: inshrink_core.Archive, evaluator: ModelEvaluator, originals: dict[int, Evaluation]
 ) -> list[float]:
-    """Return what restoring each step costs by an evaluator."""
+    """Return the cost of restoring each step, by an evaluator."""
     found = [originals[step].restore_cost(evaluator.evaluate(archive[step])) for step in originals]
     return [cost for cost in found if cost is not None]
 
@@ -152,10 +151,10 @@ def measure(name: str, constant: Sequence[tuple[str, Mapping[str, Any]]] = CONST
 def main(quick: bool = False, tasks: Sequence[str] = TASKS) -> Path:
     """Write the tables after each task; quick: one small task, one constant setting."""
     if quick:
-        return write("promise_quick", measure("regression", CONSTANT[:1]))
+        return write("unseen_data_quick", measure("regression", CONSTANT[:1]))
     for name in tasks:
-        renew("promise", measure(name), ("task", "codec", "setting"))
-    return RESULTS / "promise.csv"
+        renew("unseen_data", measure(name), ("task", "codec", "setting"))
+    return RESULTS / "unseen_data.csv"
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""Verbs that change a history: release of originals."""

@@ -1,1 +1,0 @@
-"""Modes of `compress`: in parts, and beside a training."""

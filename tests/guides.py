@@ -1,0 +1,53 @@
+"""Packages that guides to extensions tell one to write, installed in a folder as pip leaves them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(guide: str, kind: str) -> list[str]:
+    """Return the code of a guide in one language."""
+    text = (ROOT / "docs" / "guides" / f"{guide}.md").read_text()
+    return re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
+
+
+def install(guide: str, folder: Path, *files: str) -> Path:
+    """Write a guide's modules under these names, and what it registers; return the folder."""
+    for name, text in zip(files, blocks(guide, "python"), strict=False):
+        (folder / name).write_text(text)
+    (toml,) = blocks(guide, "toml")
+    info = folder / "guide-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guide\nVersion: 1.0\n")
+    with (info / "entry_points.txt").open("w") as file:
+        for group, points in tomllib.loads(toml)["project"]["entry-points"].items():
+            file.write(f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items()))
+    return folder
+
+
+def python(folder: Path, *arguments: str, installed: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, with the package that lies there or without it."""
+    paths = [str(folder)] * installed + [str(ROOT)]
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def keeps_its_suite(folder: Path, suite: str) -> str:
+    """Run the suite of a guide's package; return what pytest says."""
+    options = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", str(folder))
+    done = python(folder, "-m", "pytest", *options, suite)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    return done.stdout
