@@ -669,8 +669,8 @@ def _by_tensor(
 
 
 _UNCALIBRATED: Final = (
-    "drop and divergence are estimated, uncalibrated: rules of thumb from other runs, right to an order of"
-    " magnitude at best, for no trials tell what an error costs here; `inshrink search` makes some"
+    "drop and divergence are estimated, uncalibrated: without trials of this run, rules of thumb from other"
+    " runs are accurate to an order of magnitude at best; `inshrink search` makes trials"
 )
 
 

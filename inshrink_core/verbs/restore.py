@@ -87,7 +87,7 @@ class RestoreReport(Report):
     def remarks(self) -> Iterator[str]:
         """Yield what the files lack."""
         if self.without_state:
-            yield "note: without the optimizer's state, which was pruned, training cannot go on"
+            yield "note: the optimizer's state was pruned, so training cannot continue from here"
 
 
 @dataclass(frozen=True)

@@ -349,8 +349,8 @@ class _Session:
                 where=str(self._writer.reader.path),
                 expected=named(sorted(then)) if moved else "",
                 found=named(sorted(now)) if moved else "",
-                remedy="say where training was restored with --resumed-from, or how names have the step with "
-                "--step-pattern, or write to another archive",
+                remedy="give the step that training was restored from with --resumed-from, or the place of "
+                "steps in names with --step-pattern, or write to another archive",
             )
 
         def done(spec: TensorSpec) -> None:
