@@ -295,7 +295,7 @@ def test_where_bounds_say_nothing_at_any_step_nothing_is_coarsened(run, tmp_path
     found = search(run, max_divergence=10.0, output=tmp_path / "s.json")
     assert found.not_discriminative == run.steps[1:]
     assert found.best.candidate.settings["coarseness"] == LatticeCodec().coarseness
-    assert "say nothing" in found.notes[0]
+    assert "prove nothing" in found.notes[0]
 
 
 @pytest.mark.parametrize(
