@@ -185,7 +185,8 @@ def decompose(
             core[best, best] = 0.0
     for k in range(n):
         weigh(found, k, basis, columns, k)
-    return _quantize(found, units, directions)
+    energy: float = _quantize(found, units, directions)
+    return energy
 
 
 @kernel
