@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -385,16 +385,27 @@ class ChainWriter:
                 if done is not None:
                     done(spec)
             add_attachments(frame, attachments, self._attachments if delta else None)
-            meta = self._frame_meta(
-                checkpoint,
-                stored,
-                unchanged,
-                based,
-                quality=plan.quality if quality is None else dict(quality),
+            source, written = checkpoint.source, self._meta.get(WRITTEN, {})
+            path = Path(self.writer.reader.path)
+            names = dict.fromkeys(spec.parameter for spec in stored.specs if spec.key in unchanged)
+            is_named = checkpoint.folder not in ("", f"checkpoint-{checkpoint.step}")
+            entries = {
+                **record,
+                QUALITY: plan.quality if quality is None else dict(quality),
                 # No rank has the whole checkpoint, and each stores the memory of its own tensors.
-                content=None if shared else content_digest(written_here, digests, attachments),
-                memory=memory_of(plan.memory, frozenset(references)) if shared else plan.memory,
-            )
+                "content": None if shared else content_digest(written_here, digests, attachments),
+                ORIGINALS: source.checks_record(checkpoint.files) if isinstance(source, FileSource) else None,
+                "memory": memory_of(plan.memory, frozenset(references)) if shared else plan.memory,
+                WRITTEN: {name: written.get(name, parent.step) for name in names} if parent else None,
+                NAME: checkpoint.branch,
+                FOLDER: checkpoint.folder if is_named else None,
+                MODELS: list(checkpoint.models),
+                METRICS: dict(self.metrics),
+                "restored": self._restored_from.frame_id if self._restored_from else None,
+                BASE: self.base.record(stored.specs, based, path) if self.base and based else None,
+            }
+            always = {*record, "memory", QUALITY, ORIGINALS}
+            meta = {k: v for k, v in entries.items() if v or (k in always and v is not None)}
             info = frame.commit(meta)
         if delta:
             self._since_keyframe = (self._since_keyframe or 0) + 1
@@ -405,40 +416,6 @@ class ChainWriter:
         self.unchanged, self.metrics = frozenset(), {}
         as_prepared = prepared is not None and plan is prepared.plan
         return Appended(info, squared_error, squared_norm, as_prepared, tuple(large))
-
-    def _frame_meta(
-        self,
-        checkpoint: Checkpoint,
-        stored: Checkpoint,
-        unchanged: Collection[str],
-        based: Collection[str],
-        *,
-        quality: Mapping[str, Any] | None,
-        content: bytes | None,
-        memory: Mapping[str, Any] | None,
-    ) -> dict[str, Any]:
-        """Return the metadata of a frame; empty values are omitted if the format allows it."""
-        parent, record = self.parent, self.config.record()
-        source, written = checkpoint.source, self._meta.get(WRITTEN, {})
-        path = Path(self.writer.reader.path)
-        names = dict.fromkeys(spec.parameter for spec in stored.specs if spec.key in unchanged)
-        is_named = checkpoint.folder not in ("", f"checkpoint-{checkpoint.step}")
-        entries = {
-            **record,
-            QUALITY: quality,
-            "content": content,
-            ORIGINALS: source.checks_record(checkpoint.files) if isinstance(source, FileSource) else None,
-            "memory": memory,
-            WRITTEN: {name: written.get(name, parent.step) for name in names} if parent else None,
-            NAME: checkpoint.branch,
-            FOLDER: checkpoint.folder if is_named else None,
-            MODELS: list(checkpoint.models),
-            METRICS: dict(self.metrics),
-            "restored": self._restored_from.frame_id if self._restored_from else None,
-            BASE: self.base.record(stored.specs, based, path) if self.base and based else None,
-        }
-        always = {*record, "memory", QUALITY, ORIGINALS}
-        return {k: v for k, v in entries.items() if v or (k in always and v is not None)}
 
 
 def _is_recalled(spec: TensorSpec, bitstream: str) -> bool:
