@@ -285,26 +285,57 @@ def code(words: Iterable[str]) -> str:
     return ", ".join(f"`{word}`" for word in words)
 
 
-def _fields(verb: str, request: type[Request[Any]]) -> Sequence[str]:
-    """Return the fields of a request: those that are required, and the others."""
-    required = [item.name for item in fields_of(request) if item.default is inspect.Parameter.empty]
-    others = [item.name for item in fields_of(request) if item.name not in required]
-    return [f"`{verb}`", code(required), code(others)]
+def _renamed() -> Iterator[Sequence[str]]:
+    """Yield fields of requests that differ from their option or argument, this, and the verbs."""
+    verbs: dict[tuple[str, str], list[str]] = {}
+    for verb, request in requests().items():
+        for field in fields_of(request) if verb != "run" else ():
+            names = (field.metavar or field.name.upper(),) if field.by_place else field.names
+            words = {name.lstrip("-").replace("-", "_").lower() for name in names}
+            if field.name not in words:
+                verbs.setdefault((field.name, names[0].replace("|", r"\|")), []).append(verb)
+    return ((f"`{field}`", f"`{name}`", code(found)) for (field, name), found in verbs.items())
+
+
+def _inside(rows: Rows, key: str) -> Rows:
+    """Return the rows of the keys within a key, by the rest of their name."""
+    starts = tuple(f"{key}{around}." for around in ("", "[]", "{}"))
+    return {name: row for name, row in rows.items() if name.startswith(starts)}
+
+
+def _described(rows: Rows, verb: str, known: dict[Any, str]) -> str:
+    """Return the table of a document's keys, and a list of those that earlier tables explain.
+
+    `known` has the verb whose table explains a key, or the keys within it; this adds the new ones.
+    """
+    listed, earlier = dict(rows), dict[str, list[str]]()
+    for key, row in rows.items():
+        inside = _inside(rows, key)
+        within = tuple((name.removeprefix(key), item) for name, item in inside.items())
+        if key not in listed or (len(_steps(key)) > 1 and not within):
+            continue
+        if (first := known.setdefault((key, row, within), verb)) != verb and len(_steps(key)) == 1:
+            earlier.setdefault(first, []).append(key)
+            listed = {name: item for name, item in listed.items() if name != key and name not in inside}
+        elif within and (first := known.setdefault(within, verb)) != verb:
+            listed = {name: item for name, item in listed.items() if name not in inside}
+            listed[key] = row._replace(meaning=f"{row.meaning}; its keys are those [of `{first}`](#{first})")
+    others = "; ".join(f"[`{name}`](#{name}): {code(keys)}" for name, keys in earlier.items())
+    return _key_table(listed) + (f"\n\nAnd, as in the document of {others}." if others else "")
 
 
 def reference() -> str:
     """Return the tables of docs/json.md."""
-    known = requests()
-    lines = (_fields(verb, request) for verb, request in known.items() if verb != "run")
     progress = _listed_rows(output.shown_progress, "Notes")
-    parts = ["## Requests\n", table(("verb", "required", "optional"), lines)]
+    parts = ["## Requests\n", table(("field", "option or argument", "verbs"), _renamed())]
     parts += ["\n## Progress lines\n", _key_table(progress), "\n## Errors\n", _key_table(error_rows())]
-    for verb, request in known.items():
+    known: dict[Any, str] = {}
+    for verb, request in requests().items():
         if request.REPORTS and verb != "run":
             parts.append(f"\n## {verb}")
             for report in reports_of(request):
                 summary = (inspect.getdoc(report) or "").split("\n\n", 1)[0]
-                parts.append(f"\n{' '.join(summary.split())}\n\n{_key_table(rows_of(report))}")
+                parts.append(f"\n{' '.join(summary.split())}\n\n{_described(rows_of(report), verb, known)}")
     return "\n".join(parts)
 
 

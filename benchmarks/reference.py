@@ -27,7 +27,7 @@ from tests.formats.layouts.layout import Layout
 from tests.formats.layouts.table import TABLE
 
 SCHEMA = documents.DOCS / "documents.schema.json"
-SHARED = 4
+SHARED = 3
 """An option of as many verbs, with the same explanation, is explained once for all of them."""
 MORE = {
     "base": "transfer.md#from-a-base-model",

@@ -493,7 +493,7 @@ class Unseen:
         if not large or self.share < 0.01:
             return ""
         share = f"{percent(self.share)} of the bytes ({size(self.bytes)})"
-        return f"{share} are not seen into and travel as they are: {', '.join(large)}"
+        return f"{share} are opaque and stored unchanged: {', '.join(large)}"
 
 
 class TensorSource(Protocol):

@@ -699,7 +699,7 @@ def enough_memory(spec: TensorSpec, device: str = "cpu") -> Iterator[None]:
         raise TooLargeError(
             "there is not enough memory to decode a tensor",
             where=spec.key,
-            expected=f"room for {spec.nbytes} bytes and what they are decoded from",
+            expected=f"room for {spec.nbytes} bytes and their encoded form",
             remedy=f"{other}close other programs, or use a machine with more memory",
         ) from error
 

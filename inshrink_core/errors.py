@@ -271,7 +271,7 @@ class ChecksumError(DamagedError):
             where=str(path),
             expected=expected,
             found=found,
-            remedy="restore the file from a backup; --allow-damaged archives it as it is, and says so",
+            remedy="restore the file from a backup; --allow-damaged archives it and records the damage",
         )
 
 

@@ -155,7 +155,7 @@ def _log_normalised(rows: NDArray[Any], which: str) -> NDArray[Any]:
         raise InputError(f"the log_probs of the {which} state hold NaN or +inf")
     top = rows.max(axis=1, keepdims=True)
     if np.isneginf(top).any():
-        raise InputError(f"a row of the log_probs of the {which} state is −inf throughout")
+        raise InputError(f"all log_probs of a row of the {which} state are −inf")
     log_total = top + np.log(np.exp(rows - top).sum(axis=1, keepdims=True))
     worst = float(np.abs(log_total).max())
     if worst > NORMALISATION_TOLERANCE:
@@ -340,7 +340,7 @@ def tensor_error(original: Tensor, restored: Tensor) -> TensorError:
 
     if original.shape != restored.shape or original.dtype != restored.dtype:
         raise InputError(
-            "tensors of unlike shape or dtype have no error norms",
+            "error norms need tensors of one shape and dtype",
             expected=f"{original.dtype} {tuple(original.shape)}",
             found=f"{restored.dtype} {tuple(restored.shape)}",
         )

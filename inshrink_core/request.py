@@ -478,7 +478,9 @@ def request_from_json(document: Any, where: str = "") -> Request[Any]:
         if name not in fields:
             raise refuse(f"{verb} has no field", name, fields)
         if not _is_plain(value, _DEEPEST):
-            raise refuse(f"{verb}: {name} cannot be used: it is deep, infinite, or no text of a file system")
+            raise refuse(
+                f"{verb}: {name} cannot be used: it is nested too deeply, infinite, or not valid text"
+            )
         try:
             hint = fields[name].type
             value = math.inf if value == "inf" and float in (hint, *get_args(hint)) else value

@@ -107,7 +107,7 @@ def scores(
     step: float | None = None,
     previous: Tensor | None = None,
 ) -> Scores | None:
-    """Return a sensitivity per parameter, or None if a required input is missing.
+    """Return a sensitivity per parameter (`SensitivityMetric`), or None if a required input is missing.
 
     Parameters
     ----------

@@ -452,7 +452,7 @@ class _Chain:
             found = checkpoint.spec(key) if key in checkpoint else None
             if found is None or (found.shape, found.dtype) != (spec.shape, spec.dtype):
                 raise InputError(
-                    f"tensor '{key}' is not the same thing at every step",
+                    f"tensor '{key}' differs in shape or dtype between steps",
                     where=f"step {checkpoint.step}",
                     expected=f"{spec.dtype} {spec.shape}",
                     found="none" if found is None else f"{found.dtype} {found.shape}",

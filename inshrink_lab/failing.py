@@ -77,7 +77,7 @@ class Setup:
             )
         if not 0 <= self.n_restores < self.n_saves:
             raise InputError(
-                "--restores does not fit: each follows a save, none the last",
+                "--restores does not fit: each must follow a save other than the last",
                 expected=f"0 to {self.n_saves - 1}",
                 found=str(self.n_restores),
             )

@@ -224,7 +224,7 @@ def anatomy(
         run = None if run is None else run.matched()
         return _of_archive(opened, run, step, tensor, metric)
     if against is not None:
-        raise InputError("'against' needs an archive, and this is a run", remedy="leave out 'against'")
+        raise InputError("'against' needs an archive, but this is a run", remedy="leave out 'against'")
     return _of_run(opened.matched(), step, tensor, codec or DEFAULT_CODEC, config, metric)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -330,20 +330,8 @@ def _reconcile(
             n_used += 1
         if not n_used:
             obsolete.add(path)
-    pending: list[FrameInfo] = []
-    for rows in parts.values():
-        found = list(_same_frames(rows))
-        alone = len(found) == 1 and found[0].generation not in unlisted
-        if alone and len(found[0].files) == found[0].n_parts:
-            unlisted[found[0].generation] = found[0]
-        else:
-            pending += found
-        if not alone:
-            what = f"another part of generation {rows[0].generation} is of another frame"
-            fault = partial(
-                DamagedError, what, remedy="keep the parts of one job, and delete those of the other"
-            )
-            unreadable += [(row.path, fault(where=f"{storage.name}, frame {row.path}")) for row in rows]
+    pending, contradicting = _join_parts(parts, unlisted, storage.name)
+    unreadable += contradicting
     unknown = tuple(path for path, scan in scans.items() if scan.tail_lost and problem)
     complete = [frame for frame in places.values() if present.issuperset(frame.paths)]
     live, superseded = _settle_claims([*complete, *unlisted.values()])
@@ -366,6 +354,28 @@ def _reconcile(
         is_complete=problem is None or (isinstance(storage, PackedStorage) and not unknown),
         last_number=max(others.values(), default=0),
     )
+
+
+def _join_parts(
+    parts: Mapping[int, list[FrameInfo]], unlisted: dict[int, FrameInfo], where: str
+) -> tuple[list[FrameInfo], list[tuple[str, InshrinkError]]]:
+    """Add frames with all their parts to `unlisted`; return the others, and parts that contradict."""
+    pending: list[FrameInfo] = []
+    contradicting: list[tuple[str, InshrinkError]] = []
+    for generation, rows in parts.items():
+        found = list(_same_frames(rows))
+        alone = len(found) == 1 and generation not in unlisted
+        if alone and len(found[0].files) == found[0].n_parts:
+            unlisted[generation] = found[0]
+        else:
+            pending += found
+        if not alone:
+            what = f"another part of generation {generation} is of another frame"
+            remedy = "keep the parts of one job, and delete those of the other"
+            for row in rows:
+                fault = DamagedError(what, where=f"{where}, frame {row.path}", remedy=remedy)
+                contradicting.append((row.path, fault))
+    return pending, contradicting
 
 
 def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:

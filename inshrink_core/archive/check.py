@@ -23,7 +23,7 @@ from inshrink_core.frame import FrameInfo
 _RESTORE: Final = "restore the file from a backup"
 _APPEND: Final = "the next append repairs it"
 _DELETE: Final = "delete it if it is not yours"
-_PENDING: Final = "run the parts that are missing, or give up the others: `inshrink commit ARCHIVE --discard`"
+_PENDING: Final = "run the missing parts, or discard the others: `inshrink commit ARCHIVE --discard`"
 
 
 class Problem(NamedTuple):

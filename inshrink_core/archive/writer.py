@@ -533,7 +533,7 @@ def _writable(path: str | os.PathLike[str], *, create: bool) -> tuple[Storage, b
             raise InputError(
                 "a packed archive is read only",
                 where=where,
-                remedy="make a folder of it: inshrink export PACKED --unpack FOLDER",
+                remedy="unpack it to a folder: inshrink export PACKED --unpack FOLDER",
             )
     elif found is not None and is_archive_storage(found):
         return found, False

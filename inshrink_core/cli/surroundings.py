@@ -30,8 +30,8 @@ def leave_working_directory() -> None:
         sys.path[:] = [path for place, path in enumerate(sys.path) if place not in found]
         ours = Path(inshrink_core.__file__).parent
         _say(
-            f"{' and '.join(reasons)}: inshrink_core is imported from {ours}, and from now on nothing from "
-            "the working directory; in folders of others use the command inshrink"
+            f"{' and '.join(reasons)}: inshrink_core is imported from {ours}, and nothing more is "
+            "imported from the working directory; in folders of others use the command inshrink"
         )
     if Path(_NUMBA_FILE).is_file():
         _without_numba_file()
@@ -61,7 +61,7 @@ def _without_numba_file() -> None:
     """Make numba ignore its settings file in the working directory, and print a note."""
     from inshrink_core.execution.process import ignore_numba_file
 
-    _say(f"{_NUMBA_FILE} of the working directory is not obeyed; set NUMBA_… variables instead")
+    _say(f"{_NUMBA_FILE} of the working directory is ignored; set NUMBA_… variables instead")
     ignore_numba_file()
 
 

@@ -203,6 +203,8 @@ class Shaping:
     def chosen(self, movement: float) -> Feedback | None:
         """Return the feedback that minimizes the predicted rate at equal cost; None for no feedback.
 
+        The rate is ``bits_of(m sqrt(s), v)`` for the movement m, the share s and the variance v.
+
         Parameters
         ----------
         movement
@@ -247,7 +249,7 @@ class Feedback(NamedTuple):
 
 
 def grown(before: Shaping | None, moment: DecodedMoment) -> Shaping | None:
-    """Return the encoder state with one more first moment.
+    """Return the encoder state with one more first moment m: each sketch H S grows by ``mᵀ m S``.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ class Executing:
                 if self.trusted
                 else "a request's file cannot have code executed",
                 where=str(file),
-                remedy="read it, and say again that you trust it: --trust and its SHA-256",
+                remedy="read it, and confirm that you trust it: --trust and its SHA-256",
             )
 
 
@@ -132,7 +132,7 @@ class EvaluatorRequest(Executing):
             )
         if run.is_elsewhere:
             raise InputError(
-                "an evaluator is run from this machine's disk, and the run is elsewhere",
+                "evaluators run only from local files, but this run is remote",
                 where=run.address,
                 remedy="copy it here, and give it with --evaluator FILE.py:FUNCTION",
             )

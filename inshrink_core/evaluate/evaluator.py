@@ -265,7 +265,7 @@ class Evaluator:
         if log_probs is not None and (log_probs.ndim != 2 or log_probs.size == 0):
             self._fail(
                 f"its 'log_probs' has the shape {tuple(log_probs.shape)}",
-                remedy="return (n, classes), for a sequence model log_probs.flatten(0, -2)",
+                remedy="return shape (n, classes); for a sequence model, log_probs.flatten(0, -2)",
             )
         return arrays
 

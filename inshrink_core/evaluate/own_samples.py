@@ -95,7 +95,7 @@ def model_of(last: Path, directory: Path) -> tuple[str, dict[str, Any]]:
     path = next((file for file in there if not file.is_symlink()), None)
     if path is None:
         raise InputError(
-            "there is no config.json, from which a model of transformers is made",
+            "there is no config.json to make a model of transformers from",
             where=str(folders[0]),
             remedy="give an evaluator of your own: --evaluator FILE.py:FUNCTION"
             " (inshrink evaluate --write begins one)",
@@ -190,13 +190,13 @@ def _loader(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Callable[
     made: Any = found
     for key, value in config.items():
         if "layer" in key and isinstance(value, int) and value > len(state):
-            raise ValueError(f"config.json says {key} = {value}, and the checkpoint has {len(state)} tensors")
+            raise ValueError(f"config.json says {key} = {value}, but the checkpoint has {len(state)} tensors")
     described = made.config_class.from_dict(dict(config))
     with torch.device("meta"):
         planned = sum(value.numel() for value in made._from_config(described).parameters())
     there = sum(value.numel() for value in state.values())
     if planned > 2 * there:
-        raise ValueError(f"config.json describes {planned} parameters, and the checkpoint has {there}")
+        raise ValueError(f"config.json describes {planned} parameters, but the checkpoint has {there}")
 
     def load(state: Mapping[str, Tensor]) -> Any:
         # As from a saved folder: `from_pretrained` maps names of earlier versions and ties weights.

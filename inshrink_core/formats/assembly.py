@@ -10,8 +10,7 @@ import functools
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, pairwise
-from operator import not_
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -285,8 +284,13 @@ def _named_averages(
     return [(called.get(name, name), placed) for name, placed in tree.extra]
 
 
-def _analysed(contents: Sequence[FileContent], matching: Matching | None) -> dict[str, Any]:
-    model: list[tuple[int, str, Placed]] = []
+_Model = list[tuple[int, str, Placed]]
+"""Tensors of a model: number of the file, name, and place."""
+
+
+def _model_of(contents: Sequence[FileContent], matching: Matching | None) -> tuple[_Model, bool]:
+    """Return the model's tensors, in its own order if it is known, and whether the files have that order."""
+    model: _Model = []
     owner: dict[str, int] = {}
     for number, content in enumerate(contents):
         for name, placed in content.tree.model:
@@ -300,10 +304,23 @@ def _analysed(contents: Sequence[FileContent], matching: Matching | None) -> dic
         contents[number].kind != "safetensors" for number, _ in of_files
     )
     if matching is not None or not ordered:
-        rank = {
-            name: at for at, name in enumerate(in_order(names, () if matching is None else matching.order))
-        }
+        order = in_order(names, () if matching is None else matching.order)
+        rank = {name: at for at, name in enumerate(order)}
         model.sort(key=lambda item: rank[item[1]])
+    return model, ordered
+
+
+def _ranked(specs: Sequence[TensorSpec], model: Iterable[Named]) -> tuple[TensorSpec, ...]:
+    """Return specs with those of a model first, in its order."""
+    rank = {tensor.name: at for at, tensor in enumerate(model)}
+    known = [spec for spec in specs if spec.role in MODEL_ROLES and spec.name in rank]
+    others = (spec for spec in specs if spec.role not in MODEL_ROLES or spec.name not in rank)
+    return (*sorted(known, key=lambda spec: rank[spec.name]), *others)
+
+
+def _analysed(contents: Sequence[FileContent], matching: Matching | None) -> dict[str, Any]:
+    model, ordered = _model_of(contents, matching)
+    owner = {name: number for number, name, _ in model}
     models = tuple(dict.fromkeys(name for content in contents for name in content.tree.models))
     for number, content in enumerate(contents):
         for name, placed in _named_averages(content.tree, model, ordered=ordered):
@@ -339,13 +356,10 @@ def _analysed(contents: Sequence[FileContent], matching: Matching | None) -> dic
         for piece in placed.pieces:
             member = Member(key, 0, piece.placed.stride, piece.box)
             regions[piece.file].append(Region(piece.placed.offset, piece.placed.span, (member,)))
-    rank = {tensor.name: at for at, tensor in enumerate(roles.model)}
-    is_ranked = [spec.role in MODEL_ROLES and spec.name in rank for spec in specs]
-    ranked = sorted(compress(specs, is_ranked), key=lambda spec: rank[spec.name])
-    ranked += compress(specs, map(not_, is_ranked))
+    ranked = _ranked(specs, roles.model)
     return {
         "contents": contents,
-        "specs": tuple(ranked),
+        "specs": ranked,
         "regions": [
             _with_entries(content, members) for content, members in zip(contents, regions, strict=True)
         ],

@@ -410,6 +410,9 @@ def step_ratio(
 ) -> float:
     """Estimate the compression ratio of a step's weights by encoding a sample of its tensors.
 
+    The stored bytes are Σ b_t · R_t / r_t over layer types t, with the stored bytes b and raw bytes r of the
+    sample, and the raw bytes R of all tensors.
+
     Parameters
     ----------
     chain

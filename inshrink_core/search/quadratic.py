@@ -33,7 +33,7 @@ _SLICE: Final = 1 << 20
 def sensitivities(
     checkpoint: Checkpoint, before: Checkpoint | None, keys: frozenset[str] | None = None
 ) -> dict[str, float]:
-    """Return the mean h of each weight with a known one, by key.
+    """Return the mean h of each weight by key: of Adam's second moments, else of (w − w_before)².
 
     Parameters
     ----------
@@ -117,6 +117,9 @@ T = TypeVar("T")
 def prior_of(chain: ChainConfig, relative_error: float) -> tuple[float, float]:
     """Return the expected drop and divergence (nats) of a chain's worst step, judged by other runs.
 
+    The drop is `DROP_PER_NAT` times the divergence, which is a multiple of the squared relative error; for a
+    lattice, of its squared coarseness.
+
     Parameters
     ----------
     chain
@@ -188,7 +191,7 @@ class Calibration:
 
 
 def calibrate(trials: Sequence[Trial]) -> Calibration:
-    """Fit the relation of damage and figures to measured trials."""
+    """Return curves of figure / damage over log damage through the trials, for each step."""
     usable = [trial for trial in trials if trial.damage and not trial.failure]
     pairs: dict[str, dict[int, list[tuple[float, float]]]] = {"drop": {}, "divergence": {}}
     for trial in usable:

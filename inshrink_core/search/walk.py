@@ -191,7 +191,10 @@ def _next(
     aim: float,
     flat: bool,
 ) -> float:
-    """Return the value that is expected to reach the bounds, within the known bracket."""
+    """Return ``p (aim / u)^(1 / k)`` for the last value p of usage u, within the known bracket.
+
+    Two measurements (p₁, u₁) and (p₂, u₂) give ``k = log(u₂ / u₁) / log(p₂ / p₁)``; before, k is `power`.
+    """
     between = within is not None and broken is not None
     inner = math.log(broken.point / within.point) if within is not None and broken is not None else 0.0
     if within is not None and broken is not None and within.usage > 0 and math.isfinite(broken.usage):

@@ -57,7 +57,7 @@ class CommitReport(Report):
         return CheckFailedError(
             f"step {step} waits for {_named(parts)}",
             where=self.archive,
-            remedy="run the parts that are missing, or give up the others with --discard",
+            remedy="run the missing parts, or discard the others with --discard",
         )
 
 

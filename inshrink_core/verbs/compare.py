@@ -95,7 +95,7 @@ class Comparisons(Report):
                 yield from parts_of(key, document[key])
             if passed := self.passed.get(path):
                 steps = steps_in_short(passed)
-                yield f"≈ the previous checkpoint does as well at steps {steps}: they prove little"
+                yield f"≈ the previous checkpoint does as well at steps {steps}, which therefore prove little"
 
 
 _FACTS: Final = (

@@ -55,9 +55,6 @@ _LEAST_TENSORS: Final = 32
 _RUN_LENGTH: Final = 16
 """Steps of a stretch, in a run with more steps than can be encoded."""
 
-_STRETCHES: Final = 3
-"""Beginning, middle and end: movement changes over a training."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateReport(Report):
@@ -672,8 +669,8 @@ def _by_tensor(
 
 
 _UNCALIBRATED: Final = (
-    "drop and divergence are estimated, uncalibrated: rules of thumb from other runs, right to an order of"
-    " magnitude at best, for no trials tell what an error costs here; `inshrink search` makes some"
+    "drop and divergence are estimated, uncalibrated: without trials of this run, rules of thumb from other"
+    " runs are accurate to an order of magnitude at best; `inshrink search` makes trials"
 )
 
 
@@ -691,12 +688,12 @@ class _Row(NamedTuple):
 
 
 def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
-    """Return all steps, or three stretches of a long run: beginning, middle and end."""
-    if len(steps) <= _RUN_LENGTH * _STRETCHES:
+    """Return all steps, or the beginning, middle and end of a long run: movement changes over a training."""
+    from inshrink_core.search.measure import middle_of
+
+    if len(steps) <= 3 * _RUN_LENGTH:
         return [steps]
-    room = len(steps) - _RUN_LENGTH
-    begins = [room * number // (_STRETCHES - 1) for number in range(_STRETCHES)]
-    return [steps[begin : begin + _RUN_LENGTH] for begin in begins]
+    return [steps[:_RUN_LENGTH], middle_of(steps, _RUN_LENGTH), steps[-_RUN_LENGTH:]]
 
 
 def _encode(sample: _Sample, chain: ChainConfig, steps: Sequence[int]) -> Iterator[_Row]:

@@ -472,12 +472,12 @@ def _readable(archive: Archive) -> tuple[list[FrameInfo], list[FrameInfo], list[
 def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes on frames or a manifest that are missing."""
     for lost in facts["missing_frames"]:
-        last = ": the last one, from which training would go on" if lost["last"] else ""
+        last = ", the last one, from which training would continue" if lost["last"] else ""
         branch = f" on branch {lost['branch']}" if lost["branch"] else ""
         yield f"the frame of step {lost['step']}{branch} is missing ({lost['path']}){last}"
     if facts["undecodable_steps"]:
         steps = ", ".join(map(str, facts["undecodable_steps"]))
-        yield f"without a missing frame these steps cannot be decoded: {steps}"
+        yield f"these steps need a missing frame and cannot be decoded: {steps}"
     if facts["manifest_problem"]:
-        yield f"{facts['manifest_problem']}: frames that are gone cannot be told"
+        yield f"{facts['manifest_problem']}: missing frames cannot be listed"
         yield from (f"this frame cannot be read: {path}" for path in facts["unreadable_frames"])

@@ -145,7 +145,7 @@ class ForgetReport(Report):
         if not (self.missing or self.useless or self.manifest):
             yield "no frame is missing"
         elif not self.applied:
-            yield "nothing was changed: add --apply to give these frames up; it cannot be undone"
+            yield "nothing was changed: --apply gives these frames up, which cannot be undone"
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
             raise InputError(
                 "a packed or remote archive cannot be pruned",
                 where=opened.reader.path,
-                remedy="make a folder of it: inshrink export PACKED --unpack FOLDER",
+                remedy="unpack it to a folder: inshrink export PACKED --unpack FOLDER",
             )
         rules = self._rules(opened.reader)
         before = opened.reader.nbytes

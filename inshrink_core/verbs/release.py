@@ -144,7 +144,7 @@ class ReleaseReport(Report):
         """Yield notes and the next command."""
         if not self.applied:
             if any(row.released and not row.exact for row in self.steps):
-                yield "note: once released, what is archived with an error does not come back bit for bit"
+                yield "note: checkpoints archived with an error cannot be restored bit for bit"
             yield "nothing was changed: add --apply to do it"
 
 
@@ -323,7 +323,7 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
         _stays_if(step in run.steps[-self.keep_newest :], f"one of the newest {self.keep_newest}")
         _stays_if(step not in frames, "it is not in the archive")
         dropped = dropped_of(archive.frame(frames[step]))
-        _stays_if(dropped, "the archive has no optimizer state of it any more")
+        _stays_if(dropped, "its optimizer state is no longer in the archive")
         base = archive.base_of(archive.reader.chain(frames[step].frame_id)[0])
         if base is not None and base.path is not None:
             base_path = os.path.realpath(archive.path.absolute().parent / base.path)
@@ -374,7 +374,7 @@ def _files_of(run: Run, step: int) -> _Files:
     except OSError as error:
         raise _Stays(f"it cannot be read: {error.strerror}") from error
     several = not path.is_dir() and len(checkpoint.files) > 1
-    _stays_if(several, "it is in several files beside those of other steps")
+    _stays_if(several, "its files are beside those of other steps")
     special = any(not stat.S_ISREG(row.st_mode) for row in found.values())
     _stays_if(special, "it has links, or what is no file")
     _stays_if(foreign := sorted(found.keys() - known), f"not all of its files are read: {named(foreign)}")
@@ -433,7 +433,7 @@ def _delete(path: Path, files: _Files, info: FrameInfo) -> None:
 def _put_back(hidden: Path, path: Path) -> None:
     if path.exists():
         raise StorageError(
-            "a checkpoint was hidden to be released, and its place is taken",
+            "a checkpoint was renamed for its release, and a new file has its name",
             where=str(hidden),
             remedy=f"compare it with '{path.name}', and keep the right one",
         )
@@ -463,7 +463,7 @@ def _finish(folder: Path, archive: Archive) -> tuple[int, ...]:
     for root, folders, names in os.walk(folder):
         for name in (*folders, *names):
             path = Path(root, name)
-            with storage_errors("the release that was cut off cannot be finished", str(path)):
+            with storage_errors("the interrupted release cannot be finished", str(path)):
                 if found := _RELEASED.fullmatch(name):
                     finished.append(_require_archived(bytes.fromhex(found["frame"]), archive, str(path)))
                     _remove(path)
@@ -480,7 +480,7 @@ def _require_archived(frame_id: bytes, archive: Archive, where: str) -> int:
     info = next((frame for frame in archive.reader.frames if frame.frame_id == frame_id), None)
     if info is None:
         raise InputError(
-            "a release was cut off, and this archive does not hold the checkpoint",
+            "a release was interrupted, and this archive does not hold the checkpoint",
             where=where,
             remedy="give the archive that it was released into",
         )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
-from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
 from inshrink_core.errors import InputError, NotFoundError
 from inshrink_core.execution import default_threads
 from inshrink_core.execution.progress import Counter
@@ -87,7 +87,7 @@ class RestoreReport(Report):
     def remarks(self) -> Iterator[str]:
         """Yield what the files lack."""
         if self.without_state:
-            yield "note: without the optimizer's state, which was pruned, training cannot go on"
+            yield "note: the optimizer's state was pruned, so training cannot continue from here"
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
         from inshrink_core.chain.parts import frames_of
         from inshrink_core.chain.restoring import fitting
         from inshrink_core.formats import write_checkpoint
-        from inshrink_core.formats.disk import check_names, check_target
+        from inshrink_core.formats.disk import check_target
         from inshrink_core.formats.write import LAYOUTS, restorable_layout
 
         begun = time.perf_counter()
@@ -193,29 +193,14 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
         paths: list[Path] = []
         converted: dict[str, None] = {}
         written = self.layout
-        # Steps that were single files in the run are written beside each other, unless names collide.
-        flat = [found for info in every if not (found := view.checkpoint(info)).folder]
-        names = [file.path.casefold() for item in flat for file in item.files]
-        collide = len(set(names)) < len(names)
-        numbered = {info: f"checkpoint-{view.checkpoint(info).branch or info.step}" for info in every}
-        folders = {info: view.checkpoint(info).folder or name for info, name in numbered.items()}
-        if len({name.casefold() for name in folders.values()}) < len(every):
-            folders = numbered
-        check_names(folders.values(), str(opened.path))
+        folders, collide = _folders(view, every)
         for info in infos:
             checkpoint = view.checkpoint(info)
             written = restorable_layout(checkpoint) if self.layout == "same" and keys is None else self.layout
             apart = collide or bool(checkpoint.folder) or written != "same" or keys is not None
             nested = len(every) > 1 and apart
             target = check_target(directory, f"{folders[info]}/file").parent if nested else directory
-            order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
-            if keys is not None and not order:
-                from inshrink_core.formats.carried import carried_tensors
-
-                if not any(keys(row.name) for row in carried_tensors(checkpoint)):
-                    what = f"no tensor matches '{self.tensors}'"
-                    remedy = "`inshrink inspect --tensors` lists them"
-                    raise NotFoundError(what, where=view.where(info), remedy=remedy)
+            order = self._matching(checkpoint, keys, view.where(info))
             with checkpoint.prefetch(order, threads) as ahead:
                 paths += write_checkpoint(
                     ahead,
@@ -242,6 +227,18 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             without_state=tuple(info.step for info in infos if dropped_of(opened.frame(info))),
             converted=tuple(converted),
         )
+
+    def _matching(
+        self, checkpoint: Checkpoint, keys: Callable[[str], bool] | None, where: str
+    ) -> list[TensorSpec]:
+        """Return the requested tensors of a checkpoint."""
+        from inshrink_core.formats.carried import carried_tensors
+
+        order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
+        if keys and not order and not any(keys(row.name) for row in carried_tensors(checkpoint)):
+            remedy = "`inshrink inspect --tensors` lists them"
+            raise NotFoundError(f"no tensor matches '{self.tensors}'", where=where, remedy=remedy)
+        return order
 
     def _on_engine(self) -> RestoreReport:
         """Restore with workers, each some of the steps."""
@@ -280,6 +277,21 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
 
 
 restore = python_call(Restore)
+
+
+def _folders(archive: Archive, frames: Collection[FrameInfo]) -> tuple[dict[FrameInfo, str], bool]:
+    """Return a folder for each of several steps, and whether files of steps that had none would collide."""
+    from inshrink_core.formats.disk import check_names
+
+    steps = {info: archive.checkpoint(info) for info in frames}
+    # Steps that were single files in the run are written beside each other, unless names collide.
+    names = [file.path.casefold() for item in steps.values() if not item.folder for file in item.files]
+    numbered = {info: f"checkpoint-{item.branch or info.step}" for info, item in steps.items()}
+    folders = {info: item.folder or numbered[info] for info, item in steps.items()}
+    if len({name.casefold() for name in folders.values()}) < len(frames):
+        folders = numbered
+    check_names(folders.values(), str(archive.path))
+    return folders, len(set(names)) < len(names)
 
 
 def _branch_number(archive: Archive, branch: int | str | None) -> int | None:

@@ -48,20 +48,18 @@ _logger = logging.getLogger(__name__)
 _FIGURES: Final = ("ratio_weights", "drop", "divergence", "restore_cost")
 _SHOWN: Final = ("step", "config", *_FIGURES, "seconds", "failure")
 
-_NOTHING_BETTER: Final = (
-    "nothing that was tried is smaller than the default, which keeps the bounds: it is the best"
-)
+_NOTHING_BETTER: Final = "the default keeps the bounds, and no configuration that was tried is smaller"
 
 _BY_STEP: Final = (
-    "settings of their own for each step store more than any one configuration that was tried, {ratio} of the"
-    " weights: an archive that is written under these bounds has them{but}"
+    "separate settings for each step reach a higher ratio than any single configuration: {ratio} of the"
+    " weights; an archive written under these bounds uses them{but}"
 )
 
-_IN_FILE: Final = "; {file} holds one configuration for all steps, so it has {best} in their place"
+_IN_FILE: Final = "; {file} can hold only one configuration for all steps: {best}"
 
 _NO_EVIDENCE: Final = (
-    "the previous checkpoint, in the place of each one, keeps the bounds at every step: they say nothing,"
-    " and nothing is coarsened"
+    "at every step the previous checkpoint would keep the bounds too: the steps prove nothing, so no coarser"
+    " setting is chosen"
 )
 
 
@@ -416,7 +414,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 output=target,
             )
             if by_step is not None and report.is_best_by_step:
-                known = "none" if best is None else f"the best of those, {ratio(best.ratio_weights)},"
+                known = "none" if best is None else f"the best, {ratio(best.ratio_weights)}"
                 but = "" if target is None else _IN_FILE.format(file=target.name, best=known)
                 note = _BY_STEP.format(ratio=ratio(by_step.ratio_weights), but=but)
                 report = replace(report, notes=(*report.notes, note))

@@ -301,7 +301,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
             lost = [step for step in lost if step not in {row.step for row in unreadable}]
         if lost:
             what = f"not in the archive: {'step' if len(lost) == 1 else 'steps'} {steps_in_short(lost)}"
-            remedy = "archive the rest with `inshrink compress`, or name with a glob what should be there"
+            remedy = "archive the rest with `inshrink compress`, or select the steps to compare with a glob"
             problems.append(Problem(spoken(str(against.path)), what, remedy))
         branches = archive.branches if isinstance(against, Run) else {}
         for name, original in against.branches.items() if isinstance(against, Run) else ():

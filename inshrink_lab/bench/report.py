@@ -287,7 +287,7 @@ class BenchReport(Report):
         )
         yield "ratio of everything that is stored / of the weights"
         if any(bound.holds(item) for bound in self.bounds for item in self.points.get(REPEAT, ())):
-            yield "≈ the previous checkpoint, which stores nothing, keeps this bound: it proves little"
+            yield "≈ the previous checkpoint keeps this bound without storing anything, so it proves little"
         # The baseline is equal under every bound, so one row is enough.
         rows = [row for place, row in enumerate(self.rows) if not place or row.codec != REPEAT]
         yield Table(_ROW_COLUMNS, map(_cells, rows))

@@ -197,7 +197,7 @@ def test_a_wrong_question_says_what_is_wrong(run, archives):
         anatomy(run, 400, KEY, "no-such-codec")
     with pytest.raises(InputError, match="an archive already has its codec"):
         anatomy(archives["lattice"], 10, KEY, "lattice")
-    with pytest.raises(InputError, match="needs an archive, and this is a run"):
+    with pytest.raises(InputError, match="needs an archive, but this is a run"):
         anatomy(run, 400, KEY, against=run)
     with pytest.raises(InputError, match="not a sensitivity of tensors"):
         anatomy(run, 400, KEY, metric="magnitude")

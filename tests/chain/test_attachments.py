@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import inshrink_core
 from inshrink_core.chain.attachments import (
+    attachments_of,
+    content_digest,
     decode_attachment,
     encode_attachment,
     encode_attachments,
@@ -55,6 +58,15 @@ def test_every_attachment_comes_back(content: bytes, previous: bytes | None) -> 
     codec, payload = encode_attachment(content, previous)
     assert decode_attachment(codec, payload, previous, "here") == content
     assert len(payload) <= len(content)
+
+
+def test_the_digest_of_a_checkpoint_depends_on_every_file() -> None:
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    checkpoint = run[run.steps[0]]
+    files = dict(attachments_of(checkpoint))
+    changed = [{**files, key: content[:-1] + bytes([content[-1] ^ 1])} for key, content in files.items()]
+    digests = {content_digest(checkpoint, None, attachments) for attachments in (files, *changed)}
+    assert len(digests) == 1 + len(files) > 2
 
 
 def test_an_attachment_like_the_previous_one_costs_little() -> None:

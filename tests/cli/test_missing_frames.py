@@ -109,7 +109,7 @@ def test_a_frame_missing_in_the_middle_is_not_written_again_behind_the_last(
 def test_forgetting_shows_a_plan_then_gives_up_what_is_lost(beheaded: Path, cli) -> None:
     plan = cli("prune", str(beheaded), "--forget-missing")
     assert plan.code == 0
-    assert "--apply to give these frames up" in plan.out
+    assert "--apply gives these frames up" in plan.out
     assert Archive.open(beheaded).reader.missing
     assert cli("prune", str(beheaded), "--forget-missing", "--apply").code == 0
     assert Archive.open(beheaded).last.step == 20

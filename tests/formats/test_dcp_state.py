@@ -24,6 +24,7 @@ from inshrink_core.errors import (
     StorageError,
     UnsafePickleError,
 )
+from inshrink_core.execution.progress import Progress
 from inshrink_core.formats.dcp_state import unpack_state
 from inshrink_core.integrations import dcp as dcp_module
 from inshrink_core.integrations.dcp import InshrinkReader, InshrinkWriter, step_of
@@ -116,8 +117,10 @@ def test_the_checkpoint_is_read_by_its_name_where_no_step_is_given(path):
 @pytest.mark.parametrize("layout", ["same", "dcp"])
 def test_a_step_is_restored_as_a_folder_that_dcp_loads(path, tmp_path, layout):
     save(path, 1, 2)
-    report = restore(path, tmp_path / "out", steps=[2], layout=layout)
+    now: list[Progress] = []
+    report = restore(path, tmp_path / "out", steps=[2], layout=layout, progress=now.append)
     assert report.layout == "dcp"
+    assert now[-1].done == now[-1].total > 1
     state = trained(0)
     dcp.load(state, checkpoint_id=tmp_path / "out", no_dist=True)
     assert same(state, trained(2))

@@ -75,6 +75,12 @@ def test_shared_dictionaries_are_read_where_they_are_few():
     assert read_pickle(pickle.dumps({"a": shared, "b": shared})) == {"a": shared, "b": shared}
 
 
+def test_optimizers_that_share_their_groups_many_times_are_refused():
+    shared = {"state": {}, "param_groups": [None] * 1000}
+    with pytest.raises(DamagedError, match="more values than a checkpoint"):
+        read_state_tree({"optimizer": [[shared] * 64] * 64}, lambda ref: None, n_bytes=10_000)
+
+
 def test_an_error_of_the_file_alone_is_one_of_ours():
     for program in (b"\x80\x02" + b"(" * 20_000 + b".", b"\x80\x04" + b"N" + b"\x94" * 9000 + b"."):
         with pytest.raises(InshrinkError):

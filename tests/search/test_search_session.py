@@ -247,8 +247,8 @@ def test_a_search_that_settings_by_step_win_says_that_its_file_does_not_hold_the
     found = search(run, max_divergence=1e-3, output=target)
     document = json.loads(target.read_text())
     (note,) = [note for note in document["notes"] if "each step" in note]
-    best = f"the best of those, {ratio(found.best.ratio_weights)},"
-    assert f"s.json holds one configuration for all steps, so it has {best} in their place" in note
+    best = f"the best, {ratio(found.best.ratio_weights)}"
+    assert f"s.json can hold only one configuration for all steps: {best}" in note
     assert "--config" not in shown(found)
     assert "s.json" not in search(run, max_divergence=1e-3).notes[-1]
     target.write_text(json.dumps(document | {"best": None}))
@@ -295,7 +295,7 @@ def test_where_bounds_say_nothing_at_any_step_nothing_is_coarsened(run, tmp_path
     found = search(run, max_divergence=10.0, output=tmp_path / "s.json")
     assert found.not_discriminative == run.steps[1:]
     assert found.best.candidate.settings["coarseness"] == LatticeCodec().coarseness
-    assert "say nothing" in found.notes[0]
+    assert "prove nothing" in found.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -421,7 +421,7 @@ def test_an_engine_compresses_restores_and_verifies_as_one_process_does(tmp_path
     [
         ({"engine": "dask"}, "choose one of threads, processes, ray"),
         ({"workers": 2}, "add --engine processes"),
-        ({"engine": "processes", "part": "1/2"}, "an engine takes all parts"),
+        ({"engine": "processes", "part": "1/2"}, "--engine runs all parts"),
         ({"engine": "processes", "max_drop": 0.1}, "needs all tensors in one process"),
         ({"engine": "processes", "workers": 0}, "≥ 1"),
     ],

@@ -14,13 +14,6 @@ from inshrink_core.chain import Archive, tensor_digest
 from inshrink_core.errors import LockedError, MissingFrameError
 from tests.runs import write_run
 
-N_STEPS = 9
-
-
-@pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("run") / "run", n_steps=N_STEPS)
-
 
 def compressed(run: Path, target: Path, codec: str, optimizer: str = "exact", every: int = 4) -> Path:
     inshrink_core.compress(run, target, codec=codec, optimizer=optimizer, keyframe_every=every)
@@ -30,11 +23,6 @@ def compressed(run: Path, target: Path, codec: str, optimizer: str = "exact", ev
 @pytest.fixture(scope="module")
 def template(run_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compressed(run_path, tmp_path_factory.mktemp("made") / "a.inshrink", "lattice")
-
-
-@pytest.fixture
-def path(template: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(template, tmp_path / "a.inshrink"))
 
 
 def frame_bits(path: Path) -> dict[tuple[int, int], dict[str, bytes]]:
@@ -107,7 +95,7 @@ def test_pruning_again_and_appending_go_on(path: Path, run_path: Path, tmp_path:
     inshrink_core.verbs.prune(path, keep_every=10, apply=True)
     inshrink_core.verbs.prune(path, keep_every=20, apply=True)
     assert Archive.open(path).steps == (20, 40, 45)
-    longer = write_run(tmp_path / "longer", n_steps=N_STEPS + 1)
+    longer = write_run(tmp_path / "longer", n_steps=10)
     inshrink_core.compress(longer, path, steps=[45, 50])
     assert Archive.open(path).steps == (20, 40, 45, 50)
     after = frame_bits(path)
@@ -168,7 +156,7 @@ def test_frame_that_cannot_be_decoded_stops_pruning_before_anything_is_lost(path
     with pytest.raises(inshrink_core.errors.DamagedError):
         inshrink_core.verbs.prune(path, keep=[20], apply=True)
     assert Archive.open(path).steps == steps
-    assert len(list((path / "frames").iterdir())) == N_STEPS
+    assert len(list((path / "frames").iterdir())) == 9
 
 
 def test_cancelled_pruning_leaves_the_archive_as_it_was(path: Path) -> None:
@@ -184,7 +172,7 @@ def test_cancelled_pruning_leaves_the_archive_as_it_was(path: Path) -> None:
         inshrink_core.verbs.prune(path, keep_every=10, apply=True, progress=cancel)
     assert ArchiveReader.open(path).frames == before
     assert check_archive(path) == ()
-    assert len(list((path / "frames").iterdir())) == N_STEPS
+    assert len(list((path / "frames").iterdir())) == 9
 
 
 def test_archive_with_a_missing_frame_is_not_pruned(path: Path) -> None:

@@ -149,7 +149,7 @@ def test_what_was_hidden_and_not_compared_again_gets_its_name_back(
     hidden = (run / "checkpoint-3").rename(run / ".checkpoint-3.inshrink-releasing")
     if is_taken:
         (run / "checkpoint-3").mkdir()
-        with pytest.raises(StorageError, match="its place is taken"):
+        with pytest.raises(StorageError, match="a new file has its name"):
             release(run, archive, apply=True)
         assert len(contents(hidden)) == 3
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -20,22 +19,10 @@ from inshrink_core.training import Retention
 from tests.runs import write_run
 from tests.verbs.test_prune import branched, compressed, frame_bits
 
-N_STEPS = 9
-
-
-@pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("run") / "run", n_steps=N_STEPS)
-
 
 @pytest.fixture(scope="module")
 def template(run_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compressed(run_path, tmp_path_factory.mktemp("made") / "a.inshrink", "lattice", "compressed")
-
-
-@pytest.fixture
-def path(template: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(template, tmp_path / "a.inshrink"))
 
 
 def steps_with_state(path: Path) -> list[int]:
@@ -76,7 +63,7 @@ def test_the_state_of_the_last_steps_alone_stays_and_no_kept_bit_changes(
 
 def test_the_run_is_still_known_and_training_goes_on(path: Path, run_path: Path, tmp_path: Path) -> None:
     inshrink_core.verbs.prune(path, keep_last=4, optimizer_last=2, apply=True)
-    longer = write_run(tmp_path / "longer", n_steps=N_STEPS + 2)
+    longer = write_run(tmp_path / "longer", n_steps=11)
     report = inshrink_core.compress(longer, path)
     assert report.appended == (50, 55)
     assert set(report.skipped) == set(range(5, 50, 5))

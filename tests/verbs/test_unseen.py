@@ -23,9 +23,7 @@ def bulky(tmp_path):
     return tmp_path / "run"
 
 
-LINE = (
-    "of the bytes (10.5 MB) are not seen into and travel as they are: state/rank0.bin (3.15 MB), state/rank1"
-)
+LINE = "of the bytes (10.5 MB) are opaque and stored unchanged: state/rank0.bin (3.15 MB), state/rank1"
 
 
 @pytest.mark.parametrize("verb", ["inspect", "estimate", "compress"])

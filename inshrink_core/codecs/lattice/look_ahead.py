@@ -167,7 +167,7 @@ class LookAhead(LatticePlanner):
 
 
 def _movement(matrices: Sequence[_Seen]) -> float:
-    """Return the root mean square, over the pairs, of the movement of all matrices."""
+    """Return ``sqrt(mean of min(M, 16 median(M)))`` over the pairs, M being their mean squared movements."""
     sums: dict[int, float] = {}
     counts: dict[int, int] = {}
     for spec, seen in matrices:

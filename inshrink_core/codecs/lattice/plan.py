@@ -268,30 +268,20 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
             key: positive(context.learning_rates.get(spec.parameter)) for key, (spec, _) in known.items()
         }
         overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
-        most = _MAX_MOVED_SHARE * overall
         found = {key: _movement(o, before.probes.get(key)) for key, o in matrices.items()}
         moved = {key: square for key, square in found.items() if square is not None}
         now = _rms((known[key][0].numel, m) for key, m in moved.items())
-        now = now if now <= most else 0.0
+        now = now if now <= _MAX_MOVED_SHARE * overall else 0.0
         memory = _settled(before, known, rates, now)
         factors = _factors(memory, matrices, self.sensitivity)
         if memory.movement and not before.movement:
-            apart = codes_apart(moved, now, factors)
-            for key, o in matrices.items():
-                # The future movement of a tensor that has not moved yet is unknown.
-                width = self.coarseness * factors.get(key, 1.0) * now
-                if key not in moved and width > _APART_SHARE * math.sqrt(o.mean_square):
-                    apart[key] = 0
-            memory = replace(memory, apart=apart)
+            memory = replace(memory, apart=self._treated_apart(matrices, moved, now, factors))
         factors = bounded_factors(memory, factors)
         adaptive = any(o.second_moment is not None for o in matrices.values())
-        bases: dict[str, float] = {}
-        for key in known:
-            base = min(_base(memory, now, rates[key], self.gamma), most)
-            if base == 0 and adaptive and rates[key]:
-                low, high = (bound * overall for bound in _GUESS_RANGE)
-                base = min(max(_MOVEMENT_PER_LR * rates[key], low), high)
-            bases[key] = base
+        bases = {
+            key: _base(memory, now, rate, self.gamma, overall, adaptive=adaptive)
+            for key, rate in rates.items()
+        }
         coarseness, cost = self.coarseness, None
         if self.predicted_cost and memory.coarseness:
             rows = (
@@ -304,25 +294,35 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
             while unit_cost * coarseness**2 > self.predicted_cost and coarseness / 2 >= self.coarseness:
                 coarseness /= 2
             memory, cost = replace(memory, coarseness=coarseness), unit_cost * coarseness**2
-        tensors: dict[str, TensorPlan] = {}
-        for key, (spec, o) in known.items():
-            width = _width(spec, o, bases[key], factors.get(key, 1.0), memory, coarseness)
-            if width > 0 and math.isfinite(width):
-                size = math.sqrt(o.mean_square)
-                limits = _APART_SHARE * size, _APART_SHARE * size, coarseness
-                if key in matrices and key not in memory.apart:
-                    by_size = coarseness * size
-                    limits = _FIRST_SHARE * by_size, _COMMON_SHARE * by_size, _COMMON_MOVED * coarseness
-                tensors[key] = TensorPlan(width, size, *limits)
+        plans = {
+            key: _tensor_plan(spec, o, bases[key], factors.get(key, 1.0), memory, coarseness)
+            for key, (spec, o) in known.items()
+        }
         exact_rates = bool(_squares(matrices)) and all(rates.values())
         if memory.movement and (exact_rates or self.gamma == 0):
             memory = replace(memory, probes={})
         return LatticePlan(
-            tensors=tensors,
+            tensors={key: plan for key, plan in plans.items() if plan is not None},
             memory=memory.to_values() if known else {},
             after_restore=context.after_restore,
             predicted_cost=cost,
         )
+
+    def _treated_apart(
+        self,
+        matrices: Mapping[str, LatticeStatistics],
+        moved: Mapping[str, float],
+        movement: float,
+        factors: Mapping[str, float],
+    ) -> dict[str, int]:
+        """Return the codes of tensors whose common step size is too coarse, once a movement is known."""
+        apart = codes_apart(moved, movement, factors)
+        for key, o in matrices.items():
+            # The future movement of a tensor that has not moved yet is unknown.
+            width = self.coarseness * factors.get(key, 1.0) * movement
+            if key not in moved and width > _APART_SHARE * math.sqrt(o.mean_square):
+                apart[key] = 0
+        return apart
 
     def step_size(self, plan: LatticePlan, spec: TensorSpec) -> float | None:
         """Return the step size, before any change for error feedback; None if the tensor is exact."""
@@ -422,41 +422,54 @@ def settled_factors(memory: Memory, sensitivity: float) -> dict[str, float]:
     return {key: sensitivity_factor(memory.ratio(key) or 1.0, 1.0, sensitivity) for key in memory.settled}
 
 
-def _width(
+def _tensor_plan(
     spec: TensorSpec,
     o: LatticeStatistics,
     base: float,
     factor: float,
     memory: Memory,
     coarseness: float,
-) -> float:
-    """Return the step size of one tensor; 0 to store it exactly."""
+) -> TensorPlan | None:
+    """Return the step size of one tensor and its limits; None to store it exactly."""
     if not math.isfinite(o.mean_square):
-        return 0.0
+        return None
     rms = math.sqrt(o.mean_square)
+    limits = _APART_SHARE * rms, _APART_SHARE * rms, coarseness
     if is_statistic(spec):
         if memory.ratio(spec.key) is None:  # it has never changed
-            return 0.0
+            return None
         width = _STATISTIC_STEP_SIZE * min(1.0, coarseness / _STATISTIC_COARSENESS) * rms
         # A non-negative statistic must not come near zero.
-        return min(width, o.least / _LEAST_STEP_SIZES) if o.least >= 0 else width
-    if not is_matrix(spec):
+        width = min(width, o.least / _LEAST_STEP_SIZES) if o.least >= 0 else width
+    elif not is_matrix(spec):
         most = _FINE_VECTOR_STEP_SIZE if base == 0 else _VECTOR_STEP_SIZE
-        return min(most * max(1.0, rms), _VECTOR_SHARE * coarseness * base or math.inf)
-    if o.second_moment == 0:
-        return 0.0
-    if base == 0:
-        base = _UNKNOWN_SHARE * rms
-    return coarseness * base * factor
+        width = min(most * max(1.0, rms), _VECTOR_SHARE * coarseness * base or math.inf)
+    elif o.second_moment == 0:
+        return None
+    else:
+        width = coarseness * (base or _UNKNOWN_SHARE * rms) * factor
+        if spec.key not in memory.apart:
+            by_size = coarseness * rms
+            limits = _FIRST_SHARE * by_size, _COMMON_SHARE * by_size, _COMMON_MOVED * coarseness
+    return TensorPlan(width, rms, *limits) if width > 0 and math.isfinite(width) else None
 
 
-def _base(memory: Memory, now: float, rate: float, gamma: float) -> float:
-    """Return the movement that scales the step sizes of this frame; 0 if none is known."""
-    if memory.movement == 0 or gamma == 0:
-        return memory.movement
-    if rate and memory.rate:
-        return float(memory.movement * (rate / memory.rate) ** gamma)
-    return float(memory.movement * (now / memory.movement) ** gamma) if now else memory.movement
+def _base(memory: Memory, now: float, rate: float, gamma: float, overall: float, *, adaptive: bool) -> float:
+    """Return the movement that scales a tensor's step size; 0 if neither it nor Adam's rate is known.
+
+    It is m · (r / r₀)^γ, with the movement m and the learning rate r₀ of the memory, and the tensor's rate r;
+    without rates, m · (`now` / m)^γ. Before a movement is known, it is about four learning rates with Adam.
+    `overall` is the root mean square of all matrices, which bounds it.
+    """
+    base = memory.movement
+    if base and gamma:
+        ratio = rate / memory.rate if rate and memory.rate else now / base
+        base *= ratio**gamma if ratio else 1.0
+    base = min(base, _MAX_MOVED_SHARE * overall)
+    if base == 0 and adaptive and rate:
+        low, high = (bound * overall for bound in _GUESS_RANGE)
+        return min(max(_MOVEMENT_PER_LR * rate, low), high)
+    return base
 
 
 def _squares(matrices: Mapping[str, LatticeStatistics]) -> dict[str, float]:

@@ -132,7 +132,7 @@ def new_step_size(width: float, rms: float) -> StepSize | None:
 
 
 def steady_width(width: float, before: StepSize, most: float = math.inf) -> float:
-    """Return `before` times a power of two near the rule's `width`, usually 1; at most `most`.
+    """Return ``before * 2**s`` with ``s = round(log2(width / before))``, or 0 nearby; at most `most`.
 
     A slowly shrinking step size would leave residuals at the edges of cells, which flip in every frame.
 

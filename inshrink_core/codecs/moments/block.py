@@ -186,7 +186,7 @@ def parse(
             raise DamagedError("a block of a moment has an unknown dither seed", where=spec.key)
         dither_seed, body = body[0], body[1:]
     if marks and before is None:
-        raise DamagedError("a block of a moment refers to a state that is not there", where=spec.key)
+        raise DamagedError("a block of a moment refers to a missing state", where=spec.key)
     if marks and before is not None and not _comparable(before, form, base):
         raise DamagedError("a block of a moment refers to a state of another form", where=spec.key)
     if marks == _SAME and before is not None and before.codes.base == base and not len(body):

@@ -118,7 +118,7 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None]):
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
     ) -> MomentsPlan:
-        """Return the allowed errors of first moments, which move the weight by half a step size."""
+        """Return the allowed errors of first moments, ``D / 2r``, for step size D and expected update r."""
         if context is None:
             return MomentsPlan()
         allowed = {

@@ -58,58 +58,51 @@ def reset(square: Float64s, diagonal: float) -> None:
             square[i, j] = diagonal if i == j else 0.0
 
 
-@kernel
-def decompose(
-    sketch: Float64s,
-    signs: Float64s,
-    core: Float64s,
-    turned: Float64s,
-    columns: Float64s,
-    basis: Float64s,
-    found: Float64s,
-    units: Float64s,
-    directions: Int16s,
-) -> float:
-    """Fill in G; return the sum of its squares.
+@part
+def _multiply(out: Float64s, left: Float64s, right: Float64s) -> None:
+    """Write left' right to `out`."""
+    reset(out, 0.0)
+    for k in range(left.shape[0]):
+        add_outer(out, left, k, right, k)
 
-    `core` (p, p) holds S' Y, then L⁻ᵀ, then B' B. `turned` (p, p) holds L', then the rotations. `columns` (n,
-    p) holds B, `basis` (p, rank) holds Q and `found` (n, rank) holds G. `directions` is G in `units`, one
-    unit per rank, scaled so that each column is as large as its bound allows.
-    """
-    (n, p), rank = sketch.shape, found.shape[1]
-    reset(core, 0.0)
-    for k in range(n):
-        add_outer(core, signs, k, sketch, k)
-    ridge = 0.0
+
+@part
+def _invert_cholesky(core: Float64s, upper: Float64s) -> None:
+    """Replace C in `core` by L⁻ᵀ, with C = L L'; `upper` receives L' above its inverted diagonal."""
+    p, ridge = core.shape[0], 0.0
     for i in range(p):
         ridge += core[i, i]
     ridge *= _RIDGE
-    # Cholesky: rows of the factor's transpose from the entries below the diagonal, then its inverse.
     for i in range(p):
         for j in range(i, p):
-            turned[i, j] = core[j, i]
+            upper[i, j] = core[j, i]
         for l in range(i):  # noqa: E741 - the usual third index of a matrix product
-            factor = turned[l, i]
+            factor = upper[l, i]
             for j in range(i, p):
-                turned[i, j] -= factor * turned[l, j]
-        pivot = turned[i, i]
-        turned[i, i] = 1.0 / math.sqrt(pivot + ridge) if pivot > -ridge else 0.0
+                upper[i, j] -= factor * upper[l, j]
+        pivot = upper[i, i]
+        upper[i, i] = 1.0 / math.sqrt(pivot + ridge) if pivot > -ridge else 0.0
         for j in range(i + 1, p):
-            turned[i, j] *= turned[i, i]
+            upper[i, j] *= upper[i, i]
     for i in range(p):
         for j in range(p):
-            core[i, j] = turned[i, i] if i == j else 0.0
+            core[i, j] = upper[i, i] if i == j else 0.0
         for l in range(i, p):  # noqa: E741
             if l > i:
-                core[i, l] *= -turned[l, l]
+                core[i, l] *= -upper[l, l]
             for j in range(l + 1, p):
-                core[i, j] += core[i, l] * turned[l, j]
-    for k in range(n):
-        weigh(columns, k, core, sketch, k)
-    reset(core, 0.0)
-    for k in range(n):
-        add_outer(core, columns, k, columns, k)
-    reset(turned, 1.0)
+                core[i, j] += core[i, l] * upper[l, j]
+
+
+@part
+def _diagonalize(core: Float64s, vectors: Float64s) -> None:
+    """Turn a symmetric matrix into its eigenvalues; the rows of `vectors` become the eigenvectors.
+
+    Cyclic Jacobi: a rotation by θ with t = tan θ = sign(τ) / (|τ| + √(τ² + 1)), τ = (c_jj - c_ii) / 2 c_ij,
+    makes c_ij zero (Golub & Van Loan, "Matrix Computations", section 8.5).
+    """
+    p = core.shape[0]
+    reset(vectors, 1.0)
     for _ in range(_SWEEPS):
         n_turned = 0
         for i in range(p - 1):
@@ -127,15 +120,61 @@ def decompose(
                 for l in range(p):  # noqa: E741
                     a, b = core[i, l], core[j, l]
                     core[i, l], core[j, l] = cosine * a - sine * b, sine * a + cosine * b
-                    a, b = turned[i, l], turned[j, l]
-                    turned[i, l], turned[j, l] = cosine * a - sine * b, sine * a + cosine * b
+                    a, b = vectors[i, l], vectors[j, l]
+                    vectors[i, l], vectors[j, l] = cosine * a - sine * b, sine * a + cosine * b
                 for l in range(p):  # noqa: E741
                     core[l, i], core[l, j] = core[i, l], core[j, l]
                 core[i, i], core[j, j] = first - tangent * both, second + tangent * both
                 core[i, j], core[j, i] = 0.0, 0.0
         if n_turned == 0:
             break
-    for r in range(rank):
+
+
+@part
+def _quantize(found: Float64s, units: Float64s, directions: Int16s) -> float:
+    """Round the columns of G to multiples of powers of two, `units`; return the sum of G's squares."""
+    energy = 0.0
+    for r in range(found.shape[1]):
+        square, total, largest = 0.0, 0.0, 0.0
+        for k in range(found.shape[0]):
+            square += found[k, r] * found[k, r]
+            total += abs(found[k, r])
+            largest = max(largest, abs(found[k, r]))
+        energy += square
+        most = max(total / (MAX_SUM - found.shape[0]), largest / MAX_ENTRY)
+        units[r] = math.ldexp(1.0, math.frexp(most)[1]) if most > 0.0 else 1.0
+        for k in range(found.shape[0]):
+            directions[k, r] = np.rint(found[k, r] / units[r])
+    return energy
+
+
+@kernel
+def decompose(
+    sketch: Float64s,
+    signs: Float64s,
+    core: Float64s,
+    turned: Float64s,
+    columns: Float64s,
+    basis: Float64s,
+    found: Float64s,
+    units: Float64s,
+    directions: Int16s,
+) -> float:
+    """Fill in G; return the sum of its squares.
+
+    `core` (p, p) holds S' Y, then L⁻ᵀ, then B' B and its eigenvalues. `turned` (p, p) holds L', then the
+    eigenvectors. `columns` (n, p) holds B, `basis` (p, rank) holds Q and `found` (n, rank) holds G.
+    `directions` is G in `units`, one unit per rank, scaled so that each column is as large as its bound
+    allows.
+    """
+    n, p = sketch.shape
+    _multiply(core, signs, sketch)
+    _invert_cholesky(core, turned)
+    for k in range(n):
+        weigh(columns, k, core, sketch, k)
+    _multiply(core, columns, columns)
+    _diagonalize(core, turned)
+    for r in range(found.shape[1]):
         best = -1
         for i in range(p):
             if core[i, i] > 0.0 and (best < 0 or core[i, i] > core[best, best]):
@@ -144,20 +183,9 @@ def decompose(
             basis[i, r] = turned[best, i] if best >= 0 else 0.0
         if best >= 0:
             core[best, best] = 0.0
-    energy = 0.0
     for k in range(n):
         weigh(found, k, basis, columns, k)
-    for r in range(rank):
-        square, total, largest = 0.0, 0.0, 0.0
-        for k in range(n):
-            square += found[k, r] * found[k, r]
-            total += abs(found[k, r])
-            largest = max(largest, abs(found[k, r]))
-        energy += square
-        most = max(total / (MAX_SUM - n), largest / MAX_ENTRY)
-        units[r] = math.ldexp(1.0, math.frexp(most)[1]) if most > 0.0 else 1.0
-        for k in range(n):
-            directions[k, r] = np.rint(found[k, r] / units[r])
+    energy: float = _quantize(found, units, directions)
     return energy
 
 

@@ -223,6 +223,50 @@ def _find_threshold(counts: Int64s, largest: int) -> int:  # pragma: no cover - 
     return best
 
 
+@part
+def _sum_of_squares(
+    line: Float32s, units: Float32s, scale: np.float32, sums: Float64s
+) -> np.float64:  # pragma: no cover - compiled
+    """Return Σ (x u)² over the values x of a row and their units u, in the order of `_log_means`."""
+    total = _F64(0.0)
+    for begin in range(0, line.size, LINE):
+        end = min(begin + LINE, line.size)
+        end_full = end - (end - begin) % N_SUMS
+        for first in range(begin, end_full, N_SUMS):
+            for k in range(N_SUMS):
+                relative = _F64(line[first + k]) * _F64(_F32(units[first + k] * scale))
+                sums[k] += relative * relative
+        for i in range(end_full, end):
+            relative = _F64(line[i]) * _F64(_F32(units[i] * scale))
+            sums[i - end_full] += relative * relative
+        total += _sum_up(sums)
+    return total
+
+
+@part
+def _coarser(unit: np.int64, largest: np.float64) -> np.int64:  # pragma: no cover - compiled
+    """Return a row's unit, or a coarser one if its `largest` value would take more than a byte."""
+    most = largest / (LARGEST_INTEGER + 0.25)
+    least = _eighths(most)
+    is_power = (least & 7) == 0 and math.frexp(most)[0] == 0.5
+    return max(unit, (least >> 2) + (0 if is_power else 1))
+
+
+@part
+def _count_magnitudes(
+    line: Float32s, units: Float32s, scale: np.float32, places: Int32s, counts: Int64s
+) -> np.int32:  # pragma: no cover - compiled
+    """Count the magnitudes of a row; return the largest."""
+    top = _I32(0)
+    for i in range(line.size):
+        place = _magnitude(line[i], _F32(units[i] * scale))
+        top = place if place > top else top
+        places[i] = place
+    for i in range(line.size):
+        counts[0, places[i]] += 1
+    return top
+
+
 @kernel
 def _round_first(
     values: Float32s,
@@ -255,19 +299,8 @@ def _round_first(
         line = values[row * n : (row + 1) * n]
         by_hand[row] = (by_hand[row] + 4) >> 3 if by_hand[row] > NO_ROW else NO_ROW
         which, scale = _find_units(by_hand[row], shifts, by_row)
-        found, largest_here, of_row = by_row[which], np.int64(0), _F64(0.0)
-        for begin in range(0, n, LINE):
-            end = min(begin + LINE, n)
-            end_full = end - (end - begin) % N_SUMS
-            for first in range(begin, end_full, N_SUMS):
-                for k in range(N_SUMS):
-                    relative = _F64(line[first + k]) * _F64(_F32(found[first + k] * scale))
-                    sums[k] += relative * relative
-            for i in range(end_full, end):
-                relative = _F64(line[i]) * _F64(_F32(found[i] * scale))
-                sums[i - end_full] += relative * relative
-            of_row += _sum_up(sums)
-        square += of_row
+        square += _sum_of_squares(line, by_row[which], scale, sums)
+        largest_here = np.int64(0)
         for i in range(n):
             # As integers: LLVM vectorizes no maximum of floats, because NaN is unordered.
             reach = _F64(np.abs(_F64(line[i])) * _F64(by_row[0, i])).view(np.int64)
@@ -284,22 +317,11 @@ def _round_first(
     for _ in range(MAX_HALVINGS + 1):
         largest, top = np.int64(NO_ROW), _I32(0)
         for row in range(n_rows):
-            line, fitted[row] = values[row * n : (row + 1) * n], NO_ROW
-            if maxima[row] > 0.0:
-                # A row whose integers would exceed a byte gets a coarser unit.
-                most = maxima[row] / (LARGEST_INTEGER + 0.25)
-                least = _eighths(most)
-                is_power = (least & 7) == 0 and math.frexp(most)[0] == 0.5
-                fitted[row] = max(by_hand[row] + finer, (least >> 2) + (0 if is_power else 1))
-                largest = max(largest, fitted[row])
+            fitted[row] = _coarser(by_hand[row] + finer, maxima[row]) if maxima[row] > 0.0 else NO_ROW
+            largest = max(largest, fitted[row])
             which, scale = _find_units(fitted[row], shifts, by_row)
-            found = by_row[which]
-            for i in range(n):
-                place = _magnitude(line[i], _F32(found[i] * scale))
-                top = place if place > top else top
-                places[i] = place
-            for i in range(n):
-                counts[0, places[i]] += 1
+            line = values[row * n : (row + 1) * n]
+            top = max(top, _count_magnitudes(line, by_row[which], scale, places, counts))
         threshold = _find_threshold(counts, top)
         if threshold >= 0:
             break
@@ -310,11 +332,8 @@ def _round_first(
         code = _clipped(fitted[row] - base, 1, 255) if fitted[row] > NO_ROW else np.int64(0)
         rows[row] = code
         which, scale = _find_units(code + base if code > 0 else np.int64(NO_ROW), shifts, by_row)
-        line, found, rounded = (
-            values[row * n : (row + 1) * n],
-            by_row[which],
-            elements[row * n : (row + 1) * n],
-        )
+        line, found = values[row * n : (row + 1) * n], by_row[which]
+        rounded = elements[row * n : (row + 1) * n]
         for i in range(n):
             size = _I32(_I32(_magnitude(line[i], _F32(found[i] * scale)) + more) >> _I32(FRACTION_BITS))
             size = size if size < _I32(LARGEST_INTEGER) else _I32(LARGEST_INTEGER)

@@ -57,6 +57,7 @@ def _next_context_state(change: tl.tensor, old: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _token_of(z: tl.tensor) -> tl.tensor:
+    """Return z below 128, else ``128 + 4 (k - 7)`` plus the two bits of z below its highest bit, number k."""
     # With the bit below the highest cleared, rounding to float32 cannot reach the next power of two.
     place = ((z & ~(z >> 1)).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
     large = _LARGE + 4 * (place - 7) + ((z >> tl.maximum(place - 2, 0)) & 3)
@@ -83,6 +84,13 @@ def _round(
     given: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
+    """Compute ``q = rint((w - N u) / (D u))`` and ``N' = N + D q`` for the elements of a program.
+
+    w are `values`, N `integers`, u the unit and D `step_size`, in units. `chosen` holds q instead, if given.
+    An element is `EXACT`, with ``N' = 0``, if q exceeds `limit` or N' exceeds `bound`. For others, let p be q
+    times the sign of the last change: the token encodes ``z = 2p`` for ``p >= 0``, else ``-2p - 1``. `seen`
+    receives the numbers of large and of exact tokens, and the largest token.
+    """
     place = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     here = place < n
     w = tl.load(values + place, mask=here, other=0.0)
@@ -130,6 +138,12 @@ def _advance(
     tracked: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
+    """Compute ``N' = N + D q`` from the tokens of a program; the inverse of `_round`.
+
+    A large token has its z in `large`, at its rank among the large tokens: that of the program, from `ranks`,
+    plus a prefix sum. `outside` receives the number of elements whose N' exceeds `bound`, or whose z is
+    missing.
+    """
     block = tl.program_id(0).to(tl.int64)
     place = block * size + tl.arange(0, size)
     here = place < n

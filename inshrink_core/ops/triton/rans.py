@@ -50,6 +50,11 @@ def _encode(
     with_contexts: tl.constexpr,
     lanes: tl.constexpr,
 ) -> None:
+    """Encode a block, last step first: ``x = (x // f) * 2**PRECISION + c + x % f`` for the state x of a lane.
+
+    Before, states with ``x >= 2**(31 - PRECISION) f`` emit their lower 16 bits. `scratch` receives these
+    words from the block's end down to `begins`.
+    """
     block = tl.program_id(0).to(tl.int64)
     first = block * block_length
     size = tl.minimum(n - first, block_length)
@@ -90,6 +95,7 @@ def _gather_words(
     block_length: tl.tensor,
     turn: tl.constexpr,
 ) -> None:
+    """Copy the words of a block from `scratch` to their offset in the stream."""
     block = tl.program_id(0).to(tl.int64)
     first = block * block_length
     size = tl.minimum(n - first, block_length)
@@ -117,6 +123,11 @@ def _decode(
     with_contexts: tl.constexpr,
     lanes: tl.constexpr,
 ) -> None:
+    """Decode a block: ``x = f * (x // 2**PRECISION) + x % 2**PRECISION - c`` for the state x of a lane.
+
+    ``x % 2**PRECISION`` determines the symbol. States below 2**15 then take a word, in order of the lanes.
+    `intact` receives whether all states end at `INITIAL_STATE` and all words are used.
+    """
     block = tl.program_id(0).to(tl.int64)
     first = block * block_length
     size = tl.minimum(n - first, block_length)

@@ -44,7 +44,11 @@ def _taken(
     reciprocal: tl.tensor,
     based: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return movements and offsets in parts, whether they are near, and plain changes."""
+    """Return r and o in parts, whether both are near, and the plain changes ``rint((w - x) / D)``.
+
+    With the value w, the state x, the base b and the step size D, ``r = (w - b) / D`` and
+    ``o = (x - b) / D``. Without a base, b is x.
+    """
     w = tl.load(values + place, mask=here, other=0.0)
     at = tl.load(integers + place, mask=here, other=0).to(tl.float32) * unit
     u = (w - at) * reciprocal
@@ -62,7 +66,7 @@ def _taken(
 
 @triton.jit
 def _feedback(sums: tl.tensor, gains: tl.tensor, shift: tl.tensor) -> tl.tensor:
-    """Return the feedback ``V · s`` in parts."""
+    """Return the feedback ``V · s`` in parts; `gains` holds V in units of ``2**-shift``."""
     half = (tl.full((), 1, tl.int64) << shift) >> 1
     return (tl.sum(sums * gains, 1) + half) >> shift
 
@@ -71,7 +75,11 @@ def _feedback(sums: tl.tensor, gains: tl.tensor, shift: tl.tensor) -> tl.tensor:
 def _rounded(
     moved: tl.tensor, offset: tl.tensor, near: tl.tensor, feedback: tl.tensor, grade: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return rounded movements, changes, and errors in parts."""
+    """Return rounded movements y, changes q, and errors e in parts.
+
+    With m the movement less the feedback, ``y = sign(m) floor(abs(m) + 1 - t)``, or ``floor(m + 1/2)`` for
+    grade 0. Then ``q = floor(y - o + 1/2)`` and ``e = q + o - r``. `matched_changes` defines the threshold t.
+    """
     wanted = moved - tl.minimum(tl.maximum(feedback, -_FEEDBACK), _FEEDBACK)
     crossed = tl.where(wanted < 0, -offset, offset) > _PARTS // 2
     threshold = tl.where(crossed, grade * 7 // 10, grade)
@@ -116,7 +124,12 @@ def _shape(
     both: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Process some columns; in both directions rows are one column apart, programs two launches."""
+    """Choose the changes of some columns k of a program's rows i.
+
+    The feedback is ``V_k · s_i``, plus ``V'_i · d_k`` in both directions. After the error e of an element,
+    ``s_i += e G_k`` and ``d_k += (e + V_k · s_i) G'_i``, with the old s_i. The prime denotes `row_gains` and
+    `row_directions`. In both directions rows are one column apart, and programs two launches.
+    """
     lane = tl.arange(0, size)
     row = tl.program_id(0).to(tl.int64) * size + lane
     inside = row < n_rows

@@ -82,9 +82,7 @@ def write_run(request: Compressing) -> CompressReport:
     model = None if request.base is None else open_base(request.base)
     if model is not None:
         _check_base(model, request.archive, chain_config.config, [opened[step] for step in chosen[:1]])
-    bounds = request.bounds.requested()
-    if bounds is None and (request.evaluator is not None or request.trust_run):
-        bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
+    bounds = _bounds_of(request)
     bounded: BoundedWriter | None = None
     if bounds is not None:
         # The evaluator compares every step with its neighbours, so all of them must be readable.
@@ -110,14 +108,7 @@ def write_run(request: Compressing) -> CompressReport:
         bound_record = None if bounded is None else bounded.bound_record
         evaluated = None if bounded is None else bounded.evaluated()  # its originals close with the context
         branches = session.write_branches() if asked is None else ()
-        if writer.storage.facts is not None:
-            sizes = archive_size(Archive(writer.reader))
-            writer.storage.facts |= {
-                "checkpoints": text.size(sizes.raw_total),
-                "ratio of everything": text.ratio(sizes.ratio_total),
-                "ratio of the weights": text.ratio(sizes.ratio_weights),
-                "codec": chain_config.codec,
-            }
+        _describe(writer, chain_config.codec)
     finished = Archive.open(request.archive)
     session.written.note(opened, chosen, chain_config.device, session.run.skipped)
     report = report_on(
@@ -140,6 +131,26 @@ def write_run(request: Compressing) -> CompressReport:
         failure.report = report
         raise failure
     return report
+
+
+def _bounds_of(request: Compressing) -> Bounds | None:
+    """Return the requested bounds; by default, an evaluator bounds the restore cost."""
+    bounds = request.bounds.requested()
+    if bounds is None and (request.evaluator is not None or request.trust_run):
+        return Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
+    return bounds
+
+
+def _describe(writer: ArchiveWriter, codec: str) -> None:
+    """Update the facts that a storage shows beside the archive, if it shows any."""
+    if writer.storage.facts is not None:
+        sizes = archive_size(Archive(writer.reader))
+        writer.storage.facts |= {
+            "checkpoints": text.size(sizes.raw_total),
+            "ratio of everything": text.ratio(sizes.ratio_total),
+            "ratio of the weights": text.ratio(sizes.ratio_weights),
+            "codec": codec,
+        }
 
 
 def _hint(run: Run, config: AnyCodec) -> str:
@@ -338,8 +349,8 @@ class _Session:
                 where=str(self._writer.reader.path),
                 expected=named(sorted(then)) if moved else "",
                 found=named(sorted(now)) if moved else "",
-                remedy="say where training was restored with --resumed-from, or how names have the step with "
-                "--step-pattern, or write to another archive",
+                remedy="give the step that training was restored from with --resumed-from, or the place of "
+                "steps in names with --step-pattern, or write to another archive",
             )
 
         def done(spec: TensorSpec) -> None:

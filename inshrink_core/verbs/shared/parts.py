@@ -44,7 +44,7 @@ def compress_in_parts(request: Compressing) -> CompressReport:
     for name in _SINGLE:
         if getattr(request, name) is not None:
             raise InputError(
-                f"--{name.replace('_', '-')} needs all tensors in one process, and a part has some",
+                f"--{name.replace('_', '-')} needs all tensors in one process, but a part has only some",
                 remedy="leave it out, or --part and --engine",
             )
     if request.is_shared_out:
@@ -146,7 +146,7 @@ def require_same_settings(writer: PartWriter, config: ChainConfig) -> None:
                 where=writer.reader.path,
                 expected=_differing(other.get(key), record[key]),
                 found=_differing(record[key], other.get(key)),
-                remedy="give every part the same settings, or give up what is there: "
+                remedy="give every part the same settings, or discard the parts: "
                 f"inshrink commit {writer.reader.path} --discard",
             )
 

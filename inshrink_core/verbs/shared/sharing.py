@@ -39,7 +39,7 @@ def shared_out(request: Any, n_parts: Callable[[int], int] = int) -> list[Any]:
     if engine is None:
         raise InputError("--workers goes with an engine", remedy="add --engine processes")
     if request.part is not None:
-        raise InputError("an engine takes all parts, and --part one of them", remedy="leave one of them out")
+        raise InputError("--engine runs all parts, and --part only one", remedy="leave one of them out")
     asked, trusted = request.to_json(), getattr(request, "trusted", None)
     for name in asked["fields"]:
         value = getattr(request, name)

@@ -130,7 +130,7 @@ def matching_names(names: Iterable[str], pattern: str) -> tuple[str, ...]:
             raise InputError(
                 f"this regular expression cannot be read ({error})",
                 found=pattern,
-                remedy="correct it, or write a part of a name, or a glob such as *.bias",
+                remedy="correct it, or give part of a name or a glob such as *.bias",
             ) from error
         return tuple(filter(found.search, names))
     if any(sign in pattern for sign in "*?["):
