@@ -246,7 +246,8 @@ class ArchiveWriter:
         self._refuse_taken(parent_id, step, branch)
         archive_id = self._manifest.archive_id
         frame_id = layout.derive_frame_id(archive_id, parent_id, step, branch, generation)
-        header = layout.FrameHeader(archive_id, frame_id, parent_id, step, kind, branch, generation, external)
+        info = FrameInfo(frame_id, parent_id, step, kind, branch, generation, 1, ())
+        header = layout.FrameHeader(archive_id, info, external=external)
         parents = self.reader.inherited(kind, parent_id, 1)
         create = partial(_GroupedFile, self.storage) if self._grouped else None
         self._frame = FrameWriter(self.storage, (header,), parents, self._publish, create=create)
