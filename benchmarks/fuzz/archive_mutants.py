@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import random
 import zlib
-from dataclasses import replace
 from typing import Any, Final
 
 import msgpack
@@ -245,13 +244,13 @@ def _hostile_header(rng: random.Random, frame: OpenFrame) -> Any:
     header, info = frame.header, frame.header.frame
     return rng.choice(
         (
-            header._replace(frame=replace(info, parent_id=info.frame_id[::-1])),
-            header._replace(frame=replace(info, parent_id=None, kind=FrameKind.KEYFRAME)),
-            header._replace(frame=replace(info, kind=FrameKind.KEYFRAME)),
-            header._replace(frame=replace(info, branch=rng.choice((1, 2, (1 << 32) - 1)))),
-            header._replace(frame=replace(info, frame_id=info.parent_id or info.frame_id[::-1])),
+            header._replace(frame=dataclasses.replace(info, parent_id=info.frame_id[::-1])),
+            header._replace(frame=dataclasses.replace(info, parent_id=None, kind=FrameKind.KEYFRAME)),
+            header._replace(frame=dataclasses.replace(info, kind=FrameKind.KEYFRAME)),
+            header._replace(frame=dataclasses.replace(info, branch=rng.choice((1, 2, (1 << 32) - 1)))),
+            header._replace(frame=dataclasses.replace(info, frame_id=info.parent_id or info.frame_id[::-1])),
             header._replace(archive_id=info.frame_id),
-            header._replace(frame=replace(info, generation=rng.choice((1, 2, 3, (1 << 63) - 1)))),
+            header._replace(frame=dataclasses.replace(info, generation=rng.choice((1, 2, 3, (1 << 63) - 1)))),
         )
     )
 
