@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from inshrink_core.chain import Archive
+
 
 def model() -> nn.Module:
     """Return a small convolutional network with buffers."""
@@ -56,3 +58,10 @@ def load(path: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
     optimizer.load_state_dict(state["optimizer"])
     return network, optimizer
+
+
+def payloads_of(path: Path) -> list[bytes]:
+    """Return every block payload of an archive, in order."""
+    archive = Archive.open(path)
+    readers = [archive.frame(info) for info in archive.reader.frames]
+    return [bytes(frame.read(entry)) for frame in readers for entry in frame.entries]

@@ -241,16 +241,16 @@ def _hostile_meta(rng: random.Random, meta: dict[str, bytes]) -> Any:
 
 
 def _hostile_header(rng: random.Random, frame: OpenFrame) -> Any:
-    header = frame.header
+    header, info = frame.header, frame.header.frame
     return rng.choice(
         (
-            header._replace(parent_id=header.frame_id[::-1]),
-            header._replace(parent_id=None, kind=FrameKind.KEYFRAME),
-            header._replace(kind=FrameKind.KEYFRAME),
-            header._replace(branch=rng.choice((1, 2, (1 << 32) - 1))),
-            header._replace(frame_id=header.parent_id or header.frame_id[::-1]),
-            header._replace(archive_id=header.frame_id),
-            header._replace(generation=rng.choice((1, 2, 3, (1 << 63) - 1))),
+            header._replace(frame=dataclasses.replace(info, parent_id=info.frame_id[::-1])),
+            header._replace(frame=dataclasses.replace(info, parent_id=None, kind=FrameKind.KEYFRAME)),
+            header._replace(frame=dataclasses.replace(info, kind=FrameKind.KEYFRAME)),
+            header._replace(frame=dataclasses.replace(info, branch=rng.choice((1, 2, (1 << 32) - 1)))),
+            header._replace(frame=dataclasses.replace(info, frame_id=info.parent_id or info.frame_id[::-1])),
+            header._replace(archive_id=info.frame_id),
+            header._replace(frame=dataclasses.replace(info, generation=rng.choice((1, 2, 3, (1 << 63) - 1)))),
         )
     )
 

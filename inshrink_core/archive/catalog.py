@@ -173,15 +173,15 @@ class _Scan:
     def _read(self, file: FrameFile) -> int:
         """Read a frame and return its size in bytes."""
         header, trailer, *_ = read_envelope(file)
-        info = header.info(header.file(trailer.file_nbytes))
+        info = header.listed(trailer.file_nbytes)
         if file.offset is None:
             expected, found = header.path, file.path
         else:
             first = self.frames[-1][0].generation + 1 if self.frames else 1
             last = layout.file_number(file.path)
-            fits = first <= info.generation <= last and header.n_parts == 1
+            fits = first <= info.generation <= last and info.n_parts == 1
             expected = f"a frame of generation {first} to {last}"
-            found = expected if fits else f"generation {info.generation}, part 1/{header.n_parts}"
+            found = expected if fits else f"generation {info.generation}, part 1/{info.n_parts}"
             info = info.at(file.path, file.offset)
         if expected != found:
             what = "the frame's place contradicts its header"

@@ -38,14 +38,14 @@ class _FrameFile:
 
     def finish(self, meta: Mapping[str, Any]) -> FrameInfo:
         """Write the small blocks, the index and the trailer."""
-        raw = pack_index(self._index.finish(meta, several=self._header.n_parts > 1), self._parent)
+        raw = pack_index(self._index.finish(meta, several=self._header.frame.n_parts > 1), self._parent)
         document = compress_document(raw, INDEX_DICTIONARY)
         tail = bytes(self._index.small) + document
         file_nbytes = self._index.end + len(tail) + layout.TRAILER_NBYTES
         trailer = layout.Trailer(self._index.end, file_nbytes, len(document), len(raw))
         self._write(tail)
         self._write(trailer.pack(layout.FRAME, self._header.pack(), tail))
-        return self._header.info(self._header.file(file_nbytes, self._digest.digest()))
+        return self._header.listed(file_nbytes, self._digest.digest())
 
     def _write(self, content: bytes | memoryview) -> None:
         self.file.write(content)
@@ -88,7 +88,7 @@ class FrameWriter:
         apart: Sequence[Mapping[str, Any]] = (),
         create: Callable[[str], Creation] | None = None,
     ) -> None:
-        self.where = f"{storage.name}, frame of step {headers[0].step}"
+        self.where = f"{storage.name}, frame of step {headers[0].frame.step}"
         self._publish, self._route = publish, route
         self._apart = apart or ({},) * len(headers)
         self._seen: set[tuple[str, bool]] = set()

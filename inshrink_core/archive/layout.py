@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import google_crc32c
 
@@ -142,6 +142,11 @@ def frame_path(generation: int, step: int, part: int | None = None) -> str:
     return f"{FRAME_FOLDER}/{generation:08d}-{step}{of_part}.frame"
 
 
+def part_path(frame: FrameInfo, part: int) -> str:
+    """Return the path of a part of a frame as a separate file."""
+    return frame_path(frame.generation, frame.step, part if frame.n_parts > 1 else None)
+
+
 def parse_name(name: str) -> tuple[int, int | None] | None:
     """Return the generation and step in the name of a frame file; for a segment, its number and None.
 
@@ -241,47 +246,37 @@ def check_version(version: int, where: str, made: str = "written") -> None:
 
 
 class FrameHeader(NamedTuple):
-    """The first 88 bytes of a frame file: the identity of the frame.
+    """The first 88 bytes of a frame file: the identity of the frame, whose files are left out.
 
-    `external` is True if decoding needs data from outside the archive. `part` counts from 0 to `n_parts` - 1.
+    `external` is True if decoding needs data from outside the archive. `part` counts from 0.
     """
 
     archive_id: bytes
-    frame_id: bytes
-    parent_id: bytes | None
-    step: int
-    kind: FrameKind
-    branch: int
-    generation: int
-    external: bool = False
+    frame: FrameInfo
     part: int = 0
-    n_parts: int = 1
+    external: bool = False
 
     @property
     def path(self) -> str:
         """The path of the frame as a separate file."""
-        return frame_path(self.generation, self.step, self.part if self.n_parts > 1 else None)
-
-    @property
-    def parts(self) -> tuple[FrameHeader, ...]:
-        """The headers of all parts; this header alone for a frame in one part."""
-        return tuple(self._replace(part=number) for number in range(self.n_parts))
+        return part_path(self.frame, self.part)
 
     def pack(self) -> bytes:
         """Return the 88 bytes."""
+        frame = self.frame
         fields = _FRAME_FIELDS.pack(
             FRAME_MAGIC,
             FORMAT_VERSION,
-            _KIND_CODES[self.kind],
+            _KIND_CODES[frame.kind],
             _EXTERNAL if self.external else 0,
-            self.branch,
+            frame.branch,
             self.archive_id,
-            self.frame_id,
-            self.parent_id or NO_ID,
-            self.step,
-            self.generation,
+            frame.frame_id,
+            frame.parent_id or NO_ID,
+            frame.step,
+            frame.generation,
             self.part,
-            self.n_parts - 1,
+            frame.n_parts - 1,
         )
         return sealed(fields)
 
@@ -312,23 +307,12 @@ class FrameHeader(NamedTuple):
         )
         if not sound:
             raise damaged("a field of the frame's header is out of range", where)
-        return cls(
-            archive_id, frame_id, parent, step, _KINDS[kind], branch, generation, bool(flags), part, last + 1
-        )
+        frame = FrameInfo(frame_id, parent, step, _KINDS[kind], branch, generation, last + 1, ())
+        return cls(archive_id, frame, part, bool(flags))
 
-    @classmethod
-    def of(cls, archive_id: bytes, info: FrameInfo, part: int) -> Self:
-        """Return the header of a listed frame's part, with `external` False."""
-        identity = (info.frame_id, info.parent_id, info.step, info.kind, info.branch, info.generation)
-        return cls(archive_id, *identity, part=part, n_parts=info.n_parts)
-
-    def info(self, *files: FramePart) -> FrameInfo:
-        """Return the frame as the archive lists it, with the given parts."""
-        return FrameInfo(*self[1:7], n_parts=self.n_parts, files=files)
-
-    def file(self, nbytes: int, digest: bytes = b"") -> FramePart:
-        """Return this part as a separate file; an empty digest means unknown."""
-        return FramePart(self.part, self.path, nbytes, digest)
+    def listed(self, nbytes: int, digest: bytes = b"") -> FrameInfo:
+        """Return the frame with this part as a separate file; an empty digest means unknown."""
+        return replace(self.frame, files=(FramePart(self.part, self.path, nbytes, digest),))
 
 
 def joined(parts: Iterable[FrameInfo]) -> FrameInfo:

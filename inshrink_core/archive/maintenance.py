@@ -129,13 +129,14 @@ class Rewrite:
         if frame_id not in self._old or frame_id in self._new:
             raise InputError(f"frame {frame_id.hex()} is not to be rewritten", where=self._where)
         old, archive_id = self._old[frame_id], self._writer.manifest.archive_id
-        place = (old.step, kind, old.branch, self._generations[frame_id], external)
-        header = layout.FrameHeader(archive_id, frame_id, parent_id, *place, n_parts=old.n_parts)
+        generation = self._generations[frame_id]
+        info = replace(old, parent_id=parent_id, kind=kind, generation=generation, files=())
+        headers = [layout.FrameHeader(archive_id, info, part, external) for part in range(old.n_parts)]
         inherited = self._writer.reader.inherited(kind, parent_id, old.n_parts)
         parents = {number: _inheriting_nothing(index.meta) for number, index in inherited.items()}
         parts, apart = self._parts_of(old) if old.n_parts > 1 else ({}, [])
         self._frame = FrameWriter(
-            *(self._storage, header.parts, parents, self._publish),
+            *(self._storage, headers, parents, self._publish),
             route=lambda key: parts.get(key, 0),
             apart=apart,
         )

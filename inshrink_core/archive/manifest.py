@@ -188,22 +188,13 @@ def _parse_document(document: Any, header: layout.ManifestHeader) -> Manifest:
     for row, (frame_id, parent, step, kind, branch, generation, n_parts) in enumerate(rows):
         _require(not isinstance(parent, int) or parent < row, "parents")  # parents precede their children
         parent_id = frames[parent].frame_id if isinstance(parent, int) else parent
-        identity = (parent_id, step, branch, generation)
-        frame = layout.FrameHeader(
-            header.archive_id,
-            frame_id or layout.derive_frame_id(header.archive_id, *identity),
-            parent_id,
-            step,
-            FrameKind.DELTA if kind else FrameKind.KEYFRAME,
-            branch,
-            generation,
-            n_parts=n_parts,
+        frame_kind = FrameKind.DELTA if kind else FrameKind.KEYFRAME
+        frame = FrameInfo(frame_id or b"", parent_id, step, frame_kind, branch, generation, n_parts, ())
+        parts = tuple(
+            FramePart(part, segment or layout.part_path(frame, part), nbytes, digest, offset)
+            for part, (nbytes, digest, (segment, offset)) in zip(range(n_parts), files, strict=False)
         )
-        parts = (
-            FramePart(part.part, segment or part.path, nbytes, digest, offset)
-            for part, (nbytes, digest, (segment, offset)) in zip(frame.parts, files, strict=False)
-        )
-        frames.append(frame.info(*parts))
+        frames.append(replace(frame, frame_id=frame_id or _derive(header.archive_id, frame), files=parts))
     return Manifest(
         archive_id=header.archive_id,
         frames=tuple(frames),

@@ -175,9 +175,8 @@ class PartWriter:
                 found=f"a {kind} of step {step}",
                 remedy=_agree(where),
             )
-        header = layout.FrameHeader(
-            archive_id, frame_id, parent_id, step, kind, branch, generation, external, self.part, self.n_parts
-        )
+        info = FrameInfo(frame_id, parent_id, step, kind, branch, generation, self.n_parts, ())
+        header = layout.FrameHeader(archive_id, info, self.part, external)
         parents = self.reader.inherited(kind, parent_id, self.n_parts)
         create = self.storage.create_once
         self._frame = FrameWriter(self.storage, (header,), parents, self._publish, create=create)

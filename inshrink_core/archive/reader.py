@@ -445,9 +445,9 @@ class ArchiveReader:
 
     def _read_index(self, frame: FrameInfo, part: FramePart, parent: FrameIndex | None) -> FrameIndex:
         file = FrameFile.of(self._storage, part)
-        expected = FrameHeader.of(self.archive_id, frame, part.number) if self.is_far else None
-        header, trailer, document, small = read_envelope(file, expected)
-        found = header.info(header.file(trailer.file_nbytes))
+        expected = FrameHeader(self.archive_id, replace(frame, files=()), part.number)
+        header, trailer, document, small = read_envelope(file, expected if self.is_far else None)
+        found = header.listed(trailer.file_nbytes)
         listed = replace(frame, files=(replace(part, digest=b""),))
         if header.archive_id != self.archive_id or found != listed:
             raise DamagedError(
@@ -458,7 +458,7 @@ class ArchiveReader:
                 remedy="restore the frame from a backup",
             )
         raw = decompress_document(document, trailer.raw_nbytes, file.where, INDEX_DICTIONARY)
-        number = part.number if header.n_parts > 1 else None
+        number = part.number if frame.n_parts > 1 else None
         return parse_index(raw, parent, trailer.offset, small, file.where, number)
 
 

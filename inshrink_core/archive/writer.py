@@ -203,8 +203,6 @@ class ArchiveWriter:
         parent_id: bytes | None,
         branch: int = 0,
         external: bool = False,
-        n_parts: int = 1,
-        route: Callable[[str], int] = lambda key: 0,
     ) -> FrameWriter:
         """Start a frame.
 
@@ -220,10 +218,6 @@ class ArchiveWriter:
             0 for the first line of training; a continuation from an earlier frame opens the next branch.
         external
             Whether decoding a keyframe needs data from outside the archive.
-        n_parts
-            Number of parts to write the frame in.
-        route
-            Function that returns the part number of a tensor, given its key.
 
         Raises
         ------
@@ -252,17 +246,11 @@ class ArchiveWriter:
         self._refuse_taken(parent_id, step, branch)
         archive_id = self._manifest.archive_id
         frame_id = layout.derive_frame_id(archive_id, parent_id, step, branch, generation)
-        header = layout.FrameHeader(
-            archive_id, frame_id, parent_id, step, kind, branch, generation, external, n_parts=n_parts
-        )
-        self._frame = FrameWriter(
-            self.storage,
-            header.parts,
-            self.reader.inherited(kind, parent_id, n_parts),
-            self._publish,
-            route=route,
-            create=partial(_GroupedFile, self.storage) if self._grouped and n_parts == 1 else None,
-        )
+        info = FrameInfo(frame_id, parent_id, step, kind, branch, generation, 1, ())
+        header = layout.FrameHeader(archive_id, info, external=external)
+        parents = self.reader.inherited(kind, parent_id, 1)
+        create = partial(_GroupedFile, self.storage) if self._grouped else None
+        self._frame = FrameWriter(self.storage, (header,), parents, self._publish, create=create)
         return self._frame
 
     def _refuse_taken(self, parent_id: bytes | None, step: int, branch: int) -> None:

@@ -1,10 +1,11 @@
 """The suite of the archive runs with frames of one part, and where files are not the point, of three."""
 
 import zlib
+from dataclasses import replace
 
 import pytest
 
-from inshrink_core.archive import ArchiveWriter
+from inshrink_core.archive import ArchiveWriter, FrameWriter
 from tests.archive.building import build
 
 N_PARTS = 3
@@ -44,8 +45,15 @@ def path(tmp_path, n_parts):
 
 
 def begin_in_parts(writer, **arguments):
-    """Begin a frame of three parts."""
-    return _BEGIN(writer, **{"n_parts": N_PARTS, "route": route, **arguments})
+    """Begin a frame of three parts, as pruning rewrites one."""
+    single = _BEGIN(writer, **arguments)
+    single.abort()
+    header = single._files[0]._header
+    info = replace(header.frame, n_parts=N_PARTS)
+    headers = [header._replace(frame=info, part=part) for part in range(N_PARTS)]
+    parents = writer.reader.inherited(info.kind, info.parent_id, N_PARTS)
+    writer._frame = FrameWriter(writer.storage, headers, parents, writer._publish, route=route)
+    return writer._frame
 
 
 def route(key: str) -> int:

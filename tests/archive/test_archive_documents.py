@@ -223,8 +223,8 @@ ARCHIVE_ID = b"A" * 16
 def frame(generation: int, parent_id: bytes | None, frame_id: bytes | None = None) -> FrameInfo:
     step, kind = 100 * generation, FrameKind.DELTA if parent_id else FrameKind.KEYFRAME
     frame_id = frame_id or derive_frame_id(ARCHIVE_ID, parent_id, step, 0, generation)
-    header = FrameHeader(ARCHIVE_ID, frame_id, parent_id, step, kind, 0, generation)
-    return header.info(header.file(1000, bytes([generation]) * 32))
+    info = FrameInfo(frame_id, parent_id, step, kind, 0, generation, 1, ())
+    return FrameHeader(ARCHIVE_ID, info).listed(1000, bytes([generation]) * 32)
 
 
 FIRST = frame(2, None)

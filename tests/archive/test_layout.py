@@ -1,5 +1,6 @@
 import hashlib
 import struct
+from dataclasses import replace
 
 import google_crc32c
 import pytest
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 from inshrink_core.archive import layout
 from inshrink_core.archive.layout import FRAME, FrameHeader, Trailer
 from inshrink_core.errors import DamagedError, IncompatibleError
-from inshrink_core.frame import FrameKind
+from inshrink_core.frame import FrameInfo, FrameKind
 
 ARCHIVE_ID, FRAME_ID, PARENT_ID = b"A" * 16, b"F" * 16, b"P" * 16
-HEADER = FrameHeader(ARCHIVE_ID, FRAME_ID, PARENT_ID, 400, FrameKind.DELTA, 7, 3)
+INFO = FrameInfo(FRAME_ID, PARENT_ID, 400, FrameKind.DELTA, 7, 3, 1, ())
+HEADER = FrameHeader(ARCHIVE_ID, INFO)
 
 
 def crc(data: bytes) -> bytes:
@@ -59,12 +61,13 @@ def test_header_with_a_field_out_of_range_is_damaged_even_with_a_right_checksum(
 
 
 @pytest.mark.parametrize(
-    "change", [{"parent_id": None}, {"parent_id": FRAME_ID}, {"external": True}], ids=str
+    ("parent_id", "external"), [(None, False), (FRAME_ID, False), (PARENT_ID, True)], ids=str
 )
-def test_header_that_contradicts_itself_is_damaged(change):
+def test_header_that_contradicts_itself_is_damaged(parent_id, external):
     """A delta without a parent, a frame that is its own, and a delta upon a base model."""
+    header = FrameHeader(ARCHIVE_ID, replace(INFO, parent_id=parent_id), external=external)
     with pytest.raises(DamagedError, match="out of range"):
-        FrameHeader.parse(HEADER._replace(**change).pack(), "here")
+        FrameHeader.parse(header.pack(), "here")
 
 
 @pytest.mark.parametrize(

@@ -16,21 +16,9 @@ from inshrink_core.codecs.lattice.block import LatticeReference
 from inshrink_core.codecs.moments.block import MomentsReference
 from inshrink_core.errors import InputError, StepConflictError
 from inshrink_core.frame import FrameKind
-from tests.runs import write_run
+from tests.runs import payloads_of, write_run
 
 CODECS = ("inshrinkerator", "lossless")
-
-
-def frames_of(path: Path) -> list[bytes]:
-    """Return every block payload of an archive, in order."""
-    archive = Archive.open(path)
-    readers = [archive.frame(info) for info in archive.reader.frames]
-    return [bytes(frame.read(entry)) for frame in readers for entry in frame.entries]
-
-
-@pytest.fixture
-def run_path(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run")
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -41,7 +29,7 @@ def test_appending_in_two_sessions_writes_the_same_blocks_as_in_one(
     inshrink_core.compress(run_path, tmp_path / "two.inshrink", codec=codec, steps=[5, 10])
     report = inshrink_core.compress(run_path, tmp_path / "two.inshrink")
     assert report.appended == (15, 20)
-    assert frames_of(tmp_path / "one.inshrink") == frames_of(tmp_path / "two.inshrink")
+    assert payloads_of(tmp_path / "one.inshrink") == payloads_of(tmp_path / "two.inshrink")
 
 
 def test_a_changed_step_is_refused_and_a_branch_takes_it(run_path: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 import torch
 
 import inshrink_core
@@ -14,18 +13,6 @@ from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter
 from inshrink_core.codec import EncoderState
 from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
-from tests.runs import write_run
-
-
-@pytest.fixture
-def run_path(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run")
-
-
-@pytest.fixture
-def archive_path(run_path: Path, tmp_path: Path) -> Path:
-    inshrink_core.compress(run_path, tmp_path / "a.inshrink")
-    return tmp_path / "a.inshrink"
 
 
 def nudge(source: Path, target: Path) -> None:

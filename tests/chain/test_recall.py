@@ -19,6 +19,7 @@ from inshrink_core.chain import Archive, ChainConfig, ChainWriter
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import MissingFrameError
 from tests.builders import memory_checkpoint
+from tests.runs import payloads_of
 
 CODECS = ("inshrinkerator", "lossless")
 
@@ -40,13 +41,6 @@ def write_run(directory: Path, layers: int = 3, width: int = 160, n_steps: int =
         content = {"model": model, "optimizer": {"state": state, "param_groups": groups}, "step": step}
         torch.save(content, directory / f"step_{step}.pt")
     return directory
-
-
-def blocks_of(path: Path) -> list[bytes]:
-    """Return every block payload of an archive, in order."""
-    archive = Archive.open(path)
-    readers = [archive.frame(info) for info in archive.reader.frames]
-    return [bytes(frame.read(entry)) for frame in readers for entry in frame.entries]
 
 
 def compress_with_between(run_path: Path, target: Path, codec: str, between: Callable[[Path], None]) -> None:
@@ -104,7 +98,7 @@ def test_the_blocks_are_the_same_where_the_previous_file_is_gone_or_has_changed(
     with caplog.at_level("INFO", logger="inshrink_core"):
         compress_with_between(run_path, tmp_path / "fallback.inshrink", codec, between)
     assert "is decoded from the archive" in caplog.text
-    assert blocks_of(tmp_path / "fallback.inshrink") == blocks_of(tmp_path / "whole.inshrink")
+    assert payloads_of(tmp_path / "fallback.inshrink") == payloads_of(tmp_path / "whole.inshrink")
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -14,12 +14,6 @@ from inshrink_core.errors import MissingFrameError
 from tests.runs import write_run
 
 
-@pytest.fixture
-def archive_path(tmp_path: Path) -> Path:
-    inshrink_core.compress(write_run(tmp_path / "run"), tmp_path / "a.inshrink")
-    return tmp_path / "a.inshrink"
-
-
 def test_a_reader_goes_on_with_the_frames_that_a_prune_put_in_place(archive_path: Path) -> None:
     fresh, used = Archive.open(archive_path), Archive.open(archive_path)
     info = fresh.last

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter
 from tests.runs import write_run
-
-
-@pytest.fixture
-def run_path(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run")
-
-
-@pytest.fixture
-def archive_path(run_path: Path, tmp_path: Path) -> Path:
-    inshrink_core.compress(run_path, tmp_path / "a.inshrink")
-    return tmp_path / "a.inshrink"
 
 
 def test_another_run_is_not_taken_for_the_original(archive_path: Path, tmp_path: Path) -> None:
