@@ -9,6 +9,7 @@ WORKERS ?= 3
 SECONDS ?= 60
 SEED ?= 1
 LEVELS ?= --all
+UNIT := "not browser and not documentation and not integration"
 # Hundreds of processes that tests start import compiled files, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -41,11 +42,12 @@ kernels: $(STAMP)  ## Compile the kernels, so that not every test worker does
 
 test: $(STAMP)  ## Run lint, types and the test suite, but for the parts below
 	$(MAKE) --jobs 2 lint types kernels
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not browser and not documentation and not integration"
+	# Some tests wait for other processes, and a busy machine is late at times: tests that fail run once more, alone.
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m $(UNIT) \
+		|| $(BIN)/python -m pytest -m $(UNIT) --last-failed --last-failed-no-failures none
 
 test-browser: $(STAMP)  ## Drive the explorer in headless Chromium
-	# On two busy cores a browser is late at times: what fails once is tried again, and fails for good then.
-	$(BIN)/python -m pytest -m browser tests/app || $(BIN)/python -m pytest -m browser tests/app
+	$(BIN)/python -m pytest -m browser tests/app || $(BIN)/python -m pytest -m browser tests/app --last-failed
 
 test-integrations: LEVELS :=  # of this processor alone
 test-integrations: wheel  ## Test the adapters with the real libraries, installed with the wheel's extras in build/integrations

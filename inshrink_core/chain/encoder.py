@@ -25,7 +25,7 @@ from inshrink_core.codec import (
     codec_for_block,
 )
 from inshrink_core.errors import InshrinkError
-from inshrink_core.execution import ordered_map
+from inshrink_core.execution import ordered_map, separate_stream, upload
 from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import peek, peek_sample
 from inshrink_core.values import real_numbers
@@ -138,17 +138,17 @@ def _input(
         found = checkpoint.auxiliary_spec(spec, *roles)
         if found is None:
             return None
-        return (peek_sample if sampled else peek)(checkpoint.source, found).to(device)
+        return upload((peek_sample if sampled else peek)(checkpoint.source, found), device)
 
     def start() -> Tensor | None:
         values = None if restored is None else restored(spec)
-        return None if values is None else values.to(device)
+        return None if values is None else upload(values, device)
 
     return TensorInput(
         spec=spec,
-        tensor=(lambda: peek(checkpoint.source, spec).to(device)) if tensor is None else tensor,
+        tensor=(lambda: upload(peek(checkpoint.source, spec), device)) if tensor is None else tensor,
         auxiliaries=auxiliary,
-        sample=lambda: peek_sample(checkpoint.source, spec).to(device),
+        sample=lambda: upload(peek_sample(checkpoint.source, spec), device),
         restored=start,
         moment_before=None if moment is None else moment.decoded,
         owned=True,
@@ -267,7 +267,8 @@ class FramePlan:
         before = self._old if state.observed is None else state.observed
 
         def observe(spec: TensorSpec) -> Any:
-            return codecs[spec.key].observe(_input(checkpoint, spec, chain.device), before.get(spec.key))
+            with separate_stream(chain.device):
+                return codecs[spec.key].observe(_input(checkpoint, spec, chain.device), before.get(spec.key))
 
         seen: Sequence[Any] = list(ordered_map(observe, self.members, threads=chain.threads, weight=_nbytes))
         observed: Sequence[TensorSpec] = self.members
@@ -324,15 +325,16 @@ class FramePlan:
         read = self.checkpoint.source.read(spec)
         digest = tensor_digest(read)
         moment = self._past.pop(spec.key, None)
-        item = _input(self.checkpoint, spec, device, read.to(device), self._restored, moment)
-        if before is not None and spec.key in self._unchanged:
-            block = codec.rekey(spec, before, unchanged=True)
-            after = codec_for_block(block.codec).decode(spec, block, before)
-        else:
-            block, after = codec.encode(item, self._plans[id(codec)], before)
-        # Lossless blocks have no error to measure.
-        counts = codec.name != FALLBACK_CODEC and spec.role in MODEL_ROLES
-        error, norm = squared_error(item.tensor, after) if counts else (0.0, 0.0)
+        with separate_stream(device):
+            item = _input(self.checkpoint, spec, device, upload(read, device), self._restored, moment)
+            if before is not None and spec.key in self._unchanged:
+                block = codec.rekey(spec, before, unchanged=True)
+                after = codec_for_block(block.codec).decode(spec, block, before)
+            else:
+                block, after = codec.encode(item, self._plans[id(codec)], before)
+            # Lossless blocks have no error to measure.
+            counts = codec.name != FALLBACK_CODEC and spec.role in MODEL_ROLES
+            error, norm = squared_error(item.tensor, after) if counts else (0.0, 0.0)
         return TensorResult(spec, block, after, digest, error, norm)
 
 

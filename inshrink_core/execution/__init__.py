@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from inshrink_core.execution.device import resolve_device as resolve_device
+from inshrink_core.execution.device import separate_stream as separate_stream
+from inshrink_core.execution.device import upload as upload
 from inshrink_core.execution.files import NotRegularError as NotRegularError
 from inshrink_core.execution.files import is_temporary as is_temporary
 from inshrink_core.execution.files import new_file as new_file

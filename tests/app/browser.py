@@ -153,7 +153,7 @@ class Server:
         """Stop as a reader does, and look whether anything went wrong."""
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(30)
+            self.process.wait(MILLISECONDS / 1000)
         told = self.log.read_text()
         assert told.count("Traceback") == sum(map(told.count, _LEFT_EARLY)), told
 

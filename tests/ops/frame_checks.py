@@ -29,7 +29,7 @@ def write_run(folder: Path) -> None:
 
 def contents(run: Path, archive: Path, device: str) -> dict[str, object]:
     """The blocks that a run becomes, and the bits of the values that these decode to."""
-    compress(run, archive, device=device, threads=1)
+    compress(run, archive, device=device, threads=1 if device == "cpu" else 2)
     opened, found = Archive.open(archive).on(device), {}
     for info in opened.reader.frames:
         frame, checkpoint = opened.frame(info), opened.checkpoint(info)

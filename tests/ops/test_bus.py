@@ -42,7 +42,7 @@ def test_a_parameter_with_its_moments_crosses_the_bus_in_so_many_bytes(monkeypat
         for name in ("to", "cpu"):
             monkeypatch.setattr(Tensor, name, counted(name))
         written = inshrink_core.compress(*paths, **options)
-        assert moved["encoder.py"] == 16 * N + 2 * SAMPLE + STEP
+        assert moved["device.py"] == 16 * N + 2 * SAMPLE + STEP
         assert moved["distance.py"] == 8 * N
         assert moved["streams.py"] < written.size.nbytes
         moved.clear()

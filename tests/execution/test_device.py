@@ -1,0 +1,64 @@
+"""Streams of threads: one each, idle ones reused, and nothing leaves one before its work has ended."""
+
+import contextlib
+from typing import ClassVar
+
+import pytest
+import torch
+
+from inshrink_core.execution import device as devices
+from inshrink_core.execution import separate_stream, upload
+
+
+class FakeStream:
+    """A stream that notes what was asked of it."""
+
+    made: ClassVar[list["FakeStream"]] = []
+
+    def __init__(self, device):
+        self.calls = []
+        self.made.append(self)
+
+    def wait_stream(self, other):
+        self.calls.append(f"wait for {other}")
+
+    def synchronize(self):
+        self.calls.append("synchronize")
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    monkeypatch.setattr(devices, "_idle_streams", {})
+    monkeypatch.setattr(FakeStream, "made", [])
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"current of {device}")
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    return FakeStream.made
+
+
+def test_work_inside_waits_for_work_before_and_has_ended_after(streams):
+    with separate_stream("cuda:1"):
+        assert streams[0].calls == ["wait for current of cuda:1"]
+    assert streams[0].calls == ["wait for current of cuda:1", "synchronize"]
+
+
+def test_work_that_fails_is_awaited_as_well(streams):
+    with pytest.raises(ZeroDivisionError), separate_stream("cuda"):
+        raise ZeroDivisionError
+    assert streams[0].calls[-1] == "synchronize"
+
+
+def test_streams_in_use_differ_and_idle_ones_are_reused(streams):
+    for _ in range(2):
+        with separate_stream("cuda"), separate_stream("cuda"):
+            pass
+    assert len(streams) == 2
+    with separate_stream("cuda:1"):
+        assert len(streams) == 3
+
+
+def test_the_cpu_has_no_streams_and_no_copies(streams):
+    values = torch.ones(3)
+    with separate_stream("cpu"):
+        assert upload(values, "cpu") is values
+    assert not streams
