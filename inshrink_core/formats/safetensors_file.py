@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from inshrink_core.checkpoint import DTYPE_SIZES
@@ -21,6 +23,9 @@ _DTYPE_PAIRS: Final = """BOOL:bool U8:uint8 I8:int8 I16:int16 U16:uint16 I32:int
     U64:uint64 F8_E4M3:float8_e4m3fn F8_E5M2:float8_e5m2 F8_E4M3FNUZ:float8_e4m3fnuz
     F8_E5M2FNUZ:float8_e5m2fnuz F8_E8M0:float8_e8m0fnu F16:float16 BF16:bfloat16 F32:float32 F64:float64
     C64:complex64 F4:float4_e2m1fn_x2"""
+
+_MAX_CACHED_BYTES: Final = 1 << 20
+"""Largest header that is kept for the next checkpoint: about 10,000 tensors."""
 
 SAFETENSORS_DTYPES: Final[dict[str, str]] = dict(re.findall(r"(\w+):(\w+)", _DTYPE_PAIRS))
 """The format's dtype names mapped to ours; complex128 has none."""
@@ -109,8 +114,25 @@ def read_header(file: ReadableFile) -> tuple[list[tuple[str, Placed]], dict[str,
         expected = f"at most {min(MAX_HEADER_BYTES, file.nbytes - 8)}"
         what = "the header is larger than allowed"
         raise damaged(file, what, expected=expected, found=f"{n_header} bytes")
+    read = _parse if n_header <= _MAX_CACHED_BYTES else _parse.__wrapped__
+    return read(_Header(file.read(8, n_header), file.nbytes, file))
+
+
+@dataclass(frozen=True)
+class _Header:
+    """The text of a header in a file of `nbytes` bytes; `file` is the one that messages name."""
+
+    text: bytes
+    nbytes: int
+    file: ReadableFile = field(compare=False)
+
+
+# The checkpoints of a run have equal headers.
+@lru_cache(maxsize=64)
+def _parse(given: _Header) -> tuple[list[tuple[str, Placed]], dict[str, str]]:
+    file, end = given.file, 8 + len(given.text)
     try:
-        header = parse_json(file.read(8, n_header), "the header", _refuse_duplicates)
+        header = parse_json(given.text, "the header", _refuse_duplicates)
     except DamagedError as error:
         raise damaged(file, f"the header: {error.what}", expected=error.expected) from error
     if not isinstance(header, dict):
@@ -121,14 +143,13 @@ def read_header(file: ReadableFile) -> tuple[list[tuple[str, Placed]], dict[str,
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise damaged(file, "the header's __metadata__ is no table of strings")
-    end = 8 + n_header
     tensors = [(name, _placed(file, name, entry, end)) for name, entry in header.items()]
     for name, placed in sorted(tensors, key=lambda item: (item[1].offset, item[1].span)):
         if placed.offset != end:
             what = f"tensor '{name[:80]}' overlaps another or leaves a gap"
             raise damaged(file, what, found=f"offset {placed.offset}", expected=f"{end}")
         end += placed.span
-    if end != file.nbytes:
+    if end != given.nbytes:
         what, found = "the file does not end with its last tensor", f"{file.nbytes} bytes"
         raise damaged(file, what, found=found, expected=f"{end}")
     return tensors, metadata

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from safetensors.torch import save
 
-from inshrink_core.formats import assembly, open_run
+from inshrink_core.errors import DamagedError
+from inshrink_core.formats import assembly, open_run, safetensors_file
 from inshrink_core.formats.checkpoints import FileReader
 from inshrink_core.formats.disk import Access
 
@@ -76,3 +78,18 @@ def test_where_tensors_lie_is_worked_out_once(tmp_path):
     assert [run[step].hyperparameters["blocks.7.weight"]["lr"] for step in run.steps] == [
         1 / step for step in run.steps
     ]
+
+
+def test_equal_headers_of_safetensors_are_parsed_once_and_compared_with_each_file(tmp_path):
+    content = save({name: torch.ones(2) for name in _names(20)}, metadata={"format": "pt"})
+    for step in (1, 2):
+        (tmp_path / f"step_{step}.safetensors").write_bytes(content)
+    safetensors_file._parse.cache_clear()
+    run = open_run(tmp_path)
+    assert run[1].specs == run[2].specs
+    assert safetensors_file._parse.cache_info().misses == 1
+    longer = tmp_path / "step_3.safetensors"
+    longer.write_bytes(content + b"x")
+    with pytest.raises(DamagedError, match="does not end with its last tensor") as caught:
+        FileReader().open(longer, Access.of(tmp_path))
+    assert caught.value.where == str(longer)
