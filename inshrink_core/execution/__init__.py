@@ -31,3 +31,4 @@ from inshrink_core.execution.results import user_cache_folder as user_cache_fold
 from inshrink_core.execution.results import write_atomic as write_atomic
 from inshrink_core.execution.threads import default_threads as default_threads
 from inshrink_core.execution.threads import ordered_map as ordered_map
+from inshrink_core.execution.threads import without_collection as without_collection

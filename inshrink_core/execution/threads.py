@@ -35,16 +35,25 @@ def prepare_process() -> None:
     """
     _reuse_memory()
     if not {"torch", "numba"} <= sys.modules.keys():
-        gc.disable()
-        try:
+        with without_collection():
             for name in ("torch", "numba"):
                 importlib.import_module(name)
-        finally:
             gc.freeze()
-            gc.enable()
     import torch
 
     torch.set_num_threads(1)
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Pause garbage collection, which would traverse many new objects repeatedly and find no garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _reuse_memory() -> None:

@@ -24,6 +24,7 @@ from inshrink_core.errors import (
     clipped,
     spoken,
 )
+from inshrink_core.execution import without_collection
 from inshrink_core.execution.mirror import mirror_of, mirrored
 from inshrink_core.formats.assembly import ParsedCheckpoint
 from inshrink_core.formats.discovery import (
@@ -597,6 +598,7 @@ def _undetected(path: Path, access: Access) -> tuple[str, tuple[FileStamp, ...]]
     return "no checkpoint, unlike others of such a name" if stamps[0].nbytes else "the file is empty", stamps
 
 
+@without_collection()
 def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Found], **options: Any) -> Run:
     if pattern is not None:
         compile_step_pattern(pattern)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 import time
 
 import pytest
 
-from inshrink_core.execution import ordered_map
+from inshrink_core.execution import ordered_map, without_collection
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
@@ -89,3 +91,15 @@ def test_the_last_heavy_item_is_started_before_light_ones_that_stand_before_it()
 
     assert list(ordered_map(record, items(), threads=2, weight=lambda item: item)) == [8, 1, 1, 1, 1, 4]
     assert 4 in started[:4]
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_collection_is_paused_and_then_as_before(monkeypatch: pytest.MonkeyPatch, was_enabled: bool) -> None:
+    states = [was_enabled]
+    monkeypatch.setattr(gc, "isenabled", lambda: states[-1])
+    monkeypatch.setattr(gc, "disable", lambda: states.append(False))
+    monkeypatch.setattr(gc, "enable", lambda: states.append(True))
+    with contextlib.suppress(ZeroDivisionError), without_collection():
+        assert states[-1] is False
+        raise ZeroDivisionError
+    assert states[-1] is was_enabled

@@ -98,18 +98,11 @@ def pool_contexts(counts: Int64s) -> tuple[Int64s, Int64s, float]:
     bits : float
         Estimated bits of data and tables. O(contexts**2 · symbols).
     """
-    n, n_symbols = counts.shape
-    merged = np.empty((n, n_symbols + 1), np.int64)
-    merged[:, :n_symbols] = counts
-    counts.sum(1, out=merged[:, n_symbols])
-    places = np.arange(n)
-    leaders = np.where(merged[:, n_symbols] > 0, places, -1)
-    pair_bits = np.full((n, n), -1.0)
-    pool_kernel(merged, leaders, pair_bits)
-    leads = leaders == places
-    rows = np.where(leaders >= 0, (np.cumsum(leads) - 1)[leaders], 0)
-    # Python's sum adds in order; numpy sums eight or more numbers in another order.
-    return rows, merged[leads, :n_symbols], sum(pair_bits.diagonal()[leads].tolist(), start=0.0)
+    n = len(counts)
+    merged, pair_bits = counts.copy(), np.empty((n, n))
+    rows, leaders, totals = np.empty((3, n), np.int64)
+    n_tables, bits = pool_kernel(merged, totals, leaders, pair_bits, rows)
+    return rows, merged[:n_tables], bits
 
 
 def choose_tables(counts: Int64s, precisions: Sequence[int], *, apart: bool = False) -> Tables:
@@ -257,15 +250,22 @@ def fit_kernel(counts: Int64s, precision: int, costs: Int64s, frequencies: Int64
 
 
 @brief
-def pool_kernel(merged: Int64s, leaders: Int64s, bits: Float64s) -> None:
-    """Merge contexts in place (`pool_contexts`).
+def pool_kernel(
+    merged: Int64s, totals: Int64s, leaders: Int64s, bits: Float64s, rows: Int64s
+) -> tuple[int, float]:
+    """Merge the counts of contexts in place (`pool_contexts`); return the number and the bits of the tables.
 
-    `merged` starts as the counts with their row sums in a last column. `leaders` starts as the context
-    numbers, or -1 for a context that does not occur, and `bits` of pairs as -1. A context leads if it is its
-    own leader.
+    Fills in the row sums `totals`, the context that each context was merged into (-1 for one that does not
+    occur), the bits of pairs, and the `rows`. A context leads if it is its own leader.
     """
-    n_contexts, n_columns = merged.shape
-    n_symbols = n_columns - 1
+    n_contexts, n_symbols = merged.shape
+    for i in range(n_contexts):
+        totals[i] = 0
+        for s in range(n_symbols):
+            totals[i] += merged[i, s]
+        leaders[i] = i if totals[i] > 0 else -1
+        for j in range(n_contexts):
+            bits[i, j] = -1.0
     for _ in range(n_contexts):
         best_gain, best_i, best_j = 0.0, -1, -1
         # The diagonal comes first: the separate costs of two contexts are compared with their joint cost.
@@ -276,7 +276,7 @@ def pool_kernel(merged: Int64s, leaders: Int64s, bits: Float64s) -> None:
                 if leaders[i] != i or leaders[j] != j:
                     continue
                 if bits[i, j] < 0:
-                    total = merged[i, n_symbols] + two * merged[j, n_symbols]
+                    total = totals[i] + two * totals[j]
                     log_total = math.log2(total)
                     left, before, sum_bits = total, 0, 0.0
                     for s in range(n_symbols):
@@ -298,13 +298,24 @@ def pool_kernel(merged: Int64s, leaders: Int64s, bits: Float64s) -> None:
                     best_gain, best_i, best_j = gain, i, j
         if best_i < 0:
             break
-        for s in range(n_symbols + 1):
+        totals[best_i] += totals[best_j]
+        for s in range(n_symbols):
             merged[best_i, s] += merged[best_j, s]
         for c in range(n_contexts):
             if leaders[c] == best_j:
                 leaders[c] = best_i
             bits[best_i, c] = -1.0
             bits[c, best_i] = -1.0
+    n_tables, sum_bits = 0, 0.0
+    for c in range(n_contexts):
+        rows[c] = rows[leaders[c]] if leaders[c] >= 0 else 0
+        if leaders[c] == c:
+            sum_bits += bits[c, c]
+            rows[c] = n_tables
+            for s in range(n_symbols):
+                merged[n_tables, s] = merged[c, s]
+            n_tables += 1
+    return n_tables, sum_bits
 
 
 @brief
