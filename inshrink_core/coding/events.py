@@ -23,6 +23,7 @@ from inshrink_core.coding.huffman import (
     symbol_windows,
     window_bits,
 )
+from inshrink_core.coding.raw import check_below, of_length
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.cpu.symbols import (
     N_RUN_TOKENS,
@@ -250,12 +251,7 @@ def _parse_header(
         n_expecting = int(np.count_nonzero(expecting))
         deltas = np.frombuffer(_take(body, offset, n_expecting), np.uint8).astype(np.int64)
         offset += n_expecting
-        if n_expecting and deltas.max() >= modulus:
-            raise DamagedError(
-                "an expected delta is outside the alphabet",
-                expected=f"below {modulus}",
-                found=str(deltas.max()),
-            )
+        check_below(deltas, modulus, "an expected delta is outside the alphabet")
         expected[present[~expecting]] = NO_EXPECTATION
         expected[present[expecting]] = (bases[present[expecting]] - deltas) % modulus
     if not flags & _POOLED:
@@ -294,9 +290,4 @@ def _parse_tables(
 
 
 def _take(body: memoryview, offset: int, n: int) -> memoryview:
-    """Return a slice after a check of its length."""
-    if offset + n > len(body):
-        raise DamagedError(
-            "a chunk of symbols ends early", expected=f"{n} bytes", found=str(len(body) - offset)
-        )
-    return body[offset : offset + n]
+    return of_length(body[offset : offset + n], n, "a chunk of symbols ends early")
