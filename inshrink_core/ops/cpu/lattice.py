@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.ops.cpu.compiled import Float32s, Int32s, Int64s, UInt8s, any_large, given, kernel, part
@@ -46,16 +45,13 @@ _LARGE = np.uint8(FIRST_LARGE)
 """Bit that only large and exact tokens have."""
 
 
-def _context_states_after(sign: int) -> NDArray[np.uint8]:
+def _context_states_after(sign: int) -> Tensor:
     old = torch.arange(256, dtype=torch.uint8)
     changes = torch.full((256,), sign)
-    context_states: NDArray[np.uint8] = next_context_state(
-        changes, torch.where((old & NEGATIVE) != 0, -changes, changes), old
-    ).numpy()
-    return context_states
+    return next_context_state(changes, torch.where((old & NEGATIVE) != 0, -changes, changes), old)
 
 
-_NEXT_CONTEXT_STATES = np.stack([_context_states_after(sign) for sign in (0, 1, -1)])
+_NEXT_CONTEXT_STATES = torch.stack([_context_states_after(sign) for sign in (0, 1, -1)]).numpy()
 """Next context states by sign of the change (0, 1, -1), for changes handled one by one."""
 
 

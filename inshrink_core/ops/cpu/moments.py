@@ -491,12 +491,9 @@ def round_first(
     rows, columns = np.empty(n_rows, np.uint8), np.empty(values.numel() // n_rows, np.uint8)
     elements = np.empty(values.numel(), np.uint8)
     squares, most = _NO_SQUARES if second is None else second.numpy(), -1.0 if allowed is None else allowed
-    more = (
-        np.zeros(n_rows, np.int64),
-        np.empty((3, columns.size), np.float32),
-        np.empty(columns.size, np.int32),
-    )
-    numbers = (values.numpy(), squares, unit, most, _scratch.counts, _sums(n_rows, columns.size), *more)
+    n = columns.size
+    more = np.zeros(n_rows, np.int64), np.empty((3, n), np.float32), np.empty(n, np.int32)
+    numbers = (values.numpy(), squares, unit, most, _scratch.counts, _sums(n_rows, n), *more)
     return _codes(_round_first(*numbers, rows, columns, elements), rows, columns, elements)
 
 

@@ -44,17 +44,10 @@ _FOLDED = (Transform.ZIGZAG, *_DELTAS)
 
 def _rule(transform: int, kind: Any, turned: int) -> NDArray[Any]:
     """Return the masks of the reference and of ordering, the mask t, the shifts, and the top bit."""
-    every, none = np.iinfo(kind).max, 0
-    top = np.iinfo(kind).bits - 1
-    turns = every if transform in _FOLDED else turned if transform == Transform.ROTATE else none
-    masks = (
-        every if transform in _DELTAS else none,
-        every if transform == Transform.ORDERED_DELTA else none,
-        turns,
-        int(transform != Transform.NONE),
-        top,
-    )
-    return np.array(masks, kind)
+    every, top = np.iinfo(kind).max, np.iinfo(kind).bits - 1
+    delta, ordered = transform in _DELTAS, transform == Transform.ORDERED_DELTA
+    turns = every if transform in _FOLDED else turned * (transform == Transform.ROTATE)
+    return np.array((every * delta, every * ordered, turns, transform != Transform.NONE, top), kind)
 
 
 @kernel
@@ -158,7 +151,5 @@ def merge_planes(planes: Tensor, reference: Tensor | None, transform: Transform,
     """
     bits = unsigned(out)
     before, known = _reference(reference, bits.dtype)
-    sign = 1 << (8 * out.element_size() - 1)
-    _merge(
-        planes.numpy(), before, known, _rule(transform, bits.dtype, sign), np.empty(_BLOCK, bits.dtype), bits
-    )
+    rule = _rule(transform, bits.dtype, 1 << (8 * out.element_size() - 1))
+    _merge(planes.numpy(), before, known, rule, np.empty(_BLOCK, bits.dtype), bits)
