@@ -18,6 +18,7 @@ from inshrink_core.coding.huffman import (
     literal_entries,
     parse_lengths,
     serialize_lengths,
+    spent_bits,
     stream_bytes,
     stream_words,
     symbol_windows,
@@ -99,8 +100,7 @@ _Symbols = NDArray[np.uint8]
 
 def run_windows(lengths: NDArray[np.int64], n_bits: int) -> NDArray[np.uint32]:
     """Return the window table of run tokens: code length, extra bits, shortest run (`unpack_events`)."""
-    code_lengths = lengths if np.count_nonzero(lengths) > 1 else np.zeros_like(lengths)
-    entries = (code_lengths | RUN_EXTRA_BITS << 4 | RUN_STARTS << 9).astype(np.uint32)
+    entries = (spent_bits(lengths) | RUN_EXTRA_BITS << 4 | RUN_STARTS << 9).astype(np.uint32)
     return symbol_windows(lengths, n_bits, entries)
 
 
@@ -208,7 +208,7 @@ def _pool(rows: _Counts, run_counts: _Counts, literal_counts: _Counts) -> tuple[
 
 def _code_bits(lengths: _Counts, counts: _Counts) -> int:
     """Return the bits of codes with these lengths, without extra bits, which do not depend on the table."""
-    return int((lengths * counts).sum()) if np.count_nonzero(lengths) > 1 else 0
+    return int((spent_bits(lengths) * counts).sum())
 
 
 def _stored_rows(present: _Counts, tables: _Tables) -> list[int]:

@@ -392,9 +392,8 @@ def refined(reference: LatticeReference, shift: int, lattice: Lattice) -> Tensor
 
 def snapped(integers: Tensor, lattice: Lattice) -> Tensor | None:
     """Return integers moved to the nearest lattice points, halves upwards; None beyond the bound."""
-    moved = torch.div(integers + lattice.step_size // 2, lattice.step_size, rounding_mode="floor").mul_(
-        lattice.step_size
-    )
+    units = lattice.step_size
+    moved = torch.div(integers + units // 2, units, rounding_mode="floor").mul_(units)
     return None if moved.numel() and int(moved.abs().max()) > lattice.bound else moved
 
 
