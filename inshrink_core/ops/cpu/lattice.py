@@ -361,13 +361,14 @@ def _take_large(
     tokens: UInt8s,
     after: Int32s,
     before: Int32s,
+    known: int,
     context_state: UInt8s,
+    tracked: int,
     step_size: int,
     z: Int64s,
 ) -> None:  # pragma: no cover - compiled
-    """Fill in z, one entry more than needed."""
+    """Fill in z, one entry more than needed; `known` and `tracked` are 1, or 0 without an earlier state."""
     # The quotient is an integer below 2**26, exact in float64; integer division takes five times as long.
-    known, tracked = int(before.size == tokens.size), int(context_state.size == tokens.size)
     at, share = 0, 1.0 / step_size
     for begin in range(0, tokens.size, _NEIGHBOURS):
         if not any_large(tokens[begin : begin + _NEIGHBOURS], _LARGE):
@@ -385,8 +386,9 @@ def large_changes(
 ) -> Int64s:
     """See `lattice.large_changes`."""
     n_large, _ = _count_large(tokens.numpy())
-    z, state = np.empty(n_large + 1, np.int64), (given(before, _NOTHING), given(context_state, _UNKNOWN))
-    _take_large(tokens.numpy(), after.numpy(), *state, step_size, z)
+    z, earlier = np.empty(n_large + 1, np.int64), (given(before, _NOTHING), int(before is not None))
+    state = given(context_state, _UNKNOWN), int(context_state is not None)
+    _take_large(tokens.numpy(), after.numpy(), *earlier, *state, step_size, z)
     return z[:n_large]
 
 
