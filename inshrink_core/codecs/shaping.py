@@ -278,8 +278,8 @@ def grown(before: Shaping | None, moment: DecodedMoment) -> Shaping | None:
     low, high = _SIDES
     n_rows, n = values.shape
     found = sketch_sides(values, up, signs_of(n), signs_of(n_rows) if low <= n_rows <= high else None)
-    columns = _side(before and before.columns, found.columns, found.square)
-    rows = None if found.rows is None else _side(before and before.rows, found.rows, found.square)
+    columns = _side(before.columns if before else None, found.columns, found.square)
+    rows = None if found.rows is None else _side(before.rows if before else None, found.rows, found.square)
     return Shaping(n_seen + 1, columns, rows)
 
 
