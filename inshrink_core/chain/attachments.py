@@ -164,8 +164,7 @@ def pack_layout(files: tuple[FileLayout, ...], aliases: Mapping[str, str], keys:
     index = {key: i for i, key in enumerate(keys)}
 
     def region(extent: Region) -> list[Any]:
-        boxes = [[] if member.box is None else [member.box] for member in extent.members]
-        rows = [[index[m.key], m.start, m.stride, *box] for m, box in zip(extent.members, boxes, strict=True)]
+        rows = [[index[m.key], m.start, m.stride, *filter(None, (m.box,))] for m in extent.members]
         return [extent.offset, extent.nbytes, rows]
 
     document = {
@@ -192,14 +191,7 @@ def unpack_layout(
         document = msgpack.unpackb(content)
         files = tuple(_unpack_file(row, keys) for row in document["files"])
         aliases = {str(alias): keys[_index(i)] for alias, i in document["aliases"]}
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        RecursionError,
-        msgpack.exceptions.UnpackException,
-    ) as error:
+    except (ValueError, TypeError, LookupError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise DamagedError(f"the layout of the files is damaged ({error})", where=where) from error
     return files, aliases
 

@@ -175,11 +175,8 @@ class BaseModel:
         if spec.role not in MODEL_ROLES or spec.numel == 0 or spec.key not in self.checkpoint:
             return None
         base_spec = self.checkpoint.spec(spec.key)
-        fits = base_spec.role in MODEL_ROLES and (base_spec.dtype, base_spec.shape) == (
-            spec.dtype,
-            spec.shape,
-        )
-        return base_spec if fits else None
+        is_alike = (base_spec.dtype, base_spec.shape) == (spec.dtype, spec.shape)
+        return base_spec if is_alike and base_spec.role in MODEL_ROLES else None
 
     def read(self, base_spec: TensorSpec) -> Tensor:
         """Return a tensor, given a spec from `spec`.

@@ -91,8 +91,7 @@ def unchanged_keys(
             # The distance of optimizer tensors is not counted.
             moving = [spec for spec in specs if spec.role in _MOVED]
             distances = (squared_error(peek(checkpoint.source, s), references[s.key])[0] for s in moving)
-            moved = sum(distances, 0.0)
-            waiting[name] = moved / max(1, nbytes[name])
+            waiting[name] = sum(distances, 0.0) / max(1, nbytes[name])
         else:
             left -= nbytes.get(name, 0)
     unchanged: set[str] = set()

@@ -408,11 +408,10 @@ def assignments(
     ({'match': 'h.0.*', 'coarseness': 1.0},)
     """
     by_name: dict[str, Hashable] = {}
-    for spec in specs:
-        by_name.setdefault(spec.name, values[spec.key])
     by_type: dict[str | None, set[Hashable]] = {}
     for spec in specs:
-        by_type.setdefault(None if spec.layer is None else str(spec.layer), set()).add(by_name[spec.name])
+        value = by_name.setdefault(spec.name, values[spec.key])
+        by_type.setdefault(None if spec.layer is None else str(spec.layer), set()).add(value)
     untyped = by_type.pop(None, set())
     if all(len(found) == 1 for found in by_type.values()) and untyped <= {base}:
         only = {layer: next(iter(found)) for layer, found in by_type.items()}

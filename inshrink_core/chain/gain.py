@@ -175,17 +175,16 @@ class _SimulatedUpdate:
 
 def _sums(key: str, restored: Tensor, movement: Tensor, again: Tensor) -> TensorGain:
     """Return the sums, computed in slices to limit the size of float64 copies."""
-    projected, residual, moved = [], [], []
+    rows = []
     flat, moves, news = restored.reshape(-1), movement.reshape(-1), again.reshape(-1)
     for start in range(0, flat.numel(), _SLICE):
         part = slice(start, start + _SLICE)
         delta, arrived = moves[part], news[part].double() - flat[part].double()
         finite = delta.isfinite() & arrived.isfinite()
         delta, arrived = delta[finite], arrived[finite]
-        projected.append(float((arrived * delta).sum()))
-        residual.append(float((arrived - delta).square().sum()))
-        moved.append(float(delta.square().sum()))
-    return TensorGain(key, math.fsum(projected), math.fsum(residual), math.fsum(moved))
+        sums = (arrived * delta).sum(), (arrived - delta).square().sum(), delta.square().sum()
+        rows.append(TensorGain(key, *map(float, sums)))
+    return replace(pool(rows), key=key)
 
 
 def _quotient(numerator: float, movement: float) -> float | None:

@@ -369,7 +369,12 @@ def measured(
         path = None if isinstance(log, Mapping) else Path(log)
         logged = log if path is None else open_run(path).log if path.is_dir() else read_metrics(path).log()
     else:
-        _from_frames(archive, line, found, known)
+        for frame in line:
+            recorded = archive.frame(frame).meta.get(METRICS, {})
+            known |= recorded.keys()
+            for name in found.keys() & recorded.keys():
+                if not math.isnan(recorded[name]):
+                    found[name][frame.frame_id] = recorded[name]
         logged = {} if all(found.values()) else _logged(archive, line)
     known |= logged.keys()
     for name in metrics:
@@ -389,18 +394,6 @@ def measured(
                 remedy="give what the training logged, or its run: --log FILE",
             )
     return found
-
-
-def _from_frames(
-    archive: Archive, line: Iterable[FrameInfo], found: dict[str, dict[bytes, float]], known: set[str]
-) -> None:
-    """Add the metrics that savers recorded in the frames."""
-    for frame in line:
-        values = archive.frame(frame).meta.get(METRICS, {})
-        known |= values.keys()
-        for name in found.keys() & values.keys():
-            if not math.isnan(values[name]):
-                found[name][frame.frame_id] = values[name]
 
 
 def _logged(archive: Archive, line: Sequence[FrameInfo]) -> Mapping[str, list[tuple[int, float]]]:
@@ -551,12 +544,11 @@ def _rekeyed(
     tensor, reference = archive.decode(info, entry.key)
     block = codec_for_block(entry.codec, where).rekey(spec, reference)
     decoded = codec_for_block(block.codec, where).decode(spec, block, None, archive.device)
-    same = tensor_digest(decoded.decoded()) == tensor_digest(tensor)
-    for child in children:
-        same = same and _child_digest(archive, child, entry.key, reference) == _child_digest(
-            archive, child, entry.key, decoded
-        )
-    if not same:
+    digests = [
+        [tensor_digest(state), *(_child_digest(archive, child, entry.key, upon) for child in children)]
+        for state, upon in ((tensor, reference), (decoded.decoded(), decoded))
+    ]
+    if digests[0] != digests[1]:
         raise IncompatibleError(
             f"the codec of '{block.codec}' does not re-key this tensor to the same bits",
             where=where,
@@ -568,8 +560,7 @@ def _rekeyed(
 def _child_digest(archive: Archive, child: FrameInfo, key: str, reference: TensorReference) -> bytes:
     """Return the digest of a child's tensor decoded upon a reference; empty if the child has none."""
     frame = archive.frame(child)
-    entry = next((entry for entry in frame.entries if entry.key == key and not entry.attachment), None)
-    if entry is None:
+    if (entry := frame.find(key)) is None:
         return b""
     where = archive.where(child)
     codec = codec_for_block(entry.codec, where)

@@ -19,6 +19,7 @@ from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import PROTECTED, Encoded, Levels, TensorReference
 from inshrink_core.coding.changes import ChangePlan, decode_changes, encode_changes, plan_changes, sampled
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
+from inshrink_core.coding.raw import of_length
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError
 from inshrink_core.execution import new_buffer
@@ -227,13 +228,8 @@ def decode_exact(
         raise DamagedError("a lossless delta has no reference of its dtype and shape", where=spec.key)
     n_bytes = spec.nbytes
     implied = {_Mode.RAW: n_bytes, _Mode.UNCHANGED: 0, _Mode.CONSTANT: n_bytes // max(spec.numel, 1)}
-    if mode in implied and len(body) != implied[mode]:
-        raise DamagedError(
-            "a lossless payload has the wrong length",
-            where=spec.key,
-            expected=f"{implied[mode]} bytes",
-            found=str(len(body)),
-        )
+    if mode in implied:
+        of_length(body, implied[mode], "a lossless payload has the wrong length", spec.key)
     if mode is _Mode.CHANGES and before is not None:
         mantissa = _MANTISSAS.get(spec.dtype)
         if mantissa is None or spec.numel == 0:

@@ -278,10 +278,8 @@ def grown(before: Shaping | None, moment: DecodedMoment) -> Shaping | None:
     low, high = _SIDES
     n_rows, n = values.shape
     found = sketch_sides(values, up, signs_of(n), signs_of(n_rows) if low <= n_rows <= high else None)
-    columns = _side(None if before is None else before.columns, found.columns, found.square)
-    rows = None
-    if found.rows is not None:
-        rows = _side(None if before is None else before.rows, found.rows, found.square)
+    columns = _side(before.columns if before else None, found.columns, found.square)
+    rows = None if found.rows is None else _side(before.rows if before else None, found.rows, found.square)
     return Shaping(n_seen + 1, columns, rows)
 
 

@@ -22,7 +22,7 @@ from inshrink_core.coding.huffman import (
     serialize_lengths,
     stream_bytes,
 )
-from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits
+from inshrink_core.coding.raw import check_below, of_length, pack_bits, packed_bytes, unpack_bits
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.cpu.symbols import (
     MAX_CHUNK,
@@ -133,22 +133,12 @@ def decode_symbols(
         length = len(view) - offset
         if start + MAX_CHUNK < n:
             length, offset = read_varint(view, offset)
-        if length > len(view) - offset:
-            raise DamagedError(
-                "a chunk of symbols ends early",
-                expected=f"{length} bytes",
-                found=str(len(view) - offset),
-            )
-        chunk[:] = _decode_chunk(
-            kind, view[offset : offset + length], chunk.size, n_symbols, groups, n_previous
-        )
+        body = of_length(view[offset : offset + length], length, "a chunk of symbols ends early")
+        chunk[:] = _decode_chunk(kind, body, chunk.size, n_symbols, groups, n_previous)
         offset += length
     if offset != len(view):
         raise DamagedError("bytes follow a symbol stream", found=str(len(view) - offset), expected="0")
-    if n and int(out.max()) >= n_symbols:
-        raise DamagedError(
-            "a symbol is outside the alphabet", expected=f"below {n_symbols}", found=str(int(out.max()))
-        )
+    check_below(out, n_symbols, "a symbol is outside the alphabet")
     return torch.from_numpy(out).to(device if previous is None else previous.device)
 
 

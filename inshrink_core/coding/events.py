@@ -18,11 +18,13 @@ from inshrink_core.coding.huffman import (
     literal_entries,
     parse_lengths,
     serialize_lengths,
+    spent_bits,
     stream_bytes,
     stream_words,
     symbol_windows,
     window_bits,
 )
+from inshrink_core.coding.raw import check_below, of_length
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.cpu.symbols import (
     N_RUN_TOKENS,
@@ -98,8 +100,7 @@ _Symbols = NDArray[np.uint8]
 
 def run_windows(lengths: NDArray[np.int64], n_bits: int) -> NDArray[np.uint32]:
     """Return the window table of run tokens: code length, extra bits, shortest run (`unpack_events`)."""
-    code_lengths = lengths if np.count_nonzero(lengths) > 1 else np.zeros_like(lengths)
-    entries = (code_lengths | RUN_EXTRA_BITS << 4 | RUN_STARTS << 9).astype(np.uint32)
+    entries = (spent_bits(lengths) | RUN_EXTRA_BITS << 4 | RUN_STARTS << 9).astype(np.uint32)
     return symbol_windows(lengths, n_bits, entries)
 
 
@@ -207,7 +208,7 @@ def _pool(rows: _Counts, run_counts: _Counts, literal_counts: _Counts) -> tuple[
 
 def _code_bits(lengths: _Counts, counts: _Counts) -> int:
     """Return the bits of codes with these lengths, without extra bits, which do not depend on the table."""
-    return int((lengths * counts).sum()) if np.count_nonzero(lengths) > 1 else 0
+    return int((spent_bits(lengths) * counts).sum())
 
 
 def _stored_rows(present: _Counts, tables: _Tables) -> list[int]:
@@ -250,12 +251,7 @@ def _parse_header(
         n_expecting = int(np.count_nonzero(expecting))
         deltas = np.frombuffer(_take(body, offset, n_expecting), np.uint8).astype(np.int64)
         offset += n_expecting
-        if n_expecting and deltas.max() >= modulus:
-            raise DamagedError(
-                "an expected delta is outside the alphabet",
-                expected=f"below {modulus}",
-                found=str(deltas.max()),
-            )
+        check_below(deltas, modulus, "an expected delta is outside the alphabet")
         expected[present[~expecting]] = NO_EXPECTATION
         expected[present[expecting]] = (bases[present[expecting]] - deltas) % modulus
     if not flags & _POOLED:
@@ -294,9 +290,4 @@ def _parse_tables(
 
 
 def _take(body: memoryview, offset: int, n: int) -> memoryview:
-    """Return a slice after a check of its length."""
-    if offset + n > len(body):
-        raise DamagedError(
-            "a chunk of symbols ends early", expected=f"{n} bytes", found=str(len(body) - offset)
-        )
-    return body[offset : offset + n]
+    return of_length(body[offset : offset + n], n, "a chunk of symbols ends early")

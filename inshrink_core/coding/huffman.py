@@ -119,14 +119,16 @@ def _checked_lengths(lengths: list[int], n_symbols: int) -> NDArray[np.int64]:
     return array
 
 
+def spent_bits(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bits that each symbol takes: its code length, or none for a lone symbol."""
+    return lengths * (np.count_nonzero(lengths) > 1)
+
+
 def _canonical(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return symbols in canonical order and their lengths; a lone symbol has length 0."""
     used = np.flatnonzero(lengths)
     order = used[np.argsort(lengths[used], kind="stable")]
-    sorted_lengths = lengths[order]
-    if order.size <= 1:
-        return order, np.zeros_like(sorted_lengths)
-    return order, sorted_lengths
+    return order, spent_bits(lengths)[order]
 
 
 def code_entries(lengths: NDArray[np.int64], n_entries: int = 256) -> NDArray[np.uint32]:
@@ -150,7 +152,7 @@ def code_entries(lengths: NDArray[np.int64], n_entries: int = 256) -> NDArray[np
 
 def window_bits(lengths: NDArray[np.int64]) -> int:
     """Return the number of bits of a window that holds any code."""
-    return int(lengths.max()) if np.count_nonzero(lengths) > 1 else 0
+    return int(spent_bits(lengths).max())
 
 
 def symbol_windows(
@@ -177,10 +179,7 @@ def symbol_windows(
 
 def literal_entries(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
     """Return each symbol's entry for the kernels: symbol in bits 0-7, and code length above."""
-    entries = np.arange(lengths.size, dtype=np.uint32)
-    if np.count_nonzero(lengths) > 1:
-        entries |= lengths.astype(np.uint32) << 8
-    return entries
+    return np.arange(lengths.size, dtype=np.uint32) | (spent_bits(lengths) << 8).astype(np.uint32)
 
 
 def decode_symbols_with(lengths: NDArray[np.int64], stream: bytes | memoryview, n: int) -> NDArray[np.uint8]:

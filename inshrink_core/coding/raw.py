@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +12,22 @@ from inshrink_core.errors import DamagedError
 
 PACKED, CONSTANT = 0, 1
 """First byte of symbols that are stored as packed bits or are all equal; modes of coders start at 2."""
+
+
+_Data = TypeVar("_Data", bound=Sized)
+
+
+def of_length(data: _Data, nbytes: int, what: str, where: str = "") -> _Data:
+    """Return stored bytes after a check of their number."""
+    if len(data) != nbytes:
+        raise DamagedError(what, where=where, expected=f"{nbytes} bytes", found=str(len(data)))
+    return data
+
+
+def check_below(symbols: NDArray[np.integer], bound: int, what: str) -> None:
+    """Raise DamagedError unless all decoded symbols are below a bound."""
+    if symbols.size and symbols.max() >= bound:
+        raise DamagedError(what, expected=f"below {bound}", found=str(symbols.max()))
 
 
 def bits_per_symbol(n_symbols: int) -> int:
@@ -57,12 +76,7 @@ def unpack_bits(payload: bytes | memoryview, n: int, n_symbols: int) -> NDArray[
     DamagedError
         The payload has the wrong length, a symbol outside the alphabet, or a nonzero padding bit.
     """
-    if len(payload) != packed_bytes(n, n_symbols):
-        raise DamagedError(
-            "packed symbols have the wrong length",
-            expected=f"{packed_bytes(n, n_symbols)} bytes",
-            found=str(len(payload)),
-        )
+    of_length(payload, packed_bytes(n, n_symbols), "packed symbols have the wrong length")
     width = bits_per_symbol(n_symbols)
     stored = np.frombuffer(payload, np.uint8)
     if width == 8:
@@ -75,12 +89,7 @@ def unpack_bits(payload: bytes | memoryview, n: int, n_symbols: int) -> NDArray[
         symbols = np.packbits(rows, axis=1, bitorder="little").reshape(-1)[:n]
         if width == 0:
             symbols = np.zeros(n, np.uint8)
-    if n and int(symbols.max()) >= n_symbols:
-        raise DamagedError(
-            "a packed symbol is outside the alphabet",
-            expected=f"below {n_symbols}",
-            found=str(int(symbols.max())),
-        )
+    check_below(symbols, n_symbols, "a packed symbol is outside the alphabet")
     return symbols
 
 

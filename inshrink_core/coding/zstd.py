@@ -16,28 +16,26 @@ _MAX_WINDOW_NBYTES = 1 << 23
 """Largest window of levels up to 19. A decoder allocates the window that a frame declares before reading a
 block."""
 
-_context = threading.local()
-"""Compressors by level for each thread, since a compressor is not thread-safe."""
+
+class _Context(threading.local):
+    """Compressors by level and a decompressor for each thread, since none of them is thread-safe."""
+
+    def __init__(self) -> None:
+        self.compressors: dict[int, zstandard.ZstdCompressor] = {}
+        self.decompressor = zstandard.ZstdDecompressor(format=_MAGICLESS, max_window_size=_MAX_WINDOW_NBYTES)
+
+
+_context = _Context()
 
 
 def _compressor(level: int) -> zstandard.ZstdCompressor:
     """Return a cached compressor, since making one costs more than compressing a small plane."""
-    compressors: dict[int, zstandard.ZstdCompressor] = _context.__dict__.setdefault("compressors", {})
-    if level not in compressors:
+    if level not in _context.compressors:
         parameters = zstandard.ZstdCompressionParameters.from_level(
             level, format=_MAGICLESS, write_content_size=False, write_checksum=False, write_dict_id=False
         )
-        compressors[level] = zstandard.ZstdCompressor(compression_params=parameters)
-    return compressors[level]
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    """Return a decompressor cached for the thread."""
-    decompressor: zstandard.ZstdDecompressor | None = _context.__dict__.get("decompressor")
-    if decompressor is None:
-        decompressor = zstandard.ZstdDecompressor(format=_MAGICLESS, max_window_size=_MAX_WINDOW_NBYTES)
-        _context.decompressor = decompressor
-    return decompressor
+        _context.compressors[level] = zstandard.ZstdCompressor(compression_params=parameters)
+    return _context.compressors[level]
 
 
 def zstd_compress(data: bytes | memoryview | NDArray[np.uint8], level: int) -> bytes:
@@ -79,7 +77,7 @@ def zstd_decompress(
         The frame is damaged, has content of another size, or is followed by other bytes.
     """
     kind = _MAGICLESS if decompressor is None else zstandard.FORMAT_ZSTD1
-    decompressor = decompressor or _decompressor()
+    decompressor = decompressor or _context.decompressor
     try:
         claimed = zstandard.get_frame_parameters(frame, format=kind).content_size
         # zstd allocates the declared size, even if it exceeds the given limit.

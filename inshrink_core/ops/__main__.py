@@ -41,12 +41,9 @@ def _write_run(folder: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
         state = model.state_dict()
-        for kind in ("bfloat16", "float16", "float64"):
-            copies = {
-                f"{kind}.{name}": value.to(getattr(torch, kind))
-                for name, value in model[3].state_dict().items()
-            }
-            state |= copies
+        for kind in (torch.bfloat16, torch.float16, torch.float64):
+            for name, value in model[3].state_dict().items():
+                state[f"{kind}.{name}"] = value.to(kind)
         torch.save({"step": step, "model": state, "optimizer": optimizer.state_dict()}, folder / f"{step}.pt")
 
 

@@ -131,13 +131,13 @@ def float32(value: float, like: Tensor) -> Tensor:
     return torch.tensor(value, dtype=torch.float32, device=like.device)
 
 
-def changes_from(values: Tensor, integers: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:
-    """Return the values of the state, and the changes of the values from it in steps."""
+def changes_from(values: Tensor, integers: Tensor, lattice: Lattice) -> Tensor:
+    """Return the changes of the values from the state in steps."""
     at = integers.to(torch.float32) * float32(lattice.unit, values)
-    return at, (values - at) * float32(lattice.reciprocal, values)
+    return (values - at) * float32(lattice.reciprocal, values)
 
 
-def _from_base(
+def from_base(
     values: Tensor, integers: Tensor | None, lattice: Lattice, base: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the distances of the values and of the state from a base, in steps."""
@@ -167,7 +167,7 @@ def matched_changes(
     grade
         Result of `gain_grade` without its sign.
     """
-    r, o = _from_base(values, integers, lattice, base)
+    r, o = from_base(values, integers, lattice, base)
     crossed = torch.where(r < 0, -o, o) > 0.5
     threshold = torch.where(crossed, grade * 7 // 10, grade)
     moved = torch.floor(r.abs() + (4096 - threshold).to(torch.float32) / 4096)
@@ -235,7 +235,7 @@ def round_to_lattice(
         integers = torch.zeros(values.numel(), dtype=torch.int32, device=values.device)
     before = integers.to(values.device).long()
     if changes is None:
-        changes = changes_from(values, integers.to(values.device), lattice)[1].round()
+        changes = changes_from(values, integers.to(values.device), lattice).round()
     changes = changes.to(values.device)
     near = changes.abs() <= float(MAX_PRODUCT // lattice.step_size)  # false for NaN
     q = torch.where(near, changes, 0).long()
@@ -351,7 +351,7 @@ def gain_grade(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice)
         4096 t, from `MIN_GRADE` to `MAX_GRADE`; 0 if plain rounding preserves the movement. Negative, ``-4096
         t``, if the step size is too coarse: rms(r) is below .05, or even t = .1 falls short.
     """
-    r, o = _from_base(values, integers, lattice, base)
+    r, o = from_base(values, integers, lattice, base)
     crossed, scaled = torch.where(r < 0, -o, o) > 0.5, r.abs() * 256
     inside = scaled < GAIN_BINS
     keys = scaled[inside].long() + GAIN_BINS * crossed[inside].long()

@@ -182,7 +182,7 @@ def round_first(
         return None
     adaptive = second is not None and squares_cover(second, values)
     sums = sum_sides(second if second is not None and adaptive else values, n_rows, not adaptive)
-    rows, columns = _log_means(sums)
+    rows, columns = _log_means(*sums)
     # Column exponents per eighth could put the largest value of a row and column a unit too high.
     columns = ((columns + 4) >> 3).clip(-ZERO_POINT, ZERO_POINT - 1) if adaptive else np.zeros_like(columns)
     rows = np.where(rows > NO_ROW, (rows + 4) >> 3, NO_ROW)
@@ -229,7 +229,7 @@ def round_second(values: Tensor, n_rows: int, before: Codes | None, tolerance: f
     """
     if not bool((values.isfinite() & (values >= 0)).all()):
         return None
-    by_row, by_column = _log_means(sum_sides(values, n_rows, False))
+    by_row, by_column = _log_means(*sum_sides(values, n_rows, False))
     largest, known = int(by_row.max()), before is not None
     base = base_of((largest + 2) >> 2 if largest > NO_ROW else 0, before.base if before else 0, known)
     same = before if before is not None and before.base == base else None
@@ -284,11 +284,8 @@ def _eighths(values: Float64s) -> Int64s:
     return np.where(values > 0, found, NO_ROW)
 
 
-def _log_means(
-    sums: tuple[Float64s, Float64s],
-) -> tuple[Int64s, Int64s]:
+def _log_means(rows: Float64s, columns: Float64s) -> tuple[Int64s, Int64s]:
     """Return 8 log2, rounded down, of the row means, and of the column means relative to the overall mean."""
-    rows, columns = sums
     mean = float(rows.cumsum()[-1]) / (rows.size * columns.size)
     relative = columns / rows.size / mean if mean > 0 else np.ones(columns.size)
     return _eighths(rows / columns.size), _eighths(relative)
@@ -312,16 +309,17 @@ def _chosen(values: Tensor, rows: Int64s, columns: Int64s, maxima: Float64s) -> 
     least = (least >> 2) + ~((least & 7 == 0) & (np.frexp(most)[0] == 0.5))
     for halvings in range(MAX_HALVINGS + 1):
         fitted = np.where(maxima > 0, np.maximum(rows - 2 * halvings, least), NO_ROW)
-        threshold = _threshold(count_magnitudes(values, Units(fitted, columns)))
+        threshold = _threshold(_magnitudes(values, Units(fitted, columns)))
         if threshold is not None:
             return fitted, threshold
     return fitted, LOWEST_THRESHOLD
 
 
-def _threshold(counts: Int64s) -> int | None:
-    """Return the largest threshold that preserves the projection, or None, from counts of magnitudes."""
-    at = np.flatnonzero(counts)
-    counts = counts[at] * at
+def _threshold(magnitudes: Tensor) -> int | None:
+    """Return the largest threshold that preserves the projection, or None."""
+    by_size = torch.bincount(magnitudes).cpu().numpy()
+    at = np.flatnonzero(by_size)
+    counts = by_size[at] * at
 
     def falls_short(threshold: int) -> bool:
         steps = (at + (1 << FRACTION_BITS) - threshold) >> FRACTION_BITS
@@ -391,20 +389,9 @@ def row_maxima(values: Tensor, n_rows: int, columns: Int64s) -> Float64s:
 
 
 def _magnitudes(values: Tensor, units: Units) -> Tensor:
+    """Return the magnitudes of finite values in 1/256 of their units, rounded down and clipped."""
     shares = values.abs() * _values_of(-_exponents(units, values.device)) * float(1 << FRACTION_BITS)
     return shares.clamp(max=float(MAX_MAGNITUDE)).to(torch.int64)
-
-
-def count_magnitudes(values: Tensor, units: Units) -> Int64s:
-    """Count the magnitudes of finite values in 1/256 of their units, rounded down.
-
-    Returns
-    -------
-    int64, (MAX_MAGNITUDE + 1,)
-        Larger magnitudes count in the last bin.
-    """
-    counts: Int64s = torch.bincount(_magnitudes(values, units), minlength=MAX_MAGNITUDE + 1).cpu().numpy()
-    return counts
 
 
 def round_in_units(values: Tensor, units: Units, threshold: int) -> Tensor:
@@ -499,8 +486,7 @@ def carry_log2(values: Tensor, units: Units, before: Tensor, rounded: Tensor) ->
     steps = torch.zeros_like(moves)
     for sign in (1, -1):
         there = known & (sign * moves > 0)
-        counts = torch.bincount(moves[there].abs(), minlength=1).cpu().numpy()
-        more = (1 << FRACTION_BITS) - (_threshold(counts) or LOWEST_THRESHOLD)
+        more = (1 << FRACTION_BITS) - (_threshold(moves[there].abs()) or LOWEST_THRESHOLD)
         steps = torch.where(there, sign * ((sign * moves + more) >> FRACTION_BITS), steps)
     carried = (before.long() + steps).clamp(1, 255).to(torch.uint8)
     return torch.where(known, carried, rounded)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,31 +26,10 @@ def sample(values: Tensor) -> Tensor:
     return values.as_strided((SAMPLE_RUNS, SAMPLE_RUN), (n // SAMPLE_RUNS, 1)).reshape(-1)
 
 
-class Sampled(NamedTuple):
-    """Statistics of a tensor's sample.
-
-    Parameters
-    ----------
-    sums : int64, (3, 257)
-        Sums of float32 mantissas, including the hidden bit, by the eight exponent bits. The rows are for the
-        squares of the sample's values, the squares of their distances to lattice points, and the second
-        moments; signs are ignored. The last number of a row counts values that are not finite.
-    probe : float32, (k,)
-        The requested values.
-    """
-
-    sums: NDArray[np.int64]
-    probe: NDArray[np.float32]
-
-
 def sample_sums(
-    values: Tensor,
-    integers: Tensor | None,
-    second: Tensor | None,
-    unit: float,
-    places: NDArray[np.int64],
-) -> Sampled:
-    """Sum over the sample of a tensor, and read a few of its values.
+    values: Tensor, integers: Tensor | None = None, second: Tensor | None = None, unit: float = 1.0
+) -> NDArray[np.int64]:
+    """Return sums over the sample of a tensor.
 
     Parameters
     ----------
@@ -65,24 +41,26 @@ def sample_sums(
         Second moments; contiguous, n elements.
     unit
         Unit of the integers, a power of two.
-    places
-        Indices of the values to read, below n.
+
+    Returns
+    -------
+    int64, (3, 257)
+        Sums of float32 mantissas, including the hidden bit, by the eight exponent bits. The rows are for the
+        squares of the sample's values, the squares of their distances to lattice points, and the second
+        moments; signs are ignored. The last number of a row counts values that are not finite.
 
     Raises
     ------
     InputError
-        The tensors differ in length, or an index is out of range.
+        The tensors differ in length.
     """
     n = values.numel()
     for other in (integers, second):
         if other is not None and other.numel() != n:
             raise InputError("tensors to sample differ in length", expected=str(n), found=str(other.numel()))
-    if places.size and not 0 <= int(places.min()) <= int(places.max()) < n:
-        raise InputError("a place is outside of its tensor", expected=f"0 to {n - 1}")
     from inshrink_core.ops.cpu.sample import add_mantissas
 
-    flat = flattened(values)
-    w = _host(sample(flat))
+    w = _host(sample(flattened(values)))
     x = _NO_INTEGERS if integers is None else sample(integers).cpu().numpy()
     m = _NO_MOMENTS if second is None else _host(sample(flattened(second)))
     sums = np.zeros((3, 257), np.int64)
@@ -90,7 +68,7 @@ def sample_sums(
     # A missing array counts as zeros, so the distances to it are reset.
     if integers is None:
         sums[1] = 0
-    return Sampled(sums, _host(flat[torch.from_numpy(places).to(flat.device)]))
+    return sums
 
 
 def _host(values: Tensor) -> NDArray[np.float32]:

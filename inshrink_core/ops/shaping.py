@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.lattice import Lattice, changes_from, float32
+from inshrink_core.ops.lattice import Lattice, changes_from, from_base
 from inshrink_core.ops.registry import op
 
 RANK = 16
@@ -130,12 +130,8 @@ def shape_changes(
     column apart.
     """
     device, n = values.device, factors.gains.shape[0]
-    at, u = changes_from(values, integers.to(device), lattice)
-    if base is None:
-        r, o = u, torch.zeros_like(u)
-    else:
-        start, reciprocal = base.to(device), float32(lattice.reciprocal, values)
-        r, o = (values - start) * reciprocal, (at - start) * reciprocal
+    u = changes_from(values, integers.to(device), lattice)
+    r, o = (u, torch.zeros_like(u)) if base is None else from_base(values, integers, lattice, base)
     near = ((r.abs() < FAR) & (o.abs() < FAR)).view(-1, n)
     moved = torch.where(near, (r.view(-1, n) * PARTS).round(), 0).long()
     offset = torch.where(near, (o.view(-1, n) * PARTS).round(), 0).long()
@@ -217,7 +213,6 @@ def sketch_sides(
     signs, row_signs
         (n, 32) and (rows, 32), each 1, -1 or 0, at most 2**14 rows. Without `row_signs` only columns are
         sketched.
-        (n, 32) and (rows, 32), each 1, -1 or 0, at most 2**14 rows; without the second only columns.
 
     Notes
     -----

@@ -162,13 +162,11 @@ def round_centroids(centroids: NDArray[np.float64], dtype: str) -> NDArray[np.fl
     Float[ndarray, "d"]
         float32, strictly ascending, finite; d <= c, as neighbours may round to the same number.
     """
-    if dtype == "float16":
-        largest = np.float64(np.finfo(np.float16).max)
-        rounded = np.clip(centroids, -largest, largest).astype(np.float16).astype(np.float32)
-    else:
-        largest = np.float64(np.finfo(np.float32).max)
-        single = torch.from_numpy(np.clip(centroids, -largest, largest).astype(np.float32))
-        rounded = round_to_bfloat16(single).float().numpy()
+    first = np.float16 if dtype == "float16" else np.float32
+    largest = np.float64(np.finfo(first).max)
+    rounded = np.clip(centroids, -largest, largest).astype(first).astype(np.float32)
+    if dtype != "float16":
+        rounded = round_to_bfloat16(torch.from_numpy(rounded)).float().numpy()
     return np.unique(rounded + np.float32(0.0))  # -0.0 + 0.0 is +0.0, so there is a single zero
 
 
@@ -185,10 +183,11 @@ def round_to_bfloat16(values: Tensor) -> Tensor:
     return (upper - ((upper >> 15) << 16)).to(torch.int16).view(torch.bfloat16)
 
 
-def _boundaries(centroids: NDArray[np.float32], values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the positions in ascending `values` where the nearest centroid changes; ties go to the lower."""
+def _sizes(centroids: NDArray[np.float32], values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return how many of the ascending `values` are nearest to each centroid; ties go to the lower."""
     wide = centroids.astype(np.float64)
-    return np.searchsorted(values, (wide[1:] + wide[:-1]) / 2, side="right")
+    cuts = np.searchsorted(values, (wide[1:] + wide[:-1]) / 2, side="right")
+    return np.diff(cuts, prepend=0, append=len(values))
 
 
 def assignment_table(
@@ -216,8 +215,7 @@ def assignment_table(
     table = np.zeros(N_KEYS, np.uint8)
     order = sorted_keys()
     if len(centroids):
-        cuts = _boundaries(centroids, key_values(dtype)[order])
-        sizes = np.diff(np.concatenate(([0], cuts, [len(order)])))
+        sizes = _sizes(centroids, key_values(dtype)[order])
         table[order] = np.repeat(np.arange(first_symbol, first_symbol + len(centroids)), sizes)
     for half in (table[: N_KEYS // 2], table[N_KEYS // 2 :]):
         half[:prune_below] = 0
@@ -233,9 +231,7 @@ def squared_error(histogram: KeyHistogram, centroids: NDArray[np.float32]) -> fl
     values, counts = histogram
     if not len(centroids):
         return ordered_sum(counts * values * values)
-    cuts = _boundaries(centroids, values)
-    sizes = np.diff(np.concatenate(([0], cuts, [len(values)])))
-    distance = values - np.repeat(centroids.astype(np.float64), sizes)
+    distance = values - np.repeat(centroids.astype(np.float64), _sizes(centroids, values))
     return ordered_sum(counts * distance * distance)
 
 

@@ -37,11 +37,6 @@ class KeyCounts(NamedTuple):
         keys = np.flatnonzero(counts)
         return cls(keys, counts[keys])
 
-    @property
-    def total(self) -> int:
-        """Number of values counted."""
-        return int(self.counts.sum())
-
 
 class Thresholds(NamedTuple):
     """Thresholds of the partition: keys below the lower are pruned, keys from the upper on are protected.
@@ -86,7 +81,7 @@ def upper_threshold(histogram: KeyCounts, fraction: float) -> int:
 
 
 def thresholds(
-    magnitude: KeyCounts, sensitivity: KeyCounts | None, *, prune: float, protect: float, by_sensitivity: bool
+    magnitude: KeyCounts, sensitivity: KeyCounts, *, prune: float, protect: float, by_sensitivity: bool
 ) -> Thresholds:
     """Return the thresholds of a group of tensors.
 
@@ -95,7 +90,7 @@ def thresholds(
     magnitude
         Histogram of abs(w) over the group.
     sensitivity
-        Histogram of abs(g·w) over the tensors of the group with a known gradient; None if there are none.
+        Histogram of abs(g·w) over the tensors of the group with a known gradient.
     prune, protect
         Fractions of the group, 0..1. Protection is by magnitude *or* sensitivity, so up to twice `protect`
         is protected.
@@ -106,17 +101,12 @@ def thresholds(
     --------
     >>> import numpy as np
     >>> even = KeyCounts(np.arange(100, 200), np.ones(100, np.int64))
-    >>> thresholds(even, None, prune=0.25, protect=0.1, by_sensitivity=False)[:2]
+    >>> thresholds(even, even, prune=0.25, protect=0.1, by_sensitivity=False)[:2]
     (125, 190)
     """
-    known = sensitivity is not None and sensitivity.total > 0
     return Thresholds(
         prune_magnitude=lower_threshold(magnitude, prune),
         protect_magnitude=upper_threshold(magnitude, protect),
-        prune_sensitivity=(
-            lower_threshold(sensitivity, prune) if sensitivity is not None and known and by_sensitivity else 0
-        ),
-        protect_sensitivity=(
-            upper_threshold(sensitivity, protect) if sensitivity is not None and known else NO_UPPER
-        ),
+        prune_sensitivity=lower_threshold(sensitivity, prune) if by_sensitivity else 0,
+        protect_sensitivity=upper_threshold(sensitivity, protect),
     )

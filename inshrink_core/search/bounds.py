@@ -157,12 +157,7 @@ class Bounds:
                 raise InputError(
                     "--max-divergence cannot be checked", remedy="the evaluator must return 'log_probs'"
                 )
-        elif (
-            self.max_drop is not None
-            and self.max_divergence is None
-            and self.max_restore_cost is None
-            and original.log_probs is not None
-        ):
+        elif original.log_probs is not None and self == Bounds(max_drop=self.max_drop) != Bounds():
             return replace(self, max_divergence=DEFAULT_MAX_DIVERGENCE)
         return self
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -149,12 +150,7 @@ class EncodedStep:
         return self._scaled(damages) if damages else None
 
     def _scaled(self, values: Mapping[str, float]) -> float:
-        """Return the sum over all weights; scale each layer type by its sampled share of raw bytes."""
-        full, sampled = (_raw_by("layer", _model(specs)) for specs in (self.checkpoint.specs, self.specs))
-        totals: dict[Any, float] = dict.fromkeys(sampled, 0)
-        for spec in _model(self.specs):
-            totals[spec.layer] += values.get(spec.key, 0)
-        return sum(totals[layer] * full[layer] / sampled[layer] for layer in sampled if sampled[layer])
+        return _scaled("layer", _model(self.checkpoint.specs), _model(self.specs), values)
 
 
 def restored_from(checkpoint: Checkpoint, references: Mapping[str, TensorReference]) -> Checkpoint:
@@ -397,12 +393,17 @@ def _model(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
     return [spec for spec in specs if spec.role in MODEL_ROLES]
 
 
-def _raw_by(name: str, specs: Iterable[TensorSpec]) -> dict[Any, int]:
-    """Return raw bytes grouped by an attribute."""
-    raw: dict[Any, int] = {}
+def _scaled(
+    name: str, specs: Iterable[TensorSpec], sampled: Iterable[TensorSpec], values: Mapping[str, float]
+) -> float:
+    """Return the sum over all tensors; scale each layer type or role by its sampled share of raw bytes."""
+    full, raw, totals = (defaultdict[Any, float](int) for _ in range(3))
     for spec in specs:
-        raw[getattr(spec, name)] = raw.get(getattr(spec, name), 0) + spec.nbytes
-    return raw
+        full[getattr(spec, name)] += spec.nbytes
+    for spec in sampled:
+        raw[getattr(spec, name)] += spec.nbytes
+        totals[getattr(spec, name)] += values.get(spec.key, 0)
+    return sum(totals[group] * full[group] / raw[group] for group in raw if raw[group])
 
 
 def step_ratio(
@@ -499,13 +500,7 @@ def estimate_rest(
         weights = [spec for spec in model if spec.key in keys]
         encoded = _encode(plain, checkpoint, state, None, [*weights, *sampled])
         state = ChainState(references=encoded.references, memory=encoded.plan.memory)
-        full, part = _raw_by("role", rest), _raw_by("role", sampled)
-        sampled_nbytes = dict.fromkeys(part, 0)
-        for spec in sampled:
-            sampled_nbytes[spec.role] += encoded.nbytes[spec.key]
-        sizes.append(
-            attached + sum(sampled_nbytes[role] * full[role] / part[role] for role in part if part[role])
-        )
+        sizes.append(attached + _scaled("role", rest, sampled, encoded.nbytes))
         raw += sum(spec.nbytes for spec in rest)
     nbytes = in_proportion(sizes[:1], sizes[1:], n_steps, chain.keyframe_every)
     return Rest(n_steps * raw / len(checkpoints), nbytes)

@@ -70,9 +70,8 @@ def _is_weight(spec: TensorSpec) -> bool:
 
 def _second_moment(checkpoint: Checkpoint, spec: TensorSpec) -> Tensor | None:
     key = f"{spec.name}@{TensorRole.EXP_AVG_SQ.value}"
-    if key not in checkpoint or checkpoint.spec(key).shape != spec.shape:
-        return None
-    return checkpoint[key]
+    is_known = key in checkpoint and checkpoint.spec(key).shape == spec.shape
+    return checkpoint[key] if is_known else None
 
 
 def _movement(checkpoint: Checkpoint, before: Checkpoint, spec: TensorSpec) -> float | None:

@@ -195,18 +195,12 @@ def _next(
 
     Two measurements (p₁, u₁) and (p₂, u₂) give ``k = log(u₂ / u₁) / log(p₂ / p₁)``; before, k is `power`.
     """
-    between = within is not None and broken is not None
     inner = math.log(broken.point / within.point) if within is not None and broken is not None else 0.0
     if within is not None and broken is not None and within.usage > 0 and math.isfinite(broken.usage):
         power = min(max(math.log(broken.usage / within.usage) / inner, _POWERS[0]), _POWERS[1])
-    if last.usage == 0:
-        factor = _MAX_FACTOR
-    elif math.isinf(last.usage):
-        factor = 1 / _MAX_FACTOR
-    else:
-        factor = min(max((aim / last.usage) ** (1 / power), 1 / _MAX_FACTOR), _MAX_FACTOR)
-    guess = last.point * factor
-    if within is not None and between:
+    factor = (aim / last.usage) ** (1 / power) if last.usage > 0 else math.inf
+    guess = last.point * min(max(factor, 1 / _MAX_FACTOR), _MAX_FACTOR)
+    if within is not None and broken is not None:
         # A measurement near an end of the bracket adds little information.
         share = 0.5 if flat else min(max(math.log(guess / within.point) / inner, 0.2), 0.8)
         return limited(within.point * math.exp(share * inner))

@@ -68,10 +68,8 @@ def pack_quantized(
     n_protected = state.protected.numel()
     if n_protected == 0:
         return bytes(head + stream)
-    stored = _protected_spec(spec, n_protected)
-    values = encode_exact(
-        stored, state.protected, _protected_reference(state.symbols, previous)
-    ).block.payload
+    stored, before = _protected_spec(spec, n_protected), _protected_reference(state.symbols, previous)
+    values = encode_exact(stored, state.protected, before).block.payload
     head[0] |= PROTECTS
     write_varint(head, len(stream))
     return b"".join((head, stream, values))

@@ -220,10 +220,9 @@ class InshrinkeratorCodec(FallbackCodec[Plan]):
                 groups.setdefault(_group(spec), []).append((spec, observation))
         cuts: dict[str, Thresholds] = {}
         for group, members in groups.items():
-            known = [seen.sensitivity for _, seen in members if seen.sensitivity is not None]
             cuts[group] = thresholds(
                 merge(seen.magnitude for _, seen in members),
-                merge(known) if known else None,
+                merge(seen.sensitivity for _, seen in members if seen.sensitivity is not None),
                 prune=self.embedding_prune if members[0][0].layer is LayerType.EMBEDDING else self.prune,
                 protect=self.protect,
                 by_sensitivity=self.prune_metric == "sensitivity",

@@ -19,6 +19,7 @@ from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_e
 from inshrink_core.codecs.lattice.step_size import MAX_EXPONENT, MAX_UNITS, MIN_EXPONENT, StepSize, lattice_of
 from inshrink_core.codecs.shaping import Shaping
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
+from inshrink_core.coding.raw import of_length
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.ops.cpu.distance import Distance, distance_to_lattice
@@ -249,14 +250,12 @@ def parse(
     kind, cursor = payload[0] & 15, _Cursor(payload, spec.key, torch.device(device))
     if kind == Kind.DELTA and reference is not None:
         return _parse_delta(spec, cursor, reference)
-    if kind in (Kind.STANDALONE, Kind.SNAPSHOT):
-        return _parse_alone(spec, cursor, snapshot=kind == Kind.SNAPSHOT)
-    if kind == Kind.BASED and base is not None:
-        return _parse_alone(spec, cursor, snapshot=False, base=base)
     if kind == Kind.EXACT:
         return _parse_exact(spec, cursor, reference, base)
-    if kind == Kind.BASED:
+    if kind == Kind.BASED and base is None:
         raise DamagedError("a lattice block needs a base model, and its frame names none", where=spec.key)
+    if kind in (Kind.STANDALONE, Kind.SNAPSHOT, Kind.BASED):
+        return _parse_alone(spec, cursor, kind == Kind.SNAPSHOT, base if kind == Kind.BASED else None)
     if kind not in (Kind.UNCHANGED, Kind.DELTA):
         raise DamagedError(
             "a lattice block is of no known kind", where=spec.key, found=str(kind), expected="0 to 5"
@@ -335,7 +334,7 @@ def _join(points: bytes | memoryview, residual: bytes | memoryview) -> bytes:
 
 
 def _parse_alone(
-    spec: TensorSpec, cursor: _Cursor, *, snapshot: bool, base: BaseReference | None = None
+    spec: TensorSpec, cursor: _Cursor, snapshot: bool, base: BaseReference | None
 ) -> LatticeReference:
     flags, device = cursor.flags, cursor.device
     exponent = cursor.checked((cursor.byte() ^ 0x80) - 0x80, MIN_EXPONENT, MAX_EXPONENT, "exponent")
@@ -393,9 +392,8 @@ def refined(reference: LatticeReference, shift: int, lattice: Lattice) -> Tensor
 
 def snapped(integers: Tensor, lattice: Lattice) -> Tensor | None:
     """Return integers moved to the nearest lattice points, halves upwards; None beyond the bound."""
-    moved = torch.div(integers + lattice.step_size // 2, lattice.step_size, rounding_mode="floor").mul_(
-        lattice.step_size
-    )
+    units = lattice.step_size
+    moved = torch.div(integers + units // 2, units, rounding_mode="floor").mul_(units)
     return None if moved.numel() and int(moved.abs().max()) > lattice.bound else moved
 
 
@@ -445,13 +443,7 @@ def _finish(
 def _exact_values(spec: TensorSpec, tokens: Tensor, stored: bytes | memoryview) -> tuple[Tensor, Tensor]:
     at = (tokens == EXACT).nonzero().view(-1)
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    if len(stored) != at.numel() * dtype.itemsize:
-        raise DamagedError(
-            "exact values do not fit their tokens",
-            where=spec.key,
-            expected=f"{at.numel() * dtype.itemsize} bytes",
-            found=str(len(stored)),
-        )
+    of_length(stored, at.numel() * dtype.itemsize, "exact values do not fit their tokens", spec.key)
     if at.numel() == 0:
         return no_exact(spec.dtype, tokens.device)
     return at, torch.from_numpy(np.frombuffer(stored, np.uint8).copy()).view(dtype).to(tokens.device)

@@ -299,10 +299,8 @@ class LatticeCodec(LookAhead):
         if not torch.equal(moved.integers, rounded.integers):
             return alone, after
         onward = replace(after, context_state=moved.context_state)
-        payload = pack_standalone(moved, onward, before)
-        return (
-            (Block(self.bitstream, payload), onward) if len(payload) < len(alone.payload) else (alone, after)
-        )
+        against = Block(self.bitstream, pack_standalone(moved, onward, before))
+        return (against, onward) if len(against.payload) < len(alone.payload) else (alone, after)
 
     def _moved(
         self, item: TensorInput, plan: LatticePlan, state: LatticeReference

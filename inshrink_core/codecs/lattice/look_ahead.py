@@ -19,11 +19,11 @@ from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import LookAheadStep, TensorInput
 from inshrink_core.codecs.lattice.block import is_matrix, is_statistic
 from inshrink_core.codecs.lattice.plan import (
-    NO_PLACES,
     LatticePlanner,
     affordable,
     bounded_factors,
     codes_apart,
+    mean_square,
     predicted_cost,
     settled_factors,
 )
@@ -70,12 +70,6 @@ class LookAheadStatistics(NamedTuple):
     momenta: tuple[float, ...]
 
 
-def _mean_square(values: Tensor, n: int) -> float:
-    """Return the mean square of a sample; NaN if a value is not finite."""
-    sums, _ = sample_sums(values, None, None, 1.0, NO_PLACES)
-    return exact_mean(sums[0], n)
-
-
 _Seen: TypeAlias = tuple[TensorSpec, LookAheadStatistics]
 
 
@@ -117,15 +111,14 @@ class LookAhead(LatticePlanner):
             if before is not None and not torch.equal(now, before[1]):
                 changed = True
             if before is not None and before[0] == place - 1:
-                moved[place] = _mean_square(now - before[1], n_seen)
-            squares.append(_mean_square(now, n_seen))
+                moved[place] = mean_square(now - before[1])
+            squares.append(mean_square(now))
             moments = item.auxiliary(TensorRole.EXP_AVG_SQ, sampled=True)
             if moments is not None:
-                sums, _ = sample_sums(moments, None, moments, 1.0, NO_PLACES)
-                second_moments.append(exact_mean(sums[2], n_seen))
+                second_moments.append(exact_mean(sample_sums(moments, None, moments)[2], n_seen))
             momentum = item.auxiliary(TensorRole.MOMENTUM, sampled=True)
             if momentum is not None:
-                momenta.append(_mean_square(momentum, n_seen))
+                momenta.append(mean_square(momentum))
             before = place, now
         return LookAheadStatistics(changed, moved, tuple(squares), tuple(second_moments), tuple(momenta))
 

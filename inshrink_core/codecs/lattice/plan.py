@@ -38,7 +38,7 @@ from inshrink_core.codecs.lattice.step_size import (
     step_size_of,
 )
 from inshrink_core.codecs.shaping import Feedback
-from inshrink_core.ops.flat import as_float32
+from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.lattice import Lattice, gain_grade
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
 
@@ -107,9 +107,6 @@ _MIN_MOVED_SHARE = 0.05
 """Least share of movement in a squared distance from rounded values; less is rounding error."""
 
 
-NO_PLACES = np.zeros(0, np.int64)
-
-
 class LatticeStatistics(NamedTuple):
     """Measurements of one tensor.
 
@@ -140,15 +137,17 @@ class LatticeStatistics(NamedTuple):
     least: float = 0.0
 
 
+def mean_square(values: Tensor) -> float:
+    """Return the mean square of a sample; NaN if a value is not finite."""
+    return exact_mean(sample_sums(values)[0], min(values.numel(), SAMPLE_RUN * SAMPLE_RUNS))
+
+
 def _observe_statistic(item: TensorInput, reference: TensorReference | None) -> LatticeStatistics:
     """Measure a running statistic on all its values."""
     tensor = as_float32(item.tensor)
-    sums, _ = sample_sums(tensor, None, None, 1.0, NO_PLACES)
-    n_seen = min(tensor.numel(), SAMPLE_RUN * SAMPLE_RUNS)
     changed = reference is not None and not torch.equal(reference.decoded().cpu(), item.tensor.cpu())
-    return LatticeStatistics(
-        exact_mean(sums[0], n_seen), None, None, None, b"", changed=changed, least=float(tensor.min())
-    )
+    square, least = mean_square(tensor), float(tensor.min())
+    return LatticeStatistics(square, None, None, None, b"", changed=changed, least=least)
 
 
 def _observe_tensor(item: TensorInput, reference: LatticeReference | None) -> LatticeStatistics:
@@ -159,16 +158,14 @@ def _observe_tensor(item: TensorInput, reference: LatticeReference | None) -> La
     if reference is not None:
         integers, unit = sample(reference.integers), math.ldexp(1.0, reference.step_size.exponent)
     moments = item.auxiliary(TensorRole.EXP_AVG_SQ, sampled=True)
-    sums, probe = sample_sums(values, integers, moments, unit, _probe_places(n_seen))
+    sums = sample_sums(values, integers, moments, unit)
     second = None if moments is None else exact_mean(sums[2], n_seen)
-    momentum, buffer = None, item.auxiliary(TensorRole.MOMENTUM, sampled=True)
-    if buffer is not None:
-        squares, _ = sample_sums(buffer, None, None, 1.0, NO_PLACES)
-        momentum = exact_mean(squares[0], n_seen)
+    buffer = item.auxiliary(TensorRole.MOMENTUM, sampled=True)
+    momentum = None if buffer is None else mean_square(buffer)
     moved = None if reference is None else _beyond_rounding(sums[1], n_seen, reference.step_size.width)
-    return LatticeStatistics(
-        exact_mean(sums[0], n_seen), second, momentum, moved, probe.astype("<f4").tobytes()
-    )
+    probe = as_float32(flattened(values)[_probe_places(n_seen).to(values.device)]).cpu().numpy()
+    square = exact_mean(sums[0], n_seen)
+    return LatticeStatistics(square, second, momentum, moved, probe.astype("<f4").tobytes())
 
 
 def _beyond_rounding(sums: NDArray[np.int64], n: int, width: float) -> float | None:
@@ -181,14 +178,15 @@ def _beyond_rounding(sums: NDArray[np.int64], n: int, width: float) -> float | N
 
 def _moved_since(item: TensorInput, state: LatticeReference) -> float | None:
     values, unit = item.sample, math.ldexp(1.0, state.step_size.exponent)
-    sums, _ = sample_sums(values, sample(state.integers), None, unit, NO_PLACES)
+    sums = sample_sums(values, sample(state.integers), None, unit)
     return _beyond_rounding(sums[1], values.numel(), state.step_size.width)
 
 
 @functools.lru_cache(maxsize=1024)
-def _probe_places(n: int) -> NDArray[np.int64]:
+def _probe_places(n: int) -> Tensor:
     """Return the probe's positions in a sample of `n` values, spread by the golden ratio over columns."""
-    return np.unique((np.arange(min(n, _PROBES)) * 0.6180339887498949 % 1.0 * n).astype(np.int64))
+    places = (np.arange(min(n, _PROBES)) * 0.6180339887498949 % 1.0 * n).astype(np.int64)
+    return torch.from_numpy(np.unique(places))
 
 
 class TensorPlan(NamedTuple):

@@ -74,8 +74,7 @@ def exact_mean(sums: NDArray[np.int64], n: int) -> float:
     --------
     >>> import torch
     >>> from inshrink_core.ops.sample import sample_sums
-    >>> seen = sample_sums(torch.tensor([1.0, 2.0, 4.0]), None, None, 1.0, np.zeros(0, np.int64))
-    >>> exact_mean(seen.sums[0], 3)
+    >>> exact_mean(sample_sums(torch.tensor([1.0, 2.0, 4.0]))[0], 3)
     7.0
     """
     if sums[256] > 0:

@@ -126,7 +126,6 @@ def _find(
     words: NDArray[Any],
     earlier: NDArray[Any],
     context_state: UInt8s,
-    known: int,
     z: NDArray[Any],
     odd: UInt8s,
     low: UInt8s,
@@ -141,7 +140,7 @@ def _find(
     pending, n_pending, at = _U64(0), _U64(0), np.int64(0)
     for start in range(0, words.size, _BLOCK):
         now, before = words[start : start + _BLOCK], earlier[start : start + _BLOCK]
-        old = context_state[start * known :]
+        old = context_state[start if context_state.size == words.size else 0 :]
         out = tokens[start : start + _BLOCK]
         for i in range(now.size):
             x, y = now[i], before[i]
@@ -181,7 +180,6 @@ def _apply(
     extra: UInt32s,
     earlier: NDArray[Any],
     context_state: UInt8s,
-    known: int,
     z: NDArray[Any],
     odd: UInt8s,
     words: NDArray[Any],
@@ -197,7 +195,7 @@ def _apply(
     pending, n_pending, at, taken = _U64(0), _U64(0), np.int64(0), _U64(0)
     for start in range(0, words.size, _BLOCK):
         now, before = words[start : start + _BLOCK], earlier[start : start + _BLOCK]
-        old = context_state[start * known :]
+        old = context_state[start if context_state.size == words.size else 0 :]
         given = tokens[start : start + _BLOCK]
         for i in range(now.size):
             z[i] = kind(given[i])
@@ -237,7 +235,6 @@ def _apply(
 def _contexts(
     earlier: NDArray[Any],
     context_state: UInt8s,
-    known: int,
     mapping: NDArray[Any],
     mantissa: int,
     top: int,
@@ -248,7 +245,8 @@ def _contexts(
     magnitude = kind((1 << (8 * earlier.itemsize - 1)) - 1)
     last = np.int16(N_CLASSES - 1)
     for start in range(0, earlier.size, _BLOCK):
-        before, old = earlier[start : start + _BLOCK], context_state[start * known :]
+        before = earlier[start : start + _BLOCK]
+        old = context_state[start if context_state.size == earlier.size else 0 :]
         for i in range(before.size):
             exponent = np.int16((before[i] & magnitude) >> kind(mantissa))
             below = np.int16(np.int16(top) - exponent)
@@ -278,12 +276,12 @@ def find_changes(words: Tensor, earlier: Tensor, context_state: Tensor | None) -
     -----
     O(n).
     """
-    now, (old, known) = unsigned(words), given(context_state, _NOTHING)
+    now, old = unsigned(words), given(context_state, _NOTHING)
     tokens, new = np.empty(now.size, np.uint8), np.empty(now.size, np.uint8)
     # The operating system allocates pages at the first write, so the unused rest costs no memory.
     extra = np.empty(now.size * now.itemsize // 4 + 2, np.uint32)
     block = np.empty(_BLOCK, now.dtype), np.empty(_BLOCK, np.uint8), np.empty(_BLOCK, np.uint8)
-    n = _find(now, unsigned(earlier), old, known, *block, tokens, new, extra)
+    n = _find(now, unsigned(earlier), old, *block, tokens, new, extra)
     return Changes(torch.from_numpy(tokens), torch.from_numpy(new), extra[:n])
 
 
@@ -299,11 +297,11 @@ def apply_changes(
     extra, earlier, context_state
         As in `find_changes`.
     """
-    before, (old, known) = unsigned(earlier), given(context_state, _NOTHING)
+    before, old = unsigned(earlier), given(context_state, _NOTHING)
     words, new = np.empty(before.size, before.dtype.type), np.empty(before.size, np.uint8)
     block = np.empty(_BLOCK, before.dtype), np.empty(_BLOCK, np.uint8)
     padded = np.concatenate((extra, np.zeros(_PADDING, np.uint32)))
-    taken = _apply(tokens.numpy(), padded, before, old, known, *block, words, new)
+    taken = _apply(tokens.numpy(), padded, before, old, *block, words, new)
     if taken < 0 or -(-taken // _WORD_BITS) != extra.size:
         return earlier.clone(), torch.zeros_like(tokens), False
     return torch.from_numpy(words).view(earlier.dtype), torch.from_numpy(new), True
@@ -321,9 +319,9 @@ def find_contexts(earlier: Tensor, context_state: Tensor | None, mapping: Tensor
     mapping : (`N_PLACES`,)
         UInt8 or int16; the result has the same dtype.
     """
-    before, (old, known) = unsigned(earlier), given(context_state, _NOTHING)
+    before, old = unsigned(earlier), given(context_state, _NOTHING)
     values = mapping.numpy()
     out = np.empty(before.size, values.dtype.type)
     places = np.empty(_BLOCK, np.int16)
-    _contexts(before, old, known, values, rule.mantissa, rule.top, places, out)
+    _contexts(before, old, values, rule.mantissa, rule.top, places, out)
     return torch.from_numpy(out)

@@ -84,9 +84,9 @@ def any_large(tokens: UInt8s, least: np.uint8) -> np.bool:  # pragma: no cover -
     return joined >= least
 
 
-def given(values: Tensor | None, absent: NDArray[Any]) -> tuple[NDArray[Any], int]:
-    """Return the array of `values` and 1, or `absent` and 0; kernels read `absent` again for each chunk."""
-    return (absent, 0) if values is None else (values.numpy(), 1)
+def given(values: Tensor | None, absent: NDArray[Any]) -> NDArray[Any]:
+    """Return the array of `values`, or a stand-in of one chunk, which kernels read again for each chunk."""
+    return absent if values is None else values.numpy()
 
 
 def unsigned(words: Tensor) -> NDArray[Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.ops.cpu.compiled import Float32s, Int32s, Int64s, UInt8s, any_large, given, kernel, part
@@ -46,16 +45,13 @@ _LARGE = np.uint8(FIRST_LARGE)
 """Bit that only large and exact tokens have."""
 
 
-def _context_states_after(sign: int) -> NDArray[np.uint8]:
+def _context_states_after(sign: int) -> Tensor:
     old = torch.arange(256, dtype=torch.uint8)
     changes = torch.full((256,), sign)
-    context_states: NDArray[np.uint8] = next_context_state(
-        changes, torch.where((old & NEGATIVE) != 0, -changes, changes), old
-    ).numpy()
-    return context_states
+    return next_context_state(changes, torch.where((old & NEGATIVE) != 0, -changes, changes), old)
 
 
-_NEXT_CONTEXT_STATES = np.stack([_context_states_after(sign) for sign in (0, 1, -1)])
+_NEXT_CONTEXT_STATES = torch.stack([_context_states_after(sign) for sign in (0, 1, -1)]).numpy()
 """Next context states by sign of the change (0, 1, -1), for changes handled one by one."""
 
 
@@ -242,9 +238,7 @@ def move(
 def _round(
     values: Float32s,
     integers: Int32s,
-    known: int,
     context_state: UInt8s,
-    tracked: int,
     unit: np.float32,
     step_size: int,
     reciprocal: np.float32,
@@ -258,11 +252,11 @@ def _round(
 ) -> tuple[int, int, int]:  # pragma: no cover - compiled
     """Round a tensor; return the number of large and of exact tokens, and the largest token.
 
-    `known` and `tracked` are 1 if their array covers all elements, and 0 if each chunk reads the same
-    stand-in. `matched` is 1 if `changes` holds the changes of all values, and 0 if it holds one chunk, as `z`
-    does.
+    `matched` is 1 if `changes` holds the changes of all values, and 0 if it holds one chunk, as `z` does.
+    Each chunk reads the same elements of a stand-in array.
     """
     m, top, limit = _I32(step_size), _I32(bound), _F32(MAX_PRODUCT // step_size)
+    known, tracked = int(integers.size == values.size), int(context_state.size == values.size)
     n_large, n_exact, largest = 0, 0, 0
     for begin in range(0, values.size, _CHUNK):
         end = begin + _CHUNK if begin + _CHUNK < values.size else values.size
@@ -294,9 +288,10 @@ def round_to_lattice(
     """See `lattice.round_to_lattice`."""
     n = values.numel()
     tokens, new, after = np.empty(n, np.uint8), np.empty(n, np.uint8), np.empty(n, np.int32)
-    before = (*given(integers, _NOTHING), *given(context_state, _UNKNOWN))
+    before = (given(integers, _NOTHING), given(context_state, _UNKNOWN))
     numbers = (_F32(lattice.unit), lattice.step_size, _F32(lattice.reciprocal), lattice.bound)
-    chosen, scratch = given(changes, np.empty(_CHUNK, np.float32)), np.empty(_CHUNK, np.uint8)
+    chosen = given(changes, np.empty(_CHUNK, np.float32)), int(changes is not None)
+    scratch = np.empty(_CHUNK, np.uint8)
     counts = _round(values.numpy(), *before, *numbers, *chosen, scratch, tokens, after, new)
     coded, moved, changed = map(torch.from_numpy, (tokens, after, new))
     return Rounded(coded, moved, changed, *counts)
@@ -307,17 +302,16 @@ def _advance(
     tokens: UInt8s,
     large: Int64s,
     integers: Int32s,
-    known: int,
     context_state: UInt8s,
-    tracked: int,
     step_size: int,
     bound: int,
     z: UInt8s,
     after: Int32s,
     new: UInt8s,
 ) -> bool:  # pragma: no cover - compiled
-    """Apply tokens; `known` and `tracked` are 1, or 0 if each chunk reads the same stand-in array."""
+    """Apply tokens; each chunk reads the same elements of a stand-in array."""
     m, top = _I32(step_size), _I32(bound)
+    known, tracked = int(integers.size == tokens.size), int(context_state.size == tokens.size)
     valid = True
     n_taken = 0
     for begin in range(0, tokens.size, _CHUNK):
@@ -343,7 +337,7 @@ def advance(
     """See `lattice.advance`."""
     n = tokens.numel()
     after, new = np.empty(n, np.int32), np.empty(n, np.uint8)
-    numbers = (*given(integers, _NOTHING), *given(context_state, _UNKNOWN), lattice.step_size, lattice.bound)
+    numbers = (given(integers, _NOTHING), given(context_state, _UNKNOWN), lattice.step_size, lattice.bound)
     valid = _advance(tokens.numpy(), large, *numbers, np.empty(_CHUNK, np.uint8), after, new)
     return Advanced(torch.from_numpy(after), torch.from_numpy(new), valid)
 
@@ -392,8 +386,9 @@ def large_changes(
 ) -> Int64s:
     """See `lattice.large_changes`."""
     n_large, _ = _count_large(tokens.numpy())
-    z, state = np.empty(n_large + 1, np.int64), (*given(before, _NOTHING), *given(context_state, _UNKNOWN))
-    _take_large(tokens.numpy(), after.numpy(), *state, step_size, z)
+    z, earlier = np.empty(n_large + 1, np.int64), (given(before, _NOTHING), int(before is not None))
+    state = given(context_state, _UNKNOWN), int(context_state is not None)
+    _take_large(tokens.numpy(), after.numpy(), *earlier, *state, step_size, z)
     return z[:n_large]
 
 

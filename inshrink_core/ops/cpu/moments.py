@@ -491,12 +491,9 @@ def round_first(
     rows, columns = np.empty(n_rows, np.uint8), np.empty(values.numel() // n_rows, np.uint8)
     elements = np.empty(values.numel(), np.uint8)
     squares, most = _NO_SQUARES if second is None else second.numpy(), -1.0 if allowed is None else allowed
-    more = (
-        np.zeros(n_rows, np.int64),
-        np.empty((3, columns.size), np.float32),
-        np.empty(columns.size, np.int32),
-    )
-    numbers = (values.numpy(), squares, unit, most, _scratch.counts, _sums(n_rows, columns.size), *more)
+    n = columns.size
+    more = np.zeros(n_rows, np.int64), np.empty((3, n), np.float32), np.empty(n, np.int32)
+    numbers = (values.numpy(), squares, unit, most, _scratch.counts, _sums(n_rows, n), *more)
     return _codes(_round_first(*numbers, rows, columns, elements), rows, columns, elements)
 
 
@@ -546,19 +543,13 @@ def _edges(tolerance: float) -> Int32s:
 
 @kernel
 def _expand(
-    rows: UInt8s,
-    columns: Int32s,
-    elements: UInt8s,
-    known: int,
-    scaled: int,
-    table: Float32s,
-    values: Float32s,
+    rows: UInt8s, columns: Int32s, elements: UInt8s, scaled: int, table: Float32s, values: Float32s
 ) -> None:  # pragma: no cover - compiled
     """Look up values by the code of their row plus that of their column; octaves add twice their own code.
 
-    `known` is 1, or 0 if all rows share the same elements.
+    All rows share the elements if there are no more than columns.
     """
-    n, twice = columns.size, _I32(2 * (1 - scaled))
+    n, twice, known = columns.size, _I32(2 * (1 - scaled)), int(elements.size == values.size)
     for row in range(rows.size):
         first, empty = _I32(rows[row]), rows[row] == _U8(0)
         line, codes = values[row * n : (row + 1) * n], elements[row * n * known : row * n * known + n]
@@ -581,5 +572,5 @@ def expand_units(rows: Tensor, columns: Tensor, elements: Tensor | None, base: i
     # The first table entry is for a row code of 0, a column code of 0 and an octave code of 0.
     places = columns.numpy().astype(np.int32) + (0 if log2_buckets else 2 * ZERO_POINT)
     table = _TABLE[base + MAX_BASE : base + MAX_BASE + 9 * ZERO_POINT]
-    _expand(rows.numpy(), places, given, int(elements is not None), int(not log2_buckets), table, values)
+    _expand(rows.numpy(), places, given, int(not log2_buckets), table, values)
     return torch.from_numpy(values)

@@ -44,34 +44,22 @@ _FOLDED = (Transform.ZIGZAG, *_DELTAS)
 
 def _rule(transform: int, kind: Any, turned: int) -> NDArray[Any]:
     """Return the masks of the reference and of ordering, the mask t, the shifts, and the top bit."""
-    every, none = np.iinfo(kind).max, 0
-    top = np.iinfo(kind).bits - 1
-    turns = every if transform in _FOLDED else turned if transform == Transform.ROTATE else none
-    masks = (
-        every if transform in _DELTAS else none,
-        every if transform == Transform.ORDERED_DELTA else none,
-        turns,
-        int(transform != Transform.NONE),
-        top,
-    )
-    return np.array(masks, kind)
+    every, top = np.iinfo(kind).max, np.iinfo(kind).bits - 1
+    delta, ordered = transform in _DELTAS, transform == Transform.ORDERED_DELTA
+    turns = every if transform in _FOLDED else turned * (transform == Transform.ROTATE)
+    return np.array((every * delta, every * ordered, turns, transform != Transform.NONE, top), kind)
 
 
 @kernel
 def _split(
-    words: NDArray[Any],
-    reference: NDArray[Any],
-    known: int,
-    rule: NDArray[Any],
-    block: NDArray[Any],
-    planes: UInt8s,
+    words: NDArray[Any], reference: NDArray[Any], rule: NDArray[Any], block: NDArray[Any], planes: UInt8s
 ) -> None:  # pragma: no cover - compiled
     delta, ordered, turned, shift, top = rule[0], rule[1], rule[2], rule[3], rule[4]
     kind = words.dtype.type
     zero, bit = kind(0), kind(1)
     for start in range(0, words.size, _BLOCK):
         part = words[start : start + _BLOCK]
-        before = reference[start * known :]
+        before = reference[start if reference.size == words.size else 0 :]
         for i in range(part.size):
             x, y = part[i], before[i] & delta
             x = x ^ ((kind(zero - (x >> top)) >> bit) & ordered)
@@ -87,19 +75,14 @@ def _split(
 
 @kernel
 def _merge(
-    planes: UInt8s,
-    reference: NDArray[Any],
-    known: int,
-    rule: NDArray[Any],
-    block: NDArray[Any],
-    words: NDArray[Any],
+    planes: UInt8s, reference: NDArray[Any], rule: NDArray[Any], block: NDArray[Any], words: NDArray[Any]
 ) -> None:  # pragma: no cover - compiled
     delta, ordered, turned, shift, top = rule[0], rule[1], rule[2], rule[3], rule[4]
     kind = words.dtype.type
     zero, bit = kind(0), kind(1)
     for start in range(0, words.size, _BLOCK):
         part = words[start : start + _BLOCK]
-        before = reference[start * known :]
+        before = reference[start if reference.size == words.size else 0 :]
         block[:] = zero
         for plane in range(planes.shape[0]):
             place = kind(8 * plane)
@@ -114,9 +97,9 @@ def _merge(
             part[i] = x ^ ((kind(zero - (x >> top)) >> bit) & ordered)
 
 
-def _reference(reference: Tensor | None, kind: Any) -> tuple[NDArray[Any], int]:
-    """Return the words of the reference and 1, or a zero block that means all words and 0."""
-    return (np.zeros(_BLOCK, kind), 0) if reference is None else (unsigned(reference), 1)
+def _reference(reference: Tensor | None, kind: Any) -> NDArray[Any]:
+    """Return the words of the reference, or zeros for one block, which are read again for each block."""
+    return np.zeros(_BLOCK, kind) if reference is None else unsigned(reference)
 
 
 def split_planes(words: Tensor, reference: Tensor | None, transform: Transform) -> Tensor:
@@ -137,10 +120,10 @@ def split_planes(words: Tensor, reference: Tensor | None, transform: Transform) 
         uint8, (bytes per word, n).
     """
     bits = unsigned(words)
-    before, known = _reference(reference, bits.dtype)
+    before = _reference(reference, bits.dtype)
     planes = np.empty((words.element_size(), bits.size), np.uint8)
     # Rotation moves the top bit, the sign, to the lowest position.
-    _split(bits, before, known, _rule(transform, bits.dtype, 1), np.empty(_BLOCK, bits.dtype), planes)
+    _split(bits, before, _rule(transform, bits.dtype, 1), np.empty(_BLOCK, bits.dtype), planes)
     return torch.from_numpy(planes)
 
 
@@ -157,8 +140,6 @@ def merge_planes(planes: Tensor, reference: Tensor | None, transform: Transform,
         (n,), contiguous, of the words' dtype.
     """
     bits = unsigned(out)
-    before, known = _reference(reference, bits.dtype)
-    sign = 1 << (8 * out.element_size() - 1)
-    _merge(
-        planes.numpy(), before, known, _rule(transform, bits.dtype, sign), np.empty(_BLOCK, bits.dtype), bits
-    )
+    before = _reference(reference, bits.dtype)
+    rule = _rule(transform, bits.dtype, 1 << (8 * out.element_size() - 1))
+    _merge(planes.numpy(), before, rule, np.empty(_BLOCK, bits.dtype), bits)

@@ -323,10 +323,8 @@ def rans_decode(
     words, states = _host(blocks.words).view(np.uint16), _host(blocks.states).view(np.uint32).copy()
     known, every = _contexts_of(contexts)
     symbols = np.empty(n, np.uint8)
-    bases = np.empty(MAX_CONTEXTS, np.uint32)
     table = np.empty(model.frequencies.shape[0] * _SIZE, np.uint32)
-    tables = (*model, bases, table)
-    n_words = blocks.n_words.numpy()
+    tables, n_words = (*model, np.empty(MAX_CONTEXTS, np.uint32), table), blocks.n_words.numpy()
     intact = _decode_blocks(words, n_words, known, every, tables, states, symbols, block_length)
     if not intact:
         symbols[:] = 0

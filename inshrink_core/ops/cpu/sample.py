@@ -27,7 +27,7 @@ def _add(value: np.float32, sums: Int64s) -> None:  # pragma: no cover - compile
 def add_mantissas(
     w: Float32s, x: Int32s, known: int, m: Float32s, adaptive: int, unit: np.float32, sums: Int64s
 ) -> None:  # pragma: no cover - compiled
-    """Add up a sample (`inshrink_core.ops.sample.Sampled`).
+    """Add up a sample (`inshrink_core.ops.sample.sample_sums`).
 
     `known` and `adaptive` are 1, or 0 if their array has only one element.
     """
