@@ -30,14 +30,7 @@ from inshrink_core.checkpoint import (
 from inshrink_core.errors import DamagedError, InputError, NotCheckpointError, clipped
 from inshrink_core.formats.content import FileContent
 from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
-from inshrink_core.formats.matching.laws import (
-    Claims,
-    Matching,
-    Slot,
-    claims_of_headers,
-    in_order,
-    is_sorted,
-)
+from inshrink_core.formats.matching.laws import Claims, Matching, Slot, claims_of_headers, in_order, is_sorted
 from inshrink_core.formats.source import FileSource
 from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, parameters_of
 
@@ -219,9 +212,7 @@ def _regions(tensors: Iterable[Named]) -> tuple[list[Region], set[str]]:
     return regions, {tensor.key for *_, items in groups if len(items) > 1 for tensor in items}
 
 
-def _place_in_regions(
-    tensors: Mapping[str, Named],
-) -> tuple[list[Region], list[TensorSpec], dict[str, str]]:
+def _place_in_regions(tensors: Mapping[str, Named]) -> tuple[list[Region], list[TensorSpec], dict[str, str]]:
     """Return regions, specs and aliases of one file's tensors, given by key.
 
     A tensor tied to an embedding is classified as an embedding, regardless of the order of the two names.

@@ -23,13 +23,7 @@ from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFou
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import MAX_EXTENT, FileContent, place
 from inshrink_core.formats.discovery import METADATA as METADATA
-from inshrink_core.formats.disk import (
-    Access,
-    FileStamp,
-    ReadableFile,
-    Window,
-    check_names,
-)
+from inshrink_core.formats.disk import Access, FileStamp, ReadableFile, Window, check_names
 from inshrink_core.formats.state_tree import (
     MODEL_KEYS,
     OPTIMIZER_KEYS,

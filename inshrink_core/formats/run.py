@@ -64,14 +64,7 @@ from inshrink_core.formats.names import (
     steps_by_pattern,
 )
 from inshrink_core.formats.readers import reader_of
-from inshrink_core.formats.selection import (
-    Named,
-    Selection,
-    by_evidence,
-    by_pattern,
-    group_files,
-    main_model,
-)
+from inshrink_core.formats.selection import Named, Selection, by_evidence, by_pattern, group_files, main_model
 from inshrink_core.formats.source import accepting_damage, peek_sample
 from inshrink_core.text import url_of
 
