@@ -47,7 +47,7 @@ from inshrink_core.errors import (
     NotFoundError,
     StepConflictError,
 )
-from inshrink_core.execution import NotRegularError
+from inshrink_core.execution.files import NotRegularError
 from inshrink_core.frame import FrameInfo, FrameKind
 
 _GROUP_FRAMES: Final = 64

@@ -38,7 +38,8 @@ from inshrink_core.checkpoint import (
 )
 from inshrink_core.codec import BaseReference, EncoderState, PastFrame, codec_for_block, enough_memory
 from inshrink_core.errors import DamagedError, InputError, MissingFrameError, NotFoundError
-from inshrink_core.execution import Limits, resolve_device
+from inshrink_core.execution.device import resolve_device
+from inshrink_core.execution.resources import Limits
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import Block, BlockEntry, FrameInfo, FrameKind
 

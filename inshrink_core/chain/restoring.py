@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.sizes import sequential_within, step_needs
 from inshrink_core.errors import ExistsError, StorageError, TooLargeError
-from inshrink_core.execution import default_threads, make_folders, read_regular, sync_path, working_folder
+from inshrink_core.execution.files import make_folders, read_regular, sync_path, working_folder
+from inshrink_core.execution.threads import default_threads
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.disk import MAX_JSON_BYTES
 from inshrink_core.formats.write import restorable_layout, written_nbytes

@@ -33,7 +33,7 @@ from inshrink_core.errors import (
     StorageError,
     UnsafePathError,
 )
-from inshrink_core.execution.folders import new_locked
+from inshrink_core.execution.files import new_locked
 from inshrink_core.execution.prefetch import Prefetcher
 from inshrink_core.execution.results import user_cache_folder
 from inshrink_core.plugins import plugin

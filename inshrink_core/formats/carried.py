@@ -26,7 +26,7 @@ from inshrink_core.checkpoint import (
     ZipEntry,
 )
 from inshrink_core.errors import DamagedError, InputError, clipped
-from inshrink_core.execution import Limits
+from inshrink_core.execution.resources import Limits
 from inshrink_core.formats.content import TorchFile
 from inshrink_core.formats.discovery import METADATA
 from inshrink_core.formats.disk import Readable, Window

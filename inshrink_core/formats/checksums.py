@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from isal.isal_zlib import crc32
 
 from inshrink_core.errors import ChecksumError, DamagedError, InshrinkError, clipped
-from inshrink_core.execution import new_buffer
+from inshrink_core.execution.resources import new_buffer
 from inshrink_core.formats.disk import ByteCounter, Readable, ReadableFile, Window, is_file
 from inshrink_core.formats.torch.zip import CheckedEntry, is_zip, read_entries
 

@@ -26,7 +26,7 @@ from inshrink_core.checkpoint import (
     TensorSpec,
 )
 from inshrink_core.errors import DamagedError, NotFoundError
-from inshrink_core.execution import Limits, new_buffer
+from inshrink_core.execution.resources import Limits, new_buffer
 from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip, digest_beside
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, reading
 from inshrink_core.formats.state_tree import Placed, extent

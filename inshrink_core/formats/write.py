@@ -22,14 +22,8 @@ from inshrink_core.checkpoint import (
     TensorSpec,
 )
 from inshrink_core.errors import InputError, NotFoundError, StorageError
-from inshrink_core.execution import (
-    Limits,
-    make_folders,
-    remove_empty,
-    require_free,
-    sync_path,
-    working_folder,
-)
+from inshrink_core.execution.files import make_folders, remove_empty, require_free, sync_path, working_folder
+from inshrink_core.execution.resources import Limits
 from inshrink_core.formats.carried import CarriedTensor, carried_tensors, with_plain_values
 from inshrink_core.formats.dcp_state import STATE, STATE_WORDS, write_state
 from inshrink_core.formats.disk import check_names, check_target

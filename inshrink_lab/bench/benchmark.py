@@ -13,8 +13,9 @@ from inshrink_core.chain import OPTIMIZER_CHOICES
 from inshrink_core.codecs.variants import Variant, choose_variants
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import ResultStore, parse_record, resolve_device
+from inshrink_core.execution.device import resolve_device
 from inshrink_core.execution.progress import Progress
+from inshrink_core.execution.results import ResultStore, parse_record
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.search import choose_steps

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from inshrink_core.execution import ordered_map
+from inshrink_core.execution.threads import ordered_map
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
