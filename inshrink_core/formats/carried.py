@@ -280,7 +280,7 @@ def _named_state(
         beside = [keys.get(tensor.placed.offset) for tensor in tensors if tensor.role is not TensorRole.STATE]
         name = next((checkpoint.spec(key).parameter for key in beside if key), "")
         name = name or (param if isinstance(param, str) else f"{prefix}.{param}")
-        yield from (Named(name + tensor.suffix, tensor.role, tensor.placed) for tensor in tensors)
+        yield from (tensor.of(name) for tensor in tensors)
 
 
 def with_plain_values(

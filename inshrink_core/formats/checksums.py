@@ -167,8 +167,7 @@ class FileChecks:
         if self.digest is not None:
             buffer = self._read_pages(file, self._full_span, offset, nbytes)
         else:
-            buffer = new_buffer(nbytes)
-            file.read_into(offset, buffer)
+            buffer = file.read_into(offset, new_buffer(nbytes))
         at = max(0, bisect_right(self._starts, offset) - 1)
         for i in range(at, len(self._entries)):
             entry = self._entries[i]
@@ -222,8 +221,7 @@ class FileChecks:
         first = (offset - span.offset) // _PAGE
         start = span.offset + first * _PAGE
         end = min(span.offset + span.nbytes, offset + nbytes + -(offset + nbytes - span.offset) % _PAGE)
-        buffer = new_buffer(end - start)
-        file.read_into(start, buffer)
+        buffer = file.read_into(start, new_buffer(end - start))
         for i in range(0, end - start, _PAGE):
             if crc32(buffer[i : i + _PAGE]) != pages[first + i // _PAGE]:
                 raise _changed(file)
@@ -248,8 +246,7 @@ class FileChecks:
             hasher.update(b"blob %d\0" % span.nbytes if is_git else b"")
         crc = 0
         for at in range(0, span.nbytes, _CHUNK):
-            chunk = new_buffer(min(_CHUNK, span.nbytes - at))
-            file.read_into(span.offset + at, chunk)
+            chunk = file.read_into(span.offset + at, new_buffer(min(_CHUNK, span.nbytes - at)))
             crc = crc32(chunk, crc)
             pages += [crc32(chunk[i : i + _PAGE]) for i in range(0, len(chunk), _PAGE)]
             if hasher is not None:

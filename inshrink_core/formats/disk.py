@@ -215,9 +215,7 @@ class ReadableFile:
             if len(data) == n_bytes:
                 self.counter.add(n_bytes)
                 return data
-        buffer = bytearray(n_bytes)
-        self.read_into(offset, memoryview(buffer))
-        return bytes(buffer)
+        return bytes(self.read_into(offset, memoryview(bytearray(n_bytes))))
 
     def will_need(self, offset: int, n_bytes: int) -> None:
         """Have the system read a span into its page cache.
@@ -229,8 +227,8 @@ class ReadableFile:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
 
-    def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill a writable buffer of bytes from `offset`."""
+    def read_into(self, offset: int, target: memoryview) -> memoryview:
+        """Fill a writable buffer of bytes from `offset`, and return it."""
         done, wanted = 0, len(target)
         self.expect([(offset, wanted)])
         while done < wanted:
@@ -243,6 +241,7 @@ class ReadableFile:
                 raise DamagedError("the file ended while being read", where=str(self.path))
             done += part
         self.counter.add(wanted)
+        return target
 
 
 _MAX_IDLE: Final = 16

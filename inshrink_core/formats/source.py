@@ -58,8 +58,6 @@ class FileSource:
         Tensor key to file number and place; files are numbered as in `stamps`.
     counter
         Counts every byte read.
-    accepted
-        Damage that the user accepted; other damage raises an error.
     zips
         For files that are a sequence of zips, the span of each.
 
@@ -75,12 +73,12 @@ class FileSource:
         stamps: Mapping[str, FileStamp],
         places: Mapping[str, tuple[int, Placed]],
         counter: ByteCounter,
-        *,
-        accepted: Sequence[Damage] = (),
         zips: Mapping[str, Sequence[PackedZip]] = MappingProxyType({}),
     ) -> None:
         self._paths, self._stamps, self._places, self._counter = paths, stamps, places, counter
-        self.accepted, self._zips = tuple(accepted), zips
+        self._zips = zips
+        self.accepted: tuple[Damage, ...] = ()
+        """Damage that the user accepted; other damage raises an error."""
         self._names = tuple(stamps)
         self._checks: dict[str, FileChecks] = {}
         self._lock = threading.Lock()
@@ -114,8 +112,15 @@ class FileSource:
         items = [(piece.file, piece.placed) for piece in placed.pieces] or [(number, placed)]
         return [(self._names[file], place) for file, place in items]
 
-    def read(self, spec: TensorSpec) -> Tensor:
+    def read(self, spec: TensorSpec, *, checked: bool = True) -> Tensor:
         """Return a tensor as a contiguous copy, after comparing it with the checksums of its file.
+
+        Parameters
+        ----------
+        spec
+            Its spec.
+        checked
+            False compares no checksums, for values that are not stored.
 
         Raises
         ------
@@ -126,38 +131,6 @@ class FileSource:
         DamagedError
             The file was changed or truncated since its header was read.
         """
-        return self._tensor(spec, checked=True)
-
-    def peek(self, spec: TensorSpec) -> Tensor:
-        """Return the tensor without comparing checksums, for values that are not stored."""
-        return self._tensor(spec, checked=False)
-
-    def sample(self, spec: TensorSpec) -> Tensor:
-        """Return the sample of a tensor (`inshrink_core.ops.sample.sample`) without comparing checksums."""
-        import torch
-
-        from inshrink_core.ops.flat import flattened
-        from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample
-
-        number, placed = self._place(spec)
-        strided = placed.stride is not None or bool(placed.pieces)
-        if strided or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
-            return sample(flattened(self.peek(spec)))
-        itemsize = DTYPE_SIZES[placed.dtype]
-        apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
-        starts = range(placed.offset, placed.offset + SAMPLE_RUNS * apart, apart)
-        with self._open(self._names[number]) as file:
-            file.will_need(placed.offset, placed.span)
-            file.expect((at, SAMPLE_RUN * itemsize) for at in starts)
-            runs = bytearray().join(file.read(at, SAMPLE_RUN * itemsize) for at in starts)
-        return torch.frombuffer(runs, dtype=getattr(torch, placed.dtype))
-
-    def _place(self, spec: TensorSpec) -> tuple[int, Placed]:
-        if spec.key not in self._places:
-            raise NotFoundError(f"no tensor '{spec.key}' in these files")
-        return self._places[spec.key]
-
-    def _tensor(self, spec: TensorSpec, *, checked: bool) -> Tensor:
         import torch
 
         number, placed = self._place(spec)
@@ -174,6 +147,31 @@ class FileSource:
             target.copy_(part.reshape(target.shape))
         return full.reshape(-1).view(dtype).reshape(placed.shape)
 
+    def sample(self, spec: TensorSpec) -> Tensor:
+        """Return the sample of a tensor (`inshrink_core.ops.sample.sample`) without comparing checksums."""
+        import torch
+
+        from inshrink_core.ops.flat import flattened
+        from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample
+
+        number, placed = self._place(spec)
+        strided = placed.stride is not None or bool(placed.pieces)
+        if strided or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
+            return sample(flattened(self.read(spec, checked=False)))
+        itemsize = DTYPE_SIZES[placed.dtype]
+        apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
+        starts = range(placed.offset, placed.offset + SAMPLE_RUNS * apart, apart)
+        with self._open(self._names[number]) as file:
+            file.will_need(placed.offset, placed.span)
+            file.expect((at, SAMPLE_RUN * itemsize) for at in starts)
+            runs = bytearray().join(file.read(at, SAMPLE_RUN * itemsize) for at in starts)
+        return torch.frombuffer(runs, dtype=getattr(torch, placed.dtype))
+
+    def _place(self, spec: TensorSpec) -> tuple[int, Placed]:
+        if spec.key not in self._places:
+            raise NotFoundError(f"no tensor '{spec.key}' in these files")
+        return self._places[spec.key]
+
     def _read(self, name: str, placed: Placed, *, checked: bool) -> Tensor:
         """Return the tensor at one place, contiguous."""
         import torch
@@ -183,8 +181,7 @@ class FileSource:
             if checked:
                 buffer = self._checks_of(name, file).read(file, placed.offset, placed.span)
             else:
-                buffer = new_buffer(placed.span)
-                file.read_into(placed.offset, buffer)
+                buffer = file.read_into(placed.offset, new_buffer(placed.span))
         if placed.dtype == "bool":
             # In PyTorch, any byte but 0 and 1 in a bool tensor is undefined behaviour.
             flat = torch.frombuffer(buffer, dtype=torch.uint8).ne(0)
@@ -255,19 +252,17 @@ class FileSource:
         damaged = [[item.file, item.entry, item.offset, item.nbytes] for item in self.accepted]
         return record | ({"damaged": damaged} if damaged else {})
 
-    def accepting_damage(self) -> FileSource:
-        """Read all bytes and return a source that accepts them in their current state."""
-        damage: list[Damage] = []
+    def accept_damage(self) -> None:
+        """Read all bytes and accept them in their current state."""
         for name in sorted(self._names):
             with self._open(name) as file:
-                damage += self._checks_of(name, file).damage(file)
-        about = self._paths, self._stamps, self._places, self._counter
-        return FileSource(*about, accepted=damage, zips=self._zips)
+                self.accepted += tuple(self._checks_of(name, file).damage(file))
+        self._checks.clear()
 
 
 def peek(source: TensorSource, spec: TensorSpec) -> Tensor:
     """Return a tensor for inspection only; the checksum of one from a file is not computed."""
-    return source.peek(spec) if isinstance(source, FileSource) else source.read(spec)
+    return source.read(spec, checked=False) if isinstance(source, FileSource) else source.read(spec)
 
 
 def peek_sample(source: TensorSource, spec: TensorSpec) -> Tensor:
@@ -291,14 +286,15 @@ def accepting_damage(checkpoint: Checkpoint) -> Checkpoint:
     Reads every file once. The stored checksum of a damaged entry is preserved, so that other tools detect
     the same damage in a restored file as in the original.
     """
-    if not isinstance(checkpoint.source, FileSource):
+    source, files = checkpoint.source, []
+    if not isinstance(source, FileSource):
         return checkpoint
-    source, files = checkpoint.source.accepting_damage(), []
+    source.accept_damage()
     damaged = {(item.file, item.offset) for item in source.accepted if item.entry}
     for layout in checkpoint.files:
         sound = tuple(e for e in layout.zip_entries if (layout.path, e.data_offset) not in damaged)
         files.append(replace(layout, zip_entries=sound))
-    return replace(checkpoint, source=source, files=tuple(files))
+    return replace(checkpoint, files=tuple(files))
 
 
 def _bytes_between(layout: FileLayout) -> list[tuple[int, int]]:
