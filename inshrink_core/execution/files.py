@@ -139,9 +139,8 @@ def require_free(path: Path, force: bool) -> None:
     if path.is_dir():
         raise ExistsError("a folder is there already", where=str(path), remedy="choose another name")
     if os.path.lexists(path) and not force:
-        raise ExistsError(
-            "the file already exists", where=str(path), remedy="write elsewhere, or use --force to replace it"
-        )
+        remedy = "write elsewhere, or use --force to replace it"
+        raise ExistsError("the file already exists", where=str(path), remedy=remedy)
 
 
 def sync_path(path: Path) -> None:

@@ -66,11 +66,9 @@ def _connected() -> Iterator[Any]:
                 logging_level="ERROR",
             )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise EngineError(
-            f"Ray cannot be reached: {' '.join(str(error).split())[:300]}",
-            where=os.environ.get("RAY_ADDRESS", ""),
-            remedy="`ray status` describes the cluster; without RAY_ADDRESS one is started on this machine",
-        ) from error
+        what = f"Ray cannot be reached: {' '.join(str(error).split())[:300]}"
+        remedy = "`ray status` describes the cluster; without RAY_ADDRESS one is started on this machine"
+        raise EngineError(what, where=os.environ.get("RAY_ADDRESS", ""), remedy=remedy) from error
     try:
         yield ray
     finally:
@@ -143,10 +141,9 @@ def _result(ray: Any, reference: Any, at: int) -> Any:
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:
-        raise EngineError(
-            f"the workers of part {at + 1} died repeatedly: {' '.join(str(error).split())[:300]}",
-            remedy="the machines may be short of memory; the same command continues where it was",
-        ) from error
+        what = f"the workers of part {at + 1} died repeatedly: {' '.join(str(error).split())[:300]}"
+        remedy = "the machines may be short of memory; the same command continues where it was"
+        raise EngineError(what, remedy=remedy) from error
 
 
 def _end(ray: Any, at_work: list[Any]) -> None:

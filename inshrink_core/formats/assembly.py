@@ -291,9 +291,8 @@ def _model_of(contents: Sequence[FileContent], matching: Matching | None) -> tup
     of_files = [(number, name) for number, name, _ in model] or [
         (number, name) for number, content in enumerate(contents) for name, _ in content.tree.extra
     ]
-    ordered = not is_sorted([name for _, name in of_files]) and all(
-        contents[number].kind != "safetensors" for number, _ in of_files
-    )
+    from_safetensors = any(contents[number].kind == "safetensors" for number, _ in of_files)
+    ordered = not (from_safetensors or is_sorted([name for _, name in of_files]))
     if matching is not None or not ordered:
         order = in_order(names, () if matching is None else matching.order)
         rank = {name: at for at, name in enumerate(order)}
@@ -351,9 +350,7 @@ def _analysed(contents: Sequence[FileContent], matching: Matching | None) -> dic
     return {
         "contents": contents,
         "specs": ranked,
-        "regions": [
-            _with_entries(content, members) for content, members in zip(contents, regions, strict=True)
-        ],
+        "regions": [_with_entries(*row) for row in zip(contents, regions, strict=True)],
         "places": places,
         "aliases": {a: key for a, key in aliases.items() if key in places and a not in places},
         "ordered": ordered,
@@ -410,10 +407,9 @@ def assemble(
     arranged = _arranged(file_contents)
     if needs_weights and not arranged["weight_shapes"]:
         # State without weights is an incomplete checkpoint; skipping it silently would lose it.
-        part = arranged["specs"] or any(
-            optimizer.state for content in file_contents for optimizer in content.tree.optimizers
-        )
-        raise (InputError if part else NotCheckpointError)(NO_WEIGHTS, where=str(path))
+        states = [item.state for content in file_contents for item in content.tree.optimizers]
+        is_part = arranged["specs"] or any(states)
+        raise (InputError if is_part else NotCheckpointError)(NO_WEIGHTS, where=str(path))
     why = "a restore would not write that name"
     left_out = (Skipped(str(paths[name]), f"{why}: {reason}") for name, reason in unsafe.items())
     opaque_stamps = {name: stamp for name, stamp in (opaque or {}).items() if name not in unsafe}
@@ -423,9 +419,7 @@ def assemble(
         paths=paths,
         stamps={name: item.stamp for name, item in contents.items()} | opaque_stamps,
         steps=sum((content.tree.steps for content in file_contents), steps),
-        numbers=[
-            [[group.numbers for group in o.groups] for o in item.tree.optimizers] for item in file_contents
-        ],
+        numbers=[[[g.numbers for g in o.groups] for o in item.tree.optimizers] for item in file_contents],
         skipped=(*left_out, *skipped),
         **arranged,
     )

@@ -218,9 +218,8 @@ def carried_tensors(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> 
 def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
     """Yield the carried tensors of a distributed checkpoint; a shard's name ends with its offsets."""
     folder = metadata.path.removesuffix(METADATA)
-    files = {
-        item.path: item for item in checkpoint.files if item.kind == "dcp" and item.path.startswith(folder)
-    }
+    shards = (item for item in checkpoint.files if item.kind == "dcp")
+    files = {item.path: item for item in shards if item.path.startswith(folder)}
     if not files:
         return
     pickled = RestoredFile(checkpoint, metadata).read(0, metadata.nbytes)
@@ -272,9 +271,7 @@ def _named_state(
     checkpoint: Checkpoint, layout: FileLayout, optimizer: Optimizer, number: int
 ) -> Iterator[Named]:
     """Yield an optimizer's tensors of each parameter, under the parameter names used in the checkpoint."""
-    keys = {
-        region.offset + member.start: member.key for region in layout.regions for member in region.members
-    }
+    keys = {region.offset + m.start: m.key for region in layout.regions for m in region.members}
     prefix = f"optimizer.{number}.state" if number else "optimizer.state"
     for param, tensors in optimizer.state.items():
         beside = [keys.get(tensor.placed.offset) for tensor in tensors if tensor.role is not TensorRole.STATE]

@@ -582,9 +582,8 @@ def is_blob(real: str, folder: str) -> bool:
     if blob.parent.name != "blobs" or not _BLOB.fullmatch(blob.name):
         return False
     snapshots = str(repository / "snapshots")
-    return (
-        bool(_REPOSITORY.fullmatch(repository.name)) and folder != snapshots and is_within(folder, snapshots)
-    )
+    is_snapshot = folder != snapshots and is_within(folder, snapshots)
+    return is_snapshot and _REPOSITORY.fullmatch(repository.name) is not None
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
@@ -636,9 +635,8 @@ def unsafe_names(names: Iterable[str]) -> dict[str, str]:
         reason = _reason(name)
         if reason is None and folded in remaining:
             reason = f"it would overwrite '{remaining[folded]}'"
-        if reason is None and (
-            inside := folders.get(folded) or next((p for p in above if p in remaining), None)
-        ):
+        inside = folders.get(folded) or next((p for p in above if p in remaining), None)
+        if reason is None and inside:
             reason = f"'{inside}' and it cannot be a file and a directory at once"
         if reason is not None:
             found[name] = reason

@@ -197,9 +197,8 @@ def coverage_error(boxes: list[Box], shape: tuple[int, ...]) -> str:
         axis = max(range(len(shape)), key=lambda d: len({box.offsets[d] for box in boxes}))
         n_compared, active = 0, list[Box]()
         for box in sorted(boxes, key=lambda box: box.offsets[axis]):
-            active = [
-                other for other in active if other.offsets[axis] + other.sizes[axis] > box.offsets[axis]
-            ]
+            start = box.offsets[axis]
+            active = [other for other in active if other.offsets[axis] + other.sizes[axis] > start]
             n_compared += len(active)
             if n_compared > _MAX_COMPARISONS:
                 return "are more than a checkpoint has"
@@ -241,11 +240,8 @@ class _Files:
             if ends[-1][1] > self._files[name].nbytes:
                 facts = {"expected": f"at least {ends[-1][1]} bytes", "found": f"{self._files[name].nbytes}"}
                 raise DamagedError("the file is shorter than '.metadata' requires", where=str(path), **facts)
-            self._files[name].expect(
-                (at, min(item.nbytes, _END_NBYTES))
-                for item in row
-                for at in (item.offset, item.offset + max(0, item.nbytes - _END_NBYTES))
-            )
+            places = ((at, end) for start, end in ends for at in (start, max(start, end - _END_NBYTES)))
+            self._files[name].expect((at, min(end - at, _END_NBYTES)) for at, end in places)
 
     def window(self, payload: _Payload) -> Window:
         return Window(self._files[payload.file], payload.offset, payload.nbytes)

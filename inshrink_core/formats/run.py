@@ -246,9 +246,8 @@ class Run(Mapping[int, Checkpoint]):
             above = min((s for s in self.steps if s > step), default=None)
             near = " and ".join(str(s) for s in (below, above) if s is not None)
             remedy = f"the nearest {'steps are' if ' ' in near else 'step is'} {near}"
-            raise NotFoundError(
-                f"no checkpoint of step {step}", where=str(self.path), remedy=remedy
-            ) from None
+            what = f"no checkpoint of step {step}"
+            raise NotFoundError(what, where=str(self.path), remedy=remedy) from None
 
     def matched(self, archived: Checkpoint | None = None) -> Run:
         """Return the run with its optimizer state matched to parameters by values.
@@ -618,9 +617,8 @@ def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Fo
     skipped = [*failed, *(row for row in discovery.skipped if row.path not in named), *passed]
     if not choice.by_step:
         unknown = (other for other in discovery.others if is_file(other) and is_numbered(other.name))
-        skipped += [
-            Skipped(str(candidate), _UNKNOWN, Fate.UNREADABLE) for candidate in islice(unknown, _MAX_UNKNOWN)
-        ]
+        first = islice(unknown, _MAX_UNKNOWN)
+        skipped += [Skipped(str(path), _UNKNOWN, Fate.UNREADABLE) for path in first]
         more = f": {len(skipped)} passed over, the first because {skipped[0].reason}" if skipped else ""
         rows = tuple(row._replace(path=spoken(row.path)) for row in skipped)
         remedy = "give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files"

@@ -300,10 +300,7 @@ def accepting_damage(checkpoint: Checkpoint) -> Checkpoint:
 def _bytes_between(layout: FileLayout) -> list[tuple[int, int]]:
     """Return offset and size of every span outside the regions of a file, in order."""
     spans, at = [], 0
-    for offset, nbytes in [
-        *((region.offset, region.nbytes) for region in layout.regions),
-        (layout.nbytes, 0),
-    ]:
+    for offset, nbytes in [*(region[:2] for region in layout.regions), (layout.nbytes, 0)]:
         if offset > at:
             spans.append((at, offset - at))
         at = offset + nbytes

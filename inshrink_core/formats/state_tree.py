@@ -211,9 +211,8 @@ class StateTree(NamedTuple):
             renamed = (
                 g._replace(params=tuple(map(param, g.params)), names=tuple(map(new, g.names))) for g in groups
             )
-            optimizers.append(
-                Optimizer({param(name): items for name, items in state.items()}, tuple(renamed))
-            )
+            called = {param(name): items for name, items in state.items()}
+            optimizers.append(Optimizer(called, tuple(renamed)))
         return self._replace(
             model=of(self.model),
             extra=of(self.extra),
@@ -362,9 +361,8 @@ def _is_optimizer(value: object) -> bool:
 
 def _is_state(value: object) -> bool:
     """Return whether a mapping holds a tensor under a key specific to optimizers, unlike ``sum``."""
-    return isinstance(value, dict) and any(
-        isinstance(value.get(word), TensorRef) for word in STATE_ROLES if word not in ("sum", "state")
-    )
+    words = STATE_ROLES.keys() - {"sum", "state"}
+    return isinstance(value, dict) and any(isinstance(value.get(word), TensorRef) for word in words)
 
 
 def _is_state_dict(value: object, walker: _Walker) -> bool:
@@ -582,9 +580,8 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
         else:
             name = "ema" if top == CURRENT_KEY and key in MODEL_KEYS else _model_name(key)
             is_other = key.lower() in _OTHER_STATE
-            inner = {
-                n: item for n, item in _models(value, name, walker) if not is_other or is_average_name(n)
-            }
+            there = _models(value, name, walker)
+            inner = {n: item for n, item in there if not is_other or is_average_name(n)}
             models |= inner
             if not inner and not is_other and isinstance(value, dict):
                 optimizers += _optimizers(value, walker, depth=1)
@@ -593,9 +590,7 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
         models = {"": loose} if loose else {}
     trained = [name for name in models if not is_average_name(name)] or list(models)
     if len(trained) == 1:  # the only model is the main one, regardless of its name
-        models = {"": models[trained[0]]} | {
-            name: item for name, item in models.items() if name != trained[0]
-        }
+        models = {"": models.pop(trained[0])} | models
     main = walker.placed(models.pop("", None))
     found = {name: rows for name, item in models.items() if (rows := walker.placed(item, f"{name}."))}
     extra = [row for rows in found.values() for row in rows]

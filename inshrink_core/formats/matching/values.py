@@ -130,10 +130,9 @@ class _Class:
             return None
         best = max(places, key=lambda j: float(usable[0][at, j].sum()))
         others = [j for j in places if j != best]
-        contrasts = [
-            np.concatenate([sums[at, best] - sums[at, others], sums[at, best][None]]) for sums in usable
-        ]
-        return self.names[best] if min(_errors(item).min() for item in contrasts) >= _CERTAIN else None
+        contrasts = ([sums[at, best] - sums[at, others], sums[at, best][None]] for sums in usable)
+        is_certain = min(_errors(np.concatenate(item)).min() for item in contrasts) >= _CERTAIN
+        return self.names[best] if is_certain else None
 
     def _margins(self, pairs: Sequence[tuple[int, int]]) -> list[float]:
         """Return by how many standard errors each slot fits its weight better than the next best choice.
@@ -360,11 +359,8 @@ def match_slots(
 
     def laws(weights: Iterable[str]) -> list[Claims]:
         remaining = set(weights)
-        items = [
-            {name: shape for name, shape in order_known.items() if name in remaining}
-            for order_known in orders
-        ]
-        return [by_order(slots, order_known) for order_known in items]
+        items = ({name: shape for name, shape in row.items() if name in remaining} for row in orders)
+        return [by_order(slots, row) for row in items]
 
     claims = [*laws(free), by_number(slots, free)]
     first = next((order_known for order_known in [known or {}, *claims] if order_known), {})
@@ -422,12 +418,8 @@ def same_places(parsed: ParsedCheckpoint, reference: Checkpoint) -> Matching:
         if file.path not in archived or len(keys) != len(theirs):
             continue
         for key, named in zip(keys, theirs, strict=True):
-            spec, archived_spec = specs[key], reference.spec(named)
-            alike = (spec.role, spec.dtype, spec.shape) == (
-                archived_spec.role,
-                archived_spec.dtype,
-                archived_spec.shape,
-            )
-            if alike and spec.parameter in slots and archived_spec.parameter in parsed.free:
-                owners[spec.parameter] = archived_spec.parameter
+            spec, other = specs[key], reference.spec(named)
+            alike = (spec.role, spec.dtype, spec.shape) == (other.role, other.dtype, other.shape)
+            if alike and spec.parameter in slots and other.parameter in parsed.free:
+                owners[spec.parameter] = other.parameter
     return Matching(owners, tuple(spec.name for spec in reference.specs if spec.role in MODEL_ROLES))
