@@ -120,13 +120,12 @@ class FileChecks:
     name
         Its name in the run.
     tensors
-        Key, first byte and extent of its tensors, for messages.
+        Key, first byte and extent of its tensors, for messages. A file without any is carried unread: it may
+        not be a zip of `torch.save`, and then has no checksums.
     digest
         Digest of the whole file, if known.
     accepted
         Damage that the user accepted; these bytes must not change further.
-    optional
-        Whether the file is carried unread; it then may not be a zip of `torch.save`, and has no checksums.
     zips
         For a file that is a sequence of zips, the span of each, in order.
     """
@@ -135,17 +134,15 @@ class FileChecks:
         self,
         file: ReadableFile,
         name: str,
-        *,
         tensors: Sequence[tuple[str, int, int]] = (),
         digest: Digest | None = None,
         accepted: Sequence[Damage] = (),
-        optional: bool = False,
         zips: Sequence[PackedZip] = (),
     ) -> None:
         self.name, self.digest = name, digest
         self._tensors = tensors
         self._accepted = {damage.entry: damage.crc for damage in accepted}
-        self._entries = _packed_entries(file, zips) if zips else _entries_of(file, optional)
+        self._entries = _packed_entries(file, zips) if zips else _entries_of(file, not tensors)
         self._starts = [entry.offset for entry in self._entries]
         self._full_span = CheckedEntry(0, file.nbytes, "", 0, "", ())
         self._pages: dict[CheckedEntry, list[int]] = {}

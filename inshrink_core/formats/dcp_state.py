@@ -243,16 +243,13 @@ def write_state(
     def shards(file: IO[bytes]) -> None:
         import torch
 
-        at = 0
         for name, key in state.tensors.items():
             buffer = io.BytesIO()
             torch.save(checkpoint[key], buffer)
-            lengths[name] = (at, file.write(buffer.getbuffer()))
-            at += lengths[name][1]
+            lengths[name] = (file.tell(), file.write(buffer.getbuffer()))
             progress(key)
         for name, content in state.objects.items():
-            lengths[name] = (at, file.write(content))
-            at += lengths[name][1]
+            lengths[name] = (file.tell(), file.write(content))
 
     def metadata(file: IO[bytes]) -> None:
         import torch

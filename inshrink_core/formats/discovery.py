@@ -132,11 +132,6 @@ class Found:
             self.error = error
         return self
 
-    @property
-    def reason(self) -> str:
-        """The reason why it cannot be read."""
-        return "" if self.error is None else reason_of(self.path, self.error)
-
 
 def reason_of(path: Path, error: InshrinkError) -> str:
     """Return the reason why a checkpoint cannot be read, without its path, which is shown separately."""

@@ -92,7 +92,7 @@ def stamp_of(path: Path) -> FileStamp:
     return FileStamp(real_path, found.st_size, found.st_mtime_ns)
 
 
-class ReadableFile:
+class ReadableFile(contextlib.AbstractContextManager["ReadableFile"]):
     """An open file with positioned reads; use it as a context manager.
 
     Parameters
@@ -193,9 +193,6 @@ class ReadableFile:
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
-
-    def __enter__(self) -> ReadableFile:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -443,9 +440,10 @@ class Access:
         if self.follow_links:
             return True
         real = os.path.realpath(path) if real is None else real
-        if any(is_within(real, root) for root in (self.root, *self.within)):
-            return True
-        return any(is_blob(real, root) for root in (self.root, os.path.realpath(Path(path).parent)))
+        is_inside = any(is_within(real, root) for root in (self.root, *self.within))
+        return is_inside or any(
+            is_blob(real, root) for root in (self.root, os.path.realpath(Path(path).parent))
+        )
 
     def admit(self, path: Path) -> FileStamp:
         """Return the stamp for opening a file; refuse a path that leads out of the run.

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
@@ -221,10 +221,8 @@ class _Files:
         self._refs: dict[bytes, object] = {}
         self.stamps: dict[str, FileStamp] = {}
         self.entries: dict[str, list[ZipEntry]] = {}
-        rows: dict[str, list[_Payload]] = {}
-        for payload in payloads:
-            rows.setdefault(payload.file, []).append(payload)
-        for name, row in sorted(rows.items()):
+        in_order = sorted(payloads, key=lambda payload: (payload.file, payload.offset))
+        for name, row in groupby(in_order, key=lambda payload: payload.file):
             path = root / name
             try:
                 self.stamps[name] = access.admit(path)
@@ -234,7 +232,7 @@ class _Files:
                 raise DamagedError(what, where=str(root), remedy=remedy) from error
             self._files[name] = stack.enter_context(ReadableFile(path, access.counter, self.stamps[name]))
             self.entries[name] = []
-            ends = [(item.offset, item.offset + item.nbytes) for item in sorted(row, key=lambda p: p.offset)]
+            ends = [(item.offset, item.offset + item.nbytes) for item in row]
             if any(end > start for (_, end), (start, _) in pairwise(ends)):
                 raise DamagedError("two shards overlap", where=str(path))
             if ends[-1][1] > self._files[name].nbytes:

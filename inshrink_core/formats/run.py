@@ -563,11 +563,12 @@ def _failed(
         return Skipped(str(path), reason, Fate.UNREADABLE, step, seen)
 
     for candidate in found:
-        if candidate.parsed is not None:
+        path, error = candidate.path, candidate.error
+        if error is None:
             continue
-        path, reason = candidate.path, candidate.reason
+        reason = reason_of(path, error)
         yield from (Skipped(str(m), reason, Fate.UNREADABLE) for m in candidate.members if m != path)
-        never = isinstance(candidate.error, NotCheckpointError) and shape(path) not in shapes
+        never = isinstance(error, NotCheckpointError) and shape(path) not in shapes
         if never or (pattern is not None and number(path) is None):
             yield Skipped(str(path), reason)
         else:

@@ -93,9 +93,8 @@ class FileSource:
                 tensors = self._extents.get(name, [])
                 accepted = [item for item in self.accepted if item.file == name]
                 digest = digest_beside(self._paths[name], file.nbytes)
-                about: Any = {"digest": digest, "accepted": accepted, "optional": not tensors}
                 zips = self._zips.get(name, ())
-                self._checks[name] = FileChecks(file, name, tensors=tensors, zips=zips, **about)
+                self._checks[name] = FileChecks(file, name, tensors, digest, accepted, zips)
             return self._checks[name]
 
     @functools.cached_property
@@ -376,8 +375,7 @@ def tensor_bytes(tensor: Tensor, spec: TensorSpec) -> memoryview:
         what, expected = f"tensor '{spec.key}' differs from its spec", f"{spec.dtype} {spec.shape}"
         raise DamagedError(what, expected=expected, found=f"{str(tensor.dtype)[6:]} {tuple(tensor.shape)}")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    data: Any = flat.view(torch.uint8).numpy()
-    return memoryview(data)
+    return flat.view(torch.uint8).numpy().data
 
 
 class _Writer:
@@ -474,8 +472,7 @@ def _with_odd_bools(data: memoryview, odd: memoryview | None) -> memoryview:
     import numpy as np
 
     now, then = np.frombuffer(data, dtype=np.uint8), np.frombuffer(odd, dtype=np.uint8)
-    made: Any = np.where(now == (then != 0), then, now)
-    return memoryview(made)
+    return np.where(now == (then != 0), then, now).data
 
 
 def _is_bare_tensor(region: Region) -> bool:
@@ -588,8 +585,7 @@ class RestoredFile:
             full = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
             part = full.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
             _elements(buffer, member, shape, itemsize)[...] = part
-        data_of_region: Any = buffer
-        return memoryview(data_of_region)
+        return buffer.data
 
 
 def write_layout(
