@@ -10,7 +10,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Self
 
 from inshrink_core.errors import ExistsError
 
@@ -26,6 +26,19 @@ _NOT_BLOCKING: Final = (
 )
 _NO_FILE: Final = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EMLINK)
 """Errors of opening forbidden symbolic links, pipes and sockets without readers, and folders."""
+
+
+class Closing:
+    """The base of a class with a method `close`, which is called at the end of a ``with`` statement."""
+
+    def close(self) -> None:
+        """Release what the object holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class NotRegularError(OSError):

@@ -106,32 +106,28 @@ def perform(work: Work) -> list[Any]:
         Ray is not installed.
     """
     with _connected() as ray:
-        return _perform(ray, work)
-
-
-def _perform(ray: Any, work: Work) -> list[Any]:
-    threads = work.threads or 1
-    slots = max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
-    tasks = work.tasks(work.workers or _TASKS_PER_WORKER * slots, threads)
-    total = TotalProgress(len(tasks), work.progress)
-    remote = ray.remote(num_cpus=threads, max_retries=N_ATTEMPTS - 1)(_work)
-    waiting = list(enumerate(tasks))[::-1]
-    at_work: dict[Any, int] = {}
-    results: dict[int, Any] = {}
-    try:
-        while waiting or at_work:
-            # Surplus tasks wait in the cluster, available to machines that join.
-            while waiting and len(at_work) < (work.workers or len(tasks)):
-                at, task = waiting.pop()
-                at_work[remote.remote(version("inshrink"), task)] = at
-            [reference], _ = ray.wait(list(at_work))
-            at = at_work.pop(reference)
-            results[at], now = _result(ray, reference, at)
-            if now is not None:
-                total.add(at, now)
-    finally:
-        _end(ray, list(at_work))
-    return [results[at] for at in range(len(tasks))]
+        threads = work.threads or 1
+        slots = max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
+        tasks = work.tasks(work.workers or _TASKS_PER_WORKER * slots, threads)
+        total = TotalProgress(len(tasks), work.progress)
+        remote = ray.remote(num_cpus=threads, max_retries=N_ATTEMPTS - 1)(_work)
+        waiting = list(enumerate(tasks))[::-1]
+        at_work: dict[Any, int] = {}
+        results: dict[int, Any] = {}
+        try:
+            while waiting or at_work:
+                # Surplus tasks wait in the cluster, available to machines that join.
+                while waiting and len(at_work) < (work.workers or len(tasks)):
+                    at, task = waiting.pop()
+                    at_work[remote.remote(version("inshrink"), task)] = at
+                [reference], _ = ray.wait(list(at_work))
+                at = at_work.pop(reference)
+                results[at], now = _result(ray, reference, at)
+                if now is not None:
+                    total.add(at, now)
+        finally:
+            _end(ray, list(at_work))
+        return [results[at] for at in range(len(tasks))]
 
 
 def _result(ray: Any, reference: Any, at: int) -> Any:

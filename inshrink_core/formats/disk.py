@@ -26,6 +26,7 @@ from inshrink_core.errors import (
     UnsafePathError,
     clipped,
 )
+from inshrink_core.execution.files import Closing
 from inshrink_core.execution.mirror import OPEN_AGAIN, Content, mirror_of
 
 MAX_JSON_BYTES: Final = 256 << 20
@@ -92,7 +93,7 @@ def stamp_of(path: Path) -> FileStamp:
     return FileStamp(real_path, found.st_size, found.st_mtime_ns)
 
 
-class ReadableFile(contextlib.AbstractContextManager["ReadableFile"]):
+class ReadableFile(Closing):
     """An open file with positioned reads; use it as a context manager.
 
     Parameters
@@ -193,9 +194,6 @@ class ReadableFile(contextlib.AbstractContextManager["ReadableFile"]):
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`, `compared` with bytes registered for that span."""
@@ -440,10 +438,9 @@ class Access:
         if self.follow_links:
             return True
         real = os.path.realpath(path) if real is None else real
-        is_inside = any(is_within(real, root) for root in (self.root, *self.within))
-        return is_inside or any(
-            is_blob(real, root) for root in (self.root, os.path.realpath(Path(path).parent))
-        )
+        if any(is_within(real, root) for root in (self.root, *self.within)):
+            return True
+        return any(is_blob(real, root) for root in (self.root, os.path.realpath(Path(path).parent)))
 
     def admit(self, path: Path) -> FileStamp:
         """Return the stamp for opening a file; refuse a path that leads out of the run.
