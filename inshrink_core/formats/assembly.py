@@ -179,18 +179,11 @@ def _is_shared(placed: Placed) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def _layer(name: str, shape: tuple[int, ...]) -> LayerType:
-    # Cached because names repeat at every step; classifying them dominates the time to open a run.
-    return classify_layer(name, shape)
+_layer: Final = functools.lru_cache(maxsize=1 << 16)(classify_layer)
+"""Cached because names repeat at every step; classifying them dominates the time to open a run."""
 
-
-@functools.lru_cache(maxsize=1 << 16)
-def _spec(
-    name: str, role: TensorRole, dtype: str, shape: tuple[int, ...], exact: bool, layer: LayerType
-) -> TensorSpec:
-    # Specs hold no values, so the checkpoints of a run share them, which saves time and memory.
-    return TensorSpec(name=name, role=role, dtype=dtype, shape=shape, exact=exact, layer=layer)
+_spec: Final = functools.lru_cache(maxsize=1 << 16)(TensorSpec)
+"""Specs hold no values, so the checkpoints of a run share them, which saves time and memory."""
 
 
 def _regions(tensors: Iterable[Named]) -> tuple[list[Region], set[str]]:
@@ -231,7 +224,8 @@ def _place_in_regions(tensors: Mapping[str, Named]) -> tuple[list[Region], list[
     specs = []
     for key, (name, role, placed, _) in remaining.items():
         layer, exact = layers.get(key) or _layer(name, placed.shape), key in shared or _is_shared(placed)
-        specs.append(_spec(name, role, placed.dtype, placed.shape, exact, layer))
+        about: Any = {"role": role, "dtype": placed.dtype, "shape": placed.shape, "layer": layer}
+        specs.append(_spec(name=name, exact=exact, **about))
     return regions, specs, aliases
 
 

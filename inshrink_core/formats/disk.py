@@ -573,12 +573,10 @@ def is_blob(real: str, folder: str) -> bool:
     The layout is ``models--NAME/snapshots/REVISION/…`` with links to ``models--NAME/blobs/DIGEST``.
     """
     blob = Path(real)
-    repository = blob.parent.parent
-    if blob.parent.name != "blobs" or not _BLOB.fullmatch(blob.name):
-        return False
-    snapshots = str(repository / "snapshots")
+    repository, snapshots = blob.parent.parent, str(blob.parent.parent / "snapshots")
+    is_named = _BLOB.fullmatch(blob.name) is not None and _REPOSITORY.fullmatch(repository.name) is not None
     is_snapshot = folder != snapshots and is_within(folder, snapshots)
-    return is_snapshot and _REPOSITORY.fullmatch(repository.name) is not None
+    return blob.parent.name == "blobs" and is_named and is_snapshot
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:

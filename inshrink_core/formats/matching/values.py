@@ -230,14 +230,6 @@ class Evidence:
         """Return by how many standard errors each slot fits its claimed weight better than any other."""
         return {key: margin for group in self._classes for key, margin in group.margins(claims).items()}
 
-    def refuted(self, claims: Claims) -> set[str]:
-        """Return the slots for which another weight fits clearly better than the claimed one."""
-        return {key for key, margin in self.margins(claims).items() if margin <= -_CLEAR}
-
-    def confirmed(self, claims: Claims) -> set[str]:
-        """Return the slots whose claimed weight fits clearly better than any other."""
-        return {key for key, margin in self.margins(claims).items() if margin >= _CLEAR}
-
 
 @holding_files()
 def gather(
@@ -376,8 +368,8 @@ def match_slots(
     found = dict(seen.certain)
 
     def fill(more: Claims) -> None:
-        against = seen.refuted(found | dict(more)) if more else set()
-        found.update({key: name for key, name in more.items() if key not in against})
+        margins = seen.margins(found | dict(more)) if more else {}
+        found.update({key: name for key, name in more.items() if margins.get(key, 0.0) > -_CLEAR})
 
     doubted = frozenset().union(*(doubtful(slots, order_known) for order_known in orders))
     by_itself = [known, by_shape(slots, free), *in_turn[n_ordered:]]
@@ -385,9 +377,9 @@ def match_slots(
         agreed = [key for key, name in law.items() if seen.certain.get(key) == name]
         if any(seen.certain.get(key, name) != name for key, name in law.items()):
             continue
-        confirmed = any(law is order_known for order_known in by_itself) or not telling
-        if not confirmed:
-            clear = {key for key in seen.confirmed(law) if alike[free[law[key]]] > 1}
+        if telling and not any(law is order_known for order_known in by_itself):
+            confirmed = {key for key, margin in seen.margins(law).items() if margin >= _CLEAR}
+            clear = {key for key in confirmed if alike[free[law[key]]] > 1}
             if len(clear.union(key for key in agreed if key in telling)) < _FEWEST_CONFIRMED:
                 continue
         if law is not known and sum(key in doubted for key in agreed) < _FEWEST_CONFIRMED:
