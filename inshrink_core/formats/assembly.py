@@ -179,11 +179,11 @@ def _is_shared(placed: Placed) -> bool:
     return False
 
 
+# Cached because names repeat at every step; classifying them dominates the time to open a run.
 _layer: Final = functools.lru_cache(maxsize=1 << 16)(classify_layer)
-"""Cached because names repeat at every step; classifying them dominates the time to open a run."""
 
+# Specs hold no values, so the checkpoints of a run share them, which saves time and memory.
 _spec: Final = functools.lru_cache(maxsize=1 << 16)(TensorSpec)
-"""Specs hold no values, so the checkpoints of a run share them, which saves time and memory."""
 
 
 def _regions(tensors: Iterable[Named]) -> tuple[list[Region], set[str]]:

@@ -77,8 +77,8 @@ class FileSource:
     ) -> None:
         self._paths, self._stamps, self._places, self._counter = paths, stamps, places, counter
         self._zips = zips
+        # Damage that the user accepted; other damage raises an error.
         self.accepted: tuple[Damage, ...] = ()
-        """Damage that the user accepted; other damage raises an error."""
         self._names = tuple(stamps)
         self._checks: dict[str, FileChecks] = {}
         self._lock = threading.Lock()
