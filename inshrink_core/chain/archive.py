@@ -753,11 +753,9 @@ def open_base_at(path: Path, step: int | None) -> BaseModel:
     if not is_archive(path):
         run = open_run(path)
         if step is None and len(run.steps) > 1:
-            raise InputError(
-                f"this holds {len(run.steps)} checkpoints, and a base model is one",
-                where=str(path),
-                remedy=f"say which: {path}@{run.steps[-1]}, or its file",
-            )
+            what = f"this holds {len(run.steps)} checkpoints, and a base model is one"
+            remedy = f"say which: {path}@{run.steps[-1]}, or its file"
+            raise InputError(what, where=str(path), remedy=remedy)
         if step is None:
             return BaseModel(run[run.steps[0]], path.name, path)
         return BaseModel(run[step], f"{path.name}@{step}", path, step)
@@ -765,11 +763,8 @@ def open_base_at(path: Path, step: int | None) -> BaseModel:
     archive = Archive(reader, bases=BaseFinder(reader.path))
     info = archive.last if step is None else reader.find(step)
     if archive.base_of(reader.chain(info.frame_id)[0]) is not None:
-        raise InputError(
-            f"step {info.step} needs a base model itself",
-            where=str(path),
-            remedy=f"make the archive independent first: inshrink prune {path} --stand-alone --apply",
-        )
+        remedy = f"make the archive independent first: inshrink prune {path} --stand-alone --apply"
+        raise InputError(f"step {info.step} needs a base model itself", where=str(path), remedy=remedy)
     return BaseModel(archive.checkpoint(info), f"{path.name}@{info.step}", path, info.step)
 
 

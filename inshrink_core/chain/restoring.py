@@ -90,11 +90,8 @@ def restore_folder(
     if _holds(target, checkpoint):
         return info
     if target.exists():
-        raise ExistsError(
-            f"something other than step {info.step} of the archive is there",
-            where=str(target),
-            remedy="move it away, or restore elsewhere",
-        )
+        what = f"something other than step {info.step} of the archive is there"
+        raise ExistsError(what, where=str(target), remedy="move it away, or restore elsewhere")
     record = {"archive": opened.reader.archive_id.hex(), "frame": info.frame_id.hex(), "step": info.step}
     try:
         make_folders(target.parent)
@@ -114,9 +111,8 @@ def restore_folder(
                     raise
             sync_path(target.parent)
     except OSError as error:
-        raise StorageError(
-            f"the step cannot be restored: {error.strerror}", where=str(target), remedy="free some space"
-        ) from error
+        what = f"the step cannot be restored: {error.strerror}"
+        raise StorageError(what, where=str(target), remedy="free some space") from error
     return info
 
 
