@@ -98,12 +98,8 @@ class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]
         asked = parse_bounds(self.bounds) if isinstance(self.bounds, str) else self.bounds
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         if len(chosen) < 2:
-            raise InputError(
-                "a bench needs at least two steps",
-                where=str(opened.path),
-                expected="≥ 2",
-                found=str(len(chosen)),
-            )
+            what, found = "a bench needs at least two steps", str(len(chosen))
+            raise InputError(what, where=str(opened.path), expected="≥ 2", found=found)
         if self.optimizer not in OPTIMIZER_CHOICES:
             raise InputError(
                 f"--optimizer {self.optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}"
