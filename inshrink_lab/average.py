@@ -32,20 +32,14 @@ from inshrink_core.checkpoint import (
 )
 from inshrink_core.errors import ExistsError, InputError, NotFiniteError
 from inshrink_core.evaluate import Evaluator, EvaluatorRequest
-from inshrink_core.execution import Limits
 from inshrink_core.execution.progress import Progress
+from inshrink_core.execution.resources import Limits
 from inshrink_core.formats import Run
 from inshrink_core.formats.write import LAYOUTS, restorable_layout, write_checkpoint, write_files
 from inshrink_core.metrics import Direction
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.verbs.shared.groups import (
-    Opening,
-    PathLike,
-    RunOrArchive,
-    Stepping,
-    steps_of,
-)
+from inshrink_core.verbs.shared.groups import Opening, PathLike, RunOrArchive, Stepping, steps_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

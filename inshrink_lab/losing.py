@@ -21,7 +21,7 @@ import torch
 
 from inshrink_core.chain import Archive, changed_nbytes
 from inshrink_core.errors import InputError
-from inshrink_core.execution import working_folder
+from inshrink_core.execution.files import working_folder
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.metrics import Direction
 from inshrink_core.report import Report

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import Executing
-from inshrink_core.execution import ResultStore, resolve_device
+from inshrink_core.execution.device import resolve_device
 from inshrink_core.execution.progress import Progress
+from inshrink_core.execution.results import ResultStore
 from inshrink_core.metrics import Direction, drop, ratio
 from inshrink_core.plugins import plugin
 from inshrink_core.report import Part, Report, Table, parts_of

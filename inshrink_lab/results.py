@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inshrink_core.execution import parse_record
+from inshrink_core.execution.results import parse_record
 
 __all__ = ["TrainingResult", "parse_training"]
 

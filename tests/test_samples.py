@@ -8,7 +8,7 @@ import torch
 import inshrink_core
 from inshrink_core.cli import main
 from inshrink_core.errors import NotFoundError
-from inshrink_core.execution import results_folder
+from inshrink_core.execution.results import results_folder
 from inshrink_core.samples import (
     TRUSTED_DIGESTS,
     TRUSTED_FILES,

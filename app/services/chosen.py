@@ -19,7 +19,7 @@ from inshrink_app.services.headers import file_of_run, store_for_run
 from inshrink_app.services.inside import reported
 
 from inshrink_core.chain.defaults import make_configs
-from inshrink_core.execution import load_result
+from inshrink_core.execution.results import load_result
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, DEFAULT_MAX_RESTORE_COST
 from inshrink_core.text import limit_text
 

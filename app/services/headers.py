@@ -20,7 +20,7 @@ from inshrink_app.server.recent import recent_file
 
 import inshrink_core
 from inshrink_core.errors import StorageError
-from inshrink_core.execution import keep_result, load_result
+from inshrink_core.execution.results import keep_result, load_result
 
 _VERSION = 8
 """Version of the stored document; increases with every change of it."""

@@ -10,7 +10,7 @@ from inshrink_core.chain import Archive, ChainState, StepGain, TensorGain, pool,
 from inshrink_core.chain.defaults import chain_config_of
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import InputError
-from inshrink_core.execution import resolve_device
+from inshrink_core.execution.device import resolve_device
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import FrameInfo
 

@@ -15,7 +15,7 @@ from inshrink_core.analysis.findings import Findings, findings
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import NotFoundError
-from inshrink_core.execution import ResultStore, cache_folder
+from inshrink_core.execution.results import ResultStore, cache_folder
 from inshrink_core.formats import Run
 from inshrink_core.sensitivity import (
     Grouping,

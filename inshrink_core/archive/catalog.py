@@ -22,7 +22,7 @@ from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.segment import is_intact
 from inshrink_core.archive.storage import OverlaidStorage, Storage, storage_error, storage_errors
 from inshrink_core.errors import ConflictError, DamagedError, InshrinkError, NotFoundError, StorageError
-from inshrink_core.execution import NotRegularError
+from inshrink_core.execution.files import NotRegularError
 from inshrink_core.frame import FrameInfo, FramePart
 
 _N_ATTEMPTS: Final = 5

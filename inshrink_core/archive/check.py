@@ -17,7 +17,7 @@ from inshrink_core.archive.segment import frame_digest
 from inshrink_core.archive.storage import LOCK_NAME, Storage, object_at
 from inshrink_core.archive.storage.blocks import CACHE
 from inshrink_core.errors import DamagedError, InshrinkError
-from inshrink_core.execution import temporary_name
+from inshrink_core.execution.files import temporary_name
 from inshrink_core.frame import FrameInfo
 
 _RESTORE: Final = "restore the file from a backup"

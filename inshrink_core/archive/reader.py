@@ -21,7 +21,7 @@ from inshrink_core.archive.packed import PackedStorage, is_packed
 from inshrink_core.archive.storage import Storage, find_at, is_url, storage_at, storage_error
 from inshrink_core.archive.storage.blocks import MAX_PREFETCH_NBYTES, Span, Windows, fetch
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
-from inshrink_core.execution import NotRegularError
+from inshrink_core.execution.files import NotRegularError
 from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart
 
 _N_CACHED_INDICES: Final = 64

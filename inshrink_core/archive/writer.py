@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, parts_in_words
@@ -47,7 +47,7 @@ from inshrink_core.errors import (
     NotFoundError,
     StepConflictError,
 )
-from inshrink_core.execution import NotRegularError
+from inshrink_core.execution.files import Closing, NotRegularError
 from inshrink_core.frame import FrameInfo, FrameKind
 
 _GROUP_FRAMES: Final = 64
@@ -55,7 +55,7 @@ _GROUP_S: Final = 10.0
 """Time limit of a group: a crash loses at most one group, and only the current frame if steps are slow."""
 
 
-class ArchiveWriter:
+class ArchiveWriter(Closing):
     """The single writer of an archive; a context manager that holds its lock.
 
     Opening repairs the traces of a crash: it deletes temporary files, lists whole frames that the manifest
@@ -436,12 +436,6 @@ class ArchiveWriter:
             self.flush()
         finally:
             self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def contradictory(reader: ArchiveReader, frames: Iterable[FrameInfo]) -> dict[FrameInfo, InshrinkError]:

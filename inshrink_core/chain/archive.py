@@ -38,7 +38,8 @@ from inshrink_core.checkpoint import (
 )
 from inshrink_core.codec import BaseReference, EncoderState, PastFrame, codec_for_block, enough_memory
 from inshrink_core.errors import DamagedError, InputError, MissingFrameError, NotFoundError
-from inshrink_core.execution import Limits, resolve_device
+from inshrink_core.execution.device import resolve_device
+from inshrink_core.execution.resources import Limits
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import Block, BlockEntry, FrameInfo, FrameKind
 
@@ -752,11 +753,9 @@ def open_base_at(path: Path, step: int | None) -> BaseModel:
     if not is_archive(path):
         run = open_run(path)
         if step is None and len(run.steps) > 1:
-            raise InputError(
-                f"this holds {len(run.steps)} checkpoints, and a base model is one",
-                where=str(path),
-                remedy=f"say which: {path}@{run.steps[-1]}, or its file",
-            )
+            what = f"this holds {len(run.steps)} checkpoints, and a base model is one"
+            remedy = f"say which: {path}@{run.steps[-1]}, or its file"
+            raise InputError(what, where=str(path), remedy=remedy)
         if step is None:
             return BaseModel(run[run.steps[0]], path.name, path)
         return BaseModel(run[step], f"{path.name}@{step}", path, step)
@@ -764,11 +763,8 @@ def open_base_at(path: Path, step: int | None) -> BaseModel:
     archive = Archive(reader, bases=BaseFinder(reader.path))
     info = archive.last if step is None else reader.find(step)
     if archive.base_of(reader.chain(info.frame_id)[0]) is not None:
-        raise InputError(
-            f"step {info.step} needs a base model itself",
-            where=str(path),
-            remedy=f"make the archive independent first: inshrink prune {path} --stand-alone --apply",
-        )
+        remedy = f"make the archive independent first: inshrink prune {path} --stand-alone --apply"
+        raise InputError(f"step {info.step} needs a base model itself", where=str(path), remedy=remedy)
     return BaseModel(archive.checkpoint(info), f"{path.name}@{info.step}", path, info.step)
 
 

@@ -24,7 +24,8 @@ from inshrink_core.codec import (
     require_weight_codec,
 )
 from inshrink_core.errors import InputError, MissingFrameError
-from inshrink_core.execution import default_threads, resolve_device
+from inshrink_core.execution.device import resolve_device
+from inshrink_core.execution.threads import default_threads
 
 if TYPE_CHECKING:
     import os

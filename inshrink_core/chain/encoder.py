@@ -25,7 +25,8 @@ from inshrink_core.codec import (
     codec_for_block,
 )
 from inshrink_core.errors import InshrinkError
-from inshrink_core.execution import ordered_map, separate_stream, upload
+from inshrink_core.execution.device import separate_stream, upload
+from inshrink_core.execution.threads import ordered_map
 from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import peek, peek_sample
 from inshrink_core.values import real_numbers

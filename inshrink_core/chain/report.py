@@ -13,7 +13,7 @@ from inshrink_core.chain.config import optimizer_of
 from inshrink_core.chain.meta import ORIGINALS, QUALITY
 from inshrink_core.chain.sizes import ArchiveSize, FrameSize, frame_size
 from inshrink_core.errors import InshrinkError, clipped
-from inshrink_core.execution import key_digest
+from inshrink_core.execution.results import key_digest
 from inshrink_core.frame import FrameInfo
 from inshrink_core.report import Report
 

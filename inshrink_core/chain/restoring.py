@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.sizes import sequential_within, step_needs
 from inshrink_core.errors import ExistsError, StorageError, TooLargeError
-from inshrink_core.execution import default_threads, make_folders, read_regular, sync_path, working_folder
+from inshrink_core.execution.files import make_folders, read_regular, sync_path, working_folder
+from inshrink_core.execution.threads import default_threads
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.disk import MAX_JSON_BYTES
 from inshrink_core.formats.write import restorable_layout, written_nbytes
@@ -89,11 +90,8 @@ def restore_folder(
     if _holds(target, checkpoint):
         return info
     if target.exists():
-        raise ExistsError(
-            f"something other than step {info.step} of the archive is there",
-            where=str(target),
-            remedy="move it away, or restore elsewhere",
-        )
+        what = f"something other than step {info.step} of the archive is there"
+        raise ExistsError(what, where=str(target), remedy="move it away, or restore elsewhere")
     record = {"archive": opened.reader.archive_id.hex(), "frame": info.frame_id.hex(), "step": info.step}
     try:
         make_folders(target.parent)
@@ -113,9 +111,8 @@ def restore_folder(
                     raise
             sync_path(target.parent)
     except OSError as error:
-        raise StorageError(
-            f"the step cannot be restored: {error.strerror}", where=str(target), remedy="free some space"
-        ) from error
+        what = f"the step cannot be restored: {error.strerror}"
+        raise StorageError(what, where=str(target), remedy="free some space") from error
     return info
 
 

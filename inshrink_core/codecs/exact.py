@@ -22,7 +22,7 @@ from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of
 from inshrink_core.coding.raw import of_length
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError
-from inshrink_core.execution import new_buffer
+from inshrink_core.execution.resources import new_buffer
 from inshrink_core.frame import Block
 from inshrink_core.ops.cpu.changes import HISTORIES
 from inshrink_core.ops.cpu.planes import Transform, merge_planes, split_planes

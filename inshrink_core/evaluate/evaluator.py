@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, Self
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol
 
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError, StorageError
+from inshrink_core.execution.files import Closing
 from inshrink_core.execution.process import minimal_environment, start_python, user_environment
 from inshrink_core.metrics import (
     Direction,
@@ -71,7 +72,7 @@ class Prepared(NamedTuple):
     write: Callable[[Path], None]
 
 
-class Evaluator:
+class Evaluator(Closing):
     """A user's evaluator, in one child process for many evaluations.
 
     A child that hangs or dies is replaced at the next evaluation. Not thread-safe.
@@ -136,12 +137,6 @@ class Evaluator:
         self._isolated = isolated
         self._child: _ChildProcess | None = None
         self._which = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the child; the next evaluation starts a new one."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, MissingExtraError, clipped
 from inshrink_core.evaluate.evaluator import Prepared, write_state
-from inshrink_core.execution import read_regular
+from inshrink_core.execution.files import read_regular
 from inshrink_core.execution.mirror import at_hand
 
 if TYPE_CHECKING:

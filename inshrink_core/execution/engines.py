@@ -149,10 +149,9 @@ class _Processes:
             for _ in range(N_ATTEMPTS):
                 if self._attempt(at, task, report) or self._over:
                     return
-            error = EngineError(
-                f"the process that worked on part {at + 1} ended {N_ATTEMPTS} times before it was done",
-                remedy="the machine may be short of memory: use fewer --workers; the same command continues",
-            )
+            what = f"the process that worked on part {at + 1} ended {N_ATTEMPTS} times before it was done"
+            remedy = "the machine may be short of memory: use fewer --workers; the same command continues"
+            error = EngineError(what, remedy=remedy)
         except BaseException as raised:  # the thread that waits for tasks raises it again
             error = raised
         report(Event(at, "error", error))

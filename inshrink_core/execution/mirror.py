@@ -33,7 +33,7 @@ from inshrink_core.errors import (
     StorageError,
     UnsafePathError,
 )
-from inshrink_core.execution.folders import new_locked
+from inshrink_core.execution.files import new_locked
 from inshrink_core.execution.prefetch import Prefetcher
 from inshrink_core.execution.results import user_cache_folder
 from inshrink_core.plugins import plugin
@@ -145,18 +145,15 @@ class Content:
                 while batch := list(islice(pieces, _N_PIECES)):
                     for answer in self._storage.together([partial(self._fetch, *piece) for piece in batch]):
                         if isinstance(answer, FileNotFoundError):
-                            raise NotFoundError(
-                                "there is no such object any more", where=self._where
-                            ) from answer
+                            what = "there is no such object any more"
+                            raise NotFoundError(what, where=self._where) from answer
                         if isinstance(answer, Exception):
                             raise answer
         for at, expected, _ in due:
             if os.pread(self.descriptor, len(expected), at) != expected:
-                raise DamagedError(
-                    f"the zip's records at byte {at} do not match its directory",
-                    where=self._where,
-                    remedy="it may be damaged: fetch it again from where it came from",
-                )
+                what = f"the zip's records at byte {at} do not match its directory"
+                remedy = "it may be damaged: fetch it again from where it came from"
+                raise DamagedError(what, where=self._where, remedy=remedy)
 
     def _assumed_about(self, offset: int, nbytes: int) -> Iterator[Assumed]:
         """Yield the assumptions that concern a span."""
@@ -406,11 +403,9 @@ def _cache_errors(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(
-            f"the user's cache cannot be written: {error.strerror}",
-            where=where,
-            remedy="free some space in the user's cache, or set XDG_CACHE_HOME to another disk",
-        ) from error
+        what = f"the user's cache cannot be written: {error.strerror}"
+        remedy = "free some space in the user's cache, or set XDG_CACHE_HOME to another disk"
+        raise StorageError(what, where=where, remedy=remedy) from error
 
 
 def _split(url: str) -> tuple[str, str]:
@@ -458,11 +453,9 @@ def _mirror_at(url: str, only: str = "") -> Mirror:
         if mirror is None:
             point = plugin(STORAGES, url.partition(":")[0].lower())
             if point is None:
-                raise InputError(
-                    "runs are read from file systems, and from addresses of s3, gs, az and hf",
-                    where=f"{url.partition(':')[0]}://…",  # the URL may contain a password
-                    remedy="copy the run here",
-                )
+                what = "runs are read from file systems, and from addresses of s3, gs, az and hf"
+                where = f"{url.partition(':')[0]}://…"  # the URL may contain a password
+                raise InputError(what, where=where, remedy="copy the run here")
             mirror = Mirror(url, point.load().at(url), only)
             _MIRRORS[url, only] = mirror
             atexit.register(mirror.close)
@@ -484,9 +477,8 @@ def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
     for mirror in tuple(_MIRRORS.values()):
         if text == str(mirror.root) or text.startswith(f"{mirror.root}{os.sep}"):
             return mirror
-    raise StorageError(
-        "this placeholder of a remote file is valid only in the process that made it", where=text
-    )
+    what = "this placeholder of a remote file is valid only in the process that made it"
+    raise StorageError(what, where=text)
 
 
 def at_hand(path: Path) -> Path:

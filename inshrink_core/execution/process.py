@@ -82,13 +82,10 @@ def minimal_environment(given: Mapping[str, str] | None = None, *, stores: bool 
     stores
         Include the keys and proxies needed to reach buckets.
     """
-    return {
-        name: value
-        for name, value in user_environment(given).items()
-        if name in _ALLOWED
-        or name.startswith(_ALLOWED_PREFIXES)
-        or (stores and name.upper().startswith(_STORES))
-    }
+    known = user_environment(given)
+    allowed = {name for name in known if name in _ALLOWED or name.startswith(_ALLOWED_PREFIXES)}
+    allowed |= {name for name in known if stores and name.upper().startswith(_STORES)}
+    return {name: value for name, value in known.items() if name in allowed}
 
 
 def user_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:

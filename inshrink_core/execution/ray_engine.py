@@ -66,11 +66,9 @@ def _connected() -> Iterator[Any]:
                 logging_level="ERROR",
             )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise EngineError(
-            f"Ray cannot be reached: {' '.join(str(error).split())[:300]}",
-            where=os.environ.get("RAY_ADDRESS", ""),
-            remedy="`ray status` describes the cluster; without RAY_ADDRESS one is started on this machine",
-        ) from error
+        what = f"Ray cannot be reached: {' '.join(str(error).split())[:300]}"
+        remedy = "`ray status` describes the cluster; without RAY_ADDRESS one is started on this machine"
+        raise EngineError(what, where=os.environ.get("RAY_ADDRESS", ""), remedy=remedy) from error
     try:
         yield ray
     finally:
@@ -108,32 +106,28 @@ def perform(work: Work) -> list[Any]:
         Ray is not installed.
     """
     with _connected() as ray:
-        return _perform(ray, work)
-
-
-def _perform(ray: Any, work: Work) -> list[Any]:
-    threads = work.threads or 1
-    slots = max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
-    tasks = work.tasks(work.workers or _TASKS_PER_WORKER * slots, threads)
-    total = TotalProgress(len(tasks), work.progress)
-    remote = ray.remote(num_cpus=threads, max_retries=N_ATTEMPTS - 1)(_work)
-    waiting = list(enumerate(tasks))[::-1]
-    at_work: dict[Any, int] = {}
-    results: dict[int, Any] = {}
-    try:
-        while waiting or at_work:
-            # Surplus tasks wait in the cluster, available to machines that join.
-            while waiting and len(at_work) < (work.workers or len(tasks)):
-                at, task = waiting.pop()
-                at_work[remote.remote(version("inshrink"), task)] = at
-            [reference], _ = ray.wait(list(at_work))
-            at = at_work.pop(reference)
-            results[at], now = _result(ray, reference, at)
-            if now is not None:
-                total.add(at, now)
-    finally:
-        _end(ray, list(at_work))
-    return [results[at] for at in range(len(tasks))]
+        threads = work.threads or 1
+        slots = max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
+        tasks = work.tasks(work.workers or _TASKS_PER_WORKER * slots, threads)
+        total = TotalProgress(len(tasks), work.progress)
+        remote = ray.remote(num_cpus=threads, max_retries=N_ATTEMPTS - 1)(_work)
+        waiting = list(enumerate(tasks))[::-1]
+        at_work: dict[Any, int] = {}
+        results: dict[int, Any] = {}
+        try:
+            while waiting or at_work:
+                # Surplus tasks wait in the cluster, available to machines that join.
+                while waiting and len(at_work) < (work.workers or len(tasks)):
+                    at, task = waiting.pop()
+                    at_work[remote.remote(version("inshrink"), task)] = at
+                [reference], _ = ray.wait(list(at_work))
+                at = at_work.pop(reference)
+                results[at], now = _result(ray, reference, at)
+                if now is not None:
+                    total.add(at, now)
+        finally:
+            _end(ray, list(at_work))
+        return [results[at] for at in range(len(tasks))]
 
 
 def _result(ray: Any, reference: Any, at: int) -> Any:
@@ -143,10 +137,9 @@ def _result(ray: Any, reference: Any, at: int) -> Any:
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:
-        raise EngineError(
-            f"the workers of part {at + 1} died repeatedly: {' '.join(str(error).split())[:300]}",
-            remedy="the machines may be short of memory; the same command continues where it was",
-        ) from error
+        what = f"the workers of part {at + 1} died repeatedly: {' '.join(str(error).split())[:300]}"
+        remedy = "the machines may be short of memory; the same command continues where it was"
+        raise EngineError(what, remedy=remedy) from error
 
 
 def _end(ray: Any, at_work: list[Any]) -> None:

@@ -185,9 +185,6 @@ class Limits:
 def _too_large(what: str, where: str, nbytes: int, limit: int, kind: str, asked: bool) -> TooLargeError:
     """Return the error, with the needed and permitted amounts and the option that raises the limit."""
     more = "a larger" if asked else "if there is that much,"
-    return TooLargeError(
-        f"{what} would take about {format_size(nbytes)} of {kind}",
-        where=where,
-        expected=f"at most {format_size(limit)}",
-        remedy=f"{more} --max-{kind} SIZE (in Python max_{kind}) allows it",
-    )
+    needed = f"{what} would take about {format_size(nbytes)} of {kind}"
+    remedy = f"{more} --max-{kind} SIZE (in Python max_{kind}) allows it"
+    return TooLargeError(needed, where=where, expected=f"at most {format_size(limit)}", remedy=remedy)

@@ -21,8 +21,7 @@ from threading import get_ident
 from typing import Any, Final, Generic, TypeVar
 
 from inshrink_core.errors import StorageError
-from inshrink_core.execution.files import new_file, open_regular, read_regular, temporary_path
-from inshrink_core.execution.folders import locked
+from inshrink_core.execution.files import locked, new_file, open_regular, read_regular, temporary_path
 
 # The sensitivities of 100,000 tensors take 20 MB; a larger file is not a result.
 _MAX_NBYTES: Final = 64 << 20

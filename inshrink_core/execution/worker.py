@@ -47,11 +47,9 @@ def perform(task: Task, progress: OnProgress) -> Any:
     try:
         os.chdir(task.directory)
     except OSError as error:
-        raise EngineError(
-            f"a worker cannot enter the working directory: {error.strerror}",
-            where=task.directory,
-            remedy="start the command in a folder that all machines see under the same path",
-        ) from error
+        what = f"a worker cannot enter the working directory: {error.strerror}"
+        remedy = "start the command in a folder that all machines see under the same path"
+        raise EngineError(what, where=task.directory, remedy=remedy) from error
     return pkgutil.resolve_name(task.function)(task.argument, progress)
 
 

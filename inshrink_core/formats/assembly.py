@@ -30,14 +30,7 @@ from inshrink_core.checkpoint import (
 from inshrink_core.errors import DamagedError, InputError, NotCheckpointError, clipped
 from inshrink_core.formats.content import FileContent
 from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
-from inshrink_core.formats.matching.laws import (
-    Claims,
-    Matching,
-    Slot,
-    claims_of_headers,
-    in_order,
-    is_sorted,
-)
+from inshrink_core.formats.matching.laws import Claims, Matching, Slot, claims_of_headers, in_order, is_sorted
 from inshrink_core.formats.source import FileSource
 from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, parameters_of
 
@@ -186,18 +179,11 @@ def _is_shared(placed: Placed) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def _layer(name: str, shape: tuple[int, ...]) -> LayerType:
-    # Cached because names repeat at every step; classifying them dominates the time to open a run.
-    return classify_layer(name, shape)
+# Cached because names repeat at every step; classifying them dominates the time to open a run.
+_layer: Final = functools.lru_cache(maxsize=1 << 16)(classify_layer)
 
-
-@functools.lru_cache(maxsize=1 << 16)
-def _spec(
-    name: str, role: TensorRole, dtype: str, shape: tuple[int, ...], exact: bool, layer: LayerType
-) -> TensorSpec:
-    # Specs hold no values, so the checkpoints of a run share them, which saves time and memory.
-    return TensorSpec(name=name, role=role, dtype=dtype, shape=shape, exact=exact, layer=layer)
+# Specs hold no values, so the checkpoints of a run share them, which saves time and memory.
+_spec: Final = functools.lru_cache(maxsize=1 << 16)(TensorSpec)
 
 
 def _regions(tensors: Iterable[Named]) -> tuple[list[Region], set[str]]:
@@ -219,9 +205,7 @@ def _regions(tensors: Iterable[Named]) -> tuple[list[Region], set[str]]:
     return regions, {tensor.key for *_, items in groups if len(items) > 1 for tensor in items}
 
 
-def _place_in_regions(
-    tensors: Mapping[str, Named],
-) -> tuple[list[Region], list[TensorSpec], dict[str, str]]:
+def _place_in_regions(tensors: Mapping[str, Named]) -> tuple[list[Region], list[TensorSpec], dict[str, str]]:
     """Return regions, specs and aliases of one file's tensors, given by key.
 
     A tensor tied to an embedding is classified as an embedding, regardless of the order of the two names.
@@ -240,7 +224,8 @@ def _place_in_regions(
     specs = []
     for key, (name, role, placed, _) in remaining.items():
         layer, exact = layers.get(key) or _layer(name, placed.shape), key in shared or _is_shared(placed)
-        specs.append(_spec(name, role, placed.dtype, placed.shape, exact, layer))
+        about: Any = {"role": role, "dtype": placed.dtype, "shape": placed.shape, "layer": layer}
+        specs.append(_spec(name=name, exact=exact, **about))
     return regions, specs, aliases
 
 
@@ -300,9 +285,8 @@ def _model_of(contents: Sequence[FileContent], matching: Matching | None) -> tup
     of_files = [(number, name) for number, name, _ in model] or [
         (number, name) for number, content in enumerate(contents) for name, _ in content.tree.extra
     ]
-    ordered = not is_sorted([name for _, name in of_files]) and all(
-        contents[number].kind != "safetensors" for number, _ in of_files
-    )
+    from_safetensors = any(contents[number].kind == "safetensors" for number, _ in of_files)
+    ordered = not (from_safetensors or is_sorted([name for _, name in of_files]))
     if matching is not None or not ordered:
         order = in_order(names, () if matching is None else matching.order)
         rank = {name: at for at, name in enumerate(order)}
@@ -360,9 +344,7 @@ def _analysed(contents: Sequence[FileContent], matching: Matching | None) -> dic
     return {
         "contents": contents,
         "specs": ranked,
-        "regions": [
-            _with_entries(content, members) for content, members in zip(contents, regions, strict=True)
-        ],
+        "regions": [_with_entries(*row) for row in zip(contents, regions, strict=True)],
         "places": places,
         "aliases": {a: key for a, key in aliases.items() if key in places and a not in places},
         "ordered": ordered,
@@ -419,10 +401,9 @@ def assemble(
     arranged = _arranged(file_contents)
     if needs_weights and not arranged["weight_shapes"]:
         # State without weights is an incomplete checkpoint; skipping it silently would lose it.
-        part = arranged["specs"] or any(
-            optimizer.state for content in file_contents for optimizer in content.tree.optimizers
-        )
-        raise (InputError if part else NotCheckpointError)(NO_WEIGHTS, where=str(path))
+        states = [item.state for content in file_contents for item in content.tree.optimizers]
+        is_part = arranged["specs"] or any(states)
+        raise (InputError if is_part else NotCheckpointError)(NO_WEIGHTS, where=str(path))
     why = "a restore would not write that name"
     left_out = (Skipped(str(paths[name]), f"{why}: {reason}") for name, reason in unsafe.items())
     opaque_stamps = {name: stamp for name, stamp in (opaque or {}).items() if name not in unsafe}
@@ -432,9 +413,7 @@ def assemble(
         paths=paths,
         stamps={name: item.stamp for name, item in contents.items()} | opaque_stamps,
         steps=sum((content.tree.steps for content in file_contents), steps),
-        numbers=[
-            [[group.numbers for group in o.groups] for o in item.tree.optimizers] for item in file_contents
-        ],
+        numbers=[[[g.numbers for g in o.groups] for o in item.tree.optimizers] for item in file_contents],
         skipped=(*left_out, *skipped),
         **arranged,
     )

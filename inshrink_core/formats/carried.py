@@ -26,7 +26,7 @@ from inshrink_core.checkpoint import (
     ZipEntry,
 )
 from inshrink_core.errors import DamagedError, InputError, clipped
-from inshrink_core.execution import Limits
+from inshrink_core.execution.resources import Limits
 from inshrink_core.formats.content import TorchFile
 from inshrink_core.formats.discovery import METADATA
 from inshrink_core.formats.disk import Readable, Window
@@ -218,9 +218,8 @@ def carried_tensors(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> 
 def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
     """Yield the carried tensors of a distributed checkpoint; a shard's name ends with its offsets."""
     folder = metadata.path.removesuffix(METADATA)
-    files = {
-        item.path: item for item in checkpoint.files if item.kind == "dcp" and item.path.startswith(folder)
-    }
+    shards = (item for item in checkpoint.files if item.kind == "dcp")
+    files = {item.path: item for item in shards if item.path.startswith(folder)}
     if not files:
         return
     pickled = RestoredFile(checkpoint, metadata).read(0, metadata.nbytes)
@@ -272,15 +271,13 @@ def _named_state(
     checkpoint: Checkpoint, layout: FileLayout, optimizer: Optimizer, number: int
 ) -> Iterator[Named]:
     """Yield an optimizer's tensors of each parameter, under the parameter names used in the checkpoint."""
-    keys = {
-        region.offset + member.start: member.key for region in layout.regions for member in region.members
-    }
+    keys = {region.offset + m.start: m.key for region in layout.regions for m in region.members}
     prefix = f"optimizer.{number}.state" if number else "optimizer.state"
     for param, tensors in optimizer.state.items():
         beside = [keys.get(tensor.placed.offset) for tensor in tensors if tensor.role is not TensorRole.STATE]
         name = next((checkpoint.spec(key).parameter for key in beside if key), "")
         name = name or (param if isinstance(param, str) else f"{prefix}.{param}")
-        yield from (Named(name + tensor.suffix, tensor.role, tensor.placed) for tensor in tensors)
+        yield from (tensor.of(name) for tensor in tensors)
 
 
 def with_plain_values(

@@ -178,9 +178,8 @@ def _models_named(contents: dict[str, FileContent]) -> dict[str, FileContent]:
     all, each is a separate model, except one with the usual name of a folder's only model.
     """
     names = {name: {tensor for tensor, _ in content.tree.model} for name, content in contents.items()}
-    further = {
-        name for name in contents if is_average_name(name.partition(".")[0]) or _is_numbered(name, contents)
-    }
+    further = {name for name in contents if is_average_name(name.partition(".")[0])}
+    further |= {name for name in contents if _is_numbered(name, contents)}
     rest = [name for name in contents if names[name] and name not in further and not _SHARD.match(name)]
     if any(names[item] & names[other] and names[other] - names[item] for item, other in pairwise(rest)):
         further |= {name for name in rest if not _MODEL_FILE.match(name)}
@@ -465,9 +464,8 @@ def _parts(path: Path) -> list[Path]:
 
 def _has_shards(folder: Path) -> bool:
     """Return whether a directory is a distributed checkpoint, finished or not."""
-    return any(
-        entry.name == METADATA or entry.name.endswith(SHARDS) for entry in scan(folder) if is_file(entry)
-    )
+    names = [entry.name for entry in scan(folder) if is_file(entry)]
+    return METADATA in names or any(name.endswith(SHARDS) for name in names)
 
 
 read_directory = DirectoryReader().open

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from isal.isal_zlib import crc32
 
 from inshrink_core.errors import ChecksumError, DamagedError, InshrinkError, clipped
-from inshrink_core.execution import new_buffer
+from inshrink_core.execution.resources import new_buffer
 from inshrink_core.formats.disk import ByteCounter, Readable, ReadableFile, Window, is_file
 from inshrink_core.formats.torch.zip import CheckedEntry, is_zip, read_entries
 
@@ -120,13 +120,12 @@ class FileChecks:
     name
         Its name in the run.
     tensors
-        Key, first byte and extent of its tensors, for messages.
+        Key, first byte and extent of its tensors, for messages. A file without any is carried unread: it may
+        not be a zip of `torch.save`, and then has no checksums.
     digest
         Digest of the whole file, if known.
     accepted
         Damage that the user accepted; these bytes must not change further.
-    optional
-        Whether the file is carried unread; it then may not be a zip of `torch.save`, and has no checksums.
     zips
         For a file that is a sequence of zips, the span of each, in order.
     """
@@ -135,17 +134,15 @@ class FileChecks:
         self,
         file: ReadableFile,
         name: str,
-        *,
         tensors: Sequence[tuple[str, int, int]] = (),
         digest: Digest | None = None,
         accepted: Sequence[Damage] = (),
-        optional: bool = False,
         zips: Sequence[PackedZip] = (),
     ) -> None:
         self.name, self.digest = name, digest
         self._tensors = tensors
         self._accepted = {damage.entry: damage.crc for damage in accepted}
-        self._entries = _packed_entries(file, zips) if zips else _entries_of(file, optional)
+        self._entries = _packed_entries(file, zips) if zips else _entries_of(file, not tensors)
         self._starts = [entry.offset for entry in self._entries]
         self._full_span = CheckedEntry(0, file.nbytes, "", 0, "", ())
         self._pages: dict[CheckedEntry, list[int]] = {}
@@ -167,8 +164,7 @@ class FileChecks:
         if self.digest is not None:
             buffer = self._read_pages(file, self._full_span, offset, nbytes)
         else:
-            buffer = new_buffer(nbytes)
-            file.read_into(offset, buffer)
+            buffer = file.read_into(offset, new_buffer(nbytes))
         at = max(0, bisect_right(self._starts, offset) - 1)
         for i in range(at, len(self._entries)):
             entry = self._entries[i]
@@ -222,8 +218,7 @@ class FileChecks:
         first = (offset - span.offset) // _PAGE
         start = span.offset + first * _PAGE
         end = min(span.offset + span.nbytes, offset + nbytes + -(offset + nbytes - span.offset) % _PAGE)
-        buffer = new_buffer(end - start)
-        file.read_into(start, buffer)
+        buffer = file.read_into(start, new_buffer(end - start))
         for i in range(0, end - start, _PAGE):
             if crc32(buffer[i : i + _PAGE]) != pages[first + i // _PAGE]:
                 raise _changed(file)
@@ -248,8 +243,7 @@ class FileChecks:
             hasher.update(b"blob %d\0" % span.nbytes if is_git else b"")
         crc = 0
         for at in range(0, span.nbytes, _CHUNK):
-            chunk = new_buffer(min(_CHUNK, span.nbytes - at))
-            file.read_into(span.offset + at, chunk)
+            chunk = file.read_into(span.offset + at, new_buffer(min(_CHUNK, span.nbytes - at)))
             crc = crc32(chunk, crc)
             pages += [crc32(chunk[i : i + _PAGE]) for i in range(0, len(chunk), _PAGE)]
             if hasher is not None:

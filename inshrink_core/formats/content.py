@@ -21,14 +21,7 @@ from inshrink_core.errors import (
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.disk import Access, FileStamp, Readable, ReadableFile
 from inshrink_core.formats.safetensors_file import looks_like_safetensors, read_header
-from inshrink_core.formats.state_tree import (
-    EMA_KEYS,
-    MODEL_KEYS,
-    Named,
-    Placed,
-    StateTree,
-    read_state_tree,
-)
+from inshrink_core.formats.state_tree import EMA_KEYS, MODEL_KEYS, Named, Placed, StateTree, read_state_tree
 from inshrink_core.formats.torch.legacy import MAGIC_WITHIN, is_legacy, read_torch_legacy
 from inshrink_core.formats.torch.pickles import Foreign, TensorRef, read_pickle
 from inshrink_core.formats.torch.zip import is_zip, read_torch_zip

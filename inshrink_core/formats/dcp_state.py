@@ -163,10 +163,8 @@ def loaded(name: str, content: bytes, where: str) -> object:
             reason = str(error).rpartition("error: ")[2].strip().partition("\n")[0]
             why = "" if wanted else f" ({clipped(reason)})"
             what = f"'{clipped(name)}' is of a type that is not loaded{why}"
-            remedy = (
-                "turn it into numbers, texts and tensors before it is saved, or, if you trust the archive,"
-            )
-            remedy += " allow the type: torch.serialization.add_safe_globals([...])"
+            remedy = "turn it into numbers, texts and tensors before it is saved, or, if you trust the"
+            remedy += " archive, allow the type: torch.serialization.add_safe_globals([...])"
             kinds = tuple(sorted(wanted))
             raise UnsafePickleError(what, where=where, wanted=kinds, remedy=remedy) from error
 
@@ -200,12 +198,9 @@ def named_state(
     Tensors outside the model and its optimizer are stored exactly, under their own names.
     """
     names = list(tensors)
-    places = {
-        # The place only identifies the tensor.
-        name: Placed(dtype, shape, None, at, 1)
-        for at, (name, (dtype, shape)) in enumerate(tensors.items())
-        if dtype in DTYPE_SIZES
-    }
+    rows = enumerate(tensors.items())
+    # The place only identifies the tensor.
+    places = {name: Placed(*about, None, at, 1) for at, (name, about) in rows if about[0] in DTYPE_SIZES}
 
     def number(name: str, placed: Placed) -> int | None:
         return 0 if placed.shape in ((), (1,)) and placed.dtype in ("int64", "int32") else None
@@ -248,16 +243,13 @@ def write_state(
     def shards(file: IO[bytes]) -> None:
         import torch
 
-        at = 0
         for name, key in state.tensors.items():
             buffer = io.BytesIO()
             torch.save(checkpoint[key], buffer)
-            lengths[name] = (at, file.write(buffer.getbuffer()))
-            at += lengths[name][1]
+            lengths[name] = (file.tell(), file.write(buffer.getbuffer()))
             progress(key)
         for name, content in state.objects.items():
-            lengths[name] = (at, file.write(content))
-            at += lengths[name][1]
+            lengths[name] = (file.tell(), file.write(content))
 
     def metadata(file: IO[bytes]) -> None:
         import torch

@@ -193,9 +193,8 @@ class _Tag:
 
 def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:
     """Return a tree with unique names: model-parallel ranks use the same names for their shares."""
-    names = {name for name, _ in tree.model} | {
-        str(n) for optimizer in tree.optimizers for n in optimizer.state
-    }
+    names = {name for name, _ in tree.model}
+    names |= {str(name) for optimizer in tree.optimizers for name in optimizer.state}
     taken = names & called
     called |= names
     if not taken:
@@ -275,10 +274,9 @@ class _ModelRank:
         for name in [*module, *weights]:
             if (given := weights.get(name) or weights.get(shared.get(name, ""))) is not None:
                 module[name] = given
-        root["module"] = {
-            name: value for name, value in module.items() if called.get(name, name) not in known
-        }
-        root["deepspeed"] = {name: value for name, value in module.items() if name not in root["module"]}
+        apart = {name: value for name, value in module.items() if called.get(name, name) in known}
+        root["module"] = {name: value for name, value in module.items() if name not in apart}
+        root["deepspeed"] = apart
         if self.is_stage_3:
             root.pop(_FRAGMENTS, None)
         if self._is_cut:

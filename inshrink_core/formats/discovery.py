@@ -132,11 +132,6 @@ class Found:
             self.error = error
         return self
 
-    @property
-    def reason(self) -> str:
-        """The reason why it cannot be read."""
-        return "" if self.error is None else reason_of(self.path, self.error)
-
 
 def reason_of(path: Path, error: InshrinkError) -> str:
     """Return the reason why a checkpoint cannot be read, without its path, which is shown separately."""
@@ -207,9 +202,6 @@ class Discovery:
             raise NotFoundError("there is no such file or directory", where=text)
         self.found = sorted(self._without_links(found), key=lambda item: natural_key(str(item.path)))
 
-    def _skip(self, path: str | os.PathLike[str], reason: str, fate: Fate | None) -> None:
-        self.skipped.append(Skipped(os.fspath(path), reason, fate))
-
     def _take(self, path: Path) -> Iterator[Found]:
         reader = reader_of(path, self._access)
         if reader is not None:
@@ -227,7 +219,7 @@ class Discovery:
             except StorageError as error:
                 if folder == root:
                     raise
-                self._skip(folder, error.what, Fate.LEFT_OUT)
+                self.skipped.append(Skipped(str(folder), error.what, Fate.LEFT_OUT))
                 continue
             self._n_left -= len(entries)
             if self._n_left < 0:
@@ -241,7 +233,7 @@ class Discovery:
                 path = Path(entry.path)
                 if _TEMPORARY.search(entry.name):
                     if is_dir(entry) or "." in entry.name:
-                        self._skip(path, _UNFINISHED, Fate.PENDING)
+                        self.skipped.append(Skipped(str(path), _UNFINISHED, Fate.PENDING))
                 elif is_dir(entry):
                     is_hidden = entry.name.startswith(".") or entry.name.endswith(".inshrink")
                     if not is_hidden and not self._is_refused(path):
@@ -249,7 +241,7 @@ class Discovery:
                 elif entry.is_symlink() and not is_file(entry):
                     self.others.append(path)
                     if is_weight_file(path.name):
-                        self._skip(path, _DANGLING, None)
+                        self.skipped.append(Skipped(str(path), _DANGLING, None))
                 else:
                     yield from self._take(path)
             todo += reversed(inner)
@@ -292,7 +284,7 @@ class Discovery:
             raise NotFoundError("nothing matches the pattern", where=pattern)
         for match in sorted(matches, key=lambda path: natural_key(str(path))):
             if _TEMPORARY.search(match.name):
-                self._skip(match, _UNFINISHED, Fate.PENDING)
+                self.skipped.append(Skipped(str(match), _UNFINISHED, Fate.PENDING))
             elif not is_dir(match) or not self._is_refused(match):
                 yield from self._take(match)
 
@@ -306,7 +298,9 @@ class Discovery:
             yield first
             for item in alike:
                 if item is not first:
-                    self._skip(item.path, f"a link to {first.path.name}", Fate.DUPLICATE)
+                    self.skipped.append(
+                        Skipped(str(item.path), f"a link to {first.path.name}", Fate.DUPLICATE)
+                    )
 
 
 def _is_part(folder: Path, name: str) -> bool:

@@ -26,6 +26,7 @@ from inshrink_core.errors import (
     UnsafePathError,
     clipped,
 )
+from inshrink_core.execution.files import Closing
 from inshrink_core.execution.mirror import OPEN_AGAIN, Content, mirror_of
 
 MAX_JSON_BYTES: Final = 256 << 20
@@ -92,7 +93,7 @@ def stamp_of(path: Path) -> FileStamp:
     return FileStamp(real_path, found.st_size, found.st_mtime_ns)
 
 
-class ReadableFile:
+class ReadableFile(Closing):
     """An open file with positioned reads; use it as a context manager.
 
     Parameters
@@ -194,12 +195,6 @@ class ReadableFile:
         """Close the file."""
         os.close(self._descriptor)
 
-    def __enter__(self) -> ReadableFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`, `compared` with bytes registered for that span."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
@@ -215,9 +210,7 @@ class ReadableFile:
             if len(data) == n_bytes:
                 self.counter.add(n_bytes)
                 return data
-        buffer = bytearray(n_bytes)
-        self.read_into(offset, memoryview(buffer))
-        return bytes(buffer)
+        return bytes(self.read_into(offset, memoryview(bytearray(n_bytes))))
 
     def will_need(self, offset: int, n_bytes: int) -> None:
         """Have the system read a span into its page cache.
@@ -229,8 +222,8 @@ class ReadableFile:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
 
-    def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill a writable buffer of bytes from `offset`."""
+    def read_into(self, offset: int, target: memoryview) -> memoryview:
+        """Fill a writable buffer of bytes from `offset`, and return it."""
         done, wanted = 0, len(target)
         self.expect([(offset, wanted)])
         while done < wanted:
@@ -243,6 +236,7 @@ class ReadableFile:
                 raise DamagedError("the file ended while being read", where=str(self.path))
             done += part
         self.counter.add(wanted)
+        return target
 
 
 _MAX_IDLE: Final = 16
@@ -579,13 +573,10 @@ def is_blob(real: str, folder: str) -> bool:
     The layout is ``models--NAME/snapshots/REVISION/…`` with links to ``models--NAME/blobs/DIGEST``.
     """
     blob = Path(real)
-    repository = blob.parent.parent
-    if blob.parent.name != "blobs" or not _BLOB.fullmatch(blob.name):
-        return False
-    snapshots = str(repository / "snapshots")
-    return (
-        bool(_REPOSITORY.fullmatch(repository.name)) and folder != snapshots and is_within(folder, snapshots)
-    )
+    repository, snapshots = blob.parent.parent, str(blob.parent.parent / "snapshots")
+    is_named = _BLOB.fullmatch(blob.name) is not None and _REPOSITORY.fullmatch(repository.name) is not None
+    is_snapshot = folder != snapshots and is_within(folder, snapshots)
+    return blob.parent.name == "blobs" and is_named and is_snapshot
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
@@ -637,9 +628,8 @@ def unsafe_names(names: Iterable[str]) -> dict[str, str]:
         reason = _reason(name)
         if reason is None and folded in remaining:
             reason = f"it would overwrite '{remaining[folded]}'"
-        if reason is None and (
-            inside := folders.get(folded) or next((p for p in above if p in remaining), None)
-        ):
+        inside = folders.get(folded) or next((p for p in above if p in remaining), None)
+        if reason is None and inside:
             reason = f"'{inside}' and it cannot be a file and a directory at once"
         if reason is not None:
             found[name] = reason

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
@@ -23,13 +23,7 @@ from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFou
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import MAX_EXTENT, FileContent, place
 from inshrink_core.formats.discovery import METADATA as METADATA
-from inshrink_core.formats.disk import (
-    Access,
-    FileStamp,
-    ReadableFile,
-    Window,
-    check_names,
-)
+from inshrink_core.formats.disk import Access, FileStamp, ReadableFile, Window, check_names
 from inshrink_core.formats.state_tree import (
     MODEL_KEYS,
     OPTIMIZER_KEYS,
@@ -203,9 +197,8 @@ def coverage_error(boxes: list[Box], shape: tuple[int, ...]) -> str:
         axis = max(range(len(shape)), key=lambda d: len({box.offsets[d] for box in boxes}))
         n_compared, active = 0, list[Box]()
         for box in sorted(boxes, key=lambda box: box.offsets[axis]):
-            active = [
-                other for other in active if other.offsets[axis] + other.sizes[axis] > box.offsets[axis]
-            ]
+            start = box.offsets[axis]
+            active = [other for other in active if other.offsets[axis] + other.sizes[axis] > start]
             n_compared += len(active)
             if n_compared > _MAX_COMPARISONS:
                 return "are more than a checkpoint has"
@@ -228,10 +221,8 @@ class _Files:
         self._refs: dict[bytes, object] = {}
         self.stamps: dict[str, FileStamp] = {}
         self.entries: dict[str, list[ZipEntry]] = {}
-        rows: dict[str, list[_Payload]] = {}
-        for payload in payloads:
-            rows.setdefault(payload.file, []).append(payload)
-        for name, row in sorted(rows.items()):
+        in_order = sorted(payloads, key=lambda payload: (payload.file, payload.offset))
+        for name, row in groupby(in_order, key=lambda payload: payload.file):
             path = root / name
             try:
                 self.stamps[name] = access.admit(path)
@@ -241,17 +232,14 @@ class _Files:
                 raise DamagedError(what, where=str(root), remedy=remedy) from error
             self._files[name] = stack.enter_context(ReadableFile(path, access.counter, self.stamps[name]))
             self.entries[name] = []
-            ends = [(item.offset, item.offset + item.nbytes) for item in sorted(row, key=lambda p: p.offset)]
+            ends = [(item.offset, item.offset + item.nbytes) for item in row]
             if any(end > start for (_, end), (start, _) in pairwise(ends)):
                 raise DamagedError("two shards overlap", where=str(path))
             if ends[-1][1] > self._files[name].nbytes:
                 facts = {"expected": f"at least {ends[-1][1]} bytes", "found": f"{self._files[name].nbytes}"}
                 raise DamagedError("the file is shorter than '.metadata' requires", where=str(path), **facts)
-            self._files[name].expect(
-                (at, min(item.nbytes, _END_NBYTES))
-                for item in row
-                for at in (item.offset, item.offset + max(0, item.nbytes - _END_NBYTES))
-            )
+            places = ((at, end) for start, end in ends for at in (start, max(start, end - _END_NBYTES)))
+            self._files[name].expect((at, min(end - at, _END_NBYTES)) for at, end in places)
 
     def window(self, payload: _Payload) -> Window:
         return Window(self._files[payload.file], payload.offset, payload.nbytes)

@@ -218,9 +218,8 @@ class _Run:
             groups = {part: sorted(group) for part, group in groups.items()}
             text = "the natural order of names: no number was found"
         places = {i: place for group in groups.values() for place, i in enumerate(group)}
-        return _Source(
-            text, "position", [((), places[i]) if i in places else None for i in range(len(times))]
-        )
+        values = [((), places[i]) if i in places else None for i in range(len(times))]
+        return _Source(text, "position", values)
 
     def _steps(self) -> list[int | None]:
         """Return the steps by the chosen source, and record the offsets of counters that restart."""

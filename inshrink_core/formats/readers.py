@@ -70,9 +70,8 @@ class Reader(ABC):
 @functools.cache
 def readers() -> tuple[Reader, ...]:
     """Return the readers of all layouts in the order of detection, built-in ones last."""
-    found = sorted(
-        plugins(_GROUP).values(), key=lambda point: (point.module.startswith("inshrink_core."), point.name)
-    )
+    points = plugins(_GROUP).values()
+    found = sorted(points, key=lambda point: (point.module.startswith("inshrink_core."), point.name))
     return tuple(point.load()() for point in found)
 
 

@@ -24,8 +24,8 @@ from inshrink_core.errors import (
     clipped,
     spoken,
 )
-from inshrink_core.execution import without_collection
 from inshrink_core.execution.mirror import mirror_of, mirrored
+from inshrink_core.execution.threads import without_collection
 from inshrink_core.formats.assembly import ParsedCheckpoint
 from inshrink_core.formats.discovery import (
     METADATA,
@@ -65,14 +65,7 @@ from inshrink_core.formats.names import (
     steps_by_pattern,
 )
 from inshrink_core.formats.readers import reader_of
-from inshrink_core.formats.selection import (
-    Named,
-    Selection,
-    by_evidence,
-    by_pattern,
-    group_files,
-    main_model,
-)
+from inshrink_core.formats.selection import Named, Selection, by_evidence, by_pattern, group_files, main_model
 from inshrink_core.formats.source import accepting_damage, peek_sample
 from inshrink_core.text import url_of
 
@@ -254,9 +247,8 @@ class Run(Mapping[int, Checkpoint]):
             above = min((s for s in self.steps if s > step), default=None)
             near = " and ".join(str(s) for s in (below, above) if s is not None)
             remedy = f"the nearest {'steps are' if ' ' in near else 'step is'} {near}"
-            raise NotFoundError(
-                f"no checkpoint of step {step}", where=str(self.path), remedy=remedy
-            ) from None
+            what = f"no checkpoint of step {step}"
+            raise NotFoundError(what, where=str(self.path), remedy=remedy) from None
 
     def matched(self, archived: Checkpoint | None = None) -> Run:
         """Return the run with its optimizer state matched to parameters by values.
@@ -572,11 +564,12 @@ def _failed(
         return Skipped(str(path), reason, Fate.UNREADABLE, step, seen)
 
     for candidate in found:
-        if candidate.parsed is not None:
+        path, error = candidate.path, candidate.error
+        if error is None:
             continue
-        path, reason = candidate.path, candidate.reason
+        reason = reason_of(path, error)
         yield from (Skipped(str(m), reason, Fate.UNREADABLE) for m in candidate.members if m != path)
-        never = isinstance(candidate.error, NotCheckpointError) and shape(path) not in shapes
+        never = isinstance(error, NotCheckpointError) and shape(path) not in shapes
         if never or (pattern is not None and number(path) is None):
             yield Skipped(str(path), reason)
         else:
@@ -627,9 +620,8 @@ def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Fo
     skipped = [*failed, *(row for row in discovery.skipped if row.path not in named), *passed]
     if not choice.by_step:
         unknown = (other for other in discovery.others if is_file(other) and is_numbered(other.name))
-        skipped += [
-            Skipped(str(candidate), _UNKNOWN, Fate.UNREADABLE) for candidate in islice(unknown, _MAX_UNKNOWN)
-        ]
+        first = islice(unknown, _MAX_UNKNOWN)
+        skipped += [Skipped(str(path), _UNKNOWN, Fate.UNREADABLE) for path in first]
         more = f": {len(skipped)} passed over, the first because {skipped[0].reason}" if skipped else ""
         rows = tuple(row._replace(path=spoken(row.path)) for row in skipped)
         remedy = "give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files"

@@ -70,9 +70,8 @@ def _placed(file: ReadableFile, name: str, entry: object, data_offset: int) -> P
     if dtype is None:
         facts = {"found": clipped(theirs), "expected": ", ".join([*SAFETENSORS_DTYPES, *list(_BITS)[1:]])}
         remedy = "a newer Inshrink may know it; or save the tensor in one of these"
-        raise InputError(
-            f"{named} has a dtype that is not known", where=str(file.path), remedy=remedy, **facts
-        )
+        what = f"{named} has a dtype that is not known"
+        raise InputError(what, where=str(file.path), remedy=remedy, **facts)
     shape, span = entry.get("shape"), entry.get("data_offsets")
     if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and n >= 0 for n in shape):
         raise damaged(file, f"{named} has no valid shape")

@@ -103,9 +103,8 @@ def _apart(contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
 def _prefix(name: str) -> str:
     """Return the prefix of a file's model: an average's label, or the words of the file's name."""
     name_read = read_name(_SHARD.sub("", name.rpartition("/")[2]))
-    return next(
-        (label for label in name_read.labels if label in _AVERAGES), "_".join(name_read.words) or "model"
-    )
+    averages = (label for label in name_read.labels if label in _AVERAGES)
+    return next(averages, "_".join(name_read.words) or "model")
 
 
 class _File(NamedTuple):
@@ -126,12 +125,8 @@ class _File(NamedTuple):
     def of(cls, path: Path, parsed: ParsedCheckpoint | None, root: Path) -> _File:
         stripped = Path(_SHARD.sub("", str(path.relative_to(root))))
         name_read = read_name(stripped.name)
-        folders = (
-            []
-            if name_read.numbers
-            else [parent for parent in stripped.parents if STEP_FOLDER.search(parent.name)]
-        )
-        if not folders:
+        folders = [parent for parent in stripped.parents if STEP_FOLDER.search(parent.name)]
+        if name_read.numbers or not folders:
             return cls(path, parsed, stripped.parent, stripped.name, name_read)
         inner = stripped.relative_to(folders[0])
         name_read = read_name(folders[0].name)._replace(words=read_name("_".join(inner.parts)).words)
@@ -168,12 +163,9 @@ def _files(found: Iterable[Found], root: Path) -> Iterator[_File]:
         if is_file(path) and (candidate.parsed is not None or is_part):
             yield _File.of(path, candidate.parsed, root)
         elif is_part and not is_numbered(path.name):
-            inner = (
-                inner_file
-                for inner_file in sorted(path.rglob("*"))
-                if is_file(inner_file) and is_weight_file(inner_file.name)
-            )
-            yield from (_File.of(inner_file, None, root) for inner_file in inner)
+            for inner in sorted(path.rglob("*")):
+                if is_file(inner) and is_weight_file(inner.name):
+                    yield _File.of(inner, None, root)
 
 
 def group_files(found: Iterable[Found], root: Path) -> Iterator[Found]:
@@ -221,9 +213,8 @@ def _classes(files: list[_File]) -> dict[tuple[Path, tuple[Any, ...], frozenset[
     roles: set[tuple[Path, tuple[str, ...]]] = set()
     for file in sorted(files, key=lambda unread: not unread.reading.numbers):
         groups = classes.setdefault((file.folder, file.reading.numbers, file.labels), [])
-        group = next(
-            (members for members in groups if all(file.goes_with(other, roles) for other in members)), None
-        )
+        fitting = (group for group in groups if all(file.goes_with(other, roles) for other in group))
+        group = next(fitting, None)
         if group is None:
             groups.append([file])
         else:
@@ -363,11 +354,10 @@ def by_evidence(
             twin = step_of.get(id(above[id(entry)]))
             named.append(Named(_inside(entry.path, root), last if twin is None else twin, entry, twin))
     taken = Counter(entry.name for entry in named)
-    renamed = (
-        entry if taken[entry.name] == 1 else entry._replace(name=_inside(entry.parsed.path, root))
-        for entry in named
-    )
-    return Selection(by_step, tuple(renamed), origin)
+    for at, branch in enumerate(named):
+        if taken[branch.name] > 1:
+            named[at] = branch._replace(name=_inside(branch.parsed.path, root))
+    return Selection(by_step, tuple(named), origin)
 
 
 def _above(parsed: Sequence[ParsedCheckpoint]) -> dict[int, ParsedCheckpoint]:

@@ -26,7 +26,7 @@ from inshrink_core.checkpoint import (
     TensorSpec,
 )
 from inshrink_core.errors import DamagedError, NotFoundError
-from inshrink_core.execution import Limits, new_buffer
+from inshrink_core.execution.resources import Limits, new_buffer
 from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip, digest_beside
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, reading
 from inshrink_core.formats.state_tree import Placed, extent
@@ -58,8 +58,6 @@ class FileSource:
         Tensor key to file number and place; files are numbered as in `stamps`.
     counter
         Counts every byte read.
-    accepted
-        Damage that the user accepted; other damage raises an error.
     zips
         For files that are a sequence of zips, the span of each.
 
@@ -75,12 +73,12 @@ class FileSource:
         stamps: Mapping[str, FileStamp],
         places: Mapping[str, tuple[int, Placed]],
         counter: ByteCounter,
-        *,
-        accepted: Sequence[Damage] = (),
         zips: Mapping[str, Sequence[PackedZip]] = MappingProxyType({}),
     ) -> None:
         self._paths, self._stamps, self._places, self._counter = paths, stamps, places, counter
-        self.accepted, self._zips = tuple(accepted), zips
+        self._zips = zips
+        # Damage that the user accepted; other damage raises an error.
+        self.accepted: tuple[Damage, ...] = ()
         self._names = tuple(stamps)
         self._checks: dict[str, FileChecks] = {}
         self._lock = threading.Lock()
@@ -95,9 +93,8 @@ class FileSource:
                 tensors = self._extents.get(name, [])
                 accepted = [item for item in self.accepted if item.file == name]
                 digest = digest_beside(self._paths[name], file.nbytes)
-                about: Any = {"digest": digest, "accepted": accepted, "optional": not tensors}
                 zips = self._zips.get(name, ())
-                self._checks[name] = FileChecks(file, name, tensors=tensors, zips=zips, **about)
+                self._checks[name] = FileChecks(file, name, tensors, digest, accepted, zips)
             return self._checks[name]
 
     @functools.cached_property
@@ -114,8 +111,15 @@ class FileSource:
         items = [(piece.file, piece.placed) for piece in placed.pieces] or [(number, placed)]
         return [(self._names[file], place) for file, place in items]
 
-    def read(self, spec: TensorSpec) -> Tensor:
+    def read(self, spec: TensorSpec, *, checked: bool = True) -> Tensor:
         """Return a tensor as a contiguous copy, after comparing it with the checksums of its file.
+
+        Parameters
+        ----------
+        spec
+            Its spec.
+        checked
+            False compares no checksums, for values that are not stored.
 
         Raises
         ------
@@ -126,38 +130,6 @@ class FileSource:
         DamagedError
             The file was changed or truncated since its header was read.
         """
-        return self._tensor(spec, checked=True)
-
-    def peek(self, spec: TensorSpec) -> Tensor:
-        """Return the tensor without comparing checksums, for values that are not stored."""
-        return self._tensor(spec, checked=False)
-
-    def sample(self, spec: TensorSpec) -> Tensor:
-        """Return the sample of a tensor (`inshrink_core.ops.sample.sample`) without comparing checksums."""
-        import torch
-
-        from inshrink_core.ops.flat import flattened
-        from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample
-
-        number, placed = self._place(spec)
-        strided = placed.stride is not None or bool(placed.pieces)
-        if strided or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
-            return sample(flattened(self.peek(spec)))
-        itemsize = DTYPE_SIZES[placed.dtype]
-        apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
-        starts = range(placed.offset, placed.offset + SAMPLE_RUNS * apart, apart)
-        with self._open(self._names[number]) as file:
-            file.will_need(placed.offset, placed.span)
-            file.expect((at, SAMPLE_RUN * itemsize) for at in starts)
-            runs = bytearray().join(file.read(at, SAMPLE_RUN * itemsize) for at in starts)
-        return torch.frombuffer(runs, dtype=getattr(torch, placed.dtype))
-
-    def _place(self, spec: TensorSpec) -> tuple[int, Placed]:
-        if spec.key not in self._places:
-            raise NotFoundError(f"no tensor '{spec.key}' in these files")
-        return self._places[spec.key]
-
-    def _tensor(self, spec: TensorSpec, *, checked: bool) -> Tensor:
         import torch
 
         number, placed = self._place(spec)
@@ -174,6 +146,31 @@ class FileSource:
             target.copy_(part.reshape(target.shape))
         return full.reshape(-1).view(dtype).reshape(placed.shape)
 
+    def sample(self, spec: TensorSpec) -> Tensor:
+        """Return the sample of a tensor (`inshrink_core.ops.sample.sample`) without comparing checksums."""
+        import torch
+
+        from inshrink_core.ops.flat import flattened
+        from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample
+
+        number, placed = self._place(spec)
+        strided = placed.stride is not None or bool(placed.pieces)
+        if strided or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
+            return sample(flattened(self.read(spec, checked=False)))
+        itemsize = DTYPE_SIZES[placed.dtype]
+        apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
+        starts = range(placed.offset, placed.offset + SAMPLE_RUNS * apart, apart)
+        with self._open(self._names[number]) as file:
+            file.will_need(placed.offset, placed.span)
+            file.expect((at, SAMPLE_RUN * itemsize) for at in starts)
+            runs = bytearray().join(file.read(at, SAMPLE_RUN * itemsize) for at in starts)
+        return torch.frombuffer(runs, dtype=getattr(torch, placed.dtype))
+
+    def _place(self, spec: TensorSpec) -> tuple[int, Placed]:
+        if spec.key not in self._places:
+            raise NotFoundError(f"no tensor '{spec.key}' in these files")
+        return self._places[spec.key]
+
     def _read(self, name: str, placed: Placed, *, checked: bool) -> Tensor:
         """Return the tensor at one place, contiguous."""
         import torch
@@ -183,8 +180,7 @@ class FileSource:
             if checked:
                 buffer = self._checks_of(name, file).read(file, placed.offset, placed.span)
             else:
-                buffer = new_buffer(placed.span)
-                file.read_into(placed.offset, buffer)
+                buffer = file.read_into(placed.offset, new_buffer(placed.span))
         if placed.dtype == "bool":
             # In PyTorch, any byte but 0 and 1 in a bool tensor is undefined behaviour.
             flat = torch.frombuffer(buffer, dtype=torch.uint8).ne(0)
@@ -255,19 +251,17 @@ class FileSource:
         damaged = [[item.file, item.entry, item.offset, item.nbytes] for item in self.accepted]
         return record | ({"damaged": damaged} if damaged else {})
 
-    def accepting_damage(self) -> FileSource:
-        """Read all bytes and return a source that accepts them in their current state."""
-        damage: list[Damage] = []
+    def accept_damage(self) -> None:
+        """Read all bytes and accept them in their current state."""
         for name in sorted(self._names):
             with self._open(name) as file:
-                damage += self._checks_of(name, file).damage(file)
-        about = self._paths, self._stamps, self._places, self._counter
-        return FileSource(*about, accepted=damage, zips=self._zips)
+                self.accepted += tuple(self._checks_of(name, file).damage(file))
+        self._checks.clear()
 
 
 def peek(source: TensorSource, spec: TensorSpec) -> Tensor:
     """Return a tensor for inspection only; the checksum of one from a file is not computed."""
-    return source.peek(spec) if isinstance(source, FileSource) else source.read(spec)
+    return source.read(spec, checked=False) if isinstance(source, FileSource) else source.read(spec)
 
 
 def peek_sample(source: TensorSource, spec: TensorSpec) -> Tensor:
@@ -291,23 +285,21 @@ def accepting_damage(checkpoint: Checkpoint) -> Checkpoint:
     Reads every file once. The stored checksum of a damaged entry is preserved, so that other tools detect
     the same damage in a restored file as in the original.
     """
-    if not isinstance(checkpoint.source, FileSource):
+    source, files = checkpoint.source, []
+    if not isinstance(source, FileSource):
         return checkpoint
-    source, files = checkpoint.source.accepting_damage(), []
+    source.accept_damage()
     damaged = {(item.file, item.offset) for item in source.accepted if item.entry}
     for layout in checkpoint.files:
         sound = tuple(e for e in layout.zip_entries if (layout.path, e.data_offset) not in damaged)
         files.append(replace(layout, zip_entries=sound))
-    return replace(checkpoint, source=source, files=tuple(files))
+    return replace(checkpoint, files=tuple(files))
 
 
 def _bytes_between(layout: FileLayout) -> list[tuple[int, int]]:
     """Return offset and size of every span outside the regions of a file, in order."""
     spans, at = [], 0
-    for offset, nbytes in [
-        *((region.offset, region.nbytes) for region in layout.regions),
-        (layout.nbytes, 0),
-    ]:
+    for offset, nbytes in [*(region[:2] for region in layout.regions), (layout.nbytes, 0)]:
         if offset > at:
             spans.append((at, offset - at))
         at = offset + nbytes
@@ -383,8 +375,7 @@ def tensor_bytes(tensor: Tensor, spec: TensorSpec) -> memoryview:
         what, expected = f"tensor '{spec.key}' differs from its spec", f"{spec.dtype} {spec.shape}"
         raise DamagedError(what, expected=expected, found=f"{str(tensor.dtype)[6:]} {tuple(tensor.shape)}")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    data: Any = flat.view(torch.uint8).numpy()
-    return memoryview(data)
+    return flat.view(torch.uint8).numpy().data
 
 
 class _Writer:
@@ -481,8 +472,7 @@ def _with_odd_bools(data: memoryview, odd: memoryview | None) -> memoryview:
     import numpy as np
 
     now, then = np.frombuffer(data, dtype=np.uint8), np.frombuffer(odd, dtype=np.uint8)
-    made: Any = np.where(now == (then != 0), then, now)
-    return memoryview(made)
+    return np.where(now == (then != 0), then, now).data
 
 
 def _is_bare_tensor(region: Region) -> bool:
@@ -595,8 +585,7 @@ class RestoredFile:
             full = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
             part = full.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
             _elements(buffer, member, shape, itemsize)[...] = part
-        data_of_region: Any = buffer
-        return memoryview(data_of_region)
+        return buffer.data
 
 
 def write_layout(

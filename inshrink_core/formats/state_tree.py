@@ -134,6 +134,10 @@ class Named(NamedTuple):
         """The key of the tensor's spec."""
         return self.name + _SUFFIXES[self.role]
 
+    def of(self, owner: str, file: int = 0) -> Named:
+        """Return a parameter's state tensor, given its suffix, with its full name."""
+        return Named(owner + self.name, self.role, self.placed, file)
+
 
 class OptimizerGroup(NamedTuple):
     """One parameter group: its parameters (numbers or names), names if known, its hyperparameters."""
@@ -143,21 +147,13 @@ class OptimizerGroup(NamedTuple):
     numbers: dict[str, float]
 
 
-class StateTensor(NamedTuple):
-    """A tensor that an optimizer holds for a parameter: its role, its name suffix and its place.
+class Optimizer(NamedTuple):
+    """State tensors by parameter, and the parameter groups.
 
-    The suffix is appended to the parameter's name. It is empty where the role alone identifies the tensor.
+    The name of a state tensor is a suffix of the parameter's: empty where the role alone identifies it.
     """
 
-    role: TensorRole
-    suffix: str
-    placed: Placed
-
-
-class Optimizer(NamedTuple):
-    """State tensors by parameter, and the parameter groups."""
-
-    state: dict[int | str, list[StateTensor]]
+    state: dict[int | str, list[Named]]
     groups: tuple[OptimizerGroup, ...]
 
 
@@ -215,9 +211,8 @@ class StateTree(NamedTuple):
             renamed = (
                 g._replace(params=tuple(map(param, g.params)), names=tuple(map(new, g.names))) for g in groups
             )
-            optimizers.append(
-                Optimizer({param(name): items for name, items in state.items()}, tuple(renamed))
-            )
+            called = {param(name): items for name, items in state.items()}
+            optimizers.append(Optimizer(called, tuple(renamed)))
         return self._replace(
             model=of(self.model),
             extra=of(self.extra),
@@ -366,9 +361,8 @@ def _is_optimizer(value: object) -> bool:
 
 def _is_state(value: object) -> bool:
     """Return whether a mapping holds a tensor under a key specific to optimizers, unlike ``sum``."""
-    return isinstance(value, dict) and any(
-        isinstance(value.get(word), TensorRef) for word in STATE_ROLES if word not in ("sum", "state")
-    )
+    words = STATE_ROLES.keys() - {"sum", "state"}
+    return isinstance(value, dict) and any(isinstance(value.get(word), TensorRef) for word in words)
 
 
 def _is_state_dict(value: object, walker: _Walker) -> bool:
@@ -462,7 +456,7 @@ def _identifiers(values: object, walker: _Walker) -> tuple[int | str, ...]:
     return tuple(v for v in values if isinstance(v, str) or (type(v) is int and 0 <= v < most))
 
 
-def _state_tensors(state: object, walker: _Walker) -> list[StateTensor]:
+def _state_tensors(state: object, walker: _Walker) -> list[Named]:
     """Return the optimizer's tensors of a parameter; scalars with unknown keys stay in the skeleton."""
     found: dict[tuple[TensorRole, str], TensorRef] = {}
     if not isinstance(state, dict):
@@ -471,8 +465,8 @@ def _state_tensors(state: object, walker: _Walker) -> list[StateTensor]:
         # Centred RMSprop takes the root of square_avg - grad_avg², which rounding could make negative.
         role = None if key == "square_avg" and "grad_avg" in state else STATE_ROLES.get(key)
         found.setdefault((TensorRole.STATE, f":{key}") if role is None else (role, ""), ref)
-    rows = ((role, suffix, walker.place(ref)) for (role, suffix), ref in found.items())
-    placed = [StateTensor(role, suffix, place) for role, suffix, place in rows if place is not None]
+    rows = ((suffix, role, walker.place(ref)) for (role, suffix), ref in found.items())
+    placed = [Named(suffix, role, place) for suffix, role, place in rows if place is not None]
     return [item for item in placed if item.role is not TensorRole.STATE or item.placed.shape]
 
 
@@ -498,7 +492,7 @@ def _optimizers(value: object, walker: _Walker, depth: int = 0) -> Iterator[Opti
         for item in value[:64]:
             yield from _optimizers(item, walker, depth + 1)
     elif isinstance(value, dict) and depth < 2:
-        by_name: dict[int | str, list[StateTensor]] = {}
+        by_name: dict[int | str, list[Named]] = {}
         walker.spend(len(value))
         items: dict[object, Optimizer] = {}
         for key, item in value.items():
@@ -586,9 +580,8 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
         else:
             name = "ema" if top == CURRENT_KEY and key in MODEL_KEYS else _model_name(key)
             is_other = key.lower() in _OTHER_STATE
-            inner = {
-                n: item for n, item in _models(value, name, walker) if not is_other or is_average_name(n)
-            }
+            there = _models(value, name, walker)
+            inner = {n: item for n, item in there if not is_other or is_average_name(n)}
             models |= inner
             if not inner and not is_other and isinstance(value, dict):
                 optimizers += _optimizers(value, walker, depth=1)
@@ -597,9 +590,7 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
         models = {"": loose} if loose else {}
     trained = [name for name in models if not is_average_name(name)] or list(models)
     if len(trained) == 1:  # the only model is the main one, regardless of its name
-        models = {"": models[trained[0]]} | {
-            name: item for name, item in models.items() if name != trained[0]
-        }
+        models = {"": models.pop(trained[0])} | models
     main = walker.placed(models.pop("", None))
     found = {name: rows for name, item in models.items() if (rows := walker.placed(item, f"{name}."))}
     extra = [row for rows in found.values() for row in rows]
@@ -661,7 +652,7 @@ def is_buffer(name: str, dtype: str) -> bool:
     return not dtype.startswith(_FLOATS) or _BUFFER_NAME.search(name) is not None
 
 
-def _shape_of(state: Sequence[StateTensor]) -> tuple[int, ...] | None:
+def _shape_of(state: Sequence[Named]) -> tuple[int, ...] | None:
     """Return the shape of the parameter that owns the state, or None if no tensor shows it."""
     without_shape = (TensorRole.STEP, TensorRole.STATE)
     return next((item.placed.shape for item in state if item.role not in without_shape), None)
@@ -756,16 +747,13 @@ def assign_roles(
     owners = {slot.key: owners[slot.key] for slot in slots if owners.get(slot.key) in free}
     state: list[Named] = []
     groups: dict[str, tuple[int, int, int]] = {}
-    any_state, unmatched, taken = False, False, set[str]()
+    unmatched, taken = False, set[str]()
     for (file, number, optimizer, prefix, items), names in zip(every, known, strict=True):
         called = {param: names.get(param) or owners.get(slot.key, "") for param, slot in items}
         for param, tensors in optimizer.state.items():
-            name = called[param]
-            keys = [Named(name + item.suffix, item.role, item.placed).key for item in tensors]
-            if not name or not taken.isdisjoint(keys):
-                unmatched, name = True, f"{prefix}.{param}"
-            any_state = True
-            added = [Named(name + item.suffix, item.role, item.placed, file) for item in tensors]
+            added = [item.of(called[param], file) for item in tensors]
+            if not called[param] or not taken.isdisjoint(item.key for item in added):
+                unmatched, added = True, [item.of(f"{prefix}.{param}", file) for item in tensors]
             taken.update(tensor.key for tensor in added)
             state += added
         for i, group in enumerate(optimizer.groups):
@@ -773,6 +761,7 @@ def assign_roles(
                 groups |= {called[p] or f"{prefix}.{p}": (file, number, i) for p in group.params}
     used = {*owners.values(), *named}
     trained = {model_of(name, models) for name in used}
+    any_state = any(optimizer.state for _, _, optimizer, _, _ in every)
     loose = free.keys() - used if any_state and not unmatched else set()
     loose = {name for name in loose if model_of(name, models) in trained}
     roles = []

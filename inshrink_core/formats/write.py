@@ -22,14 +22,8 @@ from inshrink_core.checkpoint import (
     TensorSpec,
 )
 from inshrink_core.errors import InputError, NotFoundError, StorageError
-from inshrink_core.execution import (
-    Limits,
-    make_folders,
-    remove_empty,
-    require_free,
-    sync_path,
-    working_folder,
-)
+from inshrink_core.execution.files import make_folders, remove_empty, require_free, sync_path, working_folder
+from inshrink_core.execution.resources import Limits
 from inshrink_core.formats.carried import CarriedTensor, carried_tensors, with_plain_values
 from inshrink_core.formats.dcp_state import STATE, STATE_WORDS, write_state
 from inshrink_core.formats.disk import check_names, check_target
@@ -219,17 +213,14 @@ def write_safetensors(
     StorageError
         The disk is full or the target read-only; partial files are removed.
     """
-    write = partial(
-        _write_safetensors, checkpoint=checkpoint, specs=checkpoint.specs, progress=progress or _ignore
-    )
+    report = progress or _ignore
+    write = partial(_write_safetensors, checkpoint=checkpoint, specs=checkpoint.specs, progress=report)
     write_files(path.parent, {path.name: write}, force=force, origin=str(path))
 
 
 def restorable_layout(checkpoint: Checkpoint) -> str:
     """Return ``same`` if it is possible, ``dcp`` for a saved state, otherwise ``torch``."""
-    covered = {
-        member.key for file in checkpoint.files for region in file.regions for member in region.members
-    }
+    covered = {m.key for file in checkpoint.files for region in file.regions for m in region.members}
     if any(file.kind == STATE for file in checkpoint.files):
         return "dcp"
     return "same" if all(spec.key in covered for spec in checkpoint.specs) else "torch"
@@ -321,14 +312,10 @@ def _writers(
         write = partial(_write_torch, checkpoint=checkpoint, carried=carried, progress=report)
         writers = {"checkpoint.pt": write}
     names = {name.casefold() for name in writers}
-    writers |= {
-        file.path: same(file)
-        for file in checkpoint.files
-        # An index lists shards that are not written.
-        if file.kind == "opaque"
-        and not file.path.endswith((".index.json", METADATA))
-        and file.path.casefold() not in names
-    }
+    opaque = (file for file in checkpoint.files if file.kind == "opaque")
+    # An index lists shards that are not written.
+    side = (file for file in opaque if not file.path.endswith((".index.json", METADATA)))
+    writers |= {file.path: same(file) for file in side if file.path.casefold() not in names}
     return writers, written_nbytes(checkpoint, layout)
 
 
@@ -397,9 +384,8 @@ def write_files(
             raise
         where = str(targets[0] if len(targets) == 1 else directory)
         remedy = _REMEDIES.get(error.errno or 0, "nothing was changed there; try another place")
-        raise StorageError(
-            f"writing failed: {error.strerror or error}", where=where, remedy=remedy
-        ) from error
+        what = f"writing failed: {error.strerror or error}"
+        raise StorageError(what, where=where, remedy=remedy) from error
     return tuple(targets)
 
 

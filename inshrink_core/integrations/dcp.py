@@ -45,7 +45,7 @@ from inshrink_core.chain.parts import Shards, box_of, cells_of
 from inshrink_core.checkpoint import Box, Checkpoint, FileLayout, TensorSpec
 from inshrink_core.codec import AnyCodec
 from inshrink_core.errors import ConflictError, InputError, StepConflictError
-from inshrink_core.execution import default_threads, ordered_map
+from inshrink_core.execution.threads import default_threads, ordered_map
 from inshrink_core.formats.dcp_state import (
     STATE,
     NamedState,

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from inshrink_core.chain import Archive
 from inshrink_core.chain.restoring import restore_folder
 from inshrink_core.errors import DamagedError, InputError, NotFoundError, StorageError
-from inshrink_core.execution import make_folders, new_file, working_folder
+from inshrink_core.execution.files import make_folders, new_file, working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.distributed import METADATA
 from inshrink_core.integrations.ranks import FirstRankSaver

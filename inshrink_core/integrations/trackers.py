@@ -12,13 +12,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain import Archive, archive_size
 from inshrink_core.chain.meta import QUALITY
 from inshrink_core.chain.sizes import frame_size
+from inshrink_core.execution.files import Closing
 from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import bits_per_parameter
 from inshrink_core.text import is_url
@@ -29,7 +30,7 @@ PREFIX = "inshrink"
 """Prefix of the names of figures."""
 
 
-class ArchiveTracker(ABC):
+class ArchiveTracker(Closing, ABC):
     """Logs the figures of an archive's frames to an experiment tracker, while the archive grows.
 
     Parameters
@@ -98,12 +99,6 @@ class ArchiveTracker(ABC):
         self.update()
         if is_archive(self.archive):
             self._refer(_about(Archive.open(self.archive)))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _figures(archive: Archive, info: FrameInfo) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, cast
 from inshrink_core.chain import ChainConfig, ChainState, FramePlan
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
 from inshrink_core.codec import DEFAULT_CODEC, Tuning, get_codec
-from inshrink_core.execution import default_threads
+from inshrink_core.execution.threads import default_threads
 from inshrink_core.frame import Block
 
 FLOAT32_NBYTES: Final = 4

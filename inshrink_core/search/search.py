@@ -24,8 +24,9 @@ from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.codec import AnyCodec
 from inshrink_core.errors import NotFoundError
 from inshrink_core.evaluate.comparison import largest
-from inshrink_core.execution import open_regular, results_folder
+from inshrink_core.execution.files import open_regular
 from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.execution.results import results_folder
 from inshrink_core.formats import Run, unreadable_error
 from inshrink_core.search.bounds import FIGURES, Bounds
 from inshrink_core.search.measure import (

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.chain import ChainConfig, ChainState, tensor_digest
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError, StorageError
 from inshrink_core.evaluate import Evaluation, OriginalEvaluations, StateEvaluator, figures_of
+from inshrink_core.execution.files import Closing
 from inshrink_core.execution.results import add_line, parse_record, read_lines
 from inshrink_core.search.bounds import Bounds, Figures
 from inshrink_core.search.measure import EncodedStep, encode_step
@@ -42,7 +43,7 @@ _STEADY: Final = 0.01
 _TIGHTEST: Final = 1e-3
 
 
-class BoundEvaluator:
+class BoundEvaluator(Closing):
     """Evaluates candidates against the originals of a run.
 
     Parameters
@@ -127,12 +128,6 @@ class BoundEvaluator:
         self._evaluator.close()
         self._known.clear()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def figures(self, step: int, state: Mapping[str, Tensor] | Checkpoint) -> Figures:
         """Return the figures of a state in place of a step's original.

@@ -20,6 +20,7 @@ from inshrink_core.chain.append import TensorDone
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorsInMemory
 from inshrink_core.errors import CheckFailedError, EvaluatorError, InputError, NotFiniteError, named
 from inshrink_core.evaluate import Evaluation
+from inshrink_core.execution.files import Closing
 from inshrink_core.formats.state_tree import strip_wrappers
 from inshrink_core.metrics import Direction
 from inshrink_core.search.bounded import BoundedWriter
@@ -165,7 +166,7 @@ class ModelEvaluator:
             ) from error
 
 
-class CheckedWriter:
+class CheckedWriter(Closing):
     """Writes the saves of one training so that each restored save meets the bounds.
 
     A `inshrink_core.search.bounded.StepWriter`; a context manager, since it stores predictions in files.
@@ -297,12 +298,6 @@ class CheckedWriter:
     def close(self) -> None:
         """Remove the files of predictions."""
         self._evaluator.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def require_check_options(check: Check | None, max_restore_cost: float | None, check_every: int) -> None:

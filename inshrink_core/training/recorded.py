@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from inshrink_core.execution import read_regular
+from inshrink_core.execution.files import read_regular
 from inshrink_core.formats.assembly import ParsedCheckpoint
 from inshrink_core.formats.disk import MAX_JSON_BYTES
 from inshrink_core.formats.matching.laws import Matching

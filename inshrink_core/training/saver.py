@@ -28,7 +28,7 @@ from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.chain.restoring import read_lineage
 from inshrink_core.codec import AnyCodec
 from inshrink_core.errors import InputError, LockedError, StepConflictError, named
-from inshrink_core.execution import working_folder
+from inshrink_core.execution.files import working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.state_tree import SAVE_KEY
 from inshrink_core.frame import FrameInfo

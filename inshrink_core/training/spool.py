@@ -47,7 +47,7 @@ from inshrink_core.archive.storage.registry import local_beside
 from inshrink_core.chain import Budget
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, StorageError, clipped, named
-from inshrink_core.execution import make_folders, new_file, read_regular, sync_path, write_durably
+from inshrink_core.execution.files import make_folders, new_file, read_regular, sync_path, write_durably
 from inshrink_core.formats.checkpoints import read_directory
 from inshrink_core.formats.disk import Access, ByteCounter
 from inshrink_core.formats.readers import reader_of

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec, Unseen
 from inshrink_core.errors import EvaluatorError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import key_digest
 from inshrink_core.execution.progress import Counter
+from inshrink_core.execution.results import key_digest
 from inshrink_core.metrics import bits_per_parameter
 from inshrink_core.report import OMITTED, Report, plain_value
 from inshrink_core.request import Option, Request, python_call

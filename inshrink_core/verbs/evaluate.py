@@ -12,7 +12,7 @@ from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.evaluate.evaluator import Evaluation
 from inshrink_core.evaluate.template import evaluator_source
-from inshrink_core.execution import make_folders, require_free, write_durably
+from inshrink_core.execution.files import make_folders, require_free, write_durably
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.verbs.shared.groups import PathLike, Reading, RunLike

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 from inshrink_core.analysis.movement import Movement, movement
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, TensorSpec
 from inshrink_core.errors import InputError, NotFoundError, StorageError
-from inshrink_core.execution import make_folders, require_free, working_folder
+from inshrink_core.execution.files import make_folders, require_free, working_folder
 from inshrink_core.execution.progress import Counter, OnProgress, Progress
 from inshrink_core.frame import FrameInfo, FrameKind
 from inshrink_core.report import Report

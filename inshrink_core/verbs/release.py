@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, StorageError, named
-from inshrink_core.execution import sync_path
+from inshrink_core.execution.files import sync_path
 from inshrink_core.execution.progress import Counter
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call

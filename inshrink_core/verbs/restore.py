@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
 from inshrink_core.errors import InputError, NotFoundError
-from inshrink_core.execution import default_threads
 from inshrink_core.execution.progress import Counter
+from inshrink_core.execution.threads import default_threads
 from inshrink_core.execution.together import leave_group, meet
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import write_atomic
+from inshrink_core.execution.results import write_atomic
 from inshrink_core.report import OMITTED, Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import UNKNOWN, printable, ratio

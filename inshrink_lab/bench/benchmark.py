@@ -13,8 +13,9 @@ from inshrink_core.chain import OPTIMIZER_CHOICES
 from inshrink_core.codecs.variants import Variant, choose_variants
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import ResultStore, parse_record, resolve_device
+from inshrink_core.execution.device import resolve_device
 from inshrink_core.execution.progress import Progress
+from inshrink_core.execution.results import ResultStore, parse_record
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.search import choose_steps
@@ -97,12 +98,8 @@ class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]
         asked = parse_bounds(self.bounds) if isinstance(self.bounds, str) else self.bounds
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         if len(chosen) < 2:
-            raise InputError(
-                "a bench needs at least two steps",
-                where=str(opened.path),
-                expected="≥ 2",
-                found=str(len(chosen)),
-            )
+            what, found = "a bench needs at least two steps", str(len(chosen))
+            raise InputError(what, where=str(opened.path), expected="≥ 2", found=found)
         if self.optimizer not in OPTIMIZER_CHOICES:
             raise InputError(
                 f"--optimizer {self.optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from inshrink_core.errors import InputError
-from inshrink_core.execution import write_atomic
+from inshrink_core.execution.results import write_atomic
 from inshrink_core.report import Part, Report, Table
 from inshrink_core.search.bounds import Bounds, Figures
 from inshrink_core.text import UNKNOWN, duration, limit_text, nats, percent, ratio, steps_in_short

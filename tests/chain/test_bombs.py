@@ -14,7 +14,7 @@ from inshrink_core.archive import document
 from inshrink_core.archive.layout import MAX_DOCUMENT_NBYTES
 from inshrink_core.chain import Archive
 from inshrink_core.errors import DamagedError, InshrinkError, TooLargeError
-from inshrink_core.execution import Limits
+from inshrink_core.execution.resources import Limits
 from tests.chain import hostile
 
 GB = 10**9

@@ -19,7 +19,8 @@ from benchmarks.fuzz.runs import save_directories, save_torch_run
 from inshrink_core.archive import ArchiveWriter, LocalStorage, check_archive
 from inshrink_core.chain import Archive
 from inshrink_core.errors import DamagedError, InshrinkError
-from inshrink_core.execution import NotRegularError, load_result, read_regular, write_atomic
+from inshrink_core.execution.files import NotRegularError, read_regular
+from inshrink_core.execution.results import load_result, write_atomic
 from inshrink_core.search.trials import Trial, TrialLog
 from inshrink_core.training import Saver
 from inshrink_core.training.spool import Spool, spool_folder

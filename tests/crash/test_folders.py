@@ -13,7 +13,7 @@ import torch
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.archive.layout import FRAME_FOLDER
 from inshrink_core.archive.manifest import MANIFEST_NAME
-from inshrink_core.execution import make_folders, working_folder
+from inshrink_core.execution.files import make_folders, working_folder
 
 SAVED = {"checkpoint": {"model": {"w": torch.ones(3)}, "step": 1}}
 
@@ -72,7 +72,7 @@ def test_what_a_writer_that_died_renamed_is_synced_before_the_next_one_acts_upon
 def test_a_working_folder_removes_those_of_dead_processes_and_no_one_elses(tmp_path):
     script = (
         "import sys, os, pathlib\n"
-        "from inshrink_core.execution import working_folder\n"
+        "from inshrink_core.execution.files import working_folder\n"
         f"with working_folder(pathlib.Path({str(tmp_path)!r})) as folder:\n"
         "    (folder / 'half').write_bytes(b'')\n"
         "    os._exit(9)\n"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from inshrink_core.execution import device as devices
-from inshrink_core.execution import separate_stream, upload
+from inshrink_core.execution.device import separate_stream, upload
 
 
 class FakeStream:

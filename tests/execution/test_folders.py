@@ -2,8 +2,7 @@
 
 import tempfile
 
-from inshrink_core.execution import working_folder
-from inshrink_core.execution.folders import new_locked
+from inshrink_core.execution.files import new_locked, working_folder
 
 
 def test_a_folder_that_another_process_takes_for_one_that_was_left_is_made_again(tmp_path, monkeypatch):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from inshrink_core.errors import InputError, TooLargeError
-from inshrink_core.execution import Limits, resources
-from inshrink_core.execution.resources import memory_available
+from inshrink_core.execution import resources
+from inshrink_core.execution.resources import Limits, memory_available
 from inshrink_core.text import parse_size
 
 

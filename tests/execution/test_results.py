@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from inshrink_core.errors import StorageError
-from inshrink_core.execution import ResultStore, parse_record
-from inshrink_core.execution.results import add_line, shared_lines
+from inshrink_core.execution.results import ResultStore, add_line, parse_record, shared_lines
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from inshrink_core.execution import ordered_map, without_collection
+from inshrink_core.execution.threads import ordered_map, without_collection
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

@@ -24,7 +24,7 @@ from inshrink_core.errors import (
     StorageError,
     UnsafePathError,
 )
-from inshrink_core.execution import NotRegularError, is_temporary
+from inshrink_core.execution.files import NotRegularError, is_temporary
 from inshrink_core.execution.mirror import Listed
 
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from inshrink_core.archive.storage.contract import Creation, Lock, RangeFile, Storage, Tag, checked, digest_of
 from inshrink_core.errors import LockedError, StorageError
-from inshrink_core.execution import (
+from inshrink_core.execution.files import (
     NotRegularError,
     is_temporary,
     make_folders,

@@ -27,7 +27,7 @@ from inshrink_core.errors import (
     NotFoundError,
     StorageError,
 )
-from inshrink_core.execution import is_temporary, temporary_name
+from inshrink_core.execution.files import is_temporary, temporary_name
 from inshrink_core.execution.mirror import OPEN_AGAIN, Listed
 
 _T = TypeVar("_T")

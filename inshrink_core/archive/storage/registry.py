@@ -9,7 +9,7 @@ from pathlib import Path
 from inshrink_core.archive.storage.contract import RangeFile, Storage
 from inshrink_core.archive.storage.local import LocalFile, LocalStorage
 from inshrink_core.errors import NotFoundError, StorageError
-from inshrink_core.execution import NotRegularError
+from inshrink_core.execution.files import NotRegularError
 from inshrink_core.execution.mirror import STORAGES
 from inshrink_core.plugins import plugin
 from inshrink_core.text import url_of

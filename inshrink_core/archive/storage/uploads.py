@@ -43,7 +43,7 @@ from inshrink_core.archive.storage.contract import (
 )
 from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
 from inshrink_core.errors import ConflictError, LockedError, StorageError, UnsafePathError
-from inshrink_core.execution import make_folders, read_regular, write_durably
+from inshrink_core.execution.files import make_folders, read_regular, write_durably
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)

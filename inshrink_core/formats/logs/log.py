@@ -52,9 +52,7 @@ class TrainingLog(dict[str, list[tuple[int, float]]]):
 
 
 def _number(value: object) -> float | None:
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, str) and not value.strip():
+    if isinstance(value, bool):
         return None
     try:
         return float(value)  # type: ignore[arg-type]

@@ -249,12 +249,10 @@ def _readings(
         part = list(weights.items())[start : start + n]
         arranged = [part]
         for is_last in splits:
-            chosen = [is_last(*item) for item in part]
-            first = [item for item, last in zip(part, chosen, strict=True) if not last]
-            last = [item for item, last in zip(part, chosen, strict=True) if last]
-            arranged += [
-                both + other for both, other in ((first, last), (last, first)) if len(both) == len(groups[0])
-            ]
+            first = [item for item in part if not is_last(*item)]
+            last = [item for item in part if is_last(*item)]
+            halves = (first, last), (last, first)
+            arranged += [one + other for one, other in halves if len(one) == len(groups[0])]
         slots = [slot for group in groups for slot in group]
         for at, row in enumerate(arranged):
             if all(slot.shape in (None, shape) for slot, (_, shape) in zip(slots, row, strict=True)):

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.errors import InshrinkError
-from inshrink_core.execution import ResultStore, user_cache_folder
 from inshrink_core.execution.process import minimal_environment, start_python
+from inshrink_core.execution.results import ResultStore, user_cache_folder
 from inshrink_core.formats.disk import Access, is_file, natural_key
 
 if TYPE_CHECKING:

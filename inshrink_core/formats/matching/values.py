@@ -130,10 +130,9 @@ class _Class:
             return None
         best = max(places, key=lambda j: float(usable[0][at, j].sum()))
         others = [j for j in places if j != best]
-        contrasts = [
-            np.concatenate([sums[at, best] - sums[at, others], sums[at, best][None]]) for sums in usable
-        ]
-        return self.names[best] if min(_errors(item).min() for item in contrasts) >= _CERTAIN else None
+        contrasts = ([sums[at, best] - sums[at, others], sums[at, best][None]] for sums in usable)
+        is_certain = min(_errors(np.concatenate(item)).min() for item in contrasts) >= _CERTAIN
+        return self.names[best] if is_certain else None
 
     def _margins(self, pairs: Sequence[tuple[int, int]]) -> list[float]:
         """Return by how many standard errors each slot fits its weight better than the next best choice.
@@ -230,14 +229,6 @@ class Evidence:
     def margins(self, claims: Claims) -> dict[str, float]:
         """Return by how many standard errors each slot fits its claimed weight better than any other."""
         return {key: margin for group in self._classes for key, margin in group.margins(claims).items()}
-
-    def refuted(self, claims: Claims) -> set[str]:
-        """Return the slots for which another weight fits clearly better than the claimed one."""
-        return {key for key, margin in self.margins(claims).items() if margin <= -_CLEAR}
-
-    def confirmed(self, claims: Claims) -> set[str]:
-        """Return the slots whose claimed weight fits clearly better than any other."""
-        return {key for key, margin in self.margins(claims).items() if margin >= _CLEAR}
 
 
 @holding_files()
@@ -360,11 +351,8 @@ def match_slots(
 
     def laws(weights: Iterable[str]) -> list[Claims]:
         remaining = set(weights)
-        items = [
-            {name: shape for name, shape in order_known.items() if name in remaining}
-            for order_known in orders
-        ]
-        return [by_order(slots, order_known) for order_known in items]
+        items = ({name: shape for name, shape in row.items() if name in remaining} for row in orders)
+        return [by_order(slots, row) for row in items]
 
     claims = [*laws(free), by_number(slots, free)]
     first = next((order_known for order_known in [known or {}, *claims] if order_known), {})
@@ -380,8 +368,8 @@ def match_slots(
     found = dict(seen.certain)
 
     def fill(more: Claims) -> None:
-        against = seen.refuted(found | dict(more)) if more else set()
-        found.update({key: name for key, name in more.items() if key not in against})
+        margins = seen.margins(found | dict(more)) if more else {}
+        found.update({key: name for key, name in more.items() if margins.get(key, 0.0) > -_CLEAR})
 
     doubted = frozenset().union(*(doubtful(slots, order_known) for order_known in orders))
     by_itself = [known, by_shape(slots, free), *in_turn[n_ordered:]]
@@ -389,9 +377,9 @@ def match_slots(
         agreed = [key for key, name in law.items() if seen.certain.get(key) == name]
         if any(seen.certain.get(key, name) != name for key, name in law.items()):
             continue
-        confirmed = any(law is order_known for order_known in by_itself) or not telling
-        if not confirmed:
-            clear = {key for key in seen.confirmed(law) if alike[free[law[key]]] > 1}
+        if telling and not any(law is order_known for order_known in by_itself):
+            confirmed = {key for key, margin in seen.margins(law).items() if margin >= _CLEAR}
+            clear = {key for key in confirmed if alike[free[law[key]]] > 1}
             if len(clear.union(key for key in agreed if key in telling)) < _FEWEST_CONFIRMED:
                 continue
         if law is not known and sum(key in doubted for key in agreed) < _FEWEST_CONFIRMED:
@@ -422,12 +410,8 @@ def same_places(parsed: ParsedCheckpoint, reference: Checkpoint) -> Matching:
         if file.path not in archived or len(keys) != len(theirs):
             continue
         for key, named in zip(keys, theirs, strict=True):
-            spec, archived_spec = specs[key], reference.spec(named)
-            alike = (spec.role, spec.dtype, spec.shape) == (
-                archived_spec.role,
-                archived_spec.dtype,
-                archived_spec.shape,
-            )
-            if alike and spec.parameter in slots and archived_spec.parameter in parsed.free:
-                owners[spec.parameter] = archived_spec.parameter
+            spec, other = specs[key], reference.spec(named)
+            alike = (spec.role, spec.dtype, spec.shape) == (other.role, other.dtype, other.shape)
+            if alike and spec.parameter in slots and other.parameter in parsed.free:
+                owners[spec.parameter] = other.parameter
     return Matching(owners, tuple(spec.name for spec in reference.specs if spec.role in MODEL_ROLES))

@@ -161,11 +161,8 @@ def read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
     if isinstance(file, ReadableFile):
         gaps = _gaps_of_torch(file, records, limits)
         # Prefetch the header of each entry, and the gap before it.
-        file.expect(
-            (max(0, item.header_offset - _GAP_BYTES), _GAP_BYTES + _LOCAL.size)
-            for item in records
-            if item.header_offset not in gaps
-        )
+        unknown = (item.header_offset for item in records if item.header_offset not in gaps)
+        file.expect((max(0, at - _GAP_BYTES), _GAP_BYTES + _LOCAL.size) for at in unknown)
         if gaps:
             file.assume((gap.offset, gap.content, gap.end) for gap in gaps.values())
     given = {gap.offset: gap.content for gap in gaps.values()}

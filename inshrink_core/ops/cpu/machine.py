@@ -25,7 +25,7 @@ from llvmlite import binding
 from numba.core import caching, registry
 from numba.core.compiler_lock import global_compiler_lock
 
-from inshrink_core.execution.folders import locked
+from inshrink_core.execution.files import locked
 
 LEVELS: Final = {
     "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from inshrink_core.errors import InputError, NotFoundError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import Limits
 from inshrink_core.execution.engines import ENGINES, THREADS
+from inshrink_core.execution.resources import Limits
 from inshrink_core.request import Option, Request
 from inshrink_core.text import parse_size, url_of
 from inshrink_core.verbs.shared.values import AnySteps, chosen_steps, given_settings, read_config_file
@@ -19,7 +19,7 @@ from inshrink_core.verbs.shared.values import AnySteps, chosen_steps, given_sett
 if TYPE_CHECKING:
     from inshrink_core.chain import Archive, BaseLike, ChainConfig
     from inshrink_core.codec import AnyCodec
-    from inshrink_core.execution import Limits
+    from inshrink_core.execution.resources import Limits
     from inshrink_core.formats import Run, TrainingLog
     from inshrink_core.search.bounds import Bounds
 
