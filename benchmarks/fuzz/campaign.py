@@ -8,23 +8,12 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Final, NamedTuple
 
-from benchmarks.fuzz import scratch
-from benchmarks.fuzz.judging import (
-    Limits,
-    Record,
-    bound_memory,
-    confine,
-    crash_verdict,
-    hang_verdict,
-    judge,
-    judge_alone,
-    pipe,
-    spawn,
-    stop,
-)
+from benchmarks.fuzz import judging, scratch
+from benchmarks.fuzz.judging import Limits, Record
 from benchmarks.fuzz.outcome import Campaign, Tally
 from benchmarks.fuzz.target import BAD, Target, Verdict, case_rng
 
@@ -71,14 +60,14 @@ class _Worker:
     def __init__(self, target: Target, seed: int, batch: _Batch, limits: Limits) -> None:
         self.target, self.batch, self.limits = target, batch, limits
         self.record = Record()
-        self.reports, theirs = pipe()
+        self.reports, theirs = Pipe(duplex=False)
 
         def work() -> None:
             self.reports.close()
-            confine(limits)
+            judging.confine(limits)
             theirs.send(_run_batch(target, seed, batch, limits, self.record, theirs.send))
 
-        self.pid = spawn(work, self.record)
+        self.pid = judging.spawn(work, self.record)
         theirs.close()
 
     def end(self) -> None:
@@ -99,10 +88,10 @@ def _run_batch(
     counts: Counter[str] = Counter()
     begun, cpu, slowest, case = time.monotonic(), time.process_time(), 0.0, batch.first
     record.count(counts)
-    bound_memory(limits)
+    judging.bound_memory(limits)
     while case < batch.end and time.monotonic() - begun < _BATCH_SECONDS:
         record.begin(case)
-        verdict = judge(target, input_of(target, seed, case))
+        verdict = judging.judge(target, input_of(target, seed, case))
         slowest = max(slowest, verdict.cpu_seconds)
         if verdict.bad:
             report(_Bad(case, verdict))
@@ -210,7 +199,7 @@ class Fuzzer:
             status = os.waitpid(worker.pid, 0)[1]
             case = worker.record.case()
             if case is not None:
-                verdict = crash_verdict(worker.target.name, status, worker.record.frames())
+                verdict = judging.crash_verdict(worker.target.name, status, worker.record.frames())
                 self._note(worker.target, case, verdict)
             self._finished(worker, worker.batch.first if case is None else case + 1)
             return
@@ -226,7 +215,7 @@ class Fuzzer:
     def _stop(self, worker: _Worker) -> None:
         """End a worker whose case does not end."""
         case = worker.record.case()
-        frames = stop(worker.pid, worker.record)
+        frames = judging.stop(worker.pid, worker.record)
         while worker.reports.poll():
             try:
                 report = worker.reports.recv()
@@ -235,7 +224,7 @@ class Fuzzer:
             if isinstance(report, _Bad):
                 self._note(worker.target, *report)
         if case is not None:
-            self._note(worker.target, case, hang_verdict(worker.target.name, frames, worker.limits))
+            self._note(worker.target, case, judging.hang_verdict(worker.target.name, frames, worker.limits))
             self._tally(worker.batch.target).cpu_seconds += worker.limits.cpu_seconds
         self._finished(worker, worker.batch.first if case is None else case + 1)
 
@@ -257,7 +246,7 @@ class Fuzzer:
         known = self.campaign.findings.get(verdict.key)
         often = known is not None and (verdict.kind == "hang" or known.n_cases >= _MAX_ALONE)
         if verdict.kind in ("memory", "hang", "crash") and not (often and verdict.frames):
-            verdict = judge_alone(target, data, limits_of(target, self._limits))
+            verdict = judging.judge_alone(target, data, limits_of(target, self._limits))
         self.campaign.add(target.name, case, verdict, data)
 
 
