@@ -233,10 +233,7 @@ def measure(model: str = "large", repetitions: int = REPETITIONS) -> list[dict[s
 
 
 def _row(
-    command: Command,
-    n: int,
-    found: dict[tuple[str, Command], list[Taken]],
-    sizes: dict[tuple[str, str], int],
+    command: Command, n: int, found: dict[tuple[str, Command], list[Taken]], sizes: dict[tuple[str, str], int]
 ) -> dict[str, object]:
     """Return the row of a command."""
 

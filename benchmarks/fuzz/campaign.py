@@ -78,12 +78,7 @@ class _Worker:
 
 
 def _run_batch(
-    target: Target,
-    seed: int,
-    batch: _Batch,
-    limits: Limits,
-    record: Record,
-    report: Callable[[_Bad], None],
+    target: Target, seed: int, batch: _Batch, limits: Limits, record: Record, report: Callable[[_Bad], None]
 ) -> _Done:
     counts: Counter[str] = Counter()
     begun, cpu, slowest, case = time.monotonic(), time.process_time(), 0.0, batch.first
