@@ -227,11 +227,7 @@ class Watch(Compress):
     name = "watch"
 
     def act(self, root: Path, note: Note) -> None:
-        def archived(now: Any) -> None:
-            if now.detail.startswith("archived step"):
-                note(f"committed {now.step}")
-
-        how = {"settings": {"shaping": "auto"}, "optimizer": "compressed", "progress": archived}
+        how = {"settings": {"shaping": "auto"}, "optimizer": "compressed"}
         report = _compress(root, watch=True, interval=0.001, until=STEPS[-1], **how)
         if report.ended != "until":
             raise RuntimeError(f"the watch ended: {report.ended}")
