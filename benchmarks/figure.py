@@ -65,16 +65,16 @@ def _text(
     return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{text}</text>'
 
 
+def _mark(shape: str, fill: str, stroke: str) -> str:
+    return f'<{shape} fill="{fill}" stroke="{stroke}" stroke-width="2"/>'
+
+
 def _diamond(x: float, y: float, fill: str, stroke: str) -> str:
-    return (
-        f'<path d="M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7Z" fill="{fill}" stroke="{stroke}" stroke-width="2"/>'
-    )
+    return _mark(f'path d="M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7Z"', fill, stroke)
 
 
 def _circle(x: float, y: float, radius: int, fill: str, stroke: str) -> str:
-    return (
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}" stroke="{stroke}" stroke-width="2"/>'
-    )
+    return _mark(f'circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}"', fill, stroke)
 
 
 def _line(x: float, y: float, to_x: float, to_y: float, stroke: str, more: str = "") -> str:
@@ -151,15 +151,11 @@ def draw_ratio(theme: Theme) -> str:
         f'<text transform="translate(16 {(TOP + BOTTOM) / 2:.1f}) rotate(-90)" fill="{theme.text}" '
         'font-size="12" text-anchor="middle">ratio of the weights</text>'
     )
-    return _svg("Ratio of the weights against the largest restore cost, on two judging tasks", parts, theme)
-
-
-def _svg(title: str, parts: Sequence[str], theme: Theme) -> str:
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
         f'height="{HEIGHT}" font-family="system-ui, sans-serif" role="img">\n'
-        f"<title>{title}</title>\n"
+        "<title>Ratio of the weights against the largest restore cost, on two judging tasks</title>\n"
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{theme.ground}"/>\n{body}\n</svg>\n'
     )
 

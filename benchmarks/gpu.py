@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.results import write
+from benchmarks.speed import encoded
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import Encoded, EncoderState, FrameContext, TensorInput, TensorReference, make_codec
+from inshrink_core.codec import Encoded, TensorInput, TensorReference, make_codec
 
 MEGABYTES = (16, 64, 256, 1024)
 QUICK_MEGABYTES = (16, 64)
@@ -61,21 +62,18 @@ def way_of(name: str, settings: dict[str, Any], role: TensorRole, walk: list[Ten
     codec, device = make_codec(name, settings), walk[0].device
     spec = TensorSpec(name="fc.weight", role=role, dtype="float32", shape=tuple(walk[0].shape), exact=False)
 
-    def frame(place: int, state: TensorReference | None, memory: Any, on: Any) -> tuple[Encoded, Any]:
-        values = walk[place].to(on)
+    def item(values: Tensor) -> TensorInput:
         second = values.square() if role is TensorRole.EXP_AVG else None
         tensor = values.square() if role is TensorRole.EXP_AVG_SQ else values
-        item = TensorInput(spec=spec, tensor=tensor, auxiliaries={TensorRole.EXP_AVG_SQ: second})
-        plan = codec.plan([spec], [codec.observe(item, state)], FrameContext(memory=memory))
-        remembered = codec.remember(plan) if isinstance(codec, EncoderState) else None
-        return codec.encode(item, plan, state), remembered
+        return TensorInput(spec=spec, tensor=tensor, auxiliaries={TensorRole.EXP_AVG_SQ: second})
 
     def encoder(on: Any) -> tuple[TensorReference | None, Callable[[], Encoded]]:
         state = memory = None
-        for place in range(len(walk) - 1):
-            made, memory = frame(place, state, memory, on)
+        *earlier, last = (item(values.to(on)) for values in walk)
+        for each in earlier:
+            (made,), memory = encoded(codec, [each], [state], memory)
             state = codec.decode(spec, made.block, state, str(on))
-        return state, lambda: frame(len(walk) - 1, state, memory, on)[0]
+        return state, lambda: encoded(codec, [last], [state], memory)[0][0]
 
     state, encode = encoder(device)
     block, plain = encode().block, encoder("cpu")[1]()

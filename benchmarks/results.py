@@ -6,6 +6,7 @@ import csv
 import datetime
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,13 +21,9 @@ DATA = Path(__file__).parent / "data"
 
 def machine() -> str:
     """Name the processor and how many cores this process may use."""
-    model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
+    named = re.search(r"^model name\s*: *(.+)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    model = named[1].strip() if named else platform.processor() or platform.machine()
     return f"{model}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__.partition('+')[0]}"
 
 

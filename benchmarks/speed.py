@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import zstandard
 
 from benchmarks.results import write
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import EncoderState, FrameContext, TensorInput, TensorReference, make_codec
+from inshrink_core.codec import Encoded, EncoderState, FrameContext, TensorInput, TensorReference, make_codec
 
 N_TENSORS, ROWS, COLUMNS = 4, 1024, 2048
 N_STATES = 4
@@ -45,22 +45,25 @@ def measure(codec_name: str, settings: dict[str, Any], movement: float) -> dict[
     torch.set_num_threads(1)
     codec = make_codec(codec_name, settings)
     matrix = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS, COLUMNS))
-    spec = [dataclasses.replace(matrix, name=f"layers.{i}.weight") for i in range(N_TENSORS)]
-    *earlier, after = _states(movement)
-    raw = [tensor.numpy().tobytes() for tensor in after]
+    specs = [dataclasses.replace(matrix, name=f"layers.{i}.weight") for i in range(N_TENSORS)]
+    *earlier, after = (
+        [TensorInput(spec=spec, tensor=tensor) for spec, tensor in zip(specs, state, strict=True)]
+        for state in _states(movement)
+    )
+    raw = [item.tensor.numpy().tobytes() for item in after]
     n_bytes = sum(map(len, raw))
     previous: list[TensorReference | None] = [None] * N_TENSORS
     memory = None
     for state in earlier:
-        frame, memory = _encode(codec, spec, state, previous, memory)
-        previous = [encoded.reference for encoded in frame]
+        frame, memory = encoded(codec, state, previous, memory)
+        previous = [made.reference for made in frame]
     compressor = zstandard.ZstdCompressor(level=3)
     times: dict[str, list[float]] = {"zstd": [], "encode": [], "decode": []}
-    blocks = [encoded.block for encoded in _encode(codec, spec, after, previous, memory)[0]]
+    blocks = [made.block for made in encoded(codec, after, previous, memory)[0]]
     for _ in range(REPETITIONS):
         times["zstd"].append(_timed(lambda: [compressor.compress(chunk) for chunk in raw]))
-        times["encode"].append(_timed(lambda: _encode(codec, spec, after, previous, memory)))
-        times["decode"].append(_timed(lambda: _decode(codec, spec, blocks, previous)))
+        times["encode"].append(_timed(lambda: encoded(codec, after, previous, memory)))
+        times["decode"].append(_timed(lambda: _decode(codec, specs, blocks, previous)))
     speed = {key: n_bytes / 1e6 / statistics.median(values) for key, values in times.items()}
     pairs = zip(times["zstd"], times["encode"], times["decode"], strict=True)
     ratios = [(zstd / encode, zstd / decode) for zstd, encode, decode in pairs]
@@ -80,19 +83,15 @@ def measure(codec_name: str, settings: dict[str, Any], movement: float) -> dict[
     }
 
 
-def _encode(
-    codec: Any,
-    specs: list[TensorSpec],
-    tensors: list[torch.Tensor],
-    previous: list[TensorReference | None],
-    memory: Any = None,
-) -> tuple[list[Any], Any]:
+def encoded(
+    codec: Any, items: list[TensorInput], previous: Sequence[TensorReference | None], memory: Any = None
+) -> tuple[list[Encoded], Any]:
     """Run the whole encoder of a frame (observe, plan, encode); return what it made and remembers."""
-    items = [TensorInput(spec=spec, tensor=tensor) for spec, tensor in zip(specs, tensors, strict=True)]
-    statistics_ = [codec.observe(item, ref) for item, ref in zip(items, previous, strict=True)]
-    plan = codec.plan([item.spec for item in items], statistics_, FrameContext(memory=memory))
-    encoded = [codec.encode(item, plan, ref) for item, ref in zip(items, previous, strict=True)]
-    return encoded, codec.remember(plan) if isinstance(codec, EncoderState) else None
+    pairs = [*zip(items, previous, strict=True)]
+    seen = [codec.observe(item, reference) for item, reference in pairs]
+    plan = codec.plan([item.spec for item in items], seen, FrameContext(memory=memory))
+    made = [codec.encode(item, plan, reference) for item, reference in pairs]
+    return made, codec.remember(plan) if isinstance(codec, EncoderState) else None
 
 
 def _decode(codec: Any, specs: list[TensorSpec], blocks: list[Any], previous: list[Any]) -> None:

@@ -74,7 +74,6 @@ def train(
     bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
     states: dict[int, dict[str, Tensor]] = {}
     with ExitStack() as stack:
-        stack.enter_context(isolated(1))
         checked = stack.enter_context(CheckedWriter(base, task_evaluator(task), bounds, follows=True))
         training, at = Training(setup, SEED, SEED), 0
         how: list[dict[str, Any]] = [{"step_writer": checked}]

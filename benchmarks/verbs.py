@@ -6,13 +6,12 @@ takes 10 M and one repetition. ``zstd`` is the library of that name on one threa
 its own, too: it reads the same files and writes one compressed file.
 Each repetition runs every command once, in turn, so that a machine whose speed drifts moves all of them.
 
-Each row has wall and processor seconds of a command (medians over the repetitions); `fixed_seconds` and
-`fixed_cpu_seconds` are the least that the same command takes for a checkpoint of a few kilobytes: the start
-of the interpreter, imports, kernels. `peak_mb` is the most memory that the command has resident, and
-`fixed_peak_mb` that for a few kilobytes, most of it torch. Megabytes are those of the run's files, 10^6
-bytes; for `restore`, of the one step that it writes. `vs_zstd` is the speed over that of zstd's compression
-in the same repetition, both without their fixed seconds, in wall time; `vs_zstd_cpu` in processor time,
-which other programs on the machine lengthen less. `gain_of_threads` is the speed over that of one thread.
+Each row has the wall time of a command (median over the repetitions); `fixed_seconds` is the least that the
+same command takes for a checkpoint of a few kilobytes: the start of the interpreter, imports, kernels.
+`peak_mb` is the most memory that the command has resident, and `fixed_peak_mb` that for a few kilobytes, most
+of it torch. Megabytes are those of the run's files, 10^6 bytes; for `restore`, of the one step that it
+writes. `vs_zstd` is the speed over that of zstd's compression in the same repetition, both without their
+fixed seconds.
 """
 
 from __future__ import annotations
@@ -60,10 +59,9 @@ with open(sys.argv[1], "wb") as target:
 
 
 class Taken(NamedTuple):
-    """Seconds of the clock and of the processors that a command took, and its peak memory in bytes."""
+    """Seconds that a command took, and its peak memory in bytes."""
 
     wall: float
-    cpu: float
     peak: float
 
 
@@ -211,7 +209,7 @@ def _taken(words: list[str]) -> Taken:
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise RuntimeError(f"{' '.join(words)} ended with {child.returncode}")
-    return Taken(wall, usage.ru_utime + usage.ru_stime, 1024 * usage.ru_maxrss)
+    return Taken(wall, 1024 * usage.ru_maxrss)
 
 
 def measure(model: str = "large", repetitions: int = REPETITIONS) -> list[dict[str, object]]:
@@ -233,29 +231,21 @@ def measure(model: str = "large", repetitions: int = REPETITIONS) -> list[dict[s
 
 
 def _row(
-    command: Command,
-    n: int,
-    found: dict[tuple[str, Command], list[Taken]],
-    sizes: dict[tuple[str, str], int],
+    command: Command, n: int, found: dict[tuple[str, Command], list[Taken]], sizes: dict[tuple[str, str], int]
 ) -> dict[str, object]:
     """Return the row of a command."""
 
-    def net(timed: Command) -> list[Taken]:
-        fixed = [min(column) for column in zip(*found["small", timed], strict=True)]
-        return [Taken(t.wall - fixed[0], t.cpu - fixed[1], t.peak) for t in found["large", timed]]
+    def net(timed: Command) -> list[float]:
+        fixed = min(taken.wall for taken in found["small", timed])
+        return [taken.wall - fixed for taken in found["large", timed]]
 
     def size(timed: Command) -> int:
         return sizes["large", f"{timed.run} step" if timed.verb == "restore" else timed.run]
 
-    def against(other: Command, column: int) -> float:
-        pairs = zip(net(command), net(other), strict=True)
-        return statistics.median(
-            size(command) / mine[column] / (size(other) / theirs[column]) for mine, theirs in pairs
-        )
-
+    zstd = command._replace(verb="zstd", threads=1)
+    pairs = zip(net(command), net(zstd), strict=True)
     medians = [statistics.median(column) for column in zip(*found["large", command], strict=True)]
     fixed = [min(column) for column in zip(*found["small", command], strict=True)]
-    zstd = command._replace(verb="zstd", threads=1)
     return {
         "run": command.run,
         "parameters": n,
@@ -263,15 +253,11 @@ def _row(
         "threads": command.threads,
         "megabytes": size(command) / 1e6,
         "wall_seconds": medians[0],
-        "cpu_seconds": medians[1],
         "fixed_seconds": fixed[0],
-        "fixed_cpu_seconds": fixed[1],
-        "peak_mb": medians[2] / 1e6,
-        "fixed_peak_mb": fixed[2] / 1e6,
-        "mb_per_s": size(command) / 1e6 / statistics.median(taken.wall for taken in net(command)),
-        "vs_zstd": against(zstd, 0),
-        "vs_zstd_cpu": against(zstd, 1),
-        "gain_of_threads": against(command._replace(threads=1), 0),
+        "peak_mb": medians[1] / 1e6,
+        "fixed_peak_mb": fixed[1] / 1e6,
+        "mb_per_s": size(command) / 1e6 / statistics.median(net(command)),
+        "vs_zstd": statistics.median(size(command) / ours / (size(zstd) / zstds) for ours, zstds in pairs),
         "repetitions": len(found["large", command]),
     }
 

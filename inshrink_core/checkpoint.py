@@ -31,27 +31,12 @@ if TYPE_CHECKING:
 
 
 DTYPE_SIZES: Mapping[str, int] = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "int16": 2,
-    "uint16": 2,
-    "int32": 4,
-    "uint32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "float4_e2m1fn_x2": 1,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "complex32": 4,
-    "complex64": 8,
+    **dict.fromkeys(("bool", "uint8", "int8"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("float8_e8m0fnu", "float4_e2m1fn_x2"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32", "complex32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
     "complex128": 16,
 }
 """Bytes per element of every supported dtype, by torch's name without the prefix. An element of

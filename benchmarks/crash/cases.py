@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import json
 import os
-import select
 import shutil
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -255,25 +255,23 @@ class Child(NamedTuple):
     """A forked process, and the end of the pipe that brings its answer."""
 
     pid: int
-    reading: int
+    answers: Connection
 
     @classmethod
     def start(cls, work: Callable[[], dict[str, Any]]) -> Child:
         """Fork a process that does the work."""
-        reading, writing = os.pipe()
+        ours, theirs = Pipe(duplex=False)
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid:
-            os.close(writing)
-            return cls(pid, reading)
+            theirs.close()
+            return cls(pid, ours)
         code = 1
         try:
-            os.close(reading)
+            ours.close()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            answer = json.dumps(work()).encode()
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(answer)
+            theirs.send(work())
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -282,25 +280,14 @@ class Child(NamedTuple):
 
     def answer(self) -> dict[str, Any]:
         """Return what the work returned; ``died`` where it told nothing, ``hung`` where it took too long."""
-        answer, hung = self._read_all()
-        os.close(self.reading)
+        found: dict[str, Any] = {}
+        if not self.answers.poll(LIMIT_S):
+            os.kill(self.pid, signal.SIGKILL)
+            found = {"hung": True}
+        else:
+            with contextlib.suppress(EOFError, OSError):
+                found = self.answers.recv()
+        self.answers.close()
         _, status = os.waitpid(self.pid, 0)
-        if hung:
-            return {"hung": True}
-        if answer:
-            found: dict[str, Any] = json.loads(answer)
-            return found
-        return {"died": f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {status >> 8}"}
-
-    def _read_all(self) -> tuple[bytes, bool]:
-        """Read the answer; kill the process where none comes in time."""
-        answer, deadline = b"", time.monotonic() + LIMIT_S
-        while True:
-            ready, _, _ = select.select([self.reading], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                os.kill(self.pid, signal.SIGKILL)
-                return answer, True
-            some = os.read(self.reading, 1 << 16)
-            if not some:
-                return answer, False
-            answer += some
+        code = os.waitstatus_to_exitcode(status)
+        return found or {"died": f"signal {-code}" if code < 0 else f"code {code}"}

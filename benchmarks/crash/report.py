@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 import time
@@ -52,14 +51,12 @@ class Work:
     def run(self, seconds: float, n_cases: Mapping[str, int | None]) -> None:
         """Run the cases of each verb and mode for a fair share of the time, or at most so many."""
         deadline = time.monotonic() + seconds
-        turns = [(verb, mode) for verb in self._verbs for mode in self._modes]
-        for number, (verb, stages) in enumerate(itertools.groupby(turns, key=lambda turn: turn[0])):
+        for number, verb in enumerate(self._verbs):
             stage = Stage(VERBS[verb](), self._shim, self._folder / verb)
             stage.open()
             self._operations[verb] = stage.n_operations
-            modes = [mode for _, mode in stages]
-            for place, mode in enumerate(modes):
-                remaining = (len(self._verbs) - number) * len(modes) - place
+            for place, mode in enumerate(self._modes):
+                remaining = (len(self._verbs) - number) * len(self._modes) - place
                 share = (deadline - time.monotonic()) / remaining
                 self._run_mode(stage, mode, share, n_cases[mode])
                 if seconds == math.inf:

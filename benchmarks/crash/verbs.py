@@ -227,21 +227,8 @@ class Watch(Compress):
     name = "watch"
 
     def act(self, root: Path, note: Note) -> None:
-        report = inshrink_core.compress(
-            root / RUN,
-            root / ARCHIVE,
-            interval=0.001,
-            until=STEPS[-1],
-            codec="lattice",
-            settings={"shaping": "auto"},
-            optimizer="compressed",
-            keyframe_every=3,
-            threads=1,
-            progress=lambda now: (
-                note(f"committed {now.step}") if (now.found or {}).get("event") == "archived" else None
-            ),
-            watch=True,
-        )
+        how = {"settings": {"shaping": "auto"}, "optimizer": "compressed"}
+        report = _compress(root, watch=True, interval=0.001, until=STEPS[-1], **how)
         if report.ended != "until":
             raise RuntimeError(f"the watch ended: {report.ended}")
 

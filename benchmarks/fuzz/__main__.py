@@ -16,9 +16,8 @@ from pathlib import Path
 
 from benchmarks import results
 from benchmarks.fuzz import scratch
-from benchmarks.fuzz.campaign import Fuzzer, input_of, limits_of, warm_up
+from benchmarks.fuzz.campaign import Campaign, Finding, Fuzzer, input_of, limits_of, warm_up
 from benchmarks.fuzz.judging import Limits, judge_alone
-from benchmarks.fuzz.outcome import Campaign, Finding
 from benchmarks.fuzz.target import KINDS, Target
 from benchmarks.fuzz.targets import named
 

@@ -10,22 +10,10 @@ from typing import Any, Final
 import msgpack
 import zstandard
 
+from benchmarks.fuzz import sealing
 from benchmarks.fuzz.bytewise import EXTREMES, mutate_bytes
 from benchmarks.fuzz.runs import Files, special
-from benchmarks.fuzz.sealing import (
-    OpenFrame,
-    bounded,
-    has_segments,
-    is_packed_name,
-    joined,
-    loosened,
-    open_manifest,
-    packed,
-    refit_manifest,
-    repacked,
-    seal_manifest,
-    unpacked,
-)
+from benchmarks.fuzz.sealing import OpenFrame, bounded, packed
 from benchmarks.fuzz.values import TEXTS, hostile_value, mutate_value
 from inshrink_core.archive.layout import segment_path
 from inshrink_core.archive.manifest import MANIFEST_NAME
@@ -135,15 +123,15 @@ def _other_name(rng: random.Random, name: str) -> str:
 
 def repaired(rng: random.Random, files: Files) -> Files:
     """Return the files with something hostile behind checksums that are all right."""
-    if is_packed_name(files):
+    if sealing.is_packed_name(files):
         return _repaired_pack(rng, files)
-    if has_segments(files):
+    if sealing.has_segments(files):
         return _repaired_segments(rng, files)
     kind = rng.randrange(20)
     if kind:
         return _with_hostile_frame(rng, files, kind)
-    archive_id, columns = open_manifest(files[MANIFEST_NAME])
-    return files | {MANIFEST_NAME: seal_manifest(archive_id, bounded(mutate_value(rng, columns)))}
+    archive_id, columns = sealing.open_manifest(files[MANIFEST_NAME])
+    return files | {MANIFEST_NAME: sealing.seal_manifest(archive_id, bounded(mutate_value(rng, columns)))}
 
 
 def _with_hostile_frame(rng: random.Random, files: Files, kind: int) -> Files:
@@ -166,26 +154,26 @@ def _with_hostile_frame(rng: random.Random, files: Files, kind: int) -> Files:
         _hostile_attachment(rng, frame)
         frame.fit_index()
     changed[name] = frame.seal()
-    changed[MANIFEST_NAME] = refit_manifest(files[MANIFEST_NAME], changed)
+    changed[MANIFEST_NAME] = sealing.refit_manifest(files[MANIFEST_NAME], changed)
     return changed
 
 
 def _repaired_segments(rng: random.Random, files: Files) -> Files:
     if rng.random() < 0.8:
-        return joined(_with_hostile_frame(rng, loosened(files), rng.randrange(1, 20)), files)
-    archive_id, columns = open_manifest(files[MANIFEST_NAME])
+        return sealing.joined(_with_hostile_frame(rng, sealing.loosened(files), rng.randrange(1, 20)), files)
+    archive_id, columns = sealing.open_manifest(files[MANIFEST_NAME])
     places = rng.randrange(10, 12)
     columns[places] = mutate_value(rng, columns[places])
-    return files | {MANIFEST_NAME: seal_manifest(archive_id, bounded(columns), has_segments=True)}
+    return files | {MANIFEST_NAME: sealing.seal_manifest(archive_id, bounded(columns), has_segments=True)}
 
 
 def _repaired_pack(rng: random.Random, files: Files) -> Files:
     (name,) = files
-    inside = unpacked(files[name])
+    inside = sealing.unpacked(files[name])
     if rng.random() < 0.8:
-        return {name: repacked(repaired(rng, inside))}
+        return {name: sealing.repacked(repaired(rng, inside))}
     directory = [list(inside), [len(data) for data in inside.values()]]
-    return {name: repacked(inside, bounded(mutate_value(rng, directory)))}
+    return {name: sealing.repacked(inside, bounded(mutate_value(rng, directory)))}
 
 
 def _hostile_block(rng: random.Random, frame: OpenFrame) -> None:

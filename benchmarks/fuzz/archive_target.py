@@ -22,7 +22,7 @@ from benchmarks.fuzz import runs, scratch
 from benchmarks.fuzz.archive_mutants import Mutant, Truth, beheaded, blind, repaired, with_special
 from benchmarks.fuzz.judging import MAX_MESSAGE_CHARS, is_too_big
 from benchmarks.fuzz.sealing import is_packed_name
-from benchmarks.fuzz.target import BrokenPromiseError, RawError
+from benchmarks.fuzz.target import RawError, require
 from inshrink_core.analysis import moved_between
 from inshrink_core.chain import Archive
 from inshrink_core.cli import main
@@ -82,8 +82,8 @@ def command_line(*words: str) -> int:
         last = output.strip().splitlines()[-1] if output.strip() else ""
         raise RawError(last[:1000], tuple(f"{f}:{n} {name}" for f, n, name in reversed(frames))[:4])
     lines = output.partition("Traceback")[2].splitlines() if "Traceback" in output else output.splitlines()
-    if lines and len(lines[-1]) > MAX_MESSAGE_CHARS:
-        raise BrokenPromiseError("the command line's error fits a screen", f"{len(lines[-1])} characters")
+    n = len(lines[-1]) if lines else 0
+    require(n <= MAX_MESSAGE_CHARS, "the command line's error fits a screen", f"{n} characters")
     return code
 
 
@@ -218,12 +218,12 @@ class Examination:
             if not self._sealed and archive.reader.archive_id == self._truth.get("id"):
                 # Some may be missing; none of a branch that training had left may be shown.
                 holds = set(steps) <= set(self._truth["steps"])
-                self._require(holds, "no other steps are given for the last ones", f"{list(steps)[:9]}")
+                require(holds, "no other steps are given for the last ones", f"{list(steps)[:9]}")
             restored = self._restore(archive, steps, verified)
             self._read_otherwise(archive, steps, restored)
             self._change(steps, restored)
         else:
-            self._require(not verified, "verified implies restores", "it does not even open")
+            require(not verified, "verified implies restores", "it does not even open")
         return "refused" if self._refused else "different" if self._different else "same"
 
     def _tried(self, call: Callable[[], Any]) -> Any:
@@ -236,16 +236,12 @@ class Examination:
                 raise
             return None
 
-    def _require(self, holds: bool, promise: str, detail: str) -> None:
-        if not holds:
-            raise BrokenPromiseError(promise, detail)
-
     def _same(self, found: object, expected: object, verb: str, detail: str) -> None:
         """Blind mutants may not give another result; others are other archives."""
         if found == expected:
             return
         self._different = True
-        self._require(self._sealed, f"{verb} gives what was stored, or an error", detail)
+        require(self._sealed, f"{verb} gives what was stored, or an error", detail)
 
     def _often_enough(self, call: Callable[[], None]) -> None:
         if self._rng.randrange(self._rare) == 0:
@@ -261,7 +257,7 @@ class Examination:
         if found is None or not found.ok:
             self._refused = True
             problems = found.problems if found is not None else ()
-            self._require(
+            require(
                 all(len(p.what) + len(p.where) <= MAX_MESSAGE_CHARS for p in problems),
                 "a problem fits a screen",
                 f"{max((len(p.what) for p in problems), default=0)} characters",
@@ -296,9 +292,7 @@ class Examination:
             if len(str(error)) > MAX_MESSAGE_CHARS or is_too_big(error):
                 raise
             excused = steps is None and isinstance(error, NotFoundError)
-            self._require(
-                excused or not verified, "verified implies restores", f"steps {steps}: {error}"[:1000]
-            )
+            require(excused or not verified, "verified implies restores", f"steps {steps}: {error}"[:1000])
             return None
         return out
 
@@ -308,7 +302,7 @@ class Examination:
             state = self._tried(lambda step=step: inshrink_core.verbs.load_state_dict(archive, step))
             if state is None:
                 excused = step not in restored or self._holds_other_names(archive, step)
-                self._require(excused, "what restores also loads", f"step {step}")
+                require(excused, "what restores also loads", f"step {step}")
                 continue
             self._same(state_digest(state), self._truth["state"].get(step), "load_state_dict", f"step {step}")
             if self._sealed and step in restored:
@@ -339,7 +333,7 @@ class Examination:
                     tensor = checkpoint[member.key]
                     raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
                     start = region.offset + member.start
-                    self._require(
+                    require(
                         content[start : start + len(raw)] == raw,
                         "restored is what was decoded",
                         f"step {step}, {member.key!r}"[:500],
@@ -363,7 +357,7 @@ class Examination:
         done = self._tried(lambda: inshrink_core.verbs.prune(self._path, forget_missing=True, apply=True))
         if done is not None and done.manifest:
             archive = Archive.open(self._path)
-            self._require(
+            require(
                 archive.last == done.head and set(archive.steps) <= self._truth["files"].keys(),
                 "what is given up is gone, and the rest is listed",
                 f"steps {archive.steps[:9]}",
@@ -385,11 +379,11 @@ class Examination:
             out = scratch.absent("again")
             if step not in archive.steps:
                 # Appended to what a missing or unreadable head left: the step is on another branch now.
-                self._require(self._refused or self._sealed, "appending keeps every step", f"step {step}")
+                require(self._refused or self._sealed, "appending keeps every step", f"step {step}")
                 continue
             inshrink_core.restore(self._path, out, steps=[step], threads=1)
             same = folder_digest(out) == before[step]
-            self._require(same, "appending changes no step", f"step {step}")
+            require(same, "appending changes no step", f"step {step}")
 
     def _command_lines(self) -> None:
         """What people see: inspect and verify, as text and as JSON."""

@@ -8,24 +8,13 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Final, NamedTuple
 
-from benchmarks.fuzz import scratch
-from benchmarks.fuzz.judging import (
-    Limits,
-    Record,
-    bound_memory,
-    confine,
-    crash_verdict,
-    hang_verdict,
-    judge,
-    judge_alone,
-    pipe,
-    spawn,
-    stop,
-)
-from benchmarks.fuzz.outcome import Campaign, Tally
+from benchmarks.fuzz import judging, scratch
+from benchmarks.fuzz.judging import Limits, Record
 from benchmarks.fuzz.target import BAD, Target, Verdict, case_rng
 
 _BATCH_SECONDS: Final = 0.5
@@ -33,6 +22,79 @@ _MAX_BATCH: Final = 2000
 _POLL_SECONDS: Final = 0.05
 _MAX_ALONE: Final = 3
 """A finding that so many fresh processes have shown needs no further one."""
+
+
+@dataclass
+class Finding:
+    """One defect, by the first case that showed it.
+
+    Parameters
+    ----------
+    target, case
+        Which case, of the campaign's seed.
+    verdict
+        What it came to.
+    data
+        The input.
+    n_cases
+        How many cases came to the same.
+    """
+
+    target: str
+    case: int
+    verdict: Verdict
+    data: bytes
+    n_cases: int = 1
+
+
+@dataclass
+class Tally:
+    """What the cases of one target came to."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    cpu_seconds: float = 0.0
+    slowest_seconds: float = 0.0
+
+    @property
+    def n_cases(self) -> int:
+        """Cases that came to an end, of whatever kind."""
+        return sum(self.counts.values())
+
+
+@dataclass
+class Campaign:
+    """What a campaign found.
+
+    Parameters
+    ----------
+    seed
+        Makes the cases.
+    tallies
+        By target.
+    findings
+        By key.
+    """
+
+    seed: int
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
+
+    @property
+    def n_bad(self) -> int:
+        """Cases that came to a defect."""
+        return sum(tally.counts[kind] for tally in self.tallies.values() for kind in BAD)
+
+    def add(self, target: str, case: int, verdict: Verdict, data: bytes) -> None:
+        """Note what one case came to."""
+        tally = self.tallies[target]
+        tally.counts[verdict.kind] += 1
+        tally.slowest_seconds = max(tally.slowest_seconds, verdict.cpu_seconds)
+        if not verdict.bad:
+            return
+        if verdict.key in self.findings:
+            self.findings[verdict.key].n_cases += 1
+        else:
+            self.findings[verdict.key] = Finding(target, case, verdict, data)
 
 
 class _Batch(NamedTuple):
@@ -71,14 +133,14 @@ class _Worker:
     def __init__(self, target: Target, seed: int, batch: _Batch, limits: Limits) -> None:
         self.target, self.batch, self.limits = target, batch, limits
         self.record = Record()
-        self.reports, theirs = pipe()
+        self.reports, theirs = Pipe(duplex=False)
 
         def work() -> None:
             self.reports.close()
-            confine(limits)
+            judging.confine(limits)
             theirs.send(_run_batch(target, seed, batch, limits, self.record, theirs.send))
 
-        self.pid = spawn(work, self.record)
+        self.pid = judging.spawn(work, self.record)
         theirs.close()
 
     def end(self) -> None:
@@ -89,20 +151,15 @@ class _Worker:
 
 
 def _run_batch(
-    target: Target,
-    seed: int,
-    batch: _Batch,
-    limits: Limits,
-    record: Record,
-    report: Callable[[_Bad], None],
+    target: Target, seed: int, batch: _Batch, limits: Limits, record: Record, report: Callable[[_Bad], None]
 ) -> _Done:
     counts: Counter[str] = Counter()
     begun, cpu, slowest, case = time.monotonic(), time.process_time(), 0.0, batch.first
     record.count(counts)
-    bound_memory(limits)
+    judging.bound_memory(limits)
     while case < batch.end and time.monotonic() - begun < _BATCH_SECONDS:
         record.begin(case)
-        verdict = judge(target, input_of(target, seed, case))
+        verdict = judging.judge(target, input_of(target, seed, case))
         slowest = max(slowest, verdict.cpu_seconds)
         if verdict.bad:
             report(_Bad(case, verdict))
@@ -210,7 +267,7 @@ class Fuzzer:
             status = os.waitpid(worker.pid, 0)[1]
             case = worker.record.case()
             if case is not None:
-                verdict = crash_verdict(worker.target.name, status, worker.record.frames())
+                verdict = judging.crash_verdict(worker.target.name, status, worker.record.frames())
                 self._note(worker.target, case, verdict)
             self._finished(worker, worker.batch.first if case is None else case + 1)
             return
@@ -226,7 +283,7 @@ class Fuzzer:
     def _stop(self, worker: _Worker) -> None:
         """End a worker whose case does not end."""
         case = worker.record.case()
-        frames = stop(worker.pid, worker.record)
+        frames = judging.stop(worker.pid, worker.record)
         while worker.reports.poll():
             try:
                 report = worker.reports.recv()
@@ -235,7 +292,7 @@ class Fuzzer:
             if isinstance(report, _Bad):
                 self._note(worker.target, *report)
         if case is not None:
-            self._note(worker.target, case, hang_verdict(worker.target.name, frames, worker.limits))
+            self._note(worker.target, case, judging.hang_verdict(worker.target.name, frames, worker.limits))
             self._tally(worker.batch.target).cpu_seconds += worker.limits.cpu_seconds
         self._finished(worker, worker.batch.first if case is None else case + 1)
 
@@ -257,7 +314,7 @@ class Fuzzer:
         known = self.campaign.findings.get(verdict.key)
         often = known is not None and (verdict.kind == "hang" or known.n_cases >= _MAX_ALONE)
         if verdict.kind in ("memory", "hang", "crash") and not (often and verdict.frames):
-            verdict = judge_alone(target, data, limits_of(target, self._limits))
+            verdict = judging.judge_alone(target, data, limits_of(target, self._limits))
         self.campaign.add(target.name, case, verdict, data)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import inshrink_core
 from benchmarks.fuzz import runs, scratch
 from benchmarks.fuzz.sealing import packed_files, unpacked_files
-from benchmarks.fuzz.target import BrokenPromiseError
+from benchmarks.fuzz.target import BrokenPromiseError, require
 from inshrink_core.errors import UnreadableError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.formats.discovery import WEIGHT_SUFFIXES
@@ -51,26 +51,24 @@ class WholeRunTarget:
         except UnreadableError as error:
             report = error.report
         else:
-            if report.unreadable:
-                raise BrokenPromiseError("what cannot be read is an error", str(report.unreadable[0]))
+            require(not report.unreadable, "what cannot be read is an error", str(report.unreadable[:1]))
         if report is None:
             raise BrokenPromiseError("the rest is archived")
         is_sound = any(runs.run_files(layout).items() <= files.items() for layout in runs.LAYOUTS)
-        if is_sound and report.unreadable:
-            raise BrokenPromiseError("a sound run is readable", str(report.unreadable[0])[:500])
+        readable = not (is_sound and report.unreadable)
+        require(readable, "a sound run is readable", str(report.unreadable[:1])[:500])
         named = {row.path for row in (*report.unreadable, *report.left_out)}
         found = {Path(entry) for entry in named}
         for step in report.appended:
             found |= _restored(run, target, step, named)
         for file, content in files.items():
             there = path / file
-            if _is_known(there, content) and not found & {there, *there.parents}:
-                raise BrokenPromiseError("nothing is left out unsaid", repr(file)[:200])
+            said = found & {there, *there.parents} or not _is_known(there, content)
+            require(said, "nothing is left out unsaid", repr(file)[:200])
         sound = inshrink_core.verify(target, deep=True, against=run, skip_damaged=True)
-        if not sound.ok:
-            raise BrokenPromiseError("what was archived is sound", str(sound.problems[0])[:500])
-        if inshrink_core.verify(target, against=run).ok != (not report.unreadable):
-            raise BrokenPromiseError("sound means that nothing is lost")
+        require(sound.ok, "what was archived is sound", str(sound.problems[:1])[:500])
+        is_whole = inshrink_core.verify(target, against=run).ok
+        require(is_whole != bool(report.unreadable), "sound means that nothing is lost")
         return "refused" if report.unreadable else "different"
 
 
@@ -95,8 +93,8 @@ def _restored(run: Run, target: Path, step: int, named: set[str]) -> set[Path]:
     there = {origin.name: origin.read_bytes()} if origin.is_file() else runs.files_of(origin)
     for name, content in there.items():
         source = origin if origin.is_file() else origin / name
-        if str(source) not in named and back.get(name) != content:
-            raise BrokenPromiseError("what was archived comes back", f"step {step}, {name!r}"[:500])
+        comes_back = str(source) in named or back.get(name) == content
+        require(comes_back, "what was archived comes back", f"step {step}, {name!r}"[:500])
     return {origin}
 
 

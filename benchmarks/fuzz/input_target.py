@@ -11,20 +11,12 @@ from typing import Any, Final
 import msgpack
 
 import inshrink_core
-from benchmarks.fuzz import runs, scratch
+from benchmarks.fuzz import input_mutants, runs, scratch
 from benchmarks.fuzz.archive_target import command_line, state_digest
 from benchmarks.fuzz.bytewise import mutate_bytes
-from benchmarks.fuzz.input_mutants import (
-    mutate_json,
-    mutate_pickle,
-    mutate_safetensors,
-    mutate_text,
-    resealed_torch,
-    zip_entries,
-)
 from benchmarks.fuzz.judging import MAX_MESSAGE_CHARS
 from benchmarks.fuzz.sealing import packed, packed_files, unpacked_files
-from benchmarks.fuzz.target import BrokenPromiseError
+from benchmarks.fuzz.target import require
 from inshrink_core.errors import InshrinkError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.formats.torch.pickles import read_pickle
@@ -103,16 +95,15 @@ class RunTarget:
         if self._checksummed or dice.randrange(4) == 0:
             _round_trip(run, files)
         if state is not None and self._checksummed and run.steps:
-            if state_digest(state) != _true_state(self._layout) and not refused:
-                raise BrokenPromiseError("rotten values are refused", f"{sorted(state)[:9]}")
+            is_true = state_digest(state) == _true_state(self._layout)
+            require(is_true or refused, "rotten values are refused", f"{sorted(state)[:9]}")
             return "refused" if refused else "same"
         runs.require_outside_untouched()
         return "refused" if refused else "different"
 
 
 def _require_short(message: str) -> None:
-    if len(message) > MAX_MESSAGE_CHARS:
-        raise BrokenPromiseError("a message fits a screen", f"{len(message)} characters")
+    require(len(message) <= MAX_MESSAGE_CHARS, "a message fits a screen", f"{len(message)} characters")
 
 
 def _n_elements(run: Run, step: int) -> int:
@@ -145,8 +136,7 @@ def _round_trip(run: Run, files: runs.Files) -> None:
         for name, content in runs.files_of(out).items():
             given = run.path_of(step)
             original = (given / name if given.is_dir() else given).read_bytes()
-            if content != original:
-                raise BrokenPromiseError("what was archived comes back", f"step {step}, {name!r}"[:500])
+            require(content == original, "what was archived comes back", f"step {step}, {name!r}"[:500])
 
 
 class PickleTarget:
@@ -163,11 +153,11 @@ class PickleTarget:
 
     def _sound(self) -> bytes:
         (data,) = run_files("torch").values()
-        return next(content for name, content in zip_entries(data) if name.endswith("data.pkl"))
+        return next(content for name, content in input_mutants.zip_entries(data) if name.endswith("data.pkl"))
 
     def mutate(self, rng: random.Random) -> bytes:
         """Return another program for the machine."""
-        return mutate_pickle(rng, self._sound())
+        return input_mutants.mutate_pickle(rng, self._sound())
 
     def execute(self, data: bytes) -> str:
         """Read it; whatever it says is as good as anything."""
@@ -192,7 +182,14 @@ class ConfigTarget:
     def mutate(self, rng: random.Random) -> bytes:
         """Return a config that someone else wrote."""
         name, text = rng.choice(self._CONFIGS)
-        return packed([name, (mutate_json if name.endswith("json") else mutate_text)(rng, text)])
+        return packed(
+            [
+                name,
+                (input_mutants.mutate_json if name.endswith("json") else input_mutants.mutate_text)(
+                    rng, text
+                ),
+            ]
+        )
 
     def execute(self, data: bytes) -> str:
         """Read it, and make of it what a compression would."""
@@ -226,21 +223,23 @@ def _any_document(rng: random.Random, files: runs.Files) -> runs.Files:
     """Change one of the small files around the tensors, add one, or take one away."""
     found = dict(files)
     if rng.random() < 0.1:
-        found["metrics.jsonl"] = mutate_text(rng, b'{"step": 10, "loss": 0.5}\n{"step": 20, "loss": 1}\n')
+        found["metrics.jsonl"] = input_mutants.mutate_text(
+            rng, b'{"step": 10, "loss": 0.5}\n{"step": 20, "loss": 1}\n'
+        )
     if rng.random() < 0.1:
-        found["metrics.csv"] = mutate_text(rng, b"step,loss,lr\n10,0.5,1e-3\n20,0.25,1e-3\n")
+        found["metrics.csv"] = input_mutants.mutate_text(rng, b"step,loss,lr\n10,0.5,1e-3\n20,0.25,1e-3\n")
     name = rng.choice(sorted(found))
     content = found[name]
     if rng.random() < 0.05:
         del found[name]
     elif name.endswith(".json"):
-        found[name] = mutate_json(rng, content)
+        found[name] = input_mutants.mutate_json(rng, content)
     elif name.endswith(".safetensors"):
-        found[name] = mutate_safetensors(rng, content)
+        found[name] = input_mutants.mutate_safetensors(rng, content)
     elif name.endswith(".pt"):
-        found[name] = resealed_torch(rng, content)
+        found[name] = input_mutants.resealed_torch(rng, content)
     else:
-        found[name] = mutate_text(rng, content)
+        found[name] = input_mutants.mutate_text(rng, content)
     return found
 
 
@@ -248,13 +247,13 @@ def targets() -> list[Any]:
     """Return the attacks on what people give us."""
     return [
         RunTarget("torch-blind", "torch", _single(".pt", mutate_bytes), checksummed=True),
-        RunTarget("torch-sealed", "torch", _single(".pt", resealed_torch)),
-        RunTarget("safetensors", "safetensors", _single(".safetensors", mutate_safetensors)),
+        RunTarget("torch-sealed", "torch", _single(".pt", input_mutants.resealed_torch)),
+        RunTarget("safetensors", "safetensors", _single(".safetensors", input_mutants.mutate_safetensors)),
         RunTarget("folders", "folders", _any_document),
         RunTarget("folders-special", "folders", _special),
         RunTarget("zero-blind", "zero", _single(".pt", mutate_bytes), checksummed=True),
-        RunTarget("zero-sealed", "zero", _single(".pt", resealed_torch)),
-        RunTarget("zero3-sealed", "zero3", _single(".pt", resealed_torch)),
+        RunTarget("zero-sealed", "zero", _single(".pt", input_mutants.resealed_torch)),
+        RunTarget("zero3-sealed", "zero3", _single(".pt", input_mutants.resealed_torch)),
         PickleTarget(),
         ConfigTarget(),
     ]

@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -266,7 +267,7 @@ def crash_verdict(target: str, status: int, frames: tuple[str, ...]) -> Verdict:
 def judge_alone(target: Target, data: bytes, limits: Limits) -> Verdict:
     """Judge one input in a process of its own."""
     record = Record()
-    ours, theirs = pipe()
+    ours, theirs = Pipe(duplex=False)
 
     def work() -> None:
         ours.close()
@@ -297,10 +298,3 @@ def _awaited(target: str, pid: int, record: Record, ours: Connection, limits: Li
             return verdict
         if record.overrun(pid, limits):
             return hang_verdict(target, stop(pid, record), limits)
-
-
-def pipe() -> tuple[Connection, Connection]:
-    """Return (reading, writing) ends."""
-    import multiprocessing
-
-    return multiprocessing.Pipe(duplex=False)

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from benchmarks.fuzz.bytewise import mutate_bytes
 from benchmarks.fuzz.payload_seeds import Situation, frames_of, seeds, situations
 from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import AnyCodec, TensorInput, TensorReference, codec_for_block, enough_memory
@@ -27,20 +28,6 @@ _PLACE_BYTES: Final = 2
 
 _SMALL_NBYTES: Final = 1 << 24
 """No decoder may find too little memory for a tensor up to this size."""
-
-_EXTREMES: Final = tuple(
-    number.to_bytes(width, "little")
-    for width in (1, 2, 4, 8)
-    for number in (0, 1, (1 << 8 * width - 1) - 1, 1 << 8 * width - 1, (1 << 8 * width) - 1)
-)
-_VARINTS: Final = (
-    b"\x80" * 8 + b"\x01",
-    b"\xff" * 9,
-    b"\xff" * 8 + b"\x7f",
-    b"\x80\x80\x00",
-    b"\x80" * 20,
-    b"\xff\x7f",
-)
 
 
 def pack_case(place: int, payload: bytes) -> bytes:
@@ -61,18 +48,14 @@ class PayloadTarget:
 
     def seeds(self) -> list[bytes]:
         """Return sound cases, each of which decodes or belongs to another reference."""
-        return list(_cases())
+        return [pack_case(place, payload) for place, payload in seeds()]
 
     def mutate(self, rng: random.Random) -> bytes:
         """Return one hostile case: the same for the same state of `rng`."""
-        found = _cases()
-        case = found[rng.randrange(len(found))]
-        place, payload = case[:_PLACE_BYTES], bytearray(case[_PLACE_BYTES:])
+        place, payload = rng.choice(seeds())
         if rng.random() < 0.1:
-            place = rng.randrange(len(situations())).to_bytes(_PLACE_BYTES, "little")
-        for _ in range(rng.choice((1, 1, 1, 2, 3, 5))):
-            payload = _changed(rng, payload, found)
-        return place + bytes(payload)
+            place = rng.randrange(len(situations()))
+        return pack_case(place, mutate_bytes(rng, payload, _payloads(), near_start=0.5))
 
     def execute(self, data: bytes) -> None:
         """Decode a case, and go on from what it decodes to.
@@ -105,43 +88,8 @@ class PayloadTarget:
 
 
 @functools.cache
-def _cases() -> tuple[bytes, ...]:
-    return tuple(pack_case(place, payload) for place, payload in seeds())
-
-
-def _changed(rng: random.Random, payload: bytearray, donors: tuple[bytes, ...]) -> bytearray:
-    """Return a payload with one change; most of them near its start, where the fields are."""
-    n = len(payload)
-    kind = rng.randrange(12)
-    at = rng.randrange(n + 1) if rng.random() < 0.5 else min(n, int(rng.expovariate(1 / 6)))
-    if kind == 0:
-        donor = donors[rng.randrange(len(donors))][_PLACE_BYTES:]
-        return payload[:at] + donor[rng.randrange(len(donor) + 1) :]
-    if kind == 1:
-        return payload[:at]
-    if kind == 2:
-        return payload[:at] + bytearray(rng.randbytes(rng.choice((1, 2, 5, 40)))) + payload[at:]
-    if kind == 3:
-        return payload[:at] + payload[at + rng.choice((1, 2, 4, 9)) :]
-    if kind == 4:
-        extreme = rng.choice(_EXTREMES)
-        return payload[:at] + extreme + payload[at + len(extreme) :]
-    if kind == 5:
-        varint = rng.choice(_VARINTS)
-        return payload[:at] + varint + payload[at + rng.choice((0, 1, len(varint))) :]
-    if kind == 6:
-        return payload[: rng.randrange(5)] + bytearray(rng.randbytes(rng.choice((0, 1, 3, 12, 60, 300))))
-    if kind == 7 and n:
-        start = rng.randrange(n)
-        return payload[:at] + payload[start : start + rng.choice((1, 4, 30))] + payload[at:]
-    if kind == 8 and n:
-        payload[at % n] = rng.choice((0, 1, 0x7F, 0x80, 0xFE, 0xFF, rng.randrange(256)))
-        return payload
-    for _ in range(rng.choice((1, 1, 2, 4))):
-        if n:
-            payload[at % n] ^= 1 << rng.randrange(8)
-            at = rng.randrange(n)
-    return payload
+def _payloads() -> tuple[bytes, ...]:
+    return tuple(payload for _, payload in seeds())
 
 
 def _bits(tensor: Tensor) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from benchmarks.fuzz.input_mutants import mutate_json
-from benchmarks.fuzz.target import BrokenPromiseError
+from benchmarks.fuzz.target import require
 from inshrink_core.cli.derived import read_request
 from inshrink_core.evaluate import Executing
 from inshrink_core.plugins import VERBS, plugins
@@ -46,10 +46,10 @@ class RequestTarget:
         """Read it; what is read says itself again, trusts no code, and is a command line."""
         request = read_document(data, "request.json")
         document = request.to_json()
-        if request_from_json(json.loads(json.dumps(document, allow_nan=False))).to_json() != document:
-            raise BrokenPromiseError("a request that was read says itself again", str(document)[:200])
-        if isinstance(request, Executing) and request.trusted is not None:
-            raise BrokenPromiseError("no document says that code is trusted", str(document)[:200])
-        if not all(isinstance(word, str) for word in request.words()):
-            raise BrokenPromiseError("a request is a command line", str(document)[:200])
+        again = request_from_json(json.loads(json.dumps(document, allow_nan=False))).to_json()
+        require(again == document, "a request that was read says itself again", str(document)[:200])
+        trusts = isinstance(request, Executing) and request.trusted is not None
+        require(not trusts, "no document says that code is trusted", str(document)[:200])
+        is_line = all(isinstance(word, str) for word in request.words())
+        require(is_line, "a request is a command line", str(document)[:200])
         return "same" if data in _documents() else "different"

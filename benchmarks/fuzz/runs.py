@@ -183,55 +183,44 @@ def same_ids(name: str) -> Iterator[None]:
         yield
 
 
-def _branched(folder: Path, run: Path) -> Path:
-    path = folder / "branched.inshrink"
+Make = Callable[[Path, Path], object]
+"""Makes an archive of a run: takes the run, and the path of the archive."""
+
+
+def _compressed(codec: str, **options: Any) -> Make:
+    return partial(inshrink_core.compress, codec=codec, **options)
+
+
+def _branched(run: Path, path: Path) -> None:
     inshrink_core.compress(run, path, steps=STEPS[:2], codec="lossless")
-    other = save_torch_run(folder / "branched", (STEPS[2],))
+    other = save_torch_run(path.with_name("branched"), (STEPS[2],))
     inshrink_core.compress(other, path, steps=(STEPS[2],), resumed_from=STEPS[0])
-    return path
 
 
-def _pruned(folder: Path, run: Path) -> Path:
-    path = folder / "pruned.inshrink"
+def _pruned(run: Path, path: Path) -> None:
     inshrink_core.compress(run, path, codec="lattice", optimizer="compressed")
     inshrink_core.verbs.prune(path, keep=STEPS[1:], apply=True)
-    return path
 
 
-def _rekeyed(folder: Path, run: Path) -> Path:
-    path = folder / "rekeyed.inshrink"
+def _rekeyed(run: Path, path: Path) -> None:
     inshrink_core.compress(run, path, codec="inshrinkerator", keyframe_every=2)
     inshrink_core.verbs.prune(path, keep_last=1, apply=True)
-    return path
 
 
-def _exported(folder: Path, run: Path) -> Path:
-    inshrink_core.compress(run, folder / "whole.inshrink")
-    inshrink_core.verbs.export(folder / "whole.inshrink", folder / "weights.inshrink", weights_only=True)
-    return folder / "weights.inshrink"
+def _exported(run: Path, path: Path) -> None:
+    inshrink_core.compress(run, path.with_name("whole.inshrink"))
+    export(path.with_name("whole.inshrink"), path, weights_only=True)
 
 
-def _segments(folder: Path, run: Path) -> Path:
-    path = folder / "segments.inshrink"
+def _segments(run: Path, path: Path) -> None:
     with mock.patch("inshrink_core.archive.MAX_SMALL_FILES", 1):
         inshrink_core.compress(run, path, steps=STEPS[:2], codec="lattice")
     inshrink_core.compress(run, path, codec="lattice")
-    return path
 
 
-def _packed(folder: Path, run: Path) -> Path:
-    inshrink_core.compress(run, folder / "unpacked.inshrink", codec="lattice")
-    export(folder / "unpacked.inshrink", pack=folder / "packed.inshrink")
-    return folder / "packed.inshrink"
-
-
-def _compressed(codec: str, **options: Any) -> Callable[[Path, Path], Path]:
-    def make(folder: Path, run: Path) -> Path:
-        path = folder / f"{codec}-{options.get('optimizer', '')}.inshrink"
-        inshrink_core.compress(run, path, codec=codec, **options)
-        return path
-
-    return make
+def _packed(run: Path, path: Path) -> None:
+    inshrink_core.compress(run, path.with_name("unpacked.inshrink"), codec="lattice")
+    export(path.with_name("unpacked.inshrink"), pack=path)
 
 
 @cache
@@ -241,7 +230,7 @@ def archives() -> dict[str, Files]:
     torch_run = save_torch_run(folder / "torch")
     half_run = save_torch_run(folder / "half", dtype=torch.bfloat16)
     shards = save_directories(folder / "shards")
-    makers: dict[str, tuple[Callable[[Path, Path], Path], Path]] = {
+    makers: dict[str, tuple[Make, Path]] = {
         codec: (_compressed(codec), torch_run) for codec in weight_codecs()
     }
     makers |= {
@@ -260,6 +249,8 @@ def archives() -> dict[str, Files]:
     }
     found = {}
     for name, (make, run) in makers.items():
+        path = scratch.fresh(f"seeds-{name}") / f"{name}.inshrink"
         with same_ids(name):
-            found[name] = files_of(make(scratch.fresh(f"seeds-{name}"), run))
+            make(run, path)
+        found[name] = files_of(path)
     return found

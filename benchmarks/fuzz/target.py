@@ -63,6 +63,12 @@ class BrokenPromiseError(Exception):
         super().__init__(f"{promise}: {detail}" if detail else promise)
 
 
+def require(holds: object, promise: str, detail: str = "") -> None:
+    """Raise `BrokenPromiseError` unless a promise holds."""
+    if not holds:
+        raise BrokenPromiseError(promise, detail)
+
+
 class RawError(Exception):
     """An exception that is not ours, which the command line reported as a bug of its own."""
 

@@ -28,14 +28,7 @@ from inshrink_core.values import magnitudes
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "Anatomy",
-    "Part",
-    "ValueHistogram",
-    "anatomy",
-    "row_means",
-    "value_histogram",
-]
+__all__ = ["Anatomy", "Part", "ValueHistogram", "anatomy", "row_means", "value_histogram"]
 
 
 _METRICS = ("taylor", "fisher", "update")
@@ -355,8 +348,7 @@ def _known_scores(
     """Return the sensitivity that was asked for, or the first that is known."""
     if metric is not None and metric not in _METRICS:
         raise InputError(
-            f"'{metric}' is not a sensitivity of tensors",
-            remedy=f"choose one of {', '.join(_METRICS)}",
+            f"'{metric}' is not a sensitivity of tensors", remedy=f"choose one of {', '.join(_METRICS)}"
         )
     if spec.role is not TensorRole.WEIGHT or not values.is_floating_point():
         return None

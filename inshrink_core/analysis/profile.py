@@ -17,14 +17,7 @@ from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution.results import ResultStore, cache_folder
 from inshrink_core.formats import Run
-from inshrink_core.sensitivity import (
-    Grouping,
-    ScoreHistogram,
-    Scores,
-    SensitivityMetric,
-    Summary,
-    scores,
-)
+from inshrink_core.sensitivity import Grouping, ScoreHistogram, Scores, SensitivityMetric, Summary, scores
 
 if TYPE_CHECKING:
     from torch import Tensor

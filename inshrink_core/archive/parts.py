@@ -125,7 +125,8 @@ class PartWriter:
                 continue
             break
         catalog = self.reader.catalog
-        self._waiting = [frame for frame in catalog.pending if not self._holds(frame)]
+        here = {frame.frame_id for frame in self._parts_here(catalog)}
+        self._waiting = [frame for frame in catalog.pending if frame.frame_id not in here]
         after = catalog.pending[-1].generation + 1 if catalog.pending else catalog.next_generation
         self._next = after if generation is None else generation
 
@@ -181,9 +182,6 @@ class PartWriter:
         create = self.storage.create_once
         self._frame = FrameWriter(self.storage, (header,), parents, self._publish, create=create)
         return self._frame
-
-    def _holds(self, frame: FrameInfo) -> bool:
-        return any(file.number == self.part for file in frame.files)
 
     def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
         """Commit the part under its name."""

@@ -138,14 +138,9 @@ def describe(error: BaseException, path: Path, state: Mapping[str, Any]) -> str:
     """Return one line: the last line of the traceback, and its place in the evaluator."""
     if isinstance(error, UnusableError):
         return str(error)
-    if (
-        isinstance(error, KeyError)
-        and error.args
-        and isinstance(error.args[0], str)
-        and error.args[0] not in state
-    ):
+    wanted = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(wanted, str) and wanted not in state:
         there = ", ".join(list(state)[:5])
-        wanted = error.args[0]
         text = f"it asked for the tensor '{wanted}', which the checkpoint does not have (it has {there} …)"
     else:
         text = " ".join("".join(traceback.format_exception_only(error)).split())

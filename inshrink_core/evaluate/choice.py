@@ -105,9 +105,8 @@ class EvaluatorRequest(Executing):
         if direction is None and settings is not None and self.metric in (None, run_metric):
             # The run's direction applies only to the run's metric.
             direction = settings.direction
-        spec, isolated = self.evaluator, False
-        if spec is None:
-            spec, isolated = self._spec_of_run(run), not self.trust_run
+        spec = self._spec_of_run(run) if self.evaluator is None else self.evaluator
+        isolated = self.evaluator is None and not self.trust_run
         file = spec.rpartition(":")[0]
         if file and not isolated:
             self.require_trusted(file)
@@ -144,8 +143,7 @@ class EvaluatorRequest(Executing):
                 where=str(run.directory),
                 remedy="give it with --evaluator FILE.py:FUNCTION if you trust it",
             )
-        sample = is_trusted_sample(root) and named == "evaluator.py"
-        if not (self.trust_run or sample):
+        if not (self.trust_run or (is_trusted_sample(root) and named == "evaluator.py")):
             raise UntrustedCodeError(
                 f"the run names its own evaluator, '{named}', which is code",
                 where=str(run.directory),

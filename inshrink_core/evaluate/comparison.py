@@ -113,9 +113,7 @@ class EvaluatedStep:
         cls, step: int, original: float, restored: float, found: Figures, baseline: Figures | None
     ) -> Self:
         """Return a step from its figures, and from those of the previous original in its place."""
-        before = {
-            f"previous_{name}": None if baseline is None else getattr(baseline, name) for name in FIGURES
-        }
+        before = {f"previous_{name}": getattr(baseline, name, None) for name in FIGURES}
         worse = {name: getattr(found, name) for name in FIGURES}
         return cls(step=step, original=original, restored=restored, **worse, **before)
 

@@ -291,10 +291,7 @@ def _log_probs(model: Any, samples: Mapping[str, Tensor]) -> Tensor:
         logits = logits.movedim(1, -1)
     elif "pixel_values" not in samples and model.can_generate():
         logits = logits[:, :-1]  # the token after the last one is unknown
-    rows = logits.flatten(0, -2)
-    most = _MAX_LOG_PROBS // rows.shape[-1]
-    if len(rows) > most:
-        rows = rows[:most]
+    rows = logits.flatten(0, -2)[: _MAX_LOG_PROBS // logits.shape[-1]]
     return torch.log_softmax(rows.float(), -1)
 
 

@@ -566,9 +566,7 @@ def step_of(checkpoint_id: str | os.PathLike[str] | None) -> int:
     match = None if checkpoint_id is None else _STEP.search(os.fspath(checkpoint_id))
     if match is None:
         raise InputError(
-            "the checkpoint's name has no step",
-            expected='checkpoint_id="step-400"',
-            found=str(checkpoint_id),
+            "the checkpoint's name has no step", expected='checkpoint_id="step-400"', found=str(checkpoint_id)
         )
     return int(match[1])
 

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from inshrink_core.chain import Archive
 from inshrink_core.chain.restoring import restore_folder
 from inshrink_core.errors import DamagedError, InputError, NotFoundError, StorageError
-from inshrink_core.execution.files import make_folders, new_file, working_folder
+from inshrink_core.execution.files import make_folders, working_folder, write_durably
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.distributed import METADATA
 from inshrink_core.integrations.ranks import FirstRankSaver
@@ -483,10 +483,7 @@ def _write_pointer(path: Path, archive: Path | str, record: Mapping[str, Any]) -
     buffer = io.BytesIO()
     torch.save(record, buffer)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with new_file(temporary) as file:
-        file.write(_SIGN + first.replace("\n", " ").encode() + b"\n" + buffer.getvalue())
-    temporary.replace(path)
+    write_durably(path, _SIGN + first.replace("\n", " ").encode() + b"\n" + buffer.getvalue())
 
 
 def _read_pointer(path: Path) -> bytes | None:

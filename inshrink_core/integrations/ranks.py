@@ -69,14 +69,10 @@ class FirstRankSaver:
             if saver is not None:
                 save(saver)
         except Exception as error:  # no error stops the training
-            self._note(step, error)
+            _logger.warning("step %s is not archived, and training continues: %s", step, error)
+            self._failures[step] = str(error)
             return False
         return saver is not None
-
-    def _note(self, step: int, error: Exception) -> None:
-        """Log and list a failed save."""
-        _logger.warning("step %s is not archived, and training continues: %s", step, error)
-        self._failures[step] = str(error)
 
     def _settle(self) -> None:
         """Archive pending saves, as far as possible, and wait for uploads."""

@@ -201,12 +201,7 @@ class Spool:
         self._next = 1 + max((int(path.stem) for path in named), default=0)
 
     def put(
-        self,
-        step: int,
-        files: Mapping[str, Any],
-        *,
-        as_folder: bool = False,
-        **about: Any,
+        self, step: int, files: Mapping[str, Any], *, as_folder: bool = False, **about: Any
     ) -> SpooledSave:
         """Write a save durably.
 
@@ -278,14 +273,7 @@ class Spool:
             ) from error
         self._proven |= kinds
 
-    def link(
-        self,
-        step: int,
-        path: Path,
-        *,
-        parameters: bytes | None = None,
-        **about: Any,
-    ) -> SpooledSave:
+    def link(self, step: int, path: Path, *, parameters: bytes | None = None, **about: Any) -> SpooledSave:
         """Add a finished checkpoint, a folder or a file.
 
         Its files are linked, or copied if the file system has no links, so that they stay when the trainer

@@ -87,11 +87,7 @@ class Staging:
 
 
 def _work(
-    made: Any,
-    copies: _Copies,
-    streams: _SideStreams,
-    copied: threading.Event,
-    use: Callable[[Any], None],
+    made: Any, copies: _Copies, streams: _SideStreams, copied: threading.Event, use: Callable[[Any], None]
 ) -> None:
     try:
         copies.settle(streams)

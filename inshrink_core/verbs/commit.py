@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from inshrink_core.errors import CheckFailedError
 from inshrink_core.report import Report
@@ -55,14 +55,10 @@ class CommitReport(Report):
             return None
         step, parts = self.waiting[0]
         return CheckFailedError(
-            f"step {step} waits for {_named(parts)}",
+            f"step {step} waits for part{'s' if len(parts) > 1 else ''} {', '.join(parts)}",
             where=self.archive,
             remedy="run the missing parts, or discard the others with --discard",
         )
-
-
-def _named(parts: Any) -> str:
-    return f"part{'s' if len(parts) > 1 else ''} {', '.join(parts)}"
 
 
 @dataclass(frozen=True)

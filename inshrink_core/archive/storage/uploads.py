@@ -338,8 +338,7 @@ class UploadQueue(OverlaidStorage):
             if path.name != LOCK_NAME:
                 path.rename(target / path.name)
         _logger.warning(
-            "the last files that this machine wrote were not uploaded; they are in %s: %s",
-            *(target, error),
+            "the last files that this machine wrote were not uploaded; they are in %s: %s", *(target, error)
         )
 
     def trust(self, digests: Mapping[str, bytes]) -> None:

@@ -40,12 +40,7 @@ from inshrink_core.formats import Run, Skipped, unreadable_error
 from inshrink_core.frame import NAMED_BRANCH, FrameInfo
 from inshrink_core.metrics import Direction
 from inshrink_core.report import Report, plain_value
-from inshrink_core.search.bounded import (
-    BoundedWriter,
-    BoundRecord,
-    Evaluated,
-    open_bounded,
-)
+from inshrink_core.search.bounded import BoundedWriter, BoundRecord, Evaluated, open_bounded
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.search import choose_steps
 from inshrink_core.verbs.shared.groups import Compressing, PathLike, steps_of
@@ -456,17 +451,8 @@ def _check_base(model: BaseModel, archive: PathLike, codec: AnyCodec, first: Ite
 
 
 _BOUND_FIELDS: Final = (
-    *(
-        "step",
-        "kind",
-        "ratio_weights",
-        "drop",
-        "divergence",
-        "restore_cost",
-        "exact",
-        "discriminative",
-        "side",
-    ),
+    *("step", "kind", "ratio_weights", "drop", "divergence", "restore_cost"),
+    *("exact", "discriminative", "side"),
 )
 
 

@@ -149,13 +149,8 @@ class Measurements:
     @classmethod
     def of_run(cls, run: Run, *, make: bool = False) -> Self:
         """Return the measurements of a run, identified by the paths, sizes and times of its files."""
-        return cls.of_content(run_content(run), run.directory, run.address, make=make)
-
-    @classmethod
-    def of_content(cls, content: str, directory: Path, path: str = "", *, make: bool = False) -> Self:
-        """Return the measurements of a run that is not open, from its `run_content` and its directory."""
-        found = results_folder(directory, make=make)
-        return cls([] if found is None else [found / _FOLDER], _OF_RUN, content, path)
+        found = results_folder(run.directory, make=make)
+        return cls([] if found is None else [found / _FOLDER], _OF_RUN, run_content(run), run.address)
 
     def add(self, kind: str, question: Mapping[str, Any], document: Mapping[str, Any]) -> None:
         """Store an answer; a failure to write is logged and not raised."""
