@@ -62,6 +62,14 @@ def _home_of_a_test(_home_of_a_module: None) -> Iterator[None]:
     yield from _at_home()
 
 
+@pytest.fixture(scope="module")
+def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny training with four saves, 5 to 20; no test changes it."""
+    from tests.runs import write_run
+
+    return write_run(tmp_path_factory.mktemp("run") / "run")
+
+
 @pytest.fixture
 def evaluators_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run evaluators of files in this process."""

@@ -25,12 +25,7 @@ from inshrink_core.errors import (
     InputError,
     MissingFrameError,
 )
-from tests.archive.building import (
-    append,
-    blocks_of,
-    contents,
-    read_all,
-)
+from tests.archive.building import append, blocks_of, contents, read_all
 
 MANIFEST = "inshrink-manifest"
 STEPS = (0, 100, 200)

@@ -60,9 +60,19 @@ def frame(
 def manifest(*frames: bytes, flags: int = 0, more: tuple = ()) -> bytes:
     """Return a manifest that lists frames of step 7, which are keyframes."""
     n = len(frames)
+    return listed(n, frames, flags, more)
+
+
+def manifest_of_parts(*parts: bytes) -> bytes:
+    """Return a manifest that lists one frame of step 7 in some parts."""
+    return listed(1, parts, 2, ([len(parts)],))
+
+
+def listed(n: int, files: tuple[bytes, ...], flags: int, more: tuple) -> bytes:
+    """Return a manifest of `n` frames in some files."""
     columns = [
         [FRAME_ID] * n, [None] * n, [7] * n, [0] * n, [0] * n, list(range(1, n + 1)),
-        [len(each) for each in frames], b"".join(hashlib.sha256(each).digest() for each in frames),
+        [len(each) for each in files], b"".join(hashlib.sha256(each).digest() for each in files),
         [], n + 1, *more,
     ]  # fmt: skip
     raw = msgpack.packb(columns)
@@ -107,19 +117,6 @@ def in_parts(path: Path, parts: list[bytes], listed: bytes) -> Path:
     for number, part in enumerate(parts[1:], 1):
         (path / "frames" / f"00000001-7.{number:05d}.frame").write_bytes(part)
     return path
-
-
-def manifest_of_parts(*parts: bytes) -> bytes:
-    """Return a manifest that lists one frame of step 7 in some parts."""
-    columns = [
-        [FRAME_ID], [None], [7], [0], [0], [1],
-        [len(each) for each in parts], b"".join(hashlib.sha256(each).digest() for each in parts),
-        [], 2, [len(parts)],
-    ]  # fmt: skip
-    raw = msgpack.packb(columns)
-    payload = zstandard.compress(raw)
-    fields = b"INSHRNKM" + struct.pack("<HHII", 1, 2, len(payload), len(raw)) + ARCHIVE_ID
-    return fields + crc(fields, payload) + payload
 
 
 PARTS = [frame(0, 1, places=[1, 3], attached=True), frame(1, 1, keys=("c", "d"), places=[0, 2])]
@@ -208,6 +205,7 @@ def test_cells_make_up_a_tensor(tmp_path):
     "attributes",
     [
         [("a[1250:2500]", [[2500], [1250]])],  # half of it
+        [("a[0:1250]", [[3750], [0]]), ("a[2500:3750]", [[3750], [2500]])],  # without its middle
         [("a[0:1250]", [[1250], [0]]), ("a",)],  # a block of all of it, too
         [("a[0:1250]", [[2500], [0]]), ("a[1000:2250]", [[2500], [1000]])],  # they overlap
         [("a[0:1250]", [[2500], [0]]), ("a[1250:2500]", [[3000], [1250]])],  # of two shapes

@@ -1,4 +1,4 @@
-"""The run of three saves that tests of chains archive, and its archive."""
+"""The archive that tests of chains read and go on with."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ from pathlib import Path
 import pytest
 
 import inshrink_core
-from tests.runs import write_run
-
-
-@pytest.fixture
-def run_path(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run")
 
 
 @pytest.fixture

@@ -36,6 +36,18 @@ def exported(path: Path, **limits: Any) -> None:
     inshrink_core.verbs.export(path, path.parent / "one.inshrink", **limits)
 
 
+def constant(tmp_path: Path, shape: list[int], nbytes: int) -> Path:
+    """Write an archive of a constant, of which its file holds `nbytes`."""
+    layout = hostile.layout(hostile.small_header(nbytes))
+    return hostile.build(tmp_path / "a.inshrink", {"w": hostile.constant(shape)}, layout, {"m.bin": bytes(8)})
+
+
+def opaque(tmp_path: Path, nbytes: int, part: tuple[str, bytes]) -> Path:
+    """Write an archive of a file that is one part."""
+    layout = hostile.layout(["m.bin", nbytes, "opaque", [], []])
+    return hostile.build(tmp_path / "a.inshrink", {"w": hostile.constant([4])}, layout, {"m.bin": part})
+
+
 DECODERS = [restored, read, verified, exported]
 
 
@@ -45,12 +57,7 @@ def test_a_constant_larger_than_memory_is_refused_before_it_is_allocated(
     tmp_path: Path, decode: Callable[..., None], shape: list[int]
 ) -> None:
     nbytes = 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-    path = hostile.build(
-        tmp_path / "a.inshrink",
-        {"w": hostile.constant(shape)},
-        hostile.layout(hostile.small_header(nbytes)),
-        {"m.bin": bytes(8)},
-    )
+    path = constant(tmp_path, shape, nbytes)
     with pytest.raises(TooLargeError, match=r"memory.*at most.*--max-memory") as caught:
         decode(path, max_memory=GB, **({} if decode is read else {"max_disk": 1 << 63}))
     assert caught.value.expected == "at most 1.0 GB"
@@ -58,12 +65,7 @@ def test_a_constant_larger_than_memory_is_refused_before_it_is_allocated(
 
 
 def test_memory_is_measured_where_no_limit_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = hostile.build(
-        tmp_path / "a.inshrink",
-        {"w": hostile.constant([50_000_000])},
-        hostile.layout(hostile.small_header(200_000_000)),
-        {"m.bin": bytes(8)},
-    )
+    path = constant(tmp_path, [50_000_000], 200_000_000)
     monkeypatch.setattr("inshrink_core.execution.resources.memory_available", lambda: 500_000_000)
     with pytest.raises(TooLargeError, match=r"600\.0 MB of memory.*at most 500\.0 MB"):
         read(path)
@@ -73,12 +75,7 @@ def test_memory_is_measured_where_no_limit_is_given(tmp_path: Path, monkeypatch:
 def test_a_step_larger_than_the_disk_is_refused_before_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = hostile.build(
-        tmp_path / "a.inshrink",
-        {"w": hostile.constant([1000])},
-        hostile.layout(hostile.small_header(4000)),
-        {"m.bin": bytes(8)},
-    )
+    path = constant(tmp_path, [1000], 4000)
     with pytest.raises(TooLargeError, match=r"4008 bytes of disk.*at most 4000 bytes.*--max-disk"):
         restored(path, max_disk=4000)
     monkeypatch.setattr("inshrink_core.execution.resources.free_disk", lambda _: 4000)
@@ -99,24 +96,14 @@ def test_a_part_that_claims_more_than_it_has_is_damaged(
     part = hostile.zeros_part(nbytes, claim=claim, in_frame=in_frame)
     if in_frame:  # the frame says more than the part: zstd would believe the frame
         part = part[0], (100).to_bytes(5, "little") + part[1][5:]
-    path = hostile.build(
-        tmp_path / "a.inshrink",
-        {"w": hostile.constant([4])},
-        hostile.layout(["m.bin", 116, "opaque", [], []]),
-        {"m.bin": part},
-    )
+    path = opaque(tmp_path, 116, part)
     with pytest.raises(DamagedError):
         decode(path)
     assert not inshrink_core.verify(path, deep=True).ok
 
 
 def test_a_part_larger_than_memory_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
-    path = hostile.build(
-        tmp_path / "a.inshrink",
-        {"w": hostile.constant([4])},
-        hostile.layout(["m.bin", 1 << 30, "opaque", [], []]),
-        {"m.bin": hostile.zeros_part(1 << 30)},
-    )
+    path = opaque(tmp_path, 1 << 30, hostile.zeros_part(1 << 30))
     assert (path / "frames").stat().st_size < 200_000
     for decode in (restored, verified, exported):
         with pytest.raises(TooLargeError):
@@ -147,12 +134,7 @@ def test_a_region_larger_than_what_lies_in_it_is_damaged(
 
 @pytest.mark.parametrize("shape", [[1 << 63] * 64, [0, 1 << 63], [1 << 62, 4], [0, 1 << 62, 1 << 62]])
 def test_extents_that_no_tensor_has_are_damaged(tmp_path: Path, shape: list[int]) -> None:
-    path = hostile.build(
-        tmp_path / "a.inshrink",
-        {"w": hostile.constant(shape)},
-        hostile.layout(hostile.small_header(4)),
-        {"m.bin": bytes(8)},
-    )
+    path = constant(tmp_path, shape, 4)
     with pytest.raises(DamagedError, match="the entry of tensor 'w' is damaged"):
         read(path)
 

@@ -18,14 +18,9 @@ from inshrink_core.cli import main
 from inshrink_core.codec import get_codec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from tests.lab.test_rehearsal import TASK
-from tests.runs import load, write_run
+from tests.runs import load
 
 STATE = {"exp_avg", "exp_avg_sq"}
-
-
-@pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("defaults") / "run")
 
 
 def metas(path: Path) -> list[dict[str, Any]]:

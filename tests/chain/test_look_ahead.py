@@ -5,16 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import inshrink_core
 from inshrink_core.chain import Archive
-from tests.runs import write_run
-
-
-@pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("ahead") / "run")
 
 
 def memories(path: Path) -> list[Any]:
