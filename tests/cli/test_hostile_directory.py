@@ -48,19 +48,26 @@ def stand_in(folder: Path, *command: str, **environment: str) -> subprocess.Comp
     )
 
 
-def test_inspecting_the_folder_one_stands_in_executes_nothing_of_it(downloaded: Path, tmp_path: Path) -> None:
-    lay_traps(downloaded, tmp_path / "traces")
-    done = stand_in(downloaded, INSHRINK, "inspect", ".")
-    assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
+COMPRESS = (INSHRINK, "compress", ".", "-o", "{tmp_path}/a.inshrink")
 
 
-def test_started_as_a_module_it_imports_nothing_of_the_folder_and_says_where_from(
-    downloaded: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("command", "spare", "environment", "told"),
+    [
+        ((INSHRINK, "inspect", "."), frozenset(), {}, ""),
+        ((*MODULE, "inspect", "."), BEFORE_US, {}, "inshrink_core is imported from"),
+        ((INSHRINK, "inspect", "."), BEFORE_US, {"PYTHONPATH": f"{os.pathsep}/nowhere"}, "PYTHONPATH"),
+        (COMPRESS, frozenset(), {}, ".numba_config.yaml of the working directory is ignored"),
+    ],
+    ids=["inspect", "as a module", "an empty entry of PYTHONPATH", "settings of Numba"],
+)
+def test_a_command_in_the_folder_executes_nothing_of_it(
+    downloaded: Path, tmp_path: Path, command, spare, environment, told
 ) -> None:
-    lay_traps(downloaded, tmp_path / "traces", spare=BEFORE_US)
-    done = stand_in(downloaded, *MODULE, "inspect", ".")
+    lay_traps(downloaded, tmp_path / "traces", spare=spare)
+    done = stand_in(downloaded, *(word.format(tmp_path=tmp_path) for word in command), **environment)
     assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
-    assert "inshrink_core is imported from" in done.stderr
+    assert told in done.stderr
 
 
 def test_started_as_a_module_with_a_safe_path_it_has_nothing_to_say(downloaded: Path, tmp_path: Path) -> None:
@@ -69,22 +76,6 @@ def test_started_as_a_module_with_a_safe_path_it_has_nothing_to_say(downloaded: 
     done = stand_in(downloaded, sys.executable, "-P", *MODULE[1:], "inspect", ".")
     assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
     assert "imported from" not in done.stderr
-
-
-def test_an_empty_entry_of_pythonpath_is_not_followed_into_the_folder(
-    downloaded: Path, tmp_path: Path
-) -> None:
-    lay_traps(downloaded, tmp_path / "traces", spare=BEFORE_US)
-    done = stand_in(downloaded, INSHRINK, "inspect", ".", PYTHONPATH=f"{os.pathsep}/nowhere")
-    assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
-    assert "PYTHONPATH" in done.stderr
-
-
-def test_compressing_obeys_no_numba_settings_of_the_folder(downloaded: Path, tmp_path: Path) -> None:
-    lay_traps(downloaded, tmp_path / "traces")
-    done = stand_in(downloaded, INSHRINK, "compress", ".", "-o", str(tmp_path / "a.inshrink"))
-    assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
-    assert ".numba_config.yaml of the working directory is ignored" in done.stderr
 
 
 def test_an_evaluator_of_ours_imports_nothing_of_the_folder(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,7 @@ import inshrink_core
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.chain import Archive
 from inshrink_core.errors import DamagedError, MissingFrameError
-from tests.runs import model, write_run
-
-
-@pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("runs") / "run")
+from tests.runs import model
 
 
 @pytest.fixture(scope="module")
@@ -43,19 +39,24 @@ def beheaded(branched: Path, tmp_path: Path) -> Path:
     return tmp_path / "a.inshrink"
 
 
+def reading(path: Path, out: Path) -> list[Callable[[], object]]:
+    """Return what reads the last step, or all that was archived."""
+    return [
+        lambda: Archive.open(path)[15],
+        lambda: inshrink_core.restore(path, out / "out"),
+        lambda: inshrink_core.restore(path, out / "out", steps=[15]),
+        lambda: inshrink_core.verbs.load_state_dict(path),
+        lambda: inshrink_core.verbs.export(path, out / "one.inshrink"),
+        lambda: inshrink_core.verbs.export(path, pack=out / "packed.inshrink"),
+        lambda: inshrink_core.verbs.export(path, unpack=out / "unpacked.inshrink"),
+        lambda: inshrink_core.verbs.prune(path, keep_last=1, apply=True),
+    ]
+
+
 def test_a_restore_does_not_give_the_abandoned_branch_where_the_head_is_missing(
     beheaded: Path, tmp_path: Path
 ) -> None:
-    for ask in (
-        lambda: inshrink_core.restore(beheaded, tmp_path / "out"),
-        lambda: inshrink_core.restore(beheaded, tmp_path / "out", steps=[15]),
-        lambda: inshrink_core.verbs.load_state_dict(beheaded),
-        lambda: inshrink_core.verbs.export(beheaded, tmp_path / "one.inshrink"),
-        lambda: inshrink_core.verbs.export(beheaded, pack=tmp_path / "packed.inshrink"),
-        lambda: inshrink_core.verbs.export(beheaded, unpack=tmp_path / "unpacked.inshrink"),
-        lambda: inshrink_core.verbs.prune(beheaded, keep_last=1),
-        lambda: Archive.open(beheaded)[15],
-    ):
+    for ask in reading(beheaded, tmp_path):
         with pytest.raises(MissingFrameError, match="step 15"):
             ask()
     assert not list(tmp_path.glob("out/*")) + list(tmp_path.glob("*packed.inshrink"))
@@ -175,15 +176,8 @@ def test_without_a_manifest_nothing_is_taken_for_the_last_step(
         lambda: Archive.open(unlisted).steps,
         lambda: Archive.open(unlisted).frames,
         lambda: Archive.open(unlisted).last,
-        lambda: Archive.open(unlisted)[15],
-        lambda: inshrink_core.restore(unlisted, tmp_path / "out"),
-        lambda: inshrink_core.restore(unlisted, tmp_path / "out", steps=[15]),
+        *reading(unlisted, tmp_path),
         lambda: inshrink_core.restore(unlisted, tmp_path / "out", branch=0),
-        lambda: inshrink_core.verbs.load_state_dict(unlisted),
-        lambda: inshrink_core.verbs.export(unlisted, tmp_path / "one.inshrink"),
-        lambda: inshrink_core.verbs.export(unlisted, pack=tmp_path / "packed.inshrink"),
-        lambda: inshrink_core.verbs.export(unlisted, unpack=tmp_path / "unpacked.inshrink"),
-        lambda: inshrink_core.verbs.prune(unlisted, keep_last=1, apply=True),
         lambda: inshrink_core.compare(unlisted, against=run_path),
         lambda: inshrink_core.compress(run_path, unlisted),
         lambda: inshrink_core.compress(run_path, unlisted, steps=[20], resumed_from=10),

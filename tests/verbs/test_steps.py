@@ -7,19 +7,12 @@ import pytest
 
 import inshrink_core
 from inshrink_core.errors import InputError
-from tests.runs import write_run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    return write_run(tmp_path_factory.mktemp("steps") / "run")
-
-
-@pytest.fixture(scope="module")
-def archive(run: Path) -> Path:
-    target = run.parent / "run.inshrink"
-    inshrink_core.compress(run, target, codec="lossless")
-    return target
+def archive(run_path: Path) -> Path:
+    inshrink_core.compress(run_path, run_path.parent / "run.inshrink", codec="lossless", steps=":20")
+    return run_path.parent / "run.inshrink"
 
 
 @pytest.mark.parametrize(

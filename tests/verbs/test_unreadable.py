@@ -35,6 +35,7 @@ def weights(step: int) -> dict[str, torch.Tensor]:
 
 
 def torch_files(root: Path) -> Path:
+    root.mkdir(exist_ok=True)
     for step in STEPS:
         torch.save({"model": weights(step), "step": step}, root / f"step_{step}.pt")
     return root / f"step_{LOST}.pt"
@@ -167,7 +168,6 @@ def test_a_step_that_was_asked_for_ends_with_2(tmp_path: Path, capsys):
 @pytest.mark.parametrize("bounded", [False, True])
 def test_a_step_that_fails_halfway_leaves_no_partial_frame(bounded: bool, tmp_path: Path, capsys):
     root = tmp_path / "run"
-    root.mkdir()
     path = torch_files(root)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -204,7 +204,6 @@ def test_a_step_that_fails_halfway_leaves_no_partial_frame(bounded: bool, tmp_pa
 
 def test_sound_means_that_all_of_the_run_can_be_restored(tmp_path: Path, capsys):
     root, target = tmp_path / "run", tmp_path / "a.inshrink"
-    root.mkdir()
     torch_files(root)
     inshrink_core.compress(root, target, steps=[100], **EXACT)
     assert main(["verify", str(target), "--against", str(root)]) == 1
@@ -218,7 +217,6 @@ def test_sound_means_that_all_of_the_run_can_be_restored(tmp_path: Path, capsys)
 
 def test_what_is_no_checkpoint_is_not_called_unreadable(tmp_path: Path):
     root = tmp_path / "run"
-    root.mkdir()
     torch_files(root)
     (root / "training_args.bin").write_bytes(b"\x80\x04N.")
     (root / "tokens.bin").write_bytes(b"\x17\x00\x18\x00" * 99)
@@ -248,7 +246,6 @@ def test_what_is_no_checkpoint_is_not_called_unreadable(tmp_path: Path):
 
 def test_a_watch_waits_for_what_is_unfinished_and_names_what_stays_so(tmp_path: Path):
     root = tmp_path / "run"
-    root.mkdir()
     torch_files(root)
     finished = (root / "step_200.pt").read_bytes()
     cut(root / "step_200.pt")
@@ -316,7 +313,6 @@ def test_whatever_compress_accepts_restore_writes(tmp_path_factory, names: list[
 
 def test_an_original_that_rots_later_is_named_by_compare_and_verify(tmp_path: Path, capsys):
     root, target = tmp_path / "run", tmp_path / "a.inshrink"
-    root.mkdir()
     path = torch_files(root)
     inshrink_core.compress(root, target, **EXACT)
     cut(path)

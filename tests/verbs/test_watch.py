@@ -37,6 +37,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("run") / "run", n_steps=6)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a trainer saves."""
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
 def put(source: Path, target: Path) -> None:
     """Write a checkpoint as a trainer does that is not careful: under its own name, in two pieces."""
     content = source.read_bytes()
@@ -68,9 +75,9 @@ class Trainer(threading.Thread):
             self.archived.release()
 
 
-def test_each_checkpoint_is_archived_before_the_trainer_deletes_it(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
+def test_each_checkpoint_is_archived_before_the_trainer_deletes_it(
+    finished: Path, folder: Path, tmp_path: Path
+) -> None:
     trainer = Trainer(finished, folder, keep=1)
     trainer.start()
     report = watch(folder, tmp_path / "a", until=30, idle=60, progress=trainer.hear, **OPTIONS)
@@ -90,9 +97,9 @@ def test_until_archives_nothing_beyond_the_step(finished: Path, tmp_path: Path) 
     assert Archive.open(tmp_path / "a").steps == (5, 10, 15)
 
 
-def test_half_written_checkpoint_waits_until_it_is_whole(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
+def test_half_written_checkpoint_waits_until_it_is_whole(
+    finished: Path, folder: Path, tmp_path: Path
+) -> None:
     content = (finished / "step_5.pt").read_bytes()
     (folder / "step_5.pt").write_bytes(content[:3000])
     report = watch(folder, tmp_path / "a", idle=0.3, **OPTIONS)
@@ -154,9 +161,9 @@ def test_steps_that_were_pruned_do_not_come_back(finished: Path, tmp_path: Path)
     assert Archive.open(tmp_path / "a").steps == (15, 20)
 
 
-def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
+def test_checkpoint_written_again_with_other_values_ends_the_watch(
+    finished: Path, folder: Path, tmp_path: Path
+) -> None:
     shutil.copy(finished / "step_5.pt", folder)
 
     def overwrite(event: Progress) -> None:
@@ -167,14 +174,7 @@ def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Pat
             shutil.copy(finished / "step_10.pt", folder / "step_5.pt")
 
     with pytest.raises((StepConflictError, InputError)):
-        watch(
-            folder,
-            tmp_path / "a",
-            idle=5,
-            step_pattern="step_{step}.pt",
-            progress=overwrite,
-            **OPTIONS,
-        )
+        watch(folder, tmp_path / "a", idle=5, step_pattern="step_{step}.pt", progress=overwrite, **OPTIONS)
 
 
 def test_bad_arguments_and_an_archive_being_written_are_told(finished: Path, tmp_path: Path) -> None:
