@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorRole, TensorSpec
+from inshrink_core.evaluate import Evaluation
+from inshrink_core.metrics import Direction
 
 
 class DictSource:
@@ -83,3 +85,12 @@ def memory_run(
 def seeded(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return normal values that are the same whenever asked."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def evaluation(
+    value: float = 1.0, metric: str = "loss", *, error: float | None = None, **arrays
+) -> Evaluation:
+    """Return what an evaluator finds by a metric of which less is better."""
+    errors = {} if error is None else {metric: error}
+    found = {"metric": metric, "value": value, "metrics": {metric: value}, "standard_errors": errors}
+    return Evaluation(direction=Direction.LOWER, **found, **arrays)

@@ -70,6 +70,16 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("run") / "run")
 
 
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small task to rehearse."""
+    from tests.lab.test_rehearsal import TASK
+
+    path = tmp_path_factory.mktemp("task") / "line.py"
+    path.write_text(TASK)
+    return f"{path}:Line"
+
+
 @pytest.fixture
 def evaluators_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run evaluators of files in this process."""

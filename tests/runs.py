@@ -18,6 +18,16 @@ def model() -> nn.Module:
     )
 
 
+def adam(network: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer with two moments."""
+    return torch.optim.AdamW(network.parameters(), lr=1e-3)
+
+
+def sgd(network: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer with one."""
+    return torch.optim.SGD(network.parameters(), lr=1e-2, momentum=0.9)
+
+
 def batch(step: int) -> tuple[Tensor, Tensor]:
     """Return the inputs and targets of a step; the same ones whenever asked."""
     generator = torch.Generator().manual_seed(step)
@@ -42,7 +52,7 @@ def write_run(directory: Path, n_steps: int = 4, every: int = 5) -> Path:
     """Train and save every few steps; the last steps are `n_steps * every`."""
     directory.mkdir(parents=True, exist_ok=True)
     network = model()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    optimizer = adam(network)
     for save in range(1, n_steps + 1):
         train(network, optimizer, range((save - 1) * every, save * every))
         state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "step": save * every}
@@ -55,7 +65,7 @@ def load(path: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
     state = torch.load(path, weights_only=True)
     network = model()
     network.load_state_dict(state["model"])
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    optimizer = adam(network)
     optimizer.load_state_dict(state["optimizer"])
     return network, optimizer
 

@@ -50,6 +50,11 @@ def test_a_changed_step_is_refused_and_a_branch_takes_it(run_path: Path, tmp_pat
     assert inshrink_core.verify(target, deep=True).ok
 
 
+def test_an_archive_without_frames_is_sound(tmp_path: Path) -> None:
+    ArchiveWriter(tmp_path / "empty.inshrink", create=True).close()
+    assert inshrink_core.verify(tmp_path / "empty.inshrink", deep=True).ok
+
+
 def test_another_codec_on_an_existing_archive_is_refused(run_path: Path, tmp_path: Path) -> None:
     inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="lossless", steps=[5])
     with pytest.raises(InputError, match="written with the codec 'lossless'"):

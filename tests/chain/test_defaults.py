@@ -17,7 +17,6 @@ from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.cli import main
 from inshrink_core.codec import get_codec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from tests.lab.test_rehearsal import TASK
 from tests.runs import load
 
 STATE = {"exp_avg", "exp_avg_sq"}
@@ -122,10 +121,9 @@ def test_optimizer_state_that_the_moments_codec_has_no_rule_for_stays_exact(tmp_
     assert not torch.equal(original["exp_avg"], restored["exp_avg"])
 
 
-def test_a_rehearsal_restores_from_what_compress_would_write(tmp_path):
-    (tmp_path / "line.py").write_text(TASK)
+def test_a_rehearsal_restores_from_what_compress_would_write(task, tmp_path):
     for codec, expected in ((None, "compressed"), ("lossless", "exact")):
-        found = inshrink_lab.rehearse(f"{tmp_path}/line.py:Line", tmp_path / "out", codec=codec, seeds=1)
+        found = inshrink_lab.rehearse(task, tmp_path / "out", codec=codec, seeds=1)
         assert found.optimizer == expected
     assert found.excess == 0
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from inshrink_core.cli import main
-from tests.lab.test_rehearsal import TASK
 
 COMMAND = (sys.executable, "-P", "-m", "inshrink_core.cli")
 
@@ -69,10 +68,9 @@ def test_an_error_is_the_document_of_always_and_a_form_that_is_none_is_refused(
     assert "choose one of bar, jsonl" in capsys.readouterr().err
 
 
-def begin(run: Path, steps: int) -> subprocess.Popen[str]:
+def begin(task: str, run: Path) -> subprocess.Popen[str]:
     """Start a rehearsal, which takes long, and wait for its first word."""
-    (run.parent / "line.py").write_text(TASK)
-    words = ["rehearse", f"{run.parent}/line.py:Line", "-o", f"{run.parent}/rehearsal", "--steps", str(steps)]
+    words = ["rehearse", task, "-o", f"{run.parent}/rehearsal", "--steps", "100000"]
     process = subprocess.Popen(
         [*COMMAND, *words, "--json", "--progress", "jsonl"],
         stdout=subprocess.PIPE,
@@ -85,8 +83,8 @@ def begin(run: Path, steps: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-def test_a_verb_that_is_told_to_end_is_interrupted_and_says_so(run: Path) -> None:
-    process = begin(run, 100_000)
+def test_a_verb_that_is_told_to_end_is_interrupted_and_says_so(task: str, run: Path) -> None:
+    process = begin(task, run)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -94,8 +92,8 @@ def test_a_verb_that_is_told_to_end_is_interrupted_and_says_so(run: Path) -> Non
 
 
 @pytest.mark.skipif(not hasattr(__import__("select"), "poll"), reason="this system has no poll")
-def test_a_verb_ends_when_nobody_reads_its_progress_any_more(run: Path) -> None:
-    process = begin(run, 100_000)
+def test_a_verb_ends_when_nobody_reads_its_progress_any_more(task: str, run: Path) -> None:
+    process = begin(task, run)
     assert process.stderr is not None
     process.stderr.close()
     assert process.wait(30) != 0

@@ -46,13 +46,6 @@ class Line:
 '''
 
 
-@pytest.fixture(scope="module")
-def task(tmp_path_factory):
-    path = tmp_path_factory.mktemp("task") / "line.py"
-    path.write_text(TASK)
-    return f"{path}:Line"
-
-
 @pytest.fixture
 def counted(monkeypatch):
     """Count the trainings that are really run."""

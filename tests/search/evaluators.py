@@ -10,6 +10,7 @@ from torch import nn
 from inshrink_core.errors import NotFiniteError
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.metrics import Direction
+from tests.builders import evaluation
 from tests.runs import batch, model
 
 
@@ -39,15 +40,8 @@ class InProcess:
         loss = self.judged(nn.functional.nll_loss(log_probs.double(), targets).item())
         if loss != loss:
             raise NotFiniteError("its 'loss' is nan", where=self.spec)
-        errors = {} if self.standard_error is None else {"loss": self.standard_error}
-        return Evaluation(
-            metric="loss",
-            direction=Direction.LOWER,
-            value=loss,
-            metrics={"loss": loss},
-            log_probs=log_probs.numpy() if self.with_log_probs else None,
-            standard_errors=errors,
-        )
+        arrays = {"log_probs": log_probs.numpy()} if self.with_log_probs else {}
+        return evaluation(loss, error=self.standard_error, **arrays)
 
     def judged(self, loss: float) -> float:
         """Return what is said of a loss; a test may lie."""

@@ -7,15 +7,7 @@ import torch
 
 from inshrink_core.errors import InputError, NotFoundError
 from inshrink_core.training.saver import Saver
-from tests.runs import model, train
-
-
-def sgd(network):
-    return torch.optim.SGD(network.parameters(), lr=1e-2, momentum=0.9)
-
-
-def adam(network):
-    return torch.optim.AdamW(network.parameters(), lr=1e-3)
+from tests.runs import adam, model, sgd, train
 
 
 @pytest.mark.parametrize(
