@@ -61,12 +61,6 @@ def test_another_codec_on_an_existing_archive_is_refused(run_path: Path, tmp_pat
         inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="inshrinkerator")
 
 
-def test_keyframes_come_as_often_as_asked(run_path: Path, tmp_path: Path) -> None:
-    inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="lossless", keyframe_every=2)
-    kinds = [info.kind for info in Archive.open(tmp_path / "a.inshrink").frames]
-    assert kinds == [FrameKind.KEYFRAME, FrameKind.DELTA, FrameKind.KEYFRAME, FrameKind.DELTA]
-
-
 def test_a_delta_that_saves_nothing_becomes_a_keyframe(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()

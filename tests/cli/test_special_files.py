@@ -23,6 +23,7 @@ from inshrink_core.execution import NotRegularError, load_result, read_regular, 
 from inshrink_core.search.trials import Trial, TrialLog
 from inshrink_core.training import Saver
 from inshrink_core.training.spool import Spool, spool_folder
+from tests.formats.run_builders import content_of
 from tests.runs import model
 
 _MAX_S = 60
@@ -198,21 +199,17 @@ def outside(tmp_path: Path) -> Path:
     return folder
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 def test_a_writer_neither_deletes_nor_writes_behind_a_link_for_frames(root: Path, outside: Path) -> None:
     frames = root / "a.inshrink/frames"
     for path in frames.iterdir():
         shutil.copy(path, outside)
     shutil.rmtree(frames)
     frames.symlink_to(outside)
-    before = contents(outside)
+    before = content_of(outside)
     for verb in ("compress", "watch", "saver", "prune, applied", "forget, applied"):
         with pytest.raises(DamagedError, match=r"frames is a pipe, a device, a folder or a link"):
             everything(root, "a.inshrink")[verb]()
-    assert contents(outside) == before
+    assert content_of(outside) == before
     assert Archive.open(root / "a.inshrink").steps == (10, 20, 30)  # readers may: some stores keep links
 
 
@@ -226,19 +223,19 @@ def test_a_writer_leaves_alone_what_a_link_leads_to(root: Path, outside: Path, a
         target.write_bytes(path.read_bytes())
     path.unlink(missing_ok=True)
     path.symlink_to(target)
-    before = contents(outside)
+    before = content_of(outside)
     save_torch_run(root / "run", (40,))
     for verb in ("compress", "prune, applied", "forget, applied", "saver"):
         try:
             everything(root, "a.inshrink")[verb]()
         except InshrinkError:
             assert at == "lock"
-    assert contents(outside) == before
+    assert content_of(outside) == before
     assert not LocalStorage(root / "a.inshrink").is_locked()
 
 
 def test_a_link_planted_while_a_writer_is_at_work_is_not_written_through(root: Path, outside: Path) -> None:
-    before = contents(outside)
+    before = content_of(outside)
     with ArchiveWriter(root / "a.inshrink") as writer:
         head = writer.reader.head
         assert head is not None
@@ -247,13 +244,13 @@ def test_a_link_planted_while_a_writer_is_at_work_is_not_written_through(root: P
             (root / "a.inshrink" / name).symlink_to(outside / "precious")
         with writer.begin(step=40, kind="keyframe", parent_id=head.frame_id) as frame:
             frame.commit({})
-    assert contents(outside) == before
+    assert content_of(outside) == before
     assert Archive.open(root / "a.inshrink").reader.find(40).generation == number
 
 
 @pytest.mark.parametrize("verb", ["pack", "unpack", "export"])
 def test_what_is_made_beside_is_not_written_through_a_link(root: Path, outside: Path, verb: str) -> None:
-    before = contents(outside)
+    before = content_of(outside)
     for name in ("again", "unpacked", "one"):
         link = root / f".{name}.inshrink.tmp"
         link.symlink_to(outside if name == "unpacked" else outside / "precious")
@@ -261,7 +258,7 @@ def test_what_is_made_beside_is_not_written_through_a_link(root: Path, outside: 
         everything(root, "a.inshrink")[verb]()
     except InshrinkError:
         assert verb == "unpack"
-    assert contents(outside) == before
+    assert content_of(outside) == before
 
 
 @pytest.mark.parametrize("name", ["00000001", ".00000001.tmp", ""])
@@ -270,13 +267,13 @@ def test_a_saver_follows_no_link_in_its_spool(tmp_path: Path, outside: Path, nam
     if name:
         spool.mkdir()
     (spool / name if name else spool).symlink_to(outside)
-    before = contents(outside)
+    before = content_of(outside)
     try:
         with Saver(tmp_path / "a.inshrink", model()) as saver:
             saver.save(1)
     except InshrinkError as error:
         assert not name or "spool" in str(error)
-    assert contents(outside) == before
+    assert content_of(outside) == before
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device"])

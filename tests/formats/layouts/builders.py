@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -179,8 +179,3 @@ def random_states(step: int) -> dict[str, Any]:
     """Return states of random-number generators, as frameworks save them."""
     chance = torch.Generator().manual_seed(step)
     return {"python": (3, (step, 1, 2), None), "cpu": chance.get_state(), "cuda": []}
-
-
-def each(folder: Path, names: Iterable[str]) -> list[Path]:
-    """Return paths below a folder."""
-    return [folder / name for name in names]
