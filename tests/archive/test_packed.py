@@ -150,7 +150,7 @@ def test_newer_version_is_told_from_damage(packed):
         ArchiveReader.open(packed)
 
 
-def forged(files: list[tuple[str, int]], *, cut: int = 0) -> bytes:
+def forged(files, *, cut=0):
     """Return a packed archive whose directory says what it likes, every checksum right."""
     places, offset = [], PACK_HEADER_NBYTES
     for name, nbytes in files:

@@ -2,7 +2,6 @@
 
 import hashlib
 import struct
-from pathlib import Path
 
 import google_crc32c
 import msgpack
@@ -19,19 +18,19 @@ LARGE, SMALL = bytes(i % 251 for i in range(5000)), b"small"
 ATTRIBUTES = ("weight", "float32", [1250], False, "vector")
 
 
-def crc(*chunks: bytes) -> bytes:
+def crc(*chunks):
     return struct.pack("<I", google_crc32c.value(b"".join(chunks)))
 
 
 def frame(
-    part: int = 0,
-    last: int = 0,
-    attributes: tuple = ATTRIBUTES,
+    part=0,
+    last=0,
+    attributes=ATTRIBUTES,
     *,
-    keys: tuple[str, str] = ("a", "b"),
-    places: list[int] | None = None,
-    attached: bool | None = None,
-) -> bytes:
+    keys=("a", "b"),
+    places=None,
+    attached=None,
+):
     """Return a keyframe of step 7: a large tensor, a small one, and an attachment with the same bytes."""
     attached = not last if attached is None else attached
     header = b"INSHRNKF" + struct.pack("<HBBI", 1, 1, 0, 0) + ARCHIVE_ID + FRAME_ID + bytes(16)
@@ -57,18 +56,18 @@ def frame(
     return header + bytes(start - len(header)) + LARGE + SMALL + document + trailer
 
 
-def manifest(*frames: bytes, flags: int = 0, more: tuple = ()) -> bytes:
+def manifest(*frames, flags=0, more=()):
     """Return a manifest that lists frames of step 7, which are keyframes."""
     n = len(frames)
     return listed(n, frames, flags, more)
 
 
-def manifest_of_parts(*parts: bytes) -> bytes:
+def manifest_of_parts(*parts):
     """Return a manifest that lists one frame of step 7 in some parts."""
     return listed(1, parts, 2, ([len(parts)],))
 
 
-def listed(n: int, files: tuple[bytes, ...], flags: int, more: tuple) -> bytes:
+def listed(n, files, flags, more):
     """Return a manifest of `n` frames in some files."""
     columns = [
         [FRAME_ID] * n, [None] * n, [7] * n, [0] * n, [0] * n, list(range(1, n + 1)),
@@ -81,14 +80,14 @@ def listed(n: int, files: tuple[bytes, ...], flags: int, more: tuple) -> bytes:
     return fields + crc(fields, payload) + payload
 
 
-def archive(path: Path, content: bytes, listed: bytes, name: str = "00000001-7.frame") -> Path:
+def archive(path, content, listed, name="00000001-7.frame"):
     (path / "frames").mkdir(parents=True)
     (path / "frames" / name).write_bytes(content)
     (path / "inshrink-manifest").write_bytes(listed)
     return path
 
 
-def read(path: Path) -> None:
+def read(path):
     reader = ArchiveReader.open(path)
     reader.frame(reader.frames[0].frame_id)
 
@@ -112,7 +111,7 @@ def test_the_flag_of_segments_places_a_frame_in_one(tmp_path):
     assert check_archive(path) == ()
 
 
-def in_parts(path: Path, parts: list[bytes], listed: bytes) -> Path:
+def in_parts(path, parts, listed):
     archive(path, parts[0], listed, "00000001-7.00000.frame")
     for number, part in enumerate(parts[1:], 1):
         (path / "frames" / f"00000001-7.{number:05d}.frame").write_bytes(part)
@@ -182,7 +181,7 @@ def test_the_number_of_parts_in_a_manifest_must_fit_its_columns(tmp_path):
         assert ArchiveReader.open(path).catalog.manifest_problem is not None
 
 
-def cells(path, *attributes: tuple) -> Path:
+def cells(path, *attributes):
     """Return an archive of blocks of 1,250 elements, each with the shape of a tensor and where it begins."""
     with (
         ArchiveWriter(path, create=True) as writer,

@@ -1,10 +1,6 @@
 """Which buffers come back bit for bit, and that `compress` says which do not."""
 
-from __future__ import annotations
-
 import io
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -24,9 +20,7 @@ OVERRIDE = {"match": "*.running_*", "exact": True}
         ({"codec": "inshrinkerator"}, set(), ""),
     ],
 )
-def test_buffers_that_are_rounded_are_told_with_what_keeps_them(
-    run_path: Path, tmp_path: Path, asked: dict[str, Any], rounded: set[str], words: str
-) -> None:
+def test_buffers_that_are_rounded_are_told_with_what_keeps_them(run_path, tmp_path, asked, rounded, words):
     report = inshrink_core.compress(run_path, tmp_path / "a.inshrink", **asked)
     originals, restored = inshrink_core.open(run_path), inshrink_core.open(tmp_path / "a.inshrink")
     different = {

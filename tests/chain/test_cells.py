@@ -1,7 +1,6 @@
 """Tensors in cells, as ranks of a sharded training write them: everything that reads sees whole tensors."""
 
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,14 +32,14 @@ def small_cells(monkeypatch):
     monkeypatch.setattr(parts, "CELL_NUMEL", 64)  # eight rows
 
 
-def specs() -> list[TensorSpec]:
+def specs():
     weight = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS, COLUMNS))
     bias = TensorSpec(name="fc.bias", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS,))
     moment = TensorSpec(name="fc.weight", role=TensorRole.EXP_AVG, dtype="float32", shape=(ROWS, COLUMNS))
     return [weight, moment, bias]
 
 
-def values(step: int) -> dict[TensorSpec, torch.Tensor]:
+def values(step):
     found = {}
     for seed, spec in enumerate(specs()):
         before = torch.randn(spec.shape, generator=torch.Generator().manual_seed(seed))
@@ -50,7 +49,7 @@ def values(step: int) -> dict[TensorSpec, torch.Tensor]:
     return found
 
 
-def shards_of(step: int, rank: int, world: int) -> dict[TensorSpec, torch.Tensor]:
+def shards_of(step, rank, world):
     """Return what a rank holds: rows of the matrices, and the first one all of the bias."""
     shards = {}
     for spec, tensor in values(step).items():
@@ -64,7 +63,7 @@ def shards_of(step: int, rank: int, world: int) -> dict[TensorSpec, torch.Tensor
     return shards
 
 
-def write(path: Path, world: int, steps=STEPS, codec: str = "lossless") -> Path:
+def write(path, world, steps=STEPS, codec="lossless"):
     """Write an archive as so many ranks do, each a thread that has one part."""
     if not path.exists():
         ArchiveWriter(path, create=True).close()
@@ -76,9 +75,7 @@ def write(path: Path, world: int, steps=STEPS, codec: str = "lossless") -> Path:
         places = {row: place for place, row in enumerate(rows)}
         failures = []
 
-        def rank_writes(
-            rank: int, step=step, shards=shards, meeting=meeting, given=given, places=places
-        ) -> None:
+        def rank_writes(rank, step=step, shards=shards, meeting=meeting, given=given, places=places):
             def gathered(value):
                 given[rank] = value
                 meeting.wait()
@@ -91,7 +88,7 @@ def write(path: Path, world: int, steps=STEPS, codec: str = "lossless") -> Path:
             with PartWriter(path, rank, world, bytes([step])) as writer:
                 ChainWriter(writer, config, split=Shards(at, gathered)).append(checkpoint)
 
-        def guarded(rank: int, act=rank_writes, failures=failures) -> None:
+        def guarded(rank, act=rank_writes, failures=failures):
             try:
                 act(rank)
             except BaseException as error:
@@ -107,7 +104,7 @@ def write(path: Path, world: int, steps=STEPS, codec: str = "lossless") -> Path:
     return path
 
 
-def same(path: Path, steps=STEPS) -> bool:
+def same(path, steps=STEPS):
     archive = Archive.open(path)
     return archive.steps == tuple(steps) and all(
         torch.equal(archive[step][spec.key], tensor)
@@ -275,7 +272,7 @@ def test_a_part_remembers_its_own_cells_alone_and_a_frame_all_of_them(tmp_path):
     assert not check_archive(tmp_path / "changing")
 
 
-def blocks(archive: Archive, info) -> dict[str, bytes]:
+def blocks(archive, info):
     frame = archive.frame(info)
     return {entry.key: frame.read(entry) for entry in frame.entries if not entry.attachment}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +21,12 @@ from tests.runs import load
 STATE = {"exp_avg", "exp_avg_sq"}
 
 
-def metas(path: Path) -> list[dict[str, Any]]:
+def metas(path):
     archive = Archive.open(path)
     return [archive.frame(info).meta for info in archive.frames]
 
 
-def bitstreams(path: Path, step: int) -> dict[str, set[str]]:
+def bitstreams(path, step):
     """Return the bitstreams of a step's blocks by role of their tensors."""
     archive = Archive.open(path)
     found: dict[str, set[str]] = {}
@@ -38,7 +37,7 @@ def bitstreams(path: Path, step: int) -> dict[str, set[str]]:
     return found
 
 
-def is_exact(found: dict[str, set[str]], role: str) -> bool:
+def is_exact(found, role):
     return found[role] <= {get_codec("lossless").bitstream}
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -86,7 +85,7 @@ def test_malformed_settings_are_refused(texts):
         parse_settings(texts)
 
 
-def test_config_files_are_toml_or_json(tmp_path: Path):
+def test_config_files_are_toml_or_json(tmp_path):
     (tmp_path / "a.toml").write_text('codec = "lossless"\n[settings]\nlevel = 3\n')
     (tmp_path / "a.json").write_text(json.dumps({"codec": "lossless", "settings": {"level": 3}}))
     expected = {"codec": "lossless", "settings": {"level": 3}}

@@ -1,15 +1,10 @@
 """``--progress jsonl``: messages of a verb for another program, and what ends the verb."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +15,7 @@ COMMAND = (sys.executable, "-P", "-m", "inshrink_core.cli")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """Write a small run of four steps, with an evaluator."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -34,9 +29,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def reported(
-    words: Sequence[str], capsys: pytest.CaptureFixture[str]
-) -> tuple[int, dict[str, Any], list[Any]]:
+def reported(words, capsys):
     """Run a verb; return its exit code, its document and its messages."""
     capsys.readouterr()
     code = main([*words, "--json", "--progress", "jsonl"])
@@ -44,9 +37,7 @@ def reported(
     return code, json.loads(output.out), [json.loads(line) for line in output.err.splitlines()]
 
 
-def test_a_comparison_tells_each_step_as_soon_as_it_is_known(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_tells_each_step_as_soon_as_it_is_known(run, capsys):
     archive = f"{run}.inshrink"
     assert main(["compress", str(run), "-o", archive, "--codec", "lossless", "--quiet"]) == 0
     words = ["compare", archive, "--against", str(run), "--evaluator", f"{run}/judge.py:evaluate"]
@@ -59,16 +50,14 @@ def test_a_comparison_tells_each_step_as_soon_as_it_is_known(
     assert {message["found"]["metric"] for message in messages} == {"loss"}
 
 
-def test_an_error_is_the_document_of_always_and_a_form_that_is_none_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_the_document_of_always_and_a_form_that_is_none_is_refused(tmp_path, capsys):
     assert main(["verify", str(tmp_path / "none"), "--json", "--progress", "jsonl"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 2
     assert main(["verify", str(tmp_path / "none"), "--progress", "loud"]) == 2
     assert "choose one of bar, jsonl" in capsys.readouterr().err
 
 
-def begin(task: str, run: Path) -> subprocess.Popen[str]:
+def begin(task, run):
     """Start a rehearsal, which takes long, and wait for its first word."""
     words = ["rehearse", task, "-o", f"{run.parent}/rehearsal", "--steps", "100000"]
     process = subprocess.Popen(
@@ -83,7 +72,7 @@ def begin(task: str, run: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-def test_a_verb_that_is_told_to_end_is_interrupted_and_says_so(task: str, run: Path) -> None:
+def test_a_verb_that_is_told_to_end_is_interrupted_and_says_so(task, run):
     process = begin(task, run)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
@@ -92,7 +81,7 @@ def test_a_verb_that_is_told_to_end_is_interrupted_and_says_so(task: str, run: P
 
 
 @pytest.mark.skipif(not hasattr(__import__("select"), "poll"), reason="this system has no poll")
-def test_a_verb_ends_when_nobody_reads_its_progress_any_more(task: str, run: Path) -> None:
+def test_a_verb_ends_when_nobody_reads_its_progress_any_more(task, run):
     process = begin(task, run)
     assert process.stderr is not None
     process.stderr.close()

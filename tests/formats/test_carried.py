@@ -16,19 +16,19 @@ from inshrink_core.verbs import export, load_state_dict, prune
 from tests.formats.run_builders import same_bits
 
 
-def _quantized(dtype: torch.dtype) -> Tensor:
+def _quantized(dtype):
     with warnings.catch_warnings(action="ignore"):  # PyTorch means to drop them, and loads them still
         return torch.quantize_per_tensor(torch.randn(4, 6), 0.1, 3, dtype)
 
 
-def _by_channel() -> Tensor:
+def _by_channel():
     with warnings.catch_warnings(action="ignore"):
         return torch.quantize_per_channel(
             torch.randn(4, 6), torch.rand(4).double(), torch.arange(4), 0, torch.quint8
         )
 
 
-def _complex() -> Tensor:
+def _complex():
     return torch.randn(3, 5, dtype=torch.complex64)
 
 
@@ -59,7 +59,7 @@ ODD = {
 }
 
 
-def _plain(stored: dict[str, Tensor], like: Tensor) -> Tensor:
+def _plain(stored, like):
     """Return what the parts of ``odd`` are parts of."""
     part = {name.removeprefix("odd."): value for name, value in stored.items() if name.startswith("odd")}
     if like.is_quantized:
@@ -82,7 +82,7 @@ def _plain(stored: dict[str, Tensor], like: Tensor) -> Tensor:
     return made.to_dense()
 
 
-def _dense(tensor: Tensor) -> Tensor:
+def _dense(tensor):
     if tensor.is_quantized:
         zero = tensor.q_zero_point() if tensor.qscheme() is torch.per_tensor_affine else None
         if zero is not None:
@@ -93,7 +93,7 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 @pytest.fixture(params=ODD)
-def odd(request) -> Tensor:
+def odd(request):
     torch.manual_seed(0)
     with warnings.catch_warnings(action="ignore"):  # the first sparse tensor of a process is "in beta"
         made: Tensor = ODD[request.param]()
@@ -214,10 +214,10 @@ def test_shards_of_their_own_reach_both_formats(tmp_path, make):
 class _Built:
     """Pickles as a call of a function of PyTorch with given arguments."""
 
-    def __init__(self, function: object, *args: object) -> None:
+    def __init__(self, function, *args):
         self.function, self.args = function, args
 
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+    def __reduce__(self):
         return self.function, self.args
 
 

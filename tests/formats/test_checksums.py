@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from inshrink_core.training.spool import Spool
 N_FLIPS = int(os.environ.get("INSHRINK_ROT_FLIPS", "300"))
 
 
-def state() -> dict:
+def state():
     torch.manual_seed(0)
     shared = torch.randn(60_000)
     return {
@@ -37,12 +36,12 @@ def state() -> dict:
     }
 
 
-def entries(path: Path):
+def entries(path):
     with ReadableFile(path, ByteCounter()) as file:
         return read_entries(file)[0] if read_entries(file)[1] else []
 
 
-def read_everything(path: Path) -> None:
+def read_everything(path):
     """Read what compressing reads: every tensor, and the rest of the file."""
     checkpoint = next(iter(open_run(path).values()))
     for spec in checkpoint.specs:
@@ -51,7 +50,7 @@ def read_everything(path: Path) -> None:
         checkpoint.source.skeleton(file)
 
 
-def flip(path: Path, at: int, bit: int = 0) -> None:
+def flip(path, at, bit=0):
     with path.open("r+b") as file:
         file.seek(at)
         old = file.read(1)[0]
@@ -60,7 +59,7 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 
 @pytest.fixture
-def original(tmp_path) -> Path:
+def original(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     torch.save(state(), folder / "step_7.pt")

@@ -54,7 +54,7 @@ class Outer:
     class Inner(enum.Enum):
         ONE = 1
 
-    def method(self) -> None:
+    def method(self):
         """Be a method."""
 
 
@@ -81,11 +81,11 @@ class Width:
 
 
 class Rebuilt:
-    def __reduce__(self) -> tuple[object, tuple[int]]:
+    def __reduce__(self):
         return _rebuild, (1,)
 
 
-def _rebuild(value: int) -> object:
+def _rebuild(value):
     raise AssertionError("executed")
 
 
@@ -173,10 +173,10 @@ def test_all_of_them_beside_a_model_come_back_bit_for_bit(tmp_path):
 
 
 class _Call:
-    def __init__(self, function: Callable[..., object], *args: object) -> None:
+    def __init__(self, function, *args):
         self.function, self.args = function, args
 
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+    def __reduce__(self):
         return self.function, self.args
 
 
@@ -215,7 +215,7 @@ def test_what_a_value_would_do_if_it_were_called_is_refused(program):
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
         self.register_buffer("scratch", torch.ones(5), persistent=False)
@@ -224,7 +224,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList([Block(), Block()])
         self.head = nn.Linear(4, 4)
@@ -234,7 +234,7 @@ class Net(nn.Module):
 
 
 class Agent:
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net):
         self.net, self.settings = net, {"a": 1}
 
 

@@ -1,7 +1,5 @@
 """Partial failures: what a restore of the lost tensors alone costs, in steps."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 

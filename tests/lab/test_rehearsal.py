@@ -1,7 +1,5 @@
 """The rehearsal: a control at exactly zero, failures that are real, and no training done twice."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

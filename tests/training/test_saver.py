@@ -1,7 +1,5 @@
 """The saver: what was saved is restored, whatever happens in between."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The saver under a check: every save keeps the promised restore cost, and training is not touched."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

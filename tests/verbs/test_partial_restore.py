@@ -1,7 +1,5 @@
 """A restore of what was lost alone: all else stays, and training goes on where it is."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,12 +1,8 @@
 """Release: what the archive is proven to hold goes, and nothing else, whenever it is cut off."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,28 +16,26 @@ from tests.runs import write_run
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     write_run_of_folders(tmp_path / "run")
     return tmp_path / "run"
 
 
 @pytest.fixture
-def archive(run: Path, tmp_path: Path) -> Path:
+def archive(run, tmp_path):
     inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless", optimizer="exact")
     return tmp_path / "a.inshrink"
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def why(report: Any) -> dict[int, str]:
+def why(report):
     return {row.step: row.why for row in report.steps}
 
 
-def test_what_is_released_comes_back_bit_for_bit_and_the_newest_stay(
-    run: Path, archive: Path, tmp_path: Path
-) -> None:
+def test_what_is_released_comes_back_bit_for_bit_and_the_newest_stay(run, archive, tmp_path):
     before = content_of(run)
     report = release(run, archive, apply=True)
     assert report.released == (1, 2)
@@ -56,7 +50,7 @@ def test_what_is_released_comes_back_bit_for_bit_and_the_newest_stay(
 @pytest.mark.parametrize(
     "given", ["optimizer", "pruned", "extra", "link", "changed", "unreadable", "missing"]
 )
-def test_what_the_archive_does_not_hold_stays(run: Path, tmp_path: Path, given: str) -> None:
+def test_what_the_archive_does_not_hold_stays(run, tmp_path, given):
     target = tmp_path / "a"
     options = {"optimizer": "drop" if given == "optimizer" else "exact", "codec": "lossless"}
     steps = [1, 3, 4] if given == "missing" else [1, 2, 3, 4]
@@ -84,13 +78,11 @@ def test_what_the_archive_does_not_hold_stays(run: Path, tmp_path: Path, given: 
     assert (report.failure is not None) == (given == "changed")
 
 
-def test_a_file_that_is_written_meanwhile_stays(
-    run: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_written_meanwhile_stays(run, archive, monkeypatch):
     module = import_module("inshrink_core.verbs.verify")
     genuine = module.verified_step
 
-    def compared(view: Archive, info: Any, originals: Any) -> Any:
+    def compared(view, info, originals):
         found = genuine(view, info, originals)
         path = run / f"checkpoint-{info.step}" / "trainer_state.json"
         path.write_text(path.read_text())  # the same bytes at another time
@@ -103,12 +95,10 @@ def test_a_file_that_is_written_meanwhile_stays(
     assert content_of(run) == before
 
 
-def test_a_deletion_that_was_cut_off_is_seen_by_no_reader_and_finished(
-    run: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deletion_that_was_cut_off_is_seen_by_no_reader_and_finished(run, archive, monkeypatch):
     genuine, calls = os.unlink, []
 
-    def dying(path: Any, **options: Any) -> None:
+    def dying(path, **options):
         calls.append(path)
         if len(calls) == 2:
             raise KeyboardInterrupt
@@ -127,7 +117,7 @@ def test_a_deletion_that_was_cut_off_is_seen_by_no_reader_and_finished(
     assert names(run) == ["checkpoint-3", "checkpoint-4"]
 
 
-def test_a_cut_off_deletion_is_not_finished_where_another_archive_is_given(run: Path, archive: Path) -> None:
+def test_a_cut_off_deletion_is_not_finished_where_another_archive_is_given(run, archive):
     hidden = (run / "checkpoint-1").rename(run / f".checkpoint-1.{'00' * 16}.inshrink-released")
     with pytest.raises(InputError, match="this archive does not hold the checkpoint"):
         release(run, archive, apply=True)
@@ -135,9 +125,7 @@ def test_a_cut_off_deletion_is_not_finished_where_another_archive_is_given(run: 
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_what_was_hidden_and_not_compared_again_gets_its_name_back(
-    run: Path, archive: Path, is_taken: bool
-) -> None:
+def test_what_was_hidden_and_not_compared_again_gets_its_name_back(run, archive, is_taken):
     before = content_of(run)
     hidden = (run / "checkpoint-3").rename(run / ".checkpoint-3.inshrink-releasing")
     if is_taken:
@@ -150,7 +138,7 @@ def test_what_was_hidden_and_not_compared_again_gets_its_name_back(
         assert content_of(run) == before
 
 
-def test_the_base_model_of_the_archive_stays(tmp_path: Path) -> None:
+def test_the_base_model_of_the_archive_stays(tmp_path):
     flat = write_run(tmp_path / "run", n_steps=5)
     inshrink_core.compress(flat, tmp_path / "a", codec="lossless", optimizer="exact", base=flat / "step_5.pt")
     report = release(flat, tmp_path / "a", apply=True)
@@ -159,7 +147,7 @@ def test_the_base_model_of_the_archive_stays(tmp_path: Path) -> None:
     assert report.released == (10, 15)
 
 
-def test_a_watch_releases_what_it_has_archived(tmp_path: Path) -> None:
+def test_a_watch_releases_what_it_has_archived(tmp_path):
     flat = write_run(tmp_path / "run", n_steps=4)
     output = []
     report = inshrink_core.compress(

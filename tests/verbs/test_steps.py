@@ -1,7 +1,5 @@
 """Steps that a verb is asked for: a number, a text, or several of them."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,7 @@ from inshrink_core.errors import InputError
 
 
 @pytest.fixture(scope="module")
-def archive(run_path: Path) -> Path:
+def archive(run_path):
     inshrink_core.compress(run_path, run_path.parent / "run.inshrink", codec="lossless", steps=":20")
     return run_path.parent / "run.inshrink"
 
@@ -28,11 +26,11 @@ def archive(run_path: Path) -> Path:
         ([5, "15:"], (5, 15, 20)),
     ],
 )
-def test_one_step_is_given_as_several_are(archive: Path, tmp_path: Path, steps, chosen):
+def test_one_step_is_given_as_several_are(archive, tmp_path, steps, chosen):
     assert inshrink_core.restore(archive, tmp_path / "out", steps=steps).steps == chosen
 
 
 @pytest.mark.parametrize("steps", [1.5, [2.0], [None], b"5", np.array(0.5)])
-def test_what_is_no_step_is_refused(archive: Path, tmp_path: Path, steps):
+def test_what_is_no_step_is_refused(archive, tmp_path, steps):
     with pytest.raises(InputError, match="a step is a whole number, or a text"):
         inshrink_core.restore(archive, tmp_path / "out", steps=steps)
