@@ -1,6 +1,7 @@
 """Small runs on disk, made by hand for the tests of `formats`."""
 
 import json
+from contextlib import contextmanager
 
 import torch
 from safetensors.torch import save_file
@@ -79,3 +80,23 @@ def same_bits(a, b):
         return False
     flat_a, flat_b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
     return torch.equal(flat_a, flat_b)
+
+
+class Call:
+    """Pickles as a call of a function with given arguments."""
+
+    def __init__(self, function, *args):
+        self.function, self.args = function, args
+
+    def __reduce__(self):
+        return self.function, self.args
+
+
+@contextmanager
+def without_checksums():
+    """Let `torch.save` leave the checksums of its files out."""
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(True)

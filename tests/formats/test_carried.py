@@ -13,7 +13,7 @@ import inshrink_core
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.verbs import export, load_state_dict, prune
-from tests.formats.run_builders import same_bits
+from tests.formats.run_builders import Call, same_bits
 
 
 def _quantized(dtype):
@@ -211,16 +211,6 @@ def test_shards_of_their_own_reach_both_formats(tmp_path, make):
     assert same_bits(_dense(found), _dense(odd))
 
 
-class _Built:
-    """Pickles as a call of a function of PyTorch with given arguments."""
-
-    def __init__(self, function, *args):
-        self.function, self.args = function, args
-
-    def __reduce__(self):
-        return self.function, self.args
-
-
 @pytest.mark.parametrize(
     ("layout", "data"),
     [
@@ -232,7 +222,7 @@ class _Built:
     ],
 )
 def test_a_sparse_tensor_that_contradicts_itself_is_damage(tmp_path, layout, data):
-    state = {"w": torch.ones(3), "odd": _Built(torch._utils._rebuild_sparse_tensor, layout, data)}
+    state = {"w": torch.ones(3), "odd": Call(torch._utils._rebuild_sparse_tensor, layout, data)}
     torch.save({"model": state}, tmp_path / "c_1.pt")
     checkpoint = open_run(tmp_path / "c_1.pt")[1]
     for kind in ("torch", "safetensors"):
@@ -245,7 +235,7 @@ def test_a_sparse_tensor_that_contradicts_itself_is_damage(tmp_path, layout, dat
 def test_a_quantized_tensor_larger_than_its_storage_is_damage(tmp_path, size):
     codes = _quantized(torch.qint8)
     args = (codes._typed_storage(), 0, size, (1, 6), (torch.per_tensor_affine, 0.1, 3), False, {})
-    state = {"w": torch.ones(3), "odd": _Built(torch._utils._rebuild_qtensor, *args)}
+    state = {"w": torch.ones(3), "odd": Call(torch._utils._rebuild_qtensor, *args)}
     torch.save({"model": state}, tmp_path / "c_1.pt")
     with pytest.raises(DamagedError, match="odd"):
         write_checkpoint(open_run(tmp_path / "c_1.pt")[1], tmp_path / "out", layout="torch")

@@ -15,6 +15,7 @@ from inshrink_core.formats import open_run
 from inshrink_core.formats.disk import ByteCounter, ReadableFile
 from inshrink_core.formats.torch.zip import read_entries
 from inshrink_core.training.spool import Spool
+from tests.formats.run_builders import without_checksums
 
 N_FLIPS = int(os.environ.get("INSHRINK_ROT_FLIPS", "300"))
 
@@ -138,11 +139,8 @@ def test_a_checkpoint_whose_description_is_rotten_is_no_silent_gap(original, tmp
 
 
 def test_files_without_checksums_are_stored_as_unchecked(tmp_path):
-    torch.serialization.set_crc32_options(False)
-    try:
+    with without_checksums():
         torch.save({"model": {"w": torch.ones(9)}, "step": 1}, tmp_path / "step_1.pt")
-    finally:
-        torch.serialization.set_crc32_options(True)
     report = inshrink_core.compress(tmp_path / "step_1.pt", tmp_path / "t.inshrink")
     assert report.originals.text == "unchecked (torch.save was told to leave them out)"
     save_file({"w": torch.ones(9)}, tmp_path / "step_2.safetensors", metadata={"step": "2"})
@@ -190,11 +188,8 @@ def test_side_files_of_torch_are_checked_too(tmp_path):
 
 
 def test_a_spooled_save_has_checksums_whatever_the_training_told_torch(tmp_path):
-    torch.serialization.set_crc32_options(False)
-    try:
+    with without_checksums():
         save = Spool(tmp_path / "a.spool").put(3, {"checkpoint": {"model": {"w": torch.ones(9)}, "step": 3}})
         assert not torch.serialization.get_crc32_options()
-    finally:
-        torch.serialization.set_crc32_options(True)
     assert entries(save.path)
     assert [found.step for found in Spool(tmp_path / "a.spool").recover()] == [3]
